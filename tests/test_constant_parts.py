@@ -10,7 +10,7 @@ from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
 from prism_jax.plot._chrome_trace import op_name
 from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
-from prism_jax.profile._constant_parts import constant_parts
+from prism_jax.profile._clean import constant_parts
 from prism_jax.profile._profile import WorkerMean
 from prism_jax.program import op_latencies, replay, step_graph, with_constants
 from prism_jax.trace import outline

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
-from prism_jax.profile._fit import assemble, clean_up, describe, fit_laws, split_compute
+from prism_jax.profile._clean import clean_up
+from prism_jax.profile._fit import describe, fit_laws, means_of, split_compute
 from prism_jax.profile._observe import observe
 
 from .test_trace import _made_trace
@@ -72,16 +73,16 @@ def test_the_means_and_the_spread_are_split(stages):
     assert of == pytest.approx({0: 0.2, 1: 0.2, 2: 0.2 * _SLOW, 3: 0.2}, rel=0.01)
 
 
-def test_the_laws_the_notes_and_the_profile(stages):
+def test_the_laws_the_notes_and_the_means(stages):
     seen, clean, split = stages
-    laws, fitted = fit_laws(seen, clean, split), describe(seen, clean, split)
-    by_kind = {(law.kernel, law.component): law for law in laws.variability}
+    (laws, sets), fitted = fit_laws(seen, clean, split), describe(seen, clean, split)
+    by_kind = {(law.kernel, law.component): law for law in laws}
     assert by_kind["optimizer", "stall"] is clean.stalls[0]
     assert by_kind["forward-compute", "residual"].family == "lognormal"
-    assert laws.sets == ()
+    assert sets == ()
     (note,) = (note for note in fitted.notes if "did not vary" in note)
     assert note.startswith("`forward-compute` of dp_rank 1, stage 0 ")
-    profile = assemble("name", seen, clean, split, laws, fitted)
-    constant = [(m.kind, m.dp_rank, m.stage) for m in profile.means if "constant" in m.kind]
+    means = means_of(seen, clean, split)
+    constant = [(m.kind, m.dp_rank, m.stage) for m in means if "constant" in m.kind]
     assert constant == [("constant forward-compute", 1, 0)]
-    assert (profile.name, profile.variability, profile.fitted) == ("name", laws.variability, fitted)
+    assert means[-1].mean_s == clean.constant.max()

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from .._misc import quoted
+from ..data import located
 from ..program import (
     CONSTANT,
     Program,
@@ -16,11 +17,11 @@ from ..program import (
     with_constants,
 )
 from ..workload import Block, Kernel, Segment
-from ._positions import position_factors
+from ._clean import position_factors
 from ._profile import Profile
 
 
-_TIMES = " x "  # Before the factor of a position, in the size of a kernel.
+_SCOPES = {"", "self", "dp", "pp", "last", "world"}
 
 
 def compile_profile(profile: Profile) -> Program:
@@ -42,24 +43,58 @@ def compile_profile(profile: Profile) -> Program:
 
     `ValueError` if the profile lacks the mean of an op, or if its parts do not fit together.
     """
-    _check(profile)
+    where = f"Profile `{profile.name}`"
+    with located(where):
+        _check_outline(profile)
     step = step_graph(profile.job, profile.outline)
-    _check_positions(profile, step)
-    step = with_constants(step, _check_means(profile, step))
-    try:
+    with located(where):
+        _check_positions(profile, step)
+        step = with_constants(step, _constants(profile, step))
         variability = variability_of(profile.variability)
-    except ValueError as error:
-        raise ValueError(f"Profile `{profile.name}`: {error}") from None
     if profile.sets:
         length = min(len(profile.sets[0]), profile.schedule.num_microbatches)
         sets = Sets(jnp.asarray(profile.sets, float), length)
         variability = dataclasses.replace(variability, microbatch=sets)
-    return _with_loadings(
-        profile, assemble(step.graph, _blocks(profile, step), variability=variability)
-    )
+    blocks, loadings = _blocks(profile, step)
+    program = assemble(step.graph, blocks, variability=variability)
+    if all(row.loading == 1 for row in profile.means):
+        return program
+    table = program.latencies
+    kernels = zip(table.kind.value, table.sizes, strict=True)
+    loading = [loadings[table.kinds[kind], size] for kind, size in kernels]
+    table = dataclasses.replace(table, loading=jnp.asarray(loading, table.mean.dtype))
+    return dataclasses.replace(program, latencies=table)
 
 
-def _check_means(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
+def _check_outline(profile: Profile) -> None:
+    dp, pp = profile.layout.dp, profile.layout.pp
+    for call in (*profile.outline.before, *profile.outline.after):
+        table = call.waits_for
+        if len(table) != dp or any(len(row) != pp for row in table):
+            raise ValueError(
+                f"`waits_for` of `{call.op}` must have {dp} rows of {pp} entries, one for each "
+                "dp_rank and stage."
+            )
+        unknown = sorted({call.scope}.union(*table) - _SCOPES)
+        if unknown:
+            raise ValueError(
+                f"`{call.op}` has the scope `{unknown[0]}`; allowed are `self`, `dp`, `pp`, `last` "
+                "and `world`."
+            )
+
+
+def _check_positions(profile: Profile, step: StepGraph) -> None:
+    stages = (members[0] % profile.layout.pp for members in step.members)
+    ops = set(zip(step.kind, stages, step.call, strict=True))
+    for one in profile.positions:
+        if (one.kind, one.stage, one.microbatch) not in ops:
+            raise ValueError(
+                f"a row of `positions.csv` is of `{quoted(one.kind)}` of stage {one.stage} for "
+                f"microbatch {one.microbatch}, which no step has; remove it."
+            )
+
+
+def _constants(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
     """Refuses rows that no op uses. Returns which ops have a constant part: kind and worker."""
     nodes = zip(step.kind, step.members, step.computes.tolist(), strict=True)
     ops = {(kind, members[0]): computes for kind, members, computes in nodes}
@@ -71,91 +106,43 @@ def _check_means(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
         if key not in ops or (constant and not ops[key]):
             which = "compute" if constant else "op"
             raise ValueError(
-                f"Profile `{profile.name}`: a row of `means.csv` is of {where}, where no {which} "
-                "is of this kind; correct or remove it."
+                f"a row of `means.csv` is of {where}, where no {which} is of this kind; correct or "
+                "remove it."
+            )
+        if constant and row.loading != 1:
+            raise ValueError(
+                f"in `means.csv`, {where} has the loading {row.loading:g}, but data do not act on "
+                "a constant part; leave it out."
             )
         if constant:
             constants.add(key)
-            if row.loading != 1:
-                raise ValueError(
-                    f"Profile `{profile.name}`: in `means.csv`, {where} has the loading "
-                    f"{row.loading:g}, but data do not act on a constant part; leave it out."
-                )
     return constants
 
 
-def _with_loadings(profile: Profile, program: Program) -> Program:
-    """The program with the loading of each kernel on the factor of its microbatch's data."""
-    loadings = {(m.kind, _size(m.dp_rank, m.stage)): m.loading for m in profile.means}
-    if all(loading == 1 for loading in loadings.values()):
-        return program
-    table = program.latencies
-    names = (
-        (table.kinds[kind], size.partition(_TIMES)[0])
-        for kind, size in zip(table.kind.value, table.sizes, strict=True)
-    )
-    loading = jnp.asarray([loadings.get(name, 1.0) for name in names], table.mean.dtype)
-    return dataclasses.replace(program, latencies=dataclasses.replace(table, loading=loading))
-
-
-def _times(factor: float) -> str:
-    return "" if factor == 1 else f"{_TIMES}{factor!r}"
-
-
-def _size(d: int, s: int) -> str:
-    return f"dp_rank {d} stage {s}"
-
-
-def _blocks(profile: Profile, step: StepGraph) -> list[Block]:
-    means = {(m.kind, m.dp_rank, m.stage): m.mean_s for m in profile.means}
+def _blocks(profile: Profile, step: StepGraph) -> tuple[list[Block], dict[tuple[str, str], float]]:
+    """The block of each op, and the loadings of kernels, by kind and size, on the factor of their
+    microbatch's data.
+    """
     pp = profile.layout.pp
-    blocks: dict[tuple, Block] = {}
-    chosen = []
+    rows = {(row.kind, row.dp_rank, row.stage): row for row in profile.means}
+    blocks: dict[tuple[str, str], Block] = {}
+    loadings, chosen = {}, []
     factors = position_factors(step, profile.positions, pp).tolist()
     nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), factors, strict=True)
     for kind, members, twin, alone, factor in nodes:
-        key = (kind, members[0], twin, factor)
-        if key not in blocks:
-            d, s = divmod(members[0], pp)
-            if (kind, d, s) not in means:
+        d, s = divmod(members[0], pp)
+        size = f"dp_rank {d} stage {s}{' twin' * twin}{f' x {factor!r}' if factor != 1 else ''}"
+        if (kind, size) not in blocks:
+            row = rows.get((kind, d, s))
+            if row is None:
                 raise ValueError(
                     f"Profile `{profile.name}` has no mean of `{kind}` on dp_rank {d}, stage {s}; "
                     "add it to `means.csv`."
                 )
-            mean = 0.0 if twin else means[kind, d, s] * factor
-            kernel = Kernel(kind, f"{_size(d, s)}{' twin' * twin}{_times(factor)}", mean)
+            kernel = Kernel(kind, size, 0.0 if twin else row.mean_s * factor)
             # An op of several workers belongs to no rank and to no microbatch's data.
             segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
-            blocks[key] = ((segment, 1),)
-        chosen.append(blocks[key])
-    return chosen
-
-
-def _check_positions(profile: Profile, step: StepGraph) -> None:
-    pp = profile.layout.pp
-    nodes = zip(step.kind, step.members, step.call, strict=True)
-    ops = {(kind, members[0] % pp, call) for kind, members, call in nodes}
-    for one in profile.positions:
-        if (one.kind, one.stage, one.microbatch) not in ops:
-            raise ValueError(
-                f"Profile `{profile.name}`: a row of `positions.csv` is of `{quoted(one.kind)}` of "
-                f"stage {one.stage} for microbatch {one.microbatch}, which no step has; remove it."
-            )
-
-
-def _check(profile: Profile) -> None:
-    dp, pp = profile.layout.dp, profile.layout.pp
-    for call in (*profile.outline.before, *profile.outline.after):
-        table = call.waits_for
-        scopes = {scope for row in table for scope in row}
-        if len(table) != dp or any(len(row) != pp for row in table):
-            raise ValueError(
-                f"Profile `{profile.name}`: `waits_for` of `{call.op}` must have {dp} rows of {pp} "
-                "entries, one for each dp_rank and stage."
-            )
-        unknown = sorted({*scopes, call.scope} - {"", "self", "dp", "pp", "last", "world"})
-        if unknown:
-            raise ValueError(
-                f"Profile `{profile.name}`: `{call.op}` has the scope `{unknown[0]}`; allowed are "
-                "`self`, `dp`, `pp`, `last` and `world`."
-            )
+            blocks[kind, size] = ((segment, 1),)
+            loadings[kind, size] = 1.0 if twin else row.loading
+        chosen.append(blocks[kind, size])
+    return chosen, loadings

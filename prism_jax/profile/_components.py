@@ -12,8 +12,18 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Int
 
-from ._data_factor import DataFactor, find_factor, find_loadings, no_factor
-from ._effects import StepEffects, data_means, log_mean, main_effects, step_effects, without_data
+from ._effects import (
+    DataFactor,
+    StepEffects,
+    data_means,
+    find_factor,
+    find_loadings,
+    log_mean,
+    main_effects,
+    no_factor,
+    step_effects,
+    without_data,
+)
 from ._mean_squares import (
     ALIKE,
     Logs,

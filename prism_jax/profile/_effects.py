@@ -1,16 +1,133 @@
-"""Persistent effects of workers and steps, separated from the data that they happened to get."""
+"""Effects that ops share: the data of their microbatch, their worker, and their step.
+
+The factor of a microbatch's data acts on all its compute through loadings:
+
+    relative latency[replica, stage, phase, m, t] = 1 + loading[stage, phase] (f[replica, m, t] - 1)
+
+Long sequences slow attention but not matrix products, so stages and phases have different loadings.
+Loadings follow from covariances between ops, which do not contain the noise of single ops (minimum
+residuals; Harman and Jones, "Factor analysis by minimizing residuals", 1966). Persistent effects of
+workers and steps are separated from the data that they happened to get.
+"""
 
 import dataclasses
 
 import numpy as np
 from jaxtyping import Float
 
-from ._data_factor import DataFactor
 from ._mean_squares import Logs, count, mean
 
 
-_SWEEPS, _NEWTON = 30, 4
+# Iterations: of one factor, of its values, of workers and steps, and of the data of steps.
+_FACTOR_SWEEPS, _FACTOR_NEWTON, _SWEEPS, _NEWTON = 500, 6, 30, 4
+# A factor, or a loading other than one, must be significant by this many standard errors.
 _SEEN = 3.0
+# The smallest and the largest effect of data on an op, over its mean. A longer latency is a stall.
+_LEAST, _MOST = 0.02, 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFactor:
+    """The factor of each microbatch, of mean one, and the loadings of ops on it.
+
+    **Attributes:**
+
+    - `loadings`: `(stages, phases)`, one on average.
+    - `factor`: `(replicas, 1, 1, microbatches, steps)`.
+    """
+
+    loadings: Float[np.ndarray, "stages phases"]
+    factor: Float[np.ndarray, "replicas 1 1 microbatches steps"]
+
+    @property
+    def _by_group(self) -> Float[np.ndarray, "1 stages phases 1 1"]:
+        return self.loadings[None, :, :, None, None]
+
+    @property
+    def relative(self) -> Float[np.ndarray, "replicas stages phases microbatches steps"]:
+        """The latencies of ops from their data alone, over their means."""
+        return np.maximum(1 + self._by_group * (self.factor - 1), _LEAST)
+
+    def slopes(self, there: np.ndarray) -> Float[np.ndarray, "replicas stages phases ..."]:
+        """The slope of the logarithm of a latency over the factor; zero for missing ops."""
+        return np.where(there, self._by_group / self.relative, 0)
+
+
+def no_factor(logs: Logs) -> DataFactor:
+    """The factor of equal microbatches."""
+    replicas, stages, phases, microbatches, steps = logs.shape
+    factor = np.ones((replicas, 1, 1, microbatches, steps))
+    return DataFactor(np.ones((stages, phases)), factor)
+
+
+def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
+    """The loadings of ops on the factor of their microbatch's data, one on average; `None` if there
+    is no such factor. `logs` are without the effects of workers and steps.
+    """
+    relative = np.minimum(np.exp(logs), _MOST)
+    relative = relative / np.where((level := mean(relative, (0, 3, 4))) > 0, level, 1)
+    rows = np.moveaxis(relative - 1, (1, 2), (0, 1)).reshape(logs.shape[1] * logs.shape[2], -1)
+    there = ~np.isnan(rows)
+    rows = np.where(there, rows, 0)
+    number = np.maximum(there.astype(float) @ there.T, 1)
+    covariance = rows @ rows.T / number
+    stage = np.repeat(np.arange(logs.shape[1]), logs.shape[2])
+    used = ~np.eye(len(rows), dtype=bool) & (number > 1)
+    # Phases of one worker also share the worker's step.
+    if len(np.unique(stage[there.any(axis=1)])) > 2:
+        used &= stage[:, None] != stage
+    if not used.any():
+        return None
+    variance = np.diag(covariance)
+    chance = np.sqrt(np.sum(np.where(used, np.outer(variance, variance) / number, 0)) * 2)
+    if np.sum(covariance[used]) <= _SEEN * chance:
+        return None
+    found = _one_factor(covariance, used)
+    # The noise of an op, relative to the spread of the factor.
+    own = np.maximum(variance - found**2, 0)
+    errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(found)
+    loadings = found / np.mean(found)
+    told = used.any(axis=1) & (errors > 0)
+    off = np.sum(((loadings - 1) / np.where(told, errors, np.inf)) ** 2)
+    if np.sum(told) < 3 or off <= np.sum(told) + _SEEN * np.sqrt(2 * np.sum(told)):
+        loadings = np.ones_like(loadings)
+    return np.where(used.any(axis=1), loadings, 1).reshape(logs.shape[1:3])
+
+
+def _one_factor(covariance: np.ndarray, used: np.ndarray) -> Float[np.ndarray, " groups"]:
+    """The vector whose outer product is nearest to the covariances that are used."""
+    products = np.where(used, covariance, 0)
+    found = np.full(len(products), np.sqrt(np.sum(products) / np.sum(used)))
+    for _ in range(_FACTOR_SWEEPS):
+        before = found.copy()
+        for group in np.flatnonzero(used.any(axis=1)):
+            others = np.sum(np.where(used[group], found, 0) ** 2)
+            found[group] = max(products[group] @ found / others, 0.0) if others > 0 else 0.0
+        if np.max(np.abs(found - before)) <= 1e-9 * np.max(found):
+            break
+    return found
+
+
+def find_factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"]) -> DataFactor:
+    """The factor of each microbatch, by least squares of logarithms; `logs` are without the effects
+    of workers and steps.
+    """
+    there = ~np.isnan(logs)
+    by_group = loadings[None, :, :, None, None]
+    weight = np.where(there, by_group**2, 0).sum(axis=(1, 2), keepdims=True)
+    rise = np.where(there, by_group * (np.minimum(np.exp(logs), _MOST) - 1), 0)
+    factor = 1 + rise.sum(axis=(1, 2), keepdims=True) / np.maximum(weight, 1e-300)
+    lowest = 1 - (1 - _LEAST) / max(float(loadings.max()), 1.0)
+    for _ in range(_FACTOR_NEWTON):
+        found = DataFactor(loadings, np.maximum(factor, lowest))
+        slopes = found.slopes(there)
+        off = np.where(there, logs - np.log(found.relative), 0)
+        square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
+        step = np.sum(slopes * off, axis=(1, 2), keepdims=True) / np.maximum(square, 1e-300)
+        # At most a factor of two in one iteration.
+        factor = found.factor * np.exp(np.clip(step / found.factor, -0.7, 0.7))
+    factor = np.where(count(logs, (1, 2)) > 0, np.maximum(factor, lowest), 1)
+    return DataFactor(loadings, factor)
 
 
 def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

@@ -11,10 +11,10 @@ from jaxtyping import Float
 from ..data import Variation
 from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
-from ._compute import compute_logs, groups, places, relative_latencies
-from ._data_factor import find_factor
-from ._family import factors_at
-from ._positions import position_factors
+from ._clean import position_factors
+from ._effects import find_factor
+from ._laws import factors_at
+from ._observe import compute_logs, groups, places, relative_latencies
 from ._profile import Profile, WorkerMean
 
 

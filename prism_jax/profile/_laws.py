@@ -1,16 +1,29 @@
-"""The laws of a traced job's kernels and of its microbatches' data, from its components."""
+"""The laws of a traced job's kernels and of its microbatches' data, from its components. Families
+compete: the one that predicts steps best that it was not fitted to is taken.
+"""
 
+from collections.abc import Callable
+
+import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
+from scipy.special import ndtri
 
 from ..data import Variation
+from ..host import on_host
+from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
 from ._components import Apart
-from ._compute import places
-from ._family import BETTER, LEVELS, best_family, halves_of, held_score, score_of_family
-from ._observe import Seen
+from ._observe import Seen, places
 
 
+# Families are tried from the simplest on, then those of other packages; a later family must be
+# better by this share.
+_BETTER = 1e-3
+_SIMPLEST = ("lognormal", "normal", "gamma", "shifted-lognormal", "weibull")
+_LEVELS = (np.arange(201) + 0.5) / 201
+# How many quantiles are computed together: many more would not fit into the caches.
+_TOGETHER = 32_768
 # The number of values in a table of quantiles, and the most factors in sets.
 _QUANTILES = 1024
 _MOST_FACTORS = 2**17
@@ -87,8 +100,8 @@ def law_of_data(
     halves = halves_of(values)
     family, parameters = best_family(values)
     if min(map(len, halves)) >= _QUANTILES // 2:
-        table = held_score(halves, lambda fitted: np.quantile(fitted, LEVELS))
-        if table < score_of_family(halves, family) * (1 - BETTER):
+        table = held_score(halves, lambda fitted: np.quantile(fitted, _LEVELS))
+        if table < score_of_family(halves, family) * (1 - _BETTER):
             return (), _table(values.reshape(-1))
     if family in ("lognormal", "constant"):
         family, parameters = "lognormal", {"sigma": sigma}
@@ -102,7 +115,7 @@ def _depend(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
     rng, worse = np.random.default_rng(0), []
     for fitted, held in ((factor[:, ::2], factor[:, 1::2]), (factor[:, 1::2], factor[:, ::2])):
         mixed = rng.permutation(fitted.reshape(-1)).reshape(fitted.shape)
-        together, apart = (np.quantile(x.sum(axis=2), LEVELS) for x in (fitted, mixed))
+        together, apart = (np.quantile(x.sum(axis=2), _LEVELS) for x in (fitted, mixed))
         blocks = np.array_split(held.sum(axis=2).T.reshape(-1), _BLOCKS)
         worse += [crps(apart, block) - crps(together, block) for block in blocks]
     return bool(np.mean(worse) > np.std(worse, ddof=1) / np.sqrt(len(worse)))
@@ -149,3 +162,68 @@ def _table(values: np.ndarray) -> Sets:
     ends = np.linspace(0, len(values), min(len(values), _QUANTILES) + 1)
     means = np.diff(np.interp(ends, np.arange(len(sums)), sums)) / np.diff(ends)
     return tuple((round(mean, 6),) for mean in means.tolist())
+
+
+def best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str, float]]:
+    """The family that predicts the odd steps best from the even ones, and the reverse."""
+    halves = halves_of(ratios)
+    everything = np.concatenate(halves)
+    if len(everything) < 4 or np.std(everything) < 1e-6 or min(map(len, halves)) < 2:
+        return "constant", {}
+    best: tuple[float, str, dict[str, float]] | None = None
+    for family in sorted(families(), key=lambda name: (*_SIMPLEST, name).index(name)):
+        found = fit_latency(family, everything)
+        if found is None:
+            continue
+        total = score_of_family(halves, family)
+        if best is None or total < best[0] * (1 - _BETTER):
+            best = (total, family, found)
+    return best[1:] if best else ("constant", {})
+
+
+def halves_of(ratios: Float[np.ndarray, "ops steps"]) -> list[np.ndarray]:
+    """The present values of even steps, and of odd steps."""
+    halves = [ratios[:, ::2], ratios[:, 1::2]]
+    return [half[np.isfinite(half) & (half > 0)] for half in halves]
+
+
+def score_of_family(halves: list[np.ndarray], family: str) -> float:
+    """The `held_score` of a family; infinite if it cannot have the moments of a half."""
+
+    def predicted(fitted: np.ndarray) -> np.ndarray | None:
+        parameters = fit_latency(family, fitted)
+        if parameters is None:
+            return None
+        return factors_at(family, parameters, _LEVELS) * fitted.mean()
+
+    return held_score(halves, predicted)
+
+
+def held_score(
+    halves: list[np.ndarray], predict: Callable[[np.ndarray], np.ndarray | None]
+) -> float:
+    """How well each half is predicted from the other: twice the CRPS. `predict` returns quantiles
+    at `_LEVELS`, or `None` if it cannot.
+    """
+    total = 0.0
+    for fitted, held in (halves, halves[::-1]):
+        quantiles = predict(fitted)
+        if quantiles is None:
+            return np.inf
+        total += crps(quantiles, held[:: max(len(held) // 2000, 1)])
+    return total
+
+
+def factors_at(
+    family: str, parameters: dict[str, float], levels: Float[np.ndarray, "..."]
+) -> Float[np.ndarray, "..."]:
+    """The quantiles of a factor of mean one, in double precision."""
+    with jax.enable_x64(True):
+        law, scores = make_latency(family, parameters), ndtri(levels).reshape(-1)
+        parts = np.array_split(scores, -(-len(scores) // _TOGETHER) or 1)
+        found = [np.asarray(on_host(_relative, law, part)) for part in parts]
+    return np.concatenate(found).reshape(levels.shape)
+
+
+def _relative(law: AbstractLatency, z: Float[Array, " scores"]) -> Float[Array, " scores"]:
+    return law.from_normal(z) / law.mean()

@@ -9,9 +9,8 @@ from .._misc import counted
 from .._robust import in_core
 from ..program import LAUNCH, StepGraph, replay
 from ..trace import COMPUTE, Trace
-from ._compute import groups
 from ._mean_squares import slope_of
-from ._observe import Seen
+from ._observe import Seen, groups
 
 
 # A replay that is off by more gives a note.

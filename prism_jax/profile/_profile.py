@@ -23,11 +23,10 @@ from ..data import (
     ScheduleConfig,
     Variation,
     check_job,
-    convert,
     is_profile,
     read_csv,
     read_rows,
-    read_toml,
+    read_struct,
     read_variations,
     write_csv,
     write_toml,
@@ -36,6 +35,7 @@ from ..data import (
 from ..program import check_variability, variability_of
 
 
+_MEANS = "means.csv"
 _SETS = "microbatches.csv"
 _POSITIONS = "positions.csv"
 
@@ -178,18 +178,17 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     outline = msgspec.structs.astuple(profile.outline)
     about = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
-    means = [msgspec.structs.astuple(mean) for mean in profile.means]
-    write_csv(folder / "means.csv", ("kind", "dp_rank", "stage", "mean_s", "loading"), means)
-    sets = [(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
-    positions = [msgspec.structs.astuple(position) for position in profile.positions]
-    for file, names, rows in (
-        (folder / _SETS, ("stretch", "factor"), sets),
-        (folder / _POSITIONS, ("kind", "stage", "microbatch", "factor"), positions),
+    sets = [_FactorRow(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
+    for name, row_type, rows in (
+        (_MEANS, WorkerMean, profile.means),
+        (_SETS, _FactorRow, sets),
+        (_POSITIONS, PositionFactor, profile.positions),
     ):
-        if rows:
-            write_csv(file, names, rows)
+        if rows or name == _MEANS:
+            cells = [msgspec.structs.astuple(row) for row in rows]
+            write_csv(folder / name, row_type.__struct_fields__, cells)
         else:
-            file.unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
     write_variations(folder / "variability.csv", profile.variability)
     # Last, because a folder without this file is not a profile.
     write_toml(folder / "profile.toml", "profile", msgspec.to_builtins(about))
@@ -208,23 +207,27 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
         raise ValueError(
             f"{shown(path)}: there is no `profile.toml` in it; give the folder of a profile."
         )
-    about = convert(read_toml(file, "profile"), _ProfileFile, lambda key: shown(file))
+    about = read_struct(file, "profile", _ProfileFile)
     _check_size(about, file)
-    positions = path / _POSITIONS
+    means = _read_once(path / _MEANS, WorkerMean, ("dp_rank", "stage"))
+    laws = read_variations(
+        path / "variability.csv", lambda law: check_variability(variability_of([law]))
+    )
+    sets = _read_sets(path / _SETS, about.schedule.num_microbatches)
+    file, positions = path / _POSITIONS, ()
+    if file.exists():
+        positions = _read_once(file, PositionFactor, ("stage", "microbatch"))
+    outline = Outline(about.before, about.after, about.slow_links, about.gathered)
     return Profile(
         about.name,
         about.layout,
         about.schedule,
-        Outline(about.before, about.after, about.slow_links, about.gathered),
-        _read_once(path / "means.csv", WorkerMean, ("dp_rank", "stage")),
-        read_variations(
-            path / "variability.csv", lambda law: check_variability(variability_of([law]))
-        ),
+        outline,
+        means,
+        laws,
         about.fitted,
-        _read_sets(path / _SETS, about.schedule.num_microbatches),
-        _read_once(positions, PositionFactor, ("stage", "microbatch"))
-        if positions.exists()
-        else (),
+        sets,
+        positions,
     )
 
 

@@ -1,0 +1,263 @@
+"""Latencies without what is rare or fixed: constant parts, effects of positions, and stalls."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import fdtri
+
+from .._robust import stalled, typical
+from ..data import Job, Variation, load_priors
+from ..program import StepGraph, replay
+from ._components import data_of
+from ._observe import Seen, compute_logs, groups, relative_latencies
+from ._profile import PositionFactor
+
+
+# How many standard errors a spread must be too small. The standard error of the logarithm of a
+# robust standard deviation is `_OF_SPREAD` over the root of the number of values (Rousseeuw and
+# Croux, "Alternatives to the median absolute deviation", 1993: an efficiency of 37 %).
+_SEEN = 4.0
+_OF_SPREAD = 1.17
+# The least share of the shortest latency that varies.
+_LEAST = 0.05
+# The probability of finding positions where there are none.
+_BY_CHANCE = 1e-3
+# The least share of a step by which a stall delays it.
+_SHARE = 1e-3
+# Long latencies in more than this share of steps are not stalls.
+_MOST = 0.2
+# The most ops of a kind for which the share of a stall that delays the step is computed.
+_REPLAYED = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Clean:
+    """Latencies without what is rare or fixed.
+
+    **Attributes:**
+
+    - `constant`: what of each op never varies, in seconds.
+    - `positions`: the factors of microbatches by their position in the step.
+    - `body`: the latencies without either; `nan` in place of stalls.
+    - `stalls`: the laws of stalls.
+    """
+
+    constant: Float[np.ndarray, "ops 1"]
+    positions: tuple[PositionFactor, ...]
+    body: Float[np.ndarray, "ops steps"]
+    stalls: tuple[Variation, ...]
+
+
+def clean_up(seen: Seen) -> Clean:
+    """Takes constant parts, the factors of positions and stalls out of the latencies."""
+    job, step = seen.trace.job, seen.step
+    constant = constant_parts(job, step, seen.latencies)
+    varying = seen.latencies - constant
+    positions = find_positions(step, varying, job.layout.pp)
+    factors = position_factors(step, positions, job.layout.pp)[:, None]
+    # The data of microbatches, from latencies that still include stalls.
+    data = data_of(compute_logs(job, step, varying / factors))
+    relative = relative_latencies(job, step, data)
+    body, stalls = take_out_stalls(seen, relative * factors, constant)
+    return Clean(constant, positions, body / factors, stalls)
+
+
+def constant_parts(
+    job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
+) -> Float[np.ndarray, "ops 1"]:
+    """The part of each op's latency that does not vary, in seconds: the same for all ops of a kind
+    on a worker, and zero for most.
+
+    Noise is relative: the slower the GPU, the more its latencies spread in seconds. If the
+    latencies of a worker of the slower half spread relatively less than those of the faster half,
+    by four standard errors, the worker has a constant part. It is so large that the rest has the
+    relative spread of the faster half, but at most 95 % of the worker's shortest latency.
+
+    Workers are compared with workers of the same stage in other replicas, and the constant part is
+    at most the difference of their latencies. With one replica, they are compared with workers of
+    all stages, although other stages may have other work.
+    """
+    constant = np.zeros((len(latencies), 1))
+    same_work = job.layout.dp > 1
+    stages = job.layout.pp if same_work else 1
+    peers: dict[tuple[str, int], list[np.ndarray]] = {}
+    for (kind, worker), ops in groups(step).items():
+        if step.computes[ops[0]]:
+            peers.setdefault((kind, worker % stages), []).append(ops)
+    for workers in peers.values():
+        _find(workers, latencies, constant, same_work)
+    return constant
+
+
+def _find(
+    workers: list[np.ndarray],
+    latencies: Float[np.ndarray, "ops steps"],
+    constant: Float[np.ndarray, "ops 1"],
+    same_work: bool,
+) -> None:
+    """Writes the constant part of the ops of one kind."""
+    level, spread = np.array([_level_and_spread(latencies[ops]) for ops in workers]).T
+    slow = level > np.median(level)
+    fast = ~slow & (spread > 0)
+    if not np.all(level > 0) or not fast.any():
+        return
+    logs = np.log(spread[fast] / level[fast])
+    relative = float(np.exp(np.median(logs)))
+    # If the noise of fast workers differs by more than chance, that of slow workers may, too.
+    scatter = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
+    error = max(_OF_SPREAD / np.sqrt(latencies.shape[1]), scatter) * np.sqrt(1 + 1 / len(logs))
+    least = float(np.median(level[fast])) if same_work else 0.0
+    for worker in np.flatnonzero(slow):
+        if spread[worker] < relative * level[worker] * np.exp(-_SEEN * error):
+            ops = workers[worker]
+            longest = min(level[worker] - least, (1 - _LEAST) * float(np.min(latencies[ops])))
+            constant[ops] = min(level[worker] - spread[worker] / relative, longest)
+
+
+def _level_and_spread(latencies: Float[np.ndarray, "ops steps"]) -> tuple[float, float]:
+    """The mean of the medians of ops, and the robust standard deviation around these medians. Steps
+    share factors, so all ops of a step count as one draw.
+    """
+    centre, _ = typical(latencies, (1,))
+    _, spread = typical(latencies - centre, (0, 1))
+    return float(np.mean(centre)), float(spread.item())
+
+
+def position_factors(
+    step: StepGraph, positions: Sequence[PositionFactor], pp: int
+) -> Float[np.ndarray, " ops"]:
+    """The factor of each op on the mean of its kind on its worker: one unless `positions` has
+    another. `pp` is the number of stages.
+    """
+    factors = {(p.kind, p.stage, p.microbatch): p.factor for p in positions}
+    nodes = zip(step.kind, step.members, step.call, strict=True)
+    return np.array(
+        [factors.get((kind, members[0] % pp, call), 1.0) for kind, members, call in nodes]
+    )
+
+
+def find_positions(
+    step: StepGraph, latencies: Float[np.ndarray, "ops steps"], pp: int
+) -> tuple[PositionFactor, ...]:
+    """The mean latency at each position in the step, over that at all positions: for each kind of
+    op of a stage where positions differ by more than chance (F test, with probability 0.001).
+
+    The first forwards of a stage have caches, links or SMs to themselves; later forwards share
+    these with backwards and transfers. A random factor in place of this would make steps vary too
+    much.
+
+    Positions are compared by means over replicas, because replicas may share factors in a step.
+    Deviations are shrunk by the share that chance explains.
+    """
+    # By kind and stage, then by worker; without ops whose latency is in their twin.
+    found: dict[tuple[str, int], dict[int, list[int]]] = {}
+    nodes = zip(step.kind, step.members, step.twin, strict=True)
+    for op, (kind, members, twin) in enumerate(nodes):
+        if not twin:
+            mine = found.setdefault((kind, members[0] % pp), {})
+            mine.setdefault(members[0], []).append(op)
+    factors: list[PositionFactor] = []
+    for (kind, stage), workers in found.items():
+        each = [sorted(ops, key=step.call.__getitem__) for ops in workers.values()]
+        calls = [[step.call[op] for op in ops] for ops in each]
+        places = sorted({*calls[0]})
+        if len(places) < 2 or any(one != places for one in calls):
+            continue
+        seconds = np.array([latencies[ops] for ops in each])
+        if np.all(seconds.mean(axis=(1, 2)) > 0):
+            pairs = zip(places, _factors(seconds).tolist(), strict=True)
+            factors += [
+                PositionFactor(kind, stage, m, factor) for m, factor in pairs if factor != 1
+            ]
+    return tuple(factors)
+
+
+def _factors(
+    seconds: Float[np.ndarray, "workers positions steps"],
+) -> Float[np.ndarray, " positions"]:
+    """Factors of mean one, all one if positions do not differ by more than chance."""
+    _, positions, steps = seconds.shape
+    each = np.mean(seconds / seconds.mean(axis=(1, 2), keepdims=True), axis=0)
+    relative = each - each.mean(axis=0)  # The common part of a step is not of positions.
+    effect = relative.mean(axis=1)
+    between = float(np.sum(effect**2)) / (positions - 1)
+    degrees = (positions - 1) * (steps - 1)
+    chance = float(np.sum((relative - effect[:, None]) ** 2)) / degrees / steps
+    if not between > fdtri(positions - 1, degrees, 1 - _BY_CHANCE) * chance:
+        return np.ones(positions)
+    return 1 + effect * (1 - chance / between)
+
+
+def take_out_stalls(
+    seen: Seen, relative: Float[np.ndarray, "ops steps"], constant: Float[np.ndarray, "ops 1"]
+) -> tuple[Float[np.ndarray, "ops steps"], tuple[Variation, ...]]:
+    """Removes stalls from latencies. A stall is a latency that is far longer than those of the
+    worker's other ops of its kind, after `constant` is subtracted and the rest divided by
+    `relative`, the effect of data. Latencies that are as long in many steps, as when some
+    microbatches have far more work than others, are not stalls.
+
+    The cost of a stall is found by replaying the step without it. Ops of one kind that stall in the
+    same step count as one stall, because they delay the step together. All ops of the kind stall at
+    one rate, on whichever worker stalls were seen. It is a posterior mean, because a single stall
+    in a dozen steps does not imply a rate of one in twelve.
+
+    **Returns:**
+
+    The latencies without constant parts, with `nan` in place of stalls; and the laws of the stalls
+    that delay steps.
+    """
+    step, latencies, step_times = seen.step, seen.latencies, seen.step_times
+    prior = load_priors().outlier_share
+    least = _SHARE * float(np.median(step_times))
+    usual = np.empty_like(latencies)
+    long = np.empty(latencies.shape, bool)
+    for ops in groups(step).values():
+        alike = (latencies[ops] - constant[ops]) / relative[ops]
+        usual[ops] = constant[ops] + typical(alike, (0, 1))[0] * relative[ops]
+        long[ops] = stalled(alike, (0, 1), least)
+    body, calm, laws = latencies - constant, np.where(long, usual, latencies), []
+    for kind in dict.fromkeys(step.kind):
+        mine = (np.array(step.kind) == kind)[:, None] & long
+        if not 0 < np.mean(mine.any(axis=0)) < _MOST:
+            continue  # Without stalls, or with so many that they belong to the body.
+        body[mine] = np.nan
+        cost = step_times - replay(step, np.where(mine, usual, latencies))
+        costs = cost[cost > least]
+        if len(costs):
+            size = float(np.exp(np.log(costs).mean()))
+            # The posterior mean of the share of steps with a stall, with the prior of slow steps
+            # of other systems.
+            rare = len(costs) + prior.value * prior.observations
+            rare /= len(cost) + prior.observations
+            parameters = {
+                "sigma": _size_spread(costs),
+                "rate": rare / _delaying(step, kind, calm, size),
+                "median_s": size,
+            }
+            source = f"{len(costs)} of {seen.source}"
+            laws.append(Variation(kind, "stall", "lognormal", parameters, source))
+    return body, tuple(laws)
+
+
+def _delaying(
+    step: StepGraph, kind: str, latencies: Float[np.ndarray, "ops steps"], size: float
+) -> float:
+    """The number of ops of a kind, each weighted by the share of a stall on it that delays the
+    step; waits for other ops hide the rest. Found by replaying steps with one stall each.
+    """
+    ops, rng = np.flatnonzero(np.array(step.kind) == kind), np.random.default_rng(0)
+    chosen = rng.permutation(ops)[:_REPLAYED]
+    some = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
+    before = replay(step, some)
+    some[chosen, np.arange(len(chosen))] += size
+    shares = (replay(step, some) - before) / size
+    return max(float(np.mean(shares)) * len(ops), 1.0)
+
+
+def _size_spread(sizes: Float[np.ndarray, " stalls"]) -> float:
+    """The spread of the logarithm of a stall's size; with few stalls, mostly that of the prior."""
+    prior, logs = load_priors().outlier_spread, np.log(sizes)
+    squares = prior.observations * prior.value**2 + np.sum((logs - logs.mean()) ** 2)
+    return float(np.sqrt(squares / (prior.observations + len(logs) - 1)))
