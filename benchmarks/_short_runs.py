@@ -6,8 +6,7 @@ import pathlib
 import numpy as np
 
 from prism_jax.calibration._collective_noise import Split, alone, most_likely_noise
-from prism_jax.calibration._observe import observe
-from prism_jax.calibration._step_law import law_of_outliers, spread_of
+from prism_jax.calibration._observe import law_of_outliers, observe, spread_of
 
 from ._families import families
 from ._priors import linearised, priors_without, splits_of

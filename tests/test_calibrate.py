@@ -12,10 +12,15 @@ from scipy.special import ndtri
 from prism_jax import latency
 from prism_jax.analysis import CRPS
 from prism_jax.calibration import agreement, calibrate
-from prism_jax.calibration._calibrated_job import without_calibration
 from prism_jax.calibration._collective_noise import Split, most_likely_noise
-from prism_jax.calibration._observe import core_spread, observe
-from prism_jax.calibration._step_law import StepLaw, law_of_outliers, spread_of
+from prism_jax.calibration._observe import (
+    StepLaw,
+    core_spread,
+    law_of_outliers,
+    observe,
+    spread_of,
+)
+from prism_jax.calibration._scale import without_calibration
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior

@@ -1,5 +1,4 @@
 from ._calibrate import calibrate as calibrate
-from ._calibrated_job import agreement as agreement, calibrated_as as calibrated_as
 from ._epistemic import (
     STEP_LEVELS as STEP_LEVELS,
     Epistemic as Epistemic,
@@ -7,5 +6,5 @@ from ._epistemic import (
     level_of_runs as level_of_runs,
     possible_runs as possible_runs,
 )
-from ._observe import check_runs as check_runs
-from ._step_law import StepLaw as StepLaw
+from ._observe import StepLaw as StepLaw, check_runs as check_runs
+from ._scale import agreement as agreement, calibrated_as as calibrated_as

@@ -22,12 +22,10 @@ from ..data import (
     replace_variations,
 )
 from ..prediction import class_of, with_level
-from ._calibrated_job import with_calibrated, without_calibration
 from ._collective_noise import noise_of_collectives, with_noise
 from ._level import Level, Point, fit_level
-from ._observe import Observed
-from ._scale import Scale, Simulation, scale_of, with_laws
-from ._step_law import StepLaw, law_of_outliers, solve_spread, spread_of
+from ._observe import Observed, StepLaw, law_of_outliers, solve_spread, spread_of
+from ._scale import Scale, Simulation, scale_of, with_calibrated, with_laws, without_calibration
 
 
 Runs = Sequence[Float[np.ndarray, "_"]]
@@ -164,23 +162,18 @@ def _started(given: _Given) -> _Calibration:
 
 def _improved(now: _Calibration, given: _Given) -> _Calibration:
     """A better calibration, from steps simulated with the one before."""
-    scales, simulated, above = given.scales, [], []
-    jobs = []
-    for scale in scales:
+    jobs, above = [], []
+    for scale in given.scales:
         kernels = with_laws(scale.kernels, now.laws_of(scale.kernels))
         jobs.append((scale.job, with_level(kernels, now.level.values, given.num_replicas)))
-    for steps, scale, (_, kernels) in zip(
-        given.simulation.steps_of(jobs), scales, jobs, strict=True
-    ):
+    simulated = given.simulation.steps_of(jobs)
+    for steps, scale, (_, kernels) in zip(simulated, given.scales, jobs, strict=True):
         median = np.median(steps * now.law.factors(len(steps)))
         above.append(median / scale.seconds(kernels))
-        simulated.append(steps / np.median(steps) - 1)
-    sigma, less = solve_spread(
-        now.law,
-        simulated,
-        [spread_of(scale.observed, given.priors) for scale in scales],
-        [scale.observed.num_steps for scale in scales],
-    )
+    deviations = [steps / np.median(steps) - 1 for steps in simulated]
+    wanted = [spread_of(scale.observed, given.priors) for scale in given.scales]
+    weights = [scale.observed.num_steps for scale in given.scales]
+    sigma, less = solve_spread(now.law, deviations, wanted, weights)
     law = dataclasses.replace(now.law, sigma=sigma)
     return _Calibration(_level(given, np.array(above)), law, now.noise, less * now.less)
 

@@ -7,9 +7,8 @@ import msgspec
 import numpy as np
 
 from ..data import Kernels, Priors, Variation
-from ._observe import Observed, core_spread
+from ._observe import Observed, core_spread, spread_of
 from ._scale import Scale, Simulation, with_laws
-from ._step_law import spread_of
 
 
 # The collectives between replicas, which share one law.
@@ -53,10 +52,7 @@ def with_noise(kernels: Kernels, noise: float | None) -> tuple[Variation, ...]:
 
 
 def noise_of_collectives(
-    scales: Sequence[Scale],
-    kernels: Sequence[Kernels],
-    priors: Priors,
-    simulation: Simulation,
+    scales: Sequence[Scale], kernels: Sequence[Kernels], priors: Priors, simulation: Simulation
 ) -> float | None:
     """The most likely standard deviation of the logarithm of a collective's latency; `None` if the
     jobs have no collectives that determine it.

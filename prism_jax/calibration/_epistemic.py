@@ -13,8 +13,7 @@ from ..law import QUANTILES, Law
 from ..prediction import ExpectedError, expected_error, levels_of_law
 from ..program import parts_of
 from ..workload import has_experts
-from ._observe import upper_spread
-from ._step_law import StepLaw
+from ._observe import StepLaw, upper_spread
 
 
 # Equally likely points: of the steps of a run, of its level, of its spread.
