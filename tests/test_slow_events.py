@@ -8,7 +8,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, Slow
 from prism_jax.runs import RunCosts, training_run
-from prism_jax.runs._slow import slowed
+from prism_jax.runs._rates import slowed
 
 
 _KINDS = (Slow("gpu", 1, 200.0, 1.5), Slow("network", 1, 400.0, 3.0))

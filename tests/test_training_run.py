@@ -15,9 +15,9 @@ from benchmarks._runs_by_events import run_by_events
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval, training_run
-from prism_jax.runs._cycles import PARTS, Hazards, run_cycles
-from prism_jax.runs._expected import effective_share, expected_seconds, waiting_share
-from prism_jax.runs._weeks import WEEK
+from prism_jax.runs._cycles import PARTS, run_cycles
+from prism_jax.runs._rates import WEEK, Hazards
+from prism_jax.runs._run_law import expected_seconds, waiting_share
 
 
 HOUR = 3600.0
@@ -233,12 +233,6 @@ def test_repairs_longer_than_the_run_are_refused_only_if_it_may_wait_for_them():
     assert law.parts["waiting"] == 0
     with pytest.raises(ValueError, match="more spares or shorter repairs"):
         _training_run(cause, costs=costs, num_spares=3)
-
-
-def test_goodput_is_the_known_ratio_where_interruptions_are_rare():
-    rate, interval, blocking, down = 1e-6, 7200.0, 60.0, 600.0
-    exact = 1e7 / expected_seconds(1e7, interval, blocking, [(rate, down)])
-    assert effective_share(rate, interval, blocking, down) == pytest.approx(exact, rel=1e-4)
 
 
 def _step_by_step(rng, num_steps, rate, costs, step, spread):

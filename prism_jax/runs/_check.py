@@ -7,9 +7,9 @@ import numpy as np
 
 from .._misc import whole_number
 from ..data import Failures
-from ._cycles import Hazards, RunCosts
-from ._expected import expected_seconds, waiting_share
-from ._weeks import WEEK
+from ._cycles import RunCosts
+from ._rates import WEEK, Hazards
+from ._run_law import expected_seconds, waiting_share
 
 
 # More interruptions than any run survives in practice; each takes a pass over all runs.
@@ -24,33 +24,25 @@ _MOST_POWER = 5
 _RARE = 1e-9
 
 
-def check_numbers(num_steps, num_runs, num_spares) -> None:
+def check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time) -> None:
     whole_number(num_steps, "num_steps")
     whole_number(num_runs, "num_runs", 2)
     if num_spares is not None:
         whole_number(num_spares, "num_spares", 0, _MOST_SPARES)
-
-
-def check_levels(level: float, drift: float) -> None:
     for name, value, least in (("level", level, 0), ("drift", drift, -1)):
         if not least <= value <= 1:
             raise ValueError(
                 f"`{name}={value}` must be a share from {least} to 1; give 0 for runs that do not "
                 "differ in it."
             )
-
-
-def check_find(find_slow_s: float | None, failures: Failures) -> None:
-    if find_slow_s is None:
-        return
-    if not (failures.slow and 0 <= find_slow_s < math.inf):
+    if not 1 <= autocorrelation_time < math.inf:
         raise ValueError(
-            f"`find_slow_s={find_slow_s}` must be finite, not negative, and `failures` must have "
-            "`slow` events to find; give both, or leave `find_slow_s` out."
+            f"`autocorrelation_time={autocorrelation_time}` must be finite and at least 1; give 1 "
+            "for independent steps."
         )
 
 
-def check_failures(failures: Failures, costs: RunCosts | None) -> None:
+def check_failures(failures: Failures, costs: RunCosts | None, find_slow_s: float | None) -> None:
     if not failures.causes:
         raise ValueError("`failures` has no cause; give at least one, whose count may be 0.")
     weeks = failures.weeks
@@ -64,6 +56,11 @@ def check_failures(failures: Failures, costs: RunCosts | None) -> None:
         raise ValueError(
             "No interval between checkpoints is the best where one costs nothing "
             "(`failures.blocking_s` = 0); give an interval."
+        )
+    if find_slow_s is not None and not (failures.slow and 0 <= find_slow_s < math.inf):
+        raise ValueError(
+            f"`find_slow_s={find_slow_s}` must be finite, not negative, and `failures` must have "
+            "`slow` events to find; give both, or leave `find_slow_s` out."
         )
 
 

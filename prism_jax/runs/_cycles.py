@@ -6,7 +6,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Int
 
-from ._weeks import exposed, reached
+from ._rates import Hazards, exposed, reached
 
 
 # A rate per second of what does not happen.
@@ -39,29 +39,6 @@ class RunCosts:
     repair_s: float = 0.0
     evaluation_s: float = 0.0
     repair_power: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Hazards:
-    """The causes that interrupt a run, with one entry per cause.
-
-    **Attributes:**
-
-    - `rates`: interruptions per second of the whole job, for each run, on average over weeks.
-    - `detection_s`: the time until an interruption is noticed.
-    - `takes_node`, `reallocates`, `announced`: as in `Cause`.
-    - `num_spares`: the number of spare nodes; `None` if there is always one more.
-    - `weeks`: the weighted seconds at the ends of weeks, as in `_weeks.py`; `None` if all weeks
-        are alike.
-    """
-
-    rates: Float[np.ndarray, "runs causes"]
-    detection_s: Float[np.ndarray, "causes"]
-    takes_node: np.ndarray
-    reallocates: np.ndarray
-    announced: np.ndarray
-    num_spares: int | None
-    weeks: Float[np.ndarray, "runs ends"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,16 +106,16 @@ def run_cycles(
         slow = slowness[going, sets[going] % slowness.shape[1]]
         cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
         works = until - down[going] - wait[going]
-        found = _cycle(work[going] - done[going], slow, works, hazards.announced[cause], costs)
+        announced = hazards.announced[cause]
+        safe, saving, lost, ends = _cycle(work[going] - done[going], slow, works, announced, costs)
         waited = np.minimum(np.maximum(until - unnoticed[going], 0), wait[going])
         used = np.minimum(until, down[going] + wait[going])
-        worked = found.safe * slow
-        progress = (worked, worked * evaluated, found.checkpoint, found.lost)
+        progress = (safe * slow, safe * slow * evaluated, saving, lost)
         parts[going, :-1] += np.stack((*progress, used - waited, waited), axis=1)
-        done[going] += found.safe
+        done[going] += safe
         clock[going] = parts[going].sum(axis=1)
 
-        going, cause = going[~found.ends], cause[~found.ends]
+        going, cause = going[~ends], cause[~ends]
         interruptions[going, cause] += 1
         sets[going] += hazards.reallocates[cause]
         unnoticed[going] = hazards.detection_s[cause]
@@ -162,22 +139,13 @@ def _repairs(number: int, costs: RunCosts, rng: np.random.Generator) -> np.ndarr
     return scale * rng.exponential(size=number) ** costs.repair_power
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cycle:
-    """Of each run: the work that is safe, seconds in checkpoints and lost, and whether it ends."""
-
-    safe: np.ndarray
-    checkpoint: np.ndarray
-    lost: np.ndarray
-    ends: np.ndarray
-
-
-def _cycle(left, slow, until, announced, costs: RunCosts) -> _Cycle:
-    """The progress of runs with the work `left` until they are interrupted."""
+def _cycle(left, slow, until, announced, costs: RunCosts) -> tuple[np.ndarray, ...]:
+    """Of runs with the work `left` until they are interrupted: the work that is safe, the seconds
+    in checkpoints and lost, and whether they end.
+    """
     # Evaluations stretch the intervals; they are as safe, or lost, as the work.
     stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
-    between = np.ceil(left / costs.interval_s) - 1  # The end needs no checkpoint.
-    between = np.maximum(between, 0)
+    between = np.maximum(np.ceil(left / costs.interval_s) - 1, 0)  # The end needs no checkpoint.
     ends = until >= left * stretched + between * costs.blocking_s
     each = costs.interval_s * stretched + costs.blocking_s
     written = until - np.where(announced, 0, costs.background_s)
@@ -189,5 +157,4 @@ def _cycle(left, slow, until, announced, costs: RunCosts) -> _Cycle:
     kept = np.where(announced, np.minimum(rest / stretched, costs.interval_s), 0)
     lost = np.where(announced, 0, rest)
     safe = np.where(ends, left, saved * costs.interval_s + kept)
-    checkpoint = saved * costs.blocking_s + (rest - lost - kept * stretched)
-    return _Cycle(safe, checkpoint, lost, ends)
+    return safe, saved * costs.blocking_s + (rest - lost - kept * stretched), lost, ends

@@ -1,19 +1,47 @@
-"""The rates at which runs are interrupted: uncertain counts, bad nodes and bad weeks."""
+"""How often runs are interrupted or slowed: uncertain counts, bad nodes, bad weeks, slow events."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from ..data import Cause, Failures, Slow
-from ._cycles import Hazards
-from ._weeks import WEEK
 
 
+WEEK = 7 * 86_400.0
 # Weeks that differ; then they come again in the same order.
 _WEEKS = 52
 # A shape near zero makes most factors so small that they are zero as numbers.
 _LEAST_FACTOR = 1e-9
+# Events of runs that are simulated side by side.
+_EVENTS = 1e6
+_OF_CAUSES = ("detection_s", "takes_node", "reallocates", "announced")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hazards:
+    """The causes that interrupt a run, with one entry per cause.
+
+    **Attributes:**
+
+    - `rates`: interruptions per second of the whole job, for each run, on average over weeks.
+    - `detection_s`: the time until an interruption is noticed.
+    - `takes_node`, `reallocates`, `announced`: as in `Cause`.
+    - `num_spares`: the number of spare nodes; `None` if there is always one more.
+    - `weeks`: the weighted seconds at the ends of weeks, as in `exposed`; `None` if all weeks are
+        alike.
+    """
+
+    rates: Float[np.ndarray, "runs causes"]
+    detection_s: Float[np.ndarray, "causes"]
+    takes_node: np.ndarray
+    reallocates: np.ndarray
+    announced: np.ndarray
+    num_spares: int | None
+    weeks: Float[np.ndarray, "runs ends"] | None = None
 
 
 def draw_hazards(
@@ -50,15 +78,14 @@ def draw_hazards(
             drawn = drawn / _factors(counted, (number, 1), rng)
         factors = _factors(failures.weeks.shape, (number, _WEEKS), rng)
         weeks = np.pad(np.cumsum(WEEK * factors, axis=1), ((0, 0), (1, 0)))
-    return Hazards(
-        drawn * devices / (failures.device_hours * 3600),
-        np.array([cause.detection_s for cause in causes]),
-        np.array([cause.takes_node for cause in causes]),
-        np.array([cause.reallocates for cause in causes]),
-        np.array([cause.announced for cause in causes]),
-        num_spares,
-        weeks,
-    )
+    rates = per_second(drawn, devices, failures)
+    of = {name: np.array([getattr(cause, name) for cause in causes]) for name in _OF_CAUSES}
+    return Hazards(rates, **of, num_spares=num_spares, weeks=weeks)
+
+
+def per_second(counts: Any, devices: int, failures: Failures) -> Any:
+    """The rates per second of a job on so many devices, from counts."""
+    return counts * devices / (failures.device_hours * 3600)
 
 
 def draw_counts(
@@ -74,3 +101,95 @@ def _factors(
     shape: float, size: tuple[int, int], rng: np.random.Generator
 ) -> Float[np.ndarray, "runs weeks"]:
     return np.maximum(rng.gamma(shape, 1 / shape, size), _LEAST_FACTOR)
+
+
+def exposed(
+    seconds: Float[np.ndarray, "runs"], weeks: Float[np.ndarray, "runs ends"]
+) -> Float[np.ndarray, "runs"]:
+    """The weighted seconds after so many seconds of each run.
+
+    **Arguments:**
+
+    - `weeks`: `weeks[:, i]` are the seconds of the first `i` weeks, each weighted by the factor of
+        its week. After the last week the first begins again.
+    """
+    turns, week = np.divmod(seconds / WEEK, weeks.shape[1] - 1)
+    before, after = _ends(weeks, week.astype(int))
+    return turns * weeks[:, -1] + before + (week % 1) * (after - before)
+
+
+def reached(
+    weighted: Float[np.ndarray, "runs"], weeks: Float[np.ndarray, "runs ends"]
+) -> Float[np.ndarray, "runs"]:
+    """After how many seconds each run has so many weighted ones: the inverse of `exposed`."""
+    turns, rest = np.divmod(weighted, weeks[:, -1])
+    week = (weeks[:, 1:-1] <= rest[:, None]).sum(axis=1)
+    before, after = _ends(weeks, week)
+    return WEEK * (turns * (weeks.shape[1] - 1) + week + (rest - before) / (after - before))
+
+
+def _ends(weeks, week):
+    runs = np.arange(len(weeks))
+    return weeks[runs, week], weeks[runs, week + 1]
+
+
+def slowed(
+    work: float,
+    kinds: Sequence[Slow],
+    rates: Float[np.ndarray, "runs kinds"],
+    find_s: float,
+    rng: np.random.Generator,
+) -> tuple[Float[np.ndarray, "runs"], Int[np.ndarray, "runs"]]:
+    """How many seconds slow events add to runs of so many seconds of work, and how many are found.
+
+    Events begin at a constant rate while steps are executed, whatever else is slow. A step is as
+    slow as the slowest of the events during it. Those that last longer than `find_s` are found and
+    end then. The time to replace a node is not in the seconds. Source of such events:
+    GREYHOUND, ATC 2025 (arXiv:2410.12588).
+
+    **Arguments:**
+
+    - `work`: the work of each run, in seconds without slow events.
+    - `kinds`, `rates`: the events, and how often each kind begins per second of the whole job.
+    - `find_s`: after how many seconds a slow node is found; infinite if never.
+    - `rng`: draws the same events whatever `find_s`.
+    """
+    horizon = work * max(kind.slowdown for kind in kinds)  # No run takes longer.
+    groups = np.array_split(rates, math.ceil(1 + horizon * rates.sum() / _EVENTS))
+    found = [_slowed(work, horizon, kinds, group, find_s, rng) for group in groups]
+    added, number = map(np.concatenate, zip(*found, strict=True))
+    return added, number
+
+
+def _slowed(work, horizon, kinds, rates, find_s, rng):
+    """The same for runs that are simulated side by side."""
+    slowdown = np.array([one.slowdown for one in kinds])
+    scale = np.array([one.duration_s / math.gamma(1 + one.duration_power) for one in kinds])
+    power = np.array([one.duration_power for one in kinds])
+    number = len(rates)
+    counts = rng.poisson(rates * horizon)
+    run, kind = (np.repeat(at.ravel(), counts.ravel()) for at in np.indices(counts.shape))
+    begins = rng.random(len(run)) * horizon
+    lasts = scale[kind] * rng.exponential(size=len(run)) ** power[kind]
+
+    # All beginnings and ends in turn, run after run; each run has one of no kind at its start.
+    times = np.concatenate([np.zeros(number), begins, begins + np.minimum(lasts, find_s)])
+    order = np.lexsort((times, runs := np.concatenate([np.arange(number), run, run])))
+    times, runs = times[order], runs[order]
+    change = np.repeat([0, 1, -1], [number, len(run), len(run)])[order]
+    kind = np.concatenate([np.zeros(number, int), kind, kind])[order]
+    factor = np.ones(len(times))
+    for i, times_as_long in enumerate(slowdown):
+        active = np.cumsum(change * (kind == i)) > 0
+        factor = np.maximum(factor, np.where(active, times_as_long, 1.0))
+
+    # Nothing is slow after the last end of a run, so sums may go on from one run to the next.
+    delay = np.diff(times, append=times[-1]) * (1 - 1 / factor)
+    delay = np.cumsum(delay) - delay
+    first = np.flatnonzero(np.diff(runs, prepend=-1))
+    delay -= delay[first][runs]
+    done = times - delay
+    last = first + np.bincount(runs[done <= work], minlength=number) - 1
+    added = delay[last] + (work - done[last]) * (factor[last] - 1)
+    found = (lasts > find_s) & (begins + find_s < work + added[run])
+    return added, np.bincount(run[found], minlength=number)

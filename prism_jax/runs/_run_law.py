@@ -1,15 +1,22 @@
-"""The law of a whole training run."""
+"""The law of a whole training run, the derivatives of its mean, and closed forms."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import lambertw, pdtrc
 
 from .._estimate import Estimate
 from .._summary import Shown, Table
+from ._cycles import RunCosts, Runs
 
 
 DAY = 86_400.0
+# Of a central difference in the logarithm of a cost, and the runs that it is taken of.
+_APART = 0.1
+_DIFFERENCE_RUNS = 16_384
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -50,8 +57,7 @@ class RunLaw(Shown):
     @property
     def mean(self) -> Estimate:
         """The mean of the days, with its standard error."""
-        error = self.days.std(ddof=1) / np.sqrt(len(self.days))
-        return Estimate(float(self.days.mean()), float(error))
+        return mean_of(self.days)
 
     @property
     def goodput(self) -> float:
@@ -115,3 +121,114 @@ class RunLaw(Shown):
         if self.finding_saves_days is not None:
             rows.append(("finding slow nodes", f"saves {self.finding_saves_days} days"))
         return Table((), rows, f"Law of a training run, of {len(self.days):,} simulated")
+
+
+def of_rates(
+    runs: Runs, rates: Float[np.ndarray, "runs causes"], names: Sequence[str]
+) -> dict[str, Estimate]:
+    """The derivatives of the mean length in the logarithm of each rate, in days, by the score of
+    the law of the interruptions: a Poisson process over the seconds of a run, each weighted by the
+    factor of its week.
+    """
+    seconds = runs.parts.sum(axis=1)
+    score = runs.interruptions - rates * runs.exposed[:, None]
+    centred = (seconds - seconds.mean()) / DAY
+    return {
+        f"rate of {name}": mean_of(centred * score[:, i])
+        for i, name in enumerate(names)
+        if rates[:, i].any()
+    }
+
+
+def of_costs(
+    simulate: Callable[[RunCosts, int], Runs], costs: RunCosts, num_runs: int
+) -> dict[str, Estimate]:
+    """The derivatives of the mean length in the logarithm of each cost that is not zero, in days,
+    by central differences: `simulate` has the same random numbers for all costs.
+    """
+    number, found = min(num_runs, _DIFFERENCE_RUNS), {}
+    for name, value in dataclasses.asdict(costs).items():
+        if value > 0:
+            less, more = (
+                simulate(dataclasses.replace(costs, **{name: value * math.exp(apart)}), number)
+                for apart in (-_APART, _APART)
+            )
+            longer = more.parts.sum(axis=1) - less.parts.sum(axis=1)
+            found[name] = mean_of(longer / (2 * _APART) / DAY)
+    return found
+
+
+def mean_of(values: np.ndarray) -> Estimate:
+    """The mean with its standard error."""
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))))
+
+
+def expected_seconds(
+    work_s: float,
+    interval_s: float,
+    blocking_s: float,
+    downs: Sequence[tuple[float, float]],
+    announced: float = 0.0,
+) -> float:
+    """The expected time of a run that saves a checkpoint after each interval of work, in seconds.
+
+    Each interval is done again until nothing interrupts it; restarts can be interrupted too.
+    Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart
+    dumps", equation 13, here for several causes. With announced interruptions, which save the work
+    and begin a new interval, it holds for many intervals.
+
+    **Arguments:**
+
+    - `work_s`, `interval_s`: the work of the run and between checkpoints.
+    - `blocking_s`: of one checkpoint.
+    - `downs`: for each cause, its rate per second of the whole job and the seconds that the job is
+        down after it.
+    - `announced`: the sum of the rates of the causes that are announced.
+    """
+    rate = sum(each for each, _ in downs)
+    if rate == 0:
+        return work_s * (1 + blocking_s / interval_s)
+    again = sum(each * -math.expm1(-rate * down) for each, down in downs) / rate
+    # What is saved while the job is up, over the rate: in whole intervals, and when announced.
+    whole = interval_s * math.exp(-rate * (interval_s + blocking_s))
+    part = -math.expm1(-rate * interval_s) / rate
+    saved = float((rate - announced) * whole + announced * part)
+    try:
+        return work_s * -math.expm1(-rate * (interval_s + blocking_s)) / saved / (1 - again)
+    except ZeroDivisionError:
+        return math.inf
+
+
+def waiting_share(rate: float, repair_s: float, num_spares: int) -> float:
+    """The share of a long run's time in which it waits for a spare.
+
+    A run waits while more nodes are in repair than it has spares. Nodes are taken at a constant
+    rate, so their number in repair is Poisson. Source: Palm 1943, the queue M/D/infinity.
+
+    **Arguments:**
+
+    - `rate`: of the interruptions that take a node, per second of the whole job.
+    - `repair_s`: until such a node can be used as a spare, in seconds.
+    - `num_spares`: the number of spare nodes.
+    """
+    return float(pdtrc(num_spares, rate * repair_s))
+
+
+def best_interval(rate: float, blocking_s: float) -> float:
+    """The interval of work between checkpoints that makes a run shortest, in seconds.
+
+    It does not depend on how long a restart takes. For short checkpoints it is Young's
+    `sqrt(2 blocking_s / rate)`. Source: the minimum of Daly's equation 13, by Lambert's function.
+
+    **Arguments:**
+
+    - `rate`: of interruptions that lose work, per second of the whole job; if there are none, the
+        interval is infinite.
+    - `blocking_s`: of one checkpoint; if it costs nothing, the interval is zero.
+    """
+    if not (rate and blocking_s):
+        return math.inf if blocking_s else 0.0
+    # Near -1/e the function is as its root: what rounding leaves of it, perhaps no number, is no
+    # shorter than Young's.
+    found = np.nan_to_num(1 + lambertw(-math.exp(-1 - rate * blocking_s)).real)
+    return float(max(found / rate, math.sqrt(2 * blocking_s / rate) - blocking_s))

@@ -20,18 +20,13 @@ from ._check import (
     check_costs,
     check_ends,
     check_failures,
-    check_find,
-    check_levels,
     check_numbers,
     check_slow,
     never_waits,
 )
-from ._cycles import PARTS, Hazards, RunCosts, Runs, run_cycles
-from ._derivatives import mean_of, of_costs, of_rates
-from ._expected import best_interval
-from ._rates import draw_counts, draw_hazards
-from ._run_law import DAY, RunLaw
-from ._slow import slowed
+from ._cycles import PARTS, RunCosts, Runs, run_cycles
+from ._rates import Hazards, draw_counts, draw_hazards, per_second, slowed
+from ._run_law import DAY, RunLaw, best_interval, mean_of, of_costs, of_rates
 
 
 # Runs side by side, few enough for what they are to stay in a core's cache.
@@ -43,7 +38,7 @@ _STEPS_OF_SET = 8
 _SETS = 32
 # For how long the steps of a run drift, in seconds.
 _DRIFTING = 3600.0
-_WORK, _DOWN, _SLOW = (PARTS.index(name) for name in ("work", "down", "slow"))
+_WORK, _LOST, _DOWN, _SLOW = map(PARTS.index, ("work", "lost", "down", "slow"))
 
 
 def training_run(
@@ -111,43 +106,44 @@ def training_run(
     """
     check_type(program, Program, "program", "use `compile_job` to get one")
     failures = load_failures(failures) if isinstance(failures, str) else failures
-    check_numbers(num_steps, num_runs, num_spares)
-    check_levels(level, drift)
-    check_failures(failures, costs)
-    check_find(find_slow_s, failures)
+    check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time)
+    check_failures(failures, costs, find_slow_s)
     if costs is not None:
         check_costs(costs)
-    devices = program.world_size
-    counts = [cause.count for cause in failures.causes if not cause.announced]
-    losing = sum(counts) * devices / (failures.device_hours * 3600)
-    best = _best(losing, failures.blocking_s)
-
+    losing = sum(cause.count for cause in failures.causes if not cause.announced)
+    blocking = (failures if costs is None else costs).blocking_s
+    best = best_interval(per_second(losing, program.world_size, failures), blocking)
     law = _law_of_step(program, num_samples, key, progress)
     work = num_steps * law.mean
     if costs is None:
-        interval = min(best, work)
         repair = {"repair_s": failures.repair_s, "repair_power": failures.repair_power}
-        costs = RunCosts(interval, failures.blocking_s, failures.restart_s, **repair)
+        costs = RunCosts(min(best, work), failures.blocking_s, failures.restart_s, **repair)
         check_costs(costs)
-    else:
-        best = _best(losing, costs.blocking_s)
     factors = np.ones(1)
     if program.variability.rank is not None:
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
-    steps = _Steps(law, factors, num_steps, autocorrelation_time, level)
-    drifted = _drifted(drift, work)
-    find_s = math.inf if find_slow_s is None else find_slow_s
-    seeds = np.asarray(key_data(key)).tolist()
-    simulated = _Simulation(
-        work, drifted, law.mean, steps, failures, devices, num_spares, known_rates, find_s, seeds
+    within = math.sqrt(max(law.std**2 - law.mean**2 * factors.var(), 0.0))
+    simulation = _Simulation(
+        work=work,
+        step=law.mean,
+        drifted=_drifted(drift, work),
+        factors=factors,
+        noise=within * math.sqrt(min(autocorrelation_time, num_steps)),
+        level=level,
+        failures=failures,
+        devices=program.world_size,
+        num_spares=num_spares,
+        known_rates=known_rates,
+        find_s=math.inf if find_slow_s is None else find_slow_s,
+        seeds=np.asarray(key_data(key)).tolist(),
     )
     with progress_bar(num_runs, progress, "runs", "run") as bar:
-        runs, drawn = simulated.runs(costs, num_runs, bar)
-    return _law_of_runs(simulated, costs, runs, drawn, num_runs, derivatives, best)
+        runs, drawn = simulation.runs(costs, num_runs, bar)
+    return _law_of_runs(simulation, costs, runs, drawn, num_runs, derivatives, best)
 
 
 def _law_of_runs(
-    simulated: "_Simulation",
+    simulation: "_Simulation",
     costs: RunCosts,
     runs: Runs,
     drawn: Float[np.ndarray, "runs causes"],
@@ -156,14 +152,14 @@ def _law_of_runs(
     best: float,
 ) -> RunLaw:
     """What the runs show, and what others show that differ from them in one number."""
-    names, found, saves = [cause.name for cause in simulated.failures.causes], {}, None
-    if simulated.find_s < math.inf:
-        never, _ = dataclasses.replace(simulated, find_s=math.inf).runs(costs, len(drawn))
+    names, found, saves = [cause.name for cause in simulation.failures.causes], {}, None
+    if simulation.find_s < math.inf:
+        never, _ = dataclasses.replace(simulation, find_s=math.inf).runs(costs, len(drawn))
         longer = never.parts.sum(axis=1) - runs.parts[: len(never.parts)].sum(axis=1)
         saves = mean_of(longer / DAY)
     if derivatives and len(drawn) == num_runs:
         found = of_rates(runs, drawn, names)
-        found |= of_costs(lambda c, number: simulated.runs(c, number)[0], costs, num_runs)
+        found |= of_costs(lambda c, number: simulation.runs(c, number)[0], costs, num_runs)
     return RunLaw(
         days=np.sort(runs.parts.sum(axis=1)) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
@@ -196,23 +192,26 @@ def _drifted(drift: float, work: float) -> float:
     return drift * early * (1 - early / _DRIFTING / 2)
 
 
-def _best(rate: float, blocking_s: float) -> float:
-    """The best interval between checkpoints: as short as allowed if they cost nothing, and as long
-    as allowed if no interruption loses work.
-    """
-    if blocking_s == 0:
-        return 0.0
-    return best_interval(rate, blocking_s) if rate else math.inf
-
-
 @dataclasses.dataclass(frozen=True)
 class _Simulation:
-    """All of a run that its costs do not change."""
+    """All of a run that its costs do not change.
+
+    **Attributes:**
+
+    - `work`, `step`, `drifted`: the seconds of all steps on GPUs of mean speed, of one of them, and
+        what a drift adds to all.
+    - `factors`: what sets of GPUs take for a step, over the mean.
+    - `noise`: the error of the sum of the steps, in seconds for each root of a step.
+    - `find_s`: after how many seconds a slow node is found; infinite if never.
+    - `seeds`: two words from which all random numbers are drawn.
+    """
 
     work: float
-    drifted: float
     step: float
-    steps: "_Steps"
+    drifted: float
+    factors: Float[np.ndarray, " sets"]
+    noise: float
+    level: float
     failures: Failures
     devices: int
     num_spares: int | None
@@ -221,28 +220,20 @@ class _Simulation:
     seeds: list[int]
 
     def runs(
-        self,
-        costs: RunCosts,
-        number: int,
-        advance: Callable[[float], object] = lambda count: None,
+        self, costs: RunCosts, number: int, advance: Callable[[float], object] = lambda count: None
     ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
         """Runs with their rates, each time of the same random numbers; after Ctrl-C the first."""
         sequence = np.random.SeedSequence(self.seeds)
+        options = {"num_spares": self.num_spares, "known_rates": self.known_rates}
         blocks, rates = [], []
         with interruptible() as interrupt:
             for begin in range(0, number, _BLOCK):
                 rng = np.random.default_rng(sequence.spawn(1)[0])
-                hazards = draw_hazards(
-                    self.failures,
-                    self.devices,
-                    min(_BLOCK, number - begin),
-                    rng,
-                    num_spares=self.num_spares,
-                    known_rates=self.known_rates,
-                )
+                count = min(_BLOCK, number - begin)
+                hazards = draw_hazards(self.failures, self.devices, count, rng, **options)
                 blocks.append(self._block(costs, hazards, rng))
                 rates.append(hazards.rates)
-                advance(len(hazards.rates))
+                advance(count)
                 if interrupt.take():  # The law says how many runs it has.
                     break
         fields = zip(*(dataclasses.astuple(runs) for runs in blocks), strict=True)
@@ -250,13 +241,13 @@ class _Simulation:
 
     def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
         number = len(hazards.rates)
-        slowness, noise = self.steps.draw(number, rng)
+        slowness, noise = self._steps(number, rng)
         share, found = np.zeros(number), np.zeros(number)
-        if self.failures.slow:
-            rates = draw_counts(self.failures.slow, number, rng, self.known_rates)
-            rates = rates * self.devices / (self.failures.device_hours * 3600)
+        if kinds := self.failures.slow:
+            counts = draw_counts(kinds, number, rng, self.known_rates)
+            rates = per_second(counts, self.devices, self.failures)
             check_slow(self.work, self.failures, rates)
-            added, found = slowed(self.work, self.failures.slow, rates, self.find_s, rng)
+            added, found = slowed(self.work, kinds, rates, self.find_s, rng)
             share = added / self.work
         check_ends(self.work, costs, hazards, 1 + float(share.max()))
         if never_waits(hazards, costs.repair_s):  # So none needs to be followed.
@@ -266,28 +257,14 @@ class _Simulation:
         runs.parts[:, _SLOW] = runs.parts[:, _WORK] * share / (1 + share)
         runs.parts[:, _WORK] -= runs.parts[:, _SLOW]
         runs.parts[:, _DOWN] += found * (costs.blocking_s + costs.restart_s)
-        executed = runs.parts[:, [_WORK, PARTS.index("lost")]].sum(axis=1)
+        executed = runs.parts[:, [_WORK, _LOST]].sum(axis=1)
         runs.parts[:, _WORK] += self.drifted + noise * np.sqrt(executed / self.step)
         return runs
 
-
-class _Steps:
-    """What sets of GPUs take for the steps of a run."""
-
-    def __init__(self, law, factors, num_steps: int, autocorrelation_time: float, level: float):
-        self.factors, self.level = factors, level
-        within = math.sqrt(max(law.std**2 - law.mean**2 * factors.var(), 0.0))
-        # One more check of both numbers, with the words of the law.
-        if not (autocorrelation_time >= 1 and math.isfinite(autocorrelation_time)):
-            raise ValueError(
-                f"`autocorrelation_time={autocorrelation_time}` must be finite and at least 1; "
-                "give 1 for independent steps."
-            )
-        self.noise = within * math.sqrt(min(autocorrelation_time, num_steps))
-
-    def draw(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _steps(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Of so many runs: the factors of the sets of GPUs that they have one after the other, and
-        the error of the sum of their steps, in seconds for each root of a step."""
+        the error of the sum of their steps, as `noise`.
+        """
         which = rng.integers(len(self.factors), size=(number, _SETS))
         noise, factors = self.noise * rng.normal(size=number), self.factors[which]
         if self.level:  # The same random numbers as without.
