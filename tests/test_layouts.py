@@ -19,9 +19,8 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.layouts._enumerate import schedule_of
-from prism_jax.layouts._simulate import Chunk, simulate_chunk
+from prism_jax.layouts._simulate import simulate_jobs
 from prism_jax.prediction import least_bytes, least_seconds
-from prism_jax.random import key_data
 
 
 _JOB = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=4"])
@@ -207,11 +206,10 @@ def test_ranks_differences_and_losses_belong_together(exhaustive):
 
 
 @pytest.mark.slow
-def test_a_chunk_goes_to_another_process(jobs):
-    words = tuple(int(word) for word in key_data(jax.random.key(0)))
-    chunk = Chunk((3,), jobs[:2], prism.Mean(), 1024, words)
-    again = pickle.loads(pickle.dumps(chunk))
-    for one, other in zip(simulate_chunk(chunk), simulate_chunk(again), strict=True):
+def test_jobs_go_to_another_process(jobs):
+    task = (jobs[:2], prism.Mean(), 1024, jax.random.key(0))
+    again = pickle.loads(pickle.dumps(task))
+    for one, other in zip(simulate_jobs(*task), simulate_jobs(*again), strict=True):
         assert not isinstance(one, str)
         assert not isinstance(other, str)
         np.testing.assert_array_equal(one.resampled, other.resampled)
@@ -374,7 +372,7 @@ def test_layouts_come_by_prediction_and_few_are_predicted(jobs):
 def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):
     """With a clock that ticks whenever it is read."""
     every = [one.job.name for one in _by_mean(jobs, None).layouts]
-    monkeypatch.setattr("prism_jax.layouts._watch.time.monotonic", it.count().__next__)
+    monkeypatch.setattr("prism_jax.layouts._best_first.time.monotonic", it.count().__next__)
     lengths = []
     for budget in (20, 40, 60, 1000):
         found = _by_mean(jobs, budget)
@@ -402,16 +400,16 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
     alone = prism.rank_layouts(jobs, out=tmp_path / "alone", **options)
     simulated = []
 
-    def simulate(chunk):
+    def simulate(jobs, *options):
         if len(simulated) == 1:
             raise _Killed
-        simulated.extend(chunk.numbers)
-        return simulate_chunk(chunk)
+        simulated.extend(jobs)
+        return simulate_jobs(jobs, *options)
 
     monkeypatch.setattr(
         "prism_jax.workers._tasks._packed", lambda function, task: lambda: function(*task)
     )
-    monkeypatch.setattr("prism_jax.layouts._rank.simulate_chunk", simulate)
+    monkeypatch.setattr("prism_jax.layouts._rank.simulate_jobs", simulate)
     with pytest.raises(_Killed):
         prism.rank_layouts(jobs, out=tmp_path / "killed", **options)
     monkeypatch.undo()
@@ -432,15 +430,15 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
 
 
 def test_ctrl_c_leaves_what_is_known(jobs, monkeypatch):
-    from prism_jax.layouts import _rank
+    from prism_jax.layouts._ranking import Search
 
-    add = _rank._add
+    add = Search.add
 
     def interrupted(search, number, found):
         add(search, number, found)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(_rank, "_add", interrupted)
+    monkeypatch.setattr(Search, "add", interrupted)
     found = prism.rank_layouts(jobs[:6], num_samples=1024, key=jax.random.key(0), top=6)
     assert found.ended == "interrupted"
     assert found.num_simulated == len(found.layouts) == 1

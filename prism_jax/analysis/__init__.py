@@ -42,7 +42,13 @@ from ._sliders import (
     sliders as sliders,
 )
 from ._stages import ranks_of_stages as ranks_of_stages
-from ._sweep import Points as Points, grid as grid, sweep as sweep, sweep_points as sweep_points
+from ._sweep import (
+    Points as Points,
+    alike as alike,
+    grid as grid,
+    sweep as sweep,
+    sweep_points as sweep_points,
+)
 from ._target import Target as Target, target as target
 from ._whatif import (
     Scenario as Scenario,

@@ -7,7 +7,7 @@ import itertools as it
 import json
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -110,17 +110,21 @@ class Points:
         already done are included.
         """
         shapes = self.shapes or [None] * len(self.values)
-        alike: dict[Hashable, list[int]] = {}
-        for number, shape in enumerate(shapes):
-            alike.setdefault(shape, []).append(number)
         which, shards = shard
-        size = min(max(len(self.values) // (_CALLS * shards), 1), _CHUNK)
-        chunks = [
-            rows[begin : begin + size]
-            for rows in alike.values()
-            for begin in range(0, len(rows), size)
-        ]
-        return chunks[which - 1 :: shards]
+        most = min(max(len(self.values) // (_CALLS * shards), 1), _CHUNK)
+        return alike(range(len(shapes)), shapes.__getitem__, most)[which - 1 :: shards]
+
+
+def alike(numbers: Iterable[int], key: Callable[[int], Hashable], most: int) -> list[list[int]]:
+    """Lists of up to so many numbers, each with one key."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(key(number), []).append(number)
+    return [
+        group[begin : begin + most]
+        for group in groups.values()
+        for begin in range(0, len(group), most)
+    ]
 
 
 def sweep_points(

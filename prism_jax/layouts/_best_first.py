@@ -1,23 +1,57 @@
-"""Layouts in the order of their predicted steps, of which only the first are predicted."""
+"""Layouts in the order of their predicted steps, of which only the first are predicted, until the
+search is ended.
+"""
 
 import heapq
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
+from .._interrupt import Interrupt
 from ..data import Job
 from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory, predict
 
 
-class Candidate(NamedTuple):
-    """A layout and its prediction, by its number among the jobs."""
+# Seconds between two lines of progress.
+_EVERY = 10.0
 
-    number: int
-    prediction: Prediction
+
+class EndedError(Exception):
+    """A search was ended; what it knows is its result."""
+
+
+class Watch:
+    """To be called often: raises `EndedError` when the budget is spent or Ctrl-C came.
+
+    **Attributes:**
+
+    - `ended`: why the search was ended: `budget` or `interrupted`; empty if it was not.
+    """
+
+    def __init__(
+        self, budget: float | None, interrupt: Interrupt, progress: Callable[[], str] | None
+    ):
+        self.ended = ""
+        self._began = self._told = time.monotonic()
+        self._told -= _EVERY  # The first line comes as soon as there is one.
+        self._budget, self._interrupt, self._progress = budget, interrupt, progress
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if self._interrupt.take():
+            self.ended = "interrupted"
+        elif self._budget is not None and now - self._began >= self._budget:
+            self.ended = "budget"
+        if self.ended:
+            raise EndedError
+        if self._progress is not None and now - self._told >= _EVERY and (line := self._progress()):
+            self._told = now
+            print(f"prism-jax: {now - self._began:.0f} s: {line}", file=sys.stderr, flush=True)
 
 
 class BestFirst:
-    """Yields the jobs that fit, the one with the shortest predicted step first.
+    """Yields the numbers of the jobs that fit, the one with the shortest predicted step first.
 
     All jobs stand in a queue by a time that their steps take at least. The first of them is looked
     at more closely, and put back with a longer time, until its prediction is known and still the
@@ -31,11 +65,7 @@ class BestFirst:
     """
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        margin: float | None,
-        scaled: Callable[[float, int], float],
-        tick: Callable,
+        self, jobs: Sequence[Job], margin: float | None, scaled: Callable[..., float], tick: Watch
     ):
         self.predicted: dict[int, Prediction] = {}
         self.refused: dict[int, str] = {}
@@ -43,22 +73,22 @@ class BestFirst:
         self._jobs, self._margin, self._scaled, self._tick = jobs, margin, scaled, tick
         self._known: dict[tuple, Passes] = {}
         self._queue: list[tuple[float, int, int]] = []
-        for number, job in enumerate(jobs):
-            tick()
-            heapq.heappush(self._queue, (scaled(self._least(job), number), number, 0))
 
     @property
     def least(self) -> float:
         """A time that the steps of all jobs that are left take at least; infinite if none is."""
         return self._queue[0][0] if self._queue else math.inf
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[int]:
+        for number, job in enumerate(self._jobs):
+            self._tick()
+            heapq.heappush(self._queue, (self._scaled(self._least(job), number), number, 0))
         while self._queue:
             self._tick()
             seconds, number, stage = self._queue[0]
             if stage == len(_CLOSER):
                 heapq.heappop(self._queue)
-                yield Candidate(number, self.predicted[number])
+                yield number
                 continue
             closer = _CLOSER[stage](self, number)
             if closer is None:

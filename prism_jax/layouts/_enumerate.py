@@ -75,12 +75,9 @@ def enumerate_layouts(
         raise ValueError(_nothing_divides(asked, world_size))
     if any_memory:
         return tuple(found)
-    floors = [_bytes(job, least_bytes) for job in found]
     most = cluster.device.memory_bytes * (1 - memory_margin)
-    small = [i for i, floor in enumerate(floors) if floor <= most]
-    if not small:
-        least = min(range(len(found)), key=lambda i: floors[i])
-        raise ValueError(_too_large(asked, world_size, found[least], floors[least], most, False))
+    floors = {number: _bytes(job, least_bytes) for number, job in enumerate(found)}
+    small = [number for number, floor in floors.items() if floor <= most]
     needed: dict[int, float] = {}
     # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
@@ -89,8 +86,10 @@ def enumerate_layouts(
             advance(1)
     fitting = tuple(found[i] for i in small if needed[i] <= most)
     if not fitting:
-        least = min(needed, key=lambda i: needed[i])
-        raise ValueError(_too_large(asked, world_size, found[least], needed[least], most, True))
+        known = needed or floors
+        least = min(known, key=lambda i: known[i])
+        why = _too_large(asked, world_size, found[least], known[least], most, bool(needed))
+        raise ValueError(why)
     return fitting
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools as it
-import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -13,8 +12,8 @@ from .._interrupt import interruptible, left_working
 from .._misc import whole_number
 from ..analysis import (
     AbstractObjective,
-    Bootstrapped,
     Quantile,
+    alike,
     check_num_steps,
     check_objective,
     check_steps,
@@ -22,16 +21,17 @@ from ..analysis import (
 from ..data import Job
 from ..random import check_key
 from ..workers import run_tasks
-from ._best_first import BestFirst, Candidate
-from ._enumerate import check_memory_margin
-from ._kept import Kept
+from ._best_first import BestFirst, EndedError, Watch
+from ._enumerate import check_memory_margin, schedule_of
 from ._ranking import Ranking, Search, made, works_of
-from ._simulate import chunks, simulate_chunk
-from ._watch import EndedError, Watch
+from ._simulate import Kept, simulate_jobs
 
 
 # How many layouts are simulated at once by workers, after the first.
 _WAVE = 16
+# Jobs of a call, at most; and how many calls there are, at least, so that all workers have work.
+_MOST = 8
+_CALLS = 16
 
 
 class NothingFitsError(ValueError):
@@ -91,44 +91,36 @@ def rank_layouts(
     """
     objective = Quantile(0.95) if objective is None else objective
     _check(jobs, objective, num_samples, key, top, memory_margin)
-    search = Search(jobs, *works_of(jobs), objective, num_samples)
+    search = Search(jobs, *works_of(jobs), objective, num_samples, top)
     with interruptible() as interrupt:
-        watch = Watch(budget, interrupt, (lambda: search.progress()) if progress else None)
+        watch = Watch(budget, interrupt, search.progress if progress else None)
+        search.queue = BestFirst(jobs, memory_margin, search.scaled, watch)
         with contextlib.suppress(EndedError):
-            search.queue = BestFirst(jobs, memory_margin, search.scaled, watch)
             if num_samples is None:
-                search.order = [c.number for c in it.islice(search.queue, top)]
+                search.order = [*it.islice(search.queue, top)]
             else:
                 assert key is not None
-                kept = None if out is None else Kept(out, jobs, objective, num_samples, key)
-                _simulate_all(search, key, top, kept, executor, watch)
+                kept = Kept(out, jobs, objective, num_samples, key)
+                _simulate_all(search, key, kept, executor, watch)
     search.ended = watch.ended
-    predicted = {} if search.queue is None else search.queue.predicted
-    if not predicted or not (search.found or search.order or search.ended):
-        _nothing(search)
-    if not search.found and search.ended:  # What is known is predicted.
-        first = sorted(predicted, key=lambda i: search.scaled(predicted[i].mean, i))
-        search.order, search.num_samples = first[:top], None
-    elif not search.found and num_samples is not None:
-        _nothing(search)
-    return made(search, top)
+    if not search.found:
+        if search.ended and search.queue.predicted:  # What is known is predicted.
+            first = sorted(search.queue.predicted, key=search.predicted)
+            search.order, search.num_samples = first[:top], None
+        elif num_samples is not None or not search.order:
+            _nothing(search)
+    return made(search)
 
 
 def _simulate_all(
-    search: Search,
-    key: PRNGKeyArray,
-    top: int,
-    kept: Kept | None,
-    executor: Executor | None,
-    watch: Watch,
+    search: Search, key: PRNGKeyArray, kept: Kept, executor: Executor | None, watch: Watch
 ) -> None:
     """Simulates layout after layout, until no other can be among the first `top`."""
-    assert search.queue is not None
-    queue, size = iter(search.queue), top if executor else 1
+    queue, size = iter(search.queue), search.top if executor else 1
     with _own_thread(executor) as workers:
         while wave := [*it.islice(queue, size)]:
-            last = _last(search, top)
-            near = [one for one in wave if search.scaled(one.prediction.mean, one.number) < last]
+            last = search.last()
+            near = [number for number in wave if search.predicted(number) < last]
             _simulate(search, near, key, kept, workers, watch)
             if len(near) < len(wave):
                 break
@@ -137,50 +129,33 @@ def _simulate_all(
         values = dict(search.found)
         search.found.clear()
         for number in search.order:
-            mean = search.queue.predicted[number].mean
-            if number in values and search.scaled(mean, number) < _last(search, top):
+            if number in values and search.predicted(number) < search.last():
                 search.found[number] = values[number]
-
-
-def _last(search: Search, top: int) -> float:
-    """The objective of the `top`-th best so far; infinite if there are fewer."""
-    values = sorted(map(search.value, search.found))
-    return values[top - 1] if len(values) >= top else math.inf
 
 
 def _simulate(
     search: Search,
-    wave: Sequence[Candidate],
+    numbers: Sequence[int],
     key: PRNGKeyArray,
-    kept: Kept | None,
+    kept: Kept,
     workers: Executor,
     watch: Watch,
 ) -> None:
     """Simulates some layouts, or takes their figures from those that are kept."""
-    assert search.queue is not None
-    numbers = [one.number for one in wave]
     search.order += numbers
-    known = {} if kept is None else kept.known
     for number in numbers:
-        if number in known:
-            _add(search, number, known[number])
-    assert search.num_samples is not None
-    options = {"num_samples": search.num_samples, "key": key}
-    left = [number for number in numbers if number not in known]
-    work = [*chunks(left, search.jobs, search.objective, **options)]
-    for which, results in run_tasks(simulate_chunk, [(one,) for one in work], workers, watch):
-        for number, found in zip(work[which].numbers, results, strict=True):
-            _add(search, number, found)
-            if kept is not None:
-                kept.write(search.jobs[number], number, search.queue.predicted[number], found)
-
-
-def _add(search: Search, number: int, found: Bootstrapped | str) -> None:
-    assert search.queue is not None
-    if isinstance(found, str):
-        search.queue.refused[number] = found
-    else:
-        search.found[number] = found
+        if number in kept.known:
+            search.add(number, kept.known[number])
+    left = [number for number in numbers if number not in kept.known]
+    # Programs of one schedule share compiled code.
+    most = min(max(len(left) // _CALLS, 1), _MOST)
+    calls = alike(left, lambda number: schedule_of(search.jobs[number]), most)
+    options = (search.objective, search.num_samples, key)
+    tasks = [([search.jobs[number] for number in some], *options) for some in calls]
+    for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
+        for number, found in zip(calls[which], results, strict=True):
+            search.add(number, found)
+            kept.write(search.jobs[number], number, search.queue.predicted[number], found)
 
 
 @contextlib.contextmanager
@@ -233,7 +208,6 @@ def _nothing(search: Search) -> None:
         raise KeyboardInterrupt
     if search.ended:
         raise ValueError("The budget ended before any layout was predicted; give more seconds.")
-    assert queue is not None
     if queue.refused:
         raise ValueError(f"None of the jobs can be simulated: {next(iter(queue.refused.values()))}")
     raise NothingFitsError(

@@ -134,6 +134,7 @@ class Search:
 
     - `unit`, `work`: what times are compared for, and how many of these a step of each job has.
     - `num_samples`: steps of each layout; `None` for a ranking by predictions.
+    - `top`: how many layouts to be sure of.
     - `queue`: the jobs in the order of the search.
     - `found`: the figures of each simulated job.
     - `order`: the numbers of jobs in the order in which they were taken from the queue.
@@ -145,7 +146,8 @@ class Search:
     work: Sequence[int]
     objective: AbstractObjective
     num_samples: int | None
-    queue: BestFirst | None = None
+    top: int
+    queue: BestFirst = dataclasses.field(init=False)
     found: dict[int, Bootstrapped] = dataclasses.field(default_factory=dict)
     order: list[int] = dataclasses.field(default_factory=list)
     ended: str = ""
@@ -157,16 +159,31 @@ class Search:
     def value(self, number: int, figure: str = "objective") -> float:
         return self.scaled(float(self.found[number].values[FIGURES.index(figure)]), number)
 
+    def predicted(self, number: int) -> float:
+        return self.scaled(self.queue.predicted[number].mean, number)
+
+    def last(self) -> float:
+        """The objective of the `top`-th best so far; infinite if there are fewer."""
+        values = sorted(map(self.value, self.found))
+        return values[self.top - 1] if len(values) >= self.top else math.inf
+
+    def add(self, number: int, found: Bootstrapped | str) -> None:
+        """Adds the figures of a job, or why it cannot be simulated."""
+        if isinstance(found, str):
+            self.queue.refused[number] = found
+        else:
+            self.found[number] = found
+
     def progress(self) -> str:
         """The best so far; empty if nothing is known."""
-        predicted = {} if self.queue is None else self.queue.predicted
+        predicted = self.queue.predicted
         if not predicted:
             return ""
         if self.found:
             best = min(self.found, key=self.value)
             what = f"{self.objective} {self.found[best].values[0]:.5g} s"
         else:
-            best = min(predicted, key=lambda i: self.scaled(predicted[i].mean, i))
+            best = min(predicted, key=self.predicted)
             what = f"predicted {predicted[best].mean:.5g} s"
         return (
             f"{len(predicted):,} of {len(self.jobs):,} layouts predicted, {len(self.found):,} "
@@ -181,28 +198,25 @@ def works_of(jobs: Sequence[Job]) -> tuple[str, list[int]]:
     return "step" if len({*work}) == 1 else "token" if words else "sample", work
 
 
-def made(search: Search, top: int) -> Ranking:
+def made(search: Search) -> Ranking:
     """The ranking of all that a search has found."""
-    queue = search.queue
-    assert queue is not None
-    simulated = search.num_samples is not None
-    order = sorted(search.found, key=search.value) if simulated else search.order
+    simulated, order = search.num_samples is not None, search.order
+    if simulated:
+        order = sorted(search.found, key=search.value)
     by_mean = sorted(order, key=lambda i: search.value(i, "mean")) if simulated else order
     layouts = []
     for rank, i in enumerate(order, 1):
-        job, prediction = search.jobs[i], queue.predicted[i]
+        prediction = search.queue.predicted[i]
         if simulated:
             value, mean, p95, p99 = search.found[i].estimates()
             (behind,) = _difference(search, i, order[0]).estimates()
         else:
-            none = Estimate(math.nan, math.nan)
-            value, mean, p95, p99 = (Estimate(prediction.mean, math.nan),) * 2 + (none,) * 2
-            first = search.scaled(queue.predicted[order[0]].mean, order[0])
-            behind = Estimate(search.scaled(prediction.mean, i) - first, math.nan)
-        units = 1 if search.unit == "step" else search.work[i]
-        by = by_mean.index(i) + 1
-        figures = (value, behind, mean, p95, p99, value.value / units)
-        layouts.append(RankedLayout(job, prediction, *figures, rank, by))
+            value = mean = Estimate(prediction.mean, math.nan)
+            p95 = p99 = Estimate(math.nan, math.nan)
+            behind = Estimate(search.predicted(i) - search.predicted(order[0]), math.nan)
+        per_unit = value.value / (1 if search.unit == "step" else search.work[i])
+        figures = (value, behind, mean, p95, p99, per_unit, rank, by_mean.index(i) + 1)
+        layouts.append(RankedLayout(search.jobs[i], prediction, *figures))
     return Ranking(
         objective=str(search.objective) if simulated else "predicted mean",
         layouts=tuple(layouts),
@@ -212,7 +226,7 @@ def made(search: Search, top: int) -> Ranking:
         unit=search.unit,
         loss=next(one.behind for one in layouts if one.rank_by_mean == 1),
         ended=search.ended,
-        notes=_notes(search, queue, layouts, top),
+        notes=_notes(search, layouts),
     )
 
 
@@ -223,18 +237,12 @@ def _difference(search: Search, number: int, other: int) -> Bootstrapped:
     return combined(lambda x, y: a * x[:, :1] - b * y[:, :1], found[number], found[other])
 
 
-def _notes(
-    search: Search, queue: BestFirst, layouts: Sequence[RankedLayout], top: int
-) -> tuple[str, ...]:
-    notes = []
+def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
+    notes, queue = [], search.queue
     left = len(search.jobs) - len(layouts) - len(queue.refused) - queue.num_too_large
     ranked = {one.job.name for one in layouts}
-    predicted = (
-        search.scaled(one.mean, i)
-        for i, one in queue.predicted.items()
-        if search.jobs[i].name not in ranked
-    )
-    least = min([queue.least, *predicted])
+    others = (i for i in queue.predicted if search.jobs[i].name not in ranked)
+    least = min([queue.least, *map(search.predicted, others)])
     if left and search.ended:
         notes.append(
             f"The search was ended ({search.ended}): {left:,} layouts are left out, and none of "
@@ -244,7 +252,7 @@ def _notes(
     elif left:
         notes.append(
             f"{left:,} layouts are left out: without variability, none of them takes less than "
-            f"{least:.5g} s, so none is among the first {top:,}."
+            f"{least:.5g} s, so none is among the first {search.top:,}."
         )
     if queue.num_too_large:
         notes.append(f"{queue.num_too_large:,} layouts that were looked at need too much memory.")

@@ -71,22 +71,18 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
     """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: `recompute`
     changes fastest. They may need too much memory.
     """
-    space, most_tp = asked.space, asked.cluster.links[0].group
-    tps = _divisors(world_size, most_tp) if space.tp is None else space.tp
+    space = asked.space
+    tps = space.tp or range(1, min(asked.cluster.links[0].group, world_size) + 1)
     shared = has_experts(asked.model) or has_tables(asked.model)
     eps = space.ep or (_EXPERT_DEGREES if shared else (1,))
     for tp in _dividing(tps, world_size):
-        pps = _divisors(world_size // tp, world_size) if space.pp is None else space.pp
-        for pp in _dividing(pps, world_size // tp):
-            splits = _dividing(space.cp, world_size // tp // pp)
+        left = world_size // tp
+        for pp in _dividing(space.pp or range(1, left + 1), left):
+            splits = _dividing(space.cp, left // pp)
             for config, cp, ep in it.product([*_pipelines(asked, pp)], splits, eps):
-                layout = Layout(tp=tp, pp=pp, dp=world_size // tp // pp // cp, cp=cp, ep=ep)
+                layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
                 if _splits(asked, layout, config):
                     yield from _steps(asked, layout, config)
-
-
-def _divisors(number: int, most: int) -> tuple[int, ...]:
-    return tuple(one for one in range(1, min(number, most) + 1) if number % one == 0)
 
 
 def _dividing(choices: Iterable[int], number: int) -> list[int]:
