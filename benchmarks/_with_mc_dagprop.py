@@ -7,25 +7,9 @@ The library has exponential, gamma and tabulated delays. The nearest to a log-no
 the underlying normal variate takes values half a unit apart, weighted by its density. This keeps
 the mean and the variance to six digits. A finer table would be slower.
 
-Version 0.9.1 needs Python 3.12 and NumPy 2.4, and ships compiled:
-
-    python3.12 -m venv mc_dagprop_venv
-    mc_dagprop_venv/bin/pip install mc_dagprop==0.9.1
-
-If another interpreter runs the benchmark, set the environment variable
-`MC_DAGPROP_PYTHON=mc_dagprop_venv/bin/python`. The benchmark sends the graph to that interpreter,
-which returns the makespans and the time on its own clock. So neither its start nor the transfer
-counts.
+Version 0.9.1 (`pip install mc_dagprop==0.9.1`) needs Python 3.12 and NumPy 2.4.
 """
 
-import dataclasses
-import importlib.util
-import json
-import os
-import pathlib
-import subprocess
-import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -41,7 +25,7 @@ NORMALS = np.linspace(-6, 6, 25)
 
 
 def makespans(graph: Graph, num_samples: int, seed: int) -> np.ndarray:
-    """The makespans of `num_samples` steps, on one thread of this interpreter."""
+    """The makespans of `num_samples` steps, on one thread."""
     propagator = _propagator(graph)
     seeds = np.random.default_rng(seed).integers(2**31, size=num_samples).tolist()
     result = np.empty(num_samples, np.float32)
@@ -50,41 +34,6 @@ def makespans(graph: Graph, num_samples: int, seed: int) -> np.ndarray:
         # A view of the events' times; the library's properties would copy them.
         result[begin : begin + BATCH] = [memoryview(step)[-1] for step in batch]
     return result
-
-
-def measure(
-    graph: Graph, num_samples: int, seed: int, python: str | None = None
-) -> tuple[np.ndarray, float] | None:
-    """The makespans and the seconds that they took, or nothing where the library is missing.
-
-    **Arguments:**
-
-    - `graph`, `num_samples`, `seed`: as for `makespans`.
-    - `python`: an interpreter that has the library, for when this one does not. Default the
-        environment variable `MC_DAGPROP_PYTHON`.
-    """
-    if importlib.util.find_spec("mc_dagprop") is not None:
-        return _measure_here(graph, num_samples, seed)
-    python = python or os.environ.get("MC_DAGPROP_PYTHON")
-    if not python:
-        return None
-    done = subprocess.run(
-        [python, "-m", __name__],
-        input=json.dumps([dataclasses.asdict(graph), num_samples, seed]),
-        env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    steps, seconds = json.loads(done.stdout)
-    return np.array(steps, np.float32), seconds
-
-
-def _measure_here(graph: Graph, num_samples: int, seed: int) -> tuple[np.ndarray, float]:
-    makespans(graph, BATCH, seed)
-    begin = time.perf_counter()
-    steps = makespans(graph, num_samples, seed)
-    return steps, time.perf_counter() - begin
 
 
 def _propagator(graph: Graph) -> Any:
@@ -108,14 +57,3 @@ def _propagator(graph: Graph) -> Any:
     events = [mc_dagprop.Event(str(i), at_start) for i in range(graph.num_ops + 1)]
     context = mc_dagprop.DagContext(events, activities, precedence, float("inf"))
     return mc_dagprop.MonteCarloPropagator(context, generator)
-
-
-def _answer() -> None:
-    """Measures what standard input asks for, and writes the answer to standard output."""
-    graph, num_samples, seed = json.load(sys.stdin)
-    steps, seconds = _measure_here(Graph(**graph), num_samples, seed)
-    json.dump([steps.tolist(), seconds], sys.stdout)
-
-
-if __name__ == "__main__":
-    _answer()

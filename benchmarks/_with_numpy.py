@@ -7,23 +7,22 @@ that a chunk fits in the cache of a core. Every operation writes into an existin
 Normal variates take most of the time. NumPy draws its own one by one, by a ziggurat. Its uniforms
 are cheap, and its logarithms, sines and cosines use vector instructions. So the Box-Muller
 transform is about three times as fast, and it is the default. Of NumPy's generators, SFC64 is the
-fastest. `python -m benchmarks._with_numpy` prints the speed of both, for several sizes of a chunk.
+fastest.
 """
 
 import contextlib
 import multiprocessing
-import time
 from collections.abc import Iterator
 from multiprocessing.pool import Pool
 from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
-from ._graph import SIGMA, Graph, reference_graph
+from ._graph import SIGMA, Graph
 
 
 CHUNK = 8192
-"""Samples per chunk."""
+"""Samples per chunk, at most."""
 
 ROWS = 8
 """Ops whose durations are drawn together; an even number."""
@@ -35,8 +34,6 @@ def makespans(
     seed: int | np.random.SeedSequence,
     *,
     box_muller: bool = True,
-    chunk: int = CHUNK,
-    rows: int = ROWS,
 ) -> np.ndarray:
     """The makespans of `num_samples` steps, on one thread.
 
@@ -45,27 +42,25 @@ def makespans(
     - `graph`, `num_samples`, `seed`: the step, how often it runs, and the seed of the draws.
     - `box_muller`: whether normal variates are made of uniforms or, with `False`, are those of
         `Generator.standard_normal`.
-    - `chunk`, `rows`: for how many samples at most, and for how many ops of these, durations are
-        drawn together.
     """
     # As many chunks, of one size: the last one is simulated whole too.
-    chunk = -(-num_samples // -(-num_samples // chunk))
+    chunk = -(-num_samples // -(-num_samples // CHUNK))
     rng = np.random.Generator(np.random.SFC64(seed))
     # The exponential of a normal has the median one, so its mean is not.
     scale = (np.exp(-(SIGMA**2) / 2) * np.array(graph.means)[:, None]).astype(np.float32)
     row_of, num_rows = _assign_rows(graph)
     waits = [[row_of[p] for p in before] for before in graph.predecessors]
     ends = list(np.empty((num_rows, chunk), np.float32))
-    durations = np.empty((rows, chunk), np.float32)
-    scratch = np.empty((rows // 2, chunk), np.float32)
+    durations = np.empty((ROWS, chunk), np.float32)
+    scratch = np.empty((ROWS // 2, chunk), np.float32)
     result = np.empty(num_samples, np.float32)
     for begin in range(0, num_samples, chunk):
         for op, (row, before) in enumerate(zip(row_of, waits, strict=True)):
-            if op % rows == 0:
+            if op % ROWS == 0:
                 _draw(rng, durations, scratch if box_muller else None)
                 block = durations[: graph.num_ops - op]
-                np.multiply(block, scale[op : op + rows], out=block)
-            _end(ends, row, before, durations[op % rows])
+                np.multiply(block, scale[op : op + ROWS], out=block)
+            _end(ends, row, before, durations[op % ROWS])
         part = result[begin : begin + chunk]
         part[:] = ends[row_of[-1]][: len(part)]
     return result
@@ -91,9 +86,7 @@ def makespans_in(
     return np.concatenate(pool.starmap(_task, tasks, chunksize=1))
 
 
-def _task(
-    graph: Graph, num_samples: int, seed: np.random.SeedSequence, box_muller: bool
-) -> np.ndarray:
+def _task(graph: Graph, num_samples: int, seed, box_muller: bool) -> np.ndarray:
     return makespans(graph, num_samples, seed, box_muller=box_muller)
 
 
@@ -139,35 +132,7 @@ def _assign_rows(graph: Graph) -> tuple[list[int], int]:
     last_use = {p: op for op, before in enumerate(graph.predecessors) for p in before}
     row_of: list[int] = []
     free: list[int] = []
-    num_rows = 0
     for op, before in enumerate(graph.predecessors):
         free += [row_of[p] for p in before if last_use[p] == op]
-        if not free:
-            free.append(num_rows)
-            num_rows += 1
-        row_of.append(free.pop())
-    return row_of, num_rows
-
-
-def _tune() -> None:
-    """Prints thousands of samples per second, the best of three."""
-    graph = reference_graph()
-    for box_muller in (True, False):
-        print("Box-Muller" if box_muller else "Generator.standard_normal")
-        for chunk in (256, 512, 1024, 2048, 4096, 8192, 16384):
-            speeds = []
-            for rows in (4, 8, 16, 64):
-                num_samples = max(32768, 4 * chunk)
-                seconds = []
-                for seed in range(3):
-                    begin = time.perf_counter()
-                    makespans(
-                        graph, num_samples, seed, box_muller=box_muller, chunk=chunk, rows=rows
-                    )
-                    seconds.append(time.perf_counter() - begin)
-                speeds.append(f"{rows} rows {num_samples / min(seconds) / 1000:4.0f}")
-            print(f"  chunk {chunk:5}:", ", ".join(speeds), flush=True)
-
-
-if __name__ == "__main__":
-    _tune()
+        row_of.append(free.pop() if free else 1 + max(row_of, default=-1))
+    return row_of, 1 + max(row_of)

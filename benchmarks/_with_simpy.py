@@ -8,8 +8,6 @@ NumPy. For speed, a process does not wait for an event that has been triggered a
 `pip install simpy` installs the library; the benchmark was run with version 4.1.
 """
 
-from collections.abc import Generator
-
 import numpy as np
 
 from ._graph import SIGMA, Graph
@@ -21,21 +19,12 @@ def makespans(graph: Graph, num_samples: int, seed: int) -> np.ndarray:
 
     rng = np.random.default_rng(seed)
     location = np.log(graph.means) - SIGMA**2 / 2
-    waits = [
-        [p for p in before if graph.stage[p] != stage]
-        for stage, before in zip(graph.stage, graph.predecessors, strict=True)
-    ]
+    each = zip(graph.stage, graph.predecessors, strict=True)
+    waits = [[p for p in before if graph.stage[p] != stage] for stage, before in each]
     awaited = sorted({p for before in waits for p in before})
-    orders = [
-        [op for op, stage in enumerate(graph.stage) if stage == s] for s in sorted(set(graph.stage))
-    ]
+    orders = [np.flatnonzero(np.equal(graph.stage, s)).tolist() for s in sorted({*graph.stage})]
 
-    def run_stage(
-        env: simpy.Environment,
-        order: list[int],
-        durations: list[float],
-        ended: dict[int, simpy.Event],
-    ) -> Generator[simpy.Event, None, None]:
+    def run_stage(env, order, durations, ended):
         for op in order:
             for p in waits[op]:
                 if not ended[p].triggered:
