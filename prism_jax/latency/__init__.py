@@ -1,20 +1,15 @@
-from ._base import AbstractLatency as AbstractLatency, InFiles as InFiles
-from ._check import check as check
-from ._constant import Constant as Constant
+from ._base import AbstractLatency as AbstractLatency, InFiles as InFiles, Rule as Rule
 from ._empirical import Empirical as Empirical, empirical_from_samples as empirical_from_samples
 from ._gamma import Gamma as Gamma
-from ._log_sigma import log_sigma as log_sigma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
-from ._mixture import Mixture as Mixture
+from ._mixture import Mixture as Mixture, Outlying as Outlying
 from ._normal import Normal as Normal
-from ._outlying import Outlying as Outlying
-from ._parameters import Rule as Rule
+from ._parameters import check as check
 from ._registry import (
     families as families,
     fit_latency as fit_latency,
     make_latency as make_latency,
 )
-from ._scale_spread import scale_spread as scale_spread
 from ._scores import (
     log_density as log_density,
     normal_nodes as normal_nodes,
@@ -26,5 +21,11 @@ from ._three_moment import (
     cube_normal_below as cube_normal_below,
     cube_normal_score as cube_normal_score,
 )
-from ._transform import Scaled as Scaled, Shifted as Shifted
+from ._transform import (
+    Constant as Constant,
+    Scaled as Scaled,
+    Shifted as Shifted,
+    log_sigma as log_sigma,
+    scale_spread as scale_spread,
+)
 from ._weibull import Weibull as Weibull

@@ -1,4 +1,5 @@
 import abc
+import functools as ft
 import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -11,8 +12,6 @@ import numpy as np
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
-
-from ._parameters import Rule, parameter_dtype
 
 
 class InFiles(NamedTuple):
@@ -28,6 +27,15 @@ class InFiles(NamedTuple):
     family: str
     parameters: tuple[str, ...]
     make: Callable[..., "AbstractLatency"]
+
+
+class Rule(NamedTuple):
+    """A rule by which `check` tests one parameter."""
+
+    name: str
+    value: Array
+    holds: Callable[[np.ndarray], np.ndarray]
+    allowed: str
 
 
 class AbstractLatency(eqx.Module):
@@ -46,11 +54,14 @@ class AbstractLatency(eqx.Module):
     static method `from_moments`, by which it is fitted to samples: from a mean, a variance and a
     skewness to the shape parameters in files, or to `None` if it has no such law. It may register
     with `log_sigma.register`, if it is log-normal, and with `scale_spread.register`, which
-    parameter is its spread. Each family has a file of its own.
+    parameter is its spread.
     """
 
     in_files: ClassVar[InFiles | None] = None
     from_moments: ClassVar[Callable[[float, float, float], dict[str, float] | None] | None] = None
+
+    def __check_init__(self) -> None:
+        _ = self.batch_shape  # Raises if parameters do not broadcast.
 
     @property
     @abc.abstractmethod
@@ -118,7 +129,8 @@ class AbstractLatency(eqx.Module):
     @property
     def dtype(self) -> jnp.dtype:
         """The floating-point dtype of the parameters, in which everything is computed."""
-        return parameter_dtype(self)
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))]
+        return ft.reduce(jnp.promote_types, dtypes) if dtypes else jnp.zeros(()).dtype
 
     def cdf(self, x: ArrayLike) -> Float[Array, "..."]:
         """The probability of a latency of at most `x`, elementwise; `x` as in `to_normal`."""

@@ -8,8 +8,8 @@ from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
-from ._parameters import Rule, as_parameters
+from ._base import AbstractLatency, Rule
+from ._parameters import as_parameters
 from ._scores import log_density
 
 

@@ -9,11 +9,11 @@ from jax.scipy.special import digamma, gammainc, gammaincc, gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
+from ._base import InFiles
 from ._gamma_series import temme_series
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
-from ._scale_spread import scale_spread
+from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
+from ._transform import scale_spread
 
 
 # Within this |eta| the series of the normal limit converge fast.
@@ -164,7 +164,7 @@ def _(primals, tangents):
     return z, slope * (y_dot + drift * a_dot)
 
 
-class Gamma(AbstractLatency):
+class Gamma(AbstractParametric):
     r"""A gamma latency, parametrised by its mean and coefficient of variation $c$: shape $1 / c^2$.
 
     For shapes of at least 64 (16 in float32), it is computed from a series around the normal limit,
@@ -174,23 +174,16 @@ class Gamma(AbstractLatency):
 
     in_files: ClassVar[InFiles | None] = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
 
-    location: Float[Array, "..."]
-    cv: Float[Array, "..."]
+    location: Float[Array, "..."] = parameter(non_negative)
+    cv: Float[Array, "..."] = parameter(non_negative)
 
     def __init__(self, location: ArrayLike, cv: ArrayLike):
         self.location, self.cv = as_parameters(location, cv)
         check_held("location", location, self.location)
 
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
     @staticmethod
     def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
         return {"cv": math.sqrt(variance) / mean}
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.location.shape, self.cv.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         cv, z = jnp.broadcast_arrays(self.cv, jnp.asarray(z, self.dtype))
@@ -229,9 +222,6 @@ class Gamma(AbstractLatency):
 
     def third_moment(self) -> Float[Array, "..."]:
         return 2.0 * self.location**3 * self.cv**4
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (non_negative("location", self.location), non_negative("cv", self.cv))
 
 
 Gamma.__init__.__doc__ = """**Arguments:**

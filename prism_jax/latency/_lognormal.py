@@ -7,33 +7,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from .._misc import bisect
-from ._base import AbstractLatency, InFiles
-from ._log_sigma import log_sigma
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
-from ._scale_spread import scale_spread
+from ._base import InFiles
+from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
 from ._scores import step_score
+from ._transform import log_sigma, scale_spread
 
 
 _HALVINGS = 60
 
 
-def _score(x: Array, median: Array, sigma: Array) -> Array:
-    varies = (sigma > 0) & (median > 0) & (x > 0)
-    ratio = jnp.where(varies, x, 1.0) / jnp.where(varies, median, 1.0)
-    score = jnp.log(ratio) / jnp.where(varies, sigma, 1.0)
-    return jnp.where(varies, score, step_score(x - median))
-
-
-def _variance(median: Array, sigma: Array) -> Array:
-    return median**2 * jnp.exp(sigma**2) * jnp.expm1(sigma**2)
-
-
-def _third_moment(median: Array, sigma: Array) -> Array:
-    growth = jnp.expm1(sigma**2)
-    return (median * jnp.exp(0.5 * sigma**2)) ** 3 * growth**2 * (growth + 3.0)
-
-
-class LogNormal(AbstractLatency):
+class LogNormal(AbstractParametric):
     r"""A log-normal latency, $m \exp(\sigma z)$.
 
     Parametrised by its median, which is what a profile reports; a change of `sigma` leaves it
@@ -44,41 +27,36 @@ class LogNormal(AbstractLatency):
         "lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma)
     )
 
-    median: Float[Array, "..."]
-    sigma: Float[Array, "..."]
+    median: Float[Array, "..."] = parameter(non_negative)
+    sigma: Float[Array, "..."] = parameter(non_negative)
 
     def __init__(self, median: ArrayLike, sigma: ArrayLike):
         self.median, self.sigma = as_parameters(median, sigma)
         check_held("median", median, self.median)
 
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
     @staticmethod
     def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
         return {"sigma": float(np.sqrt(np.log1p((math.sqrt(variance) / mean) ** 2)))}
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.median.shape, self.sigma.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
-        return _score(jnp.asarray(x, self.dtype), self.median, self.sigma)
+        x = jnp.asarray(x, self.dtype)
+        varies = (self.sigma > 0) & (self.median > 0) & (x > 0)
+        ratio = jnp.where(varies, x, 1.0) / jnp.where(varies, self.median, 1.0)
+        score = jnp.log(ratio) / jnp.where(varies, self.sigma, 1.0)
+        return jnp.where(varies, score, step_score(x - self.median))
 
     def mean(self) -> Float[Array, "..."]:
         return self.median * jnp.exp(0.5 * self.sigma**2)
 
     def variance(self) -> Float[Array, "..."]:
-        return _variance(self.median, self.sigma)
+        return self.median**2 * jnp.exp(self.sigma**2) * jnp.expm1(self.sigma**2)
 
     def third_moment(self) -> Float[Array, "..."]:
-        return _third_moment(self.median, self.sigma)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (non_negative("median", self.median), non_negative("sigma", self.sigma))
+        growth = jnp.expm1(self.sigma**2)
+        return (self.median * jnp.exp(0.5 * self.sigma**2)) ** 3 * growth**2 * (growth + 3.0)
 
 
 LogNormal.__init__.__doc__ = """**Arguments:**
@@ -99,7 +77,7 @@ def _(law, factor):
     return LogNormal(law.median * jnp.exp(0.5 * (law.sigma**2 - sigma**2)), sigma)
 
 
-class ShiftedLogNormal(AbstractLatency):
+class ShiftedLogNormal(AbstractParametric):
     r"""A log-normal latency added to a minimum latency, $s + m \exp(\sigma z)$."""
 
     in_files: ClassVar[InFiles | None] = InFiles(
@@ -108,15 +86,12 @@ class ShiftedLogNormal(AbstractLatency):
         lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),
     )
 
-    shift: Float[Array, "..."]
-    median: Float[Array, "..."]
-    sigma: Float[Array, "..."]
+    shift: Float[Array, "..."] = parameter(non_negative)
+    median: Float[Array, "..."] = parameter(non_negative)
+    sigma: Float[Array, "..."] = parameter(non_negative)
 
     def __init__(self, shift: ArrayLike, median: ArrayLike, sigma: ArrayLike):
         self.shift, self.median, self.sigma = as_parameters(shift, median, sigma)
-
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
 
     @staticmethod
     def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
@@ -137,30 +112,24 @@ class ShiftedLogNormal(AbstractLatency):
         return {"sigma": sigma, "shift": float(shift / median)}
 
     @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.shift.shape, self.median.shape, self.sigma.shape)
+    def _above(self) -> LogNormal:
+        """The law of what is above the shift."""
+        return LogNormal(self.median, self.sigma)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
-        return self.shift + self.median * jnp.exp(self.sigma * jnp.asarray(z, self.dtype))
+        return self.shift + self._above.from_normal(z)
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
-        return _score(jnp.asarray(x, self.dtype) - self.shift, self.median, self.sigma)
+        return self._above.to_normal(jnp.asarray(x, self.dtype) - self.shift)
 
     def mean(self) -> Float[Array, "..."]:
-        return self.shift + self.median * jnp.exp(0.5 * self.sigma**2)
+        return self.shift + self._above.mean()
 
     def variance(self) -> Float[Array, "..."]:
-        return jnp.broadcast_to(_variance(self.median, self.sigma), self.batch_shape)
+        return jnp.broadcast_to(self._above.variance(), self.batch_shape)
 
     def third_moment(self) -> Float[Array, "..."]:
-        return jnp.broadcast_to(_third_moment(self.median, self.sigma), self.batch_shape)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (
-            non_negative("shift", self.shift),
-            non_negative("median", self.median),
-            non_negative("sigma", self.sigma),
-        )
+        return jnp.broadcast_to(self._above.third_moment(), self.batch_shape)
 
 
 ShiftedLogNormal.__init__.__doc__ = """**Arguments:**

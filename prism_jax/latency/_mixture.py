@@ -9,10 +9,11 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
+from ._base import AbstractLatency, InFiles, Rule
 from ._lognormal import LogNormal
-from ._parameters import Rule, as_parameters, broadcast_batch
+from ._parameters import as_parameters, broadcast_batch
 from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
+from ._transform import Shifted
 
 
 _MAX_STEPS = 120
@@ -30,14 +31,21 @@ def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[list, li
     return [score for score, _ in pairs], [slope for _, slope in pairs]
 
 
-def _largest(values: list[Array]) -> Array:
+def _log_density(score: Array) -> Array:
+    """Its logarithm, finite where the score is infinite."""
+    return log_density(jnp.clip(score, -1e3, 1e3))
+
+
+def _largest(shares: list[Array], logs: list[Array]) -> Array:
+    """The largest of the components that have a share."""
+    values = [jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)]
     return jax.lax.stop_gradient(ft.reduce(jnp.maximum, values))
 
 
 def _log_tail(shares: list[Array], scores: list[Array], sign: Array | float) -> Array:
     """The logarithm of the distribution (sign 1) or survival (sign -1) function."""
     logs = [log_ndtr(sign * score) for score in scores]
-    top = _largest([jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)])
+    top = _largest(shares, logs)
     terms = (w * jnp.exp(jnp.minimum(l - top, 80.0)) for w, l in zip(shares, logs, strict=True))
     return top + jnp.log(sum(terms, jnp.zeros_like(top)))
 
@@ -64,7 +72,7 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
         log_p = _log_tail(shares, scores, sign)
         error = sign * (log_p - target)
         density = sum(
-            w * jnp.exp(jnp.clip(log_density(jnp.clip(s, -1e3, 1e3)) - log_p, -80.0, 80.0)) * d
+            w * jnp.exp(jnp.clip(_log_density(s) - log_p, -80.0, 80.0)) * d
             for w, s, d in zip(shares, scores, slopes, strict=True)
         )
         new_low = jnp.where(error < 0, x, low)
@@ -92,47 +100,42 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
 
 @_solve.def_jvp
 def _(primals, tangents):
-    mixture, z = primals
-    mixture_dot, z_dot = tangents
+    (mixture, z), (mixture_dot, z_dot) = primals, tangents
     x = _solve(mixture, z)
     shares = _shares(mixture.weights)
     scores, slopes = _scores(mixture.components, x)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
     # Densities, over the largest of them so that none underflows.
     logs = [
-        jnp.where(
-            d > 0, log_density(jnp.clip(s, -1e3, 1e3)) + jnp.log(jnp.where(d > 0, d, 1.0)), -1e30
-        )
+        jnp.where(d > 0, _log_density(s) + jnp.log(jnp.where(d > 0, d, 1.0)), -1e30)
         for s, d in zip(scores, slopes, strict=True)
     ]
-    top = _largest([jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)])
+    top = _largest(shares, logs)
     dense = top > -1e29
     top = jnp.where(dense, top, 0.0)
-    parts = [
-        jnp.exp(jnp.clip(log_density(jnp.clip(s, -1e3, 1e3)) - top, -1e4, 80.0)) for s in scores
-    ]
+    parts = [jnp.exp(jnp.clip(_log_density(s) - top, -1e4, 80.0)) for s in scores]
     density = sum(w * p * d for w, p, d in zip(shares, parts, slopes, strict=True))
     density = jnp.where(dense, density, 1.0)
 
     def per_density(tangent, weight):
         return jnp.where(dense, weight * tangent / density, 0.0)
 
-    out = jnp.zeros_like(x)
-    atom_dot = jnp.zeros_like(x)
-    atoms = jnp.zeros_like(x)
+    out = atom_dot = atoms = jnp.zeros_like(x)
     if z_dot is not None:
-        rate = jnp.exp(jnp.minimum(log_density(z) - top, 80.0))
-        out = out + per_density(z_dot, rate)
+        out = out + per_density(z_dot, jnp.exp(jnp.minimum(log_density(z) - top, 80.0)))
     if mixture_dot.weights is not None:
         share_dots = jax.jvp(_shares, (mixture.weights,), (mixture_dot.weights,))[1]
         for share_dot, score in zip(share_dots, scores, strict=True):
             tail = sign * jnp.exp(jnp.minimum(log_ndtr(sign * score) - top, 80.0))
             out = out - per_density(share_dot, tail)
-    probabilities = [jnp.exp(log_ndtr(sign * s)) for s in scores]
+    probabilities, eps = (
+        [jnp.exp(log_ndtr(sign * s)) for s in scores],
+        float(jnp.finfo(x.dtype).eps),
+    )
     for i, (c, c_dot) in enumerate(zip(mixture.components, mixture_dot.components, strict=True)):
         # A component without spread at this score: the mixture moves along with it.
         own, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
-        near = jnp.abs(x - own) <= 32.0 * float(jnp.finfo(x.dtype).eps) * jnp.abs(own)
+        near = jnp.abs(x - own) <= 32.0 * eps * jnp.abs(own)
         hit = (own_slope == 0) & near & (shares[i] > 0)
         atoms = atoms + hit.astype(x.dtype)
         if not jax.tree.leaves(c_dot):
@@ -145,7 +148,6 @@ def _(primals, tangents):
             w * p for j, (w, p) in enumerate(zip(shares, probabilities, strict=True)) if j != i
         )
         left = (jnp.exp(log_ndtr(sign * z)) - others) / jnp.where(shares[i] > 0, shares[i], 1.0)
-        eps = float(jnp.finfo(x.dtype).eps)
         within = sign * ndtri_exp(jnp.log(jnp.clip(left, eps, 1.0 - eps)))
         _, own_dot = eqx.filter_jvp(lambda c, z=within: c.from_normal(z), (c,), (c_dot,))
         if own_dot is not None:
@@ -192,7 +194,6 @@ class Mixture(AbstractLatency):
                 f"`Mixture` got weights of shape {self.weights.shape} for {len(self.components)} "
                 "components; the trailing axis must have one weight for each, and at least one."
             )
-        _ = self.batch_shape
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -209,23 +210,22 @@ class Mixture(AbstractLatency):
         scores = [component.to_normal(x) for component in self.components]
         return score_of_tails(_log_tail(shares, scores, 1.0), _log_tail(shares, scores, -1.0))
 
+    def _mean_of(self, values: list[Array]) -> Array:
+        """The mean over the components of a value of each."""
+        shares = _shares(self.weights)
+        return ft.reduce(jnp.add, [w * x for w, x in zip(shares, values, strict=True)])
+
     def mean(self) -> Float[Array, "..."]:
-        pairs = zip(_shares(self.weights), self.components, strict=True)
-        return ft.reduce(jnp.add, [share * component.mean() for share, component in pairs])
+        return self._mean_of([c.mean() for c in self.components])
 
     def variance(self) -> Float[Array, "..."]:
         mean = self.mean()
-        pairs = zip(_shares(self.weights), self.components, strict=True)
-        return ft.reduce(jnp.add, [w * (c.variance() + (c.mean() - mean) ** 2) for w, c in pairs])
+        return self._mean_of([c.variance() + (c.mean() - mean) ** 2 for c in self.components])
 
     def third_moment(self) -> Float[Array, "..."]:
         mean = self.mean()
-        terms = []
-        for share, component in zip(_shares(self.weights), self.components, strict=True):
-            apart = component.mean() - mean
-            third = component.third_moment() + apart * (3.0 * component.variance() + apart**2)
-            terms.append(share * third)
-        return ft.reduce(jnp.add, terms)
+        apart = [(c, c.mean() - mean) for c in self.components]
+        return self._mean_of([c.third_moment() + d * (3.0 * c.variance() + d**2) for c, d in apart])
 
     def rules(self) -> tuple[Rule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:
@@ -241,4 +241,60 @@ Mixture.__init__.__doc__ = """**Arguments:**
 - `weights`: the weight of each component, along the trailing axis; they need not sum to one. The
     axes before it are batch axes.
 - `components`: the laws of the components. Their batches broadcast.
+"""
+
+
+def _outlying(
+    sigma: ArrayLike, share: ArrayLike, excess: ArrayLike, outlier_sigma: ArrayLike
+) -> "Outlying":
+    """A log-normal body of median one, and outliers beyond it."""
+    sigma, share, excess, outlier_sigma = (
+        jnp.asarray(x, float) for x in (sigma, share, excess, outlier_sigma)
+    )
+    slow = Shifted(LogNormal(excess, outlier_sigma), 1.0)
+    return Outlying(Mixture(jnp.stack([1 - share, share]), (LogNormal(1.0, sigma), slow)))
+
+
+class Outlying(AbstractLatency):
+    r"""A factor that is log-normal around one, except for a share of outliers. An outlier is
+    $1 + x$, where $x$ is log-normal and its median is the excess.
+
+    It describes the step times of a run (MLPerf Training logs, v3.0 to v5.1): a narrow body, and
+    about one step in a hundred that takes some per cent longer.
+    """
+
+    in_files: ClassVar[InFiles | None] = InFiles(
+        "lognormal-outliers",
+        ("sigma", "outlier_share", "outlier_excess", "outlier_sigma"),
+        _outlying,
+    )
+
+    law: Mixture
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.law.batch_shape
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        return self.law.from_normal(z)
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        return self.law.to_normal(x)
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.law.mean()
+
+    def variance(self) -> Float[Array, "..."]:
+        return self.law.variance()
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return self.law.third_moment()
+
+    def rules(self) -> tuple[Rule, ...]:
+        return self.law.rules()
+
+
+Outlying.__init__.__doc__ = """**Arguments:**
+
+- `law`: the mixture of the body and the outliers.
 """

@@ -7,13 +7,13 @@ from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative
-from ._scale_spread import scale_spread
+from ._base import InFiles
+from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
 from ._scores import log_density, step_score
+from ._transform import scale_spread
 
 
-class Normal(AbstractLatency):
+class Normal(AbstractParametric):
     r"""A normal latency, $\mu + \sigma z$, conditioned to be positive.
 
     The parameters are those before truncation at zero, so `mean()` and `variance()` differ from
@@ -23,24 +23,17 @@ class Normal(AbstractLatency):
 
     in_files: ClassVar[InFiles | None] = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
 
-    location: Float[Array, "..."]
-    std: Float[Array, "..."]
+    location: Float[Array, "..."] = parameter(non_negative)
+    std: Float[Array, "..."] = parameter(non_negative)
 
     def __init__(self, location: ArrayLike, std: ArrayLike):
         self.location, self.std = as_parameters(location, std)
         check_held("location", location, self.location)
 
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
     @staticmethod
     def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
         std = math.sqrt(variance) / mean
         return {"std": std} if std < 0.2 else None  # Wider, truncation at zero changes moments.
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.location.shape, self.std.shape)
 
     def _truncation(self, z: Float[Array, "..."]) -> tuple[Array, Array]:
         """Standard deviations from zero to the location, and whether truncation matters at `z`."""
@@ -98,9 +91,6 @@ class Normal(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         depth, hazard = self._hazard()
         return self.std**3 * hazard * ((hazard + depth) * (2.0 * hazard + depth) - 1.0)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (non_negative("location", self.location), non_negative("std", self.std))
 
 
 Normal.__init__.__doc__ = """**Arguments:**

@@ -1,15 +1,19 @@
 """Parameters of all families: their dtypes and shapes, and the rules that `check` applies."""
 
+import dataclasses
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array
+
+from ._base import AbstractLatency, Rule
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
@@ -63,19 +67,27 @@ def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         ) from None
 
 
-def parameter_dtype(tree: eqx.Module) -> jnp.dtype:
-    """The floating dtype that the arrays of a module promote to."""
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))]
-    return ft.reduce(jnp.promote_types, dtypes) if dtypes else jnp.zeros(()).dtype
+def parameter(rule: Callable[[str, Array], Rule]) -> Any:
+    """A field of an `AbstractParametric`, with the rule that `check` applies to its values."""
+    return eqx.field(metadata={"rule": rule})
 
 
-class Rule(NamedTuple):
-    """A rule by which `check` tests one parameter."""
+class AbstractParametric(AbstractLatency):
+    """A law whose fields are parameters, or laws, that broadcast; each `parameter` has its rule."""
 
-    name: str
-    value: Array
-    holds: Callable[[np.ndarray], np.ndarray]
-    allowed: str
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        held = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return broadcast_batch(
+            *(x.batch_shape if isinstance(x, AbstractLatency) else x.shape for x in held)
+        )
+
+    def rules(self) -> tuple[Rule, ...]:
+        return tuple(
+            field.metadata["rule"](field.name, getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if "rule" in field.metadata
+        )
 
 
 def finite(name: str, value: Array) -> Rule:
@@ -91,3 +103,38 @@ def non_negative(name: str, value: Array) -> Rule:
 def positive(name: str, value: Array) -> Rule:
     """A rule: numbers above zero, infinity included."""
     return Rule(name, value, lambda x: x > 0, "positive")
+
+
+def check(latency: AbstractLatency) -> None:
+    """Checks the values of every parameter of a latency, on the host.
+
+    Constructors check shapes only, because they also run under `jax.jit`. Traced values are not
+    checked here either.
+
+    **Arguments:**
+
+    - `latency`: a latency. Latencies that it contains are checked too.
+
+    **Raises:**
+
+    `ValueError` that names the family and the parameter, and says what was given and what is
+    allowed.
+    """
+    for name, value, holds, allowed in latency.rules():
+        if isinstance(value, Tracer):
+            continue
+        value = np.asarray(value)
+        bad = ~np.broadcast_to(holds(value), value.shape)
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            where = f"[{', '.join(map(str, index))}]" if index else ""
+            raise ValueError(
+                f"`{type(latency).__name__}` got `{name}{where}={value[index]}`; it must be "
+                f"{allowed}."
+            )
+    parts = jax.tree.leaves(
+        latency, is_leaf=lambda x: isinstance(x, AbstractLatency) and x is not latency
+    )
+    for part in parts:
+        if isinstance(part, AbstractLatency):
+            check(part)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from .._misc import subclasses, unknown_name
 from ._base import AbstractLatency, InFiles
-from ._check import check
+from ._parameters import check
 
 
 def families() -> dict[str, InFiles]:

@@ -4,8 +4,15 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, finite, non_negative
+from ._base import InFiles
+from ._parameters import (
+    AbstractParametric,
+    as_parameters,
+    check_held,
+    finite,
+    non_negative,
+    parameter,
+)
 from ._scores import step_score
 
 
@@ -63,7 +70,7 @@ def cube_normal_below(z: Float[Array, "..."], skewness: Float[Array, "..."]) -> 
     return b1 + b2 * z + b3 * (z * z - 1.0)
 
 
-class ThreeMoment(AbstractLatency):
+class ThreeMoment(AbstractParametric):
     r"""A latency given by its mean, standard deviation and skewness: the cube of a normal.
 
     It agrees with a shifted gamma law to about 1e-4 of a standard deviation, mirrored if the
@@ -77,20 +84,13 @@ class ThreeMoment(AbstractLatency):
         "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
     )
 
-    location: Float[Array, "..."]
-    std: Float[Array, "..."]
-    skewness: Float[Array, "..."]
+    location: Float[Array, "..."] = parameter(finite)
+    std: Float[Array, "..."] = parameter(non_negative)
+    skewness: Float[Array, "..."] = parameter(finite)
 
     def __init__(self, location: ArrayLike, std: ArrayLike, skewness: ArrayLike):
         self.location, self.std, self.skewness = as_parameters(location, std, skewness)
         check_held("location", location, self.location)
-
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.location.shape, self.std.shape, self.skewness.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.location + self.std * cube_normal(jnp.asarray(z, self.dtype), self.skewness)
@@ -114,13 +114,6 @@ class ThreeMoment(AbstractLatency):
         _, b1, b2, b3 = _hermite(self.skewness)
         moment = b2 * (6.0 * b1**2 + 8.0 * b2**2 + 36.0 * b1 * b3 + 108.0 * b3**2)
         return jnp.broadcast_to(self.std**3 * moment, self.batch_shape)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (
-            finite("location", self.location),
-            non_negative("std", self.std),
-            finite("skewness", self.skewness),
-        )
 
 
 ThreeMoment.__init__.__doc__ = """**Arguments:**

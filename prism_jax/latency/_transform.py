@@ -1,11 +1,59 @@
+"""A constant, and laws made of others: scaled, shifted, or with another spread."""
+
+import functools as ft
+from typing import Any, ClassVar
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, finite, non_negative
+from ._base import AbstractLatency, InFiles
+from ._parameters import (
+    AbstractParametric,
+    as_parameters,
+    broadcast_batch,
+    check_held,
+    finite,
+    non_negative,
+    parameter,
+)
 from ._scores import step_score
+
+
+class Constant(AbstractParametric):
+    """A latency that does not vary."""
+
+    in_files: ClassVar[InFiles | None] = InFiles("constant", (), lambda: Constant(1.0))
+
+    value: Float[Array, "..."] = parameter(non_negative)
+
+    def __init__(self, value: ArrayLike):
+        (self.value,) = as_parameters(value)
+        check_held("value", value, self.value)
+
+    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
+        shape = broadcast_batch(jnp.shape(z), self.batch_shape)
+        return jnp.broadcast_to(self.value, shape)
+
+    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
+        return step_score(jnp.asarray(x, self.dtype) - self.value)
+
+    def mean(self) -> Float[Array, "..."]:
+        return self.value
+
+    def variance(self) -> Float[Array, "..."]:
+        return jnp.zeros_like(self.value)
+
+    def third_moment(self) -> Float[Array, "..."]:
+        return jnp.zeros_like(self.value)
+
+
+Constant.__init__.__doc__ = """**Arguments:**
+
+- `value`: the latency, in seconds. Must be non-negative.
+"""
 
 
 def _like(value: ArrayLike, base: AbstractLatency) -> Array:
@@ -13,23 +61,16 @@ def _like(value: ArrayLike, base: AbstractLatency) -> Array:
     return as_parameters(value, np.zeros((), base.dtype))[0]
 
 
-class Scaled(AbstractLatency):
+class Scaled(AbstractParametric):
     """A latency multiplied by a factor."""
 
     base: AbstractLatency
-    factor: Float[Array, "..."]
+    factor: Float[Array, "..."] = parameter(non_negative)
 
     def __init__(self, base: AbstractLatency, factor: ArrayLike):
         self.base = base
         self.factor = _like(factor, base)
         check_held("factor", factor, self.factor)
-
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.base.batch_shape, self.factor.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.factor * self.base.from_normal(z)
@@ -49,9 +90,6 @@ class Scaled(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self.factor**3 * self.base.third_moment()
 
-    def rules(self) -> tuple[Rule, ...]:
-        return (non_negative("factor", self.factor),)
-
 
 Scaled.__init__.__doc__ = """**Arguments:**
 
@@ -60,22 +98,15 @@ Scaled.__init__.__doc__ = """**Arguments:**
 """
 
 
-class Shifted(AbstractLatency):
+class Shifted(AbstractParametric):
     """A latency plus an offset."""
 
     base: AbstractLatency
-    offset: Float[Array, "..."]
+    offset: Float[Array, "..."] = parameter(finite)
 
     def __init__(self, base: AbstractLatency, offset: ArrayLike):
         self.base = base
         self.offset = _like(offset, base)
-
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.base.batch_shape, self.offset.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         return self.offset + self.base.from_normal(z)
@@ -92,12 +123,52 @@ class Shifted(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(self.base.third_moment(), self.batch_shape)
 
-    def rules(self) -> tuple[Rule, ...]:
-        return (finite("offset", self.offset),)
-
 
 Shifted.__init__.__doc__ = """**Arguments:**
 
 - `base`: the latency to shift.
 - `offset`: the offset, in seconds; broadcasts against the batch of `base`.
 """
+
+
+# The files of the families say what these two are for them.
+@ft.singledispatch
+def log_sigma(law: AbstractLatency) -> Float[Array, "..."] | None:
+    r"""The $\sigma$ of a law that is a constant times $\exp(\sigma z)$, which needs no table of its
+    quantiles; `None` for other laws.
+    """
+    del law
+    return None
+
+
+@ft.singledispatch
+def scale_spread(law: AbstractLatency, factor: ArrayLike) -> Any:
+    """The same law with its spread multiplied by a factor. The mean stays the same.
+
+    **Arguments:**
+
+    - `law`: any law.
+    - `factor`: a non-negative factor on the parameter that is the spread of the law (`sigma` of a
+        log-normal law, `cv` of a gamma law, `std` of a normal law), or, if there is none, on the
+        deviation from the mean. Zero leaves only the mean.
+
+    **Returns:**
+
+    A law of the same kind. Differentiable with respect to `factor` and the parameters.
+    """
+    return Shifted(Scaled(law, factor), (1 - jnp.asarray(factor, law.dtype)) * law.mean())
+
+
+@log_sigma.register(Constant)
+def _(law):
+    return jax.device_put(np.zeros(law.value.shape, law.dtype))
+
+
+@scale_spread.register(Constant)
+def _(law, factor):
+    return law
+
+
+@scale_spread.register(Scaled)
+def _(law, factor):
+    return Scaled(scale_spread(law.base, factor), law.factor)

@@ -7,12 +7,19 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
-from ._parameters import Rule, as_parameters, broadcast_batch, check_held, non_negative, positive
+from ._base import InFiles
+from ._parameters import (
+    AbstractParametric,
+    as_parameters,
+    check_held,
+    non_negative,
+    parameter,
+    positive,
+)
 from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 
-class Weibull(AbstractLatency):
+class Weibull(AbstractParametric):
     r"""A Weibull latency, with survival function $\exp(-(x / \lambda)^k)$; shape one is the
     exponential law.
     """
@@ -21,24 +28,17 @@ class Weibull(AbstractLatency):
         "weibull", ("shape",), lambda shape: Weibull(1.0, shape)
     )
 
-    scale: Float[Array, "..."]
-    shape: Float[Array, "..."]
+    scale: Float[Array, "..."] = parameter(non_negative)
+    shape: Float[Array, "..."] = parameter(positive)
 
     def __init__(self, scale: ArrayLike, shape: ArrayLike):
         self.scale, self.shape = as_parameters(scale, shape)
         check_held("scale", scale, self.scale)
 
-    def __check_init__(self) -> None:
-        _ = self.batch_shape
-
     @staticmethod
     def from_moments(mean: float, variance: float, skewness: float) -> dict[str, float] | None:
         # Its error is small for CVs from 0.01 to 1 (Justus et al. 1978).
         return {"shape": (math.sqrt(variance) / mean) ** -1.086}
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        return broadcast_batch(self.scale.shape, self.shape.shape)
 
     def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
         log_hazard = jnp.log(-log_ndtr(-jnp.asarray(z, self.dtype)))
@@ -69,9 +69,6 @@ class Weibull(AbstractLatency):
 
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return (non_negative("scale", self.scale), positive("shape", self.shape))
 
 
 Weibull.__init__.__doc__ = r"""**Arguments:**
