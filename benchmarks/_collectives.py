@@ -81,7 +81,7 @@ def _slingshot() -> Cluster:
 def _latency(kind: str, size: float, gpus: int, cluster: Cluster) -> float:
     group = Group("all", gpus)
     tables = msgspec.structs.replace(load_kernels(cluster), network=1.0)
-    return collective_latency(kind, size, group, cluster, tables).latency
+    return collective_latency(kind, size, group, cluster, tables)
 
 
 def collective_table(rows: list[Row]) -> str:

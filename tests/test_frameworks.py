@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 import prism_jax as prism
-from prism_jax.cluster import dp_group
 from prism_jax.data import load_job, load_priors
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import MLP
@@ -83,7 +82,8 @@ def test_without_sharded_parameters_nothing_is_copied():
 def test_broadcasts_in_turn_pass_along_the_ring_once_for_each_gpu():
     plain = ("training.zero=1", "training.overlap_param_gather=false")
     job, turns = _job(*plain), _job(*plain, "training.gather_in_turn=true")
-    hops = _costs(job).collective("all_gather", 0, dp_group(job.layout)).mean
+    costs = _costs(job)
+    hops = costs.collective("all_gather", 0, costs.dp).mean
     more = prism.predict(turns).mean - prism.predict(job).mean
     assert more == pytest.approx((job.layout.dp - 1) * hops, rel=1e-6)
 

@@ -1,4 +1,5 @@
-"""Mean latencies of collectives: an alpha-beta model with an efficiency that depends on size.
+"""Groups of ranks, and mean latencies of their collectives: an alpha-beta model with an efficiency
+that depends on size.
 
 Collectives are rings, as in NCCL: each rank sends `(n - 1) / n` of the gathered tensor in `n - 1`
 hops. Within a domain of more than eight ranks, an all-reduce and an all-to-all have the hops of
@@ -13,15 +14,12 @@ from collections import Counter
 
 import msgspec
 
-from ..data import Cluster, Kernels, Link
-from ._group import Group, find_link, ranks_per_domain
+from ..data import Cluster, Kernels, Layout, Link
 
 
 # How tokens are exchanged with experts: each has efficiencies of its own, or those of all_to_all.
 DISPATCHERS = ("deepep", "hybridep")
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv")
-
-
 # The most hops of an all_reduce or all_to_all within an innermost domain: those of a ring of eight.
 # A switch that joins more GPUs reduces by itself (NVLS), and lets each of them send to each: with
 # TensorRT-LLM, 256 tokens reach 8 of 256 experts and come back in 0.12 ms on 8 GB200, in 0.13 ms on
@@ -29,11 +27,76 @@ COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send
 _SWITCHED = 7
 
 
-class Transfer(msgspec.Struct, frozen=True):
-    """A collective's mean latency, in seconds, and the link that it crosses."""
+class Group(msgspec.Struct, frozen=True):
+    """Ranks `start, start + stride, ...`, as many as `size`; `start` may be any.
 
-    link: str
-    latency: float
+    Ranks are ordered as in Megatron-LM: tensor-parallel fastest, then context, data and pipeline. A
+    link joins consecutive ranks, in blocks of its `group`.
+
+    **Attributes:**
+
+    - `name`: the name of the group, such as `tp`.
+    - `size`: the number of ranks.
+    - `stride`: the distance between neighbouring ranks.
+    """
+
+    name: str
+    size: int
+    stride: int = 1
+
+
+def group_of(name: str, layout: Layout) -> Group:
+    """A group of ranks of a layout.
+
+    **Arguments:**
+
+    - `name`: `tp` and `cp`, the tensor- and the context-parallel group; `dp`, which reduces
+        gradients: replicas, and the context-parallel ranks of each; `etp`, the tensor-parallel
+        group of experts; `ep`, over which experts are distributed, perhaps over several replicas;
+        `edp`, which reduces the gradients of experts: the ranks of a stage with the same experts;
+        `all`, all ranks.
+    - `layout`: the layout.
+    """
+    tp, experts = layout.tp, layout.ep * layout.expert_tp
+    size, stride = {
+        "tp": (tp, 1),
+        "cp": (layout.cp, tp),
+        "dp": (layout.dp * layout.cp, tp),
+        "etp": (layout.expert_tp, 1),
+        "ep": (layout.ep, layout.expert_tp),
+        "edp": (tp * layout.cp * layout.dp // experts, experts),
+        "all": (layout.world_size, 1),
+    }[name]
+    return Group(name, size, stride)
+
+
+def ranks_per_domain(group: Group, link: Link) -> int:
+    """How many ranks of a group share one block of `link`."""
+    return max(1, min(group.size, link.group // group.stride))
+
+
+def find_link(cluster: Cluster, group: Group) -> Link:
+    """The innermost link that contains every group of this kind entirely.
+
+    Blocks of ranks and blocks of a link must nest: twelve ranks do not share nodes of eight, and of
+    groups of three consecutive ranks one in four lies across two nodes.
+    """
+    span = group.size * group.stride
+    for link in cluster.links:
+        if group.size == 1 or (span <= link.group and link.group % span == 0):
+            return link
+    return cluster.links[-1]
+
+
+def find_send_link(cluster: Cluster, layout: Layout, sender: int, receiver: int) -> Link:
+    """The innermost link that joins each rank of one pipeline rank with its peer in the other."""
+    stride = layout.tp * layout.cp * layout.dp
+    first, second = sorted((sender, receiver))
+    for link in cluster.links:
+        # Every block that the sender's ranks touch must be the one of all their peers.
+        if first * stride // link.group == ((second + 1) * stride - 1) // link.group:
+            return link
+    return cluster.links[-1]
 
 
 def collective_latency(
@@ -43,8 +106,8 @@ def collective_latency(
     cluster: Cluster,
     kernels: Kernels,
     outside_bytes: float | None = None,
-) -> Transfer:
-    """The latency of a collective.
+) -> float:
+    """The mean latency of a collective, over the link that `find_link` finds.
 
     **Arguments:**
 
@@ -59,40 +122,38 @@ def collective_latency(
 
     **Returns:**
 
-    Its link and latency; zero for a group of one.
+    Seconds; zero for a group of one.
     """
     link = find_link(cluster, group)
     n = group.size
     if n == 1:
-        return Transfer(link.name, 0.0)
-    # Inner domains: the widest link inside `link` that holds more than one rank of the group.
-    inner = [inner for inner in cluster.links if inner.group < link.group]
-    inner = [domain for domain in inner if ranks_per_domain(group, domain) > 1]
+        return 0.0
+    within = [inner for inner in cluster.links if inner.group < link.group]
+    inner = [domain for domain in within if ranks_per_domain(group, domain) > 1]
     passes = 2 if kind == "all_reduce" else 1
+    factor = _between_nodes(link, cluster, kernels)
     if not inner:
-        factor = between_nodes(link, cluster, kernels)
         seconds = passes * (n - 1) / n * num_bytes / _bandwidth(kind, link, num_bytes, kernels)
         hops = n - 1
         if kind not in ("all_gather", "reduce_scatter") and link.name == cluster.links[0].name:
             hops = min(hops, _SWITCHED)
-        return Transfer(link.name, factor * (seconds + passes * hops * link.latency_s))
-    domain = inner[-1]
+        return factor * (seconds + passes * hops * link.latency_s)
+    domain = inner[-1]  # The widest link inside `link` that holds more than one rank of the group.
     local = ranks_per_domain(group, domain)
     domains = math.ceil(n / local)
     share = num_bytes if kind in ("all_to_all", *DISPATCHERS) else num_bytes / local
     share = share if outside_bytes is None else outside_bytes
-    factor = between_nodes(link, cluster, kernels)
     outside = factor * (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
     inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
     moved = passes * max(outside, inside)
     hop = factor * link.latency_s
     ring = moved + passes * ((domains - 1) * hop + (n - domains) * domain.latency_s)
     if kind != "all_reduce":
-        return Transfer(link.name, ring)
+        return ring
     # A tree of nodes, each a chain, has half the bandwidth and fewer hops (NCCL, tuning.cc).
     depth = math.ceil(math.log2(domains))
     tree = 2 * moved + passes * (depth * hop + (local - 1) * domain.latency_s)
-    return Transfer(link.name, min(ring, tree))
+    return min(ring, tree)
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -155,7 +216,7 @@ def dispatch_latency(
     group: Group,
     cluster: Cluster,
     kernels: Kernels,
-) -> Transfer:
+) -> float:
     """The latency of an exchange by `kind`, one of `DISPATCHERS`, of tokens with experts, which are
     distributed over the group. A token is sent once to each inner domain and once to each rank that
     has any of its experts; the ranks of a domain forward it (DeepEP, DeepSeek-V3, arXiv:2412.19437,
@@ -171,13 +232,13 @@ def dispatch_latency(
     return collective_latency(kind, ranks, group, cluster, kernels, domains)
 
 
-def send_recv_latency(num_bytes: float, link: Link, kernels: Kernels) -> Transfer:
-    """The latency of sending `num_bytes` to one other rank over `link`; see `between_nodes`."""
-    seconds = num_bytes / _bandwidth("send_recv", link, num_bytes, kernels)
-    return Transfer(link.name, seconds + link.latency_s)
+def send_recv_latency(num_bytes: float, link: Link, cluster: Cluster, kernels: Kernels) -> float:
+    """The mean latency of sending `num_bytes` to one other rank over a link, in seconds."""
+    seconds = num_bytes / _bandwidth("send_recv", link, num_bytes, kernels) + link.latency_s
+    return _between_nodes(link, cluster, kernels) * seconds
 
 
-def between_nodes(link: Link, cluster: Cluster, kernels: Kernels) -> float:
+def _between_nodes(link: Link, cluster: Cluster, kernels: Kernels) -> float:
     """The factor on transfers over a link: one for the innermost link, which is within a node."""
     return 1.0 if link.name == cluster.links[0].name else kernels.network
 

@@ -7,21 +7,15 @@ import msgspec
 from ..cluster import (
     Group,
     Routing,
-    between_nodes,
     collective_latency,
     compute_latency,
-    cp_group,
     dispatch_latency,
-    dp_group,
-    edp_group,
-    ep_group,
-    etp_group,
     find_link,
     find_send_link,
+    group_of,
     send_recv_latency,
-    tp_group,
 )
-from ..data import Cluster, Kernels, Layout, Link, Model, Training
+from ..data import Cluster, Kernels, Layout, Model, Training
 from ._block import Block, Branches, Kernel, Linear, Segment
 from ._parts import row, segment
 
@@ -84,27 +78,27 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def tp(self) -> Group:
-        return tp_group(self.layout)
+        return group_of("tp", self.layout)
 
     @property
     def cp(self) -> Group:
-        return cp_group(self.layout)
+        return group_of("cp", self.layout)
 
     @property
     def dp(self) -> Group:
-        return dp_group(self.layout)
+        return group_of("dp", self.layout)
 
     @property
     def ep(self) -> Group:
-        return ep_group(self.layout)
+        return group_of("ep", self.layout)
 
     @property
     def etp(self) -> Group:
-        return etp_group(self.layout)
+        return group_of("etp", self.layout)
 
     @property
     def edp(self) -> Group:
-        return edp_group(self.layout)
+        return group_of("edp", self.layout)
 
     @property
     def expert_ranks(self) -> int | None:
@@ -197,9 +191,10 @@ class Costs(msgspec.Struct, frozen=True):
 
     def collective(self, kind: str, num_bytes: float, group: Group) -> Kernel:
         """An exposed collective of `num_bytes`, the size of the full tensor."""
-        transfer = collective_latency(kind, num_bytes, group, self.cluster, self.kernels)
-        size = f"{round(num_bytes)}B {group.name}{group.size} {transfer.link}"
-        return Kernel(kind, size, transfer.latency, transfer.link, group=group.name)
+        seconds = collective_latency(kind, num_bytes, group, self.cluster, self.kernels)
+        link = find_link(self.cluster, group).name
+        size = f"{round(num_bytes)}B {group.name}{group.size} {link}"
+        return Kernel(kind, size, seconds, link, group=group.name)
 
     def exchange(self, routing: Routing) -> Kernel | None:
         """The all_to_all of a microbatch's tokens to their experts, or back; `None` if every rank
@@ -213,8 +208,8 @@ class Costs(msgspec.Struct, frozen=True):
             return whole
         kind = self.training.token_dispatcher
         on = self.ep, self.cluster, self.kernels
-        found = dispatch_latency(kind, token_bytes, routing, *on)
-        return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=found.latency)
+        seconds = dispatch_latency(kind, token_bytes, routing, *on)
+        return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=seconds)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
         """Compute that overlaps with serial collectives. The collectives take a share of the
@@ -257,19 +252,15 @@ class Costs(msgspec.Struct, frozen=True):
         num_bytes = 2 * self.norm_tokens * self.model.hidden_size
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
-        mean = self._sent(num_bytes, link)
+        mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
         return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
 
     def ring(self, num_bytes: int, group: Group) -> Kernel:
         """`num_bytes` from each rank of a group to the next."""
         link = find_link(self.cluster, group)
         size = f"{num_bytes}B {group.name}{group.size} {link.name}"
-        mean = self._sent(num_bytes, link)
+        mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
         return Kernel("send_recv", size, mean, link.name, group=group.name)
-
-    def _sent(self, num_bytes: int, link: Link) -> float:
-        factor = between_nodes(link, self.cluster, self.kernels)
-        return factor * send_recv_latency(num_bytes, link, self.kernels).latency
 
     def _gemm(
         self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float, parts: int

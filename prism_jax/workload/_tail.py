@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..cluster import Group, all_group
+from ..cluster import Group, group_of
 from ._block import Block, Kernel
 from ._costs import Costs
 from ._parts import block, block_means, segment
@@ -21,7 +21,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     shard = max(shards_of)
     segments = []
     if training.optimizer == "adam":
-        norm = costs.collective("all_reduce", 4, all_group(layout))
+        norm = costs.collective("all_reduce", 4, group_of("all", layout))
         read = costs.move("optimizer", 4 * shard)
         segments.append(segment([read], norm if layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
