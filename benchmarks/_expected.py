@@ -20,9 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+import prism_jax as prism
+from prism_jax.data import generation_of
+from prism_jax.workload import has_experts
+
 from ._means import VARIABILITY
 from ._published import published
 from ._rows import predicted
+from ._tables import percent, table
 
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
@@ -43,9 +48,6 @@ class Row(NamedTuple):
 
 def rows_of(folder: pathlib.Path) -> list[Row]:
     """The logarithms of measured over predicted seconds."""
-    from prism_jax.data import generation_of
-    from prism_jax.workload import has_experts
-
     found = []
     for one in published(folder):
         if (job := one.job) is None or not (job.model and job.training and job.cluster):
@@ -145,21 +147,18 @@ def expected_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown: measured over predicted, less one, and the shares of rows in 90 % intervals."""
     header = ("class", "rows", "families", "median error", "90 % of rows")
     header += ("held, left out", "each family once", "held by the shipped")
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    cells = []
     for row in rows:
-        low, middle, high = (100 * (row[name] - 1) for name in ("p5", "median", "p95"))
-        cells = [row["class"], f"{row['rows']:,}", str(row["families"])]
-        cells += [f"{middle:+.1f} %", f"{low:+.0f} .. {high:+.0f} %"]
-        names = ("left_out", "left_out_by_family", "shipped")
-        cells += [f"{100 * row[name]:.0f} %" for name in names]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        low, middle, high = (row[name] - 1 for name in ("p5", "median", "p95"))
+        shares = (row[name] for name in ("left_out", "left_out_by_family", "shipped"))
+        span = f"{100 * low:+.0f} .. {percent(high, 0)}"
+        first = row["class"], f"{row['rows']:,}", row["families"], percent(middle), span
+        cells.append((*first, *(f"{100 * share:.0f} %" for share in shares)))
+    return table(header, cells)
 
 
 def _shipped(row: Row) -> bool:
     """Whether the shipped interval holds a row."""
-    import prism_jax as prism
-
     low, high = prism.expected_error(row.job).interval(_LEVEL)
     return bool(low <= np.exp(row.error) <= high)
 

@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 from scipy.optimize import minimize
 
+import prism_jax as prism
 from prism_jax import data
 from prism_jax.workload import has_experts
 
 from ._means import VARIABILITY
 from ._published import Published, published
 from ._rows import predicted
+from ._tables import by, table
 
 
 # Latencies of kernels of Blackwell: of each, the kernel, and its link or dtype.
@@ -74,23 +76,24 @@ def expert_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def expert_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown: mean absolute errors by class, and the factors on the shipped constants."""
-    header = ("steps with experts", "rows", "families", "shipped", "fitted", "left out")
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for name in (*sorted({row["table"] for row in rows}), "all"):
-        mine = [row for row in rows if name in (row["table"], "all")]
-        cells = [name, str(len(mine)), str(len({row["family"] for row in mine}))]
-        for kind in ("shipped", "fitted", "left_out"):
-            errors = [abs(row[kind] / row["measured"] - 1) for row in mine]
-            cells.append(f"{100 * np.mean(errors):.1f} %")
-        lines.append("| " + " | ".join(cells) + " |")
     if not rows:
         return "no steps of models with experts"
-    lines += ["", "| constant | fitted over shipped | with a family left out |", "|---|---|---|"]
+    cells = []
+    for name, mine in [*sorted(by("table", rows).items()), ("all", rows)]:
+        errors = (
+            np.mean([abs(row[kind] / row["measured"] - 1) for row in mine])
+            for kind in ("shipped", "fitted", "left_out")
+        )
+        sizes = (f"{100 * error:.1f} %" for error in errors)
+        cells.append((name, len(mine), len(by("family", mine)), *sizes))
+    header = ("steps with experts", "rows", "families", "shipped", "fitted", "left out")
+    constants = []
     for k, name in enumerate(_CONSTANTS):
         found = [row["left_out_constants"][k] for row in rows]
-        whole = rows[0]["fitted_constants"][k]
-        lines.append(f"| {name} | {whole:.2f} | {min(found):.2f} to {max(found):.2f} |")
-    return "\n".join(lines)
+        whole = f"{rows[0]['fitted_constants'][k]:.2f}"
+        constants.append((name, whole, f"{min(found):.2f} to {max(found):.2f}"))
+    of_constants = table(("constant", "fitted over shipped", "with a family left out"), constants)
+    return f"{table(header, cells)}\n\n{of_constants}"
 
 
 def _counts(job: Any) -> bool:
@@ -118,8 +121,6 @@ def _interpolated(table: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _seconds(job: Any, factors: np.ndarray) -> float:
     """Of `predict` for these factors on the constants; efficiencies are divided by theirs."""
-    import prism_jax as prism
-
     host, *slower = factors.tolist()
     blackwell = data.generation_of(job.cluster.device.name) == "Blackwell"
     by = dict(zip(_TABLES.values(), slower, strict=True)) if blackwell else {}

@@ -1,28 +1,35 @@
-"""The families of MLPerf Training logs: one layout and software at several scales."""
+"""The families of MLPerf Training logs: one layout and software at several scales.
+
+A family's job is read from the columns and from its name, which gives model, device and degrees.
+Nothing else is known of it. Runs are kept separate: a measured figure of a system is the median
+over its runs.
+"""
 
 import dataclasses
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
+import polars as pl
 
-from prism_jax.data import Job, load_job
+from prism_jax.data import Job, load_cluster, load_job
 
-from ._scales import overrides, runs_of
+from ._published_machines import cluster_of
+from ._rows import attempt, note
 
 
+# By words in the name of a family. Models fix these values; none is chosen.
+_MODELS = {"gpt.?3": "gpt3-175b", r"(?<!\d)405b": "llama-3.1-405b"}
+_MODELS |= {r"(?<!\d)70b": "llama-3.1-70b", r"(?<!\d)8b": "llama-3.1-8b"}
+_OTHERS = "lora|llama.?2|mixtral|deepseek|qwen|kimi|distill"  # Their sizes are other models'.
+# The default of the public configuration of GPT-3; the logs of v3.0 and v3.1 do not state it.
+_VIRTUAL_STAGES = 12
 # Families that the logs have, too, and `scaling_families.csv` does not list. The layout is that of
 # their public configurations; as many steps as a run of 512 or 768 nodes has tell the global batch.
-_GPT3 = {"microbatches": 128}
 _MORE = {
-    "B gpt3 H100 tp4pp8 (Eos v3.1)": [
-        {"system": "eos_n64_ngc23.09_nemo", "dp": 16, "gbs": 2048, **_GPT3},
-        {"system": "eos_n96_ngc23.09_nemo", "dp": 24, "gbs": 3072, **_GPT3},
-    ],
-    "V gpt3 H100 tp4pp8 (DGX v3.0)": [
-        {"system": "dgxh100_n64_nemo", "dp": 16, "gbs": 2048, **_GPT3},
-        {"system": "dgxh100_n96_nemo", "dp": 24, "gbs": 3072, **_GPT3},
-    ],
+    "B gpt3 H100 tp4pp8 (Eos v3.1)": "eos_n{}_ngc23.09_nemo",
+    "V gpt3 H100 tp4pp8 (DGX v3.0)": "dgxh100_n{}_nemo",
 }
 
 
@@ -41,24 +48,77 @@ class System:
 
 def families(folder: pathlib.Path) -> dict[str, list[System]]:
     """The families with two systems and more, from the smallest."""
-    import polars as pl
-
-    table = pl.read_csv(folder / "scaling_families.csv").to_dicts()
+    rows = pl.read_csv(folder / "scaling_families.csv").to_dicts()
+    for family, name in _MORE.items():
+        for nodes, dp in ((64, 16), (96, 24)):
+            sizes = {"dp": dp, "gbs": 128 * dp, "microbatches": 128}
+            rows.append({"family": family, "system": name.format(nodes), **sizes})
     steps = pl.read_parquet(folder / "step_times.parquet").filter(pl.col("phase") == "steady")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in table:
-        rows.setdefault(row["family"], []).append(row)
-    for family, systems in _MORE.items():
-        rows[family] = [{"family": family, **system} for system in systems]
-    found = {}
-    for family, systems in rows.items():
-        systems = sorted(systems, key=lambda row: (row["dp"], row["gbs"]))
-        known = [_system(row, runs_of(row, steps)) for row in systems]
-        known = [system for system in known if system.runs]
-        if len(known) > 1:
-            found[family] = known
-    return found
+    found: dict[str, list[System]] = {}
+    for row in sorted(rows, key=lambda row: (row["dp"], row["gbs"])):
+        job, reason = attempt(job_of_family, row)
+        if reason:
+            note(f"{row['system']} is left out: {reason}")
+        elif runs := _runs_of(row, steps):
+            found.setdefault(row["family"], []).append(System(row["system"], job, runs))
+    order = dict.fromkeys(row["family"] for row in rows)
+    return {family: found[family] for family in order if len(found.get(family, ())) > 1}
 
 
-def _system(row: dict[str, Any], runs: list[np.ndarray]) -> System:
-    return System(row["system"], load_job("gpt3-175b-h100-4096", overrides(row)), runs)
+def job_of_family(system: dict[str, Any]) -> Job:
+    """The job of a system: its `family`, `dp`, `gbs` and `microbatches`.
+
+    **Raises:**
+
+    A `ValueError` if the model or the device that its family names is not known.
+    """
+    family = system["family"]
+    words = family.lower()
+    model = next((name for part, name in _MODELS.items() if re.search(part, words)), "")
+    if not model or re.search(_OTHERS, words):
+        raise ValueError(f"no model of the family {family}")
+    cluster = cluster_of(family)
+
+    def degree(name: str, default: int) -> int:
+        found = re.search(rf"(?<![a-z]){name}(\d+)", words)
+        return max(1, int(found[1])) if found else default
+
+    tp, pp, cp, dp = degree("tp", 1), degree("pp", 1), degree("cp", 1), system["dp"]
+    virtual_stages = degree("vpp?", _VIRTUAL_STAGES if model == "gpt3-175b" else 1)
+    microbatch_size, left = divmod(system["gbs"], dp * system["microbatches"])
+    if left:
+        raise ValueError("its numbers do not divide")
+    changes = {
+        "model": model,
+        "cluster": cluster,
+        "num_nodes": -(-tp * pp * cp * dp // load_cluster(cluster, 1).devices_per_node),
+        "layout.tp": tp,
+        "layout.pp": pp,
+        "layout.cp": cp,
+        "layout.dp": dp,
+        "schedule.kind": "interleaved-1f1b" if virtual_stages > 1 else "1f1b",
+        "schedule.num_microbatches": system["microbatches"],
+        "schedule.virtual_stages": virtual_stages,
+        "training.microbatch_size": microbatch_size,
+        "training.sequence_length": 2048 if model == "gpt3-175b" else 8192,
+    }
+    if model == "llama-3.1-405b":  # 126 layers, distributed as if they were 128.
+        changes |= dict.fromkeys(
+            ("schedule.embedding_counts_as_layer", "schedule.head_counts_as_layer"), "true"
+        )
+    if "fp4" in words:
+        changes["training.dtype"] = "fp4"
+    return load_job("gpt3-175b-h100-4096", [f"{key}={value}" for key, value in changes.items()])
+
+
+def _runs_of(system: dict[str, Any], steps: pl.DataFrame) -> list[np.ndarray]:
+    words = system["family"].lower()
+    bench = "gpt3"
+    if bench not in words:  # A system may have run both sizes.
+        size = re.search(r"(\d+)b", words)
+        bench = f"llama31.*{size[1]}b$" if size else "llama31"
+    mine = steps.filter(
+        pl.col("system") == system["system"], pl.col("bench").str.contains(f"^{bench}")
+    )
+    runs = mine.partition_by("run", maintain_order=True)
+    return [run.sort("i")["step_time_s"].to_numpy() for run in runs]

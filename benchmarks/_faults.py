@@ -19,6 +19,8 @@ from prism_jax.runs import RunCosts
 from prism_jax.runs._cycles import run_cycles
 from prism_jax.runs._rates import draw_hazards
 
+from ._tables import table
+
 
 DAY = 86_400.0
 _SERVERS, _DEVICES = 400, 8  # GPUs of a server: an assumption, for the source does not say.
@@ -157,12 +159,8 @@ def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dic
 
 def fault_table(rows: list[dict[str, Any]]) -> str:
     """A table in Markdown."""
-    lines = [
-        "| last third of the days | predicted | 90 % interval | happened |",
-        "|---|---|---|---|",
-    ]
+    cells = []
     for row in rows:
         span = f"{row['low']:.0f} .. {row['high']:.0f}" if "low" in row else ""
-        values = f"{row['predicted']:.3g} | {span} | {row['happened']:.3g}"
-        lines.append(f"| {row['name']} | {values} |")
-    return "\n".join(lines)
+        cells.append((row["name"], f"{row['predicted']:.3g}", span, f"{row['happened']:.3g}"))
+    return table(("last third of the days", "predicted", "90 % interval", "happened"), cells)

@@ -3,7 +3,11 @@
 import pathlib
 from typing import Any
 
+import prism_jax as prism
+from prism_jax.data import list_jobs
+
 from ._means import VARIABILITY
+from ._tables import percent, table
 
 
 # A job of the size of another's, and jobs whose rows `means` has by family.
@@ -12,9 +16,6 @@ _NOT = ("llama-3.1-405b-h100-65536", "dit-xl-2-a100-8", "latte-xl-2-a100-8")
 
 def flagship_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """A row for each shipped job with a measured mean or median; `folder` is not read."""
-    import prism_jax as prism
-    from prism_jax.data import list_jobs
-
     found = []
     for name in list_jobs():
         job = prism.load_job(name)
@@ -30,10 +31,13 @@ def flagship_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 def flagship_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
     header = ("job", "published (s)", "predicted (s)", "error", "90 % interval (s)")
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for row in rows:
-        cells = [row["job"], f"{row['measured']:.4g}", f"{row['predicted']:.4g}"]
-        cells += [f"{100 * (row['predicted'] / row['measured'] - 1):+.1f} %"]
-        cells += [f"{row['low']:.4g} .. {row['high']:.4g}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    cells = (
+        (
+            row["job"],
+            *(f"{row[name]:.4g}" for name in ("measured", "predicted")),
+            percent(row["predicted"] / row["measured"] - 1),
+            f"{row['low']:.4g} .. {row['high']:.4g}",
+        )
+        for row in rows
+    )
+    return table(header, cells)

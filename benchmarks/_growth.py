@@ -16,6 +16,7 @@ from prism_jax import data
 
 from ._published_jobs import of_steps
 from ._rows import attempt, count, job_of, note, number, predicted, read
+from ._tables import by, percent, table
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -106,16 +107,12 @@ def growth_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def growth_table(rows: list[dict[str, Any]]) -> str:
     """The errors of `growth_rows` in percentage points, by family, in Markdown."""
-    lines = ["| family | rows | median measured | median error | median absolute error |"]
-    lines.append("|---|---|---|---|---|")
+    header = ("family", "rows", "median measured", "median error", "median absolute error")
     known = [row for row in rows if "predicted" in row]
-    families = dict.fromkeys(row["family"] for row in known)
-    for name in ("all", *families):
-        some = [row for row in known if name in ("all", row["family"])]
-        if not some:
-            continue
+    cells = []
+    for name, some in {"all": known, **by("family", known)}.items() if known else ():
         errors = [100 * (row["predicted"] - row["measured"]) for row in some]
-        measured = 100 * statistics.median(row["measured"] for row in some)
+        measured = percent(statistics.median(row["measured"] for row in some))
         bias, size = statistics.median(errors), statistics.median(map(abs, errors))
-        lines.append(f"| {name} | {len(some)} | {measured:+.1f} % | {bias:+.1f} | {size:.1f} |")
-    return "\n".join(lines)
+        cells.append((name, len(some), measured, f"{bias:+.1f}", f"{size:.1f}"))
+    return table(header, cells)

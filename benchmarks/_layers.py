@@ -20,6 +20,7 @@ from ._published_jobs import DTYPES
 from ._published_machines import cluster_of, job_on, switches_of
 from ._published_models import EXPERTS
 from ._rows import attempt, count, job_of, number, read, reason_lines
+from ._tables import table
 
 
 # How much longer a GEMM takes in training than in a short run: sustained runs of 10 GFLOP to 1
@@ -43,14 +44,17 @@ def layer_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    lines = ["| layer | measured ms | predicted ms | error |", "|---" * 4 + "|"]
-    for row in (one for one in rows if "predicted" in one):
-        error = row["predicted"] / row["measured"] - 1
-        lines.append(
-            f"| {row['name']} | {1e3 * row['measured']:.2f} | {1e3 * row['predicted']:.2f} "
-            f"| {error:+.1%} |"
+    cells = (
+        (
+            row["name"],
+            *(f"{1e3 * row[name]:.2f}" for name in ("measured", "predicted")),
+            f"{row['predicted'] / row['measured'] - 1:+.1%}",
         )
-    return "\n".join([*lines, *reason_lines(rows)])
+        for row in rows
+        if "predicted" in row
+    )
+    lines = table(("layer", "measured ms", "predicted ms", "error"), cells)
+    return "\n".join([lines, *reason_lines(rows)])
 
 
 def _predicted(row: dict[str, str]) -> tuple[float, float]:

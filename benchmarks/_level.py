@@ -19,12 +19,11 @@ import prism_jax as prism
 from prism_jax import data
 
 from ._growth import series_of
-from ._priors import machine_of
+from ._priors import BEFORE, machine_of
 from ._published import FAMILIES, published
+from ._tables import table
 
 
-# What the three are without a series: `network` as collectives alone say (`kernels/priors.toml`).
-_BEFORE = np.array([[0.22, 0.15], [0.0, 0.1], [0.0, 0.02]])
 # What a step of a series and a median of MLPerf are off by in any case.
 _NOISE, _MEDIAN_NOISE = 0.01, 0.002
 _NETWORKS, _GROWTH = (0.0, 0.1, 0.25, 0.5), 0.01
@@ -88,7 +87,7 @@ def fitted(series: Sequence[Series]) -> np.ndarray:
     families = list(dict.fromkeys(one.family for one in series))
 
     def loss(level: np.ndarray) -> float:
-        total = float(np.sum(((level - _BEFORE[:, 0]) / _BEFORE[:, 1]) ** 2)) / 2
+        total = float(np.sum(((level - BEFORE[:, 0]) / BEFORE[:, 1]) ** 2)) / 2
         for family in families:
             mine = [one for one in series if one.family == family]
             errors = np.concatenate([one.errors(level) for one in mine])
@@ -112,19 +111,22 @@ def level_text(folder: pathlib.Path) -> str:
     family that is left out then is, in percentage points; in Markdown.
     """
     series = all_series(folder)
-    header = "| family left out | `network` | `constant_s` | `growth` | bias | median error |"
-    lines, apart = [header, "|---|---|---|---|---|---|"], []
+    header = ("family left out", "`network`", "`constant_s`", "`growth`", "bias", "median error")
+    cells, apart = [], []
     for family in (None, *dict.fromkeys(one.family for one in series)):
         level = fitted([one for one in series if one.family != family])
         mine = [one for one in series if family in (None, one.family)]
         errors = 100 * np.concatenate([one.errors(level) for one in mine])
         if family and not mine[0].is_median:
             apart.append(errors)
-        cells = f"{np.exp(level[0]):.3f} | {level[1]:.4f} | {level[2]:.5f}"
-        sizes = f"{np.median(errors):+.2f} | {np.median(np.abs(errors)):.2f}"
-        lines.append(f"| {family or 'none'} | {cells} | {sizes} |")
-    errors = np.concatenate(apart)
-    lines += ["", f"Steps of `growth.csv`, each by a fit without its family: {len(errors)}, median"]
-    lines[-1] += f" error {np.median(errors):+.2f}, median absolute error "
-    lines[-1] += f"{np.median(np.abs(errors)):.2f} percentage points."
-    return "\n".join(lines)
+        found = f"{np.exp(level[0]):.3f}", f"{level[1]:.4f}", f"{level[2]:.5f}"
+        cells.append((family or "none", *found, *_sizes(errors)))
+    bias, size = _sizes(errors := np.concatenate(apart))
+    return (
+        f"{table(header, cells)}\n\nSteps of `growth.csv`, each by a fit without its family: "
+        f"{len(errors)}, median error {bias}, median absolute error {size} percentage points."
+    )
+
+
+def _sizes(errors: np.ndarray) -> tuple[str, str]:
+    return f"{np.median(errors):+.2f}", f"{np.median(np.abs(errors)):.2f}"

@@ -12,16 +12,12 @@ from prism_jax.workload import has_experts
 
 from ._means import VARIABILITY
 from ._published import published
+from ._tables import table
 
 
 # Tables of dense models whose errors grew when the level was added.
-_DENSE = (
-    "MLPerf families",
-    "Megatron-Core r0.8",
-    "Megatron-LM 2021",
-    "Megatron-LM Llama",
-    "SimuMax",
-)
+_DENSE = ("MLPerf families", "Megatron-Core r0.8", "Megatron-LM 2021")
+_DENSE += ("Megatron-LM Llama", "SimuMax")
 _REPLICAS, _FASTER = 8, 0.97
 
 
@@ -39,14 +35,14 @@ def variants_text(folder: pathlib.Path) -> str:
             ratio = VARIABILITY * prism.predict(changed).mean / one.seconds
             errors[kind, one.table][name].append(abs(ratio - 1))
     names = list(next(iter(errors.values())))
-    lines = ["| | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
+    cells = []
     chosen = [(kind, kind, "") for kind in ("dense", "FSDP", "experts")]
     chosen += [(part, "dense", part) for part in _DENSE]
     for label, kind, part in chosen:
         mine = [e for (k, table), e in errors.items() if k == kind and table.startswith(part)]
-        cells = [f"{100 * np.mean([np.mean(one[name]) for one in mine]):.2f} %" for name in names]
-        lines.append("| " + " | ".join([label, *cells]) + " |")
-    return "\n".join(lines)
+        means = [np.mean([np.mean(one[name]) for one in mine]) for name in names]
+        cells.append([label, *(f"{100 * mean:.2f} %" for mean in means)])
+    return table(["", *names], cells)
 
 
 def _variants(job: Any) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Peaks of memory that Megatron-LM's functional tests recorded, beside predicted peaks."""
 
-import csv
 import json
 import pathlib
 import statistics
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 from prism_jax.data import make_job
 from prism_jax.importers import from_megatron
 from prism_jax.prediction import memory
+
+from ._rows import read
+from ._tables import by
 
 
 # A node of these tests. Where a recipe does not state its GPUs, it has as many nodes as its degrees
@@ -18,63 +20,39 @@ _NODE = 8
 _NEAR = 0.20
 
 
-class Row(NamedTuple):
-    """A run: its group, name and device, the measured peak in bytes, and the predicted one."""
-
-    group: str
-    name: str
-    device: str
-    measured: float
-    predicted: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted / self.measured - 1
-
-
-class Memory(NamedTuple):
-    """The runs whose arguments can be expressed, and the names of all others with the reason."""
-
-    rows: list[Row]
-    refused: list[tuple[str, str]]
+def memory_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The runs of a folder like `../shared/data/megatron_golden`: the recorded and the predicted
+    peak in bytes; a run whose arguments cannot be expressed has a `reason`."""
+    for row in read(folder / "memory.csv"):
+        name = row["case"]
+        found = {"table": row["group"], "name": name, "device": row["device"]}
+        try:
+            predicted = _predicted(row)
+        except ValueError as error:
+            yield found | {"reason": str(error).removeprefix(f"{name}: ")}
+            continue
+        measured = float(row["mem_max_allocated_bytes"])
+        error = predicted / measured - 1
+        yield found | {"measured": measured, "predicted": predicted, "error": error}
 
 
-def memory_rows(folder: pathlib.Path) -> Memory:
-    """The runs of a folder like `../shared/data/megatron_golden`."""
-    rows: list[Row] = []
-    refused: list[tuple[str, str]] = []
-    with (folder / "memory.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            try:
-                found = _predicted(row)
-            except ValueError as error:
-                refused.append((row["case"], str(error).removeprefix(f"{row['case']}: ")))
-                continue
-            measured = float(row["mem_max_allocated_bytes"])
-            rows.append(Row(row["group"], row["case"], row["device"], measured, found))
-    return Memory(rows, refused)
-
-
-def memory_table(found: Memory) -> str:
+def memory_table(rows: list[dict[str, Any]]) -> str:
     """A line for each run, each refusal, each group and all."""
-    return "\n".join(_lines(*found))
-
-
-def _lines(rows: list[Row], refused: list[tuple[str, str]]) -> Iterator[str]:
-    for row in rows:
-        yield f"{row.error:+7.1%} {row.measured / 1e9:8.2f} GB  {row.name} {row.device}"
-    for name, reason in refused:
-        yield f"refused {name}: {reason}"
-    groups = {row.group: [one for one in rows if one.group == row.group] for row in rows}
-    for group, found in (groups | {"all": rows}).items():
-        errors = [abs(row.error) for row in found]
+    known = [row for row in rows if "reason" not in row]
+    if not known:
+        return "no runs whose arguments can be expressed"
+    lines = [
+        f"{row['error']:+7.1%} {row['measured'] / 1e9:8.2f} GB  {row['name']} {row['device']}"
+        for row in known
+    ]
+    lines += [f"refused {row['name']}: {row['reason']}" for row in rows if "reason" in row]
+    for group, found in (by("table", known) | {"all": known}).items():
+        errors = [abs(row["error"]) for row in found]
         near = sum(error <= _NEAR for error in errors) / len(errors)
-        yield (
-            f"{group:10} {len(found):4} rows: median error {statistics.median(errors):.1%}, "
-            f"{near:.0%} within {_NEAR:.0%}"
-        )
-    total = len(rows) + len(refused)
-    yield f"expressed {len(rows)} of {total} rows ({len(rows) / total:.0%})"
+        middle = f"median error {statistics.median(errors):.1%}, {near:.0%} within {_NEAR:.0%}"
+        lines.append(f"{group:10} {len(found):4} rows: {middle}")
+    share = len(known) / len(rows)
+    return "\n".join([*lines, f"expressed {len(known)} of {len(rows)} rows ({share:.0%})"])
 
 
 def _predicted(row: dict[str, str]) -> float:

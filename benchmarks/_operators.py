@@ -16,6 +16,7 @@ from prism_jax.data import ShapeTable, load_shapes, shape_key
 from prism_jax.trace import measured_kernels
 
 from ._rows import attempt, note
+from ._tables import by, percent, table
 
 
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
@@ -119,15 +120,10 @@ def _collectives(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _deepep(frame: pl.DataFrame) -> pl.DataFrame:
     """The dispatches and the combines, without the notify kernels, which wait."""
-    parts = [
-        frame.with_columns(
-            kernel=pl.lit(f"deepep_{part}"),
-            tokens="tokens_per_gpu",
-            sms=f"{part}_sms",
-            latency_s=f"{part}_s",
-        )
-        for part in ("dispatch", "combine")
-    ]
+    parts = []
+    for part in ("dispatch", "combine"):
+        columns = {"tokens": "tokens_per_gpu", "sms": f"{part}_sms", "latency_s": f"{part}_s"}
+        parts.append(frame.with_columns(kernel=pl.lit(f"deepep_{part}"), **columns))
     return pl.concat(parts)
 
 
@@ -177,19 +173,13 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """
     rows = []
     for device, measured in read_operators(folder):
-        table = find_table(device, measured)
-        if table is None:
+        shapes = find_table(device, measured)
+        if shapes is None:
             about = " ".join(filter(None, (device, measured.kernel, measured.dtype)))
             note(f"{len(measured.seconds)} rows are left out: no table of {about}")
             continue
-        predicted = shape_latencies(table, measured.columns).tolist()
-        each = zip(
-            class_of(device, measured),
-            names_of(measured),
-            measured.seconds.tolist(),
-            predicted,
-            strict=True,
-        )
+        seconds = measured.seconds.tolist(), shape_latencies(shapes, measured.columns).tolist()
+        each = zip(class_of(device, measured), names_of(measured), *seconds, strict=True)
         keys = ("table", "name", "measured", "predicted")
         rows += [dict(zip(keys, row, strict=True)) for row in each]
     return rows
@@ -197,24 +187,21 @@ def operator_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def operator_table(rows: list[dict[str, Any]]) -> str:
     """The errors of each table in Markdown."""
-    errors: dict[str, list[float]] = {}
-    for row in rows:
-        errors.setdefault(row["table"], []).append(np.log(row["predicted"] / row["measured"]))
-    return error_table(errors)
+    return error_table(
+        {
+            name: [np.log(row["predicted"] / row["measured"]) for row in mine]
+            for name, mine in by("table", rows).items()
+        }
+    )
 
 
 def error_table(errors: dict[str, list[float]]) -> str:
     """For each table, how many rows it has, and the mean and the spread of their errors."""
-    lines = [
-        "| kernels | rows | std of the log | median deviation | bias |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    cells = []
     for name, found in sorted(errors.items()):
         values = np.array(found)
         # The spread that the bulk has, if it is normal.
         bulk = 1.4826 * np.median(np.abs(values - np.median(values)))
-        lines.append(
-            f"| {name} | {len(values)} | {values.std():.3f} | {bulk:.3f} | "
-            f"{100 * (np.exp(values.mean()) - 1):+.1f} % |"
-        )
-    return "\n".join(lines)
+        bias = percent(np.expm1(values.mean()))
+        cells.append((name, len(values), f"{values.std():.3f}", f"{bulk:.3f}", bias))
+    return table(("kernels", "rows", "std of the log", "median deviation", "bias"), cells)

@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +16,15 @@ import numpy as np
 import prism_jax as prism
 from prism_jax.measure import calls_for, save_machine, split_scatter, time_calls
 
+from ._tables import table
+
 
 _JOB = pathlib.Path(__file__).parents[1] / "examples/one_device.toml"
 _SECONDS = 40.0
 _STEPS = 65_536
 
 
-class OwnRow(NamedTuple):
-    """A figure of the step: measured, predicted, and one over the other."""
-
-    figure: str
-    measured: float
-    predicted: float
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted / self.measured
-
-
-def own_rows(_: pathlib.Path) -> list[OwnRow]:
+def own_rows(_: pathlib.Path) -> list[dict[str, Any]]:
     """The mean and the tail of the step."""
     job = prism.load_job(_JOB)
     (calls,) = calls_for(job, jax.devices()[:1], _SECONDS)
@@ -49,9 +39,10 @@ def own_rows(_: pathlib.Path) -> list[OwnRow]:
         law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(0))
     p50, p95 = np.quantile(measured, (0.5, 0.95))
     of_law = law.quantile(0.95) / law.quantile(0.5) - 1
+    figures = {"mean (s)": (measured.mean(), law.mean), "p95/p50 - 1": (p95 / p50 - 1, of_law)}
     return [
-        OwnRow("mean (s)", float(measured.mean()), float(law.mean)),
-        OwnRow("p95/p50 - 1", float(p95 / p50 - 1), float(of_law)),
+        {"figure": name, "measured": float(one), "predicted": float(other)}
+        for name, (one, other) in figures.items()
     ]
 
 
@@ -65,11 +56,13 @@ def _seconds_of(step: Callable[[], Any]) -> np.ndarray:
     return np.diff(times)
 
 
-def own_table(rows: list[OwnRow]) -> str:
+def own_table(rows: list[dict[str, Any]]) -> str:
     """A table in Markdown."""
-    lines = [f"| {r.figure} | {r.measured:.4g} | {r.predicted:.4g} | {r.ratio:.3f} |" for r in rows]
-    head = ["| figure | measured | predicted | predicted over measured |", "|---|---|---|---|"]
-    return "\n".join([*head, *lines])
+    cells = []
+    for row in rows:
+        one, other = row["measured"], row["predicted"]
+        cells.append((row["figure"], f"{one:.4g}", f"{other:.4g}", f"{other / one:.3f}"))
+    return table(("figure", "measured", "predicted", "predicted over measured"), cells)
 
 
 def _training_step(job: Any) -> Any:
@@ -95,9 +88,8 @@ def _training_step(job: Any) -> Any:
         narrow = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
         x = narrow["words"][tokens]
         for i in range(model.num_layers):
-            qkv = (norm(x, f"norm{i}") @ narrow[f"qkv{i}"]).reshape(
-                rows, -1, 3 * model.num_heads, 64
-            )
+            qkv = norm(x, f"norm{i}") @ narrow[f"qkv{i}"]
+            qkv = qkv.reshape(rows, -1, 3 * model.num_heads, 64)
             mixed = jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), is_causal=True)
             x = x + mixed.reshape(x.shape) @ narrow[f"out{i}"]
             x = x + jax.nn.gelu(norm(x, f"inner{i}") @ narrow[f"up{i}"]) @ narrow[f"down{i}"]

@@ -4,6 +4,7 @@ All families share one `network`, `constant_s` and `growth`; each family has a f
 The noise of collectives is estimated for each family and for all families together.
 """
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,10 +19,13 @@ from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
 from prism_jax.prediction import constant_step, slope_of_level, with_level
 
+from ._families import families
+from ._tables import table
 
-# What the collectives alone say of the first (see `kernels/priors.toml`), and next to nothing of
-# the others.
-_BEFORE = np.array([[0.22, 0.15], [0.0, 0.1], [0.0, 0.02]])
+
+# Of the three before there are families: what the collectives alone say of the first (see
+# `kernels/priors.toml`), and next to nothing of the others.
+BEFORE = np.array([[0.22, 0.15], [0.0, 0.1], [0.0, 0.02]])
 # What a median is off by in any case.
 _NOISE = 2e-3
 _ITERATIONS = 4
@@ -44,7 +48,7 @@ def linearised(families: Mapping[str, Sequence]) -> tuple[np.ndarray, list[Linea
     """The level that all families want, and their medians near it."""
     steps = {f: [constant_step(one.job) for one in systems] for f, systems in families.items()}
     compute = dict.fromkeys(families, 0.0)
-    level, found = _BEFORE[:, 0], []
+    level, found = BEFORE[:, 0], []
     for _ in range(_ITERATIONS):
         found = []
         for family, systems in families.items():
@@ -69,7 +73,7 @@ def solved(found: Sequence[Linear], level: np.ndarray) -> tuple[np.ndarray, dict
         of_compute = one.slope[0] * (np.array(names) == one.family)
         rows.append(np.array([*of_compute, *one.slope[1:]]) / _NOISE)
         wanted.append(one.missing / _NOISE)
-    for i, (mean, deviation) in enumerate(_BEFORE):
+    for i, (mean, deviation) in enumerate(BEFORE):
         rows.append(np.eye(len(names) + 3)[len(names) + i] / deviation)
         wanted.append((mean - level[i]) / deviation)
     change = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
@@ -123,16 +127,37 @@ def priors_without(
     network, constant, growth = solved(left, level)[0]
     shipped = load_priors()
 
-    def moved(prior: Prior, mean: float) -> Prior:
-        return msgspec.structs.replace(prior, mean=float(mean))
+    means = {"network": network, "constant_s": max(constant, 0.0), "growth": growth}
+    means["collective_noise"] = noises(apart)[1].mean
+    replace = msgspec.structs.replace
+    moved = {name: replace(getattr(shipped, name), mean=float(x)) for name, x in means.items()}
+    return replace(shipped, **moved)
 
-    return msgspec.structs.replace(
-        shipped,
-        network=moved(shipped.network, network),
-        constant_s=moved(shipped.constant_s, max(constant, 0.0)),
-        growth=moved(shipped.growth, growth),
-        collective_noise=moved(shipped.collective_noise, noises(apart)[1].mean),
+
+def priors_text(folder: pathlib.Path) -> str:
+    """The priors that all families imply, and those without the families of one machine."""
+    every = families(folder)
+    near, splits = linearised(every), splits_of(every)
+    means, noise, scale = noises(splits)
+    header = ("families left out", "`network`", "`constant_s`", "`growth`", "`collective_noise`")
+    cells = [("none", *_shown(*near[0], noise.mean))]
+    machines: dict[str, list[str]] = {}
+    for family in every:
+        machines.setdefault(machine_of(family), []).append(family)
+    for mine in machines.values():
+        one = priors_without(near, splits, mine[0])
+        three = one.network.mean, one.constant_s.mean, one.growth.mean
+        letters = ", ".join(family[0] for family in mine)
+        cells.append((letters, *_shown(*three, one.collective_noise.mean)))
+    by_family = ", ".join(f"{family[0]} {mean:.2f}" for family, mean in means.items())
+    return (
+        f"{table(header, cells)}\n\n`collective_noise` by family: {by_family}. Families differ by "
+        f"{noise.deviation:.2f}, systems of one family by {scale.deviation:.2f}."
     )
+
+
+def _shown(network: float, constant: float, growth: float, noise: float) -> tuple[str, ...]:
+    return f"{network:.3f}", f"{constant:.4f}", f"{growth:.5f}", f"{noise:.2f}"
 
 
 def machine_of(family: str) -> str:

@@ -3,6 +3,7 @@
 A row that cannot be written as a job is kept, with the reason.
 """
 
+import functools as ft
 import pathlib
 from collections.abc import Iterator
 
@@ -10,10 +11,12 @@ import msgspec
 
 from prism_jax import data
 
+from ._families import job_of_family
 from ._published_experts import systems_with_experts
 from ._published_jobs import name_of, of_steps, table_of
-from ._published_others import of_family, of_vtrain
-from ._rows import attempt, job_of, number, read
+from ._published_machines import job_on, switches_of
+from ._published_models import GPT
+from ._rows import attempt, count, job_of, number, read
 
 
 FAMILIES = "MLPerf families"
@@ -50,9 +53,9 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
         table = f"vTrain, Megatron-DeepSpeed, A100, {which} node"
         for row in read(folder / "published" / f"a100_megatron_deepspeed_{which}_node.csv"):
             name = ", ".join(filter(None, row.values()))
-            yield _expressed(table, name, of_vtrain, row, "iteration time (ms)", 1000)
+            yield _expressed(table, name, _of_vtrain, row, "iteration time (ms)", 1000)
     for row in read(folder / "mlperf" / "scaling_families.csv"):
-        one = _expressed(FAMILIES, row["system"], of_family, row, "p50")
+        one = _expressed(FAMILIES, row["system"], _of_family, row, "p50")
         yield msgspec.structs.replace(one, median=True)
     for row in systems_with_experts(folder / "mlperf_v6"):
         one = _expressed(table_of(row), row["system"], of_steps, row)
@@ -75,3 +78,30 @@ def _expressed(table, name, function, row, column="step_time_s", per_second=1) -
     job, reason = attempt(job_of, function, row)
     family = row.get("family") or table if job else ""
     return Published(table, name, time / per_second, job, reason, family=family)
+
+
+# vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
+def _of_vtrain(row: dict[str, str]) -> data.Job:
+    number = ft.partial(count, row)
+    tp, pp = number("tensor parallelism"), number("pipeline parallelism")
+    dp, size = number("data parallelism"), number("micro batch")
+    hidden, sequence = number("hidden size"), number("sequence length")
+    sizes = {"hidden_size": hidden, "ffn_size": 4 * hidden, "vocab_size": 51200}
+    sizes |= {"num_layers": number("# layers"), "num_heads": number("attention heads")}
+    software = {"software": "megatron-2021", **switches_of("megatron-2021")}
+    software |= {"dtype": "fp16", "recompute": "full"}
+    microbatches, left = divmod(number("global batch"), dp * size)
+    if left:
+        raise ValueError("its numbers do not divide")
+    return job_on(
+        data.Model(**sizes, max_positions=sequence, **GPT),
+        data.Layout(tp=tp, pp=pp, dp=dp),
+        data.ScheduleConfig("1f1b", microbatches),
+        data.Training(size, sequence, **software),
+        "dgx-a100",
+    )
+
+
+def _of_family(row: dict[str, str]) -> data.Job:
+    sizes = {key: count(row, key) for key in ("microbatches", "dp", "gbs")}
+    return job_of_family({**sizes, "family": row["family"]})

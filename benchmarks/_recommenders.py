@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+import prism_jax as prism
+
 from ._means import VARIABILITY
+from ._tables import percent, table
 
 
 _JOB = "dlrm-dcnv2-gb300-64"
@@ -16,19 +19,16 @@ _SHARDINGS = {
     "shared tables split by rows over all GPUs": "row_wise",
     "each shared table on one GPU": "table_wise",
 }
-_KEYS = {
+_KEYS: dict[str, tuple[str, ...]] = {
     "as shipped": (),
     "gradients in float32": ("training.gradient_dtype=fp32",),
-    "gradients of layers reduced beside the backward of tables": (
-        "training.gradient_bucket_size=15_000_000",
-    ),
 }
+_BUCKETS = "gradients of layers reduced beside the backward of tables"
+_KEYS[_BUCKETS] = ("training.gradient_bucket_size=15_000_000",)
 
 
 def recommender_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """A row for each assumption; `folder` is not read."""
-    import prism_jax as prism
-
     jobs = {about: prism.load_job(_JOB, keys) for about, keys in _KEYS.items()}
     shipped: Any = jobs["as shipped"]
     for about, sharding in _SHARDINGS.items():
@@ -47,8 +47,7 @@ def recommender_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def recommender_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    lines = [f"| {_JOB} | predicted (ms) | error |", "|---|---|---|"]
-    for row in rows:
-        seconds, error = 1e3 * row["predicted"], 100 * row["error"]
-        lines.append(f"| {row['assumed']} | {seconds:.2f} | {error:+.0f} % |")
-    return "\n".join(lines)
+    cells = (
+        (row["assumed"], f"{1e3 * row['predicted']:.2f}", percent(row["error"], 0)) for row in rows
+    )
+    return table((_JOB, "predicted (ms)", "error"), cells)

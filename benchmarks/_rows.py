@@ -15,6 +15,10 @@ from prism_jax.data import check_parts
 from prism_jax.workload import check_split
 
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+
+
 def read(path: pathlib.Path) -> list[dict[str, str]]:
     """The rows of a CSV file, where a missing column is an empty one; none if the file is missing,
     which is noted on stderr."""

@@ -10,6 +10,7 @@ from prism_jax.calibration._observe import law_of_outliers, observe, spread_of
 
 from ._families import families
 from ._priors import linearised, priors_without, splits_of
+from ._tables import table
 
 
 _NUMBERS = (20, 40, 60, 120, 100_000)
@@ -33,12 +34,9 @@ def short_table(folder: pathlib.Path) -> str:
             for number, mine in errors.items():
                 scales = (splits[family][0], other)
                 mine.append(_pair(systems[0].runs, scales, priors, number, measured))
-    lines = ["| steps | calibrated p95/p50 off by | carried over p95/p50 off by |", "|---|---|---|"]
-    for number, mine in errors.items():
-        ours, carried = np.mean(mine, axis=0)
-        name = "all of a run" if number == _NUMBERS[-1] else f"{number}"
-        lines.append(f"| {name} | {ours:.5f} | {carried:.5f} |")
-    return "\n".join(lines)
+    cells = [(number, *(f"{x:.5f}" for x in np.mean(e, axis=0))) for number, e in errors.items()]
+    cells[-1] = ("all of a run", *cells[-1][1:])
+    return table(("steps", "calibrated p95/p50 off by", "carried over p95/p50 off by"), cells)
 
 
 def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, float]:

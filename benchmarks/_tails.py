@@ -9,9 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 
+import prism_jax as prism
 from prism_jax import data
 from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
@@ -19,6 +21,7 @@ from prism_jax.calibration._observe import upper_spread
 from ._published import published
 from ._rows import attempt, note
 from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
+from ._tables import by, table
 
 
 _SAMPLES = 8192
@@ -92,10 +95,6 @@ def _shipped(cluster: str) -> dict[str, float]:
 
 def _simulated(job: data.Job, laws: Laws | None, one: System) -> tuple[float, float, float]:
     """The spread, p95/p50 and the median of a job's steps."""
-    import jax
-
-    import prism_jax as prism
-
     assert job.kernels is not None
     if laws is not None:
         step = data.Variation("", "step", "lognormal", laws.parameters(one.is_blackwell))
@@ -112,41 +111,38 @@ def system_table(rows: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
     header = ("systems", "system", "p50", "p50, measured", "p95/p50", "of 90 % of systems")
     header += ("p95/p50, measured",)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for row in rows:
-        low, high = row["band"]
-        cells = (
+    cells = (
+        (
             row["table"],
             row["name"],
             f"{row['predicted']:.4g} s" if "predicted" in row else "",
             f"{row['measured']:.4g} s",
             f"{row['predicted_p95_over_p50']:.4f}",
-            f"{low:.4f} .. {high:.4f}",
+            "{:.4f} .. {:.4f}".format(*row["band"]),
             f"{row['measured_p95_over_p50']:.4f}" + " (out)" * (not row["inside"]),
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "| systems | number | predicted over measured, median | in the band |"]
-    lines.append("|---|---|---|---|")
-    groups = sorted({row["table"] for row in rows})
-    for name in ("all", *groups):
-        mine = [row for row in rows if name in ("all", row["table"])]
+        for row in rows
+    )
+    groups = []
+    for name, mine in [("all", rows), *sorted(by("table", rows).items())]:
         tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]
         ratios = [(ours - 1) / (theirs - 1) for ours, theirs in tails if theirs > 1]
         ratio = f"{np.median(ratios):.2f}" if ratios else ""
         inside = sum(row["inside"] for row in mine)
         held = f"{inside} of {len(mine)} ({100 * inside / max(1, len(mine)):.0f} %)"
-        lines.append(f"| {name} | {len(mine)} | {ratio} | {held} |")
-    return "\n".join(lines)
+        groups.append((name, len(mine), ratio, held))
+    sums = table(("systems", "number", "predicted over measured, median", "in the band"), groups)
+    return f"{table(header, cells)}\n\n{sums}"
 
 
 def laws_table(folder: pathlib.Path) -> str:
     """The laws over all systems, as in `kernels/priors.toml` and `kernels/*/variability.csv`."""
     found = fitted(systems(folder))
     sigmas = {"sigma, H100": found.hopper, "sigma, B200": found.blackwell}
-    lines = [f"| `{name}` | {value:.4g} |" for name, value in (sigmas | found.seconds).items()]
+    cells = [(f"`{name}`", f"{value:.4g}") for name, value in (sigmas | found.seconds).items()]
     for name in OF_SYSTEMS:
         law = msgspec.to_builtins(getattr(found.priors, name))
         numbers = [f"{k} {v:.4g}" for k, v in law.items() if isinstance(v, int | float)]
-        lines.append(f"| `{name}` | {', '.join(numbers)} |")
+        cells.append((f"`{name}`", ", ".join(numbers)))
     names = ", ".join(f'"{name}"' for name in found.priors.system_spread.systems)
-    return "\n".join(["| law | value |", "|---|---|", *lines, "", f"systems = [{names}]"])
+    return f"{table(('law', 'value'), cells)}\n\nsystems = [{names}]"

@@ -9,33 +9,45 @@ measured.
 
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import jax
+import msgspec
 import numpy as np
 
+import prism_jax as prism
+from prism_jax.data import Variation
+from prism_jax.program import op_latencies, replay, step_graph
+from prism_jax.trace import outline
 
-def all_trace_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+from ._tables import scattered, table
+
+
+def trace_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """The scores of all traces of a folder."""
-    return [
-        row
-        for path in sorted(folder.glob("*.parquet"))
-        for row in trace_rows(path, path.with_name(f"{path.stem}_job.toml"))
-    ]
+    for path in sorted(folder.glob("*.parquet")):
+        job = prism.load_job(path.with_name(f"{path.stem}_job.toml"))
+        yield from _of_trace(path.stem, prism.read_trace(path, job))
 
 
-def trace_rows(path: pathlib.Path, job_path: pathlib.Path) -> list[dict[str, Any]]:
-    """The scores of one trace."""
-    import jax
-
-    import prism_jax as prism
-    from prism_jax.program import op_latencies, replay, step_graph
-    from prism_jax.trace import outline
-
-    trace = prism.read_trace(path, prism.load_job(job_path))
+def replay_error(trace) -> float:
+    """How far the replay of a trace's ops is off its steps, at most."""
     step = step_graph(trace.job, outline(trace))
-    measured = trace.step_times()
     again = replay(step, op_latencies(trace, step))
-    error = float(np.max(np.abs(again / measured - 1)))
+    return float(np.max(np.abs(again / trace.step_times() - 1)))
+
+
+def score(profile, measured: np.ndarray, num_samples: int) -> dict[str, list[float]]:
+    """The scores of a profile's law on steps, each with its noise."""
+    key = jax.random.key(0)
+    law = prism.simulate(prism.compile_profile(profile), num_samples=num_samples, key=key)
+    found = prism.score(law, measured, key=key)
+    return {name: [value, found.noise[name]] for name, value in found.values.items()}
+
+
+def _of_trace(name: str, trace) -> Iterator[dict[str, Any]]:
+    measured, error = trace.step_times(), replay_error(trace)
     half = len(measured) // 2
     splits = {
         "even to odd": (slice(0, None, 2), slice(1, None, 2)),
@@ -44,29 +56,18 @@ def trace_rows(path: pathlib.Path, job_path: pathlib.Path) -> list[dict[str, Any
         "first to second half": (slice(0, half), slice(half, None)),
         "second to first half": (slice(half, None), slice(0, half)),
     }
-    rows = []
-    for name, (fitted, held) in splits.items():
+    for split, (fitted, held) in splits.items():
         start = time.perf_counter()
         profile = prism.fit_profile(trace[fitted])
         fit_s = time.perf_counter() - start
-        row: dict[str, Any] = {"trace": path.stem, "split": name, "steps": len(measured[held])}
-        row |= {"replay_error": error, "fit_s": fit_s}
-        for model, of in (("", profile), ("independent_", independent(trace[fitted], profile))):
-            key = jax.random.key(0)
-            law = prism.simulate(prism.compile_profile(of), num_samples=100_000, key=key)
-            found = prism.score(law, measured[held], key=jax.random.key(0))
-            row |= {f"{model}{k}": [v, found.noise[k]] for k, v in found.values.items()}
-        rows.append(row)
-    return rows
+        row: dict[str, Any] = {"trace": name, "split": split, "steps": len(measured[held])}
+        row |= {"replay_error": error, "fit_s": fit_s, **score(profile, measured[held], 100_000)}
+        apart = score(independent(trace[fitted], profile), measured[held], 100_000)
+        yield row | {f"independent_{name}": found for name, found in apart.items()}
 
 
 def independent(trace, profile):
     """The profile of a model that knows kinds of ops, but neither workers nor what ops share."""
-    import msgspec
-
-    from prism_jax.data import Variation
-    from prism_jax.program import op_latencies, step_graph
-
     step = step_graph(trace.job, profile.outline)
     latencies, kinds = op_latencies(trace, step), np.array(step.kind)
     pools = {kind: latencies[kinds == kind] for kind in dict.fromkeys(step.kind)}
@@ -84,20 +85,18 @@ def trace_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
     header = ("trace", "fitted to, scored on", "mean", "p95", "std ratio", "KS", "CRPS")
     header += ("CRPS, independent ops",)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for row in rows:
-        percent = [
-            f"{100 * v:+.2f} % ({100 * n:.2f})" for v, n in (row["mean_error"], row["p95_error"])
-        ]
-        ratio, ks = (f"{row[k][0]:.2f} ({row[k][1]:.2f})" for k in ("std_ratio", "ks_aligned"))
-        scores = [f"{row[k][0]:.3g} s" for k in ("crps_s", "independent_crps_s")]
-        cells = (row["trace"], row["split"], *percent, ratio, ks, *scores)
-        lines.append("| " + " | ".join(cells) + " |")
-    replays = {row["trace"]: row["replay_error"] for row in rows}
-    lines.append("")
-    for trace, error in replays.items():
-        lines.append(
-            f"The replay of `{trace}` is within {100 * error:.2g} % of the measured steps."
+    cells = (
+        (
+            row["trace"],
+            row["split"],
+            *(scattered(*row[k]) for k in ("mean_error", "p95_error")),
+            *("{:.2f} ({:.2f})".format(*row[k]) for k in ("std_ratio", "ks_aligned")),
+            *(f"{row[k][0]:.3g} s" for k in ("crps_s", "independent_crps_s")),
         )
+        for row in rows
+    )
+    lines = [table(header, cells), ""]
+    for trace, error in {row["trace"]: 100 * row["replay_error"] for row in rows}.items():
+        lines.append(f"The replay of `{trace}` is within {error:.2g} % of the measured steps.")
     lines.append(f"The longest fit takes {max(row['fit_s'] for row in rows):.0f} s.")
     return "\n".join(lines)

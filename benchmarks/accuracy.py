@@ -1,8 +1,7 @@
 """How accurate the predictions are, on measured data.
 
-    python benchmarks/accuracy.py                    # all parts, as tables in Markdown
-    python benchmarks/accuracy.py --means --growth   # these parts
-    python benchmarks/accuracy.py --means --count    # only which rows are jobs; seconds
+    python benchmarks/accuracy.py                     # all parts, as tables in Markdown
+    python benchmarks/accuracy.py --means --growth    # these parts
     python benchmarks/accuracy.py --systems --data DIR --json
 
 Each part reads a folder below `--data`, by default `../shared/data`, and is left out with a note
@@ -13,7 +12,6 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `expected`: the same, by class; see `_expected.py`.
 - `experts`: the rows with experts, with their constants fitted without a family; see
   `_experts.py`.
-- `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
 - `recommenders`: the shipped recommender, by what is assumed of it; see `_recommenders.py`.
 - `images`: FLUX.1, by what is assumed of it, and shares of convolution and of attention across
@@ -27,9 +25,6 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `own-machine`: no data, but a training step on this machine's CPU; see `_own_machine.py`.
 - `memory`: `megatron_golden/memory.csv`; see `_memory.py`.
 - `collectives`: `collectives/`; see `_collectives.py`.
-- `scales`: `mlperf/`; see `_scales.py`. `(out)` marks figures that are further off than 1.5 % of
-  the median, 0.01 of p95/p50, or a factor of 1.5 of the spread of the core. If two runs of a system
-  differ by more, that difference is the limit.
 """
 
 import argparse
@@ -38,48 +33,41 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
-from typing import Any
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
+
 # Of each part: its folder below the data, its module, and the functions of its rows and its table.
 _PARTS = {
     "means": ("", "_means", "mean_rows", "mean_table"),
     "expected": ("", "_expected", "expected_rows", "expected_table"),
     "experts": ("", "_experts", "expert_rows", "expert_table"),
-    "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
     "recommenders": ("", "_recommenders", "recommender_rows", "recommender_table"),
     "images": ("", "_images", "image_rows", "image_table"),
-    "growth": ("steps", "_growth", "growth_rows", "growth_table"),
+    "growth": ("", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
     "operators": ("operators", "_operators", "operator_rows", "operator_table"),
     "power": ("", "_power", "power_rows", "power_table"),
     "faults": ("faults", "_faults", "fault_rows", "fault_table"),
     "systems": ("", "_tails", "system_rows", "system_table"),
-    "traces": ("straggler_traces", "_traces", "all_trace_rows", "trace_table"),
-    "scales": ("mlperf", "_scales", "scale_rows", "scale_table"),
+    "traces": ("straggler_traces", "_traces", "trace_rows", "trace_table"),
     "collectives": ("collectives", "_collectives", "collective_rows", "collective_table"),
     "own-machine": ("", "_own_machine", "own_rows", "own_table"),
     "memory": ("megatron_golden", "_memory", "memory_rows", "memory_table"),
 }
-# Parts whose folder is the data itself, because they read several folders.
-_WHOLE = ("growth", "systems")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    part = {"dest": "only", "action": "append_const", "help": "this part"}
     for name in _PARTS:
-        parser.add_argument(
-            f"--{name}", dest="only", action="append_const", const=name, help="this part"
-        )
+        parser.add_argument(f"--{name}", const=name, **part)
     parser.add_argument("--only", action="append", choices=_PARTS, help="the same by name")
-    parser.add_argument("--count", action="store_true", help="of means: only which rows are jobs")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
@@ -88,41 +76,23 @@ def main() -> None:
     import jax
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    result: dict[str, Any] = {}
+    result = {}
     for name in arguments.only or _PARTS:
-        if not (arguments.data / _PARTS[name][0]).is_dir():
-            print(f"{name}: there is no folder {_PARTS[name][0]}", file=sys.stderr)
+        folder, module, *names = _PARTS[name]
+        if not (arguments.data / folder).is_dir():
+            print(f"{name}: there is no folder {folder}", file=sys.stderr)
             continue
-        rows_of, table = _functions(name, count=arguments.count)
-        folder = arguments.data if name in _WHOLE else arguments.data / _PARTS[name][0]
+        found = importlib.import_module(f"benchmarks.{module}")
+        rows_of, table = (getattr(found, one) for one in names)
         try:
-            rows = rows_of(folder)
-            rows = rows if isinstance(rows, tuple) else list(rows)
+            result[name] = list(rows_of(arguments.data / folder))
         except FileNotFoundError as error:
             print(f"{name}: there is no file {error.filename}", file=sys.stderr)
             continue
-        result[name] = _plain(rows)
         if not arguments.json:
-            print(table(rows), end="\n\n", flush=True)
+            print(table(result[name]), end="\n\n", flush=True)
     if arguments.json:
         print(json.dumps(result))
-
-
-def _plain(rows: Any) -> Any:
-    """Rows as what JSON has."""
-    if hasattr(rows, "_asdict"):
-        return {name: _plain(value) for name, value in rows._asdict().items()}
-    return [_plain(row) for row in rows] if isinstance(rows, list) else rows
-
-
-def _functions(name: str, *, count: bool) -> tuple[Callable[..., Any], Callable[..., str]]:
-    """The functions of the rows of a part, and of its table."""
-    _, module, *names = _PARTS[name]
-    if name == "means" and count:
-        names = ["job_rows", "count_table"]
-    found = importlib.import_module(f"benchmarks.{module}")
-    rows, table = (getattr(found, one) for one in names)
-    return rows, table
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def test_collectives_between_nodes_beside_measurements(shared):
 
     errors: dict[str, list[float]] = {}
     for row in collective_rows(shared / "data/collectives"):
-        errors.setdefault(row.kind, []).append(row.error)
+        errors.setdefault(row["kind"], []).append(row["error"])
     assert abs(np.median(errors["all_to_all"])) < 0.07
     for kind, most in (("all_to_all", 1.1), ("all_gather", 1.55), ("all_reduce", 1.35)):
         assert np.exp(np.mean(np.abs(errors[kind]))) < most
