@@ -9,12 +9,19 @@ independent, and the truth is the law of the whole population, exactly.
 
 import dataclasses
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
+import jax
 import numpy as np
 
-from prism_jax.law import Law, figures, merge_allocations, merge_chunks
+from prism_jax.engine import prepare
+from prism_jax.engine._draw import all_draws
+from prism_jax.engine._run import decided_chunks, errors_of, step_times
+from prism_jax.engine._sampling import Explicit
+from prism_jax.law import Accumulator, Law, figures, grid_of, merge_allocations, merge_chunks
+from prism_jax.program import Variability
+from prism_jax.schedule import OneFOneB
+from tests.helpers import lognormal, pipeline_program
 
 
 _POPULATION, _STEPS = 4_000, 8
@@ -22,63 +29,44 @@ _ALLOCATIONS = (4, 20, 100, 400)
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
-def allocation_rows(repetitions: int) -> list[dict[str, Any]]:
-    """For each number of allocations K and each figure, how often an interval is withheld, and how
-    often one that is not contains the truth (`nan` if none is given).
-    """
+def allocation_rows(repetitions: int) -> Iterator[tuple[str, list[bool], list[float]]]:
+    """For each number of allocations K and each figure, whether each interval that is given
+    contains the truth; errors are not computed."""
     population = _population()
     truth = figures(merge_chunks(population), quantiles=_QUANTILES)
-    return [row for number in _ALLOCATIONS for row in _rows(population, truth, number, repetitions)]
-
-
-def _rows(population: Sequence[Law], truth, number: int, repetitions: int):
-    rng = np.random.default_rng(number)
-    held: dict[str, list[bool]] = {name: [] for name in truth}
-    for _ in range(repetitions):
-        drawn = [population[i] for i in rng.integers(len(population), size=number)]
-        for name, (_, (low, high)) in figures(
-            merge_allocations(drawn), quantiles=_QUANTILES
-        ).items():
-            if low == low:
-                held[name].append(low <= truth[name][0] <= high)
-    for name, mine in held.items():
-        yield {
-            "what": f"allocations, K = {number}: {name}",
-            "coverage": float(np.mean(mine)) if mine else float("nan"),
-            "withheld": 1 - len(mine) / repetitions,
-        }
+    for number in _ALLOCATIONS:
+        rng = np.random.default_rng(number)
+        held: dict[str, list[bool]] = {name: [] for name in truth}
+        for _ in range(repetitions):
+            drawn = [population[i] for i in rng.integers(len(population), size=number)]
+            found = figures(merge_allocations(drawn), quantiles=_QUANTILES)
+            for name, (_, (low, high)) in found.items():
+                if low == low:
+                    held[name].append(low <= truth[name][0] <= high)
+        for name, mine in held.items():
+            yield f"allocations, K = {number}: {name}", mine, []
 
 
 def _population() -> list[Law]:
     """The laws of allocations: four replicas of one op, whose GPUs differ more than its calls."""
-    import jax
-
-    from prism_jax.engine import prepare
-    from prism_jax.engine._draw import all_draws
-    from prism_jax.engine._run import decided_chunks, errors_of, step_times
-    from prism_jax.engine._sampling import Explicit
-    from prism_jax.law import Accumulator, grid_of
-    from prism_jax.program import Variability
-    from prism_jax.schedule import OneFOneB
-    from tests.helpers import lognormal, pipeline_program
-
     laws = Variability(residual={"gemm": lognormal(0.01)}, rank=lognormal(0.03))
     program = pipeline_program(OneFOneB(1, 1), variability=laws, num_replicas=4)
     run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
-    draws = all_draws(run, _POPULATION * _STEPS)
-    chunks = list(decided_chunks(run, draws))
+    chunks = list(decided_chunks(run, all_draws(run, _POPULATION * _STEPS)))
     steps = np.concatenate(list(step_times(run, chunks))).reshape(_POPULATION, _STEPS)
     errors = errors_of(chunks[0].decision, steps[0].copy())
+    about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
     grid, population = grid_of(steps.ravel()), []
     for mine in steps:
         accumulator = Accumulator(grid)
         accumulator.add(mine)
-        about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
         law = accumulator.law(errors, requested=_STEPS, effective_samples=float(_STEPS), **about)
         population.append(law)
     return population
 
 
 if __name__ == "__main__":
-    for found in allocation_rows(int(sys.argv[1])):
-        print(f"{found['what']:<28} {found['coverage']:.3f} {found['withheld']:.3f}", flush=True)
+    number = int(sys.argv[1])
+    for what, held, _ in allocation_rows(number):
+        coverage = np.mean(held) if held else np.nan
+        print(f"{what:<28} {coverage:.3f} {1 - len(held) / number:.3f}", flush=True)

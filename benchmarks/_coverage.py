@@ -1,16 +1,42 @@
 """How often 95 % intervals contain the truth."""
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import norm, poisson
 
-from benchmarks._allocation_coverage import allocation_rows
-from benchmarks.gradients import NAMES, conditional_on
+import prism_jax as prism
+from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std, _estimate
+from prism_jax.analysis._bootstrap import Bootstrapped
+from prism_jax.analysis._estimate import figure, figure_value, gradients
+from prism_jax.engine import simulated_steps
+from prism_jax.latency import LogNormal, Normal
+from prism_jax.program import Stall, Variability
+from prism_jax.schedule import OneFOneB
+from tests.helpers import lognormal, pipeline_program
+
+from ._allocation_coverage import allocation_rows
+from ._programs import programs
+from ._tables import table
 
 
+# Estimators by the objective, and by the draw that a figure's derivative leaves open.
+NAMES = {
+    "Mean": "mean: pathwise",
+    "Std": "standard deviation: pathwise",
+    "Quantilestep": "quantile: given all but the step",
+    "Quantiletail": "quantile: given all but the tail",
+    "Quantile": "quantile: local linear regression",
+    "CVaR": "CVaR: pathwise beyond the quantile",
+    "Exceedancestep": "exceedance: given all but the step",
+    "Exceedancetail": "exceedance: given all but the tail",
+    "Exceedance": "exceedance: density and regression",
+}
 _STEPS = 2**14
 # The truth is of so many times as many steps.
 _LONGER = 64
@@ -21,44 +47,28 @@ _STEPS_OF = {1: 2**13, 64: 2**14, 128: 2**15}
 _SIGMA, _RANK, _STEP, _STALLS, _SIZE = 0.05, 0.01, 0.005, 0.02, (0.1, 0.5)
 
 
-def measure(repetitions: int, of: str | None = None) -> list[dict[str, Any]]:
+def name_of(objective: Any, found: Any) -> str:
+    """The estimator of an objective's derivative."""
+    return NAMES[type(objective).__name__ + (_estimate.conditional_on(found) or "")]
+
+
+def coverage_table(repetitions: int, of: str | None = None) -> str:
     """Of estimates and their derivatives, of `what_if`, of `sensitivity`, and of laws over
-    allocations of GPUs; `of` one of these.
+    allocations of GPUs; `of` one of these. In Markdown.
     """
-    kinds = {
-        "estimators": _of_estimators,
-        "analyses": _of_what_if,
-        "sensitivities": _of_sensitivity,
-        "allocations": allocation_rows,
-    }
-    rows = []
-    for name in kinds:
-        if of in (None, name):
-            for row in kinds[name](repetitions):
-                print(json.dumps(row), file=sys.stderr, flush=True)  # Some take a while.
-                rows.append(row)
-    return rows
+    cells = []
+    for name, rows_of in KINDS.items():
+        for what, held, errors in rows_of(repetitions) if of in (None, name) else ():
+            coverage = f"{np.mean(held) if held else np.nan:.3f}"
+            # In units of the scatter; its own standard error is one over the root of repetitions.
+            bias = f"{np.mean(errors) / np.std(errors):+.2f}" if errors else ""
+            cells.append((what, coverage, f"{1 - len(held) / repetitions:.0%}", bias))
+            print(*cells[-1], file=sys.stderr, flush=True)  # Some take a while.
+    return table(("figure", "coverage", "withheld", "bias"), cells)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """A table in Markdown."""
-    lines = ["| figure | coverage | withheld | bias |", "|---|---|---|---|"]
-    for row in rows:
-        bias = f"{row['bias']:+.2f}" if "bias" in row else ""
-        lines.append(f"| {row['what']} | {row['coverage']:.3f} | {row['withheld']:.0%} | {bias} |")
-    return "\n".join(lines)
-
-
-def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
+def _of_estimators(repetitions: int) -> Iterator[Any]:
     """Of value and derivative, by objective."""
-    import jax
-
-    from benchmarks._programs import programs
-    from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._bootstrap import Bootstrapped
-    from prism_jax.analysis._estimate import figure, figure_value, gradients
-    from prism_jax.engine import simulated_steps
-
     cases = [("chain, log-normal", o) for o in (Mean(), Std(), Quantile(0.9), CVaR(0.9), None)]
     cases.append(("1f1b, random tail", None))
     for name, objective in cases:
@@ -67,7 +77,7 @@ def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
             steps = simulated_steps(program, num_samples=2**16, key=jax.random.key(0)).steps
             objective = Exceedance(float(np.quantile(steps, 0.9)))
         probe = figure(program, objective, num_samples=_STEPS, key=jax.random.key(0))
-        label = NAMES[type(objective).__name__ + conditional_on(probe)]
+        label = name_of(objective, probe)
 
         def both(num_samples, key, program=program, objective=objective, label=label):
             found = figure(program, objective, num_samples=num_samples, key=key)
@@ -81,23 +91,15 @@ def _of_estimators(repetitions: int) -> Iterator[dict[str, Any]]:
         yield from _covered(both, 2**15, repetitions)
 
 
-def _small_pipeline(num_replicas: int) -> Any:
-    from prism_jax.program import Variability
-    from prism_jax.schedule import OneFOneB
-    from tests.helpers import lognormal, pipeline_program
-
-    laws = {"residual": {"gemm": lognormal(0.05)}, "rank": lognormal(0.02)}
-    laws["step"] = lognormal(0.01)
-    variability = Variability(**laws)
-    return pipeline_program(OneFOneB(2, 4), variability=variability, num_replicas=num_replicas)
-
-
-def _of_what_if(repetitions: int) -> Iterator[dict[str, Any]]:
-    import prism_jax as prism
-
-    few = _small_pipeline(4)
+def _of_what_if(repetitions: int) -> Iterable[Any]:
+    laws = {"rank": lognormal(0.02), "step": lognormal(0.01)}
+    variability = Variability(residual={"gemm": lognormal(0.05)}, **laws)
+    few, many = (
+        pipeline_program(OneFOneB(2, 4), variability=variability, num_replicas=number)
+        for number in (4, 256)
+    )
     scenarios = {
-        "256 replicas in place of 4": prism.Scenario(_small_pipeline(256)),
+        "256 replicas in place of 4": prism.Scenario(many),
         "gemm scaled to 0.9": prism.scale_kernel(few, "gemm", 0.9),
         "one slow rank in one replica": prism.slow_rank(few, rank=1, factor=1.1, replicas=1),
     }
@@ -105,26 +107,18 @@ def _of_what_if(repetitions: int) -> Iterator[dict[str, Any]]:
     def what_if(num_samples, key):
         found = prism.what_if(few, scenarios, num_samples=num_samples, key=key)
         return {
-            f"what_if, {name}: {figure}": change
+            f"what_if, {name}: {figure}": changes[figure]
             for name, changes in found.changes.items()
-            for figure, change in changes.items()
-            if figure in ("mean", "std", "p50", "p95")
+            for figure in ("mean", "std", "p50", "p95")
         }
 
     return _covered(what_if, _STEPS, repetitions)
 
 
-def _of_sensitivity(repetitions: int) -> Iterator[dict[str, Any]]:
+def _of_sensitivity(repetitions: int) -> Iterator[Any]:
     """Of p95 of three ops one after the other, with factors and stalls, for some numbers of
     replicas. A replica stalls so seldom that a step hardly does, too. The truth is an integral.
     """
-    import jax.numpy as jnp
-
-    import prism_jax as prism
-    from prism_jax.latency import LogNormal, Normal
-    from prism_jax.program import Stall, Variability
-    from tests.helpers import lognormal
-
     ops = [prism.Op(1.0, kind=kind, after=[*range(i)][-1:]) for i, kind in enumerate("abc")]
     parts = {"a": "sigma", "rank": "rank", "step": "step", "stalls of c": "rate"}
     for num_replicas, num_samples in _STEPS_OF.items():
@@ -148,10 +142,9 @@ def _of_sensitivity(repetitions: int) -> Iterator[dict[str, Any]]:
             found = prism.sensitivity(program, prism.Quantile(0.95), **options)
             rows = {name("p95"): found.value}
             for part in found.parts:
-                if part.name in parts:
-                    for field in ("mean", "spread", "gain"):
-                        if getattr(part, field) is not None:
-                            rows[name(f"{field} of {part.name}")] = getattr(part, field)
+                for field in ("mean", "spread", "gain") if part.name in parts else ():
+                    if (one := getattr(part, field)) is not None:
+                        rows[name(f"{field} of {part.name}")] = one
             return rows
 
         yield from _covered(sensitivity, num_samples, repetitions, truth)
@@ -168,9 +161,6 @@ def _p95(num_replicas: int, **factors: float) -> float:
     and the spread of op `a`, on the spread of the GPU's and of the step's factor, or on the rate of
     stalls.
     """
-    from scipy.optimize import brentq
-    from scipy.stats import norm, poisson
-
     of = {"mean": 1.0, "sigma": 1.0, "rank": 1.0, "step": 1.0, "rate": 1.0} | factors
     z, weight = np.polynomial.hermite_e.hermegauss(40)
     weight = weight / weight.sum()
@@ -205,13 +195,10 @@ def _covered(
     num_samples: int,
     repetitions: int,
     truth: dict[str, float] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """How often the intervals of an analysis, of those given, contain the truth; by default, what a
-    long one finds. `bias` is the mean error over the scatter, whose own standard error is one over
-    the root of the repetitions.
+) -> Iterator[tuple[str, list[bool], list[float]]]:
+    """Of each figure of an analysis, whether the intervals that are given contain the truth, and
+    the errors of all; the truth is by default what a long analysis finds.
     """
-    import jax
-
     if truth is None:
         long = analysis(_LONGER * num_samples, jax.random.key(0))
         truth = {name: estimate.value for name, estimate in long.items()}
@@ -223,10 +210,12 @@ def _covered(
             low, high = estimate.interval()
             if low == low:
                 held[name].append(low <= truth[name] <= high)
-    for name, mine in held.items():
-        yield {
-            "what": name,
-            "coverage": float(np.mean(mine)) if mine else float("nan"),
-            "withheld": 1 - len(mine) / repetitions,
-            "bias": float(np.mean(errors[name]) / np.std(errors[name])),
-        }
+    return ((name, held[name], errors[name]) for name in truth)
+
+
+KINDS: dict[str, Callable[[int], Iterable[Any]]] = {
+    "estimators": _of_estimators,
+    "analyses": _of_what_if,
+    "sensitivities": _of_sensitivity,
+    "allocations": allocation_rows,
+}

@@ -1,6 +1,6 @@
 """How accurate derivatives are, compared with central differences, and what they cost.
 
-    python benchmarks/gradients.py                  # tables in Markdown; --json for one JSON object
+    python benchmarks/gradients.py                  # tables in Markdown
     python benchmarks/gradients.py --coverage 200   # how often 95 % intervals hold (slow)
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
@@ -13,7 +13,6 @@ parameters over that of the value.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -21,40 +20,39 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
+from scipy.special import ndtri, stdtr
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks import _coverage
+from benchmarks._programs import programs
+from benchmarks._tables import by, table
+from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std
+from prism_jax.analysis._bootstrap import stacked
+from prism_jax.analysis._estimate import (
+    figure,
+    figure_gradient,
+    figure_of,
+    figure_value,
+    gradients,
+)
+from prism_jax.engine import simulated_steps
+
 
 NUM_SAMPLES = 2**16
 # The relative change of a central difference, unless it would move steps by a part of their spread:
 # then the third derivative of a probability would count.
-STEP = 0.02
-MOVED = 0.05
-
-
-NAMES = {
-    "Mean": "mean: pathwise",
-    "Std": "standard deviation: pathwise",
-    "Quantilestep": "quantile: given all but the step",
-    "Quantiletail": "quantile: given all but the tail",
-    "Quantile": "quantile: local linear regression",
-    "CVaR": "CVaR: pathwise beyond the quantile",
-    "Exceedancestep": "exceedance: given all but the step",
-    "Exceedancetail": "exceedance: given all but the tail",
-    "Exceedance": "exceedance: density and regression",
-}
+STEP, MOVED = 0.02, 0.05
 
 
 class Parameters:
     """The parameters of a program, one by one."""
 
     def __init__(self, program: Any):
-        import equinox as eqx
-        import jax
-
         floats, self._static = eqx.partition(program, eqx.is_inexact_array)
         self.leaves, self._tree = jax.tree.flatten(floats)
         with_paths = jax.tree_util.tree_leaves_with_path(floats)
@@ -63,92 +61,65 @@ class Parameters:
 
     def changed(self, i: int, by: float) -> Any:
         """The program with a parameter multiplied by `1 + by`."""
-        import equinox as eqx
-        import jax
-
         moved = [leaf * (1 + by) if i == j else leaf for j, leaf in enumerate(self.leaves)]
         return eqx.combine(jax.tree.unflatten(self._tree, moved), self._static)
 
     def relative(self, gradient: Any) -> list[float]:
         """The derivative with respect to the logarithm of each that is not zero."""
-        import jax
-
         slopes = jax.tree.leaves(gradient)
         return [float(np.sum(np.asarray(slopes[i]) * self.leaves[i])) for i in self.varied]
 
 
-def pairs_of(name: str, program: Any, seed: int) -> list[dict[str, Any]]:
+def pairs_of(name: str, program: Any) -> Iterator[dict[str, Any]]:
     """All parameters and objectives of a program."""
-    import jax
-
-    from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std
-    from prism_jax.analysis._estimate import figure, figure_gradient
-
     parameters = Parameters(program)
     found = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
-    simulated = found.simulated
-    moved = MOVED * float(np.std(simulated.steps))
+    steps = found.simulated.steps
+    moved = MOVED * float(np.std(steps))
     slopes = parameters.relative(figure_gradient(found))
-    by = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
-    objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
-    objectives.append(Exceedance(float(np.quantile(simulated.steps, 0.9))))
-    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "margin": MARGIN}
-    options["key"] = jax.random.key(seed)
-    for objective in objectives:  # Compiles.
-        derivatives(program, parameters, objective, options)
-    each = [derivatives(program, parameters, objective, options) for objective in objectives]
-    ours = np.stack([found for found, *_ in each], axis=1)
-    theirs = central_differences(program, parameters, by, objectives, options)
-    value, both = np.sum([seconds for *_, seconds in each], axis=0)
-    return [
-        {
-            "program": name,
-            "cost": both / value,
-            "conditional_on": each[o][1],
-            "objective": type(objective).__name__,
-            **row,
-        }
-        for o, objective in enumerate(objectives)
-        for row in compared(parameters, ours[:, o], theirs[:, o])
+    changes = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
+    objectives = [
+        Mean(),
+        Std(),
+        Quantile(0.9),
+        CVaR(0.9),
+        Exceedance(float(np.quantile(steps, 0.9))),
     ]
+    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "margin": MARGIN}
+    options["key"] = jax.random.key(3)
+    for objective in objectives:  # Compiles.
+        _derivatives(program, parameters, objective, options)
+    each = [_derivatives(program, parameters, objective, options) for objective in objectives]
+    theirs = _central_differences(program, parameters, changes, objectives, options)
+    value, both = np.sum([seconds for *_, seconds in each], axis=0)
+    for o, (objective, (ours, estimator, _)) in enumerate(zip(objectives, each, strict=True)):
+        about = {"program": name, "cost": both / value, "estimator": estimator}
+        about["objective"] = type(objective).__name__
+        for row in _compared(parameters, ours, theirs[:, o]):
+            yield about | row
 
 
-def derivatives(
+def _derivatives(
     program, parameters: Parameters, objective, options: dict[str, Any]
 ) -> tuple[np.ndarray, str, tuple[float, float]]:
-    """Derivatives by parameter, in rows: of all samples, then of each resample; what the figure is
-    conditional on; and the seconds of CPU time of the value, and of value and derivatives.
+    """Derivatives by parameter, in rows: of all samples, then of each resample; the estimator; and
+    the seconds of CPU time of the value, and of value and derivatives.
     """
-    import jax
-
-    from prism_jax.analysis._estimate import figure, figure_gradient, gradients
-
     start = time.process_time()
     found = figure(program, objective, **options)
     middle = time.process_time()
     jax.block_until_ready(figure_gradient(found))
     seconds = middle - start, time.process_time() - start
     rows = np.array([parameters.relative(gradient) for gradient in gradients(found)[0]])
-    return rows, conditional_on(found), seconds
+    return rows, _coverage.name_of(objective, found), seconds
 
 
-def conditional_on(found) -> str:
-    """The draw that a figure's derivative leaves open; empty if there is none."""
-    from prism_jax.analysis import _estimate
-
-    return _estimate.conditional_on(found) or ""
-
-
-def central_differences(
+def _central_differences(
     program, parameters: Parameters, by, objectives, options: dict[str, Any]
 ) -> np.ndarray:
-    """Central differences by row, as in `derivatives`, objective and parameter, with common random
+    """Central differences by row, as in `_derivatives`, objective and parameter, with common random
     numbers.
     """
-    from prism_jax.analysis._bootstrap import stacked
-    from prism_jax.analysis._estimate import figure_of, figure_value
-    from prism_jax.engine import simulated_steps
-
     like = simulated_steps(program, **options)
 
     def figures(i, by):
@@ -156,104 +127,67 @@ def central_differences(
         found = stacked(*(figure_value(figure_of(simulated, o)) for o in objectives))
         return np.concatenate([found.values[None], found.resampled])
 
-    found = [
-        (figures(i, step) - figures(i, -step)) / (2 * step)
-        for i, step in zip(parameters.varied, by, strict=True)
-    ]
+    each = zip(parameters.varied, by, strict=True)
+    found = [(figures(i, step) - figures(i, -step)) / (2 * step) for i, step in each]
     return np.stack(found, axis=2)
 
 
-def compared(
+def _compared(
     parameters: Parameters, ours: np.ndarray, theirs: np.ndarray
 ) -> Iterator[dict[str, Any]]:
     """A row for each parameter: its derivative beside its central difference."""
-    from scipy.special import ndtri, stdtr
-
     largest = np.abs(ours[0]).max()
     for p, i in enumerate(parameters.varied):
         gap = ours[:, p] - theirs[:, p]
-        derivative, difference = (float(x[0, p]) for x in (ours, theirs))
         scatter, error = (float(x[1:].std(ddof=1)) for x in (gap, ours[:, p]))
         # The error of single precision and of the third derivative.
-        scatter = np.hypot(scatter, 2e-4 * max(abs(difference), 1e-3 * largest))
+        scatter = np.hypot(scatter, 2e-4 * max(abs(theirs[0, p]), 1e-3 * largest))
         t = float(gap[0] / scatter) if scatter > 0 else 0.0
         yield {
             "parameter": parameters.paths[i],
-            "derivative": derivative,
-            "difference": difference,
-            "standard_error": error,
+            "derivative": f"{ours[0, p]:.5g} +- {error:.1g}",
+            "difference": f"{theirs[0, p]:.5g}",
             "z": float(ndtri(stdtr(len(gap) - 2, t))),
             "relative_error": float(error / largest) if largest else 0.0,
         }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Tables in Markdown: by estimator, and of the pairs that differ most."""
+def _tables(rows: list[dict[str, Any]]) -> str:
+    """In Markdown: by estimator, and of the pairs that differ most."""
+    cells, of_estimator = [], by("estimator", rows)
+    for name in _coverage.NAMES.values():
+        if mine := of_estimator.get(name):
+            z = np.array([row["z"] for row in mine])
+            error = np.quantile([row["relative_error"] for row in mine], 0.9)
+            figures = f"{np.abs(z).max():.1f}", f"{np.mean(np.abs(z) > 2):.0%}", f"{z.mean():+.2f}"
+            cost = f"{np.median([row['cost'] for row in mine]):.1f}"
+            cells.append((name, len(mine), *figures, f"{100 * error:.2f} %", cost))
     header = ("estimator", "pairs", "largest z", "share of z above 2", "mean z", "relative error")
-    header += ("cost",)
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for key, label in NAMES.items():
-        mine = [row for row in rows if row["objective"] + row["conditional_on"] == key]
-        if not mine:
-            continue
-        z = np.array([row["z"] for row in mine])
-        error = np.quantile([row["relative_error"] for row in mine], 0.9)
-        cost = np.median([row["cost"] for row in mine])
-        lines.append(
-            f"| {label} | {len(mine)} | {np.abs(z).max():.1f} | {np.mean(np.abs(z) > 2):.0%} | "
-            f"{z.mean():+.2f} | {100 * error:.2f} % | {cost:.1f} |"
-        )
-    worst = sorted(rows, key=lambda row: -abs(row["z"]))[:5]
-    header = ("program", "parameter", "objective", "derivative", "central difference", "z")
-    lines += ["", "The largest differences are:", "", "| " + " | ".join(header) + " |"]
-    lines.append("|" + "---|" * len(header))
-    lines += [
-        f"| {r['program']} | `{r['parameter']}` | {r['objective']} | {r['derivative']:.5g} +- "
-        f"{r['standard_error']:.1g} | {r['difference']:.5g} | {r['z']:+.1f} |"
-        for r in worst
-    ]
-    return "\n".join(lines)
+    names = ("program", "parameter", "objective", "derivative", "difference")
+    worst = (
+        (*(f"`{row[n]}`" if n == "parameter" else row[n] for n in names), f"{row['z']:+.1f}")
+        for row in sorted(rows, key=lambda row: -abs(row["z"]))[:5]
+    )
+    of_worst = table((*names[:-1], "central difference", "z"), worst)
+    return f"{table((*header, 'cost'), cells)}\n\nThe largest differences are:\n\n{of_worst}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Derivatives against central differences.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--coverage",
-        type=int,
-        default=0,
-        metavar="N",
-        help="print only the coverage of 95 %% intervals, in N repetitions",
-    )
-    parser.add_argument(
-        "--of",
-        choices=("estimators", "analyses", "sensitivities", "allocations"),
-        help="with --coverage: only these",
-    )
-    parser.add_argument("--only", metavar="PROGRAM", help="one of the programs, by name")
-    parser.add_argument("--seed", type=int, default=3)
+    about = "print only the coverage of 95 %% intervals, in N repetitions"
+    parser.add_argument("--coverage", type=int, metavar="N", help=about)
+    parser.add_argument("--of", choices=_coverage.KINDS, help="with --coverage: only these")
     arguments = parser.parse_args()
-
-    import jax
-
     jax.config.update("jax_enable_x64", True)
-    if arguments.coverage:
-        from benchmarks import _coverage
-
-        # On one device, which is faster for runs so short.
-        rows = _coverage.measure(arguments.coverage, arguments.of)
-        text = _coverage.table(rows)
-    else:
-        from benchmarks._programs import programs
-
-        jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-        rows = []
-        for name, program in programs().items():
-            if arguments.only in (None, name):
-                print(f"{name} ...", file=sys.stderr, flush=True)
-                rows += pairs_of(name, program, arguments.seed)
-        text = table(rows)
-    print(json.dumps(rows) if arguments.json else text)
+    if arguments.coverage:  # On one device, which is faster for runs so short.
+        print(_coverage.coverage_table(arguments.coverage, arguments.of))
+        return
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    rows = []
+    for name, program in programs().items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += pairs_of(name, program)
+    print(_tables(rows))
 
 
 if __name__ == "__main__":
