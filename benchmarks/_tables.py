@@ -6,11 +6,12 @@ from typing import Any
 
 def table(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     """A table, whose cells are shown as they are."""
-    lines = [_line(header), "|" + "---|" * len(header)]
-    return "\n".join(lines + [_line(row) for row in rows])
+    lines = [line(header), "|" + "---|" * len(header)]
+    return "\n".join(lines + [line(row) for row in rows])
 
 
-def _line(cells: Iterable[Any]) -> str:
+def line(cells: Iterable[Any]) -> str:
+    """A row of a table."""
     return "| " + " | ".join(map(str, cells)) + " |"
 
 

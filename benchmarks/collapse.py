@@ -8,10 +8,21 @@ import itertools as it
 import pathlib
 import sys
 
+import jax
 import numpy as np
+
+import prism_jax as prism
 
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from benchmarks._tables import line, table
+from prism_jax.program import Variability
+from prism_jax.program._assemble import assemble
+from prism_jax.schedule import OneFOneB, op_graph
+from prism_jax.workload import Kernel, Segment
+from tests.helpers import lognormal
+from tests.independent import Laws, Step, simulate_steps
+
 
 _MEMBERS, _SEGMENTS, _SIGMAS, _RANK = (8, 64), (1, 4), (0.05, 0.2, 0.4), 0.01
 _LEVELS = (0.05, 0.5, 0.95, 0.99)
@@ -20,25 +31,15 @@ _ORDERS = [["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"], ["0F0", "0B0", "0F1", "0B
 
 def main() -> None:
     """Prints a table in Markdown."""
-    print("| sigma of compute | segments | members | mean | std | p5 | p50 | p95 | p99 |")
-    print("|---" * 9 + "|")
+    figures = ("mean", "std", "p5", "p50", "p95", "p99")
+    print(table(("sigma of compute", "segments", "members", *figures), []))
     for sigma, segments, members in it.product(_SIGMAS, _SEGMENTS, _MEMBERS):
-        off = " | ".join(f"{x:+.1%}" for x in _errors(sigma, segments, members))
-        print(f"| {sigma:g} | {segments} | {members} | {off} |", flush=True)
+        off = (f"{x:+.1%}" for x in _errors(sigma, segments, members))
+        print(line((f"{sigma:g}", segments, members, *off)), flush=True)
 
 
 def _errors(sigma: float, segments: int, members: int) -> list[float]:
     """The relative errors of the mean, the standard deviation and some quantiles of a step."""
-    import jax
-
-    import prism_jax as prism
-    from prism_jax.program import Variability
-    from prism_jax.program._assemble import assemble
-    from prism_jax.schedule import OneFOneB, op_graph
-    from prism_jax.workload import Kernel, Segment
-    from tests.helpers import lognormal
-    from tests.independent import Laws, Step, simulate_steps
-
     gemm, gather = Kernel("gemm", "", 1e-3), Kernel("all_gather", "", 2e-4, "nvlink")
     sent = Kernel("send_recv", "", 5e-4, "network")
     forward, backward = (((Segment(((gemm, n),), gather), segments),) for n in (1, 2))

@@ -11,19 +11,18 @@ import pathlib
 import sys
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._expected import file_of_laws, rows_of
+from benchmarks._rows import DATA, ROOT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the laws of expected errors.")
-    parser.add_argument("--data", type=pathlib.Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--data", type=pathlib.Path, default=DATA)
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         parser.error(f"there is no folder {arguments.data}; name one with --data")
-    from benchmarks._expected import file_of_laws, rows_of
-
     rows = rows_of(arguments.data)
     if not rows:
         parser.error(f"{arguments.data} has no step that can be predicted; nothing was written")

@@ -12,23 +12,25 @@ import sys
 
 import jax
 import matplotlib
+import matplotlib.pyplot as plt
 import msgspec
 import numpy as np
 
+import prism_jax as prism
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
-DATA = ROOT.parent / "shared/data"
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._families import families
+from benchmarks._rows import DATA, ROOT
+from benchmarks._traces import independent
+
+
 FAMILY = "A gpt3 H100 tp4pp8 mb16 (Eos-DFW v3.1)"
 
 
 def main() -> None:
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    import prism_jax as prism
-
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     law, steps = scaled()
     prism.plot.histogram(law, steps, ax=axes[0])
@@ -46,9 +48,6 @@ def main() -> None:
 
 def scaled():
     """The law of the larger system, and its measured steps."""
-    import prism_jax as prism
-    from benchmarks._families import families
-
     small, large = families(DATA / "mlperf")[FAMILY]
     key = jax.random.key(0)
     found = prism.calibrate(small.job, small.runs, source=small.name, key=key).calibrated
@@ -60,9 +59,6 @@ def scaled():
 
 def traced():
     """The law of a fitted profile, that of its ops sampled one by one, and the other steps."""
-    import prism_jax as prism
-    from benchmarks._traces import independent
-
     folder, key = DATA / "straggler_traces", jax.random.key(0)
     job = prism.load_job(folder / "slow_worker_job.toml")
     trace = prism.read_trace(folder / "slow_worker.parquet", job)

@@ -9,13 +9,17 @@ import argparse
 import os
 import pathlib
 import sys
+from collections import Counter, defaultdict
 
 
 # Threads gain nothing on systems of a hundred equations, and wait for one another.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._operators import DEVICES, class_of, error_table, read_operators
+from benchmarks._rows import ROOT
+from prism_jax.cluster import cross_validate, fit_shapes
+from prism_jax.data import Constant, ShapeTable, Source, save_shapes
 
 
 def main() -> None:
@@ -24,21 +28,16 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "kernels" / "shapes")
     arguments = parser.parse_args()
 
-    from benchmarks._operators import DEVICES, class_of, error_table, read_operators
-    from prism_jax.cluster import cross_validate, fit_shapes
-    from prism_jax.data import Constant, ShapeTable, Source, save_shapes
-
-    tables: dict[str, list[ShapeTable]] = {}
-    counts: dict[str, dict[str, int]] = {}
-    errors: dict[str, list[float]] = {}
+    tables: dict[str, list[ShapeTable]] = defaultdict(list)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    errors: dict[str, list[float]] = defaultdict(list)
     for name, measured in read_operators(arguments.folder):
         device, sms = DEVICES[name]
-        tables.setdefault(device, []).append(fit_shapes(measured, sms))
-        count, of = counts.setdefault(device, {}), f"rows of {measured.kernel.partition(':')[0]}"
-        count[of] = count.get(of, 0) + len(measured.seconds)
+        tables[device].append(fit_shapes(measured, sms))
+        counts[device][f"rows of {measured.kernel.partition(':')[0]}"] += len(measured.seconds)
         found = cross_validate(measured, sms)
         for row, error in zip(class_of(name, measured), found, strict=True):
-            errors.setdefault(row, []).append(error)
+            errors[row].append(error)
     for device, fitted in tables.items():
         folder = arguments.out / device
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,30 +8,24 @@ say "unknown" are counted separately.
 
 import argparse
 
+import jax
 import numpy as np
+
+from prism_jax import compile_job, load_job, simulate
+from prism_jax.law import figures
 
 
 _FIGURES = ("mean", "std", "p5", "p50", "p95", "p99")
+_WAYS = ("plain", "auto", "importance")
+_JOB, _SEEDS, _TRUTH = "gpt3-175b-h100-4096", 200, 16_000_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Coverage and width of intervals.")
-    parser.add_argument("--job", default="gpt3-175b-h100-4096")
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--samples", type=int, nargs="+", default=[5_000, 100_000])
-    parser.add_argument("--truth", type=int, default=16_000_000)
-    parser.add_argument("--first-seed", type=int, default=0)
-    ways = ("plain", "auto", "importance")
-    parser.add_argument("--sampling", nargs="+", choices=ways, default=ways)
-    arguments = parser.parse_args()
-
-    import jax
-
-    from prism_jax import compile_job, load_job, simulate
-    from prism_jax.law import figures
-
+    parser.add_argument("--sampling", nargs="+", choices=_WAYS, default=_WAYS)
+    ways = parser.parse_args().sampling
     jax.config.update("jax_num_cpu_devices", 2)
-    program = compile_job(load_job(arguments.job))
+    program = compile_job(load_job(_JOB))
 
     def found(num_samples, seed, sampling):
         key = jax.random.key(seed)
@@ -39,15 +33,13 @@ def main() -> None:
         return [(value, *interval) for value, interval in figures(law).values()]
 
     # Sampled as tells most in its time: the truth's own error must be small beside any scatter.
-    truth = np.array(found(arguments.truth, 10**6, "importance"))[:, 0]
-    print(f"{arguments.job}, {arguments.seeds} seeds, truth of {arguments.truth:,} steps")
-    print(
-        f"{'steps':>8} {'sampling':>11} {'figure':>6} {'unknown':>8} {'coverage':>9} {'width':>6}"
-    )
-    for num_samples in arguments.samples:
-        for sampling in arguments.sampling:
-            seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-            runs = np.array([found(num_samples, seed, sampling) for seed in seeds])
+    truth = np.array(found(_TRUTH, 10**6, "importance"))[:, 0]
+    print(f"{_JOB}, {_SEEDS} seeds, truth of {_TRUTH:,} steps")
+    header = ("steps", "sampling", "figure", "unknown", "coverage", "width")
+    print("{:>8} {:>11} {:>6} {:>8} {:>9} {:>6}".format(*header))
+    for num_samples in (5_000, 100_000):
+        for sampling in ways:
+            runs = np.array([found(num_samples, seed, sampling) for seed in range(_SEEDS)])
             for i, name in enumerate(_FIGURES):
                 value, low, high = runs[:, i].T
                 known = ~np.isnan(low)

@@ -1,10 +1,7 @@
-"""How much memory it takes to read a large trace.
+"""How much memory it takes to read a large trace: `python benchmarks/reading.py --kineto 1`.
 
-    python benchmarks/reading.py             # 10^8 rows, 1.5 GB on disk; --json for one JSON object
-    python benchmarks/reading.py --kineto 1  # 1 GB of JSON of the PyTorch profiler
-
-A trace is made in a temporary folder and read by a separate process. It is a table of 64 workers,
-or the PyTorch profiler's JSON of one worker.
+A trace of so many GB is written to a temporary folder, as the PyTorch profiler writes those of a
+rank that trains, and read by a separate process.
 """
 
 import argparse
@@ -16,92 +13,84 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
-
-_DP, _PP, _MICROBATCHES, _STEPS = 8, 8, 32, 200
+_MICROBATCHES, _KERNELS = 8, 400
+_NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Memory of reading a large trace.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--rows", type=float, default=1e8)
-    parser.add_argument("--kineto", type=float, metavar="GB", help="so much JSON of a profiler")
+    parser.add_argument("--kineto", type=float, metavar="GB", default=1.0, help="its size (1)")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        of_profiler = arguments.child.endswith(".json")
-        print(json.dumps((read_kineto if of_profiler else read)(arguments.child)))
+        _read(arguments.child)
         return
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.kineto:
-            from benchmarks._large_kineto import write_kineto
-
-            path = pathlib.Path(folder) / "rank0.json"
-            size = {"gb": write_kineto(path, 1e9 * arguments.kineto) / 1e9}
-            text = "{gb:.2f} GB of JSON: peak memory {peak_gib:.2f} GiB, {s_per_gb:.0f} s per GB"
-        else:
-            path = pathlib.Path(folder) / "trace.parquet"
-            size = {"rows": write(path, arguments.rows)}
-            text = "{rows:,} rows: peak memory {peak_gib:.2f} GiB, {read_s:.0f} s"
+        path = pathlib.Path(folder) / "rank0.json"
+        size = _write(path, 1e9 * arguments.kineto) / 1e9
         words = [sys.executable, __file__, "--child", str(path)]
         child = subprocess.run(words, check=True, capture_output=True, text=True)
-    result = size | json.loads(child.stdout)
-    if arguments.kineto:
-        result["s_per_gb"] = result["read_s"] / result["gb"]
-    print(json.dumps(result) if arguments.json else text.format(**result))
+    peak, seconds = map(float, child.stdout.split())
+    per_gb = f"{seconds / size:.0f} s per GB"
+    print(f"{size:.2f} GB of JSON: peak memory {peak:.2f} GiB, {per_gb}")
 
 
-def write(path: pathlib.Path, rows: float) -> int:
-    """Writes at least so many rows; how many."""
-    import polars as pl
-
-    rng = np.random.default_rng(0)
-    stages = np.arange(_PP)
-    of_op = dict.fromkeys(("forward-compute", "backward-compute"), stages)
-    of_op |= dict.fromkeys(("forward-send", "backward-recv"), stages[:-1])
-    of_op |= dict.fromkeys(("forward-recv", "backward-send"), stages[1:])
-    parts = []
-    for op, mine in of_op.items():
-        axes = (np.arange(_STEPS), np.arange(_DP), mine, np.arange(_MICROBATCHES))
-        columns = [x.ravel() for x in np.meshgrid(*axes, indexing="ij")]
-        part = pl.DataFrame(dict(zip(("step", "dp_rank", "stage", "seq_id"), columns, strict=True)))
-        start = columns[3] + 0.01 * rng.random(len(part))
-        duration = 0.5 + 0.1 * rng.random(len(part))
-        parts.append(part.with_columns(optype=pl.lit(op), start_ts=start, duration=duration))
-    some = pl.concat(parts).sort("step")
-    times = int(np.ceil(rows / len(some)))
-    later = [some.lazy().with_columns(step=pl.col("step") + _STEPS * i) for i in range(times)]
-    pl.concat(later).sink_parquet(path)
-    return times * len(some)
-
-
-def read(path: str) -> dict[str, float]:
-    from prism_jax.data import Job, Layout, ScheduleConfig
-    from prism_jax.trace import read_trace
-
-    schedule = ScheduleConfig(kind="1f1b", num_microbatches=_MICROBATCHES)
-    start = time.perf_counter()
-    read_trace(path, Job(Layout(dp=_DP, pp=_PP), schedule, name="large"))
-    read_s = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"peak_gib": peak, "read_s": read_s}
-
-
-def read_kineto(path: str) -> dict[str, float]:
+def _read(path: str) -> None:
+    """Prints the peak of memory in GiB, and seconds."""
     from prism_jax.data import Job, Layout, ScheduleConfig
     from prism_jax.trace import read_profile_traces
 
-    schedule = ScheduleConfig(kind="1f1b", num_microbatches=8)
+    schedule = ScheduleConfig(kind="1f1b", num_microbatches=_MICROBATCHES)
     start = time.perf_counter()
-    trace = read_profile_traces(path, Job(Layout(), schedule, name="large"))
-    read_s = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"peak_gib": peak, "read_s": read_s, "steps": len(trace.steps)}
+    read_profile_traces(path, Job(Layout(), schedule, name="large"))
+    seconds = time.perf_counter() - start
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, seconds)
+
+
+def _write(path: pathlib.Path, least_bytes: float) -> int:
+    """Writes steps until the file has so many bytes; how many it has."""
+    written, step = 0, 0
+    with open(path, "w") as file:
+        written += file.write('{\n"schemaVersion": 1,\n"traceEvents": [\n')
+        while written < least_bytes:
+            events = ",\n".join(json.dumps(event) for event in _step(step))
+            written += file.write((",\n" if step else "") + events)
+            step += 1
+        own = {"rank": 0, "world_size": 1}
+        written += file.write(f'\n],\n"distributedInfo": {json.dumps(own)}\n}}\n')
+    return written
+
+
+def _step(step: int):
+    """Ranges, operators, calls, kernels, flows and stack frames, in microseconds."""
+    at, number = 1e6 * step, step * 2 * _MICROBATCHES * _KERNELS
+    host, device = {"pid": 77, "tid": 77}, {"pid": 0, "tid": 7}
+    yield _event("user_annotation", f"ProfilerStep#{step}", at, 9e5, host)
+    for m in range(_MICROBATCHES):
+        for phase in "FB":
+            yield _event("user_annotation", f"PP:0{phase}{m}", at, _KERNELS * 50.0, host)
+            for k in range(_KERNELS):
+                number += 1
+                now, dims = at + 50.0 * k, [[4096, 1024], [1024, 4096]]
+                link = {"External id": number, "correlation": number}
+                yield _event("python_function", f"model.py({k}): forward", now, 40.0, host)
+                yield _event("cpu_op", "aten::mm", now + 1, 30.0, host, **{"Input Dims": dims})
+                yield _event("cuda_runtime", "cudaLaunchKernel", now + 2, 5.0, host, **link)
+                grid = {"grid": [k % 16 + 1, 1, 1], "block": [128, 1, 1], "stream": 7}
+                yield _event("kernel", _NAME, now + 20, 45.0, device, **link, **grid)
+                flow = {"cat": "ac2g", "name": "ac2g", "id": number}
+                yield {"ph": "s", "ts": now + 2, **flow, **host}
+                yield {"ph": "f", "ts": now + 20, **flow, **device, "bp": "e"}
+            at += 50.0 * _KERNELS
+    yield _event("user_annotation", "Optimizer.step#Adam.step", at, 1000.0, host)
+    yield _event("cuda_runtime", "cudaLaunchKernel", at + 2, 5.0, host, correlation=-2 - step)
+    yield _event("kernel", "adam", at + 20, 900.0, device, correlation=-2 - step)
+
+
+def _event(category: str, name: str, start: float, duration: float, where: dict, **args) -> dict:
+    times = {"ts": start, "dur": duration}
+    return {"ph": "X", "cat": category, "name": name, **where, **times, "args": args}
 
 
 if __name__ == "__main__":

@@ -1,33 +1,28 @@
 """Lines of code by package: without blank lines, comments and docstrings; files, the longest file
-and the longest function (without its docstring).
-
-`python benchmarks/size.py [--json]`
+and the longest function (without its docstring): `python benchmarks/size.py`.
 """
 
-import argparse
 import ast
-import dataclasses
 import io
-import json
 import pathlib
+import sys
 import tokenize
 from collections.abc import Iterable
+from typing import NamedTuple
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._tables import table
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+_NO_CODE |= {tokenize.ENDMARKER}
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """Of some files: lines of code, of docstrings, and of all kinds; the number of files, the lines
     of the longest, and those of the longest function without its docstring.
     """
@@ -41,19 +36,10 @@ class Size:
 
 
 def main() -> None:
-    """Prints a table in Markdown, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    as_json = parser.parse_args().json
+    """Prints a table in Markdown."""
     sizes = {name: _total(map(_of_file, paths)) for name, paths in _packages().items()}
-    if as_json:
-        print(json.dumps({name: dataclasses.asdict(size) for name, size in sizes.items()}))
-        return
-    names = [field.name for field in dataclasses.fields(Size)]
-    print("| package |", " | ".join(name.replace("_", " ") for name in names), "|")
-    print("|---" * (1 + len(names)) + "|")
-    for name, size in sizes.items():
-        print(f"| {name} |", " | ".join(f"{x:,}" for x in dataclasses.astuple(size)), "|")
+    cells = ((name, *(f"{x:,}" for x in size)) for name, size in sizes.items())
+    print(table(["package", *(name.replace("_", " ") for name in Size._fields)], cells))
 
 
 def _packages() -> dict[str, list[pathlib.Path]]:
@@ -75,13 +61,10 @@ def _of_file(path: pathlib.Path) -> Size:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE:
             code.update(range(token.start[0], token.end[0] + 1))
-    functions = [
-        len(_lines(node) - docstrings)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    longest = max((len(_lines(node) - docstrings) for node in functions), default=0)
     lines = text.count("\n")
-    return Size(len(code - docstrings), len(docstrings), lines, 1, lines, max(functions, default=0))
+    return Size(len(code - docstrings), len(docstrings), lines, 1, lines, longest)
 
 
 def _lines(node: ast.stmt) -> set[int]:
@@ -92,15 +75,14 @@ def _docstrings(tree: ast.Module) -> set[int]:
     """The numbers of the lines of docstrings."""
     found: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, _DEFINITIONS | ast.Module) and ast.get_docstring(node) is not None:
+        if isinstance(node, _FUNCTIONS | ast.ClassDef | ast.Module) and ast.get_docstring(node):
             found |= _lines(node.body[0])
     return found
 
 
 def _total(sizes: Iterable[Size]) -> Size:
-    code, docstrings, lines, files, *longest = zip(*map(dataclasses.astuple, sizes), strict=True)
-    sums = [sum(column) for column in (code, docstrings, lines, files)]
-    return Size(*sums, *(max(column) for column in longest))
+    columns = list(zip(*sizes, strict=True))
+    return Size(*map(sum, columns[:4]), *map(max, columns[4:]))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """What a command or a short script costs from its start: CPU seconds of its process, of all cores.
 
     python benchmarks/startup.py                       # a table in Markdown; --json for one object
-    python benchmarks/startup.py --cold-only --only simulate predict
-    python benchmarks/startup.py --cold-only --only simulate --by-function
+    python benchmarks/startup.py --only simulate predict
 
 Cold, nothing is compiled yet (`PRISM_JAX_CACHE=off`). Warm, the same ran before and its compiled
 code was kept, in a new folder. Each limit is of the CPU seconds beside it, on an idle machine of
 two cores. Compilations are those of the cold run, as JAX's log has them: their number, and XLA's
-wall seconds. Of `families`, only what follows a first simulation counts.
+wall seconds; `--json` has them by function, too. Of `families`, only what follows a first
+simulation counts.
 """
 
 import argparse
-import collections
 import datetime
 import json
 import os
@@ -22,11 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from typing import Any
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._tables import table
 
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 _JOB = "gpt3-175b-h100-4096"
 _SAMPLES = ("--samples", "16384")
 # A script may say at which CPU time of its own, on stderr, what is measured begins.
@@ -72,7 +76,7 @@ _WORK: dict[str, tuple[str | tuple[str, ...], float, float | None]] = {
 
 
 def measured(work: str | tuple[str, ...], folder: str | None) -> dict[str, Any]:
-    """CPU and wall seconds of one process, and the compiled functions, in order.
+    """CPU and wall seconds of one process, and the compiled functions with their seconds, in order.
 
     **Arguments:**
 
@@ -85,9 +89,8 @@ def measured(work: str | tuple[str, ...], folder: str | None) -> dict[str, Any]:
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
-        child = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment, stdout=log, stderr=log
-        )
+        streams = {"stdout": log, "stderr": log}
+        child = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **streams)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -104,65 +107,47 @@ def measured(work: str | tuple[str, ...], folder: str | None) -> dict[str, Any]:
     return {"cpu_s": cpu, "wall_s": wall, "compiled": [(name, float(s)) for name, s in found]}
 
 
-def row_of(name: str, cold_only: bool) -> dict[str, Any]:
+def row_of(name: str) -> dict[str, Any]:
     """All figures of one kind of work."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
     work, limit, warm_limit = _WORK[name]
     cold = measured(work, None)
-    seconds: dict[str, float] = collections.defaultdict(float)
-    times: dict[str, int] = collections.Counter()
-    for function, s in cold["compiled"]:
-        seconds[function] += s
-        times[function] += 1
+    compiled = defaultdict(list)
+    for function, seconds in cold["compiled"]:
+        compiled[function].append(seconds)
+    each = [[function, len(s), round(sum(s), 3)] for function, s in compiled.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        measured(work, folder)
+        warm = measured(work, folder)
     row = {"what": name, "limit_s": limit, "cold_s": cold["cpu_s"], "cold_wall_s": cold["wall_s"]}
-    row |= {"warm_limit_s": warm_limit, "warm_s": None}
-    row |= {"compilations": len(cold["compiled"]), "compile_s": sum(seconds.values())}
-    slowest = sorted(seconds, key=lambda function: -seconds[function])
-    row["by_function"] = [[f, times[f], round(seconds[f], 3)] for f in slowest]
-    if not cold_only:
-        with tempfile.TemporaryDirectory() as folder:
-            measured(work, folder)
-            row["warm_s"] = measured(work, folder)["cpu_s"]
-    return row
+    row |= {
+        "warm_limit_s": warm_limit,
+        "warm_s": warm["cpu_s"],
+        "compilations": len(cold["compiled"]),
+    }
+    row["compile_s"] = sum(seconds for _, seconds in cold["compiled"])
+    return row | {"by_function": sorted(each, key=lambda one: -one[2])}
 
 
-def table(rows: list[dict[str, Any]], by_function: bool) -> str:
-    """The rows in Markdown, and the compiled functions of each."""
-
-    def shown(x, unit=""):
-        return "" if x is None else f"{x:.3g}{unit}"
-
-    header = ("what", "cold CPU s", "limit", "cold wall s", "warm CPU s", "limit", "compilations")
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+def cells_of(row: dict[str, Any]) -> list[str]:
     keys = ("cold_s", "limit_s", "cold_wall_s", "warm_s", "warm_limit_s")
-    lines += [
-        f"| {row['what']} | "
-        + " | ".join(shown(row[key]) for key in keys)
-        + f" | {row['compilations']}, {row['compile_s']:.1f} s |"
-        for row in rows
-    ]
-    for row in rows if by_function else ():
-        lines += ["", f"{row['what']}: seconds, number, function"]
-        lines += [f"{s:8.3f} {count:4} {name}" for name, count, s in row["by_function"]]
-    return "\n".join(lines)
+    figures = ("" if row[key] is None else f"{row[key]:.3g}" for key in keys)
+    return [row["what"], *figures, f"{row['compilations']}, {row['compile_s']:.1f} s"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU seconds of commands from their start.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--cold-only", action="store_true", help="leave out the warm runs")
     parser.add_argument("--only", nargs="+", choices=_WORK, metavar="NAME", default=list(_WORK))
-    parser.add_argument("--by-function", action="store_true", help="list compiled functions")
     arguments = parser.parse_args()
-    rows = []
-    for name in arguments.only:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        rows.append(row_of(name, arguments.cold_only))
+    rows = list(map(row_of, arguments.only))
     if arguments.json:
         about = {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
         about |= {"date": str(datetime.date.today()), "python": platform.python_version()}
         print(json.dumps({**about, "table": rows}, indent=1))
-    else:
-        print(table(rows, arguments.by_function))
+        return
+    header = ("what", "cold CPU s", "limit", "cold wall s", "warm CPU s", "limit", "compilations")
+    print(table(header, map(cells_of, rows)))
 
 
 if __name__ == "__main__":

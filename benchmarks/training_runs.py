@@ -1,6 +1,6 @@
 """How long it takes to simulate many whole training runs, and whether they are right.
 
-    python benchmarks/training_runs.py         # a line; --json for one JSON object
+    python benchmarks/training_runs.py
     python benchmarks/training_runs.py --check-spares
 
 The job is Llama 3.1 405B on 16,384 H100, with the interruptions of Llama 3's 54 days.
@@ -9,7 +9,6 @@ simulation from event to event in plain Python (`_runs_by_events.py`).
 """
 
 import argparse
-import json
 import math
 import pathlib
 import random
@@ -17,6 +16,7 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 
 import jax
 
@@ -33,52 +33,30 @@ from prism_jax.runs import RunCosts, best_interval
 DAY = 86_400.0
 _JOB = "llama-3.1-405b-h100-65536"
 _LAYOUT = ["layout.cp=1", "layout.dp=128", "num_nodes=2048", "schedule.num_microbatches=16"]
+_RUNS, _STEPS, _COMPARED, _EVENTS = 100_000, 1_000_000, 4096, 1000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument(
-        "--check-spares", action="store_true", help="compare with a simulation of events"
-    )
-    arguments = parser.parse_args()
-    if arguments.check_spares:
-        rows = checked()
-        if arguments.json:
-            print(json.dumps(rows))
-            return
-        for row in rows:
-            print(
-                "{run}: {days:.3f} +- {days_error:.3f} days; event by event {events:.3f} +- "
-                "{events_error:.3f}; {apart:+.1f} standard errors apart".format(**row)
-            )
-        return
-    found = measured(arguments.runs, arguments.steps)
-    text = (
-        "{runs:,} runs of {steps:,} steps, with {interruptions:,.0f} interruptions each: "
-        "{cpu_s:.0f} CPU s, {wall_s:.0f} s; mean {days:.4g} days"
-    )
-    print(json.dumps(found) if arguments.json else text.format(**found))
+    about = "compare with a simulation of events"
+    parser.add_argument("--check-spares", action="store_true", help=about)
+    for text in _checked() if parser.parse_args().check_spares else [_measured()]:
+        print(text, flush=True)
 
 
-def measured(num_runs: int, num_steps: int) -> dict[str, float]:
+def _measured() -> str:
     """Seconds from a job to the law of its runs, compilation included."""
     start, before = time.perf_counter(), _cpu_seconds()
     program = prism.compile_job(prism.load_job(_JOB, _LAYOUT))
-    law = prism.training_run(program, num_steps=num_steps, num_runs=num_runs, key=jax.random.key(0))
-    return {
-        "runs": num_runs,
-        "steps": num_steps,
-        "interruptions": sum(law.interruptions.values()),
-        "days": law.mean.value,
-        "cpu_s": _cpu_seconds() - before,
-        "wall_s": time.perf_counter() - start,
-    }
+    law = prism.training_run(program, num_steps=_STEPS, num_runs=_RUNS, key=jax.random.key(0))
+    cpu, wall = _cpu_seconds() - before, time.perf_counter() - start
+    return (
+        f"{_RUNS:,} runs of {_STEPS:,} steps, with {sum(law.interruptions.values()):,.0f} "
+        f"interruptions each: {cpu:.0f} CPU s, {wall:.0f} s; mean {law.mean.value:.4g} days"
+    )
 
 
-def checked(num_events: int = 1000, num_runs: int = 4096) -> list[dict[str, str | float]]:
+def _checked() -> Iterator[str]:
     """The mean days of runs, here and from event to event, with their standard errors."""
     llama = load_failures("llama-3")
     hours = llama.device_hours / 16_384
@@ -91,36 +69,26 @@ def checked(num_events: int = 1000, num_runs: int = 4096) -> list[dict[str, str 
         ("background_s = 900", 2, often, 300.0, slow, None),
     )
     step = prism.compile_graph([prism.Op(1.0)])
-    rows: list[dict[str, str | float]] = []
     for name, days, causes, watched, costs, spares in cases:
-        failures = Failures(watched, causes, 0.0, 30.0, "made")
-        law = prism.training_run(
+        mean = prism.training_run(
             step,
             num_steps=round(days * DAY),
             key=jax.random.key(0),
-            failures=failures,
+            failures=Failures(watched, causes, 0.0, 30.0, "made"),
             costs=costs,
             num_spares=spares,
             known_rates=True,
-            num_runs=num_runs,
-        )
+            num_runs=_COMPARED,
+        ).mean
         rng, rates = random.Random(0), [cause.count / (watched * 3600) for cause in causes]
-        events = [
-            run_by_events(rng, days * DAY, causes, rates, costs, spares)[0] / DAY
-            for _ in range(num_events)
-        ]
-        mean, error = statistics.fmean(events), statistics.stdev(events) / math.sqrt(num_events)
-        rows.append(
-            {
-                "run": name,
-                "days": law.mean.value,
-                "days_error": law.mean.standard_error,
-                "events": mean,
-                "events_error": error,
-                "apart": (law.mean.value - mean) / math.hypot(error, law.mean.standard_error),
-            }
+        run = (rng, days * DAY, causes, rates, costs, spares)
+        events = [run_by_events(*run)[0] / DAY for _ in range(_EVENTS)]
+        theirs, error = statistics.fmean(events), statistics.stdev(events) / math.sqrt(_EVENTS)
+        apart = (mean.value - theirs) / math.hypot(error, mean.standard_error)
+        yield (
+            f"{name}: {mean.value:.3f} +- {mean.standard_error:.3f} days; event by event "
+            f"{theirs:.3f} +- {error:.3f}; {apart:+.1f} standard errors apart"
         )
-    return rows
 
 
 def _cpu_seconds() -> float:
