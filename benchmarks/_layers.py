@@ -16,10 +16,9 @@ from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._parts import block
 
-from ._published_jobs import DTYPES
 from ._published_machines import cluster_of, job_on, switches_of
 from ._published_models import EXPERTS
-from ._rows import attempt, count, job_of, number, read, reason_lines
+from ._rows import WORDS, attempt, count, job_of, number, read, reason_lines
 from ._tables import table
 
 
@@ -67,7 +66,7 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
     if number("tokens_per_gpu", tokens) not in (tokens, tokens // tp):
         raise ValueError("`tokens_per_gpu` is not `micro_batch` times `sequence` over `cp`")
     recipe = row["fp8_recipe"].lower()
-    dtype = DTYPES.get(row["dtype"].lower(), row["dtype"])
+    dtype = WORDS["dtypes"].get(row["dtype"].lower(), row["dtype"])
     dtype = "mxfp8" if dtype == "fp8" and "mx" in recipe else dtype
     software = {"software": "megatron-core-2024", **switches_of("megatron-core-2024")}
     software |= {"dtype": dtype, "token_dispatcher": row["dispatcher"]}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ._published_models import has_experts
-from ._rows import number, read
+from ._rows import WORDS, number, read
 
 
 # What the software that all of them use does; the files do not set it.
@@ -17,17 +17,6 @@ _SET = {"source": "MLPerf v6.0", "release": "26.06"}
 # Columns that have the same name here and there, or another one.
 _COLUMNS = {name: name for name in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")}
 _COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "model": "bench"}
-# What the texts of `configs.csv` say: a column, its column there, a part of its text and the value.
-_SAID = (
-    ("ep_overlap", "overlap_flags", "EXPERT_PARALLEL_COMM=True", "1"),
-    ("cuda_graph", "cuda_graphs", "none", "none"),
-    ("cuda_graph", "cuda_graphs", "transformer_engine", "transformer_engine"),
-    ("cuda_graph", "cuda_graphs", "full_iteration", "full_iteration"),
-    ("fused_grouped_gemm", "remarks", "fused grouped MLP", "1"),
-    ("fp8_attention", "dtype", "FP8_DPA=True", "1"),
-    ("fp8_attention", "dtype", "FP8_DPA=False", "0"),
-    ("fp8_head", "dtype", "FP8_OUTPUT_PROJ=True", "1"),
-)
 
 
 def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
@@ -48,9 +37,9 @@ def systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
         p50 = np.median([np.median(steps) for steps in runs[key].values()])
         modules = "" if row["recompute"].startswith("none") else row["recompute"].split(" ")[0]
         found = defaultdict(str, _SET | {name: row[key] for name, key in _COLUMNS.items()})
-        for name, column, part, value in _SAID:
-            if part in row[column]:
-                found[name] = value
+        for said in WORDS["said"]:
+            if said["part"] in row[said["column"]]:
+                found |= said["is"]
         found |= {
             "system": row["system"],
             "gpu_type": f"DGX-{devices[key]}",

@@ -1,8 +1,8 @@
 """Jobs of published rows.
 
 A row becomes a job by its columns and its source. What a source does not print has the default of
-its software, which `_SOFTWARE` gives once for all its rows, or the value of the recipe of its
-model. No row has a choice of its own.
+its software, which `published.toml` gives once for all its rows, or the value of the recipe of its
+model.
 """
 
 import re
@@ -13,67 +13,31 @@ from prism_jax.importers._megatron import layers_of_layout
 
 from ._published_machines import cluster_of, job_on, switches_of
 from ._published_models import has_experts, is_known, model_of, plain_name
-from ._rows import count
+from ._rows import WORDS, count
 
 
-# The paper interleaves wherever there is a pipeline and prints neither of these.
-_ASSUMED = "assumed: micro-batch 1, fewest virtual stages"
-_PLAIN = "assumed: micro-batch 1, not interleaved"
 _OTHER_RECOMPUTATION = "a kind of recomputation that jobs do not have"
-_NOT_BESIDE: dict[str, Any] = {"overlap_grad_reduce": False, "overlap_param_gather": False}
-# For each source: part of its text, its table, its stack, and the switches that it states.
-_SOFTWARE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("cases_april2021", f"Megatron-LM 2021, A100, {_ASSUMED}", "megatron-2021", {}),
-    # The collectives of a backward run beside its GEMMs since that paper.
-    (
-        "arXiv:2205.05198",
-        "Korthikanti et al. 2022, A100",
-        "megatron-2021",
-        {"overlap_tp_backward": True},
-    ),
-    # "No overlap features": nothing but what Transformer Engine does by itself.
-    ("SimuMax", "SimuMax, B200", "megatron-core-2024", _NOT_BESIDE),
-    ("Megatron-Bridge", "Megatron-Bridge", "megatron-bridge-2025", {}),
-    ("MLPerf v6.0", "MLPerf v6.0, experts", "megatron-bridge-2026", {}),
-    ("MoE-ModelZoo", "MoE-ModelZoo, H100", "megatron-bridge-2025", {}),
-    ("NeMo-Automodel", "NeMo-Automodel, FSDP, H100", "automodel", {}),
-    ("maxtext", "dgxc, MaxText, FSDP, H100", "maxtext", {}),
-    ("paxml", "dgxc, PaxML, FSDP, H100", "maxtext", {}),
-    ("dgxc", "dgxc", "nemo-2024", {}),
-    ("InternEvo", "InternEvo, A100", "internevo", {}),
-    ("Primus", "Primus, MI300X", "megatron-core-2024", {}),
-    ("Megatron-LM examples/llama", "Megatron-LM Llama examples, H100", "nemo-2023", {}),
-    ("model_table", f"Megatron-Core r0.8, H100, {_PLAIN}", "megatron-core-2024", {}),
-    ("llm-foundry", "llm-foundry, FSDP", "llm-foundry", {}),
-    ("torchtitan", "torchtitan, FSDP", "torchtitan", {}),
-)
-DTYPES = {"fp16": "fp16", "bf16": "bf16", "amp_bf16": "bf16"}
-DTYPES |= {"fp8": "fp8", "fp8-cs": "fp8", "amp_fp8": "fp8"}
-DTYPES |= {"mxfp8": "mxfp8", "fp8-mx": "mxfp8", "nvfp4": "fp4", "fp4": "fp4"}
-DTYPES |= {"float8": "fp8", "float8-tensorwise": "fp8", "float8-rowwise": "fp8"}
-_ZERO = {"0": 0, "1": 1, "2": 2, "3": 3, "FSDP": 3, "FSDP2(3)": 3}
-_GRAPHS = {"full_iteration": "iteration", "transformer_engine": "modules"}
-_GRAPHS |= {"enabled in the recipe": "modules"}
-_MODULES = {"norm": "layernorm", "act": "moe_act"}
+_NO_SOURCE = {"table": "", "software": ""}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("gptoss", "kimik2")
 
 
 def table_of(row: dict[str, str]) -> str:
-    source = row["source"]
-    for part, table, *_ in _SOFTWARE:
-        if part in source:
-            if table == "SimuMax, B200":
-                kind = "others" if row["cp"] in ("", "1", "1.0") else "context parallel"
-                return f"{table}, {'experts' if has_experts(row) else kind}"
-            if table in ("Megatron-Bridge", "dgxc"):
-                kind = "experts" if has_experts(row) else "dense"
-                return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
-            if table == "llm-foundry, FSDP":
-                return f"{table}, {row['gpu_type']}"
-            return table
-    return source.split(" ")[0]
+    table = _source_of(row)["table"]
+    if table == "SimuMax, B200":
+        kind = "others" if row["cp"] in ("", "1", "1.0") else "context parallel"
+        return f"{table}, {'experts' if has_experts(row) else kind}"
+    if table in ("Megatron-Bridge", "dgxc"):
+        kind = "experts" if has_experts(row) else "dense"
+        return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
+    if table == "llm-foundry, FSDP":
+        return f"{table}, {row['gpu_type']}"
+    return table or row["source"].split(" ")[0]
+
+
+def _source_of(row: dict[str, str]) -> dict[str, Any]:
+    return next((one for one in WORDS["sources"] if one["part"] in row["source"]), _NO_SOURCE)
 
 
 def name_of(row: dict[str, str]) -> str:
@@ -97,32 +61,26 @@ def _degree(row: dict[str, str], key: str) -> int:
 
 
 def of_steps(row: dict[str, str]) -> data.Job:
-    table, stack, switches = next(
-        ((t, s, d) for part, t, s, d in _SOFTWARE if part in row["source"]), ("", "", {})
-    )
+    source = _source_of(row)
+    stack = source["software"]
     if stack == "megatron-bridge-2025" and row.get("release", "") >= "26.06":
         stack = "megatron-bridge-2026"
     if "mp mode PURE" in row["note"]:
         stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
-    row = _as_assumed(row, table)
+    row = _as_assumed(row, source.get("assumed"))
     _check(row, stack)
     model = model_of(row)
-    tp, pp, cp, ep = (_degree(row, key) for key in ("tp", "pp", "cp", "ep"))
-    layout = data.Layout(
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        dp=_degree(row, "gpus") // (tp * pp * cp),
-        ep=ep,
-        # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
-        etp=_degree(row, "etp") if row.get("etp") or "Bridge" in row["source"] else None,
-    )
+    degrees = {key: _degree(row, key) for key in ("tp", "pp", "cp", "ep")}
+    degrees["dp"] = _degree(row, "gpus") // (degrees["tp"] * degrees["pp"] * degrees["cp"])
+    # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
+    etp = _degree(row, "etp") if row.get("etp") or "Bridge" in row["source"] else None
+    layout = data.Layout(**degrees, etp=etp)
     training = data.Training(
         microbatch_size=_degree(row, "micro_batch"),
         sequence_length=_degree(row, "seq"),
-        dtype=DTYPES[_dtype(row)],  # pyright: ignore
+        dtype=WORDS["dtypes"][_dtype(row)],
         software=stack,
-        **_options(row, stack, switches, layout),
+        **_options(row, stack, source.get("switches", {}), layout),
     )
     cluster = cluster_of(row["gpu_type"])
     return job_on(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
@@ -152,19 +110,17 @@ def _options(
         if row.get(name):
             options[stated.get(name, name)] = row[name] == "1"
     if graphs := row.get("cuda_graph", "").partition(":")[0]:
-        options["cuda_graphs"] = _GRAPHS.get(graphs, "none")
+        options["cuda_graphs"] = WORDS["cuda_graphs"].get(graphs, "none")
     if row.get("recompute_modules"):
-        found = row["recompute_modules"].split()
-        options["recompute_modules"] = tuple(_MODULES.get(one, one) for one in found)
+        found, names = row["recompute_modules"].split(), WORDS["recompute_modules"]
+        options["recompute_modules"] = tuple(names.get(one, one) for one in found)
     if row.get("recompute_layers"):
-        options |= {
-            "recompute_method": "block",
-            "recompute_layers": _degree(row, "recompute_layers"),
-        }
+        layers = _degree(row, "recompute_layers")
+        options |= {"recompute_method": "block", "recompute_layers": layers}
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:
-        options["zero"] = _ZERO[row["zero"]]
+        options["zero"] = WORDS["zero"][row["zero"]]
     # Within how many replicas the optimizer or the parameters are sharded, where a note says it.
     within = re.search(r"zero1=(\d+)|FSDP over (\d+) GPUs|FSDP group (\d+)", note)
     if within and (group := int(next(filter(None, within.groups())))) < layout.dp:
@@ -172,13 +128,13 @@ def _options(
     return options
 
 
-def _as_assumed(row: dict[str, str], table: str) -> dict[str, str]:
+def _as_assumed(row: dict[str, str], assumed: str | None) -> dict[str, str]:
     """With what a table says that it assumes, and with what the note of a row says."""
-    if _ASSUMED in table and _degree(row, "pp") > 1:
+    if assumed == "interleaved" and _degree(row, "pp") > 1:
         layers, pp = _degree(row, "layers"), _degree(row, "pp")
         fewest = next((v for v in range(2, layers) if layers % (pp * v) == 0), 2)
         return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or str(fewest)}
-    if _PLAIN in table:
+    if assumed == "plain":
         return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
     if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
         return row | {"vpp": row["vpp"] or "1"}
@@ -218,13 +174,13 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
 
 def _check(row: dict[str, str], stack: str) -> None:
     """Raises a `ValueError` for a row that cannot be written as a job."""
-    if row["zero"] not in _ZERO and row["zero"]:
+    if row["zero"] and row["zero"] not in WORDS["zero"]:
         raise ValueError(f"sharding that jobs do not have: {row['zero']}")
     name = row["model"].partition(" (")[0]
     if not is_known(row):
         raise ValueError(f"the layers of {name} are not known")
     cluster_of(row["gpu_type"])
-    if _dtype(row) not in DTYPES:
+    if _dtype(row) not in WORDS["dtypes"]:
         raise ValueError(f"no dtype {row['dtype']}")
     if _degree(row, "pp") > 1 and not row["vpp"]:
         raise ValueError("`vpp` is not given")
@@ -242,7 +198,6 @@ def _check(row: dict[str, str], stack: str) -> None:
     if stack == "torchtitan" and row["recompute"] == "selective":
         raise ValueError(_OTHER_RECOMPUTATION)  # Every other matrix multiplication.
     ranks = _degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")
-    if _degree(row, "gpus") % ranks or _degree(row, "global_batch") % (
-        _degree(row, "gpus") // ranks * _degree(row, "micro_batch")
-    ):
+    replicas, left = divmod(_degree(row, "gpus"), ranks)
+    if left or _degree(row, "global_batch") % (replicas * _degree(row, "micro_batch")):
         raise ValueError("its numbers do not divide")

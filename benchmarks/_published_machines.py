@@ -8,24 +8,13 @@ import msgspec
 from prism_jax import data
 from prism_jax.workload import count_parameters
 
-
-# The devices that names of machines say, the first that is found; of `""`, nothing is known here.
-_DEVICES = {"gb300": "gb300", "gb200": "gb200", "gh200": "", "b300": "b300", "b200": "b200"}
-_DEVICES |= {"h200": "h200-sxm", "h100(sxm)?96": "h100-96g", "[ah]100.*pcie|h100nvl(?!ink)": ""}
-_DEVICES |= {"h100": "h100-sxm", "h800": "h800", "h20(?!0)": "h20", "a100.*40g": "a100-40g-sxm"}
-_DEVICES |= {"a100": "a100-80g-sxm", "mi300x": "mi300x", "v5p": "tpu-v5p"}
-# Systems of MLPerf Training that do not say it.
-_DEVICES |= {"carina|tyche": "gb200", "theia": "gb300", "eos": "h100-sxm"}
-_CLUSTERS = {"a100-40g-sxm": "dgx-a100-40g", "a100-80g-sxm": "dgx-a100", "h800": "hgx-h800"}
-_CLUSTERS |= {"h100-sxm": "dgx-h100", "h100-96g": "hgx-h100-96g", "h200-sxm": "dgx-h200"}
-_CLUSTERS |= {"b200": "hgx-b200", "b300": "dgx-b300", "gb200": "gb200-nvl72"}
-_CLUSTERS |= {"gb300": "gb300-nvl72", "h20": "hgx-h20", "mi300x": "mi300x", "tpu-v5p": "tpu-v5p"}
+from ._rows import WORDS
 
 
 def device_of(name: str) -> str:
     """The device in `hardware/devices` of a machine; empty if it is not known."""
     letters = re.sub("[^a-z0-9]", "", name.lower())
-    return next((found for part, found in _DEVICES.items() if re.search(part, letters)), "")
+    return next((found for part, found in WORDS["devices"].items() if re.search(part, letters)), "")
 
 
 def cluster_of(name: str) -> str:
@@ -37,7 +26,7 @@ def cluster_of(name: str) -> str:
     """
     if not (device := device_of(name)):
         raise ValueError(f"no device {name}")
-    return _CLUSTERS[device]
+    return WORDS["clusters"][device]
 
 
 switches_of = ft.cache(lambda stack: data.load_software(stack).training)

@@ -8,7 +8,7 @@ import msgspec
 
 from prism_jax import data
 
-from ._rows import count
+from ._rows import WORDS, count
 
 
 # Names are compared without case, spaces and signs, and without what follows in brackets.
@@ -25,19 +25,6 @@ _KINDS: dict[str, dict[str, Any]] = {
     "^mpt": {"bias": False},
     "gptoss": _MODERN,
     "gpt|bert|megatron|mtnlg|turing|^opt|bloom": GPT,
-}
-# Models whose layers no column says; those of another generation than the name stay unknown.
-_SHIPPED = {
-    "deepseekv2(5|236b)?": "deepseek-v2",
-    "deepseek(v31?|r1)": "deepseek-v3",
-    "gptoss120b": "gpt-oss-120b",
-    "gptoss20b": "gpt-oss-120b",
-    "kimik2": "kimi-k2",
-    "mixtral8x7b": "mixtral-8x7b",
-    "mixtral8x22b": "mixtral-8x22b",
-    "nemotron3nano": "nemotron-3-nano",
-    "qwen3235ba22b": "qwen3-235b-a22b",
-    "qwen330ba3b": "qwen3-30b-a3b",
 }
 _RELEASES = "(671b|1t|30ba3b|v01|base|chat|instruct|thinking|terminus|0[0-9]{3}|2507)*"
 _WITH_EXPERTS = "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)"
@@ -63,7 +50,9 @@ def has_experts(row: dict[str, str]) -> bool:
 
 def _shipped_name(row: dict[str, str]) -> str:
     name = plain_name(row["model"])
-    return next((m for part, m in _SHIPPED.items() if re.fullmatch(part + _RELEASES, name)), "")
+    return next(
+        (m for part, m in WORDS["shipped"].items() if re.fullmatch(part + _RELEASES, name)), ""
+    )
 
 
 def is_known(row: dict[str, str]) -> bool:

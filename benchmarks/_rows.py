@@ -6,6 +6,7 @@ import csv
 import math
 import pathlib
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,8 @@ from prism_jax.workload import check_split
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
+WORDS: Any = tomllib.loads(pathlib.Path(__file__).with_name("published.toml").read_text())
+"""What words of published rows are in jobs."""
 
 
 def read(path: pathlib.Path) -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
 """Does `diagnose` find causes that are known?
 
-    python benchmarks/diagnose.py --seeds 30           # by simulation; --json for one object
+    python benchmarks/diagnose.py --seeds 30           # by simulation
     python benchmarks/diagnose.py --traces --seeds 30  # by traces of jobs trained here
 
 By simulation: 200 steps of a job with a slow rank in one replica, without overlap, with stalls, or
@@ -12,19 +12,29 @@ or among the indistinguishable.
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import msgspec
 import numpy as np
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+import prism_jax as prism
+from benchmarks._tables import by, table
+from benchmarks.own_traces import record_jobs
+from prism_jax.data import Variation, replace_variations
+from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
+from prism_jax.diagnosis._causes import simulated
+from prism_jax.prediction import expected_error, levels_of_law
+from prism_jax.program import parts_of
+from prism_jax.trace import rank_times, read_ranks
+
 
 CAUSES = ("slow-rank", "no-overlap", "stalls", "nothing")
 _JOB, _STEPS = "gpt3-175b-h100-4096", 200
@@ -33,35 +43,23 @@ _TOGETHER = 24  # Jobs recorded by the same processes, as most of the time is th
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Known causes, diagnosed.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seeds", type=int, default=30, help="of each cause (30)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--traces", action="store_true", help="by traces of jobs trained here")
-    parser.add_argument("--job", default=_JOB, help=f"the simulated job ({_JOB})")
     given = parser.parse_args()
-    seeds = range(given.first, given.first + given.seeds)
-    rows = [*(by_traces(seeds) if given.traces else by_simulation(seeds, given.job))]
-    found = {"by": "traces" if given.traces else "simulation", "causes": summary(rows)}
-    print(json.dumps(found) if given.json else table(found["causes"]))
+    rows_of = _by_traces if given.traces else _by_simulation
+    rows = rows_of(range(given.first, given.first + given.seeds))
+    header = ("cause", "seeds", "found", "normal", "wrong_above_0.8", "most_wrong", "rank_named")
+    print(table(header, (_sums(*one) for one in by("cause", rows).items())))
 
 
-def by_simulation(seeds: range, name: str) -> Iterator[dict[str, Any]]:
+def _by_simulation(seeds: range) -> Iterator[dict[str, Any]]:
     """A row for each cause and seed. How strong a cause is follows from the seed."""
-    import jax
-    import msgspec
-
-    import prism_jax as prism
-    from prism_jax.data import Variation, replace_variations
-    from prism_jax.diagnosis import diagnose, hypotheses
-    from prism_jax.diagnosis._causes import simulated
-    from prism_jax.prediction import expected_error, levels_of_law
-    from prism_jax.program import parts_of
-
-    job = prism.load_job(name)
+    job = prism.load_job(_JOB)
     of = hypotheses(job, key=jax.random.key(7))
     program = prism.compile_job(job)
     off = ("overlap_grad_reduce=false", "overlap_param_gather=false", "tp_overlap=false")
-    late = prism.load_job(name, [f"training.{text}" for text in off])
+    late = prism.load_job(_JOB, [f"training.{text}" for text in off])
 
     def stalling(share: float, calls: int = 1) -> Any:
         """The program in which so many steps stall, given how many calls may stall."""
@@ -88,13 +86,9 @@ def by_simulation(seeds: range, name: str) -> Iterator[dict[str, Any]]:
             yield _row(cause, diagnose(of, [steps * level]))
 
 
-def by_traces(seeds: range) -> Iterator[dict[str, Any]]:
+def _by_traces(seeds: range) -> Iterator[dict[str, Any]]:
     """A row for each cause and seed, of jobs that are trained and traced here."""
     from benchmarks._own_jobs import OwnJob
-    from benchmarks.own_traces import record_jobs
-    from prism_jax import load_job
-    from prism_jax.diagnosis import diagnose_ranks
-    from prism_jax.trace import rank_times, read_ranks
 
     sound = OwnJob("ddp", 3, False, False, 30, 2, layers=3, sleep_s=0.05, bucket_mb=0.2)
     changes: dict[str, dict[str, Any]] = {"slow-rank": {"slow": True}, "no-overlap": {"late": True}}
@@ -108,45 +102,30 @@ def by_traces(seeds: range) -> Iterator[dict[str, Any]]:
                 jobs[pathlib.Path(temporary) / f"{cause}-{seed}"] = job
             record_jobs(jobs)
             for folder in jobs:
-                times = rank_times(read_ranks(folder))
-                found = diagnose_ranks(load_job(folder / "job.toml"), times)
+                found = diagnose_ranks(
+                    prism.load_job(folder / "job.toml"), rank_times(read_ranks(folder))
+                )
                 yield _row(folder.name.rpartition("-")[0], found)
 
 
 def _row(cause: str, found: Any) -> dict[str, Any]:
-    of = {one.name: round(one.probability, 3) for one in found.causes}
-    alike = [one.name for one in found.causes if one.indistinguishable]
-    wrong = [one.probability for one in found.causes if one.name != cause]
-    rank = None if found.ranks is None else found.ranks.rank
-    row = {"cause": cause, "normal": found.normal, "rank": rank, "wrong": max(wrong, default=0.0)}
-    row |= {"found": cause in alike, "first": next(iter(of), ""), "nothing": found.nothing}
-    row["of"] = of
-    print(json.dumps(row), file=sys.stderr, flush=True)
+    row = {
+        "cause": cause,
+        "found": any(one.name == cause and one.indistinguishable for one in found.causes),
+        "normal": found.normal,
+        "wrong": max((one.probability for one in found.causes if one.name != cause), default=0.0),
+        "rank": None if found.ranks is None else found.ranks.rank,
+    }
+    print(*row.values(), file=sys.stderr, flush=True)
     return row
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each cause: how often it is found, normal, or another is above 0.8."""
-    found = {}
-    for cause in CAUSES:
-        mine = [row for row in rows if row["cause"] == cause]
-        found[cause] = {
-            "seeds": len(mine),
-            "found": sum(row["found"] for row in mine),
-            "normal": sum(row["normal"] for row in mine),
-            "wrong_above_0.8": sum(row["wrong"] > 0.8 for row in mine),
-            "most_wrong": max((row["wrong"] for row in mine), default=0.0),
-            "rank_named": sum(row["rank"] == 1 for row in mine),
-        }
-    return found
-
-
-def table(causes: dict[str, dict[str, Any]]) -> str:
-    """A table in Markdown."""
-    names = [*next(iter(causes.values()))]
-    rows = [["cause", *names], ["---"] * (len(names) + 1)]
-    rows += [[cause, *(f"{x:.3g}" for x in of.values())] for cause, of in causes.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+def _sums(cause: str, mine: list[dict[str, Any]]) -> list[str]:
+    """How often a cause is found, normal, or another is above 0.8."""
+    found, normal = (sum(row[name] for row in mine) for name in ("found", "normal"))
+    wrong = [row["wrong"] for row in mine]
+    above, named = sum(x > 0.8 for x in wrong), sum(row["rank"] == 1 for row in mine)
+    return [cause, *(f"{x:.3g}" for x in (len(mine), found, normal, above, max(wrong), named))]
 
 
 if __name__ == "__main__":

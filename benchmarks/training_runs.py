@@ -5,7 +5,7 @@
 
 The job is Llama 3.1 405B on 16,384 H100, with the interruptions of Llama 3's 54 days.
 `--check-spares` compares runs with few spares, and with checkpoints in the background, with a
-simulation from event to event in plain Python (`_runs_by_events.py`).
+simulation from event to event in plain Python (`tests/runs_by_events.py`).
 """
 
 import argparse
@@ -25,9 +25,9 @@ import prism_jax as prism
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._runs_by_events import run_by_events
 from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval
+from tests.runs_by_events import run_by_events
 
 
 DAY = 86_400.0

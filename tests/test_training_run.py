@@ -11,13 +11,14 @@ from scipy.special import gamma
 from scipy.stats import poisson
 
 import prism_jax as prism
-from benchmarks._runs_by_events import run_by_events
 from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval, training_run
 from prism_jax.runs._cycles import PARTS, run_cycles
 from prism_jax.runs._rates import WEEK, Hazards
 from prism_jax.runs._run_law import expected_seconds, waiting_share
+
+from .runs_by_events import run_by_events
 
 
 HOUR = 3600.0
