@@ -46,22 +46,15 @@ def collective_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             yield _row("GH200, Slingshot", "all_reduce", gpus, size, seconds, alps)
 
 
-<<<<<<< HEAD
-def _latency(kind: str, size: float, gpus: int, cluster: Cluster) -> float:
-    group = Group("all", gpus)
-    tables = msgspec.structs.replace(load_kernels(cluster), network=1.0)
-    return collective_latency(kind, size, group, cluster, tables)
-=======
 def _row(name: str, kind: str, gpus: int, size: float, measured: float, cluster: Cluster):
     """With as many GPUs on the outermost link as there are, at least."""
     *inner, outer = cluster.links
     outer = msgspec.structs.replace(outer, group=max(outer.group, gpus))
     cluster = msgspec.structs.replace(cluster, links=(*inner, outer))
     kernels = msgspec.structs.replace(load_kernels(cluster), network=1.0)
-    predicted = collective_latency(kind, size, Group("all", gpus), cluster, kernels).latency
+    predicted = collective_latency(kind, size, Group("all", gpus), cluster, kernels)
     row = {"table": name, "kind": kind, "gpus": gpus, "num_bytes": size, "measured": measured}
     return row | {"predicted": predicted, "error": math.log(predicted / measured)}
->>>>>>> 566e03c (Accuracy: one printer of tables, rows as dictionaries, families in one file)
 
 
 def collective_table(rows: list[dict[str, Any]]) -> str:

@@ -3,16 +3,11 @@ assumed another way, and shares of time beside published ones.
 """
 
 import pathlib
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from ._means import VARIABILITY
-
-
-class Images(NamedTuple):
-    """Rows of FLUX.1 by what is assumed, and rows of shares of time."""
-
-    assumed: list[dict[str, Any]]
-    shares: list[dict[str, Any]]
+from ._tables import table
 
 
 _JOB, _UNET, _VIDEO = "flux1-gb300-72", "stable-diffusion-2-a100-8", "latte-xl-2-a100-8"
@@ -42,42 +37,48 @@ _FRAMES = 'model.layers=[{modules = ["adaln", "spatial", "mlp"], repeat = 14}]'
 _PUBLISHED = {"convolutions": "up to 44 %", "attention across frames": "over 60 %"}
 
 
-def image_rows(folder: pathlib.Path) -> Images:
-    """All rows; `folder` is not read."""
+def image_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """FLUX.1 by what is `assumed`, then shares of time; `folder` is not read."""
     import prism_jax as prism
 
     jobs: Any = {about: prism.load_job(_JOB, keys) for about, keys in _KEYS.items()}
     measured = jobs["as shipped"].measured.mean_s
     predicted = {about: VARIABILITY * prism.predict(job).mean for about, job in jobs.items()}
     rows = [{"assumed": a, "predicted": x, "error": x / measured - 1} for a, x in predicted.items()]
-    return Images(rows, _shares())
+    return [*rows, *_shares()]
 
 
-def _shares() -> list[dict[str, Any]]:
+def _shares() -> Iterator[dict[str, Any]]:
     import prism_jax as prism
 
     def seconds(job: str, *keys: str) -> dict[str, float]:
         return prism.predict(prism.load_job(job, keys)).breakdown
 
-    rows = []
     for about, keys in _CASES.items():
         found = seconds(_UNET, *keys)
         share = found["convolution"] / sum(found.values())
-        rows.append({"of": "convolutions", "job": f"{_UNET}, {about}", "share": share})
+        yield {"of": "convolutions", "job": f"{_UNET}, {about}", "share": share}
     for about, keys in {"forward": (_FORWARD,), "training": ()}.items():
         within = seconds(_VIDEO, *keys, _FRAMES, "model.num_layers=14")["attention"]
         share = 1 - within / seconds(_VIDEO, *keys)["attention"]
-        rows.append({"of": "attention across frames", "job": f"{_VIDEO}, {about}", "share": share})
-    return rows
+        yield {"of": "attention across frames", "job": f"{_VIDEO}, {about}", "share": share}
 
 
-def image_table(rows: Images) -> str:
+def image_table(rows: list[dict[str, Any]]) -> str:
     """Two tables in Markdown."""
-    lines = [f"| {_JOB} | predicted (s) | error |", "|---|---|---|"]
-    for row in rows.assumed:
-        lines.append(f"| {row['assumed']} | {row['predicted']:.3f} | {100 * row['error']:+.0f} % |")
-    lines += ["", "| share of | job | predicted | published |", "|---|---|---|---|"]
-    for row in rows.shares:
-        share = f"{100 * row['share']:.0f} %"
-        lines.append(f"| {row['of']} | {row['job']} | {share} | {_PUBLISHED[row['of']]} |")
-    return "\n".join(lines)
+    assumed = [
+        (row["assumed"], f"{row['predicted']:.3f}", f"{100 * row['error']:+.0f} %")
+        for row in rows
+        if "assumed" in row
+    ]
+    shares = [
+        (row["of"], row["job"], f"{100 * row['share']:.0f} %", _PUBLISHED[row["of"]])
+        for row in rows
+        if "of" in row
+    ]
+    return "\n\n".join(
+        [
+            table((_JOB, "predicted (s)", "error"), assumed),
+            table(("share of", "job", "predicted", "published"), shares),
+        ]
+    )

@@ -12,6 +12,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `expected`: the same, by class; see `_expected.py`.
 - `experts`: the rows with experts, with their constants fitted without a family; see
   `_experts.py`.
+- `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
 - `recommenders`: the shipped recommender, by what is assumed of it; see `_recommenders.py`.
 - `images`: FLUX.1, by what is assumed of it, and shares of convolution and of attention across
@@ -45,6 +46,7 @@ _PARTS = {
     "means": ("", "_means", "mean_rows", "mean_table"),
     "expected": ("", "_expected", "expected_rows", "expected_table"),
     "experts": ("", "_experts", "expert_rows", "expert_table"),
+    "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
     "recommenders": ("", "_recommenders", "recommender_rows", "recommender_table"),
     "images": ("", "_images", "image_rows", "image_table"),
