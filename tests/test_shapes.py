@@ -3,6 +3,7 @@ import json
 import math
 import pathlib
 import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,16 @@ from benchmarks._operators import DEVICES, operator_rows, operator_table
 from prism_jax.cli import main
 from prism_jax.cluster import (
     Measured,
-    attention_latency,
+    attention_sizes,
     cross_validate,
-    deepep_latency,
-    experts_latency,
     find_kind,
     fit_shapes,
     gemm_latency,
-    mla_latency,
-    node_collective_latency,
-    nvlink_all_to_all_latency,
     shape_latencies,
     shape_latency,
 )
 from prism_jax.data import (
+    Kernels,
     Source,
     convert,
     load_cluster,
@@ -180,62 +177,55 @@ def test_latencies_of_an_h100():
     assert gemm_latency(kernels, "mxfp8", 999, 999, 999) == gemm_latency(
         kernels, "fp8", 999, 999, 999
     )
-    ways = [
-        deepep_latency(kernels, part, 4096, 7168, 8, 256, 20) for part in ("dispatch", "combine")
-    ]
-    assert ways == pytest.approx([0.49e-3, 0.98e-3], rel=0.06)
-    ways = [
-        deepep_latency(kernels, part, 4096, 7168, 8, 256, 20, nodes=2)
-        for part in ("dispatch", "combine")
-    ]
-    assert ways == pytest.approx([0.84e-3, 2.10e-3], rel=0.1)
+    shape = {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256, "sms": 20}
+    between = {"nodes": 2, "tokens": 4096, "sms": 20}
+    for way, seconds, seconds_between in (
+        ("dispatch", 0.49e-3, 0.84e-3),
+        ("combine", 0.98e-3, 2.10e-3),
+    ):
+        assert _seconds(kernels, f"deepep_{way}", "", shape) == pytest.approx(seconds, rel=0.06)
+        found = _seconds(kernels, f"deepep_{way}_nodes", "", between)
+        assert found == pytest.approx(seconds_between, rel=0.1)
     size = 512 * 2**20
-    ring = node_collective_latency(kernels, "all_gather", size, 8)
+    ring = _seconds(kernels, "all_gather", "", {"bytes": size, "gpus": 8})
     assert ring == pytest.approx(size * 7 / 8 / 335e9, rel=0.06)
-    assert mla_latency(kernels, "bf16", 1, 4096, 128)
 
 
-def test_attention_takes_the_nearest_size_of_heads():
+def test_attention_follows_the_pairs_of_its_mask():
     kernels = load_kernels(load_cluster("dgx-h100", 1))
-    at = {
-        size: _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, size))
-        for size in (96, 112, 128)
-    }
-    assert at[96] == pytest.approx(at[128] * 96 / 128)
-    assert at[112] == pytest.approx(at[128] * 112 / 128)
-    # FLOPs without a mask are twice those of a causal one; a table without it has no heads of 128.
-    full = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, causal=False))
-    assert full == pytest.approx(2 * at[128], rel=0.05)
-    wide = attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=9999)
-    assert wide == at[128]
-    narrow = _there(attention_latency(kernels, "bf16", 2, 4096, 16, 4, 128, window=128))
-    assert narrow < 0.5 * at[128]
+
+    def seconds(mode: str, case: float, window: float = 0) -> float:
+        sizes = attention_sizes(mode, 2, 4096, 16, 4, window)
+        return _seconds(kernels, f"attention_{mode}", "bf16", sizes, case)
+
+    # FLOPs without a mask are twice those of a causal one, and the table follows them.
+    pairs = attention_sizes("full", 2, 4096, 16, 4, 0)
+    full = _seconds(kernels, "attention_causal", "bf16", pairs, 128)
+    assert full == pytest.approx(2 * seconds("causal", 128), rel=0.05)
+    assert seconds("full", 64) == pytest.approx(2 * seconds("causal", 64), rel=0.25)
+    assert seconds("window", 128, 128) < 0.5 * seconds("causal", 128)
+    # A window of all tokens is a causal mask.
+    causal = attention_sizes("causal", 2, 4096, 16, 4, 0)
+    assert attention_sizes("window", 2, 4096, 16, 4, 9999) == causal
 
 
 def test_unequal_loads_take_longer():
     kernels = load_kernels(load_cluster("gb200-nvl72", 1))
-    shape = (8192, 7168, 2048, 8, 256, 8)
-    times = [
-        _there(experts_latency(kernels, "bf16", *shape, exponent=exponent))
-        for exponent in (0.0, 0.5, 1.01, 1.1, 1.2, 9.0)
-    ]
-    assert times[:5] == sorted(times[:5])
-    assert times[4] == times[5]
-    assert times[1] == pytest.approx(times[0] ** (1 - 0.5 / 1.01) * times[2] ** (0.5 / 1.01))
-    assert _there(experts_latency(kernels, "bf16", *shape, gated=False)) < times[0]
-    assert nvlink_all_to_all_latency(kernels, "dispatch_two_sided", "fp8", 4096, 32)
+    shape = {"tokens": 8192, "hidden": 7168, "width": 2048, "topk": 8, "experts": 256, "ep": 8}
+    cases = [table.case for table in kernels.find_shapes("experts", "bf16")]
+    times = [_seconds(kernels, "experts", "bf16", shape | {"matrices": 3}, c) for c in cases]
+    assert len(times) == 3
+    assert times == sorted(times)
+    assert _seconds(kernels, "experts", "bf16", shape | {"matrices": 2}) < times[0]
 
 
 def test_a_machine_without_tables_has_none():
     kernels = load_kernels(load_cluster("mi300x", 1))
     assert kernels.shapes == {}
     assert gemm_latency(kernels, "bf16", 1, 1, 1) is None
-    assert attention_latency(kernels, "bf16", 1, 1, 1, 1, 128) is None
-    assert experts_latency(kernels, "bf16", 1, 1, 1, 1, 1, 1) is None
     # No balanced loads were measured on A100.
     kernels = load_kernels(load_cluster("dgx-a100", 1))
-    assert experts_latency(kernels, "bf16", 1024, 4096, 1024, 2, 8, 8) is None
-    assert experts_latency(kernels, "bf16", 1024, 4096, 1024, 2, 8, 8, exponent=1.1)
+    assert min(table.case for table in kernels.find_shapes("experts", "bf16")) > 0
 
 
 def test_products_are_written_as_read():
@@ -249,9 +239,11 @@ def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, 
     return [kernel | dict(zip(columns, row, strict=True)) for row in it.product(*columns.values())]
 
 
-def _there(latency: float | None) -> float:
-    assert latency is not None
-    return latency
+def _seconds(
+    kernels: Kernels, kernel: str, dtype: str, sizes: Mapping[str, float], case: float = 0
+) -> float:
+    (table,) = (one for one in kernels.find_shapes(kernel, dtype) if one.case == case)
+    return shape_latency(table, sizes)
 
 
 def _write(path, rows):

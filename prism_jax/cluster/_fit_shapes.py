@@ -99,6 +99,18 @@ def find_kind(kernel: str) -> Kind:
     return KINDS[kernel.partition(":")[0]]
 
 
+def attention_sizes(
+    mode: str, batch: Any, sequence: Any, heads: Any, kv_heads: Any, window: Any
+) -> dict[str, Any]:
+    """The columns of a table of attention, whose `mode` is `full`, `causal` or `window`; of
+    numbers, or of arrays.
+    """
+    width = np.minimum(window, sequence) if mode == "window" else sequence
+    pairs = sequence * sequence if mode == "full" else sequence * width - width * width / 2
+    sizes = {"batch": batch, "sequence": sequence, "heads": heads, "kv_heads": kv_heads}
+    return {**sizes, "pairs": pairs}
+
+
 def _terms_of(kernel: str, dtype: str, sms: int) -> tuple[tuple[str, int], ...]:
     """The terms of a kernel, with the waves of a product's tiles where that number is known."""
     terms = find_kind(kernel).terms
