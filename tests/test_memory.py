@@ -14,7 +14,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_jobs, load_job
 from prism_jax.prediction import costly_keys
-from prism_jax.prediction._fits import _toml, check_memory, fixes
+from prism_jax.prediction._advice import _toml, check_memory, fixes
 from prism_jax.prediction._memory import _peaks
 from prism_jax.workload import StageMemory
 

@@ -12,7 +12,7 @@ import prism_jax as prism
 from prism_jax.analysis import exposed_data_parallel
 from prism_jax.data import load_job
 from prism_jax.latency import AbstractLatency
-from prism_jax.prediction._constant_step import run
+from prism_jax.prediction._predict import run
 from prism_jax.program import sinks_of
 from prism_jax.program._assemble import assemble
 from prism_jax.program._frame import frame_of

@@ -191,25 +191,45 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     parts = schedule_parts(order)
     forward = parts.phase == "F"
     lets_go = (parts.phase == "B") | (parts.phase == "W")
-    kept = np.array([sum(one.kept.values()) for one in stages], float)
-    extra = np.array(
-        [(sum(one.backward.values()), sum(one.forward.values())) for one in stages], float
+    sizes = np.array(
+        [
+            (*(sum(x.values()) for x in (one.kept, one.backward, one.forward)), one.summed)
+            for one in stages
+        ],
+        float,
     )
-    summed = np.array([one.summed for one in stages], float)
-    stage, during = parts.stage, extra[parts.stage, forward.astype(int)]
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
-        _peak(
-            forward[a:b],
-            lets_go[a:b],
-            stage[a:b],
-            kept[stage[a:b]],
-            during[a:b],
-            _whole(lets_go[a:b], stage[a:b], summed),
-            stages,
-        )
+        _peak(forward[a:b], lets_go[a:b], parts.stage[a:b], sizes, stages)
         for a, b in it.pairwise(starts.tolist())
     ]
+
+
+def _peak(
+    forward: Bool[np.ndarray, " parts"],
+    lets_go: Bool[np.ndarray, " parts"],
+    stage: Int[np.ndarray, " parts"],
+    sizes: Float[np.ndarray, "stages 4"],
+    stages: Sequence[StageMemory],
+) -> Sizes:
+    """Runs through the ops of a rank to find the peak of its activations. The sizes of stages are
+    what they keep, what a backward and a forward take meanwhile, and the summed gradients.
+    """
+    kept, extra = sizes[stage, 0], np.where(forward, sizes[stage, 2], sizes[stage, 1])
+    whole = _whole(lets_go, stage, sizes[:, 3])
+    after = np.cumsum(kept * forward - kept * lets_go)
+    # An op frees activations when it ends.
+    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
+    if not np.any(during > 0):
+        return {}
+    at = int(np.argmax(during))
+    found = dict(stages[stage[at]].forward if forward[at] else stages[stage[at]].backward)
+    add_sizes(found, {"gradients": float(whole[at])} if whole[at] else {})
+    counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
+    counts -= np.bincount(stage[:at], lets_go[:at], len(stages))
+    for one in np.flatnonzero(counts).tolist():
+        add_sizes(found, stages[one].kept, float(counts[one]))
+    return found
 
 
 def _whole(
@@ -226,28 +246,3 @@ def _whole(
     # Each turn lasts up to the next; before the first there are none.
     both = np.append(0.0, own + np.append(0.0, own)[: len(own)])
     return np.repeat(both, np.diff(np.concatenate(([0], turns, [len(stage)]))))
-
-
-def _peak(
-    forward: Bool[np.ndarray, " parts"],
-    lets_go: Bool[np.ndarray, " parts"],
-    stage: Int[np.ndarray, " parts"],
-    kept: Float[np.ndarray, " parts"],
-    extra: Float[np.ndarray, " parts"],
-    whole: Float[np.ndarray, " parts"],
-    stages: Sequence[StageMemory],
-) -> Sizes:
-    """Runs through the ops of a rank to find the peak of its activations."""
-    after = np.cumsum(kept * forward - kept * lets_go)
-    # An op frees activations when it ends.
-    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
-    if not np.any(during > 0):
-        return {}
-    at = int(np.argmax(during))
-    found = dict(stages[stage[at]].forward if forward[at] else stages[stage[at]].backward)
-    add_sizes(found, {"gradients": float(whole[at])} if whole[at] else {})
-    counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
-    counts -= np.bincount(stage[:at], lets_go[:at], len(stages))
-    for one in np.flatnonzero(counts).tolist():
-        add_sizes(found, stages[one].kept, float(counts[one]))
-    return found

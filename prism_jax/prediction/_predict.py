@@ -1,15 +1,35 @@
 """The step of a job without variability, and its parts; on the host, without JAX."""
 
+import dataclasses
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from jaxtyping import Float
 
-from ..data import Job, check_parts
-from ..program import Frame, frame_of, lower_chains, parts_of, with_costs
-from ..schedule import SEND_RECV, op_graph, order_of, schedule_parts
-from ..workload import Block, Workload, block_flops, block_mean, split_mean
-from ._constant_step import ConstantStep, run, without_send_recv
+from ..data import Job, Kernels, check_parts
+from ..program import (
+    Frame,
+    Sink,
+    blocks_of_kinds,
+    frame_of,
+    lower_chains,
+    parts_of,
+    sinks_of,
+    when_reduced,
+    with_costs,
+)
+from ..schedule import (
+    SEND_RECV,
+    AbstractSchedule,
+    latest_ends,
+    op_graph,
+    order_of,
+    schedule_parts,
+)
+from ..workload import Block, Workload, block_flops, block_mean, block_means, split_mean
 
 
 # Groups of ranks by the degree of parallelism that they communicate for.
@@ -78,12 +98,12 @@ def predict(job: Job) -> Prediction:
         order = order_of(job.schedule, job.layout, training)
         workload = lower_chains(*parts, order)
         order = with_costs(order, workload)
-        blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
-        of = frame_of(op_graph(order, blocking=blocking))
+        of = _frame(job, order)
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     step = run(of, workload)
-    sends = step.seconds - without_send_recv(of, workload, step).seconds
+    without = np.where(of.is_send_recv, 0.0, step.latencies)
+    sends = step.seconds - _ended(of, workload, without, step.sinks)[0]
     breakdown, phases = _of_average_rank(of, workload, step, sends)
     runs = schedule_parts(order)
     forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
@@ -106,6 +126,88 @@ def predict(job: Job) -> Prediction:
         flop_per_s=per_second / devices,
         tokens_per_s=sequences * training.sequence_length / step.seconds,
     )
+
+
+def constant_step(job: Job) -> Callable[[Kernels], float]:
+    """A function from a job's kernels to the step time if every latency were its mean, in seconds.
+
+    The graph is built once, so that a call takes some milliseconds for some thousand ops. It is
+    below the mean of steps that vary, which wait for the slowest.
+
+    **Arguments:**
+
+    - `job`: a job with a model and a cluster. Its own kernels are not used.
+
+    **Raises:**
+
+    `ValueError` wherever `compile_job` raises it.
+    """
+    model, cluster, training, _ = parts_of(job)
+    check_parts(model, job.layout, job.schedule, training, cluster)
+    order = order_of(job.schedule, job.layout, training)
+    of = _frame(job, order)
+
+    def seconds(kernels: Kernels) -> float:
+        parts = (model, job.layout, job.schedule, training, cluster, kernels)
+        return run(of, lower_chains(*parts, order)).seconds
+
+    return seconds
+
+
+def with_values(job: Job, values: Mapping[str, Any]) -> Job:
+    """A job with other values of some keys, such as `training.zero`."""
+
+    def changed(table: Any, names: list[str], value: Any) -> Any:
+        if not names:
+            return value
+        inner = changed(getattr(table, names[0]), names[1:], value)
+        return msgspec.structs.replace(table, **{names[0]: inner})
+
+    for key, value in values.items():
+        job = changed(job, key.split("."), value)
+    return job
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstantStep:
+    """A step of constant latencies, in seconds.
+
+    **Attributes:**
+
+    - `seconds`: the step time.
+    - `reduced`: the exposed part of the gradient reduction of each pipeline rank.
+    - `latencies`: the latency of each op.
+    - `blocks`: the block of each kind of op.
+    - `sinks`: the reductions of gradients.
+    """
+
+    seconds: float
+    reduced: Float[np.ndarray, "ranks"]
+    latencies: Float[np.ndarray, "ops"]
+    blocks: Sequence[Block]
+    sinks: Sequence[Sink]
+
+
+def run(of: Frame, workload: Workload) -> ConstantStep:
+    """A step of a workload."""
+    blocks, sinks = blocks_of_kinds(workload, of.kinds), sinks_of(of.graph, workload)
+    latencies = np.array(block_means(blocks))[of.kind_of]
+    return ConstantStep(*_ended(of, workload, latencies, sinks), latencies, blocks, sinks)
+
+
+def _ended(
+    of: Frame, workload: Workload, latencies: Float[np.ndarray, "ops"], sinks: Sequence[Sink]
+) -> tuple[float, Float[np.ndarray, "ranks"]]:
+    """The first two figures of a `ConstantStep`."""
+    ends = latest_ends(of.graph, latencies, [sink.ops for sink in sinks])
+    reduced = when_reduced(sinks, ends, workload.contention)
+    last = ends[np.flatnonzero(np.diff([sink.rank for sink in sinks], append=-1))]
+    return float(np.max(reduced) + block_mean(workload.tail)), reduced - last
+
+
+def _frame(job: Job, order: AbstractSchedule) -> Frame:
+    blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
+    return frame_of(op_graph(order, blocking=blocking))
 
 
 def _of_average_rank(

@@ -1,4 +1,4 @@
-"""The throughput of a job at a step time, and the parts of its mean."""
+"""What a step yields and what it draws: throughput, the parts of its mean, and energy."""
 
 import math
 from collections.abc import Mapping
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 import msgspec
 
 from .._summary import Column, Table
+from ..cluster import drawn
 from ..data import Job
 from ._memory import memory
-from ._predict import Prediction, predict
+from ._predict import Prediction, predict, with_values
 
 
 # A higher MFU than that of any training step.
@@ -19,6 +20,8 @@ _FAST = (
 )
 # The least share of a mean that is printed.
 _LEAST = 5e-4
+# The share of a limit that a derivative's difference is over.
+_STEP = 1e-4
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -81,20 +84,84 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
     found = predict(job)
     mean = found.mean if mean is None else mean
     slower, number = mean / found.mean, job.layout.world_size
+    exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
+    bubble = found.breakdown.get("bubble", 0.0)
+    parts = {"compute": found.mean - bubble - sum(exposed.values()), "bubble": bubble}
+    parts |= dict(sorted(exposed.items())) | {"variability": mean - found.mean}
     return Throughput(
         world_size=number,
         tokens_per_s_per_gpu=found.tokens_per_s / number / slower,
         flop_per_s_per_gpu=found.flop_per_s / slower,
         mfu=found.mfu / slower if found.mfu == found.mfu else None,
         memory_bytes=memory(job).fullest.bytes,
-        breakdown=_breakdown(found, mean),
+        breakdown={k: s for k, s in parts.items() if abs(s) > 1e-12 * mean},
     )
 
 
-def _breakdown(found: Prediction, mean: float) -> dict[str, float]:
-    exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
-    bubble = found.breakdown.get("bubble", 0.0)
-    parts = {"compute": found.mean - bubble - sum(exposed.values()), "bubble": bubble}
-    parts |= {name: exposed[name] for name in sorted(exposed)}
-    parts["variability"] = mean - found.mean
-    return {name: seconds for name, seconds in parts.items() if abs(seconds) > 1e-12 * mean}
+class Energy(msgspec.Struct, frozen=True):
+    """What a step without variability draws, on a device of which that is known.
+
+    **Attributes:**
+
+    - `limit_w`: the limit of each GPU, in watts.
+    - `joules`: the energy of all GPUs in a step, without hosts, network and cooling, in joules.
+    - `tokens_per_joule`: the tokens of a step over this energy.
+    - `seconds_per_w`: the derivative of the step time by the limit, in seconds per watt; negative
+        where a higher limit makes the step shorter.
+    """
+
+    limit_w: float
+    joules: float
+    tokens_per_joule: float
+    seconds_per_w: float
+
+    def line(self) -> str:
+        """A line of text for users."""
+        each = 1e3 * abs(self.seconds_per_w)
+        return (
+            f"power:   {self.limit_w:g} W a GPU at most, {self.joules / 1e3:,.4g} kJ a step, "
+            f"{self.tokens_per_joule:.3g} tokens/J; a watt more saves {each:.3g} ms a step"
+        )
+
+
+def energy(job: Job, found: Prediction | None = None) -> Energy | None:
+    """The energy of a job's step, and how its power limit changes it.
+
+    A GPU draws what its kernels draw while they run, and its static power while it waits or
+    communicates, so that the energy is a lower bound.
+
+    **Arguments:**
+
+    - `job`: a job with a model and a cluster.
+    - `found`: its prediction, where it is known already.
+
+    **Returns:**
+
+    An `Energy`; `None` if it is not known what the job's device draws.
+
+    **Raises:**
+
+    `ValueError` wherever [`predict`][] raises it.
+    """
+    power = None if job.cluster is None else job.cluster.device.power
+    if power is None:
+        return None
+    found = predict(job) if found is None else found
+
+    def watts(part: str) -> float:
+        waits = part in ("bubble", "host") or part.startswith("exposed ")
+        return drawn(power, "" if waits else part)
+
+    parts = found.breakdown.items()
+    joules = job.layout.world_size * sum(seconds * watts(part) for part, seconds in parts)
+    step = _STEP * (power.limit_w - power.static_w)
+    higher, lower = (
+        predict(with_values(job, {"cluster.device.power.limit_w": power.limit_w + change})).mean
+        for change in (step, -step)
+    )
+    return Energy(
+        limit_w=power.limit_w,
+        joules=joules,
+        tokens_per_joule=found.tokens_per_s * found.mean / joules,
+        seconds_per_w=(higher - lower) / (2 * step),
+    )
