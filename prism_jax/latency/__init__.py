@@ -1,9 +1,11 @@
 from ._base import AbstractLatency as AbstractLatency, InFiles as InFiles, Rule as Rule
+from ._constant import Constant as Constant
 from ._empirical import Empirical as Empirical, empirical_from_samples as empirical_from_samples
 from ._gamma import Gamma as Gamma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
-from ._mixture import Mixture as Mixture, Outlying as Outlying
+from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
+from ._outlying import Outlying as Outlying
 from ._parameters import check as check
 from ._registry import (
     families as families,
@@ -22,7 +24,6 @@ from ._three_moment import (
     cube_normal_score as cube_normal_score,
 )
 from ._transform import (
-    Constant as Constant,
     Scaled as Scaled,
     Shifted as Shifted,
     log_sigma as log_sigma,

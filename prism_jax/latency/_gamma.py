@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from ._base import InFiles
 from ._gamma_series import temme_series
-from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
 from ._transform import scale_spread
 
@@ -174,8 +174,8 @@ class Gamma(AbstractParametric):
 
     in_files: ClassVar[InFiles | None] = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
 
-    location: Float[Array, "..."] = parameter(non_negative)
-    cv: Float[Array, "..."] = parameter(non_negative)
+    location: Float[Array, "..."] = parameter("finite and at least 0")
+    cv: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, location: ArrayLike, cv: ArrayLike):
         self.location, self.cv = as_parameters(location, cv)

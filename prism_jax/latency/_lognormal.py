@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from .._misc import bisect
 from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import step_score
 from ._transform import log_sigma, scale_spread
 
@@ -27,8 +27,8 @@ class LogNormal(AbstractParametric):
         "lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma)
     )
 
-    median: Float[Array, "..."] = parameter(non_negative)
-    sigma: Float[Array, "..."] = parameter(non_negative)
+    median: Float[Array, "..."] = parameter("finite and at least 0")
+    sigma: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, median: ArrayLike, sigma: ArrayLike):
         self.median, self.sigma = as_parameters(median, sigma)
@@ -86,9 +86,9 @@ class ShiftedLogNormal(AbstractParametric):
         lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),
     )
 
-    shift: Float[Array, "..."] = parameter(non_negative)
-    median: Float[Array, "..."] = parameter(non_negative)
-    sigma: Float[Array, "..."] = parameter(non_negative)
+    shift: Float[Array, "..."] = parameter("finite and at least 0")
+    median: Float[Array, "..."] = parameter("finite and at least 0")
+    sigma: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, shift: ArrayLike, median: ArrayLike, sigma: ArrayLike):
         self.shift, self.median, self.sigma = as_parameters(shift, median, sigma)

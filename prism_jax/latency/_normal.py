@@ -8,7 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, check_held, non_negative, parameter
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import log_density, step_score
 from ._transform import scale_spread
 
@@ -23,8 +23,8 @@ class Normal(AbstractParametric):
 
     in_files: ClassVar[InFiles | None] = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
 
-    location: Float[Array, "..."] = parameter(non_negative)
-    std: Float[Array, "..."] = parameter(non_negative)
+    location: Float[Array, "..."] = parameter("finite and at least 0")
+    std: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, location: ArrayLike, std: ArrayLike):
         self.location, self.std = as_parameters(location, std)

@@ -67,9 +67,17 @@ def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
         ) from None
 
 
-def parameter(rule: Callable[[str, Array], Rule]) -> Any:
-    """A field of an `AbstractParametric`, with the rule that `check` applies to its values."""
-    return eqx.field(metadata={"rule": rule})
+# What the values of a parameter may be, and how this is tested.
+_RULES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "finite": np.isfinite,
+    "finite and at least 0": lambda x: np.isfinite(x) & (x >= 0),
+    "positive": lambda x: x > 0,  # Infinity included.
+}
+
+
+def parameter(allowed: str) -> Any:
+    """A field of an `AbstractParametric`, with what `check` allows: a key of `_RULES`."""
+    return eqx.field(metadata={"allowed": allowed})
 
 
 class AbstractParametric(AbstractLatency):
@@ -83,26 +91,9 @@ class AbstractParametric(AbstractLatency):
         )
 
     def rules(self) -> tuple[Rule, ...]:
-        return tuple(
-            field.metadata["rule"](field.name, getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if "rule" in field.metadata
-        )
-
-
-def finite(name: str, value: Array) -> Rule:
-    """A rule: finite numbers."""
-    return Rule(name, value, np.isfinite, "finite")
-
-
-def non_negative(name: str, value: Array) -> Rule:
-    """A rule: finite numbers from zero up."""
-    return Rule(name, value, lambda x: np.isfinite(x) & (x >= 0), "finite and at least 0")
-
-
-def positive(name: str, value: Array) -> Rule:
-    """A rule: numbers above zero, infinity included."""
-    return Rule(name, value, lambda x: x > 0, "positive")
+        parameters = (field for field in dataclasses.fields(self) if "allowed" in field.metadata)
+        allowed = ((field.name, field.metadata["allowed"]) for field in parameters)
+        return tuple(Rule(name, getattr(self, name), _RULES[what], what) for name, what in allowed)
 
 
 def check(latency: AbstractLatency) -> None:

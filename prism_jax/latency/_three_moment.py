@@ -5,14 +5,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import InFiles
-from ._parameters import (
-    AbstractParametric,
-    as_parameters,
-    check_held,
-    finite,
-    non_negative,
-    parameter,
-)
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import step_score
 
 
@@ -84,9 +77,9 @@ class ThreeMoment(AbstractParametric):
         "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
     )
 
-    location: Float[Array, "..."] = parameter(finite)
-    std: Float[Array, "..."] = parameter(non_negative)
-    skewness: Float[Array, "..."] = parameter(finite)
+    location: Float[Array, "..."] = parameter("finite")
+    std: Float[Array, "..."] = parameter("finite and at least 0")
+    skewness: Float[Array, "..."] = parameter("finite")
 
     def __init__(self, location: ArrayLike, std: ArrayLike, skewness: ArrayLike):
         self.location, self.std, self.skewness = as_parameters(location, std, skewness)

@@ -1,59 +1,16 @@
-"""A constant, and laws made of others: scaled, shifted, or with another spread."""
+"""Laws made of others: scaled, shifted, or with another spread."""
 
 import functools as ft
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles
-from ._parameters import (
-    AbstractParametric,
-    as_parameters,
-    broadcast_batch,
-    check_held,
-    finite,
-    non_negative,
-    parameter,
-)
+from ._base import AbstractLatency
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import step_score
-
-
-class Constant(AbstractParametric):
-    """A latency that does not vary."""
-
-    in_files: ClassVar[InFiles | None] = InFiles("constant", (), lambda: Constant(1.0))
-
-    value: Float[Array, "..."] = parameter(non_negative)
-
-    def __init__(self, value: ArrayLike):
-        (self.value,) = as_parameters(value)
-        check_held("value", value, self.value)
-
-    def from_normal(self, z: ArrayLike) -> Float[Array, "..."]:
-        shape = broadcast_batch(jnp.shape(z), self.batch_shape)
-        return jnp.broadcast_to(self.value, shape)
-
-    def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
-        return step_score(jnp.asarray(x, self.dtype) - self.value)
-
-    def mean(self) -> Float[Array, "..."]:
-        return self.value
-
-    def variance(self) -> Float[Array, "..."]:
-        return jnp.zeros_like(self.value)
-
-    def third_moment(self) -> Float[Array, "..."]:
-        return jnp.zeros_like(self.value)
-
-
-Constant.__init__.__doc__ = """**Arguments:**
-
-- `value`: the latency, in seconds. Must be non-negative.
-"""
 
 
 def _like(value: ArrayLike, base: AbstractLatency) -> Array:
@@ -65,7 +22,7 @@ class Scaled(AbstractParametric):
     """A latency multiplied by a factor."""
 
     base: AbstractLatency
-    factor: Float[Array, "..."] = parameter(non_negative)
+    factor: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, base: AbstractLatency, factor: ArrayLike):
         self.base = base
@@ -102,7 +59,7 @@ class Shifted(AbstractParametric):
     """A latency plus an offset."""
 
     base: AbstractLatency
-    offset: Float[Array, "..."] = parameter(finite)
+    offset: Float[Array, "..."] = parameter("finite")
 
     def __init__(self, base: AbstractLatency, offset: ArrayLike):
         self.base = base
@@ -157,16 +114,6 @@ def scale_spread(law: AbstractLatency, factor: ArrayLike) -> Any:
     A law of the same kind. Differentiable with respect to `factor` and the parameters.
     """
     return Shifted(Scaled(law, factor), (1 - jnp.asarray(factor, law.dtype)) * law.mean())
-
-
-@log_sigma.register(Constant)
-def _(law):
-    return jax.device_put(np.zeros(law.value.shape, law.dtype))
-
-
-@scale_spread.register(Constant)
-def _(law, factor):
-    return law
 
 
 @scale_spread.register(Scaled)

@@ -8,14 +8,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._base import InFiles
-from ._parameters import (
-    AbstractParametric,
-    as_parameters,
-    check_held,
-    non_negative,
-    parameter,
-    positive,
-)
+from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 
@@ -28,8 +21,8 @@ class Weibull(AbstractParametric):
         "weibull", ("shape",), lambda shape: Weibull(1.0, shape)
     )
 
-    scale: Float[Array, "..."] = parameter(non_negative)
-    shape: Float[Array, "..."] = parameter(positive)
+    scale: Float[Array, "..."] = parameter("finite and at least 0")
+    shape: Float[Array, "..."] = parameter("positive")
 
     def __init__(self, scale: ArrayLike, shape: ArrayLike):
         self.scale, self.shape = as_parameters(scale, shape)
