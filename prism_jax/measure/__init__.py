@@ -1,4 +1,9 @@
 from ._calls import Call as Call, calls_of as calls_of, compute_kernels as compute_kernels
 from ._machine import FILES as FILES, rates_of as rates_of, save_machine as save_machine
-from ._scatter import Scatter as Scatter, split_scatter as split_scatter
-from ._time import Timed as Timed, calls_for as calls_for, time_calls as time_calls
+from ._time import (
+    Scatter as Scatter,
+    Timed as Timed,
+    calls_for as calls_for,
+    split_scatter as split_scatter,
+    time_calls as time_calls,
+)

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from ..data import Constant, Source, Variation, save_source, write_csv, write_toml, write_variations
-from ._scatter import Scatter
-from ._time import Timed
+from ._time import Scatter, Timed
 
 
 # What is written, in the folder `network` as well.

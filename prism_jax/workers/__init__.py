@@ -1,2 +1,5 @@
-from ._ray import RayExecutor as RayExecutor
-from ._tasks import prepare_worker as prepare_worker, run_tasks as run_tasks
+from ._tasks import (
+    RayExecutor as RayExecutor,
+    prepare_worker as prepare_worker,
+    run_tasks as run_tasks,
+)
