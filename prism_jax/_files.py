@@ -1,21 +1,38 @@
-"""Reads files by their literal names, and writes files whole or not at all."""
+"""Reads files by their literal names, and writes files whole or not at all; among them archives of
+arrays and a description in JSON: one `.npz`, without pickle.
+"""
 
 import contextlib
 import errno
+import io
+import json
 import os
 import pathlib
 import secrets
 import stat
 import tempfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
 
 from ._misc import quoted
 
 
 Path = str | os.PathLike[str]
 
+_MOST_OF_A_PATH = 240
+# The description in an archive.
+_ABOUT = "about"
+# Of an archive, and of all that it holds: what is small as a file need not be so in memory.
+_MOST_BYTES = 2**28
 
-def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+_T = TypeVar("_T")
+
+
+def read_file(path: Path, most: int) -> bytes:
     """The content of a regular file.
 
     **Arguments:**
@@ -38,7 +55,7 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     return content
 
 
-def check_file(path: str | os.PathLike[str], most: int) -> None:
+def check_file(path: Path, most: int) -> None:
     """Raises as `read_file` does, without reading the file."""
     name = os.fspath(path)
     if "\0" in name:
@@ -49,16 +66,13 @@ def check_file(path: str | os.PathLike[str], most: int) -> None:
     _check_size(path, found.st_size, most)
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def shown(path: Path) -> str:
     """A path for a message; if it is very long, only its end."""
     text = quoted(os.fspath(path), 10_000)
     return text if len(text) <= _MOST_OF_A_PATH else f"...{text[3 - _MOST_OF_A_PATH :]}"
 
 
-_MOST_OF_A_PATH = 240
-
-
-def check_writable(folder: str | os.PathLike[str]) -> None:
+def check_writable(folder: Path) -> None:
     """Raises an `OSError` unless files can be created in a folder or, if it does not exist, in its
     nearest existing parent. Permissions are not enough to know this: some mounts accept no files.
     """
@@ -70,7 +84,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike[str], *, first: bool = False) -> Iterator[pathlib.Path]:
+def written_whole(path: Path, *, first: bool = False) -> Iterator[pathlib.Path]:
     """Yields the name of a file to write, which replaces `path` when it is complete.
 
     Each writer has a different file, and none is left behind.
@@ -104,15 +118,63 @@ def _linked(partial: pathlib.Path, path: pathlib.Path) -> bool:
     return True
 
 
-def _check_regular(path: str | os.PathLike[str], found: os.stat_result) -> None:
+def _check_regular(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
         raise ValueError(f"{shown(path)}: this is {what}; give a file.")
 
 
-def _check_size(path: str | os.PathLike[str], size: int, most: int) -> None:
+def _check_size(path: Path, size: int, most: int) -> None:
     if size > most:
         raise ValueError(
             f"{shown(path)}: this is larger than the {most / 2**20:,.0f} MiB that are read; give a "
             "smaller file."
         )
+
+
+def write_archive(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a file, whole or not at all."""
+    everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(about))}
+    with written_whole(path) as partial, open(partial, "wb") as file:
+        np.savez_compressed(file, **everything)
+
+
+def read_archive(
+    path: Path, about_type: type[_T], what: str, writer: str
+) -> tuple[_T, dict[str, np.ndarray]]:
+    """Reads the description, converted, and the arrays.
+
+    **Arguments:**
+
+    - `about_type`: the type of the description.
+    - `what`, `writer`: what the file should hold, and the function that writes such files, for
+        messages.
+
+    **Raises:**
+
+    `ValueError` of one sentence if the file is damaged or of another kind; `OSError` if it cannot
+    be read.
+    """
+    content = read_file(path, _MOST_BYTES)
+    try:
+        arrays = _arrays(content)
+        about = json.loads(str(arrays.pop(_ABOUT)))
+        return msgspec.convert(about, about_type), arrays
+    except Exception as error:  # Damaged archives raise almost anything.
+        raise damaged(path, what, writer) from error
+
+
+def damaged(path: Path, what: str, writer: str) -> ValueError:
+    """The error for a file that is damaged or of another kind."""
+    return ValueError(
+        f"`{shown(path)}` is not a {what} that this version saved; give a file that `{writer}` "
+        "wrote."
+    )
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(io.BytesIO(content)) as members:
+        if sum(member.file_size for member in members.infolist()) > _MOST_BYTES:
+            raise ValueError
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return dict(archive)

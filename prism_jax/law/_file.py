@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from .._archive import damaged, read_archive, write_archive
+from .._files import damaged, read_archive, write_archive
 from ._allocations import Allocations
 from ._errors import LEVELS, Errors
 from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from .._archive import damaged, read_archive, write_archive
-from .._files import shown
+from .._files import damaged, read_archive, shown, write_archive
 from .._misc import FrozenArray, check_type, quoted
 from ._program import Program
 
