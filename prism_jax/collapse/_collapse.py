@@ -6,8 +6,6 @@ for the slowest. Cumulants of sums add up; `_segment` has those of the slowest m
 those of overlapped compute and collectives.
 """
 
-import functools as ft
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -126,11 +124,12 @@ def class_moments(
 
     Latencies in the unit of the cumulants.
     """
-    serial = cumulants @ collapse.segments.T
+    serial, decide = (
+        cumulants @ collapse.segments.T,
+        Deciding(jnp.ones_like(collapse.members), None),
+    )
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
-    decide = Deciding(jnp.ones_like(collapse.members), None)
-    if load is not None and collapse.loads is not None:
         decide = deciding(collapse.loads, collapse.segments, load)
     mine = jax.tree.map(lambda x: x[collapse.group], groups)
 
@@ -152,14 +151,12 @@ def class_moments(
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
     shared = jnp.broadcast_to(shared[:, None, :], whole.shape[1:])
-    of_sides = ft.partial(branch_moments, apart=apart)
-    if collapse.overlaps is not None:
-        found, more = of_sides(collapse.overlaps, cumulants, network, slowest)
-        whole, shared = whole + found[:3], shared + found[3]
-        part = part if more is None else part + more
-    if collapse.outer_overlaps is not None:
-        inner = jnp.concatenate([whole, shared[None]])
-        found, more = of_sides(collapse.outer_overlaps, cumulants, network, inner, part)
+    for sides in (collapse.overlaps, collapse.outer_overlaps):
+        if sides is None:
+            continue
+        blocks = (jnp.concatenate([whole, shared[None]]), part)
+        inner = (slowest,) if sides is collapse.overlaps else blocks
+        found, more = branch_moments(sides, cumulants, network, *inner, apart=apart)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
     return _moments(whole), shared, _moments(part) if apart else None

@@ -1,5 +1,6 @@
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,14 +12,16 @@ from ._collapse import Blocks, Sides
 def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
     """The static matrices of the collapse."""
     number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
-    contained: list[_Contained] = []
+    contained: list[tuple[Counter[int], ...]] = []
     direct, compute = [], []
     # The loop adds classes: those of blocks within branches.
     while len(contained) < len(number.classes):
         block, members = list(number.classes)[len(contained)]
-        contained.append(_Contained({}, {}, {}, {}))
+        contained.append(tuple(Counter() for _ in range(4)))
         for segment, repeats in block:
-            contained[-1].add(number.parts(segment, members), repeats)
+            for counts, found in zip(contained[-1], number.parts(segment, members), strict=True):
+                for which in found:
+                    counts[which] += repeats
         compute.append(any(row and by for one, _ in block for row, by in rows_of(one)))
         calls = count_calls(block, 1)
         single = sum(calls.values()) == 1 and (members == 1 or not compute[-1])
@@ -27,34 +30,19 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
     for (run, _), s in number.segments.items():
         for kernel, count in run:
             runs[s, kernels[kernel]] += count
-    columns = _Contained(*zip(*contained, strict=True)) if contained else _Contained(*[()] * 4)
+    columns = [*zip(*contained, strict=True)] or [()] * 4
+    of_segments, of_collectives, of_branches, of_outer = columns
     segments = len(number.segments)
     return Blocks(
         segments=FrozenArray(runs),
         members=FrozenArray(np.array([members for _, members in number.segments], np.int64)),
-        class_segments=_counts(columns.segments, segments),
-        class_collectives=_counts(columns.collectives, len(kernels)),
+        class_segments=_counts(of_segments, segments),
+        class_collectives=_counts(of_collectives, len(kernels)),
         direct=FrozenArray(np.array(direct, np.int64)),
         compute=FrozenArray(np.array(compute, bool)),
-        branches=_sides(number.branches, columns.branches, segments, kernels),
-        outer_branches=_sides(
-            number.outer_branches, columns.outer_branches, len(contained), kernels
-        ),
+        branches=_sides(number.branches, of_branches, segments, kernels),
+        outer_branches=_sides(number.outer_branches, of_outer, len(contained), kernels),
     )
-
-
-class _Contained(NamedTuple):
-    """How often a class contains each segment, collective and branch, by their numbers."""
-
-    segments: Any
-    collectives: Any
-    branches: Any
-    outer_branches: Any
-
-    def add(self, numbers: tuple[list[int], ...], times: int) -> None:
-        for contains, found in zip(self, numbers, strict=True):
-            for number in found:
-                contains[number] = contains.get(number, 0) + times
 
 
 _Known = dict[tuple[int, int, Branches], int]
@@ -75,7 +63,9 @@ class _Numbers(NamedTuple):
     outer_branches: _Known
 
     def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
-        """The contents of a class with this segment, as in `_Contained`."""
+        """The contents of a class with this segment: the numbers of its rows, its collective, its
+        branches, and those around classes.
+        """
         members = segment.members or members
         alone, branches = self.rows(segment, members)
         closing = segment.collective
@@ -139,10 +129,9 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
 
 def count_calls(block: Block, members: int) -> dict[Kernel, int]:
     """How often a block calls each kernel: compute by every member, a collective once."""
-    calls: dict[Kernel, int] = {}
+    calls: Counter[Kernel] = Counter()
     for segment, repeats in block:
         for row, by_member in rows_of(segment):
             for kernel, count in row:
-                each = count * (members if by_member else 1)
-                calls[kernel] = calls.get(kernel, 0) + repeats * each
+                calls[kernel] += repeats * count * (members if by_member else 1)
     return calls

@@ -11,7 +11,7 @@ are known, they are constant, also over replicas, and only the counts of tokens 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxtyping import Array, Float
 from .._misc import FrozenArray
 from ..workload import Kernel, Load
 from ._expert_load import Fullest, Loads, Unevenness
+
+
+_SIZES = ("members", "counts", "experts", "split", "capacity")
 
 
 class ExpertLoads(eqx.Module):
@@ -46,15 +49,13 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        limited = bool(np.isfinite(self.capacity.value).any())
-        return Loads(
-            members=jnp.asarray(self.members.value, dtype),
-            counts=jnp.asarray(self.counts.value, dtype),
-            experts=jnp.asarray(self.experts.value, dtype),
-            split=jnp.asarray(self.split.value, dtype),
-            capacity=jnp.asarray(self.capacity.value, dtype) if limited else None,
-            shares=None if self.shares is None else jnp.asarray(self.shares.value, dtype),
-        )
+        sizes: dict[str, Any] = {
+            name: jnp.asarray(getattr(self, name).value, dtype) for name in _SIZES
+        }
+        if not np.isfinite(self.capacity.value).any():
+            sizes["capacity"] = None
+        shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
+        return Loads(**sizes, shares=shares)
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a load acts on a kernel, padded to `number` kernels."""
@@ -67,15 +68,14 @@ def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | N
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
-    names = ("members", "counts", "experts", "split", "capacity")
-    static = {name: FrozenArray(np.array([getattr(one, name) for one in loads])) for name in names}
+    sizes = {name: FrozenArray(np.array([getattr(one, name) for one in loads])) for name in _SIZES}
     return ExpertLoads(
         unevenness=Unevenness(
             jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
         ),
         kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
         shares=_shares(loads),
-        **static,
+        **sizes,
     )
 
 
