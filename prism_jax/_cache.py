@@ -21,7 +21,8 @@ def cache_folder() -> pathlib.Path | None:
     folder = os.environ.get(VARIABLE, "")
     if folder.lower() in ("off", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return None
-    root = pathlib.Path(folder) if folder else _user_cache() / "prism-jax"
+    users = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    root = pathlib.Path(folder or pathlib.Path(users) / "prism-jax")
     return root / importlib.metadata.version("prism-jax") / _processor()
 
 
@@ -48,10 +49,6 @@ def keep_compiled() -> None:
     # What compiles in no time is kept too: it adds up.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def _user_cache() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
 
 
 def _processor() -> str:

@@ -81,17 +81,6 @@ def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
     return Scatter(squares**0.5, cubes / squares**1.5, degrees)
 
 
-def half_width(level: float, degrees: float = math.inf) -> float:
-    """The half-width of a confidence interval in standard errors, by Student's t."""
-    if not 0 < level < 1:
-        raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
-    if math.isinf(degrees):
-        return statistics.NormalDist().inv_cdf((1 + level) / 2)
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, (1 + level) / 2))
-
-
 def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float]:
     """How many standard errors a confidence interval reaches below and above an estimate.
 
@@ -101,10 +90,18 @@ def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float
 
     **Arguments:**
 
-    - `level`, `degrees`: as in `half_width`.
+    - `level`: the probability that the interval should have.
+    - `degrees`: the degrees of freedom of the standard error, for Student's t.
     - `skewness`: the skewness of the estimator.
     """
-    half = half_width(level, degrees)
+    if not 0 < level < 1:
+        raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
+    if math.isinf(degrees):
+        half = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    else:
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(degrees, (1 + level) / 2))
     if abs(skewness) < 1e-6:
         return half, half
     ends = (1 + skewness * (x - skewness / 6) for x in (half, -half))

@@ -6,8 +6,8 @@ from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNo
 from ._mixture import Mixture as Mixture
 from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
-from ._parameters import check as check
-from ._registry import (
+from ._parameters import (
+    check as check,
     families as families,
     fit_latency as fit_latency,
     make_latency as make_latency,

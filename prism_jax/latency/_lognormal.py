@@ -1,5 +1,4 @@
 import math
-from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +22,7 @@ class LogNormal(AbstractParametric):
     unchanged.
     """
 
-    in_files: ClassVar[InFiles | None] = InFiles(
-        "lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma)
-    )
+    in_files = InFiles("lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma))
 
     median: Float[Array, "..."] = parameter("finite and at least 0")
     sigma: Float[Array, "..."] = parameter("finite and at least 0")
@@ -80,7 +77,7 @@ def _(law, factor):
 class ShiftedLogNormal(AbstractParametric):
     r"""A log-normal latency added to a minimum latency, $s + m \exp(\sigma z)$."""
 
-    in_files: ClassVar[InFiles | None] = InFiles(
+    in_files = InFiles(
         "shifted-lognormal",
         ("sigma", "shift"),
         lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),

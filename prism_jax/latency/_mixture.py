@@ -1,6 +1,5 @@
 import functools as ft
 from collections.abc import Sequence
-from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -173,9 +172,7 @@ class Mixture(AbstractLatency):
     components, and differentiated implicitly. Components may have zero variance.
     """
 
-    in_files: ClassVar[InFiles | None] = InFiles(
-        "lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture
-    )
+    in_files = InFiles("lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture)
 
     weights: Float[Array, "... components"]
     components: tuple[AbstractLatency, ...]

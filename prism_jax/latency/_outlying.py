@@ -1,5 +1,3 @@
-from typing import ClassVar
-
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -29,7 +27,7 @@ class Outlying(AbstractLatency):
     about one step in a hundred that takes some per cent longer.
     """
 
-    in_files: ClassVar[InFiles | None] = InFiles(
+    in_files = InFiles(
         "lognormal-outliers",
         ("sigma", "outlier_share", "outlier_excess", "outlier_sigma"),
         _outlying,

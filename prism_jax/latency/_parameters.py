@@ -1,8 +1,10 @@
-"""Parameters of all families: their dtypes and shapes, and the rules that `check` applies."""
+"""Parameters of all families: their dtypes and shapes, the rules that `check` applies, and the laws
+that files name by them.
+"""
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -11,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, Rule
+from .._misc import subclasses, unknown_name
+from ._base import AbstractLatency, InFiles, Rule
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
@@ -129,3 +132,69 @@ def check(latency: AbstractLatency) -> None:
     for part in parts:
         if isinstance(part, AbstractLatency):
             check(part)
+
+
+def families() -> dict[str, InFiles]:
+    """The families that data files can name, including those of other packages."""
+    return {name: cls.in_files for name, cls in _classes().items() if cls.in_files}
+
+
+def _classes() -> dict[str, type[AbstractLatency]]:
+    """The class of each family; one that was defined again counts once."""
+    found: dict[str, type[AbstractLatency]] = {}
+    for cls in subclasses(AbstractLatency):
+        if cls.in_files is not None:
+            other = found.setdefault(cls.in_files.family, cls)
+            if _path(other) != _path(cls):
+                raise ValueError(
+                    f"The latency family `{cls.in_files.family}` is both `{_path(other)}` and "
+                    f"`{_path(cls)}`; give one of them another name."
+                )
+            found[cls.in_files.family] = cls
+    return found
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def fit_latency(family: str, samples: Float[np.ndarray, " samples"]) -> dict[str, float] | None:
+    """The parameters of a family of data files with the moments of samples; see `fit` of its class.
+    `None` if it has none.
+    """
+    return _classes()[family].fit(samples)
+
+
+def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:
+    """The latency that a data file names.
+
+    **Arguments:**
+
+    - `family`: the name of a family in data files, its `in_files`.
+    - `parameters`: the parameters by name, numbers or arrays without axes, relative to a scale
+        that the caller applies with `Scaled`.
+
+    **Returns:**
+
+    A latency without batch axes, of the default dtype.
+
+    **Raises:**
+
+    `ValueError` for an unknown family, an unknown or missing parameter, or a bad value.
+    """
+    known = families()
+    if family not in known:
+        raise ValueError(unknown_name("latency family", family, known))
+    _, names, make = known[family]
+    for name in parameters:
+        if name not in names:
+            raise ValueError(unknown_name(f"parameter of `{family}`", name, names))
+    missing = [name for name in names if name not in parameters]
+    if missing:
+        raise ValueError(
+            f"The latency family `{family}` lacks `{'` and `'.join(missing)}`; give "
+            f"{'it' if len(missing) == 1 else 'them'} a number."
+        )
+    latency = make(*(parameters[name] for name in names))
+    check(latency)
+    return latency

@@ -1,5 +1,3 @@
-from typing import ClassVar
-
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -73,7 +71,7 @@ class ThreeMoment(AbstractParametric):
     -1 and 1. The law is not truncated at zero.
     """
 
-    in_files: ClassVar[InFiles | None] = InFiles(
+    in_files = InFiles(
         "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
     )
 

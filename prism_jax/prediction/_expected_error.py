@@ -114,16 +114,10 @@ def expected_error(job: Job) -> ExpectedError:
     unknown = training.forward_only or model.vocab_size == 0
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
-    wider = 1.0
     if law is None:
-        law, wider = laws[(*kind, "", "")], shipped.unknown
-    return ExpectedError(
-        law.bias,
-        law.spread * wider,
-        law.num_runs if wider == 1 else 0,
-        law.table if wider == 1 else "none of its class",
-        shipped.degrees,
-    )
+        law, told = laws[(*kind, "", "")], "none of its class"
+        return ExpectedError(law.bias, law.spread * shipped.unknown, 0, told, shipped.degrees)
+    return ExpectedError(law.bias, law.spread, law.num_runs, law.table, shipped.degrees)
 
 
 def class_of(job: Job) -> tuple[str, ...]:

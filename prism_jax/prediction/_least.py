@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from ..data import Job, ScheduleConfig
+from ..program import parts_of
 from ..workload import block_means, layers_of_stages, lower, split_mean
 
 
@@ -42,14 +43,14 @@ def least_seconds(
     - `sharded`: whether the communication for sharded gradients and parameters counts. This bound
         is higher, but fewer jobs share their passes.
     """
-    layout, schedule, model = job.layout, job.schedule, job.model
+    layout, schedule = job.layout, job.schedule
     try:
+        model, *_ = parts_of(job)
         passes = _passes_of(job, known, False)
-        assert model is not None
         if sharded:  # At the two ends, gathers may be hidden by what the layers compute.
             passes = passes._replace(layers=_passes_of(job, known, True).layers)
         layers = np.array(layers_of_stages(model, layout, schedule), float)
-    except (ValueError, AssertionError):
+    except ValueError:
         return 0.0
     number = schedule.num_microbatches
     if schedule.kind not in _IN_TURN:
@@ -65,12 +66,8 @@ def least_seconds(
 
 
 def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) -> Passes:
-    layout, training, model = job.layout, job.training, job.model
-    assert training is not None
-    assert model is not None
-    assert job.cluster is not None
-    assert job.kernels is not None
-    dp = layout.dp
+    model, cluster, training, kernels = parts_of(job)
+    layout, dp = job.layout, job.layout.dp
     if not sharded:
         experts = layout.ep * layout.expert_tp
         dp = experts // math.gcd(experts, layout.tp * layout.cp)
@@ -78,12 +75,12 @@ def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) ->
     if training.recompute_method == "block":  # Which layers it recomputes depends on the stage.
         training = msgspec.structs.replace(training, recompute="none")
     one_rank = msgspec.structs.replace(layout, pp=1, dp=dp)
-    key = (id(model), id(job.cluster), id(job.kernels), one_rank, training)
+    key = (id(model), id(cluster), id(kernels), one_rank, training)
     if key not in known:
         stages = ScheduleConfig(
             "1f1b", 1, virtual_stages=3, layers_per_stage=(0, model.num_layers, 0)
         )
-        parts = (model, one_rank, stages, training, job.cluster, job.kernels)
+        parts = (model, one_rank, stages, training, cluster, kernels)
         work = lower(*parts, (0, 0, 0))
         both = [*zip(block_means(work.forward), block_means(work.backward), strict=True)]
         compute = sum(sum(split_mean(one)[0].values()) for one in (*work.forward, *work.backward))
