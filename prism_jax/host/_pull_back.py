@@ -18,6 +18,7 @@ from ._on_host import branch_of, evaluated, on_device, traced, values_of
 from ._slopes import has_slopes, slopes
 
 
+_MOST_EQUATIONS = 4096
 _of_equations: dict[Any, tuple[JaxprEqn, ClosedJaxpr]] = {}
 
 
@@ -133,16 +134,14 @@ def _through(
     return [one() if use else None for one, use in zip(found, wanted, strict=True)]
 
 
-def _through_columns(function: ClosedJaxpr, of_outs: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def _through_columns(
+    function: ClosedJaxpr, of_outs: np.ndarray, columns: np.ndarray
+) -> np.ndarray | None:
     """Backward through a function of each column, by all its slopes."""
     number = of_outs.shape[1]
     each = np.broadcast_to(np.eye(number)[:, :, None], (number, number, columns.shape[1]))
     (slopes,) = _pulled_back(function, [columns], [each], [True])
-    return (
-        np.zeros((1, *columns.shape))
-        if slopes is None
-        else np.einsum("foc,onc->fnc", of_outs, slopes)
-    )
+    return None if slopes is None else np.einsum("foc,onc->fnc", of_outs, slopes)
 
 
 def _through_scan(params: dict[str, Any], of_outs, args, wanted) -> list[np.ndarray | None]:
@@ -192,6 +191,8 @@ def _by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None
     inputs = [x for x, _ in given.values()]
     about = id(equation), tuple(wanted), *(x is not None and len(x) for x in of_outs)
     if about not in _of_equations:
+        if len(_of_equations) >= _MOST_EQUATIONS:
+            _of_equations.clear()
         uses = [use for _, use in given.values()]
         _of_equations[about] = equation, _derivative(equation, list(given), uses, of_outs)
     of_outs = [x for x in of_outs if x is not None]
