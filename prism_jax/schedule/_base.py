@@ -1,5 +1,6 @@
 import abc
 import dataclasses
+import itertools as it
 import operator
 from typing import ClassVar
 
@@ -64,6 +65,12 @@ class AbstractSchedule(abc.ABC):
         """
         del forward, backward_input, backward_weight, send_recv
         return self
+
+    @property
+    def ranks_of_chains(self) -> list[tuple[int, ...]]:
+        """The pipeline rank of each stage, chain after chain."""
+        ends = it.pairwise((*self.chain_starts, self.num_stages))
+        return [self.stage_to_rank[a:b] for a, b in ends]
 
     @property
     def num_stages(self) -> int:

@@ -1,11 +1,12 @@
 """Improves orders by list scheduling: ops move forward into bubbles, within a memory limit."""
 
-import itertools as it
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ._ops import parse_token
+from ._needs import find_needs
+from ._ops import parse_orders
 
 
 Op = tuple[str, int, int]  # Phase, stage and microbatch.
@@ -16,17 +17,17 @@ class Rule(NamedTuple):
 
     **Attributes:**
 
-    - `weights_late`: when backward-weights wait for all other ops that are ready: `"always"`, or
-        `"cool-down"`, after all forwards of the rank's first stage have run.
+    - `weights_late`: whether backward-weights always wait for all other ops that are ready, and not
+        only after all forwards of the rank's first stage have run.
     - `patience`: for how long an idle rank waits for a more urgent op, as a share of the length of
-        the op that it could run: of a forward, and of a backward-weight.
+        the op that it could run, by the phase of that op: `F` or `W`.
     """
 
-    weights_late: str = "cool-down"
-    patience: tuple[float, float] = (0.0, 0.0)
+    weights_late: bool
+    patience: Mapping[str, float]
 
 
-_RULE = Rule()
+_RULE = Rule(weights_late=False, patience={})
 
 
 class Pipe(NamedTuple):
@@ -67,12 +68,21 @@ def fill(
 
     A list of tokens for each rank.
     """
-    ranks = [_Rank(_parse(order), limit) for order, limit in zip(base, limits, strict=True)]
-    inputs = {op: _inputs(op, pipe) for rank in ranks for op in rank.order}
-    costs = {op: pipe.cost(op[0], op[1]) for op in inputs}
+    arrays = parse_orders(base)
+    needs = find_needs(arrays, pipe.stage_to_rank, pipe.chain_starts)
+    ops: list[Op] = list(zip(*(column.tolist() for column in arrays[:3]), strict=True))
+    delays = pipe.send_recv * (arrays.rank[needs.producer] != arrays.rank[needs.consumer])
+    inputs: dict[Op, list[tuple[Op, float]]] = {op: [] for op in ops}
+    for before, op, delay in zip(needs.producer, needs.consumer, delays.tolist(), strict=True):
+        inputs[ops[op]].append((ops[before], delay))
+    costs = {op: pipe.cost(op[0], op[1]) for op in ops}
+    ranks = [
+        _Rank(ops[order.start : order.stop], limit)
+        for order, limit in zip(arrays.orders, limits, strict=True)
+    ]
     ends: dict[Op, float] = {}
     choices: dict[int, tuple[float, int] | None] = {}
-    for _ in inputs:
+    for _ in ops:
         for number, rank in enumerate(ranks):
             if number not in choices:
                 choices[number] = _choose(rank, inputs, costs, ends, rule)
@@ -109,57 +119,41 @@ def fill_units(
     return fill(joined, pipe, limits)
 
 
+# The phases that a rank may wait for instead of running an op.
+_MORE_URGENT = {"F": "BI", "W": "BIF"}
 # The change of the number of microbatches that a rank holds, by phase.
 _CHANGE = {"F": 1, "I": 0, "W": -1, "B": -1}
 
 
-def most_held(order: Sequence[str]) -> int:
-    """The most (stage, microbatch) pairs that a rank holds in an order."""
-    return max(it.accumulate(_CHANGE[op[0]] for op in _parse(order)))
-
-
-def _parse(order: Sequence[str]) -> list[Op]:
-    return [parse_token(token, 0, i).parts[0] for i, token in enumerate(order)]
-
-
 class _Rank:
-    """The ops that a rank has run, and those that are left."""
+    """The ops that a rank has run, and those that are left, in the order to improve."""
 
     def __init__(self, order: list[Op], limit: int):
         self.order = order
         self.limit = limit
-        self.left = [True] * len(order)
-        self.head = 0
         self.held = 0
         self.free = 0.0
         self.ran: list[Op] = []
-        self.kinds = {op[:2] for op in order}
+        self.left = Counter(op[:2] for op in order)
         self.first = min((op[1] for op in order), default=0)
-        self.forwards = sum(op[:2] == ("F", self.first) for op in order)
 
     def run(self, position: int) -> Op:
-        op = self.order[position]
-        self.left[position] = False
-        while self.head < len(self.order) and not self.left[self.head]:
-            self.head += 1
+        op = self.order.pop(position)
         self.held += _CHANGE[op[0]]
-        self.forwards -= op[:2] == ("F", self.first)
+        self.left[op[:2]] -= 1
         self.ran.append(op)
         return op
 
     def candidates(self) -> list[int]:
         """The positions of the next op of each phase and stage that memory has room for."""
-        found, seen = [], set()
+        found, seen, kinds = [], set(), len(+self.left)
         held = most = self.held
-        for position in range(self.head, len(self.order)):
-            if not self.left[position]:
-                continue
-            op = self.order[position]
+        for position, op in enumerate(self.order):
             if op[:2] not in seen:
                 seen.add(op[:2])
                 if op[0] != "F" or most < self.limit:
                     found.append(position)
-                if len(seen) == len(self.kinds):
+                if len(seen) == kinds:
                     break
             held += _CHANGE[op[0]]
             most = max(most, held)
@@ -175,7 +169,7 @@ def _choose(
 ) -> tuple[float, int] | None:
     """The start of a rank's next op, and its position; `None` if no op is known to start."""
     waiting = []
-    late = rule.weights_late == "always" or rank.forwards == 0
+    late = rule.weights_late or not rank.left["F", rank.first]
     for position in rank.candidates():
         op = rank.order[position]
         start = rank.free
@@ -188,27 +182,9 @@ def _choose(
     now = min(waiting)[0]
     best = min((later, position) for start, later, position in waiting if start <= now)[1]
     op = rank.order[best]
-    urgent, patience = {"F": ("BI", rule.patience[0]), "W": ("BIF", rule.patience[1])}.get(
-        op[0], ("", 0.0)
-    )
-    until = now + patience * costs[op]
+    until = now + rule.patience.get(op[0], 0.0) * costs[op]
+    urgent = _MORE_URGENT.get(op[0], "")
     soon = [one for one in waiting if one[0] < until and rank.order[one[2]][0] in urgent]
     if soon:
         now, _, best = min(soon)
     return now, best
-
-
-def _inputs(op: Op, pipe: Pipe) -> list[tuple[Op, float]]:
-    """The ops whose results an op reads, each with the time of its send_recv."""
-    phase, stage, microbatch = op
-    if phase == "W":
-        return [(("I", stage, microbatch), 0.0)]
-    if phase == "F":
-        before = [] if stage in pipe.chain_starts else [("F", stage - 1, microbatch)]
-    else:
-        before = [("F", stage, microbatch)]
-        if stage + 1 not in (*pipe.chain_starts, len(pipe.stage_to_rank)):
-            before.append((phase, stage + 1, microbatch))
-    rank = pipe.stage_to_rank[stage]
-    delays = [pipe.send_recv * (pipe.stage_to_rank[one[1]] != rank) for one in before]
-    return list(zip(before, delays, strict=True))

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from .._ragged import group
 from ._base import AbstractSchedule
-from ._needs import Needs, find_needs
+from ._needs import Needs, find_needs, from_other_ranks
 from ._ops import SEND_RECV, Ops, actions_of, describe, ops_of
 
 
@@ -105,7 +105,8 @@ class _Nodes(NamedTuple):
 @ft.lru_cache(maxsize=4)
 def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
     ops = ops_of(schedule)
-    needs = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
+    found = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
+    needs = from_other_ranks(ops, found)
     nodes = (_blocking if blocking else _asynchronous)(ops, needs)
     num_ops, num_sends = len(ops.rank), len(needs.producer)
     name = ft.partial(_describe, ops, needs)
@@ -225,32 +226,26 @@ def _blocking(ops: Ops, needs: Needs) -> _Nodes:
     for node, (producer, consumer) in enumerate(ends, len(phase)):
         sends[producer].append(node)
         receives[consumer].append(node)
-    waits = []
+    waits: list[tuple[int, int]] = []
+
+    # The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.
+    def follow(batch: list[int], done: list[int]) -> list[int]:
+        waits.extend((other, node) for node in batch for other in done)
+        return batch or done
+
     last = []
     for span in ops.orders:
-        done = []
-        before = None
+        done: list[int] = []
         for op in span:
-            if before is None:
-                batches = [receives[op]]
-            elif phase[before] == phase[op]:
-                batches = [sends[before], receives[op]]
+            sent = sends[op - 1] if op > span.start else []
+            if op > span.start and phase[op - 1] != phase[op]:
+                done = follow(sent + receives[op], done)
             else:
-                batches = [sends[before] + receives[op]]
-            for batch in [*batches, [op]]:
-                done = _follow(waits, batch, done)
-            before = op
-        if before is not None:
-            done = _follow(waits, sends[before], done)
-        last.append(done)
+                done = follow(receives[op], follow(sent, done))
+            done = follow([op], done)
+        last.append(follow(sends[span[-1]], done) if span else done)
     before, after = np.array(waits, np.int64).reshape(-1, 2).T
     return _Nodes(before, after, last)
-
-
-# The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.
-def _follow(waits: list[tuple[int, int]], batch: list[int], done: list[int]) -> list[int]:
-    waits += [(other, node) for node in batch for other in done]
-    return batch or done
 
 
 def _check(ops: Ops) -> None:

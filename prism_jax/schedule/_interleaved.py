@@ -86,7 +86,11 @@ class AbstractInterleaved(AbstractLooped):
         return hops * (self.num_ranks - 1 - rank) + (self.virtual_stages - 1) * self.group_size
 
 
-AbstractInterleaved.__init__.__doc__ = f"""{AbstractLooped.__init__.__doc__}\
+AbstractInterleaved.__init__.__doc__ = """**Arguments:**
+
+- `num_ranks`: the number of pipeline ranks.
+- `num_microbatches`: the number of microbatches in a step.
+- `virtual_stages`: the number of stages on each rank.
 - `microbatch_group_size`: how many microbatches run through a stage before the rank turns to its
     next stage (Megatron's `microbatch_group_size_per_vp_stage`); the last group may be shorter.
     Default `num_ranks`. PyTorch's `Interleaved1F1B` and `InterleavedZeroBubble` have

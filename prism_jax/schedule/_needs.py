@@ -9,7 +9,7 @@ from ._ops import ACTIVATION, GRADIENT, Action, Ops, Parts, actions_of, describe
 
 
 class Needs(NamedTuple):
-    """The tensors that ops receive from stages on other ranks, in the order of the receivers."""
+    """The tensors that ops receive."""
 
     producer: Int[np.ndarray, "needs"]
     consumer: Int[np.ndarray, "needs"]
@@ -27,10 +27,9 @@ class Inputs(NamedTuple):
 
 
 def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int, ...]) -> Needs:
-    """Finds what each op needs from other ranks.
+    """Finds what each op needs, first from its own stage, then from the stages next to it.
 
-    An op that another op needs on the same rank must come before it in the order; this is not a
-    dependency of its own.
+    An op that another op needs on the same rank must come before it in the order.
 
     **Raises:**
 
@@ -49,17 +48,19 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
     found = np.minimum(np.searchsorted(made, wanted), len(made) - 1)
     producer = np.where(made[found] == wanted, parts.op[by_key[found]], -1)
     _check_producers(ops, parts, inputs, producer, stage_to_rank)
-
-    # All of these are from the stages next to those that need them, so they are in order.
-    received = np.flatnonzero(ops.rank[producer] != parts.rank[inputs.part])
-    part = inputs.part[received]
     return Needs(
-        producer=producer[received],
-        consumer=parts.op[part],
-        stage=inputs.stage[received],
-        microbatch=parts.microbatch[part],
-        backward=inputs.tensor[received] == GRADIENT,
+        producer=producer,
+        consumer=parts.op[inputs.part],
+        stage=inputs.stage,
+        microbatch=parts.microbatch[inputs.part],
+        backward=inputs.tensor == GRADIENT,
     )
+
+
+def from_other_ranks(ops: Ops, needs: Needs) -> Needs:
+    """Those that are sent, in the order of the receivers. All others follow from the orders."""
+    sent = ops.rank[needs.producer] != ops.rank[needs.consumer]
+    return Needs(*(column[sent] for column in needs))
 
 
 def _inputs_of(parts: Parts, num_stages: int, chain_starts: tuple[int, ...]) -> Inputs:

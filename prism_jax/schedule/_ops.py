@@ -42,14 +42,6 @@ class Action(NamedTuple):
             return f"({self.stage}F{self.microbatch};{backward})OVERLAP_F_B"
         return f"{self.stage}{self.phase}{self.microbatch}"
 
-    @property
-    def parts(self) -> tuple[tuple[str, int, int], ...]:
-        """The phase, stage and microbatch of each of the ops that run as this one."""
-        if self.phase == OVERLAPPED:
-            backward = ("B", self.other_stage, self.other_microbatch)
-            return ("F", self.stage, self.microbatch), backward
-        return ((self.phase, self.stage, self.microbatch),)
-
 
 def describe(one: Action, rank: int) -> str:
     """How an error names an op of a rank."""

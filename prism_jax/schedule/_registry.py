@@ -94,13 +94,11 @@ def order_of(
     `ValueError` if there is no such schedule, or if the orders of a traced schedule are missing or
     fit neither each other nor the layout.
     """
-    order = _of_config(config, layout)
+    order = (_traced if config.kind == TRACED else _named)(config, layout)
     return ForwardOnly(order) if training is not None and training.forward_only else order
 
 
-def _of_config(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
-    if config.kind == TRACED:
-        return _traced(config, layout)
+def _named(config: ScheduleConfig, layout: Layout) -> AbstractSchedule:
     if config.orders is not None:
         raise ValueError(
             f"`schedule.orders` is given, but `schedule.kind` is `{config.kind}`; leave one out, "

@@ -1,13 +1,12 @@
 """Runs a graph of ops with given latencies on the host."""
 
 import functools as ft
-import itertools as it
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from .._ragged import pad, ragged
 from ._graph import OpGraph
 
 
@@ -50,54 +49,41 @@ def latest_ends(
     if small is None:
         number, ends = np.arange(graph.num_ops), replay(graph.predecessors, latencies)[1]
     else:
-        number, ends = small.number, np.array(_run(small, latencies))
+        number, computes, first, second, delay = small
+        delays = np.append(latencies, 0.0)[delay].tolist()
+        found = [0.0]
+        # Numbers of Python are faster one by one than arrays of a few.
+        for one, other, sent, latency in zip(
+            first, second, delays, latencies[computes].tolist(), strict=True
+        ):
+            start, arrival = found[one], found[other] + sent
+            found.append((start if start > arrival else arrival) + latency)
+        ends = np.array(found)
     return np.array([ends[number[list(ops)]].max(initial=0.0) for ops in groups])
 
 
-class _Contracted(NamedTuple):
-    """The ops that compute, with send_recvs as delays of the ops that wait for them. They are
-    numbered from one; zero stands for none, and ends at zero.
-
-    **Attributes:**
-
-    - `number`: of each op of the graph.
-    - `ops`: for each of them its place in the graph.
-    - `first`, `second`: which two it waits for.
-    - `delay`: the send_recv that brings the tensor of the second, or -1.
-    """
-
-    number: Int[np.ndarray, " all"]
-    ops: Int[np.ndarray, " ops"]
-    first: list[int]
-    second: list[int]
-    delay: Int[np.ndarray, " ops"]
-
-
-def _run(small: _Contracted, latencies: np.ndarray) -> list[float]:
-    delays = np.append(latencies, 0.0)[small.delay].tolist()
-    ends = [0.0]
-    add = ends.append
-    # Numbers of Python are faster one by one than arrays of a few.
-    for one, other, delay, latency in zip(
-        small.first, small.second, delays, latencies[small.ops].tolist(), strict=True
-    ):
-        start, arrival = ends[one], ends[other] + delay
-        add((start if start > arrival else arrival) + latency)
-    return ends
+_Contracted = tuple[
+    Int[np.ndarray, " all"], Int[np.ndarray, " ops"], list[int], list[int], Int[np.ndarray, " ops"]
+]
 
 
 # As many as the graphs that `op_graph` keeps and returns again.
 @ft.lru_cache(maxsize=4)
 def _contracted(graph: OpGraph) -> _Contracted | None:
-    """`None` where a send_recv waits for several ops, or an op for more than two or two of them."""
+    """The ops that compute, numbered from one, with send_recvs as delays; zero stands for none.
+
+    **Returns:**
+
+    The number of each op of the graph; for each op that computes, its place in the graph, the two
+    that it waits for, and the send_recv that brings the tensor of the second, or -1. `None` where a
+    send_recv waits for several ops, or an op for more than two or two of them.
+    """
     sends = np.append(graph.is_send_recv, False)  # The last stands for none.
-    counts = np.fromiter(map(len, graph.predecessors), np.int64, graph.num_ops)
+    rows = ragged(graph.predecessors)
+    counts = np.diff(rows.starts)
     if counts.max(initial=0) > 2 or (counts[sends[:-1]] != 1).any():
         return None
-    before = np.append(np.fromiter(it.chain(*graph.predecessors), np.int64, counts.sum()), -1)
-    starts = np.cumsum(counts) - counts
-    one = np.where(counts > 0, before[starts], -1)
-    other = np.where(counts > 1, before[np.minimum(starts + 1, len(before) - 1)], -1)
+    one, other = np.pad(pad(rows, -1), ((0, 0), (0, 1)), constant_values=-1)[:, :2].T
     one, other = np.where(sends[one], other, one), np.where(sends[one], one, other)
     ops = np.flatnonzero(~sends[:-1])
     if sends[one[ops]].any():
@@ -107,4 +93,4 @@ def _contracted(graph: OpGraph) -> _Contracted | None:
     # Of the ops that a send_recv waits for, the one that computes.
     source = np.append(one, -1)
     second = np.where(delay >= 0, source[delay], other[ops])
-    return _Contracted(number[:-1], ops, number[one[ops]].tolist(), number[second].tolist(), delay)
+    return number[:-1], ops, number[one[ops]].tolist(), number[second].tolist(), delay

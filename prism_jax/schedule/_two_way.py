@@ -1,6 +1,7 @@
 """Pipelines of whole models from opposite ends of the ranks, and such a pair cut in half."""
 
 import dataclasses
+import itertools as it
 from collections import deque
 from typing import ClassVar
 
@@ -115,17 +116,15 @@ def _dual_pipe_order(
     - `stages`: the two stages of the rank: first that of the direction that enters at the near end,
         then the other.
     """
-    forwards, backwards = [0, 0], [0, 0]
+    forwards, backwards = ((it.count(), it.count()) for _ in "FB")
     put_off: deque[str] = deque()
     order: list[str] = []
 
     def forward(c: int) -> str:
-        forwards[c] += 1
-        return f"{stages[c]}F{forwards[c] - 1}"
+        return f"{stages[c]}F{next(forwards[c])}"
 
     def backward(c: int, split: bool = False) -> str:
-        microbatch = backwards[c]
-        backwards[c] += 1
+        microbatch = next(backwards[c])
         if split:
             put_off.append(f"{stages[c]}W{microbatch}")
         return f"{stages[c]}{'I' if split else 'B'}{microbatch}"

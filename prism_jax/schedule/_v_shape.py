@@ -4,7 +4,9 @@ import dataclasses
 from typing import ClassVar
 
 from ._base import AbstractCounted, check_positive
-from ._fill import Pipe, fill, fill_units, most_held
+from ._custom import CustomSchedule
+from ._fill import Pipe, fill, fill_units
+from ._ops import peak_in_flight
 
 
 _PERIOD = 6  # A forward, a backward-input and a backward-weight of two stages.
@@ -150,8 +152,9 @@ def _repeat(
             for i in range(schedule.num_microbatches)
         ]
         blocks.append([token for _, token in sorted(ops)])
-    pipe = Pipe(schedule.stage_to_rank, cost=lambda *_: 1.0)
-    return fill(blocks, pipe, [max(map(most_held, blocks))] * num_ranks)
+    places = schedule.stage_to_rank
+    most = int(peak_in_flight(CustomSchedule(blocks, places)).max())
+    return fill(blocks, Pipe(places, cost=lambda *_: 1.0), [most] * num_ranks)
 
 
 @dataclasses.dataclass(frozen=True)

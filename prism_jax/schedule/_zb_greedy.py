@@ -98,10 +98,10 @@ ZBGreedy.__init__.__doc__ = """**Arguments:**
 
 # Each of these is the best in some of the reference cases, and no other improves on all of them.
 _RULES = (
-    Rule(patience=(0.0, 0.5)),
-    Rule(weights_late="always"),
-    Rule(weights_late="always", patience=(0.5, 0.5)),
-    Rule(weights_late="always", patience=(1.0, 0.5)),
+    Rule(weights_late=False, patience={"W": 0.5}),
+    Rule(weights_late=True, patience={}),
+    Rule(weights_late=True, patience={"F": 0.5, "W": 0.5}),
+    Rule(weights_late=True, patience={"F": 1.0, "W": 0.5}),
 )
 
 
