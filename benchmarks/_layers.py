@@ -81,7 +81,7 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
     job_of(lambda _: job, row)
     (part,) = layers_of(job.model)
     (experts,) = part.modules
-    costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+    costs = Costs(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     blocks = dtype == "fp8" and not re.search("delayed|tensor|current|row", recipe)
     longer = _BY_BLOCKS if blocks else _SUSTAINED
     forward, backward = (

@@ -64,7 +64,7 @@ def _by_simulation(seeds: range) -> Iterator[dict[str, Any]]:
     def stalling(share: float, calls: int = 1) -> Any:
         """The program in which so many steps stall, given how many calls may stall."""
         pause = {"rate": share / calls, "median_s": 0.5, "sigma": 0.8}
-        law, kernels = Variation("gemm", "stall", "lognormal", pause, ""), parts_of(job)[3]
+        law, kernels = Variation("gemm", "stall", "lognormal", pause, ""), parts_of(job).kernels
         laws = replace_variations(kernels.variability, [law])
         kernels = msgspec.structs.replace(kernels, variability=laws)
         return prism.compile_job(msgspec.structs.replace(job, kernels=kernels))

@@ -14,7 +14,7 @@ from prism_jax.data import Job
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
-from prism_jax.program import Network, Stall, Variability
+from prism_jax.program import Network, Program, Stall, Variability, compile_program, parts_of
 from prism_jax.program._assemble import assemble
 from prism_jax.program._sinks import Sink
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
@@ -130,11 +130,17 @@ def rich_program(num_replicas: int = 1, *, schedule=None, **changes):
     )
 
 
+def compile_with(job: Job, variability: Variability) -> Program:
+    """The program of a job with other laws."""
+    parts = parts_of(job)
+    rest = {"training": parts.training, "kernels": parts.kernels, "variability": variability}
+    return compile_program(parts.model, parts.layout, parts.schedule, parts.cluster, **rest)
+
+
 def lower_job(job: Job) -> Workload:
     """The workload of a job whose stages are dealt to ranks in turns."""
     ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
-    parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
-    return lower(*parts, ranks)  # pyright: ignore[reportArgumentType]
+    return lower(parts_of(job), ranks)
 
 
 def kernels_of(block: Block) -> Counter[Kernel]:

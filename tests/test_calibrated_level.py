@@ -21,8 +21,9 @@ from prism_jax.data import (
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
 from prism_jax.prediction import constant_step, slope_of_level, with_level
-from prism_jax.program import Variability, compile_program
-from prism_jax.program._compile import parts_of
+from prism_jax.program import Variability, parts_of
+
+from .helpers import compile_with
 
 
 _NAME = "gpt3-175b-h100-4096"
@@ -39,7 +40,7 @@ def _job(dp, microbatches):
 
 def _kernels(job):
     """Those of a job without any level."""
-    kernels = msgspec.structs.replace(parts_of(job)[-1], constant_share=None)
+    kernels = msgspec.structs.replace(parts_of(job).kernels, constant_share=None)
     return with_level(kernels, np.zeros(4), 1)
 
 
@@ -69,17 +70,8 @@ _SCALES = ((8, 64), (8, 16), (128, 64), (128, 16), (64, 8))
 def test_a_step_without_variability_is_that_of_the_program():
     """Whatever the factors: the host's step and the engine's are one."""
     job = _job(16, 16)
-    model, cluster, training, kernels = parts_of(job)
-    kernels = with_level(kernels, _TRUTH, 8)
-    program = compile_program(
-        model,
-        job.layout,
-        job.schedule,
-        cluster,
-        training=training,
-        kernels=kernels,
-        variability=Variability(),
-    )
+    kernels = with_level(parts_of(job).kernels, _TRUTH, 8)
+    program = compile_with(msgspec.structs.replace(job, kernels=kernels), Variability())
     law = simulate(program, num_samples=8, key=jax.random.key(0))
     assert constant_step(job)(kernels) == pytest.approx(law.mean, rel=2e-6)
 

@@ -10,6 +10,7 @@ import pytest
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer
 from prism_jax.importers import from_megatron
+from prism_jax.program import parts_of
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._memory import memory_of_stages
@@ -189,9 +190,7 @@ def test_without_balance_the_last_rank_has_the_most(kind):
 
 
 def _memory(job):
-    model, training = job.model, job.training
-    parts = (model, job.layout, job.schedule, training, job.cluster, job.kernels)
-    return memory_of_stages(*parts, (0,))[0]
+    return memory_of_stages(parts_of(job), (0,))[0]
 
 
 def test_what_is_kept_for_the_backward():
@@ -203,7 +202,7 @@ def test_what_is_kept_for_the_backward():
     for kind in ("all_gather", "a2a"):
         assert found[kind].kept["attention"] == 3 * (kept + 2 * _TOKENS * _WIDTH)
     job = _job()
-    costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
     for kind, blocks in {"p2p": 2, "all_gather": _CP, "a2a": 0}.items():
         training = msgspec.structs.replace(costs.training, cp_comm_type=kind)
         own = msgspec.structs.replace(costs, training=training)

@@ -14,11 +14,10 @@ from prism_jax.analysis import Quantile, estimate
 from prism_jax.data import load_job
 from prism_jax.engine import simulate
 from prism_jax.latency import Scaled
-from prism_jax.program import Network, Stall, Variability, compile_program
-from prism_jax.program._compile import parts_of
+from prism_jax.program import Network, Stall, Variability, parts_of
 from prism_jax.schedule import order_of
 
-from .helpers import lognormal, lower_job
+from .helpers import compile_with, lognormal, lower_job
 from .independent import Laws, Step, simulate_steps
 
 
@@ -68,7 +67,7 @@ def _job():
 @ft.cache
 def _step() -> Step:
     job = _job()
-    workload, (_, cluster, *_) = lower_job(job), parts_of(job)
+    workload, cluster = lower_job(job), parts_of(job).cluster
     assert (job.layout.pp, job.layout.dp, job.layout.tp) == (4, 8, 2)
     assert job.schedule.num_microbatches == 8
     return Step(
@@ -99,9 +98,7 @@ def _program():
             for kind, (rate, median, sigma) in stalls
         },
     )
-    model, cluster, training, kernels = parts_of(job)
-    parts = (model, job.layout, job.schedule, cluster)
-    return compile_program(*parts, training=training, kernels=kernels, variability=variability)
+    return compile_with(job, variability)
 
 
 def test_the_law_is_that_of_every_kernel_drawn():

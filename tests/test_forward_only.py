@@ -11,6 +11,8 @@ from prism_jax.program import parts_of
 from prism_jax.schedule import ForwardOnly, order_of
 from prism_jax.workload import lower
 
+from .helpers import compile_with
+
 
 _KINDS = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "chimera", "hanayo"]
 _SMALL = "megatron-22b-a100-8"
@@ -73,16 +75,7 @@ def test_a_step_of_forwards_is_predicted_as_it_is_simulated(name):
 
 def test_a_law_of_forwards_is_that_of_their_constants():
     job = load_job(_SMALL, [_ALONE])
-    model, cluster, training, kernels = parts_of(job)
-    program = prism.compile_program(
-        model,
-        job.layout,
-        job.schedule,
-        cluster,
-        training=training,
-        kernels=kernels,
-        variability=prism.Variability(),
-    )
+    program = compile_with(job, prism.Variability())
     law = prism.simulate(program, num_samples=256, key=jax.random.key(0))
     assert law.mean == pytest.approx(predict(job).mean, rel=1e-5)
 
@@ -111,8 +104,7 @@ def test_no_published_step_has_forwards_alone():
 
 def test_what_follows_the_pipeline_is_the_host():
     job = load_job(_SMALL, [_ALONE])
-    parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
     order = order_of(job.schedule, job.layout, job.training)
-    work = lower(*parts, order.stage_to_rank)  # pyright: ignore[reportArgumentType]
+    work = lower(parts_of(job), order.stage_to_rank)
     assert not any(work.reductions)
     assert {k.kind for one, _ in work.tail for k, _ in one.kernels} <= {"host"}

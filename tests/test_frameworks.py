@@ -7,6 +7,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_job, load_priors
+from prism_jax.program import parts_of
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import MLP
 
@@ -30,7 +31,7 @@ def _job(*changes):
 
 
 def _costs(job):
-    return Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+    return Costs(*msgspec.structs.astuple(parts_of(job)))
 
 
 @pytest.mark.parametrize("tp", [("layout.tp=1",), ("layout.tp=8", "layout.dp=2")])

@@ -7,16 +7,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 import prism_jax as prism
 from prism_jax.data import load_job, load_model
 from prism_jax.data._kernels import Efficiency
 from prism_jax.data._model import Layer, Model
 from prism_jax.measure._calls import _convolution
+from prism_jax.program import parts_of
 from prism_jax.workload import count_parameters
-from prism_jax.workload._balance import balanced_layers
 from prism_jax.workload._costs import Costs
+from prism_jax.workload._split import balanced_layers
 from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
 from prism_jax.workload.modules._core import Core
@@ -30,7 +31,7 @@ _WIDTHS, _PIXELS = (320, 640, 1280, 1280), (4096, 1024, 256, 64)
 
 def _costs(*overrides: str) -> Costs:
     job: Any = load_job(_UNET, overrides)
-    return Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+    return Costs(*astuple(parts_of(job)))
 
 
 def _flop(block, *kinds: str) -> float:
@@ -195,7 +196,7 @@ def test_what_a_block_of_flux_reads_and_writes(text, backward):
         job: Any = load_job(
             _FLUX, (*words, "training.microbatch_size=2", f"model.hidden_size={width}")
         )
-        costs = Costs(job.model, job.layout, job.training, job.cluster, job.kernels)
+        costs = Costs(*astuple(parts_of(job)))
         block = StreamBlock(4, ffn, text)
         found.append(_moved(block.moved(costs, backward=backward)))
     streams, passes = (2 if text else 1), (3 if backward else 2)

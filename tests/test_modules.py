@@ -11,6 +11,7 @@ import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Model, ScheduleConfig, load_job, load_model
 from prism_jax.data._model import Layer
+from prism_jax.program import parts_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
@@ -179,9 +180,8 @@ def test_each_forward_of_deepep_waits_for_the_number_of_tokens(dispatcher, graph
 
 def test_grouped_products_are_as_efficient_as_one_of_them():
     job = load_job("megatron-22b-a100-8")
-    parts = (job.model, job.layout, job.training, job.cluster, job.kernels)
-    costs = Costs(*parts)  # pyright: ignore[reportArgumentType]
-    one, many = costs.linear(2048, 4096, 2048), costs.grouped(2048, 4096, 2048, 16)
+    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
+    one, many = costs.linear(2048, 4096, 2048), costs.linear(2048, 4096, 2048, groups=16)
     for kind in ("forward", "dgrad", "wgrad"):
         single, grouped = getattr(one, kind).mean, getattr(many, kind).mean
         overhead = 5e-6 * costs.kernels.compute
@@ -191,11 +191,9 @@ def test_grouped_products_are_as_efficient_as_one_of_them():
 def test_gradients_of_experts_are_added_in_float32():
     """With few tokens each, they take as long as their bytes: 8 of a gradient, 2 of a weight."""
     job = load_job("megatron-22b-a100-8")
-    assert job.training is not None
-    assert job.cluster is not None
-    assert job.kernels is not None
-    costs = Costs(load_model("mixtral-8x7b"), job.layout, job.training, job.cluster, job.kernels)
-    experts, one = costs.grouped(1, 4096, 2048, 16), costs.linear(1, 4096, 2048)
+    job = msgspec.structs.replace(job, model=load_model("mixtral-8x7b"))
+    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
+    experts, one = costs.linear(1, 4096, 2048, groups=16), costs.linear(1, 4096, 2048)
     assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
     assert experts.wgrad.mean / one.wgrad.mean == pytest.approx(16, rel=0.1)
 
@@ -422,8 +420,7 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
     program = prism.compile_program(*parts, **options)
     assert program.num_ops == 3
     config = ScheduleConfig(kind="1f1b", num_microbatches=1)
-    ranks = (job.training, job.cluster, job.kernels, (0,))
-    assert lower(job.model, job.layout, config, *ranks) == work
+    assert lower(parts_of(msgspec.structs.replace(job, schedule=config)), (0,)) == work
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ def _passes(forward, backward, contention=(0.0, 0.0)) -> Passes:
     """One stage of layers with these latencies, an array of five for each."""
 
     def ordered(name, layers):
-        return tuple((_layer(f"{name}{i}", each.tolist()), 1) for i, each in enumerate(layers))
+        found = ((_layer(f"{name}{i}", each.tolist()), 1) for i, each in enumerate(layers))
+        return ((tuple(found), 0.0),)
 
-    none = ((0.0,), (0.0,))
-    return Passes((ordered("F", forward),), (ordered("B", backward),), contention, none)
+    return Passes(ordered("F", forward), ordered("B", backward), contention)
 
 
 def _by_events(forward, backward) -> float:
@@ -106,7 +106,7 @@ def test_what_one_exchanges_beyond_the_other_is_bare(counts):
     passes = _passes(forward, backward)
     block = pair(passes, 0, 0)
     assert block is not None
-    whole = [part for ordered in (*passes.forward, *passes.backward) for part in ordered]
+    whole = [part for ordered, _ in (*passes.forward, *passes.backward) for part in ordered]
     serial = tuple((one, count) for segments, count in whole for one in segments)
     assert kernels_of(block) == kernels_of(serial)
     both = min(counts)
@@ -120,8 +120,8 @@ def test_what_one_exchanges_beyond_the_other_is_bare(counts):
 
 def test_without_exchanges_there_is_nothing_to_overlap():
     alone = (((Segment(((_gemm("a", 1.0), 1),)),), 2),)
-    passes = Passes((alone,), (alone,), (0.0, 0.0), ((0.0,), (0.0,)))
-    assert pair(passes, 0, 0) is None
+    stage = (alone, 0.0)
+    assert pair(Passes((stage,), (stage,), (0.0, 0.0)), 0, 0) is None
 
 
 @pytest.mark.parametrize("contention", [(0.0, 0.0), (0.2, 0.0)])
@@ -196,8 +196,9 @@ def test_pairs_of_a_job_run_all_of_both():
 def test_what_the_host_launches_is_known_of_the_stages_of_both_directions():
     workload = lower_job(load_job("gpt3-175b-h100-768", (*_EXPERTS, *_TWO_WAYS)))
     assert workload.passes is not None
-    for launches in workload.passes.launches:
-        assert len(launches) == len(workload.passes.forward) == len(workload.forward)
+    for stages in (workload.passes.forward, workload.passes.backward):
+        launches = [seconds for _, seconds in stages]
+        assert len(launches) == len(workload.forward)
         assert launches[: len(launches) // 2] == launches[len(launches) // 2 :]
 
 

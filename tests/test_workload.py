@@ -9,8 +9,7 @@ import pytest
 from prism_jax import predict
 from prism_jax.data import Job, Model, load_job, load_model, notes_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters
-from prism_jax.workload._balance import balanced_layers
-from prism_jax.workload._split import layers_of_stages
+from prism_jax.workload._split import balanced_layers, layers_of_stages
 
 from .helpers import kernel_flop, kernels_of, lower_job
 

@@ -154,7 +154,7 @@ def level_of_runs(job: Job) -> tuple[float, float]:
 
     `ValueError` if the job has no model.
     """
-    priors, (model, *_) = load_priors(), parts_of(job)
+    priors, model = load_priors(), parts_of(job).model
     level, drift = priors.level, priors.drift
     if has_experts(model):
         level, drift = priors.level_experts, priors.drift_experts

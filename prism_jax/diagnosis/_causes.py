@@ -135,7 +135,7 @@ def _explained(
 def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
     """The changed step; `None` if the job has nothing that could be changed so."""
     job, program = usual.job, usual.run.program
-    _, cluster, training, _ = parts_of(job)
+    cluster, training = parts_of(job).cluster, parts_of(job).training
     if name == "slow-rank":
         return slow_rank(program, program.num_ranks // 2, value)
     if name == "unbalanced-experts":

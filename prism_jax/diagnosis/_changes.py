@@ -99,7 +99,7 @@ def _tried(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from ((_FLAG, (f"training.{text}",)) for text in _FLAGS.split())
     yield _PRECISION, ("training.gradient_dtype=bf16",)
     virtual, number = job.schedule.virtual_stages, job.schedule.num_microbatches
-    size = parts_of(job)[2].microbatch_size
+    size = parts_of(job).training.microbatch_size
     for other in (virtual * 2, virtual // 2) if virtual > 1 else ():
         yield _ORDER, (f"schedule.virtual_stages={other}",)
     if job.schedule.kind == "1f1b":
@@ -117,7 +117,7 @@ def _set(job: Job, text: str) -> Job:
     override = parse_override(text)
     part, name = override.keys[0], override.keys[-1]
     if part == "kernels":
-        kernels = apply_kernel_override(parts_of(job)[3], override)
+        kernels = apply_kernel_override(parts_of(job).kernels, override)
         return msgspec.structs.replace(job, kernels=kernels)
     changed = msgspec.structs.replace(getattr(job, part), **{name: override.value})
     return msgspec.structs.replace(job, **{part: changed})

@@ -277,7 +277,7 @@ def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.nd
     if few:
         return level
     priors = load_priors()
-    drift = priors.drift_experts if has_experts(parts_of(of.job)[0]) else priors.drift
+    drift = priors.drift_experts if has_experts(parts_of(of.job).model) else priors.drift
     scale = np.hypot(2 * series.trend_error, drift.deviation)
     # Steps usually get faster in their first hour: the prior is of the first over the last.
     trend = student((series.trend + drift.mean - cause.trend) / scale, 1.0)

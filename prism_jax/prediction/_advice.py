@@ -191,9 +191,8 @@ def _same(job: Job, before: Workload, changed: Job) -> bool:
 
 
 def _lowered(job: Job) -> Workload:
-    model, cluster, training, kernels = parts_of(job)
-    order = order_of(job.schedule, job.layout, training)
-    return lower_chains(model, job.layout, job.schedule, training, cluster, kernels, order)
+    parts = parts_of(job)
+    return lower_chains(parts, order_of(job.schedule, job.layout, parts.training))
 
 
 def costly_keys(job: Job) -> tuple[str, ...]:

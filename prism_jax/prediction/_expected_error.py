@@ -100,16 +100,17 @@ def expected_error(job: Job) -> ExpectedError:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    model, cluster, training, kernels = parts_of(job)
+    parts = parts_of(job)
+    model, training = parts.model, parts.training
     shipped = load_expected_errors()
     known = None if job.calibrated is None else job.calibrated.uncertainty
     if job.calibrated is not None and known is not None and known.of in ((), class_of(job)):
-        slope = slope_of_level(constant_step(job), kernels)
+        slope = slope_of_level(constant_step(job), parts.kernels)
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
         bias = float(np.log1p(shipped.variability))
         return ExpectedError(bias, spread, known.num_steps, job.calibrated.source)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
-    machine = (*kind, generation_of(cluster.device.name))
+    machine = (*kind, generation_of(parts.cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
     unknown = training.forward_only or model.vocab_size == 0
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
@@ -124,11 +125,12 @@ def class_of(job: Job) -> tuple[str, ...]:
     """The class of a job with a model and a cluster: its kind of model, whether parameters are
     sharded, the generation of its machine, its software, and whether it has a backward.
     """
-    model, cluster, training, _ = parts_of(job)
+    parts = parts_of(job)
+    model, training = parts.model, parts.training
     return (
         "tables" if has_tables(model) else "experts" if has_experts(model) else "dense",
         "FSDP" if training.zero == 3 else "no FSDP",
-        generation_of(cluster.device.name),
+        generation_of(parts.cluster.device.name),
         training.software or "no stack",
         "forward only" if training.forward_only else "training",
     )

@@ -45,8 +45,7 @@ def least_seconds(
     """
     layout, schedule = job.layout, job.schedule
     try:
-        model, *_ = parts_of(job)
-        passes = _passes_of(job, known, False)
+        model, passes = parts_of(job).model, _passes_of(job, known, False)
         if sharded:  # At the two ends, gathers may be hidden by what the layers compute.
             passes = passes._replace(layers=_passes_of(job, known, True).layers)
         layers = np.array(layers_of_stages(model, layout, schedule), float)
@@ -66,8 +65,8 @@ def least_seconds(
 
 
 def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) -> Passes:
-    model, cluster, training, kernels = parts_of(job)
-    layout, dp = job.layout, job.layout.dp
+    parts = parts_of(job)
+    layout, training, model, dp = job.layout, parts.training, parts.model, job.layout.dp
     if not sharded:
         experts = layout.ep * layout.expert_tp
         dp = experts // math.gcd(experts, layout.tp * layout.cp)
@@ -75,13 +74,13 @@ def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) ->
     if training.recompute_method == "block":  # Which layers it recomputes depends on the stage.
         training = msgspec.structs.replace(training, recompute="none")
     one_rank = msgspec.structs.replace(layout, pp=1, dp=dp)
-    key = (id(model), id(cluster), id(kernels), one_rank, training)
+    key = (id(model), id(parts.cluster), id(parts.kernels), one_rank, training)
     if key not in known:
         stages = ScheduleConfig(
             "1f1b", 1, virtual_stages=3, layers_per_stage=(0, model.num_layers, 0)
         )
-        parts = (model, one_rank, stages, training, cluster, kernels)
-        work = lower(*parts, (0, 0, 0))
+        changes = {"layout": one_rank, "schedule": stages, "training": training}
+        work = lower(msgspec.structs.replace(parts, **changes), (0, 0, 0))
         both = [*zip(block_means(work.forward), block_means(work.backward), strict=True)]
         compute = sum(sum(split_mean(one)[0].values()) for one in (*work.forward, *work.backward))
         known[key] = Passes(sum(both[0]), sum(both[1]), sum(both[2]), compute)

@@ -10,8 +10,17 @@ from jaxtyping import Bool, Float, Int
 from .._misc import check_type
 from .._summary import Column, Shown, Table
 from ..data import Job
+from ..program import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
-from ..workload import Held, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
+from ..workload import (
+    Held,
+    JobParts,
+    Sizes,
+    StageMemory,
+    add_sizes,
+    held_by_stages,
+    memory_of_stages,
+)
 
 
 # The memory of libraries: workspaces of cuBLAS and fused kernels. In Megatron-LM's golden values on
@@ -102,35 +111,29 @@ def memory(job: Job) -> Memory:
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
     check_type(job, Job, "job", "use `load_job` to get one")
-    if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
-        raise ValueError(
-            f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
-            "`training` to compute its memory."
-        )
-    parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
+    parts = parts_of(job, "compute its memory")
     try:
-        order = order_of(job.schedule, job.layout, job.training)
+        order = order_of(parts.schedule, parts.layout, parts.training)
         # Each chain of stages is the whole model.
-        ends = it.pairwise((*order.chain_starts, order.num_stages))
-        chains = [memory_of_stages(*parts, order.stage_to_rank[a:b]) for a, b in ends]
+        chains = [memory_of_stages(parts, ranks) for ranks in order.ranks_of_chains]
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     stages = [*it.chain(*chains)]
-    each = 4 if job.training.forward_only else 8  # A value of a table, and its one moment.
+    each = 4 if parts.training.forward_only else 8  # A value of a table, and its one moment.
     static = [
-        _static(job, one) | {"tables": each * one.tables, "frozen": 2 * one.frozen}
+        _static(parts, one) | {"tables": each * one.tables, "frozen": 2 * one.frozen}
         for one in stages
     ]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
-        found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(job)}
+        found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(parts)}
         for stage, where in enumerate(order.stage_to_rank):
             if where == rank:
                 add_sizes(found, static[stage])
         add_sizes(found, peak)
         held = {name: float(size) for name, size in found.items() if size}
         ranks.append(RankMemory(rank, sum(held.values()), held))
-    return Memory(tuple(ranks), job.cluster.device.memory_bytes)
+    return Memory(tuple(ranks), parts.cluster.device.memory_bytes)
 
 
 def least_bytes(job: Job) -> float:
@@ -138,21 +141,19 @@ def least_bytes(job: Job) -> float:
     states, without activations and embedding tables. Unlike [`memory`][], it does not read the ops
     of the schedule.
     """
-    assert job.model is not None
-    order = order_of(job.schedule, job.layout, job.training)
+    parts = parts_of(job)
+    order = order_of(parts.schedule, parts.layout, parts.training)
     needed = np.full(order.num_ranks, float(_RUNTIME))
-    ends = it.pairwise((*order.chain_starts, order.num_stages))
-    for chain in (order.stage_to_rank[a:b] for a, b in ends):
-        held = held_by_stages(job.model, job.layout, job.schedule, chain)
+    for chain in order.ranks_of_chains:
+        held = held_by_stages(parts, chain)
         for rank, one in zip(chain, held, strict=True):
-            needed[rank] += sum(_static(job, one).values())
+            needed[rank] += sum(_static(parts, one).values())
     return float(needed.max())
 
 
-def _static(job: Job, stage: StageMemory | Held) -> Sizes:
+def _static(job: JobParts, stage: StageMemory | Held) -> Sizes:
     """The parameters, gradients and optimizer states of a stage."""
     layout, training = job.layout, job.training
-    assert training is not None
     gradient = 4 if training.gradient_dtype == "fp32" else 2
     # Optimizers read float32 gradients; if they are reduced in another dtype, there is a copy.
     state = {"adam": 12, "adagrad": 8}[training.optimizer] + (0 if gradient == 4 else 4)
@@ -173,11 +174,9 @@ def _static(job: Job, stage: StageMemory | Held) -> Sizes:
     }
 
 
-def _communication(job: Job) -> Sizes:
+def _communication(job: JobParts) -> Sizes:
     """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
     layout, training, model = job.layout, job.training, job.model
-    assert training is not None
-    assert model is not None
     states = 2.0 * training.microbatch_size * training.sequence_length * model.hidden_size
     states /= layout.cp
     split = training.sequence_parallel and layout.tp > 1

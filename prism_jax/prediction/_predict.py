@@ -15,20 +15,14 @@ from ..program import (
     Sink,
     blocks_of_kinds,
     frame_of,
+    graph_of,
+    lay_out,
     lower_chains,
     parts_of,
     sinks_of,
     when_reduced,
-    with_costs,
 )
-from ..schedule import (
-    SEND_RECV,
-    AbstractSchedule,
-    latest_ends,
-    op_graph,
-    order_of,
-    schedule_parts,
-)
+from ..schedule import SEND_RECV, latest_ends, order_of, schedule_parts
 from ..workload import Block, Workload, block_flops, block_mean, block_means, split_mean
 
 
@@ -91,16 +85,13 @@ def predict(job: Job) -> Prediction:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    model, cluster, training, kernels = parts_of(job)
-    parts = (model, job.layout, job.schedule, training, cluster, kernels)
+    parts = parts_of(job)
+    training = parts.training
     try:
-        check_parts(model, job.layout, job.schedule, training, cluster)
-        order = order_of(job.schedule, job.layout, training)
-        workload = lower_chains(*parts, order)
-        order = with_costs(order, workload)
-        of = _frame(job, order)
+        order, graph, workload = lay_out(parts)
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
+    of = frame_of(graph)
     step = run(of, workload)
     without = np.where(of.is_send_recv, 0.0, step.latencies)
     sends = step.seconds - _ended(of, workload, without, step.sinks)[0]
@@ -113,7 +104,7 @@ def predict(job: Job) -> Prediction:
     members = workload.members * job.layout.dp
     per_second = flop * members / step.seconds
     devices = job.layout.world_size
-    peak = cluster.device.peak_flop_per_s.get(training.dtype, np.nan)
+    peak = parts.cluster.device.peak_flop_per_s.get(training.dtype, np.nan)
     microbatches = sum(forwards[stage] for stage in order.chain_starts)
     sequences = microbatches * training.microbatch_size * job.layout.dp
     return Prediction(
@@ -142,14 +133,14 @@ def constant_step(job: Job) -> Callable[[Kernels], float]:
 
     `ValueError` wherever `compile_job` raises it.
     """
-    model, cluster, training, _ = parts_of(job)
-    check_parts(model, job.layout, job.schedule, training, cluster)
-    order = order_of(job.schedule, job.layout, training)
-    of = _frame(job, order)
+    parts = parts_of(job)
+    check_parts(parts.model, parts.layout, parts.schedule, parts.training, parts.cluster)
+    order = order_of(parts.schedule, parts.layout, parts.training)
+    of = frame_of(graph_of(parts, order))
 
     def seconds(kernels: Kernels) -> float:
-        parts = (model, job.layout, job.schedule, training, cluster, kernels)
-        return run(of, lower_chains(*parts, order)).seconds
+        changed = msgspec.structs.replace(parts, kernels=kernels)
+        return run(of, lower_chains(changed, order)).seconds
 
     return seconds
 
@@ -203,11 +194,6 @@ def _ended(
     reduced = when_reduced(sinks, ends, workload.contention)
     last = ends[np.flatnonzero(np.diff([sink.rank for sink in sinks], append=-1))]
     return float(np.max(reduced) + block_mean(workload.tail)), reduced - last
-
-
-def _frame(job: Job, order: AbstractSchedule) -> Frame:
-    blocking = order.blocking if job.schedule.blocking is None else job.schedule.blocking
-    return frame_of(op_graph(order, blocking=blocking))
 
 
 def _of_average_rank(

@@ -17,8 +17,9 @@ from ._check import (
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
+    graph_of as graph_of,
+    lay_out as lay_out,
     parts_of as parts_of,
-    with_costs as with_costs,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._constants import CONSTANT as CONSTANT, with_constants as with_constants

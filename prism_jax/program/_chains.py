@@ -3,61 +3,40 @@
 import dataclasses
 import itertools as it
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
 from ..schedule import AbstractSchedule, OpGraph, phases_of
-from ..workload import Block, Reduction, Segment, Workload, lower
+from ..workload import Block, JobParts, Reduction, Segment, Workload, lower
 
 
-def lower_chains(
-    model: Model,
-    layout: Layout,
-    config: ScheduleConfig,
-    training: Training,
-    cluster: Cluster,
-    kernels: Kernels,
-    schedule: AbstractSchedule,
-) -> Workload:
+def lower_chains(job: JobParts, schedule: AbstractSchedule) -> Workload:
     """`lower`, for a schedule that may have several chains, such as DualPipe.
 
     A rank holds a copy of the parameters for each chain. The copies of a stage reduce their
     gradients together, over all replicas, and share the optimizer's states.
     """
-    ends = (*schedule.chain_starts, schedule.num_stages)
     runs = phases_of(schedule)
-    parts = [
-        (model, layout, config, training, cluster, kernels, schedule.stage_to_rank[a:b], runs)
-        for a, b in it.pairwise(ends)
-    ]
-    chains = [lower(*part) for part in parts]
+    chains = [lower(job, ranks, runs) for ranks in schedule.ranks_of_chains]
     if len(chains) == 1:
         return chains[0]
-    if training.accumulate_gradients:
+    if job.training.accumulate_gradients:
         raise ValueError(
             "the schedule has two copies of the model, whose gradients cannot be accumulated in "
             "turn; leave `training.accumulate_gradients` false, or use a schedule of one copy."
         )
-    copies = msgspec.structs.replace(layout, dp=layout.dp * len(chains))
+    copies = msgspec.structs.replace(job.layout, dp=job.layout.dp * len(chains))
+    of_copies = msgspec.structs.replace(job, layout=copies)
     passes = [one.passes for one in chains if one.passes is not None]
-    reduced = [lower(part[0], copies, *part[2:]) for part in parts]
+    reduced = [lower(of_copies, ranks, runs) for ranks in schedule.ranks_of_chains]
     phases = ("forward", "backward", "backward_input", "backward_weight")
+    pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
     return msgspec.structs.replace(
         chains[0],
-        **{name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases},
-        passes=None
-        if not passes
-        else msgspec.structs.replace(
-            passes[0],
-            forward=tuple(it.chain(*(one.forward for one in passes))),
-            backward=tuple(it.chain(*(one.backward for one in passes))),
-            launches=(
-                tuple(it.chain(*(one.launches[0] for one in passes))),
-                tuple(it.chain(*(one.launches[1] for one in passes))),
-            ),
-        ),
+        **_joined(chains, phases),
+        passes=pairs,
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
         reductions=tuple(
             tuple(
@@ -70,6 +49,11 @@ def lower_chains(
         # What a step has besides its kernels, it has once.
         tail=(*reduced[0].tail, *it.chain(*(_without_host(one.tail) for one in reduced[1:]))),
     )
+
+
+def _joined(chains: Sequence[Any], phases: Sequence[str]) -> dict[str, tuple]:
+    """What the stages of each chain have in some phases, of all chains."""
+    return {name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases}
 
 
 def _without_host(block: Block) -> Block:

@@ -25,7 +25,7 @@ from ..schedule import (
     op_graph,
     order_of,
 )
-from ..workload import Block, Workload, block_mean, block_means, has_experts
+from ..workload import Block, JobParts, Workload, block_mean, block_means, has_experts
 from ._assemble import assemble
 from ._chains import lower_chains, number_microbatches
 from ._frame import blocks_of_kinds, frame_of
@@ -50,26 +50,19 @@ def compile_job(job: Job) -> Program:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    model, cluster, training, kernels = parts_of(job)
+    parts = parts_of(job)
     try:
-        return compile_program(
-            model,
-            job.layout,
-            job.schedule,
-            cluster,
-            training=training,
-            kernels=kernels,
-        )
+        return _compile(parts)
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
 
 
-def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
-    """The model, the cluster, the training and the kernels of a job.
+def parts_of(job: Job, purpose: str = "predict its step") -> JobParts:
+    """The parts of a job that has a model and a machine.
 
     **Raises:**
 
-    `ValueError` if the job has none.
+    `ValueError` if the job has none, which it needs for the `purpose`.
     """
     if not isinstance(job, Job):
         raise ValueError(
@@ -79,9 +72,9 @@ def parts_of(job: Job) -> tuple[Model, Cluster, Training, Kernels]:
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
-            "`training` to predict its step."
+            f"`training` to {purpose}."
         )
-    return job.model, job.cluster, job.training, job.kernels
+    return JobParts(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
 
 
 def compile_program(
@@ -113,23 +106,59 @@ def compile_program(
 
     `ValueError` if the layout does not fit the model or the cluster, or if the schedule deadlocks.
     """
-    config = schedule if isinstance(schedule, ScheduleConfig) else _config_of(schedule, layout)
-    check_parts(model, layout, config, training, cluster)
     if isinstance(schedule, ScheduleConfig):
-        order = order_of(schedule, layout, training)
+        config, order = schedule, None
     else:
-        order = ForwardOnly(schedule) if training.forward_only else schedule
-    workload = lower_chains(model, layout, config, training, cluster, kernels, order)
-    order = with_costs(order, workload)
-    blocking = order.blocking if config.blocking is None else config.blocking
-    graph = op_graph(order, blocking=blocking)
-    blocks, sinks = blocks_of(graph, workload), sinks_of(graph, workload)
+        config, order = _config_of(schedule, layout), schedule
+    return _compile(JobParts(model, layout, config, training, cluster, kernels), order, variability)
+
+
+def lay_out(
+    job: JobParts, order: AbstractSchedule | None = None
+) -> tuple[AbstractSchedule, OpGraph, Workload]:
+    """The schedule of a step, which knows the costs of its ops, their graph, and their kernels.
+
+    **Arguments:**
+
+    - `job`: the parts of a job.
+    - `order`: a schedule to use instead of that of the job.
+
+    **Raises:**
+
+    `ValueError` if the layout does not fit the model or the cluster, or if the schedule deadlocks.
+    """
+    check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
+    if order is None:
+        order = order_of(job.schedule, job.layout, job.training)
+    elif job.training.forward_only:
+        order = ForwardOnly(order)
+    workload = lower_chains(job, order)
+    order = _with_costs(order, workload)
+    return order, graph_of(job, order), workload
+
+
+def graph_of(job: JobParts, order: AbstractSchedule) -> OpGraph:
+    """The graph of an order, in which send_recvs block if the job or else the schedule says so."""
+    blocking = job.schedule.blocking
+    return op_graph(order, blocking=order.blocking if blocking is None else blocking)
+
+
+def _compile(
+    job: JobParts,
+    order: AbstractSchedule | None = None,
+    variability: Variability | None = None,
+) -> Program:
+    order, graph, workload = lay_out(job, order)
+    layout, cluster, kernels = job.layout, job.cluster, job.kernels
+    of, sinks = frame_of(graph), sinks_of(graph, workload)
+    of_kinds = blocks_of_kinds(workload, of.kinds)
+    blocks = [of_kinds[kind] for kind in of.kind_of.tolist()]
     if variability is None:
         step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
         variability = variability_of(
             kernels.variability,
             step_s=step_s,
-            experts=has_experts(model),
+            experts=has_experts(job.model),
             by_power=lambda: rank_of_power(cluster.device, blocks),
         )
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
@@ -157,7 +186,7 @@ def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
     return float(end) + block_mean(workload.tail)
 
 
-def with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
+def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
     """The schedule, optimised for the mean latencies of the blocks and of the slowest send_recv."""
     names = ("forward", "backward_input", "backward_weight")
     means = {name: block_means(getattr(workload, name)) for name in names}
@@ -185,10 +214,3 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
         virtual_stages=stages // (chains * layout.pp),
         microbatch_group_size=schedule.microbatch_group_size,
     )
-
-
-def blocks_of(graph: OpGraph, workload: Workload) -> list[Block]:
-    """The block of each op of a graph."""
-    of = frame_of(graph)
-    blocks = blocks_of_kinds(workload, of.kinds)
-    return [blocks[kind] for kind in of.kind_of.tolist()]

@@ -13,6 +13,7 @@ from ._block import (
     Segment as Segment,
     Workload as Workload,
 )
+from ._costs import JobParts as JobParts
 from ._lower import lower as lower
 from ._memory import (
     Sizes as Sizes,

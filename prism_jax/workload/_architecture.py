@@ -141,17 +141,11 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
     return tuple(stages)
 
 
-class Recomputed(NamedTuple):
-    """Equal parts of a stage, and whether the backward recomputes all of them."""
-
-    part: Part
-    count: int
-    again: bool
-
-
-def recomputed(parts: Parts, training: Training, *, back: bool = True) -> tuple[Recomputed, ...]:
-    """The parts of a stage, and which of them are recomputed: all layers, or its first ones. With
-    `back`, without those that are frozen, which have no backward.
+def recomputed(
+    parts: Parts, training: Training, *, back: bool = True
+) -> tuple[tuple[Part, int, bool], ...]:
+    """The parts of a stage with their numbers, and whether the backward recomputes them: all
+    layers, or the first ones. With `back`, without those that are frozen, which have no backward.
     """
     parts = tuple((part, count) for part, count in parts if not (back and part.frozen))
     left = 0
@@ -163,8 +157,8 @@ def recomputed(parts: Parts, training: Training, *, back: bool = True) -> tuple[
     for part, count in parts:
         again = min(left, count) if part.is_layer else 0
         left -= again
-        found += [Recomputed(part, again, True)] * (again > 0)
-        found += [Recomputed(part, count - again, False)] * (count > again or not again)
+        found += [(part, again, True)] * (again > 0)
+        found += [(part, count - again, False)] * (count > again or not again)
     return tuple(found)
 
 

@@ -184,16 +184,14 @@ class Passes(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `forward`, `backward`: the segments of each (global virtual) stage.
+    - `forward`, `backward`: of each (global virtual) stage its segments, and how long the host
+        takes to launch them, in seconds.
     - `contention`: as in `Branches`.
-    - `launches`: how long the host takes to launch the forward of each stage, and the backward, in
-        seconds.
     """
 
-    forward: tuple[Ordered, ...]
-    backward: tuple[Ordered, ...]
+    forward: tuple[tuple[Ordered, float], ...]
+    backward: tuple[tuple[Ordered, float], ...]
     contention: tuple[float, float]
-    launches: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Workload(msgspec.Struct, frozen=True):

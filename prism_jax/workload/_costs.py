@@ -15,7 +15,7 @@ from ..cluster import (
     group_of,
     send_recv_latency,
 )
-from ..data import Cluster, Kernels, Layout, Model, Training
+from ..data import Cluster, Kernels, Layout, Link, Model, ScheduleConfig, Training
 from ._block import Block, Branches, Kernel, Linear, Segment
 from ._parts import row, segment
 
@@ -29,19 +29,26 @@ _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, 
 _ROW_SCALED = 1.27
 
 
-class Costs(msgspec.Struct, frozen=True):
-    """Computes the costs of the kernels of a job. Sizes are those of one GPU and one microbatch.
+class JobParts(msgspec.Struct, frozen=True):
+    """What the kernels of a step follow from.
 
     **Attributes:**
 
-    - `model`, `layout`, `training`, `cluster`, `kernels`: those of the job.
+    - `model`, `layout`, `schedule`, `training`: the model, and how it is trained.
+    - `cluster`: the machine.
+    - `kernels`: the profile of its kernels.
     """
 
     model: Model
     layout: Layout
+    schedule: ScheduleConfig
     training: Training
     cluster: Cluster
     kernels: Kernels
+
+
+class Costs(JobParts, frozen=True):
+    """Computes the costs of the kernels of a job. Sizes are those of one GPU and one microbatch."""
 
     @property
     def tokens(self) -> int:
@@ -71,6 +78,11 @@ class Costs(msgspec.Struct, frozen=True):
     def activation_bytes(self) -> int:
         """The bytes of a value that is kept for the backward."""
         return 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of a gradient that is accumulated and reduced."""
+        return 4 if self.training.gradient_dtype == "fp32" else 2
 
     def recomputes(self, name: str) -> bool:
         """Whether selective recomputation includes the module with this name."""
@@ -107,67 +119,64 @@ class Costs(msgspec.Struct, frozen=True):
         """
         return self.layout.ep * self.layout.expert_tp if self.layout.ep > 1 else None
 
+    @property
+    def states(self) -> int:
+        """The values of the hidden states on one rank where sequence parallelism has split them."""
+        return self.norm_tokens * self.model.hidden_size
+
     def norm(self, passes: int = 2) -> Kernel:
         """A norm of the hidden states: one read and one write; its backward has one more read."""
-        return self.move("norm", 2 * passes * self.norm_tokens * self.model.hidden_size)
+        return self.move("norm", 2 * passes * self.states)
 
-    def residual(self) -> Kernel:
-        # Reads two, writes one; a mask of one byte where there is dropout.
-        bytes_per_value = 7 if self.model.dropout else 6
-        return self.move("elementwise", bytes_per_value * self.norm_tokens * self.model.hidden_size)
-
-    def residual_backward(self) -> Kernel:
-        # The sum of two gradients; dropout reads its mask and writes a gradient of its own.
-        bytes_per_value = 6 + (5 if self.model.dropout else 0)
-        return self.move("elementwise", bytes_per_value * self.norm_tokens * self.model.hidden_size)
+    def residual(self, *, backward: bool = False) -> Kernel:
+        # Reads two and writes one; a backward sums two gradients. Dropout has a mask of one byte
+        # and, in a backward, writes and reads a gradient of its own.
+        dropout = (5 if backward else 1) if self.model.dropout else 0
+        return self.move("elementwise", (6 + dropout) * self.states)
 
     def gemm(
-        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1, parts: int = 1
+        self,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str | None = None,
+        batch: int = 1,
+        parts: int = 1,
+        *,
+        added: bool = False,
     ) -> Kernel:
-        """`batch` products of an `(m, k)` with a `(k, n)` matrix; the result has two bytes. They
-        run at once, or in `parts` parts.
+        """`batch` products of an `(m, k)` with a `(k, n)` matrix. They run at once, or in `parts`
+        parts. The result has two bytes, or is `added` to a gradient in float32.
         """
         dtype = self.training.dtype if dtype is None else dtype
-        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 2 * m * n)
-        return self._gemm(m, n, k, dtype, batch, num_bytes, parts)
+        flop = 2 * batch * m * n * k
+        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + (8 if added else 2) * m * n)
+        on = self.cluster.device, self.kernels, parts
+        mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
+        if self.training.scaling == "row" and dtype != self.base_dtype:
+            mean *= _ROW_SCALED
+        shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
+        return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
 
-    def weight_gemm(
-        self, m: int, n: int, k: int, dtype: str | None = None, batch: int = 1, parts: int = 1
-    ) -> Kernel:
-        """As `gemm`, but the result is added to a gradient in float32."""
-        dtype = self.training.dtype if dtype is None else dtype
-        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + 8 * m * n)
-        kernel = self._gemm(m, n, k, dtype, batch, num_bytes, parts)
-        return msgspec.structs.replace(kernel, size=f"{kernel.size} added")
-
-    def linear(self, tokens: int, outputs: int, inputs: int, dtype: str | None = None) -> "Linear":
-        """A matrix of the model, which takes `inputs` values of each token to `outputs` values."""
+    def linear(
+        self, tokens: int, outputs: int, inputs: int, dtype: str | None = None, groups: int = 1
+    ) -> Linear:
+        """A matrix of the model, which takes `inputs` values of each token to `outputs` values; or
+        `groups` matrices with `tokens` tokens each.
+        """
         return Linear(
-            self.gemm(tokens, outputs, inputs, dtype),
-            self.gemm(tokens, inputs, outputs, dtype),
-            self.weight_gemm(inputs, outputs, tokens, dtype),
-        )
-
-    def grouped(self, tokens: int, outputs: int, inputs: int, groups: int) -> "Linear":
-        """As `linear`, for `groups` matrices with `tokens` tokens each."""
-        return Linear(
-            self.gemm(tokens, outputs, inputs, None, groups, groups),
-            self.gemm(tokens, inputs, outputs, None, groups, groups),
-            self.weight_gemm(inputs, outputs, tokens, None, groups, groups),
+            self.gemm(tokens, outputs, inputs, dtype, groups, groups),
+            self.gemm(tokens, inputs, outputs, dtype, groups, groups),
+            self.gemm(inputs, outputs, tokens, dtype, groups, groups, added=True),
         )
 
     def attention(self, size: str, flop: float, num_bytes: float, *, backward: bool) -> Kernel:
         """The fused core of attention, forward or backward."""
-        kind = "attention_backward" if backward else "attention"
-        mean = compute_latency(
-            self._table_of_attention(kind),
-            self.base_dtype,
-            flop,
-            num_bytes,
-            self.cluster.device,
-            self.kernels,
-        )
+        table = self._table_of_attention("attention_backward" if backward else "attention")
         phase = "backward" if backward else "forward"
+        mean = compute_latency(
+            table, self.base_dtype, flop, num_bytes, self.cluster.device, self.kernels
+        )
         return Kernel("attention", f"{self.base_dtype} {size} {phase}", mean, flop=flop)
 
     def _table_of_attention(self, kind: str) -> str:
@@ -177,10 +186,6 @@ class Costs(msgspec.Struct, frozen=True):
         known = (*(f"{kind}-{one}" for one in (*variants, self.training.attention)), kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
-
-    def host(self) -> Kernel:
-        """The time that a step takes besides its kernels."""
-        return Kernel("host", "", self.kernels.constant_s)
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
@@ -202,7 +207,7 @@ class Costs(msgspec.Struct, frozen=True):
         """
         if self.ep.size == 1:
             return None
-        token_bytes = 2 * self.norm_tokens * self.model.hidden_size
+        token_bytes = 2 * self.states
         whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
         if self.training.token_dispatcher == "alltoall":
             return whole
@@ -249,29 +254,19 @@ class Costs(msgspec.Struct, frozen=True):
         """The send_recv of the activations, or their gradients, of a microbatch between two
         pipeline ranks. Each GPU sends to its peer over a link of its own.
         """
-        num_bytes = 2 * self.norm_tokens * self.model.hidden_size
+        num_bytes = 2 * self.states
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
-        mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
-        return Kernel("send_recv", f"{num_bytes}B {link.name}", mean, link.name, group="pp")
+        return self._sent(num_bytes, "pp", link, link.name)
 
     def ring(self, num_bytes: int, group: Group) -> Kernel:
         """`num_bytes` from each rank of a group to the next."""
         link = find_link(self.cluster, group)
-        size = f"{num_bytes}B {group.name}{group.size} {link.name}"
-        mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
-        return Kernel("send_recv", size, mean, link.name, group=group.name)
+        return self._sent(num_bytes, group.name, link, f"{group.name}{group.size} {link.name}")
 
-    def _gemm(
-        self, m: int, n: int, k: int, dtype: str, batch: int, num_bytes: float, parts: int
-    ) -> Kernel:
-        flop = 2 * batch * m * n * k
-        on = self.cluster.device, self.kernels, parts
-        mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
-        if self.training.scaling == "row" and dtype != self.base_dtype:
-            mean *= _ROW_SCALED
-        shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
-        return Kernel("gemm", f"{dtype} {shape}", mean, flop=flop)
+    def _sent(self, num_bytes: int, group: str, link: Link, way: str) -> Kernel:
+        mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
+        return Kernel("send_recv", f"{num_bytes}B {way}", mean, link.name, group=group)
 
 
 def _slower(share: float) -> tuple[float, float]:

@@ -4,19 +4,20 @@ import functools as ft
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..data import Cluster, Kernels, Layout, Model, ScheduleConfig, Training
+import msgspec
+
 from ._architecture import Part, Parts, recomputed, total_parameters
-from ._costs import Costs
-from ._sharded import (
-    GRADIENT_BYTES,
+from ._costs import Costs, JobParts
+from ._split import Held, check_split, deal, held_of
+from ._units import (
     beside_layers,
-    deals_each_microbatch,
     instance,
+    reduces_each_microbatch,
     shards,
-    unit_parameters,
+    shared,
+    shared_of_unit,
 )
-from ._split import Held, Stages, check_split, deal, held_of
-from .modules import EmbeddingBags
+from .modules import EmbeddingBags, Parameters
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -55,78 +56,63 @@ class StageMemory(NamedTuple):
     frozen: float = 0.0
 
 
-def memory_of_stages(
-    model: Model,
-    layout: Layout,
-    schedule: ScheduleConfig,
-    training: Training,
-    cluster: Cluster,
-    kernels: Kernels,
-    stage_to_rank: Sequence[int],
-) -> tuple[StageMemory, ...]:
+def memory_of_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[StageMemory, ...]:
     """The memory of each global virtual stage; the arguments are those of `lower`.
 
     **Raises:**
 
     A `ValueError` if the layout does not fit the model.
     """
-    check_split(model, layout, schedule, training)
-    costs = Costs(model, layout, training, cluster, kernels)
-    stages = deal(model, layout, schedule, stage_to_rank)
-    equal = ft.cache(lambda parts, first: _stage_memory(costs, stages, first))
-    found: dict[tuple, int] = {}
-    return tuple(
-        equal(parts, found.setdefault((parts, stage == len(stages.parts) - 1), stage))
-        for stage, parts in enumerate(stages.parts)
-    )
+    check_split(job.model, job.layout, job.schedule, job.training)
+    stages = deal(job, stage_to_rank)
+    # Most stages are equal.
+    of_stage = ft.cache(ft.partial(_stage_memory, Costs(*msgspec.structs.astuple(job))))
+    return tuple(map(of_stage, stages.parts, stages.parameters))
 
 
-def _stage_memory(costs: Costs, stages: Stages, stage: int) -> StageMemory:
+def _stage_memory(costs: Costs, parts: Parts, parameters: Parameters) -> StageMemory:
     """The memory of a stage."""
-    layout, training = costs.layout, costs.training
-    held = held_of(stages.parameters[stage], layout)
+    training, held = costs.training, held_of(parameters, costs.layout)
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
     each = training.recompute_layers if training.recompute_method == "uniform" else 1
-    for one in recomputed(stages.parts[stage], training):
-        own = one.part.costs(costs)
-        parts = _kept(own, one.part)
-        gradients = max(gradients, *_of_modules(own, one.part))
-        logits += parts.get("logits", 0.0) * one.count
-        if not one.again:
-            add_sizes(kept, parts, one.count)
+    for part, count, runs_again in recomputed(parts, training):
+        own = part.costs(costs)
+        sizes = _kept(own, part)
+        # A layer's backward needs gradients about as large as the activations that a module keeps,
+        # and the buffers of that module.
+        for module in part.modules if part.is_layer else ():
+            gradients = max(gradients, sum(module.activations(own).values()) + module.buffers(own))
+        logits += sizes.get("logits", 0.0) * count
+        if not runs_again:
+            add_sizes(kept, sizes, count)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
-        states = costs.activation_bytes * own.norm_tokens * own.model.hidden_size
-        add_sizes(kept, {"checkpoints": float(states)}, -(-one.count // each))
-        whole = add_sizes({}, parts, min(each, one.count))
+        states = costs.activation_bytes * own.states
+        add_sizes(kept, {"checkpoints": float(states)}, -(-count // each))
+        whole = add_sizes({}, sizes, min(each, count))
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
     # Besides the float32 logits, which are kept, there are those in 16 bits, as are their
     # gradients; all of these are gone when the gradients of the layers are computed.
     besides = logits * costs.activation_bytes / 4
     beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
-    whole, dealt = _units(costs, stages, stage)
+    whole, scattered = _units(costs, parts)
+    forward: Sizes = {"logits": besides}
+    backward: Sizes = {"workspace": beyond} if beyond else {"logits": besides}
+    backward["gathered"] = whole + scattered
+    summed = _summed(costs, held)
     if training.forward_only:
-        return StageMemory(
-            dense=held.dense,
-            experts=held.experts,
-            kept={},
-            forward={**_largest(costs, stages.parts[stage]), "gathered": whole},
-            backward={},
-            tables=_tables(costs, stages, stage),
-            frozen=_frozen(costs, stages.parts[stage]),
-        )
-    backward = {"workspace": beyond} if beyond else {"logits": besides}
+        kept, forward, backward, summed = {}, _largest(costs, parts), {}, 0.0
     return StageMemory(
         dense=held.dense,
         experts=held.experts,
         kept=kept,
-        forward={"logits": besides, "gathered": whole},
-        backward={**backward, "gathered": whole + dealt},
-        summed=_summed(costs, held),
-        tables=_tables(costs, stages, stage),
-        frozen=_frozen(costs, stages.parts[stage]),
+        forward={**forward, "gathered": whole},
+        backward=backward,
+        summed=summed,
+        tables=_tables(costs, parts, parameters),
+        frozen=_frozen(costs, parts),
     )
 
 
@@ -138,11 +124,11 @@ def _largest(costs: Costs, parts: Parts) -> Sizes:
     return max(each, key=lambda sizes: sum(sizes.values()), default={})
 
 
-def _tables(costs: Costs, stages: Stages, stage: int) -> float:
+def _tables(costs: Costs, parts: Parts, parameters: Parameters) -> float:
     """The values of embedding tables on the GPU with the most of them."""
-    modules = (module for part, _ in stages.parts[stage] for module in part.modules)
+    modules = (module for part, _ in parts for module in part.modules)
     shares = [one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags)]
-    return stages.parameters[stage].tables * sum(shares)
+    return parameters.tables * sum(shares)
 
 
 def _frozen(costs: Costs, parts: Parts) -> float:
@@ -154,51 +140,42 @@ def _frozen(costs: Costs, parts: Parts) -> float:
 def _summed(costs: Costs, held: Held) -> float:
     """The gradients of a stage that are unsharded until they are reduce-scattered."""
     training = costs.training
-    if not shards(training)[0] or deals_each_microbatch(training):
+    if not shards(training)[0] or reduces_each_microbatch(training):
         return 0.0
-    groups = zip(held, (costs.dp, costs.edp), strict=True)
-    shared = sum(number for number, group in groups if instance(group, training)[0].size > 1)
-    return GRADIENT_BYTES[training.gradient_dtype] * shared
+    return costs.gradient_bytes * sum(
+        number for number, group in shared(costs, held) if instance(group, training)[0].size > 1
+    )
 
 
-def _units(costs: Costs, stages: Stages, stage: int) -> tuple[float, float]:
+def _units(costs: Costs, parts: Parts) -> tuple[float, float]:
     """The bytes of units that are unsharded at a time. Parameters: those of the unit that runs, and
     of those that are gathered ahead. Gradients: those of the unit that runs and, if collectives
     overlap with compute, of the unit that is being reduce-scattered.
     """
     training = costs.training
-    whole = dealt = 0.0
+    whole = scattered = 0.0
     if not beside_layers(training):
-        return whole, dealt
+        return whole, scattered
     sizes: list[float] = []
-    for one, count in stages.parts[stage]:
-        sizes += [sum(n for n, _ in unit_parameters(costs, one))] * count
+    for one, count in parts:
+        sizes += [sum(n for n, _ in shared_of_unit(costs, one))] * count
     sizes.sort(reverse=True)
     if shards(training)[1] and training.reshard_after_forward:
         whole = 2 * sum(sizes[: 1 + training.prefetch])
-    if deals_each_microbatch(training):
-        dealt = GRADIENT_BYTES[training.gradient_dtype] * sum(sizes[: 1 + (training.prefetch > 0)])
-    return whole, dealt
+    if reduces_each_microbatch(training):
+        scattered = costs.gradient_bytes * sum(sizes[: 1 + (training.prefetch > 0)])
+    return whole, scattered
 
 
 def _kept(costs: Costs, part: Part) -> Sizes:
     """The activations of one microbatch that a layer, or an end of the model, keeps."""
     parts: Sizes = {}
-    states = costs.norm_tokens * costs.model.hidden_size
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
         if module.in_residual:
             # The input of a norm and, unless it runs again, its output.
             tensors = 1 if costs.recomputes("layernorm") else 2
-            masks = states if costs.model.dropout else 0
-            add_sizes(parts, {"norm": tensors * costs.activation_bytes * states, "dropout": masks})
+            masks = costs.states if costs.model.dropout else 0
+            norm = tensors * costs.activation_bytes * costs.states
+            add_sizes(parts, {"norm": norm, "dropout": masks})
     return parts
-
-
-def _of_modules(costs: Costs, part: Part) -> list[float]:
-    """The memory that the backward of each module of a layer needs: gradients about as large as the
-    activations that it keeps, and its buffers.
-    """
-    modules = part.modules if part.is_layer else ()
-    kept = (sum(one.activations(costs).values()) + one.buffers(costs) for one in modules)
-    return [0.0, *kept]

@@ -15,7 +15,6 @@ those of the inputs.
 """
 
 import functools as ft
-import itertools as it
 from collections import Counter
 from collections.abc import Iterable
 
@@ -24,10 +23,9 @@ import msgspec
 from ._architecture import Parts, recomputed
 from ._block import Block, Branches, Kernel, Ordered, Passes, Segment
 from ._costs import Costs
-from ._layer import backward_part, forward_part, launched, launches
 from ._parts import block
-from ._sharded import beside_layers
 from ._split import Stages
+from ._units import backward_part, beside_layers, forward_part, launched, launches
 
 
 # How much longer the host launches a pair than its two parts: each layer is cut into the nodes of a
@@ -41,41 +39,33 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     """The stages of a job in order; `None` if no stage has exchanges, or if its layers already
     overlap with the collectives of parameters.
     """
-    if costs.layout.ep == 1 or beside_layers(costs.training):
+    training = costs.training
+    if costs.layout.ep == 1 or training.forward_only or beside_layers(training):
         return None
 
     @ft.cache
-    def forward(parts: Parts) -> Ordered:
-        return tuple((tuple(forward_part(costs, part)), count) for part, count in parts)
+    def in_order(parts: Parts, back: bool) -> tuple[Ordered, float]:
+        """The segments of a stage, and how long the host takes to launch them."""
+        found: list[tuple[tuple[Segment, ...], int]] = []
+        seconds = 0.0
+        for part, count, again in recomputed(parts, training, back=back):
+            both = backward_part(costs, part, again=again) if back else forward_part(costs, part)
+            found.append((tuple(both), count))
+            seconds += count * (1 + (back and again)) * launches(costs, part)
+        return tuple(found[::-1] if back else found), _IN_PAIRS * seconds
 
-    @ft.cache
-    def backward(parts: Parts) -> Ordered:
-        found = recomputed(parts, costs.training)[::-1]
-        return tuple(
-            (tuple(backward_part(costs, one.part, again=one.again)), one.count) for one in found
-        )
-
-    def launched_of(parts: Parts, *, back: bool) -> float:
-        found = recomputed(parts, costs.training, back=back)
-        counts = ((one, one.count * (1 + (back and one.again))) for one in found)
-        return _IN_PAIRS * sum(count * launches(costs, one.part) for one, count in counts)
-
-    return Passes(
-        tuple(map(forward, stages.parts)),
-        tuple(map(backward, stages.parts)),
-        costs.exchange_contention,
-        (
-            tuple(launched_of(parts, back=False) for parts in stages.parts),
-            tuple(launched_of(parts, back=True) for parts in stages.parts),
-        ),
+    forward, backward = (
+        tuple(in_order(parts, back) for parts in stages.parts) for back in (False, True)
     )
+    return Passes(forward, backward, costs.exchange_contention)
 
 
 def pair(passes: Passes, forward: int, backward: int) -> Block | None:
     """The block of a forward of one stage and a backward of the same or another stage; `None` if
     one of them has no exchanges. If one has more exchanges than the other, these are exposed.
     """
-    rows = [list(_flat(passes.forward[forward])), list(_flat(passes.backward[backward]))]
+    both = passes.forward[forward], passes.backward[backward]
+    rows = [[one for segments, n in ordered for one in segments * n] for ordered, _ in both]
     places = [[i for i, one in enumerate(row) if _exchange(one)] for row in rows]
     count = min(map(len, places))
     if count == 0:
@@ -90,9 +80,9 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
     for (mine, sent), (_, got), its in zip(ours, theirs, after, strict=True):
         found.append(_column(mine, got, passes.contention))
         found.append(_column(its, sent, passes.contention))
-    both = _joined([*found, *our_rest, *their_rest[more:]])
-    seconds = passes.launches[0][forward] + passes.launches[1][backward]
-    return block([(launched(both, seconds), 1)])
+    joined = _joined([*found, *our_rest, *their_rest[more:]])
+    seconds = both[0][1] + both[1][1]
+    return block([(launched(joined, seconds), 1)])
 
 
 def _column(compute: list[Segment], exchange: Kernel, contention: tuple[float, float]) -> Segment:
@@ -117,10 +107,6 @@ def _joined(segments: Iterable[Segment]) -> list[Segment]:
             found.append(msgspec.structs.replace(one, kernels=tuple(loose.items())))
             loose.clear()
     return [*found, Segment(tuple(loose.items()))]
-
-
-def _flat(ordered: Ordered) -> Iterable[Segment]:
-    return it.chain.from_iterable(segments * count for segments, count in ordered)
 
 
 def _exchange(one: Segment) -> bool:

@@ -6,10 +6,19 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from ..data import Layout, Model, ScheduleConfig, Training, balances
-from ._architecture import Parts, check_modules, parts_of_stages, total_parameters
-from ._balance import balanced_layers
+from ._architecture import (
+    Part,
+    Parts,
+    check_modules,
+    ends_of,
+    layers_of,
+    parts_of_stages,
+    total_parameters,
+)
+from ._costs import JobParts
 from .modules import Parameters
 
 
@@ -40,14 +49,13 @@ class Stages(msgspec.Struct, frozen=True):
         return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
 
 
-def deal(
-    model: Model, layout: Layout, schedule: ScheduleConfig, stage_to_rank: Sequence[int]
-) -> Stages:
+def deal(job: JobParts, stage_to_rank: Sequence[int]) -> Stages:
     """Distributes the layers over the stages. See `layers_of_stages`."""
-    group = min(schedule.microbatch_group_size or layout.pp, schedule.num_microbatches)
-    layers = layers_of_stages(model, layout, schedule)
-    parts = parts_of_stages(model, layers, stage_to_rank[0] != stage_to_rank[-1])
-    parameters_of = ft.cache(ft.partial(total_parameters, model))  # Most stages are equal.
+    schedule = job.schedule
+    group = min(schedule.microbatch_group_size or job.layout.pp, schedule.num_microbatches)
+    layers = layers_of_stages(job.model, job.layout, schedule)
+    parts = parts_of_stages(job.model, layers, stage_to_rank[0] != stage_to_rank[-1])
+    parameters_of = ft.cache(ft.partial(total_parameters, job.model))  # Most stages are equal.
     parameters = tuple(map(parameters_of, parts))
     return Stages(layers, parts, parameters, tuple(stage_to_rank), group)
 
@@ -103,6 +111,44 @@ def _how_to_divide(layers: int, stages: int) -> str:
     return 'use a divisor, or `schedule.layers_per_stage = "auto"`'
 
 
+def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
+    """The number of layers of each stage, by the parameters at work in a layer. The head, and
+    layers of multi-token prediction, count for the last stage.
+
+    The stage with most work has as little as possible, and then the sum of squares is least.
+    """
+    layers = np.array([_at_work(model, part) for part in layers_of(model)])
+    head = _at_work(model, ends_of(model)[1])
+    last = head + model.num_mtp_layers * (layers[-1] + head)
+    ends = np.append(0.0, np.cumsum(layers))
+    work = ends[None] - ends[:, None]  # Of a stage with the layers from one end to another.
+    work = np.where(work >= 0, work, np.inf)
+    of_stages = [*[work] * (stages - 1), work + last]
+    best = most = np.where(ends == 0, 0.0, np.inf)
+    for one in of_stages:
+        most = np.min(np.maximum(most[:, None], one), axis=0)
+    choices = []
+    for one in of_stages:
+        total = best[:, None] + np.where(one <= most[-1] * (1 + 1e-9), one**2, np.inf)
+        choices.append(np.argmin(total, axis=0))
+        best = np.min(total, axis=0)
+    counts, end = [], len(layers)
+    for choice in reversed(choices):
+        counts.append(end - int(choice[end]))
+        end = int(choice[end])
+    return tuple(reversed(counts))
+
+
+def _at_work(model: Model, part: Part) -> float:
+    """The parameters that a token passes through."""
+    total = 0.0
+    for module in part.modules:
+        of = module.parameters(part.of_width(model))
+        share = getattr(module, "top_k", 1) / getattr(module, "num_experts", 1)
+        total += of.split + of.copied + share * of.experts
+    return total
+
+
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:
     """Raises a `ValueError` of one sentence if a layout does not fit a model."""
     check_modules(model, layout, training)
@@ -147,12 +193,9 @@ def held_of(total: Parameters, layout: Layout) -> Held:
     return Held(total.split / layout.tp + total.copied, experts)
 
 
-def held_by_stages(
-    model: Model, layout: Layout, schedule: ScheduleConfig, stage_to_rank: Sequence[int]
-) -> tuple[Held, ...]:
-    """The parameters that one GPU holds of each stage. The arguments are those of `deal`."""
-    stages = deal(model, layout, schedule, stage_to_rank)
-    return tuple(held_of(one, layout) for one in stages.parameters)
+def held_by_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[Held, ...]:
+    """The parameters that one GPU holds of each stage. The arguments are those of `lower`."""
+    return tuple(held_of(one, job.layout) for one in deal(job, stage_to_rank).parameters)
 
 
 def sum_held(held: Iterable[Held]) -> Held:

@@ -46,7 +46,7 @@ class Head(AbstractModule):
         tokens, hidden, vocabulary = self._shape(costs)
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
         dgrad = costs.gemm(tokens, hidden, vocabulary, self._dtype(costs))
-        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, self._dtype(costs))
+        wgrad = costs.gemm(vocabulary, hidden, tokens, self._dtype(costs), added=True)
         transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
         norm = segment([*transform, costs.norm(3)])
         num_bytes = 2 * tokens * hidden
@@ -55,7 +55,7 @@ class Head(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> list[Segment]:
         tokens, hidden, vocabulary = self._shape(costs)
-        wgrad = costs.weight_gemm(vocabulary, hidden, tokens, self._dtype(costs))
+        wgrad = costs.gemm(vocabulary, hidden, tokens, self._dtype(costs), added=True)
         kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]
         if not costs.splits_sequence:
             return [segment(kernels)]

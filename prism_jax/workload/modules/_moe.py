@@ -214,8 +214,8 @@ class MoE(AbstractModule):
             costs.linear(
                 costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
             ),
-            costs.grouped(each, width, hidden, local),
-            costs.grouped(each, hidden, ffn, local),
+            costs.linear(each, width, hidden, groups=local),
+            costs.linear(each, hidden, ffn, groups=local),
         )
 
     def _exchange(

@@ -78,7 +78,7 @@ class StreamBlock(AbstractSampleModule):
         kernels = [costs.move("elementwise", size) for size in sizes]
         passes = 3 if backward else 2
         kernels.append(costs.move("norm", 4 * passes * values))
-        residual = costs.residual_backward() if backward else costs.residual()
+        residual = costs.residual(backward=backward)
         kernels += self._streams * [costs.norm(passes), residual]
         for outputs, inputs in self._shapes(costs.model):
             if backward:

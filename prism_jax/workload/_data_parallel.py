@@ -1,0 +1,230 @@
+"""What the replicas do together: they reduce gradients, run the optimizer and gather parameters.
+
+If reductions overlap with the backward, each virtual stage reduces its gradients after the backward
+of its last microbatch. If gradients are sharded but accumulated first, it reduces them after each
+row of its microbatches, so that at most two stages of a rank have unsharded gradients. Pipelines
+and FSDP are combined in this way in Llama 3, whose authors shard gradients and optimizer and keep
+parameters after the forward (Llama team 2024, arXiv:2407.21783, section 3.3.2). Megatron-LM splits
+only the first stage of the first pipeline rank further, into buckets, because no compute comes
+after it that could overlap with its reduction
+(`megatron/core/distributed/distributed_data_parallel.py` and `megatron/training/training.py`).
+"""
+
+import functools as ft
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from ..cluster import Group, group_of
+from ._architecture import Part, reads_words_last, recomputed
+from ._block import Block, Kernel, Reduction
+from ._costs import Costs
+from ._parts import block, block_means, segment
+from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
+from ._units import (
+    backward_part,
+    instance,
+    reduces_each_microbatch,
+    scattered,
+    shards,
+    shared,
+)
+
+
+# The fewest parameters of a bucket, and the fewest for each replica.
+_BUCKET = 40_000_000
+_BUCKET_PER_REPLICA = 1_000_000
+
+
+def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, ...], ...]:
+    """The gradient reductions of each pipeline rank, each with the backward that it waits for."""
+    ranks = range(costs.layout.pp)
+    if costs.training.forward_only:
+        return tuple(() for _ in ranks)
+    row_of = ft.cache(lambda held: _row(_kernels(costs, held)))  # Most stages are equal.
+    return tuple(tuple(_of_rank(costs, stages, rank, row_of)) for rank in ranks)
+
+
+def _of_rank(
+    costs: Costs, stages: Stages, rank: int, row_of: Callable[[Held], Block]
+) -> Iterator[Reduction]:
+    last = _of_embedding(costs, stages, rank)
+    share_gradients, share_parameters = shards(costs.training)
+    # Each backward may have reduced its own gradients.
+    reduces = not reduces_each_microbatch(costs.training)
+    if reduces and max(costs.dp.size, costs.edp.size) > 1:
+        if not costs.training.overlap_grad_reduce:
+            held = sum_held(parameters_of_rank(costs.layout, stages, rank))
+            last = [*_kernels(costs, held), *last]
+        else:
+            first = stages.of_rank(0)[0]
+            for stage in stages.of_rank(rank):
+                # Where parameters are gathered a backward is more than its pieces.
+                cut = stage == first and not share_parameters
+                for held, piece in _buckets(costs, stages, stage, cut=cut):
+                    yield Reduction(row_of(held), (stage,), piece, each_turn=share_gradients)
+    if last:
+        yield Reduction(_row(last))
+
+
+def _row(kernels: Iterable[Kernel]) -> Block:
+    return block(([segment([], kernel)], 1) for kernel in kernels)
+
+
+def _kernels(costs: Costs, held: Held) -> list[Kernel]:
+    """The collectives that reduce the gradients of some parameters."""
+    found = shared(costs, held)
+    if costs.training.zero:
+        return [kernel for one in found for kernel in scattered(costs, *one)]
+    size = costs.gradient_bytes
+    return [costs.collective("all_reduce", size * number, group) for number, group in found]
+
+
+def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
+    """The reduction over the first and the last stage, which both have a copy of the embedding."""
+    layout, model, training = costs.layout, costs.model, costs.training
+    if not (reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends):
+        return []
+    apart = max(stages.ends) - min(stages.ends)
+    ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
+    num_bytes = costs.gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
+    if shards(training)[0]:
+        num_bytes /= instance(costs.dp, training)[0].size
+    return [costs.collective("all_reduce", num_bytes, ends)]
+
+
+def _buckets(
+    costs: Costs, stages: Stages, stage: int, *, cut: bool
+) -> list[tuple[Held, Block | None]]:
+    """The parameters of each bucket of a stage in the order of its backward, and the piece of the
+    backward that ends with them; `None` if there is one bucket. Buckets end with layers.
+    """
+    whole = held_of(stages.parameters[stage], costs.layout)
+    if not cut:
+        return [(whole, None)]
+    training = costs.training
+    most = training.gradient_bucket_size
+    most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
+    pieces: list[list[tuple[Part, bool]]] = [[]]
+    held = [Held(0.0, 0.0)]
+    for part, count, again in reversed(recomputed(stages.parts[stage], training)):
+        of_part = held_of(part.parameters(costs.model), costs.layout)
+        for _ in range(count):
+            if sum(held[-1]) >= most:
+                pieces.append([])
+                held.append(Held(0.0, 0.0))
+            pieces[-1].append((part, again))
+            held[-1] = sum_held([held[-1], of_part])
+    if len(pieces) == 1:
+        return [(whole, None)]
+
+    @ft.cache
+    def segments_of(part: Part, again: bool):
+        return backward_part(costs, part, again=again)
+
+    blocks = [
+        block((segments_of(*one), count) for one, count in Counter(piece).items())
+        for piece in pieces
+    ]
+    blocks[0] = received(costs, stages, stage, 1) + blocks[0]
+    return list(zip(held, blocks, strict=True))
+
+
+def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
+    """Gathers the tensor from the stage `step` ahead: if each of its ranks sent a part, the ranks
+    of this stage gather the parts, as Megatron-LM does after receiving and before the layers run
+    (Narayanan et al. 2021, arXiv:2104.04473, section 4.1).
+    """
+    sender = stage + step
+    sent = 0 <= sender < len(stages.rank) and stages.rank[sender] != stages.rank[stage]
+    if not (sent and costs.scatters_send_recv):
+        return ()
+    return _row([costs.collective("all_gather", 2 * costs.states, costs.tp)])
+
+
+def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
+    """The norm of the gradients, the optimizer, the time of the host, and the exposed part of
+    parameter gathering. Without a backward, there is only the host.
+    """
+    training = costs.training
+    constant = costs.kernels.constant_s  # What a step takes besides its kernels.
+    host = [segment([Kernel("host", "", constant)])] if constant else []
+    if training.forward_only:
+        return block([(host, 1)])
+    of_ranks = [parameters_of_rank(costs.layout, stages, r) for r in range(costs.layout.pp)]
+    shards_of = [_shard(costs, sum_held(one)) for one in of_ranks]
+    shard = max(shards_of)
+    segments = []
+    if training.optimizer == "adam":
+        norm = costs.collective("all_reduce", 4, group_of("all", costs.layout))
+        read = costs.move("optimizer", 4 * shard)
+        segments.append(segment([read], norm if costs.layout.world_size > 1 else None))
+    # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
+    num_bytes = {"adam": 30, "adagrad": 22}[training.optimizer]
+    segments += [segment([costs.move("optimizer", num_bytes * shard)]), *host]
+    if training.zero and not shards(training)[1]:
+        rank = shards_of.index(shard)
+        of_stages = zip(*of_ranks[rank], strict=True)
+        for parameters, group in zip(of_stages, (costs.dp, costs.edp), strict=True):
+            if group.size == 1 or not sum(parameters):
+                continue
+            kernel = _gathered(costs, 2 * sum(parameters), instance(group, training)[0])
+            if training.overlap_param_gather:
+                kernel = _hide(costs, kernel, stages, rank, parameters, block_means(forward))
+            segments.append(segment([], kernel))
+    return block([(segments, 1)])
+
+
+def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
+    """How updated parameters are gathered. Broadcasts in turn send as much, but each of them has to
+    pass along the whole ring (NCCL, all broadcasts are rings).
+    """
+    kernel = costs.collective("all_gather", num_bytes, group)
+    if not costs.training.gather_in_turn:
+        return kernel
+    hops = costs.collective("all_gather", 0, group).mean
+    size = f"{kernel.size} in turn"
+    return msgspec.structs.replace(kernel, size=size, mean=kernel.mean + (group.size - 1) * hops)
+
+
+def _shard(costs: Costs, held: Held) -> float:
+    """The number of parameters that a GPU updates."""
+    if not costs.training.zero:
+        return sum(held)
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
+
+
+def _hide(
+    costs: Costs,
+    kernel: Kernel,
+    stages: Stages,
+    rank: int,
+    parameters: Sequence[float],
+    beside: Sequence[float],
+) -> Kernel:
+    """The exposed part of an all_gather of the `parameters` of a rank's stages that overlaps with
+    the forward, which takes `beside` seconds in each stage.
+
+    The first microbatch of each stage needs the parameters of that stage. On a rank with several
+    stages, they can be gathered during one round of microbatches in the other stages. At the very
+    start, the parameters of one layer are always exposed.
+    """
+    total = sum(parameters)
+    end = 0.0
+    now = 0.0
+    # From the start of the step outwards, against time: ready at `now`, one after the other.
+    for i, stage in reversed(list(enumerate(stages.of_rank(rank)))):
+        mean = beside[stage]
+        now += mean * (stages.group if i > 0 else 1)
+        part = kernel.mean * parameters[i] / total
+        if i == 0:
+            # Layer by layer beside the first microbatch.
+            count = max(stages.layers[stage], 1)
+            end = max(end + part, now - mean + part, now + part / count)
+        else:
+            end = max(end, now) + part
+    hidden = (kernel.mean - max(end - now, 0.0)) * costs.kernels.overlap.data_parallel
+    left = kernel.mean - max(hidden, 0.0)
+    return msgspec.structs.replace(kernel, size=f"{kernel.size} exposed", mean=left)

@@ -1,0 +1,212 @@
+"""Each layer, and each end of the model, is a unit: its segments, those of its modules with a norm
+before and a residual after each, and the collectives of its parameters and gradients.
+
+The replicas may share parameters and gradients (ZeRO-2, ZeRO-3 and FSDP; Zhao et al. 2023,
+arXiv:2304.11277). Before a microbatch runs through a unit, all_gathers gather its parameters; after
+its backward, reduce_scatters reduce its gradients. If there are copies of the shards
+(`optimizer_instances`, known as hybrid sharding), the copies reduce the gradients of their shards
+among themselves.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ..cluster import Group
+from ..data import Training
+from ._architecture import Part
+from ._block import Kernel, Segment
+from ._costs import Costs
+from ._parts import block, block_mean, segment, without
+from ._split import Held, held_of
+from .modules import Head, PatchHead
+
+
+class Unit(NamedTuple):
+    """A layer, or an end of the model, in one phase.
+
+    **Attributes:**
+
+    - `segments`: its segments.
+    - `gathers`: the collectives that gather its parameters before it runs.
+    - `reductions`: the collectives that reduce its gradients after it has run.
+    """
+
+    segments: list[Segment]
+    gathers: tuple[Kernel, ...] = ()
+    reductions: tuple[Kernel, ...] = ()
+
+
+def forward_unit(costs: Costs, part: Part, again: bool) -> Unit:
+    """A unit in the forward of a microbatch, whether or not it is computed `again` later."""
+    del again
+    gathered = _gathers(costs, part)
+    copied = _copies(costs, part, gathered=bool(gathered), reduced=False)
+    segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
+    return Unit(segments, gathered)
+
+
+def backward_unit(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Unit:
+    """A unit in the backward of a microbatch. The arguments are those of `backward_part`."""
+    segments = backward_part(costs, part, again=again, weights=weights)
+    segments = launched(segments, (2 if again else 1) * launches(costs, part))
+    reduced = _reductions(costs, part) if weights else ()
+    # The backward of the last part of a model directly follows its forward, so that it still has
+    # its parameters: PyTorch's FSDP keeps those of the root, and torchtitan those of the head.
+    last = isinstance(part.modules[-1], Head | PatchHead)
+    kept = last or not costs.training.reshard_after_forward
+    gathered = () if kept else _gathers(costs, part)
+    copied = _copies(costs, part, gathered=bool(gathered), reduced=bool(reduced))
+    return Unit([*segments, *copied], gathered, reduced)
+
+
+def backward_weight_unit(costs: Costs, part: Part, again: bool) -> Unit:
+    """A unit in the phase backward-weight."""
+    del again
+    own, reduced = part.costs(costs), _reductions(costs, part)
+    copied = _copies(costs, part, gathered=False, reduced=bool(reduced))
+    segments = [one for module in reversed(part.modules) for one in module.backward_weight(own)]
+    return Unit([*segments, *copied], (), reduced)
+
+
+def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segment]:
+    """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
+    it is recomputed for the backward, which may not need its end.
+    """
+    costs = part.costs(costs)
+    segments: list[Segment] = []
+    before: list[Kernel] = []
+    for module in part.modules:
+        norm = [costs.norm()] if module.in_residual else []
+        segments += module.forward(costs, [*before, *norm])
+        before = [costs.residual()] if module.in_residual else []
+    last = part.modules[-1].last_product(costs)
+    if again and last is not None and costs.training.recompute_early_stop:
+        return _without_end(segments, last)
+    return [*segments, segment(before)]
+
+
+def _without_end(segments: list[Segment], product: Kernel) -> list[Segment]:
+    """The segments of a module before its last product, with which its output is scattered."""
+    *rest, last = segments
+    if product in dict(last.kernels):
+        return [*rest, Segment(without(last.kernels, product), None, last.branches)]
+    return [*rest, Segment(last.kernels, None, last.branches[:-1])]
+
+
+def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
+    """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
+    they include its forward, which is recomputed. Without `weights`, they are those of its phase
+    backward-input.
+    """
+    costs = part.costs(costs)
+    segments = forward_part(costs, part, again=True) if again else []
+    before: list[Kernel] = []
+    for module in reversed(part.modules):
+        residual = [costs.residual(backward=True)] if module.in_residual else []
+        if module.in_residual and costs.recomputes("layernorm"):
+            residual.append(costs.norm())
+        segments += module.backward(costs, [*before, *residual], weights=weights)
+        before = [costs.norm(3)] if module.in_residual else []
+    return [*segments, segment(before)]
+
+
+def launches(costs: Costs, part: Part) -> float:
+    """How long the host takes to launch a pass through a layer, or an end, in seconds."""
+    training = costs.training
+    if training.cuda_graphs == "iteration":
+        return 0.0
+    usual, experts = training.host_module_s, training.host_experts_s
+    if training.cuda_graphs == "modules":
+        usual, experts = 0.0, experts / 2
+    kinds = (module.kind for module in part.modules if module.in_residual)
+    return sum(experts if kind == "moe" else usual for kind in kinds)
+
+
+def launched(segments: list[Segment], seconds: float) -> list[Segment]:
+    """Segments, followed by what is left of the time that the host needs to launch them.
+
+    The host runs ahead of the GPU, so that only the sum over a layer counts, not each kernel.
+    """
+    left = seconds - block_mean(block([(segments, 1)])) if seconds else 0.0
+    return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments
+
+
+def shards(training: Training) -> tuple[bool, bool]:
+    """Whether gradients are sharded over the replicas, and whether parameters are."""
+    return training.zero >= 2, training.zero == 3
+
+
+def reduces_each_microbatch(training: Training) -> bool:
+    """Whether each microbatch reduce-scatters its gradients, layer by layer."""
+    return shards(training)[0] and not training.accumulate_gradients
+
+
+def beside_layers(training: Training) -> bool:
+    """Whether each microbatch gathers parameters or reduce-scatters gradients layer by layer."""
+    return shards(training)[1] or reduces_each_microbatch(training)
+
+
+def instance(group: Group, training: Training) -> tuple[Group, Group]:
+    """Of a group that reduces gradients: the ranks of one optimizer, and the peers of a shard."""
+    instances = training.optimizer_instances
+    size = group.size // instances
+    peers = Group(f"{group.name}-peers", instances, size * group.stride)
+    return Group(group.name, size, group.stride), peers
+
+
+def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
+    """The numbers of parameters that one GPU holds and others hold too, each with the group of
+    replicas that reduce their gradients and can shard them.
+    """
+    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    return tuple((number, group) for number, group in groups if number and group.size > 1)
+
+
+def shared_of_unit(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
+    """`shared` of the unsharded parameters of a unit."""
+    return shared(costs, held_of(part.parameters(costs.model), costs.layout))
+
+
+def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]:
+    """The collectives that reduce the gradients of sharded parameters."""
+    size = costs.gradient_bytes * parameters
+    inner, peers = instance(group, costs.training)
+    yield costs.collective("reduce_scatter", size, inner)
+    if peers.size > 1:
+        yield costs.collective("all_reduce", size / inner.size, peers)
+
+
+def _gathers(costs: Costs, part: Part) -> tuple[Kernel, ...]:
+    """The all_gathers of the parameters of a unit; none if each replica has all of them."""
+    if not shards(costs.training)[1]:
+        return ()
+    found = [
+        costs.collective("all_gather", 2 * parameters, instance(group, costs.training)[0])
+        for parameters, group in shared_of_unit(costs, part)
+    ]
+    return _beside_layers(found)
+
+
+def _reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
+    """The reduce_scatters of the gradients of a unit; none if they are accumulated first."""
+    if not reduces_each_microbatch(costs.training):
+        return ()
+    each = shared_of_unit(costs, part)
+    return _beside_layers([kernel for one in each for kernel in scattered(costs, *one)])
+
+
+def _beside_layers(collectives: list[Kernel]) -> tuple[Kernel, ...]:
+    """Collectives of shards, without those of one rank, which take no time."""
+    return tuple(msgspec.structs.replace(one, group="fsdp") for one in collectives if one.mean)
+
+
+def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> list[Segment]:
+    """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
+    they are `reduced`.
+    """
+    training = costs.training
+    each = gathered * training.gather_copy_bytes + reduced * training.gradient_copy_bytes
+    num_bytes = each * sum(number for number, _ in shared_of_unit(costs, part))
+    return [segment([costs.move("copies", num_bytes)])] if num_bytes else []
