@@ -55,8 +55,7 @@ def _layout(read: Reader, num_gpus: int) -> Table:
     names = ("tensor-model", "pipeline-model", "context")
     tp, pp, cp = (read.count(f"{name}-parallel-size", 1) for name in names)
     layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
-    if "expert-tensor-parallel-size" in read:
-        layout["etp"] = read.count("expert-tensor-parallel-size")
+    layout |= read.given(etp="expert-tensor-parallel-size")
     if num_gpus % (tp * pp * cp) != 0:
         read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
     layout["dp"] = max(1, num_gpus // (tp * pp * cp))
@@ -225,8 +224,7 @@ def _training(read: Reader, model: Table) -> Table:
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
         training["reshard_after_forward"] = False
-    if "ddp-bucket-size" in read:
-        training["gradient_bucket_size"] = read.count("ddp-bucket-size")
+    training |= read.given(gradient_bucket_size="ddp-bucket-size")
     return {**training, **_recompute(read)}
 
 

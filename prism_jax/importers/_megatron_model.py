@@ -102,8 +102,7 @@ def _size_of_words(table: str, text: str) -> tuple[str, int]:
 
 def _mla(read: Reader) -> Table:
     table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
-    if "q-lora-rank" in read:
-        table["q_lora_rank"] = read.count("q-lora-rank")
+    table |= read.given(q_lora_rank="q-lora-rank")
     table["qk_head_size"] = read.count("qk-head-dim", 128)
     table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
     table["value_head_size"] = read.count("v-head-dim", 128)

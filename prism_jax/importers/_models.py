@@ -61,18 +61,14 @@ def _layers(names: list[tuple[str, str]], **modules: Table) -> Table:
 
 
 def _llama(read: Reader) -> Table:
-    layers = _layers([("attention", "mlp")] * _count(read), attention=_window(read), mlp={})
+    layers = _layers([("attention", "mlp")] * _count(read), attention=read.given(**_WINDOW), mlp={})
     return _decoder(read) | layers
 
 
 def _mixtral(read: Reader) -> Table:
-    attention, moe = _window(read), _experts(read, *_LOCAL)
+    attention, moe = read.given(**_WINDOW), _experts(read, *_LOCAL)
     layers = _layers([("attention", "moe")] * _count(read), attention=attention, moe=moe)
     return _decoder(read) | layers
-
-
-def _window(read: Reader) -> Table:
-    return {"window": read.count("sliding_window")} if "sliding_window" in read else {}
 
 
 def _qwen(read: Reader) -> Table:
@@ -133,6 +129,7 @@ def _gpt_neox(read: Reader) -> Table:
     }
 
 
+_WINDOW = {"window": "sliding_window"}
 # The keys of the number of experts and of their width.
 _LOCAL = ("num_local_experts", "intermediate_size")
 
@@ -163,8 +160,7 @@ def _deepseek(read: Reader) -> Table:
         "qk_rope_head_size": read.count("qk_rope_head_dim"),
         "value_head_size": read.count("v_head_dim"),
     }
-    if "q_lora_rank" in read:
-        mla["q_lora_rank"] = read.count("q_lora_rank")
+    mla |= read.given(q_lora_rank="q_lora_rank")
     count = _count(read)
     return _decoder(read) | _dense_and_experts(read, count, "mla", mla=mla)
 

@@ -92,6 +92,10 @@ class Reader:
             return max(1, least)
         return number
 
+    def given(self, **keys: str) -> Table:
+        """The numbers that are in the table, by their keys in a job."""
+        return {name: self.count(key) for name, key in keys.items() if key in self}
+
     def layers(self, key: str, default: int | None = None) -> int:
         """A number of layers, which is at least 1."""
         return self.count(key, default, most=MOST_LAYERS)

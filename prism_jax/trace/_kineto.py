@@ -30,6 +30,7 @@ from ._spans import (
 _LEAST_CALL_S, _FEWEST_CALLS = 5e-7, 100
 _CALLS = ("cpu_op", "cuda_runtime", "hip_runtime")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_STARTS = re.compile("Launch|Memcpy|Memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 
 
@@ -142,9 +143,7 @@ class _Reader:
                 message = message_of_kernel(name)
             if isinstance(args.grid, list):  # A kernel of another size counts as another kernel.
                 name = f"{name} {'x'.join(map(str, args.grid[:3]))}"
-        elif category in _LAUNCHES and args.correlation is not None:
-            if not ("Launch" in name or "Memcpy" in name or "Memset" in name):
-                return
+        elif category in _LAUNCHES and args.correlation is not None and _STARTS.search(name):
             kind, link = Kind.LAUNCH, _whole(args.correlation)
         else:
             return
