@@ -155,19 +155,18 @@ def expected_calls(
     if op not in PIPELINED:
         return usual
     expected = np.zeros(there.shape[1:], bool)
-    ranks = stages_of_ranks(stage_to_rank, there.shape[2])
     stated = set() if schedule is None else set(it.chain(*schedule.orders()))
-    last = len(stage_to_rank) - 1
-    for rank, stages in enumerate(ranks):
+    for rank, stages in enumerate(stages_of_ranks(stage_to_rank, there.shape[2])):
         for i, stage in enumerate(stages):
             number = there.shape[3] // len(stages)
             calls = slice(i * number, (i + 1) * number)
             if op in TRANSFERS:
                 other = stage + TRANSFERS[op]
-                expected[:, rank, calls] = 0 <= other <= last and stage_to_rank[other] != rank
+                is_stage = 0 <= other < len(stage_to_rank)
+                expected[:, rank, calls] = is_stage and stage_to_rank[other] != rank
             elif schedule is not None:
-                mine = [f"{stage}{LETTERS[op]}{m}" in stated for m in range(number)]
-                expected[:, rank, calls] = mine
+                tokens = (f"{stage}{LETTERS[op]}{m}" for m in range(number))
+                expected[:, rank, calls] = [token in stated for token in tokens]
             else:
                 expected[:, rank, calls] = op == FORWARD_COMPUTE
     return expected if op in TRANSFERS else expected | usual

@@ -101,12 +101,11 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
     table = _positive(frame.select(*by, "factor"), path, "factor", "number", _MOST_FACTOR)
     if not by:
         return table["value"].to_numpy(), None
-    table = table.sort(by[0])
-    number = table[by[0]].to_numpy()
-    wrong = np.flatnonzero(number != np.arange(len(number)))
+    table = table.sort(by)
+    wrong = np.flatnonzero(table[by[0]].to_numpy() != np.arange(len(table)))
     if len(wrong):
         raise ValueError(
-            f"{shown(path)}: `{by[0]}` must count from 0 to {len(number) - 1}, each once; "
+            f"{shown(path)}: `{by[0]}` must count from 0 to {len(table) - 1}, each once; "
             f"{wrong[0]} is missing, or another number occurs twice."
         )
     return table["value"].to_numpy(), by[0]
@@ -119,16 +118,14 @@ def _positive(
     rows, empty cells, and values that are not numbers between `1 / most` and `most`.
     """
     value = pl.col(column).cast(pl.Float64, strict=False).alias("value")
-    names = frame.collect_schema().names()
     table = collect(frame.with_columns(value), path)
     if not len(table):
         raise ValueError(f"{shown(path)}: it has no rows.")
-    for name in names:
+    for name in frame.collect_schema().names():
         if table[name].null_count():
             row = int(table[name].is_null().arg_max() or 0) + 1
-            raise ValueError(
-                f"{shown(path)}: `{name}` is empty in row {row}; fill or drop that row."
-            )
+            what = f"`{name}` is empty in row {row}"
+            raise ValueError(f"{shown(path)}: {what}; fill or drop that row.")
     values = table["value"].fill_null(np.nan).to_numpy()
     wrong = ~((values >= 1 / most) & (values <= most))
     if wrong.any():
