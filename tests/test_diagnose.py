@@ -234,7 +234,7 @@ def _kineto(trace: RankTrace) -> str:
     events = [
         {
             "ph": "X",
-            "cat": category.get(int(kind), "user_annotation"),
+            "cat": category.get(Kind(kind), "user_annotation"),
             "name": spans.names[name],
             "ts": start / 1e3,
             "dur": (end - start) / 1e3,
