@@ -26,17 +26,15 @@ _THREADS = {_STEP: "step", _COMPUTE: "compute", _REDUCTION: "gradients", _TAIL: 
 Event = dict[str, Any]
 
 
-def _path_of(step: SampledStep) -> int:
-    """The process of the critical path."""
-    return _FIRST_RANK + step.num_ranks
+def _thread(step: SampledStep, rank: int, lane: int) -> dict[str, int]:
+    """The process of a rank, or of the critical path as that of one rank more, and a thread.
 
-
-def _thread(step: SampledStep, pid: int, lane: int) -> int:
-    """The id of a thread, which is unique across processes: Perfetto merges threads with the same
-    id, because operating systems number them across processes, and takes 0 for the kernel. The
-    first thread has the id of its process, which makes it the main thread; it is shown first.
+    The id of a thread is unique across processes: Perfetto merges threads with the same id, because
+    operating systems number them across processes, and takes 0 for the kernel. The first thread has
+    the id of its process, which makes it the main thread; it is shown first.
     """
-    return pid + lane * (_path_of(step) + 1)
+    pid = _FIRST_RANK + rank
+    return {"pid": pid, "tid": pid + lane * (_FIRST_RANK + step.num_ranks + 1)}
 
 
 def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
@@ -123,33 +121,31 @@ def _lanes(step: SampledStep) -> dict[int, int]:
 def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
     """The names of processes and threads, and the order in which they are shown."""
 
-    def named(what, pid, lane, **args):
-        tid = _thread(step, pid, lane)
-        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+    def named(what, rank, lane, **args):
+        return {"ph": "M", "name": what, **_thread(step, rank, lane), "args": args}
 
-    path = _path_of(step)
+    path = step.num_ranks
     yield named("process_name", path, 0, name="critical path")
     yield named("process_sort_index", path, 0, sort_index=0)
     yield named("thread_name", path, 0, name="critical path")
     for rank in range(step.num_ranks):
-        pid = _FIRST_RANK + rank
-        yield named("process_name", pid, 0, name=f"rank {rank}")
-        yield named("process_sort_index", pid, 0, sort_index=pid)
+        yield named("process_name", rank, 0, name=f"rank {rank}")
+        yield named("process_sort_index", rank, 0, sort_index=_FIRST_RANK + rank)
         mine = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
         threads = _THREADS | {lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(mine)}
         for lane, name in threads.items():
-            yield named("thread_name", pid, lane, name=name)
-            yield named("thread_sort_index", pid, lane, sort_index=lane)
+            yield named("thread_name", rank, lane, name=name)
+            yield named("thread_sort_index", rank, lane, sort_index=lane)
 
 
 def _microseconds(seconds: float) -> float:
     return round(1e6 * float(seconds), 3)  # To a nanosecond, as in profilers' traces.
 
 
-def _range(name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> Event:
+def _range(name: str, start: float, end: float, where: dict[str, int], **args: Any) -> Event:
     """A complete event, of the category that the PyTorch profiler gives to named ranges."""
     begin = _microseconds(start)
-    event = {"ph": "X", "cat": "user_annotation", "name": name, "pid": pid, "tid": tid}
+    event = {"ph": "X", "cat": "user_annotation", "name": name, **where}
     return event | {"ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}
 
 
@@ -162,10 +158,8 @@ def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
             "microbatch": int(ops["microbatch"][op]),
             "critical": bool(ops["critical"][op]),
         }
-        pid = _FIRST_RANK + int(ops["rank"][op])
-        tid = _thread(step, pid, lanes.get(op, _COMPUTE))
-        times = ops["start_s"][op], ops["end_s"][op]
-        yield _range(op_name(step, op), *times, pid, tid, **args)
+        where = _thread(step, int(ops["rank"][op]), lanes.get(op, _COMPUTE))
+        yield _range(op_name(step, op), ops["start_s"][op], ops["end_s"][op], where, **args)
 
 
 def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
@@ -175,26 +169,24 @@ def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
         receiver = int(step.receivers[op])
         if receiver < 0:
             continue
-        same = {"cat": "send_recv", "name": "send_recv", "id": op}
-        pids = [_FIRST_RANK + int(ops["rank"][one]) for one in (op, receiver)]
-        tids = [_thread(step, *at) for at in zip(pids, (lane, _COMPUTE), strict=True)]
-        ts = [_microseconds(ops["start_s"][one]) for one in (op, receiver)]
-        yield {"ph": "s", **same, "pid": pids[0], "tid": tids[0], "ts": ts[0]}
-        yield {"ph": "f", "bp": "e", **same, "pid": pids[1], "tid": tids[1], "ts": ts[1]}
+        begin, end = ({"ph": "s"}, op, lane), ({"ph": "f", "bp": "e"}, receiver, _COMPUTE)
+        for phase, one, of in (begin, end):
+            where = _thread(step, int(ops["rank"][one]), of)
+            same = {"cat": "send_recv", "name": "send_recv", "id": op, **where}
+            yield {**phase, **same, "ts": _microseconds(ops["start_s"][one])}
 
 
 def _of_ranks(step: SampledStep) -> Iterator[Event]:
     """The ranges that each rank has once in the step."""
     stage, rank = step.ops["stage"], step.ops["rank"]
     for r, (start, end) in enumerate(step.reduction_s.tolist()):
-        pid = _FIRST_RANK + r
-        whole, reduction, tail = (_thread(step, pid, lane) for lane in (_STEP, _REDUCTION, _TAIL))
-        yield _range("ProfilerStep#0", 0.0, step.step_s, pid, whole)
+        whole, reduction, tail = (_thread(step, r, lane) for lane in (_STEP, _REDUCTION, _TAIL))
+        yield _range("ProfilerStep#0", 0.0, step.step_s, whole)
         if end > start:
             name = f"PP:{stage[rank == r].min()}REDUCE_GRAD"
-            yield _range(name, start, end, pid, reduction, critical=r == step.last_rank)
+            yield _range(name, start, end, reduction, critical=r == step.last_rank)
         if step.step_s > step.barrier_s:
-            yield _range("optimizer", step.barrier_s, step.step_s, pid, tail, critical=True)
+            yield _range("optimizer", step.barrier_s, step.step_s, tail, critical=True)
 
 
 def _critical_path(step: SampledStep) -> Iterator[Event]:
@@ -206,8 +198,7 @@ def _critical_path(step: SampledStep) -> Iterator[Event]:
         pieces.append((f"{op_name(step, op)} on rank {ops['rank'][op]}", start, end))
     start, end = step.reduction_s[step.last_rank].tolist()
     pieces += [("gradients", start, end), ("after the barrier", step.barrier_s, step.step_s)]
-    pid = _path_of(step)
-    tid = _thread(step, pid, 0)
+    where = _thread(step, step.num_ranks, 0)
     for name, start, end in pieces:
         if end > start:
-            yield {**_range(name, start, end, pid, tid, critical=True), "cat": "critical_path"}
+            yield {**_range(name, start, end, where, critical=True), "cat": "critical_path"}
