@@ -14,6 +14,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._main import COMMANDS, make_parser
+from prism_jax.cli._options import arguments
 from prism_jax.data import list_jobs
 
 
@@ -35,6 +36,35 @@ def test_every_command_has_an_example_that_it_takes():
         before, example = str(command.epilog).split("prism-jax ")
         assert before == "example: ", name
         assert parser.parse_args(example.split()).run is not None
+
+
+def test_arguments_are_those_of_the_text_that_lists_them():
+    text = """
+    job JOB  a job
+    --set KEY=VALUE...  change a key
+    --of {ranks,ops}  what to print (ops)
+    --deep  go on,
+        deeper by 5 %
+    """
+    found = dict(arguments(text, {"--of": (str, "ops"), "job": {"nargs": "?"}}))
+    assert found == {
+        "job": {"help": "a job", "metavar": "JOB", "nargs": "?"},
+        "--set": {
+            "help": "change a key",
+            "metavar": "KEY=VALUE",
+            "action": "append",
+            "default": [],
+        },
+        "--of": {
+            "help": "what to print (ops)",
+            "choices": ["ranks", "ops"],
+            "type": str,
+            "default": "ops",
+        },
+        "--deep": {"help": "go on, deeper by 5 %%", "action": "store_true"},
+    }
+    with pytest.raises(AssertionError, match="not all are listed"):
+        arguments(text, {"--fo": int})
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

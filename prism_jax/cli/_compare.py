@@ -7,22 +7,25 @@ import msgspec
 from .._summary import Column, Table, picked, plain
 from ..data import load_job
 from . import _load, _prism as prism
-from ._options import ALLOW_OOM, COST, OBJECTIVE, RANDOM, Given, Output, argument, command, over
+from ._options import ALLOW_OOM, COST, OBJECTIVE, RANDOM, Given, Output, command, over
 from ._values import changes_of, count, objective, points
 
 
 @command(
     "gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12",
-    argument("jobs JOB", "shipped jobs (`prism-jax jobs`), or .toml files", nargs="+"),
     OBJECTIVE,
-    argument("--samples N", "steps for each job (16384)", count, 16_384),
-    *RANDOM,
+    RANDOM,
     over(),
     ALLOW_OOM,
-    *COST,
+    COST,
+    how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384)},
 )
 def compare(given: Given) -> Output:
-    """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token."""
+    """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.
+
+    jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
+    --samples N  steps for each job (16384)
+    """
     of = objective(given.objective)
     check_cost(given)
     jobs = []

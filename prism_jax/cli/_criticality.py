@@ -6,37 +6,33 @@ from .._files import shown
 from .._misc import counted, quoted
 from .._summary import Column, Table, picked
 from . import _load, _prism as prism
-from ._options import SIMULATED, TOP, Given, Output, argument, command
+from ._options import REQUIRED, SIMULATED, TOP, Given, Output, command
 from ._values import check_out, quantile
 
 
 @command(
     "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
-    *SIMULATED,
-    argument(
-        "--of",
-        "print a table of ranks, stages or ops (ranks)",
-        default="ranks",
-        choices=("ranks", "stages", "ops"),
-    ),
-    argument(
-        "--band A:B",
-        "use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)",
-        default="0:1",
-    ),
+    SIMULATED,
     TOP,
+    how={
+        "--of": (str, "ranks"),
+        "--band": (str, "0:1"),
+    },
     csv=True,
 )
 def criticality(given: Given) -> Output:
-    """Print how often ranks, stages and ops are critical, and how much communication is exposed."""
+    """Print how often ranks, stages and ops are critical, and how much communication is exposed.
+
+    --of {ranks,stages,ops}  print a table of ranks, stages or ops (ranks)
+    --band A:B  use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)
+    """
     job, band = _load.load(given), _band(given.band)
     program, options = _load.compiled(given, job)
     found = prism.analysis.criticality(program, band=band, **options)
     frame = found.table(given.of)
     rows = frame.to_dicts()
-    exposed, data_parallel = map(
-        _levels, (found.exposed_communication, found.exposed_data_parallel)
-    )
+    exposed = _levels(found.exposed_communication)
+    data_parallel = _levels(found.exposed_data_parallel)
     result = {
         "job": job.name,
         "band": band,
@@ -80,17 +76,15 @@ def _band(text: str) -> tuple[float, float]:
 
 @command(
     "gpt3-175b-h100-4096 --quantile 0.99 --out step.json",
-    *SIMULATED,
-    argument(
-        "--quantile Q",
-        "write the step at this quantile of the step time, such as 0.99 for p99 (0.5)",
-        quantile,
-        0.5,
-    ),
-    argument("--out FILE", "the JSON file to write", required=True),
+    SIMULATED,
+    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
 )
 def timeline(given: Given) -> Output:
-    """Write a simulated step as a trace for Perfetto (ui.perfetto.dev)."""
+    """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
+
+    --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
+    --out FILE  the JSON file to write
+    """
     check_out(given.out, ".json")
     job = _load.load(given)
     program, options = _load.compiled(given, job)

@@ -14,7 +14,7 @@ from .._cache import VARIABLE, cache_folder
 from .._summary import Table
 from ..data import list_clusters, list_failures, list_jobs
 from ._load import use_all_cores
-from ._options import Given, Output, argument, command
+from ._options import Given, Output, command
 
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
@@ -121,9 +121,12 @@ def _table(result: dict[str, Any]) -> Table:
     return Table((), rows, most=None)
 
 
-@command("bash", argument("shell", "the shell", choices=tuple(_BEFORE)))
+@command("bash")
 def completion(given: Given) -> Output:
-    """Print a script with which bash or zsh completes commands, options, jobs and clusters."""
+    """Print a script with which bash or zsh completes commands, options, jobs and clusters.
+
+    shell {bash,zsh}  the shell
+    """
     script = _script()
     shell = given.shell
     how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'

@@ -9,7 +9,7 @@ from .._files import shown, written_whole
 from .._misc import counted, quoted
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import ALLOW_OOM, SET, Given, Output, argument, command, flag
+from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, command
 from ._values import count
 
 
@@ -31,9 +31,12 @@ _GIVEN = {
 _WIDEST = 60
 
 
-@command("my_job.toml", ("out", {"nargs": "?", "default": "job.toml", "metavar": "JOB.toml"}))
+@command("my_job.toml", how={"out": {"default": "job.toml", "nargs": "?"}})
 def init(given: Given) -> Output:
-    """Write a job file with a comment on every key, to edit."""
+    """Write a job file with a comment on every key, to edit.
+
+    out JOB.toml  the file to write (job.toml)
+    """
     out = given.out
     data.check_job_path(out)
     if os.path.exists(out):
@@ -63,24 +66,22 @@ def commented_job() -> str:
 
 @command(
     "config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml",
-    argument(
-        "file FILE",
-        "a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with MODEL_ARGS, "
-        "or a command line in a .sh or .txt file",
-    ),
-    argument("--gpus N", "how many GPUs the job has", count, required=True),
-    argument(
-        "--cluster CLUSTER", "a shipped family of clusters (`prism-jax hardware`), or a .toml file"
-    ),
-    argument("--batch N", "the sequences of a step (those of the file, or published ones)", count),
-    flag("--strict", "refuse arguments of Megatron-LM that are not known"),
-    argument("--out JOB.toml", "the job to write", required=True),
-    flag("--force", "overwrite a job that is there"),
-    *SET,
+    SET,
     ALLOW_OOM,
+    how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED},
 )
 def import_(given: Given) -> Output:
-    """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM."""
+    """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM.
+
+    file FILE  a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with
+        MODEL_ARGS, or a command line in a .sh or .txt file
+    --gpus N  how many GPUs the job has
+    --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
+    --batch N  the sequences of a step (those of the file, or published ones)
+    --strict  refuse arguments of Megatron-LM that are not known
+    --out JOB.toml  the job to write
+    --force  overwrite a job that is there
+    """
     data.check_job_path(given.out)
     if os.path.lexists(given.out) and not given.force:
         raise ValueError(
@@ -125,18 +126,12 @@ def import_(given: Given) -> Output:
     return Output(result, [text])
 
 
-@command(
-    "my_job.toml --set layout.tp=8",
-    argument(
-        "job JOB",
-        "a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys",
-        nargs="?",
-    ),
-    *SET,
-    csv=True,
-)
+@command("my_job.toml --set layout.tp=8", SET, how={"job": {"nargs": "?"}}, csv=True)
 def show(given: Given) -> Output:
-    """List every key of a job with its value, its unit and where the value is from."""
+    """List every key of a job with its value, its unit and where the value is from.
+
+    job JOB  a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys
+    """
     if given.job is None:
         known = data.job_keys()
         columns = ("key", Column("default", lambda key: key.default or ""), "unit", "allowed")

@@ -12,7 +12,7 @@ from .._files import shown
 from .._misc import counted, quoted
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import PROGRESS, Given, Output, argument, command, flag
+from ._options import PROGRESS, REQUIRED, Given, Output, command
 from ._values import check_out_folder, count, number
 
 
@@ -22,19 +22,20 @@ _SECONDS, _QUICK = 600.0, 60.0
 
 @command(
     "--quick --out my_machine",
-    argument(
-        "--job JOB",
-        "a job, whose layers on one device have the measured shapes (a grid of widths, in bf16)",
-    ),
-    flag("--quick", "measure for a minute, not for ten"),
-    argument("--seconds S", "for how long to measure (600)", number(0, "seconds, 0 to 1e9")),
-    argument("--out FOLDER", "the folder to write", required=True),
-    flag("--force", "overwrite files that are there"),
     PROGRESS,
+    how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED},
     csv=True,
 )
 def measure(given: Given) -> Output:
-    """Measure the kernels of this machine through JAX, and write it as a cluster for jobs."""
+    """Measure the kernels of this machine through JAX, and write it as a cluster for jobs.
+
+    --job JOB  a job, whose layers on one device have the measured shapes (a grid of widths, in
+        bf16)
+    --quick  measure for a minute, not for ten
+    --seconds S  for how long to measure (600)
+    --out FOLDER  the folder to write
+    --force  overwrite files that are there
+    """
     import jax
 
     machine = prism.measure
@@ -89,29 +90,31 @@ def _rates(result: dict[str, Any]) -> Table:
 
 @command(
     "kernels.csv --device my-gpu --out shapes/my-gpu",
-    argument(
-        "table TABLE",
-        "a .csv or .parquet file with a row for each measured shape: kernel, dtype, latency_s, and "
-        "m n k (gemm), batch sequence heads kv_heads head_dim window causal (attention), tokens "
-        "hidden intermediate topk experts ep tp gated exponent (experts), or bytes gpus "
-        "(all_reduce and other collectives within a node)",
-    ),
-    argument("--device DEVICE", "the name of the device that was measured", required=True),
-    argument("--sms N", "its multiprocessors, for the waves of a product's tiles", count, 0),
-    argument("--software TEXT", "with which software it was measured", default="not stated"),
-    argument(
-        "--ask SHAPE",
-        "predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies in the "
-        "fitted range",
-    ),
-    argument("--out FOLDER", "the folder to write", required=True),
-    flag("--force", "overwrite tables that are there"),
     PROGRESS,
+    how={
+        "--device": REQUIRED,
+        "--sms": (count, 0),
+        "--software": (str, "not stated"),
+        "--out": REQUIRED,
+    },
     csv=True,
 )
 def fit_kernels(given: Given) -> Output:
     """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
-    do not change predicted steps."""
+    do not change predicted steps.
+
+    table TABLE  a .csv or .parquet file with a row for each measured shape: kernel, dtype,
+        latency_s, and m n k (gemm), batch sequence heads kv_heads head_dim window causal
+        (attention), tokens hidden intermediate topk experts ep tp gated exponent (experts), or
+        bytes gpus (all_reduce and other collectives within a node)
+    --device DEVICE  the name of the device that was measured
+    --sms N  its multiprocessors, for the waves of a product's tiles
+    --software TEXT  with which software it was measured
+    --ask SHAPE  predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies
+        in the fitted range
+    --out FOLDER  the folder to write
+    --force  overwrite tables that are there
+    """
     check_out_folder(given.out, () if given.force else _FILES)
     tables, rows = [], []
     for one in prism.trace.read_kernels(given.table):

@@ -9,7 +9,7 @@ from .._misc import counted, quoted, unknown_name
 from ..data import load_job
 from . import _load, _prism as prism
 from ._compare import as_json, as_table, check_cost
-from ._options import COST, OBJECTIVE, RANDOM, RAY, Given, Output, argument, command, over, repeated
+from ._options import COST, OBJECTIVE, RANDOM, RAY, REQUIRED, Given, Output, command, over
 from ._values import (
     changes_of,
     check_out_folder,
@@ -24,48 +24,39 @@ from ._values import (
 
 @command(
     "my_job.toml --gpus 1024 --objective p95",
-    argument("job JOB", "the job whose model, machine, training and batch are kept"),
-    argument("--gpus N", "how many GPUs each layout uses", count, required=True),
     OBJECTIVE,
-    argument("--top K", "rank at least K layouts (20)", count, 20),
-    argument("--batch N", "sequences in each step (those of the job)", count),
-    repeated(
-        "--choose KEY=VALUES",
-        "values to choose from, such as tp=4,8 or recompute=none or schedule=1f1b,zb-h1; keys are "
-        "tp, pp, cp, ep, virtual_stages, microbatch_size, zero, recompute, schedule",
-    ),
-    argument("--samples N", "steps for each layout (16384)", count, 16_384),
-    argument(
-        "--by FIGURE",
-        "simulation, or mean: rank by the predicted mean, without simulation (simulation)",
-        default="simulation",
-        choices=("simulation", "mean"),
-    ),
-    argument(
-        "--budget TIME",
-        "end after this time, such as 60s or 5m, with the best so far (2m); the order is fixed, so "
-        "a longer budget only adds layouts",
-        duration,
-        120.0,
-    ),
-    argument(
-        "--memory-margin SHARE",
-        "the share of a GPU's memory that a layout must leave free (5%%)",
-        percentage,
-        0.05,
-    ),
-    argument(
-        "--out DIR",
-        "a folder for the simulated layouts (Parquet), each written as soon as it is known; the "
-        "same search goes on from there",
-    ),
-    *COST,
-    *RANDOM,
+    COST,
+    RANDOM,
     over(),
-    *RAY,
+    RAY,
+    how={
+        "--gpus": {**REQUIRED, "type": count},
+        "--top": (count, 20),
+        "--batch": count,
+        "--samples": (count, 16_384),
+        "--by": {"default": "simulation", "choices": ("simulation", "mean")},
+        "--budget": (duration, 120.0),
+        "--memory-margin": (percentage, 0.05),
+    },
 )
 def layouts(given: Given) -> Output:
-    """Find the best layouts of a model on a given number of GPUs, by a figure of the step time."""
+    """Find the best layouts of a model on a given number of GPUs, by a figure of the step time.
+
+    job JOB  the job whose model, machine, training and batch are kept
+    --gpus N  how many GPUs each layout uses
+    --top K  rank at least K layouts (20)
+    --batch N  sequences in each step (those of the job)
+    --choose KEY=VALUES...  values to choose from, such as tp=4,8 or recompute=none or
+        schedule=1f1b,zb-h1; keys are tp, pp, cp, ep, virtual_stages, microbatch_size, zero,
+        recompute, schedule
+    --samples N  steps for each layout (16384)
+    --by FIGURE  simulation, or mean: rank by the predicted mean, without simulation (simulation)
+    --budget TIME  end after this time, such as 60s or 5m, with the best so far (2m); the order is
+        fixed, so a longer budget only adds layouts
+    --memory-margin SHARE  the share of a GPU's memory that a layout must leave free (5%)
+    --out DIR  a folder for the simulated layouts (Parquet), each written as soon as it is known;
+        the same search goes on from there
+    """
     began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)
     check_out_folder(given.out)

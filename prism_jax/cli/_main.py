@@ -121,7 +121,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     for name, file in COMMANDS.items():
         function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
         command = getattr(importlib.import_module(f"{__package__}._{file}"), function)
-        what = " ".join(str(command.run.__doc__).split())
+        what = command.about
         sub = commands.add_parser(
             name,
             help=f"{what[0].lower()}{what[1:].rstrip('.')}",

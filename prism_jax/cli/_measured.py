@@ -14,16 +14,14 @@ from ..data import check_job_path, is_profile, law_table, load_job, read_toml, s
 from . import _load, _prism as prism
 from ._options import (
     ALLOW_OOM,
-    MEASURED,
     NO_PROFILE,
     RANDOM,
+    REQUIRED,
     SIMULATED,
     STEPS,
     Given,
     Output,
-    argument,
     command,
-    repeated,
 )
 from ._trace import read_names
 from ._values import number, whole
@@ -39,27 +37,25 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 @command(
     "job.toml --to step_times.csv --out mine.toml",
-    argument(
-        "job JOB",
-        "a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job",
-        nargs="?",
-    ),
-    repeated(
-        "--to STEP_TIMES",
-        f"{MEASURED}; can be repeated, each with the --job that was measured",
-        required=True,
-    ),
-    repeated(
-        "--job JOB",
-        "the job of each --to, in the same order: on the same software and machine, at another "
-        "scale or in another layout; the first is calibrated and written",
-        dest="jobs",
-    ),
-    argument("--out JOB2", "the .toml file to write", required=True),
-    *RANDOM,
+    RANDOM,
+    how={
+        "job": {"nargs": "?"},
+        "--to": REQUIRED,
+        "--job": {"dest": "jobs"},
+        "--out": REQUIRED,
+    },
 )
 def calibrate(given: Given) -> Output:
-    """Calibrate a job to measured step times, so that it predicts other scales."""
+    """Calibrate a job to measured step times, so that it predicts other scales.
+
+    job JOB  a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job
+    --to STEP_TIMES...  measured step times in the order of steps: a .csv or .parquet file with a
+        column `step_time_s`, and a column `run` if there are several runs; can be repeated, each
+        with the --job that was measured
+    --job JOB...  the job of each --to, in the same order: on the same software and machine, at
+        another scale or in another layout; the first is calibrated and written
+    --out JOB2  the .toml file to write
+    """
     names = [*[given.job] * (given.job is not None), *given.jobs]
     if len(names) != len(given.to):
         raise ValueError(
@@ -136,18 +132,13 @@ def _is_calibrated(path: str) -> bool:
 
 
 @command(
-    "mine.toml --against step_times.csv",
-    *SIMULATED,
-    argument(
-        "--against STEP_TIMES",
-        "measured step times: a .csv or .parquet file with a column `step_time_s`",
-        required=True,
-    ),
-    STEPS,
-    csv=True,
+    "mine.toml --against step_times.csv", SIMULATED, STEPS, how={"--against": REQUIRED}, csv=True
 )
 def score(given: Given) -> Output:
-    """Compare the predicted law of the step time with measured step times."""
+    """Compare the predicted law of the step time with measured step times.
+
+    --against STEP_TIMES  measured step times: a .csv or .parquet file with a column `step_time_s`
+    """
     steps = prism.trace.read_step_times(given.against)
     measured = steps[given.steps]
     if len(measured) < 2:
@@ -170,19 +161,20 @@ def score(given: Given) -> Output:
 @command(
     "gpt3-175b-h100-4096 --step-time 1.9",
     NO_PROFILE,
-    argument("--measured STEP_TIMES", MEASURED),
-    argument("--step-time S", "one measured step time, in seconds", number(1e-6, "seconds")),
-    argument("--trace DIR", "a folder with a Kineto trace of each rank, of the same steps"),
-    argument("--names NAMES", "a .toml file with the meaning of ranges in traces"),
-    # Of fewer steps no spread is known.
-    argument(
-        "--samples N", "steps to simulate of each change (1024), at least 32", whole(32), 1024
-    ),
-    *RANDOM,
+    RANDOM,
     ALLOW_OOM,
+    how={"--step-time": number(1e-6, "seconds"), "--samples": (whole(32), 1024)},
 )
 def diagnose(given: Given) -> Output:
-    """Say whether a measured step time is normal, what explains it, and what to change."""
+    """Say whether a measured step time is normal, what explains it, and what to change.
+
+    --measured STEP_TIMES  measured step times in the order of steps: a .csv or .parquet file with a
+        column `step_time_s`, and a column `run` if there are several runs
+    --step-time S  one measured step time, in seconds
+    --trace DIR  a folder with a Kineto trace of each rank, of the same steps
+    --names NAMES  a .toml file with the meaning of ranges in traces
+    --samples N  steps to simulate of each change (1024), at least 32
+    """
     if sum(one is not None for one in (given.measured, given.step_time, given.trace)) != 1:
         raise ValueError("Give one of --measured, --step-time and --trace.")
     if given.names and not given.trace:

@@ -1,9 +1,13 @@
-"""What a command is: a function, and its arguments as data, so that several can share them."""
+"""What a command is: a function whose docstring lists its arguments, so that help, completion and
+a reader have the same text; and the arguments that several commands share.
+"""
 
 import argparse
 import dataclasses
+import inspect
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._summary import Table
@@ -14,7 +18,13 @@ Given = argparse.Namespace
 
 
 # What `add_argument` takes.
-Argument = tuple[str, dict[str, Any]]
+Arguments = tuple[tuple[str, dict[str, Any]], ...]
+# How a value is read: by a function; by a function, with a default; or what `add_argument` takes.
+How = Callable[[str], Any] | tuple[Callable[[str], Any], Any] | Mapping[str, Any]
+REQUIRED = {"required": True}
+# A name, perhaps the word for its value, with dots if there can be several, two spaces, and what
+# it is; further lines are indented.
+_ARGUMENT = re.compile(r"^(\S+)(?: (\S+?)(\.\.\.)?)?  (.+(?:\n .+)*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,144 +54,148 @@ class Output:
 class Command:
     """**Attributes:**
 
-    - `run`: what it does, which its docstring says in a sentence. It raises a `ValueError` of one
-        sentence for bad input.
+    - `run`: what it does. It raises a `ValueError` of one sentence for bad input.
+    - `about`: a sentence that says what it does.
     - `example`: words that follow its name, in an example.
     - `arguments`: what follows its name.
     - `csv`: whether its table can be printed as CSV.
     """
 
     run: Callable[[Given], Output]
+    about: str
     example: str
-    arguments: tuple[Argument, ...]
+    arguments: Arguments
     csv: bool
 
 
 def command(
-    example: str, *arguments: Argument, csv: bool = False
+    example: str, *shared: Arguments, how: Mapping[str, How] = {}, csv: bool = False
 ) -> Callable[[Callable[[Given], Output]], Command]:
-    """Makes a function the command of its file."""
-    return lambda run: Command(run, example, arguments, csv)
+    """Makes a function a command. Its docstring has a sentence, and its own arguments; `how` says
+    how these are read.
+    """
+
+    def made(run: Callable[[Given], Output]) -> Command:
+        about, _, own = (inspect.getdoc(run) or "").partition("\n\n")
+        listed = (*arguments(own, how), *(one for group in shared for one in group))
+        return Command(run, " ".join(about.split()), example, listed, csv)
+
+    return made
 
 
-def argument(
-    name: str, help: str, type: Callable[[str], Any] = str, default: Any = None, **more: Any
-) -> Argument:
-    """An argument or an option; the word after its name says what its value is."""
-    name, _, metavar = name.partition(" ")
-    how = {"metavar": metavar or None, "help": help, "type": type, "default": default}
-    return name, how | more
+def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
+    """The arguments that a text lists, such as `--top N  how many rows to print (10)`, or
+    `--set KEY=VALUE...  change a key`, which can be repeated, or `--of {ranks,ops}  what to print`.
+    Without a `how`, one with a word for its value is a text, and one without is a flag.
+    """
+    found = []
+    for name, metavar, many, about in _ARGUMENT.findall(inspect.cleandoc(text)):
+        read = how.get(name, {} if metavar else {"action": "store_true"})
+        if isinstance(read, tuple):
+            read = {"type": read[0], "default": read[1]}
+        elif callable(read):
+            read = {"type": read}
+        given: dict[str, Any] = {"help": " ".join(about.split()).replace("%", "%%")}
+        if metavar.startswith("{"):
+            given["choices"] = metavar.strip("{}").split(",")
+        elif metavar:
+            given["metavar"] = metavar
+        given |= {"action": "append", "default": []} if many else {}
+        found.append((name, given | dict(read)))
+    assert how.keys() <= {name for name, _ in found}, f"{[*how]}: not all are listed in {text}"
+    return tuple(found)
 
 
-def repeated(name: str, help: str, **more: Any) -> Argument:
-    """An option that can be given several times."""
-    return argument(name, help, default=[], action="append", **more)
-
-
-def flag(name: str, help: str) -> Argument:
-    return name, {"help": help, "action": "store_true"}
-
-
-JOB = argument(
-    "job JOB", "a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile"
+JOB = arguments(
+    "job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile"
 )
 # Of commands that take no profile.
-NO_PROFILE = argument("job JOB", "a shipped job (`prism-jax jobs`), or a .toml file")
-SET = (
-    repeated(
-        "--set KEY=VALUE",
-        "change a key of the job, such as layout.dp=64; can be repeated",
-        dest="overrides",
-    ),
-    (
-        "--allow-implausible",
-        {
-            "help": "take hardware ten thousand times slower or faster than all that is shipped",
+NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
+SET = arguments(
+    """
+    --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
+    --allow-implausible  take hardware ten thousand times slower or faster than all that is shipped
+    """,
+    {
+        "--set": {"dest": "overrides"},
+        "--allow-implausible": {
             "action": "append_const",
             "dest": "overrides",
             "const": "allow_implausible=true",
         },
+    },
+)
+ALLOW_OOM = arguments("--allow-oom  continue if the job does not fit in memory")
+PROGRESS = arguments(
+    "--progress  report progress on stderr (the default on a terminal without --json)"
+)
+RANDOM = (*arguments("--seed S  random seed (0)", {"--seed": (seed, 0)}), *SET, *PROGRESS)
+STEPS = arguments(
+    "--steps A:B[:S]  use only these of the sorted steps, a Python slice such as ::2 (all)",
+    {"--steps": (steps, ":")},
+)
+OBJECTIVE = arguments(
+    """
+    --objective FIGURE  mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s
+        (p95)
+    """,
+    {"--objective": (str, "p95")},
+)
+TOP = arguments("--top N  how many rows to print (10)", {"--top": (count, 10)})
+PRICE = arguments(
+    "--price PER_GPU_HOUR  also print the cost, in the unit of this price of an hour of one GPU",
+    {"--price": number(0, "a price from 0 to 1e9")},
+)
+COST = (
+    *arguments(
+        "--tokens N  also print the GPU hours of training on N tokens, such as 15e12",
+        {"--tokens": tokens},
     ),
+    *PRICE,
 )
-ALLOW_OOM = flag("--allow-oom", "continue if the job does not fit in memory")
-PROGRESS = flag(
-    "--progress", "report progress on stderr (the default on a terminal without --json)"
+RAY = arguments(
+    """
+    --ray ADDRESS  simulate on the workers of a Ray cluster: host:port, or auto for the cluster on
+        this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine
+    --worker-gpus N  GPUs for each worker of --ray (0)
+    """,
+    {"--ray": {"type": address, "nargs": "?", "const": True}, "--worker-gpus": count},
 )
-RANDOM = (argument("--seed S", "random seed (0)", seed, 0), *SET, PROGRESS)
-STEPS = argument(
-    "--steps A:B[:S]",
-    "use only these of the sorted steps, a Python slice such as ::2 (all)",
-    steps,
-    slice(None),
-)
-OBJECTIVE = argument(
-    "--objective FIGURE",
-    "mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s (p95)",
-    default="p95",
-)
-TOP = argument("--top N", "how many rows to print (10)", count, 10)
 
 
-def over(**more: bool) -> Argument:
-    return repeated(
-        "--over KEY=VALUES",
-        "values of a key: layout.dp=16,32,64 or kernels.all_gather.sigma=0.01:0.2:20 (from, to, "
-        "how many); can be repeated, for all combinations",
-        **more,
+def over(**more: bool) -> Arguments:
+    return arguments(
+        """
+        --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
+            kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
+            combinations
+        """,
+        {"--over": more},
     )
 
 
-def simulated(samples: int = 65_536) -> tuple[Argument, ...]:
-    """Which job to simulate, with which changes, and for how many steps."""
-    steps = argument("--samples N", f"steps to simulate ({samples})", count, samples)
-    return JOB, steps, *RANDOM, ALLOW_OOM
-
-
-SIMULATED = simulated()
+# Which job to simulate, with which changes, and for how many steps.
+SIMULATED = (
+    *JOB,
+    *arguments("--samples N  steps to simulate (65536)", {"--samples": (count, 65_536)}),
+    *RANDOM,
+    *ALLOW_OOM,
+)
 LAW = (
     *SIMULATED,
-    argument(
-        "--sampling",
-        "how samples of a replica are drawn: importance for tails, sobol for means (auto)",
-        default="auto",
-        choices=("auto", "plain", "importance", "sobol"),
+    *arguments(
+        """
+        --sampling {auto,plain,importance,sobol}  how samples of a replica are drawn: importance for
+            tails, sobol for means (auto)
+        --allocations K  divide the steps among K sets of GPUs, and print how much they differ (by
+            default, GPUs are drawn anew for each step)
+        --quantiles Q,Q  further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always
+            printed)
+        """,
+        {
+            "--sampling": (str, "auto"),
+            "--allocations": count,
+            "--quantiles": (quantiles, {}),
+        },
     ),
-    argument(
-        "--allocations K",
-        "divide the steps among K sets of GPUs, and print how much they differ (by default, GPUs "
-        "are drawn anew for each step)",
-        count,
-    ),
-    argument(
-        "--quantiles Q,Q",
-        "further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always printed)",
-        quantiles,
-        {},
-    ),
-)
-PRICE = argument(
-    "--price PER_GPU_HOUR",
-    "also print the cost, in the unit of this price of an hour of one GPU",
-    number(0, "a price from 0 to 1e9"),
-)
-COST = (
-    argument(
-        "--tokens N", "also print the GPU hours of training on N tokens, such as 15e12", tokens
-    ),
-    PRICE,
-)
-RAY = (
-    argument(
-        "--ray ADDRESS",
-        "simulate on the workers of a Ray cluster: host:port, or auto for the cluster on this "
-        "machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine",
-        address,
-        nargs="?",
-        const=True,
-    ),
-    argument("--worker-gpus N", "GPUs for each worker of --ray (0)", count),
-)
-MEASURED = (
-    "measured step times in the order of steps: a .csv or .parquet file with a column "
-    "`step_time_s`, and a column `run` if there are several runs"
 )

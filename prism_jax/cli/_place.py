@@ -3,7 +3,7 @@ import numpy as np
 from .._files import shown
 from .._summary import picked
 from . import _load, _prism as prism
-from ._options import ALLOW_OOM, JOB, OBJECTIVE, RANDOM, Given, Output, argument, command
+from ._options import ALLOW_OOM, JOB, OBJECTIVE, RANDOM, Given, Output, command
 from ._values import check_out, count, objective
 
 
@@ -14,23 +14,19 @@ _MOST_GPUS = 10_000_000
 @command(
     "gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv",
     JOB,
-    argument(
-        "--factors FILE",
-        "how slow each GPU, or each node, is: a .csv or .parquet file with a column `factor`, and "
-        "`gpu` or `node`; without a file, factors are drawn from the job's law",
-    ),
-    argument(
-        "--samples N",
-        "steps to simulate for each figure (4096, or at least 512 for large jobs)",
-        count,
-    ),
-    argument("--out FILE", "a .csv file to write the placement to"),
     OBJECTIVE,
-    *RANDOM,
+    RANDOM,
     ALLOW_OOM,
+    how={"--samples": count},
 )
 def place(given: Given) -> Output:
-    """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time."""
+    """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
+
+    --factors FILE  how slow each GPU, or each node, is: a .csv or .parquet file with a column
+        `factor`, and `gpu` or `node`; without a file, factors are drawn from the job's law
+    --samples N  steps to simulate for each figure (4096, or at least 512 for large jobs)
+    --out FILE  a .csv file to write the placement to
+    """
     check_out(given.out, ".csv")
     job = _load.load(given)
     factors, of = None, None

@@ -6,7 +6,7 @@ from . import _load, _prism as prism
 from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 
 
-@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, *SET, ALLOW_OOM, csv=True)
+@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, SET, ALLOW_OOM, csv=True)
 def predict(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds."""
     job, prediction = load_job(given.job, given.overrides), prism.prediction
@@ -36,7 +36,7 @@ def predict(given: Given) -> Output:
     return Output(result, ["\n".join(lines), prediction.parts_table(parts)])
 
 
-@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, *SET, csv=True)
+@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, SET, csv=True)
 def memory(given: Given) -> Output:
     """Print the peak memory of each pipeline rank, by part."""
     job = load_job(given.job, given.overrides)

@@ -8,18 +8,11 @@ from .._summary import Column, Table, picked, plain
 from ..data import load_failures
 from . import _load, _prism as prism
 from ._compare import cost
-from ._options import PRICE, Given, Output, argument, command, flag, simulated
+from ._options import ALLOW_OOM, JOB, PRICE, RANDOM, Given, Output, command
 from ._values import count, number, tokens, whole
 
 
-_COSTS = {
-    "interval": "work between two checkpoints (the best)",
-    "blocking": "for how long a checkpoint blocks the job (that of --failures)",
-    "background": "for how long a checkpoint is then written in the background (0)",
-    "restart": "from noticing an interruption to the first step (that of --failures)",
-    "repair": "until a replaced node can be used as a spare, on average (that of --failures)",
-    "evaluation": "for evaluations in each interval (0)",
-}
+_COSTS = ("interval", "blocking", "background", "restart", "repair", "evaluation")
 # Equally likely quantiles of the expected error.
 _LEVELS = (np.arange(51) + 0.5) / 51
 _SECONDS = number(0, "seconds from 0 to 1e9")
@@ -27,39 +20,48 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 
 @command(
     "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
-    *simulated(8_192),  # Enough for the mean to be known to a hundredth of the spread.
-    argument("--steps N", "training steps of a run", count),
-    argument("--tokens N", "tokens of a run, in place of --steps", tokens),
+    JOB,
+    RANDOM,
+    ALLOW_OOM,
     PRICE,
-    argument(
-        "--deadline DAYS",
-        "print the probability that a run ends within this many days",
-        number(1e-9, "days above 0, up to 1e9"),
-    ),
-    argument(
-        "--failures FAILURES",
-        "counts of interruptions: the name of shipped ones, or a .toml file (llama-3)",
-        default="llama-3",
-    ),
-    *(argument(f"--{name} S", f"seconds: {what}", _SECONDS) for name, what in _COSTS.items()),
-    argument("--spares K", "spare nodes (unlimited)", whole(0)),
-    argument("--find-slow S", "seconds until a slow node is found and replaced (never)", _SECONDS),
-    argument(
-        "--autocorrelation STEPS",
-        "autocorrelation time of the steps on the same GPUs, in steps (1: independent)",
-        number(1, "steps from 1 to 1e9"),
-        1.0,
-    ),
-    argument(
-        "--level SD",
-        "standard deviation of the logarithm of a run's level (that of runs of other systems)",
-        number(0, "a share from 0 to 1"),
-    ),
-    argument("--runs M", "runs to simulate (100000)", count, 100_000),
-    flag("--derivatives", "print the derivatives of the days with respect to rates and costs"),
+    how={
+        "--samples": (count, 8192),
+        "--steps": count,
+        "--tokens": tokens,
+        "--deadline": number(1e-9, "days above 0, up to 1e9"),
+        "--failures": (str, "llama-3"),
+        **{f"--{name}": _SECONDS for name in _COSTS},
+        "--spares": whole(0),
+        "--find-slow": _SECONDS,
+        "--autocorrelation": (number(1, "steps from 1 to 1e9"), 1.0),
+        "--level": number(0, "a share from 0 to 1"),
+        "--runs": (count, 100_000),
+    },
 )
 def run(given: Given) -> Output:
-    """Print how long a whole training run takes, including interruptions."""
+    """Print how long a whole training run takes, including interruptions.
+
+    --samples N  steps to simulate (8192)
+    --steps N  training steps of a run
+    --tokens N  tokens of a run, in place of --steps
+    --deadline DAYS  print the probability that a run ends within this many days
+    --failures FAILURES  counts of interruptions: the name of shipped ones, or a .toml file
+        (llama-3)
+    --interval S  seconds: work between two checkpoints (the best)
+    --blocking S  seconds: for how long a checkpoint blocks the job (that of --failures)
+    --background S  seconds: for how long a checkpoint is then written in the background (0)
+    --restart S  seconds: from noticing an interruption to the first step (that of --failures)
+    --repair S  seconds: until a replaced node can be used as a spare, on average (that of
+        --failures)
+    --evaluation S  seconds: for evaluations in each interval (0)
+    --spares K  spare nodes (unlimited)
+    --find-slow S  seconds until a slow node is found and replaced (never)
+    --autocorrelation STEPS  autocorrelation time of the steps on the same GPUs, in steps (1:
+        independent)
+    --level SD  standard deviation of the logarithm of a run's level (that of runs of other systems)
+    --runs M  runs to simulate (100000)
+    --derivatives  print the derivatives of the days with respect to rates and costs
+    """
     job = _load.load(given)
     failures, world_size = load_failures(given.failures), job.of.layout.world_size
     steps, costs = _steps(given, job.job), _costs(given, failures, world_size)
@@ -84,13 +86,12 @@ def run(given: Given) -> Output:
     future = law
     if error is not None:
         future = law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
-    days = {f"p{round(100 * q)}": law.quantile(q) for q in (0.05, 0.5, 0.95)}
     names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
     result: dict[str, Any] = {
         "job": job.name,
         "world_size": world_size,
         "steps": steps,
-        "days": {"mean": law.mean.value, **days},
+        "days": {"mean": law.mean.value, **{f"p{p}": law.quantile(p / 100) for p in (5, 50, 95)}},
         "parts_days": law.parts,
         **picked(law, *names),
         "num_runs": len(law.days),

@@ -2,24 +2,23 @@
 
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import OBJECTIVE, SIMULATED, TOP, Given, Output, argument, command, repeated
+from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, command
 from ._values import count, named_factor, objective
 
 
 @command(
     "gpt3-175b-h100-4096 --objective p95 --samples 8192",
-    *SIMULATED,
+    SIMULATED,
     OBJECTIVE,
     TOP,
-    argument(
-        "--shapley NAME,NAME",
-        "divide the joint gain of up to ten parts among them, such as gemm,rank,step",
-        default="",
-    ),
+    how={"--shapley": (str, "")},
     csv=True,
 )
 def sensitivity(given: Given) -> Output:
-    """Print on which kernels, stages, ranks and factors a figure of the step time depends."""
+    """Print on which kernels, stages, ranks and factors a figure of the step time depends.
+
+    --shapley NAME,NAME  divide the joint gain of up to ten parts among them, such as gemm,rank,step
+    """
     job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
     shapley = [name.strip() for name in given.shapley.split(",") if name.strip()]
@@ -42,13 +41,16 @@ def sensitivity(given: Given) -> Output:
 
 @command(
     "gpt3-175b-h100-4096 --part rank --at 1.605",
-    *SIMULATED,
+    SIMULATED,
     OBJECTIVE,
-    argument("--part PART", "the part, such as all_gather", required=True),
-    argument("--at X", "the target, in the figure's unit", float, required=True),
+    how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}},
 )
 def target(given: Given) -> Output:
-    """Print how much a part may vary for a figure of the step time to meet a target."""
+    """Print how much a part may vary for a figure of the step time to meet a target.
+
+    --part PART  the part, such as all_gather
+    --at X  the target, in the figure's unit
+    """
     job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
     found = prism.analysis.target(program, wanted, given.part, given.at, **options)
@@ -64,19 +66,22 @@ def target(given: Given) -> Output:
 
 @command(
     "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",
-    *SIMULATED,
+    SIMULATED,
     OBJECTIVE,
-    repeated(
-        "--cost PART=COST",
-        "the cost of removing all of a part's spread, such as all_gather=3 or rank=2",
-        required=True,
-    ),
-    argument("--budget B", "the budget, in the unit of the costs", float, required=True),
-    argument("--iterations K", "iterations of the descent (20)", count, 20),
+    how={
+        "--cost": REQUIRED,
+        "--budget": {**REQUIRED, "type": float},
+        "--iterations": (count, 20),
+    },
     csv=True,
 )
 def improve(given: Given) -> Output:
-    """Find where to reduce variability within a budget, to lower a figure of the step time."""
+    """Find where to reduce variability within a budget, to lower a figure of the step time.
+
+    --cost PART=COST...  the cost of removing all of a part's spread, such as all_gather=3 or rank=2
+    --budget B  the budget, in the unit of the costs
+    --iterations K  iterations of the descent (20)
+    """
     job = _load.load(given)
     costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in given.cost)
     if len(costs) < len(given.cost):

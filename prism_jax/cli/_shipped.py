@@ -9,10 +9,10 @@ from .. import data
 from .._misc import unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _prism as prism
-from ._options import Given, Output, argument, command, flag
+from ._options import Given, Output, arguments, command
 
 
-_SOURCES = flag("--sources", "also print where the numbers are from (--json always has it)")
+_SOURCES = arguments("--sources  also print where the numbers are from (--json always has it)")
 
 
 @command("--sources", _SOURCES, csv=True)
@@ -81,14 +81,12 @@ def models(given: Given) -> Output:
     return Output({"models": rows}, [Table(columns, rows, most=None), _sources(given, models)])
 
 
-@command(
-    "dgx-h100",
-    argument("names NAME", "devices or clusters (all)", nargs="*", default=[]),
-    _SOURCES,
-    csv=True,
-)
+@command("dgx-h100", _SOURCES, how={"names": {"default": [], "nargs": "*"}}, csv=True)
 def hardware(given: Given) -> Output:
-    """List the shipped devices and clusters, or some of them."""
+    """List the shipped devices and clusters, or some of them.
+
+    names NAME  devices or clusters (all)
+    """
     known = {*data.list_devices(), *data.list_clusters()}
     for name in given.names:
         if name not in known:
@@ -138,9 +136,12 @@ def _family(cluster: data.Cluster) -> dict[str, Any]:
     return found
 
 
-@command("--variability", flag("--variability", "how much kernels vary, with sources"))
+@command("--variability")
 def kernels(given: Given) -> Output:
-    """List the shipped kernel profiles, with their sources."""
+    """List the shipped kernel profiles, with their sources.
+
+    --variability  how much kernels vary, with sources
+    """
     if given.variability:
         return _variability()
     sources = [data.load_source(name) for name in data.list_kernels()]

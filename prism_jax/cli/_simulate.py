@@ -8,22 +8,17 @@ from .._misc import counted
 from .._summary import plain
 from ..data import layout_and_order
 from . import _load, _prism as prism
-from ._options import LAW, Given, Output, argument, command, flag
+from ._options import LAW, Given, Output, command
 from ._values import check_out
 
 
-@command(
-    "gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999",
-    *LAW,
-    flag(
-        "--epistemic",
-        "also print the law of a step of any such run, with the uncertainty of the model",
-    ),
-    argument("--out LAW.npz", "a file to write the law to, for prism_jax.load_law"),
-    csv=True,
-)
+@command("gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999", LAW, csv=True)
 def simulate(given: Given) -> Output:
-    """Simulate a job and print the law of its step time."""
+    """Simulate a job and print the law of its step time.
+
+    --epistemic  also print the law of a step of any such run, with the uncertainty of the model
+    --out LAW.npz  a file to write the law to, for prism_jax.load_law
+    """
     check_out(given.out, ".npz")
     job = _load.load(given)
     if given.epistemic and job.modelled is None:

@@ -7,7 +7,7 @@ import msgspec
 from .. import data
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import RAY, SIMULATED, Given, Output, argument, command, over
+from ._options import RAY, SIMULATED, Given, Output, command, over
 from ._values import changes_of, check_out_folder, points, shard
 
 
@@ -16,23 +16,19 @@ _FIGURES = ("mean", "std", "p50", "p95", "p99")
 
 @command(
     "gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv",
-    *SIMULATED,
+    SIMULATED,
     over(required=True),
-    argument(
-        "--out DIR",
-        "a folder for the rows (Parquet); rows that are already there are not simulated again",
-    ),
-    argument(
-        "--shard I/N",
-        "simulate only share I of N of the rows; others simulate the rest into the same --out",
-        shard,
-        (1, 1),
-    ),
-    *RAY,
+    RAY,
+    how={"--shard": (shard, (1, 1))},
     csv=True,
 )
 def sweep(given: Given) -> Output:
-    """Simulate a job over a grid of values."""
+    """Simulate a job over a grid of values.
+
+    --out DIR  a folder for the rows (Parquet); rows that are already there are not simulated again
+    --shard I/N  simulate only share I of N of the rows; others simulate the rest into the same
+        --out
+    """
     check_out_folder(given.out)
     grid = points(given.over)
     if given.shard != (1, 1) and given.out is None:

@@ -9,26 +9,22 @@ from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import PROGRESS, STEPS, Argument, Given, Output, argument, command
+from ._options import PROGRESS, REQUIRED, STEPS, Arguments, Given, Output, arguments, command
 from ._values import check_out_folder
 
 
 _MOST_KERNELS, _MOST_MOVES = 10, 3
 _WIDEST = 70
+# How to read a profiler's trace.
+_FORMATS = """
+    --format FORMAT  format of the trace: {}kineto, nsight, chakra ({})
+    --names NAMES  a .toml file with the meaning of ranges
+    --time-unit {{s,ms,us,ns}}  the unit of times in the trace, if it is not that of the format
+"""
 
 
-def _formats(default: str = "kineto") -> tuple[Argument, ...]:
-    """How to read a profiler's trace."""
-    known = ", ".join(dict.fromkeys([default, "kineto", "nsight", "chakra"]))
-    return (
-        argument("--format FORMAT", f"format of the trace: {known} ({default})", default=default),
-        argument("--names NAMES", "a .toml file with the meaning of ranges"),
-        argument(
-            "--time-unit",
-            "the unit of times in the trace, if it is not that of the format",
-            choices=("s", "ms", "us", "ns"),
-        ),
-    )
+def _formats(more: str = "", default: str = "kineto") -> Arguments:
+    return arguments(_FORMATS.format(more, default), {"--format": (str, default)})
 
 
 def read_names(given: Given) -> Any:
@@ -36,15 +32,14 @@ def read_names(given: Given) -> Any:
     return prism.trace.read_range_names(given.names) if given.names else None
 
 
-@command(
-    "traces/ --format kineto",
-    argument("trace TRACE", "a file, or a folder with a file for each rank"),
-    *_formats(),
-    argument("--ops OPS", "a .parquet file to write the ops of all ranks to"),
-    argument("--job JOB", "a .toml file with the layout and schedule, for --ops"),
-)
+@command("traces/ --format kineto", _formats())
 def trace(given: Given) -> Output:
-    """Print what a profiler's trace contains, and what can and cannot be learned from it."""
+    """Print what a profiler's trace contains, and what can and cannot be learned from it.
+
+    trace TRACE  a file, or a folder with a file for each rank
+    --ops OPS  a .parquet file to write the ops of all ranks to
+    --job JOB  a .toml file with the layout and schedule, for --ops
+    """
     names = read_names(given)
     job = _job_of_ops(given)
     found = prism.trace.contents(_ranks(given), names)
@@ -115,18 +110,19 @@ def _short(name: str) -> str:
 
 @command(
     "trace.parquet --job job.toml --out profile",
-    argument(
-        "trace TRACE",
-        "a table of ops (.parquet or .csv), or a folder with the profiler's file of each rank",
-    ),
-    *_formats("ops"),
-    argument("--job JOB", "a .toml file with the layout and the schedule", required=True),
+    _formats("ops, ", "ops"),
     STEPS,
-    argument("--out PROFILE", "the folder to write", required=True),
     PROGRESS,
+    how={"--job": REQUIRED, "--out": REQUIRED},
 )
 def fit(given: Given) -> Output:
-    """Fit the latencies of a traced job, and write them as a profile."""
+    """Fit the latencies of a traced job, and write them as a profile.
+
+    trace TRACE  a table of ops (.parquet or .csv), or a folder with the profiler's file of each
+        rank
+    --job JOB  a .toml file with the layout and the schedule
+    --out PROFILE  the folder to write
+    """
     check_out_folder(given.out)
     job = data.load_job(given.job)
     _load.say(given, f"reading {shown(given.trace)}")

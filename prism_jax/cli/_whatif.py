@@ -4,25 +4,25 @@ from .._files import shown
 from .._misc import quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load, _prism as prism
-from ._options import SIMULATED, Given, Output, command, repeated
+from ._options import SIMULATED, Given, Output, command
 from ._values import named_factor
 
 
 @command(
     "gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8",
-    *SIMULATED,
-    repeated(
-        "--slow-rank stage=S:F",
-        "the rank of one replica that runs stage S (or rank=R) is F times slower",
-    ),
-    repeated("--hot-node stage=S:F", "a node whose GPUs run stage S (or rank=R) is F times slower"),
-    repeated("--link NAME:F", "a link of the cluster has F times less bandwidth"),
-    repeated("--kernel KIND:F", "a kind of kernel takes F times as long, such as all_gather:0.8"),
-    repeated("--change KEY=VALUE", "a key of the job, such as schedule.virtual_stages=6"),
+    SIMULATED,
     csv=True,
 )
 def whatif(given: Given) -> Output:
-    """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change."""
+    """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
+
+    --slow-rank stage=S:F...  the rank of one replica that runs stage S (or rank=R) is F times
+        slower
+    --hot-node stage=S:F...  a node whose GPUs run stage S (or rank=R) is F times slower
+    --link NAME:F...  a link of the cluster has F times less bandwidth
+    --kernel KIND:F...  a kind of kernel takes F times as long, such as all_gather:0.8
+    --change KEY=VALUE...  a key of the job, such as schedule.virtual_stages=6
+    """
     job = _load.load(given)
     changed = {text: _load.load(given, text) for text in given.change}
     for text in given.link:
