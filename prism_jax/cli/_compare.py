@@ -7,7 +7,7 @@ import msgspec
 from .._summary import Column, Table, picked, plain
 from ..data import load_job
 from . import _load, _prism as prism
-from ._options import ALLOW_OOM, COST, OBJECTIVE, RANDOM, Given, Output, command, over
+from ._options import ALLOW_OOM, COST, OBJECTIVE, OVER, RANDOM, Given, Output, command
 from ._values import changes_of, count, objective, points
 
 
@@ -15,7 +15,7 @@ from ._values import changes_of, count, objective, points
     "gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12",
     OBJECTIVE,
     RANDOM,
-    over(),
+    OVER,
     ALLOW_OOM,
     COST,
     how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384)},

@@ -3,6 +3,7 @@
 import os
 import re
 import textwrap
+from typing import Any
 
 from .. import data
 from .._files import shown, written_whole
@@ -90,7 +91,7 @@ def import_(given: Given) -> Output:
         )
     options = {name: getattr(given, name) for name in ("cluster", "overrides", "batch", "strict")}
     found = prism.importers.import_job(given.file, given.gpus, **options)
-    job = found.job
+    job: Any = found.job
     prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     if found.question:
         raise ValueError(found.question)
@@ -103,8 +104,6 @@ def import_(given: Given) -> Output:
         except ValueError as error:
             said = str(error).rstrip(".")
             raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
-    assert job.model is not None
-    assert job.training is not None
     parameters = prism.workload.count_parameters(job.model)
     layout, number, training = job.layout, job.schedule.num_microbatches, job.training
     sequences = layout.dp * number * training.microbatch_size

@@ -9,7 +9,7 @@ from .._misc import counted, quoted, unknown_name
 from ..data import load_job
 from . import _load, _prism as prism
 from ._compare import as_json, as_table, check_cost
-from ._options import COST, OBJECTIVE, RANDOM, RAY, REQUIRED, Given, Output, command, over
+from ._options import COST, OBJECTIVE, OVER, RANDOM, RAY, REQUIRED, Given, Output, command
 from ._values import (
     changes_of,
     check_out_folder,
@@ -27,7 +27,7 @@ from ._values import (
     OBJECTIVE,
     COST,
     RANDOM,
-    over(),
+    OVER,
     RAY,
     how={
         "--gpus": {**REQUIRED, "type": count},

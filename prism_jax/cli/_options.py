@@ -106,96 +106,79 @@ def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
     return tuple(found)
 
 
-JOB = arguments(
-    "job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile"
-)
-# Of commands that take no profile.
-NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
-SET = arguments(
-    """
-    --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
-    --allow-implausible  take hardware ten thousand times slower or faster than all that is shipped
-    """,
-    {
-        "--set": {"dest": "overrides"},
-        "--allow-implausible": {
-            "action": "append_const",
-            "dest": "overrides",
-            "const": "allow_implausible=true",
-        },
-    },
-)
-ALLOW_OOM = arguments("--allow-oom  continue if the job does not fit in memory")
-PROGRESS = arguments(
-    "--progress  report progress on stderr (the default on a terminal without --json)"
-)
-RANDOM = (*arguments("--seed S  random seed (0)", {"--seed": (seed, 0)}), *SET, *PROGRESS)
-STEPS = arguments(
-    "--steps A:B[:S]  use only these of the sorted steps, a Python slice such as ::2 (all)",
-    {"--steps": (steps, ":")},
-)
-OBJECTIVE = arguments(
-    """
-    --objective FIGURE  mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s
-        (p95)
-    """,
-    {"--objective": (str, "p95")},
-)
-TOP = arguments("--top N  how many rows to print (10)", {"--top": (count, 10)})
-PRICE = arguments(
-    "--price PER_GPU_HOUR  also print the cost, in the unit of this price of an hour of one GPU",
-    {"--price": number(0, "a price from 0 to 1e9")},
-)
-COST = (
-    *arguments(
-        "--tokens N  also print the GPU hours of training on N tokens, such as 15e12",
-        {"--tokens": tokens},
-    ),
-    *PRICE,
-)
-RAY = arguments(
-    """
-    --ray ADDRESS  simulate on the workers of a Ray cluster: host:port, or auto for the cluster on
-        this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this machine
-    --worker-gpus N  GPUs for each worker of --ray (0)
-    """,
-    {"--ray": {"type": address, "nargs": "?", "const": True}, "--worker-gpus": count},
-)
-
-
-def over(**more: bool) -> Arguments:
-    return arguments(
+# Of several commands.
+_SHARED = dict(
+    arguments(
         """
-        --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
-            kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
-            combinations
-        """,
-        {"--over": more},
-    )
-
-
-# Which job to simulate, with which changes, and for how many steps.
-SIMULATED = (
-    *JOB,
-    *arguments("--samples N  steps to simulate (65536)", {"--samples": (count, 65_536)}),
-    *RANDOM,
-    *ALLOW_OOM,
-)
-LAW = (
-    *SIMULATED,
-    *arguments(
-        """
+        job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile
+        --samples N  steps to simulate (65536)
+        --seed S  random seed (0)
+        --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
+        --allow-implausible  take hardware ten thousand times slower or faster than all that is
+            shipped
+        --allow-oom  continue if the job does not fit in memory
+        --progress  report progress on stderr (the default on a terminal without --json)
         --sampling {auto,plain,importance,sobol}  how samples of a replica are drawn: importance for
             tails, sobol for means (auto)
         --allocations K  divide the steps among K sets of GPUs, and print how much they differ (by
             default, GPUs are drawn anew for each step)
         --quantiles Q,Q  further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always
             printed)
+        --objective FIGURE  mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s
+            (p95)
+        --top N  how many rows to print (10)
+        --steps A:B[:S]  use only these of the sorted steps, a Python slice such as ::2 (all)
+        --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
+            kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
+            combinations
+        --tokens N  also print the GPU hours of training on N tokens, such as 15e12
+        --price PER_GPU_HOUR  also print the cost, in the unit of this price of an hour of one GPU
+        --ray ADDRESS  simulate on the workers of a Ray cluster: host:port, or auto for the cluster
+            on this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this
+            machine
+        --worker-gpus N  GPUs for each worker of --ray (0)
         """,
         {
+            "--samples": (count, 65_536),
+            "--seed": (seed, 0),
+            "--set": {"dest": "overrides"},
+            "--allow-implausible": {
+                "action": "append_const",
+                "dest": "overrides",
+                "const": "allow_implausible=true",
+            },
             "--sampling": (str, "auto"),
             "--allocations": count,
             "--quantiles": (quantiles, {}),
+            "--objective": (str, "p95"),
+            "--top": (count, 10),
+            "--steps": (steps, ":"),
+            "--tokens": tokens,
+            "--price": number(0, "a price from 0 to 1e9"),
+            "--ray": {"type": address, "nargs": "?", "const": True},
+            "--worker-gpus": count,
         },
-    ),
+    )
 )
+
+
+def _shared(*names: str) -> Arguments:
+    return tuple((name, _SHARED[name]) for name in names)
+
+
+JOB = _shared("job")
+# Of commands that take no profile.
+NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
+SET = _shared("--set", "--allow-implausible")
+ALLOW_OOM = _shared("--allow-oom")
+PROGRESS = _shared("--progress")
+RANDOM = (*_shared("--seed"), *SET, *PROGRESS)
+SIMULATED = (*JOB, *_shared("--samples"), *RANDOM, *ALLOW_OOM)
+LAW = (*SIMULATED, *_shared("--sampling", "--allocations", "--quantiles"))
+PRICE = _shared("--price")
+COST = (*_shared("--tokens"), *PRICE)
+RAY = _shared("--ray", "--worker-gpus")
+OBJECTIVE = _shared("--objective")
+TOP = _shared("--top")
+STEPS = _shared("--steps")
+OVER = _shared("--over")

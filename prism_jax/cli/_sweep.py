@@ -7,17 +7,18 @@ import msgspec
 from .. import data
 from .._summary import Column, Table, plain
 from . import _load, _prism as prism
-from ._options import RAY, SIMULATED, Given, Output, command, over
+from ._options import OVER, RAY, REQUIRED, SIMULATED, Given, Output, command
 from ._values import changes_of, check_out_folder, points, shard
 
 
+_GRID = tuple((name, given | REQUIRED) for name, given in OVER)
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
 
 
 @command(
     "gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv",
     SIMULATED,
-    over(required=True),
+    _GRID,
     RAY,
     how={"--shard": (shard, (1, 1))},
     csv=True,

@@ -19,7 +19,7 @@ from ._sliders import sliders
 _MOST_ROWS = 12  # Rows of a table that is not folded.
 # A step with more ops is drawn as pixels, because so many shapes make a page slow.
 _MOST_SHAPES = 6_000
-_NO_MODEL = "a profile has no model, so"
+_NO_MODEL = "a profile has no model, so {} not known"
 
 
 def sections(report: Report) -> dict[str, Markup]:
@@ -29,24 +29,20 @@ def sections(report: Report) -> dict[str, Markup]:
         "Sliders": (ft.partial(sliders, report), report.sliders, missing.get("sliders")),
         "Step time": (ft.partial(_law, report), report.law, None),
         "Diagnosis": (_diagnosis, report.diagnosis, missing.get("diagnosis")),
-        "Throughput": (_throughput, work, f"{_NO_MODEL} its work is not known"),
-        "Breakdown of the mean": (
-            _breakdown,
-            work,
-            f"{_NO_MODEL} the parts of its mean are not known",
-        ),
+        "Throughput": (_throughput, work, _NO_MODEL.format("its work is")),
+        "Breakdown of the mean": (_breakdown, work, _NO_MODEL.format("the parts of its mean are")),
         "Sensitivities": (_sensitivities, report.sensitivity, missing.get("sensitivities")),
         "Criticality": (_criticality, report.criticality, missing.get("criticality")),
-        "Memory": (_memory, report.memory, f"{_NO_MODEL} its memory is not known"),
+        "Memory": (_memory, report.memory, _NO_MODEL.format("its memory is")),
         "One step": (_timeline, report.step, missing.get("timeline")),
     }
-    return {
-        name: tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
-        if found is None
-        else show(found)
-        for name, (show, found, why) in sections.items()
-        if found is not None or why is not None  # Without measured steps there is no diagnosis.
-    }
+    made = {}
+    for name, (show, found, why) in sections.items():
+        if found is not None:
+            made[name] = show(found)
+        elif why is not None:  # Without measured steps there is no diagnosis.
+            made[name] = tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
+    return made
 
 
 def _sentences(lines: Iterable[str]) -> Markup:
