@@ -49,7 +49,12 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
     per_second, unit = unit_of_seconds([step.step_s])
     ops = {name: x * per_second if name.endswith("_s") else x for name, x in step.ops.items()}
     for phase, (label, color, hatch) in _PHASES.items():
-        _bars(ax, ops, ops["phase"] == phase, label, color, hatch)
+        look = {"facecolor": color, "edgecolor": DARK, "linewidth": 0.3, "hatch": hatch}
+        for rank in np.unique(ops["rank"][ops["phase"] == phase]):
+            mine = (ops["phase"] == phase) & (ops["rank"] == rank)
+            bars = np.stack([ops["start_s"][mine], (ops["end_s"] - ops["start_s"])[mine]], axis=1)
+            ax.broken_barh(bars, (rank - _HEIGHT / 2, _HEIGHT), label=label, **look)
+            label = None  # The others of its kind are in the legend once.
     reduction = step.reduction_s * per_second
     for rank, (start, end) in enumerate(reduction):
         if end - start > 1e-6 * step.step_s * per_second:
@@ -65,16 +70,6 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
     ax.set(xlim=(0, 1.005 * end), ylim=(step.num_ranks - 0.4, -0.6))
     whole_numbers(ax.yaxis)
     return finished(ax, f"time from the start of the step ({unit})", "pipeline rank", columns=4)
-
-
-def _bars(ax, ops, chosen, label, color, hatch) -> None:
-    look = {"facecolor": color, "edgecolor": DARK, "linewidth": 0.3, "hatch": hatch}
-    for rank in np.unique(ops["rank"][chosen]):
-        mine = chosen & (ops["rank"] == rank)
-        start, end = ops["start_s"][mine], ops["end_s"][mine]
-        bars = np.stack([start, end - start], axis=1)
-        ax.broken_barh(bars, (rank - _HEIGHT / 2, _HEIGHT), label=label, **look)
-        label = None
 
 
 def critical_line(step: SampledStep) -> tuple[np.ndarray, np.ndarray]:
