@@ -12,8 +12,7 @@ import jax
 import msgspec
 import numpy as np
 
-from prism_jax.calibration._collective_noise import Split, splits_of as of_scales
-from prism_jax.calibration._level import Point, fit_level
+from prism_jax.calibration._most_likely import Point, Split, fit_level, splits_of as of_scales
 from prism_jax.calibration._scale import Simulation, scale_of, without_calibration
 from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from prism_jax.calibration._collective_noise import Split, alone, most_likely_noise
+from prism_jax.calibration._most_likely import Split, alone, most_likely_noise
 from prism_jax.calibration._observe import law_of_outliers, observe, spread_of
 
 from ._families import families

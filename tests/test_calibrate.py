@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from prism_jax import latency
 from prism_jax.analysis import CRPS
 from prism_jax.calibration import agreement, calibrate
-from prism_jax.calibration._collective_noise import Split, most_likely_noise
+from prism_jax.calibration._most_likely import Split, most_likely_noise
 from prism_jax.calibration._observe import (
     StepLaw,
     core_spread,

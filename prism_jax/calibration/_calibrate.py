@@ -22,13 +22,9 @@ from ..data import (
     replace_variations,
 )
 from ..prediction import class_of, with_level
-from ._collective_noise import noise_of_collectives, with_noise
-from ._level import Level, Point, fit_level
-from ._observe import Observed, StepLaw, law_of_outliers, solve_spread, spread_of
+from ._most_likely import Level, Point, fit_level, noise_of_collectives, with_noise
+from ._observe import Runs, StepLaw, law_of_outliers, solve_spread, spread_of
 from ._scale import Scale, Simulation, scale_of, with_calibrated, with_laws, without_calibration
-
-
-Runs = Sequence[Float[np.ndarray, "_"]]
 
 
 def calibrate(
@@ -89,11 +85,10 @@ def calibrate(
     `ValueError` for too few steps, for a job without a model, or for a median that the job cannot
     reach.
     """
-    scales = [
-        scale_of(without_calibration(one, source), their) for one, their in [(job, runs), *others]
-    ]
-    priors, num_replicas = priors or load_priors(), job.layout.dp
-    given = _Given(scales, num_replicas, priors, Simulation(key, num_samples, executor))
+    pairs, num_replicas = [(job, runs), *others], job.layout.dp
+    scales = [scale_of(without_calibration(one, source), their) for one, their in pairs]
+    simulation = Simulation(key, num_samples, executor)
+    given = _Given(scales, num_replicas, priors or load_priors(), simulation)
     calibration = _started(given)
     with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
         for _ in range(num_iterations):
@@ -108,9 +103,17 @@ def calibrate(
     changes = msgspec.structs.replace(
         with_level(plain, level.values, num_replicas),
         variability=replace_variations(plain.variability, laws),
-        uncertainty=_uncertainty(level, scales, priors, class_of(job)),
+        uncertainty=_uncertainty(level, given, class_of(job)),
     )
-    measured = _measured(first.observed, source)
+    steps = first.observed.steps
+    measured = Measured(
+        source=source,
+        mean_s=float(np.mean(steps)),
+        std_s=float(np.std(steps, ddof=1)),
+        p50_s=first.observed.median,
+        p95_s=float(np.quantile(steps, 0.95)),
+        num_samples=first.observed.num_steps,
+    )
     return msgspec.structs.replace(with_calibrated(first.job, changes), measured=measured)
 
 
@@ -180,52 +183,28 @@ def _improved(now: _Calibration, given: _Given) -> _Calibration:
 
 def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
     """The level at which medians agree. `above` is the median over the step without variability."""
-    points = [
-        Point(
-            scale.seconds,
-            scale.observed.median / factor,
-            _noise(scale.observed, given.priors),
-            quoted(scale.job.name or "the job"),
-        )
-        for scale, factor in zip(given.scales, above, strict=True)
-    ]
+    points = []
+    for scale, factor in zip(given.scales, above, strict=True):
+        observed, name = scale.observed, quoted(scale.job.name or "the job")
+        # The standard error of the logarithm of a median: from its few steps, from its few runs,
+        # and from differences between scales that no level explains.
+        of_steps = 1.25 * observed.core / np.sqrt(observed.num_steps)
+        of_runs = (observed.between or 0.0) / np.sqrt(observed.num_runs)
+        noise = float(np.sqrt(of_steps**2 + of_runs**2 + given.priors.scale.deviation**2))
+        points.append(Point(scale.seconds, observed.median / factor, noise, name))
     kernels = [scale.kernels for scale in given.scales]
     return fit_level(points, kernels, given.num_replicas, given.priors)
 
 
-def _noise(observed: Observed, priors: Priors) -> float:
-    """The standard error of the logarithm of a median: from its few steps, from its few runs, and
-    from differences between scales that no level explains.
-    """
-    of_steps = 1.25 * observed.core / np.sqrt(observed.num_steps)
-    of_runs = (observed.between or 0.0) / np.sqrt(observed.num_runs)
-    return float(np.sqrt(of_steps**2 + of_runs**2 + priors.scale.deviation**2))
-
-
-def _uncertainty(
-    level: Level, scales: Sequence[Scale], priors: Priors, of: tuple[str, ...]
-) -> Uncertainty:
-    between = max(scale.observed.between or 0.0 for scale in scales)
-    number = sum(scale.observed.num_steps for scale in scales)
-    spread = np.hypot(priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
-    rows = tuple(tuple(float(x) for x in row) for row in level.covariance)
+def _uncertainty(level: Level, given: _Given, of: tuple[str, ...]) -> Uncertainty:
+    between = max(scale.observed.between or 0.0 for scale in given.scales)
+    number = sum(scale.observed.num_steps for scale in given.scales)
+    spread = np.hypot(given.priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
     return Uncertainty(
-        covariance=cast(Any, rows),
+        covariance=cast(Any, tuple(map(tuple, level.covariance.tolist()))),
         prior=level.prior,
-        level=float(np.hypot(priors.scale.deviation, between)),
+        level=float(np.hypot(given.priors.scale.deviation, between)),
         spread=float(spread),
-        num_steps=int(number),
+        num_steps=number,
         of=of,
-    )
-
-
-def _measured(observed: Observed, source: str) -> Measured:
-    steps = observed.steps
-    return Measured(
-        source=source,
-        mean_s=float(np.mean(steps)),
-        std_s=float(np.std(steps, ddof=1)),
-        p50_s=observed.median,
-        p95_s=float(np.quantile(steps, 0.95)),
-        num_samples=observed.num_steps,
     )

@@ -27,6 +27,10 @@ _HALVINGS = 14
 _NAMES = ("sigma", "outlier_share", "outlier_excess", "outlier_sigma")
 
 
+Steps = Float[np.ndarray, " steps"]
+Runs = Sequence[Float[np.ndarray, "_"]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Observed:
     """Statistics of the step times of some runs of one job.
@@ -45,7 +49,7 @@ class Observed:
     """
 
     median: float
-    steps: Float[np.ndarray, " steps"]
+    steps: Steps
     core: float
     shared: float
     excess: Float[np.ndarray, " outliers"]
@@ -54,7 +58,7 @@ class Observed:
     num_steps: int
 
 
-def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
+def observe(runs: Runs) -> Observed:
     """Splits step times into level, core, variation that steps share, and outliers. Runs are not
     pooled.
 
@@ -116,7 +120,7 @@ def observe(runs: Sequence[Float[np.ndarray, "_"]]) -> Observed:
     )
 
 
-def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
+def check_runs(runs: Runs, where: str = "") -> None:
     """Raises a `ValueError` that begins with `where`, for fewer than 20 steps in all runs, a run of
     fewer than four steps, a step that is not a positive number, or a run whose steps are all equal.
     """
@@ -144,7 +148,7 @@ def check_runs(runs: Sequence[Float[np.ndarray, "_"]], where: str = "") -> None:
             )
 
 
-def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
+def core_spread(steps: Steps) -> float:
     """The relative standard deviation of the core: of the steps within five robust standard
     deviations of the median.
     """
@@ -152,7 +156,7 @@ def core_spread(steps: Float[np.ndarray, " steps"]) -> float:
     return float(np.nanstd(core, ddof=1) / np.mean(steps[~np.isnan(core)]))
 
 
-def upper_spread(steps: Float[np.ndarray, " steps"]) -> float:
+def upper_spread(steps: Steps) -> float:
     """The relative standard deviation of the normal law with this 90 % quantile over the median. It
     is that of the core where steps are normal, and larger where some are slower for a while, as at
     the start of a run.
@@ -161,13 +165,13 @@ def upper_spread(steps: Float[np.ndarray, " steps"]) -> float:
     return float((high / median - 1) / ndtri(0.9))
 
 
-def _core(deviations: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+def _core(deviations: Steps) -> Steps:
     """Deviations from the mean of the core, with `nan` for steps outside of it."""
     core = np.where(in_core(deviations), deviations, np.nan)
     return core - np.nanmean(core)
 
 
-def _autocovariance(core: Float[np.ndarray, " steps"], lag: int) -> float:
+def _autocovariance(core: Steps, lag: int) -> float:
     products = core[lag:] * core[: len(core) - lag]
     return float(np.nanmean(products)) if np.any(~np.isnan(products)) else 0.0
 

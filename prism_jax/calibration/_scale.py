@@ -24,7 +24,7 @@ from ..engine import Plain, prepare, steps_of_run
 from ..prediction import constant_step
 from ..program import compile_job
 from ..workers import run_tasks
-from ._observe import Observed, core_spread, observe, step_law_of
+from ._observe import Observed, Runs, Steps, core_spread, observe, step_law_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Scale:
         return self.job.kernels
 
 
-def scale_of(job: Job, runs: Sequence[Float[np.ndarray, "_"]]) -> Scale:
+def scale_of(job: Job, runs: Runs) -> Scale:
     """A job and its runs.
 
     **Raises:**
@@ -126,9 +126,7 @@ def calibrated_as(job: Job, other: Job) -> Job:
     return with_calibrated(job, other.calibrated)
 
 
-def agreement(
-    job: Job, runs: Sequence[Float[np.ndarray, "_"]], *, num_samples: int = 8192
-) -> dict[str, tuple[float, float]]:
+def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tuple[float, float]]:
     """Figures of the steps of a run: those of a calibrated job, and measured ones (the medians over
     runs).
 
@@ -146,6 +144,6 @@ def agreement(
     return dict(zip(names, zip(ours, map(float, theirs), strict=True), strict=True))
 
 
-def _figures(steps: Float[np.ndarray, " steps"]) -> tuple[float, float, float]:
+def _figures(steps: Steps) -> tuple[float, float, float]:
     median = float(np.median(steps))
     return median, float(np.quantile(steps, 0.95)) / median, core_spread(steps)

@@ -1,9 +1,3 @@
-from ._calibrated import (
-    LEVEL as LEVEL,
-    Calibrated as Calibrated,
-    Uncertainty as Uncertainty,
-    apply_calibrated as apply_calibrated,
-)
 from ._check import (
     MAX_BLOCKS as MAX_BLOCKS,
     check_job as check_job,
@@ -39,7 +33,15 @@ from ._job import (
     balances as balances,
     layout_and_order as layout_and_order,
 )
-from ._kernels import Constant as Constant, Kernels as Kernels, Source as Source
+from ._kernels import (
+    LEVEL as LEVEL,
+    Calibrated as Calibrated,
+    Constant as Constant,
+    Kernels as Kernels,
+    Source as Source,
+    Uncertainty as Uncertainty,
+    apply_calibrated as apply_calibrated,
+)
 from ._load import (
     check_job_path as check_job_path,
     load_cluster as load_cluster,
@@ -73,7 +75,6 @@ from ._priors import (
 from ._read import (
     convert as convert,
     located as located,
-    read_csv as read_csv,
     read_rows as read_rows,
     read_struct as read_struct,
     read_text as read_text,
@@ -93,7 +94,6 @@ from ._shapes import (
     ShapeTable as ShapeTable,
     Term as Term,
     column as column,
-    group_shapes as group_shapes,
     outside as outside,
     parse_product as parse_product,
     read_shapes as read_shapes,

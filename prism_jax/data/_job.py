@@ -6,9 +6,8 @@ import msgspec
 
 from .._misc import counted
 from .._summary import Shown, Table
-from ._calibrated import Calibrated
 from ._hardware import Cluster
-from ._kernels import Kernels
+from ._kernels import Calibrated, Kernels
 from ._model import Model
 from ._training import Training
 from ._types import Count, Label, Name, Positive, Text

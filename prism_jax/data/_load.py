@@ -9,11 +9,11 @@ import msgspec
 
 from .._files import check_writable, shown
 from .._misc import quoted
-from ._calibrated import apply_calibrated
 from ._check import check_job, check_plausible
-from ._find import find_file, is_path, list_devices, list_names
+from ._find import find_file, is_path, list_clusters, list_devices, list_models
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
+from ._kernels import apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
@@ -142,16 +142,14 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
         if job.calibrated is not None:
             kernels = apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
         job = msgspec.structs.replace(job, kernels=kernels)
-    for override in parsed:
-        if override.keys[0] != "kernels":
-            continue
+    for override in (one for one in parsed if one.keys[0] == "kernels"):
         if job.kernels is None:
             raise ValueError(
                 f"override `{override}`: the job `{job.name}` names no cluster, so it has no "
                 "kernels."
             )
-        kernels = apply_kernel_override(job.kernels, override)
-        job = msgspec.structs.replace(job, kernels=kernels)
+        changed = apply_kernel_override(job.kernels, override)
+        job = msgspec.structs.replace(job, kernels=changed)
     check_job(job, file)
     return job
 
@@ -187,19 +185,16 @@ def _resolve(
             changes.remove(override)
     if isinstance(cluster.get("device"), str):
         cluster["device"] = _load("device", Device, cluster["device"], path)[1]
+    device = cluster.get("device")
+    if not isinstance(device, dict) or "power" in device:
+        return
     for override in changes:
         if override.keys[:3] == ("cluster", "device", "power"):
-            _check_power(cluster.get("device"), override)
-
-
-def _check_power(device: Any, override: Override) -> None:
-    """Raises a `ValueError` if an override is about the power of a device without any."""
-    if isinstance(device, dict) and "power" not in device:
-        known = (name for name in list_devices() if load_device(name).power)
-        raise ValueError(
-            f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws is "
-            f"not known; take {', '.join(known)}, or add `[power]` to the device's file."
-        )
+            known = (name for name in list_devices() if load_device(name).power)
+            raise ValueError(
+                f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
+                f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
+            )
 
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
@@ -274,23 +269,17 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     check_job_path(path)
     table: dict[str, Any] = msgspec.to_builtins(job)
     del table["kernels"]
-    if job.model is not None and _is_shipped("jobs/models", job.model, load_model):
-        table["model"] = job.model.name
-    cluster = job.cluster
-    if cluster is not None and _is_shipped(
-        "hardware/clusters", cluster, lambda name: load_cluster(name, cluster.num_nodes)
+    model, cluster = job.model, job.cluster
+    if model is not None and model.name in list_models() and load_model(model.name) == model:
+        table["model"] = model.name
+    if cluster is None:
+        pass
+    elif cluster.name in list_clusters() and (
+        load_cluster(cluster.name, cluster.num_nodes) == cluster
     ):
         table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
-    elif cluster is not None and len(cluster.links) > 1 and _joins_all(cluster):
+    elif len(cluster.links) > 1 and cluster.links[-1].group == cluster.num_devices:
         # Without `group` it joins all devices, for any number of nodes; a single link may be that
         # of a node.
         del table["cluster"]["links"][-1]["group"]
     write_toml(pathlib.Path(path), "job", table)
-
-
-def _joins_all(cluster: Cluster) -> bool:
-    return cluster.links[-1].group == cluster.num_devices
-
-
-def _is_shipped(kind: str, part: Any, load: Any) -> bool:
-    return part.name in list_names(kind) and load(part.name) == part

@@ -14,7 +14,7 @@ from ._find import data_folder, is_path, list_names
 from ._hardware import Cluster, Device
 from ._kernels import Efficiency, Kernels, Overlap, Source
 from ._priors import load_priors
-from ._read import read_csv, read_struct, write_toml
+from ._read import read_rows, read_struct, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._types import Label, Name, NonNegative, Positive
 from ._variations import Variation, read_variations
@@ -61,12 +61,12 @@ def load_kernels(cluster: Cluster) -> Kernels:
     network, of_network = _folder("cluster", cluster)
     rows: list[_Row] = [
         (row.kernel, row.dtype, row.size, row.efficiency, row.latency_s)
-        for row in read_csv(device / "efficiency.csv", EfficiencyRow)
+        for _, row in read_rows(device / "efficiency.csv", EfficiencyRow)
     ]
     efficiency = _tables(rows, device)
     rows = [
         (row.kernel, row.link, row.bytes, row.efficiency, 0.0)
-        for row in read_csv(network / "efficiency.csv", CollectiveRow)
+        for _, row in read_rows(network / "efficiency.csv", CollectiveRow)
     ]
     efficiency += _tables(_by_place(rows, cluster), network)
     path = network / "variability.csv"
@@ -123,7 +123,7 @@ def links_without_table(cluster: Cluster) -> tuple[str, ...]:
     folder, source = _folder("cluster", cluster)
     if source.stands_in_for:  # `Kernels.notes` warns about these.
         return ()
-    known = {row.link for row in read_csv(folder / "efficiency.csv", CollectiveRow)}
+    known = {row.link for _, row in read_rows(folder / "efficiency.csv", CollectiveRow)}
     return tuple(link.name for link in cluster.links if link.name not in known)
 
 

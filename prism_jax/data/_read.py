@@ -117,21 +117,16 @@ def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
     return table
 
 
-def read_csv(path: pathlib.Path, row_type: type[_T]) -> list[_T]:
-    """The converted rows of a file. Empty cells count as missing.
+def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]]:
+    """The converted rows of a CSV file, each after its file and line, for messages. Empty cells
+    count as missing.
 
     **Raises:**
 
     A `ValueError` that names file and line.
     """
-    return [row for _, row in read_rows(path, row_type)]
-
-
-def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]]:
-    """As `read_csv`, but each row comes with its file and line, for messages."""
-    reader = csv.reader(io.StringIO(read_text(path, _MOST_CSV), newline=""))
     fields = {f.encode_name: f for f in msgspec.structs.fields(row_type)}
-    rows = _cells(path, reader)
+    rows = _cells(path)
     _, header = next(rows, ("", []))
     for column in header:
         if column not in fields:
@@ -154,23 +149,21 @@ def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]
             raise ValueError(f"{where}: column `{key}` {problem}.") from None
 
 
-def _cells(path: pathlib.Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
+def _cells(path: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     """The rows that are not empty, as strings, each with its file and line."""
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise ValueError(
-                f"{shown(path)}, line {reader.line_num}: this is not valid CSV: {_one_line(error)}."
-            ) from None
-        if row is None:
-            return
-        if any(cell.strip() for cell in row):
-            yield f"{shown(path)}, line {reader.line_num}", row
+    reader = csv.reader(io.StringIO(read_text(path, _MOST_CSV), newline=""))
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield f"{shown(path)}, line {reader.line_num}", row
+    except csv.Error as error:
+        raise ValueError(
+            f"{shown(path)}, line {reader.line_num}: this is not valid CSV: {_one_line(error)}."
+        ) from None
 
 
 def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Writes rows to a file that `read_csv` reads."""
+    """Writes rows to a file that `read_rows` reads."""
     with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .._misc import quoted
-from ._read import read_rows, write_csv
+from ._read import located, read_rows, write_csv
 from ._types import Label, Name, NonNegative, Positive
 
 
@@ -154,7 +154,7 @@ def read_shapes(path: pathlib.Path) -> Shapes:
 def _table(kernel: str, dtype: str, case: float, rows: list[tuple[str, ShapeRow]]) -> ShapeTable:
     work, constant, terms, ranges = None, 0.0, [], {}
     for where, row in rows:
-        try:
+        with located(where):
             product = parse_product(row.term)
             values = tuple(float(value) for value in row.values.split())
             if not all(map(math.isfinite, values)):
@@ -166,8 +166,6 @@ def _table(kernel: str, dtype: str, case: float, rows: list[tuple[str, ShapeRow]
                 continue
             if len(values) == 1 or row.low > row.high or (values and row.low == row.high):
                 raise ValueError("a term has at least two values, from `low` to a larger `high`.")
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
         if product == ((row.term, 1),) and not _tile(row.term):
             ranges[row.term] = (row.low, row.high)
         if values:

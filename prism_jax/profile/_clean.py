@@ -11,7 +11,7 @@ from .._robust import stalled, typical
 from ..data import Job, Variation, load_priors
 from ..program import StepGraph, replay
 from ._components import data_of
-from ._observe import Seen, compute_logs, groups, relative_latencies
+from ._observe import Latencies, Seen, compute_logs, groups, kinds, relative_latencies
 from ._profile import PositionFactor
 
 
@@ -46,7 +46,7 @@ class Clean:
 
     constant: Float[np.ndarray, "ops 1"]
     positions: tuple[PositionFactor, ...]
-    body: Float[np.ndarray, "ops steps"]
+    body: Latencies
     stalls: tuple[Variation, ...]
 
 
@@ -64,9 +64,7 @@ def clean_up(seen: Seen) -> Clean:
     return Clean(constant, positions, body / factors, stalls)
 
 
-def constant_parts(
-    job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
-) -> Float[np.ndarray, "ops 1"]:
+def constant_parts(job: Job, step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "ops 1"]:
     """The part of each op's latency that does not vary, in seconds: the same for all ops of a kind
     on a worker, and zero for most.
 
@@ -93,7 +91,7 @@ def constant_parts(
 
 def _find(
     workers: list[np.ndarray],
-    latencies: Float[np.ndarray, "ops steps"],
+    latencies: Latencies,
     constant: Float[np.ndarray, "ops 1"],
     same_work: bool,
 ) -> None:
@@ -116,7 +114,7 @@ def _find(
             constant[ops] = min(level[worker] - spread[worker] / relative, longest)
 
 
-def _level_and_spread(latencies: Float[np.ndarray, "ops steps"]) -> tuple[float, float]:
+def _level_and_spread(latencies: Latencies) -> tuple[float, float]:
     """The mean of the medians of ops, and the robust standard deviation around these medians. Steps
     share factors, so all ops of a step count as one draw.
     """
@@ -138,9 +136,7 @@ def position_factors(
     )
 
 
-def find_positions(
-    step: StepGraph, latencies: Float[np.ndarray, "ops steps"], pp: int
-) -> tuple[PositionFactor, ...]:
+def find_positions(step: StepGraph, latencies: Latencies, pp: int) -> tuple[PositionFactor, ...]:
     """The mean latency at each position in the step, over that at all positions: for each kind of
     op of a stage where positions differ by more than chance (F test, with probability 0.001).
 
@@ -191,8 +187,8 @@ def _factors(
 
 
 def take_out_stalls(
-    seen: Seen, relative: Float[np.ndarray, "ops steps"], constant: Float[np.ndarray, "ops 1"]
-) -> tuple[Float[np.ndarray, "ops steps"], tuple[Variation, ...]]:
+    seen: Seen, relative: Latencies, constant: Float[np.ndarray, "ops 1"]
+) -> tuple[Latencies, tuple[Variation, ...]]:
     """Removes stalls from latencies. A stall is a latency that is far longer than those of the
     worker's other ops of its kind, after `constant` is subtracted and the rest divided by
     `relative`, the effect of data. Latencies that are as long in many steps, as when some
@@ -218,8 +214,9 @@ def take_out_stalls(
         usual[ops] = constant[ops] + typical(alike, (0, 1))[0] * relative[ops]
         long[ops] = stalled(alike, (0, 1), least)
     body, calm, laws = latencies - constant, np.where(long, usual, latencies), []
-    for kind in dict.fromkeys(step.kind):
-        mine = (np.array(step.kind) == kind)[:, None] & long
+    for kind, ops in kinds(step).items():
+        mine = np.zeros_like(long)
+        mine[ops] = long[ops]
         if not 0 < np.mean(mine.any(axis=0)) < _MOST:
             continue  # Without stalls, or with so many that they belong to the body.
         body[mine] = np.nan
@@ -233,7 +230,7 @@ def take_out_stalls(
             rare /= len(cost) + prior.observations
             parameters = {
                 "sigma": _size_spread(costs),
-                "rate": rare / _delaying(step, kind, calm, size),
+                "rate": rare / _delaying(step, ops, calm, size),
                 "median_s": size,
             }
             source = f"{len(costs)} of {seen.source}"
@@ -241,13 +238,11 @@ def take_out_stalls(
     return body, tuple(laws)
 
 
-def _delaying(
-    step: StepGraph, kind: str, latencies: Float[np.ndarray, "ops steps"], size: float
-) -> float:
-    """The number of ops of a kind, each weighted by the share of a stall on it that delays the
+def _delaying(step: StepGraph, ops: np.ndarray, latencies: Latencies, size: float) -> float:
+    """The number of ops, each weighted by the share of a stall on it that delays the
     step; waits for other ops hide the rest. Found by replaying steps with one stall each.
     """
-    ops, rng = np.flatnonzero(np.array(step.kind) == kind), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     chosen = rng.permutation(ops)[:_REPLAYED]
     some = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
     before = replay(step, some)

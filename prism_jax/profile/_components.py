@@ -10,10 +10,11 @@ first. Differences between the phases of a worker, beyond its own effect, are pa
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from ._effects import (
     DataFactor,
+    Loadings,
     StepEffects,
     data_means,
     find_factor,
@@ -27,6 +28,7 @@ from ._effects import (
 from ._mean_squares import (
     ALIKE,
     Logs,
+    OfSteps,
     Variance,
     between_microbatches,
     between_workers,
@@ -41,8 +43,6 @@ from ._step_factor import of_steps
 # Iterations: loadings separate data from workers and steps, and are estimated from the rest.
 _ROUNDS = 3
 _NAMES = ("rank", "step", "step_autocorrelation", "worker_step", "microbatch", "residual")
-
-_Loadings = Float[np.ndarray, "stages phases"] | None  # `None` if there is no factor of data.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,7 @@ def stall_rate(number: int, of: int) -> Component:
 
 
 def take_apart(
-    logs: Logs,
-    steps: Int[np.ndarray, " steps"],
-    step_times: Float[np.ndarray, " steps"] | None = None,
+    logs: Logs, steps: Int[np.ndarray, " steps"], step_times: OfSteps | None = None
 ) -> Apart:
     """Splits latencies without stalls into components.
 
@@ -96,19 +94,25 @@ def take_apart(
         return Apart(none, logs, no_factor(logs))
     body = logs - log_mean(logs, (0, 3, 4))
     there, some = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
-    effects = _persistent(body)
-    step, rest = effects.step, body - effects.worker - effects.step.by_group
+    # At first as if everything that ops of a worker or a step share were persistent; then with
+    # loadings, by which data are separated from workers and steps.
+    whole, common = main_effects(body)
+    loadings = find_loadings(body - whole - common)
+    for _ in range(_ROUNDS - 1):
+        loadings, *_ = _separated(body, whole, loadings)
+    loadings, worker, rank, step, data_of_step = _separated(body, whole, loadings)
+    rest = body - worker - step.by_group
     times = None if step_times is None else step_times[some]
     of_step, memory = of_steps(step.factor[some], step.noise[some], steps[some], times)
-    rough = _factor(rest, effects.loadings)
+    rough = find_factor(rest, loadings)
     (residual, worker_step), left = _inner(rest, rough)
-    if effects.loadings is None:
+    if loadings is None:
         data, microbatch = rough, between_microbatches(rest - mean(rest, (3, 4)), residual)
     else:
         noises = residual.known, worker_step.known
-        microbatch, data = _of_data(rough, there, noises, effects.data_of_step)
+        microbatch, data = _of_data(rough, there, noises, data_of_step)
     found = (
-        effects.rank.component("rank"),
+        rank.component("rank"),
         of_step,
         memory,
         worker_step.component("worker_step"),
@@ -121,54 +125,29 @@ def take_apart(
 def data_of(logs: Logs) -> DataFactor:
     """A first estimate of the data of microbatches, before stalls are separated from them."""
     worker, step = main_effects(logs)
-    return _factor(logs - worker, find_loadings(logs - worker - step))
+    return find_factor(logs - worker, find_loadings(logs - worker - step))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Effects:
-    """The persistent effects of workers and steps, separated from data.
+def _separated(
+    body: Logs, whole: np.ndarray, known: Loadings | None
+) -> tuple[Loadings | None, np.ndarray, Variance, StepEffects, OfSteps]:
+    """The persistent effects of workers and steps if data have the loadings `known`; `whole` are
+    the effects of workers with their data.
 
-    **Attributes:**
+    **Returns:**
 
-    - `loadings`: those of the data that are left.
-    - `worker`, `rank`: the effects, `(replicas, stages, phases, 1, 1)`, and their variance.
-    - `step`, `data_of_step`: the effects, and the variance by chance of the mean data of a step.
+    The loadings of the data that are left; the effects of workers, `(replicas, stages, phases, 1,
+    1)`, and their variance; the effects of steps, and the variance by chance of the mean data of a
+    step.
     """
-
-    loadings: _Loadings
-    worker: np.ndarray
-    rank: Variance
-    step: StepEffects
-    data_of_step: Float[np.ndarray, " steps"]
-
-
-def _persistent(body: Logs) -> _Effects:
-    """The effects, at first as if everything that ops of a worker or a step share were persistent;
-    then with loadings, by which data are separated from workers and steps.
-    """
-    whole, common = main_effects(body)
-    effects = _separated(body, whole, find_loadings(body - whole - common))
-    for _ in range(_ROUNDS - 1):
-        effects = _separated(body, whole, effects.loadings)
-    return effects
-
-
-def _separated(body: Logs, whole: np.ndarray, known: _Loadings) -> _Effects:
-    """The effects if data have the loadings `known`; `whole` are the effects of workers with their
-    data.
-    """
-    data = _factor(body - whole, known)
+    data = find_factor(body - whole, known)
     (residual, worker_step), _ = _inner(body - whole, data)
     of_replica, of_step = data_means(data, body)
     loadings = np.ones(body.shape[1:3]) if known is None else known
     rank = _rank(body, whole, loadings, residual.known, of_replica)
     worker = without_data(whole, loadings, rank.known, of_replica)
     step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
-    return _Effects(find_loadings(body - worker - step.by_group), worker, rank, step, of_step)
-
-
-def _factor(logs: Logs, loadings: _Loadings) -> DataFactor:
-    return no_factor(logs) if loadings is None else find_factor(logs, loadings)
+    return find_loadings(body - worker - step.by_group), worker, rank, step, of_step
 
 
 def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from ._mean_squares import Logs, count, mean
+from ._mean_squares import Logs, OfSteps, count, mean
 
 
 # Iterations: of one factor, of its values, of workers and steps, and of the data of steps.
@@ -24,6 +24,9 @@ _FACTOR_SWEEPS, _FACTOR_NEWTON, _SWEEPS, _NEWTON = 500, 6, 30, 4
 _SEEN = 3.0
 # The smallest and the largest effect of data on an op, over its mean. A longer latency is a stall.
 _LEAST, _MOST = 0.02, 20.0
+
+
+Loadings = Float[np.ndarray, "stages phases"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +39,7 @@ class DataFactor:
     - `factor`: `(replicas, 1, 1, microbatches, steps)`.
     """
 
-    loadings: Float[np.ndarray, "stages phases"]
+    loadings: Loadings
     factor: Float[np.ndarray, "replicas 1 1 microbatches steps"]
 
     @property
@@ -60,7 +63,7 @@ def no_factor(logs: Logs) -> DataFactor:
     return DataFactor(np.ones((stages, phases)), factor)
 
 
-def find_loadings(logs: Logs) -> Float[np.ndarray, "stages phases"] | None:
+def find_loadings(logs: Logs) -> Loadings | None:
     """The loadings of ops on the factor of their microbatch's data, one on average; `None` if there
     is no such factor. `logs` are without the effects of workers and steps.
     """
@@ -108,10 +111,12 @@ def _one_factor(covariance: np.ndarray, used: np.ndarray) -> Float[np.ndarray, "
     return found
 
 
-def find_factor(logs: Logs, loadings: Float[np.ndarray, "stages phases"]) -> DataFactor:
+def find_factor(logs: Logs, loadings: Loadings | None) -> DataFactor:
     """The factor of each microbatch, by least squares of logarithms; `logs` are without the effects
-    of workers and steps.
+    of workers and steps. Without loadings, microbatches are equal.
     """
+    if loadings is None:
+        return no_factor(logs)
     there = ~np.isnan(logs)
     by_group = loadings[None, :, :, None, None]
     weight = np.where(there, by_group**2, 0).sum(axis=(1, 2), keepdims=True)
@@ -145,7 +150,7 @@ def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
     return worker, step
 
 
-def data_means(data: DataFactor, logs: Logs) -> tuple[float, Float[np.ndarray, " steps"]]:
+def data_means(data: DataFactor, logs: Logs) -> tuple[float, OfSteps]:
     """The variances by chance of the mean data of a replica, and of each step, from the differences
     between replicas in one step; so they include what microbatches of a replica's step share.
     """
@@ -202,8 +207,8 @@ class StepEffects:
         of op.
     """
 
-    factor: Float[np.ndarray, " steps"]
-    noise: Float[np.ndarray, " steps"]
+    factor: OfSteps
+    noise: OfSteps
     by_group: np.ndarray
 
 
@@ -241,31 +246,19 @@ def _solved(
     """The common effect of the groups in each step, its precision, and the mean data of the step,
     minus one, without shrinkage.
     """
-
-    def at(mine: np.ndarray) -> tuple[np.ndarray, ...]:
+    mine = np.zeros(level.shape[2])
+    found = precision = free = mine
+    for _ in range(1 + _NEWTON):
         relative = np.maximum(1 + loadings * mine, 0.1)
         slope = loadings / relative
         line = level - np.log(relative) + slope * mine
-        ones, both, slopes, plain, along = (
-            np.sum(x, axis=(0, 1))
-            for x in (
-                weight,
-                weight * slope,
-                weight * slope**2,
-                weight * line,
-                weight * slope * line,
-            )
-        )
+        terms = (weight, weight * slope, weight * slope**2, weight * line, weight * slope * line)
+        ones, both, slopes, plain, along = (np.sum(x, axis=(0, 1)) for x in terms)
         shrink = data / (1 + data * slopes)
         precision = np.maximum(ones - shrink * both**2, 1e-300)
         found = (plain - shrink * both * along) / precision
         rest = along - both * found
-        return found, precision, shrink * rest, rest / np.maximum(slopes, 1e-300)
-
-    mine = np.zeros(level.shape[2])
-    for _ in range(_NEWTON):
-        mine = at(mine)[2]
-    found, precision, _, free = at(mine)
+        mine, free = shrink * rest, rest / np.maximum(slopes, 1e-300)
     return found, precision, free
 
 

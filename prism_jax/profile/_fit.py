@@ -10,13 +10,13 @@ from jaxtyping import Float
 from .._misc import check_type
 from ..data import Variation, replace_variations
 from ..engine import simulate
-from ..law import Law
 from ..program import CONSTANT
 from ..trace import Trace
 from ._clean import Clean, clean_up
 from ._compile import compile_profile
 from ._components import Apart, stall_rate, take_apart
 from ._laws import Sets, law_of_data, laws_of_kernels
+from ._mean_squares import OfSteps
 from ._notes import notes_of
 from ._observe import Seen, compute_logs, groups, observe, relative_latencies
 from ._profile import Component, Fitted, Profile, WorkerMean
@@ -139,7 +139,7 @@ def means_of(seen: Seen, clean: Clean, split: Split) -> tuple[WorkerMean, ...]:
     return (*means, *constants)
 
 
-def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Profile:
+def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     """A profile whose steps have the mean and the spread of step times, where chance does not
     explain the difference.
 
@@ -157,7 +157,11 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
     levels, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
     quantiles, predicted = np.quantile(step_times, levels), np.asarray(law.quantile(levels))
     measured, known = _variance(quantiles), _variance(predicted)
-    off, level = _off_and_level(step_times, law)
+    mean, level = float(step_times.mean()), 1.0
+    off = law.mean / mean - 1
+    chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / mean**2
+    if off**2 > chance:
+        level = 1 / (1 + off * (1 - chance / off**2))
     notes = list(profile.fitted.notes)
     if abs(level - 1) > _NOTED:
         notes.append(
@@ -173,18 +177,10 @@ def match_steps(profile: Profile, step_times: Float[np.ndarray, " steps"]) -> Pr
     level_now = level * profile.fitted.level
     fitted = msgspec.structs.replace(profile.fitted, level=level_now, notes=tuple(notes))
     scaled = msgspec.structs.replace(profile, means=means, fitted=fitted)
-    missing, error = measured - known, measured * _OF_VARIANCE / root
-    return (
-        _wider(scaled, missing, error) if missing > _SEEN * known * _OF_VARIANCE / root else scaled
-    )
-
-
-def _off_and_level(step_times: Float[np.ndarray, " steps"], law: Law) -> tuple[float, float]:
-    """How far the mean of a law is off that of steps, and the factor on its latencies."""
-    measured = float(step_times.mean())
-    off = law.mean / measured - 1
-    chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / measured**2
-    return off, 1 / (1 + off * (1 - chance / off**2)) if off**2 > chance else 1.0
+    missing = measured - known
+    if missing <= _SEEN * known * _OF_VARIANCE / root:
+        return scaled
+    return _wider(scaled, missing, measured * _OF_VARIANCE / root)
 
 
 def _wider(profile: Profile, missing: float, error: float) -> Profile:

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
-from ..data import Variation
 from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
 from ._clean import position_factors
-from ._effects import find_factor
+from ._effects import Loadings, find_factor
 from ._laws import factors_at
-from ._observe import compute_logs, groups, places, relative_latencies
+from ._observe import Latencies, compute_logs, groups, places, relative_latencies
 from ._profile import Profile, WorkerMean
 
 
@@ -61,7 +60,7 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
 
 def _drawn_in_turn(
     trace: Trace, profile: Profile, step: StepGraph
-) -> Iterator[tuple[str, Float[np.ndarray, "ops steps"]]]:
+) -> Iterator[tuple[str, Latencies]]:
     """The names of parts, and latencies with these parts drawn from their laws. A latency is
     `constant + mean * relative * rest`, with the effect of data and the rest.
     """
@@ -75,7 +74,7 @@ def _drawn_in_turn(
     relative, rest = np.tile(of_data, times), np.tile(left, times)
     laws, compute = _Laws(profile, step, rest.shape[1]), step.computes
 
-    def latencies() -> Float[np.ndarray, "ops steps"]:
+    def latencies() -> Latencies:
         return constant + mean * relative * rest
 
     yield "measured ops", latencies()
@@ -86,10 +85,10 @@ def _drawn_in_turn(
     laws.draw_residuals(rest, compute)
     yield "residuals of compute", latencies()
     worker = np.array([members[0] for members in step.members])
-    factor = laws.factor("worker_step", int(worker.max()) + 1)
+    factor = laws.factors("worker_step", int(worker.max()) + 1)
     rest = np.where(compute[:, None], rest * factor[worker], rest)
     yield "a worker's step", latencies()
-    rest = rest * laws.factor("step", 1)
+    rest = rest * laws.factors("step", 1)
     yield "steps", latencies()
     stalls = laws.stalls()
     yield "stalls", latencies() + stalls
@@ -105,29 +104,27 @@ class _Laws:
         self.rng, self.kinds = np.random.default_rng(0), np.array(step.kind)
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
 
-    def _drawn(self, law: Variation | None, number: int) -> Float[np.ndarray, "number steps"]:
+    def factors(
+        self, component: str, number: int, kernel: str = ""
+    ) -> Float[np.ndarray, "number steps"]:
         """Factors of mean one; ones without a law."""
-        shape = (number, self.steps)
+        law, shape = self.laws.get((kernel, component)), (number, self.steps)
         if law is None:
             return np.ones(shape)
         return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
 
-    def factor(self, name: str, number: int) -> Float[np.ndarray, "number steps"]:
-        """A factor that ops share."""
-        return self._drawn(self.laws.get(("", name)), number)
-
-    def draw_residuals(self, rest: Float[np.ndarray, "ops steps"], mine: np.ndarray) -> None:
+    def draw_residuals(self, rest: Latencies, mine: np.ndarray) -> None:
         """Writes the residuals of the kinds of these ops to `rest`."""
         for kind in dict.fromkeys(self.kinds[mine].tolist()):
             ops = np.flatnonzero(self.kinds == kind)
-            rest[ops] = self._drawn(self.laws.get((kind, "residual")), len(ops))
+            rest[ops] = self.factors("residual", len(ops), kind)
         rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
 
-    def data(self, loadings: Float[np.ndarray, "stages phases"]) -> Float[np.ndarray, "ops steps"]:
+    def data(self, loadings: Loadings) -> Latencies:
         """The effect of data on ops."""
         number, sets = self.profile.schedule.num_microbatches, np.array(self.profile.sets)
         microbatch = np.arange(self.profile.layout.dp * number)
-        factor = self.factor("microbatch", len(microbatch))
+        factor = self.factors("microbatch", len(microbatch))
         if len(sets):
             length = min(sets.shape[1], number)
             drawn = (microbatch[-1] // length + 1, self.steps)
@@ -140,7 +137,7 @@ class _Laws:
         of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
         return np.maximum(1 + loading * (of_op - 1), 0)
 
-    def stalls(self) -> Float[np.ndarray, "ops steps"]:
+    def stalls(self) -> Latencies:
         """The time that stalls add, in seconds."""
         seconds = np.zeros((len(self.kinds), self.steps))
         for (kind, component), law in self.laws.items():
@@ -152,18 +149,13 @@ class _Laws:
         return seconds
 
 
-def _means(
-    profile: Profile, step: StepGraph
-) -> tuple[
-    Float[np.ndarray, "ops 1"], Float[np.ndarray, "ops 1"], Float[np.ndarray, "stages phases"]
-]:
+def _means(profile: Profile, step: StepGraph) -> tuple[np.ndarray, np.ndarray, Loadings]:
     """For each op the mean of its varying part and its constant part, both without the level, and
     its loading.
     """
     pp, level = profile.layout.pp, profile.fitted.level
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
-    mean: Float[np.ndarray, "ops 1"] = np.empty((len(step.kind), 1))
-    constant = np.zeros_like(mean)
+    mean, constant = np.empty((2, len(step.kind), 1))
     none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s / level

@@ -14,7 +14,7 @@ from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
 from ._components import Apart
-from ._observe import Seen, places
+from ._observe import Latencies, Seen, kinds, places
 
 
 # Families are tried from the simplest on, then those of other packages; a later family must be
@@ -36,10 +36,7 @@ Sets = tuple[tuple[float, ...], ...]
 
 
 def laws_of_kernels(
-    seen: Seen,
-    body: Float[np.ndarray, "ops steps"],
-    means: Float[np.ndarray, " ops"],
-    apart: Apart,
+    seen: Seen, body: Latencies, means: Float[np.ndarray, " ops"], apart: Apart
 ) -> tuple[Variation, ...]:
     """The laws of the factors that kernels share, and of the residual of each kind of op.
 
@@ -57,9 +54,9 @@ def laws_of_kernels(
     ratios = np.where(means > 0, body.T / np.where(means > 0, means, 1), np.nan).T
     ops, place = places(seen.trace.job, step)
     ratios[ops] = np.exp(apart.residual[place])
-    kinds, residuals = np.array(step.kind), []
-    for kind in dict.fromkeys(step.kind):
-        mine = ratios[kinds == kind]
+    residuals = []
+    for kind, of_kind in kinds(step).items():
+        mine = ratios[of_kind]
         mine = mine[:, ~np.isnan(mine).all(axis=0)]
         if kind not in step.phases:
             mine = _without_step(mine, apart.value("step"))
@@ -69,9 +66,7 @@ def laws_of_kernels(
     return (*shared, *residuals)
 
 
-def _without_step(
-    ratios: Float[np.ndarray, "ops steps"], sigma: float
-) -> Float[np.ndarray, "ops steps"]:
+def _without_step(ratios: Latencies, sigma: float) -> Latencies:
     """Ratios that are narrower by the factor of steps, which multiplies every op."""
     if not ratios.size or not np.nanvar(ratios):
         return ratios
@@ -164,7 +159,7 @@ def _table(values: np.ndarray) -> Sets:
     return tuple((round(mean, 6),) for mean in means.tolist())
 
 
-def best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str, float]]:
+def best_family(ratios: Latencies) -> tuple[str, dict[str, float]]:
     """The family that predicts the odd steps best from the even ones, and the reverse."""
     halves = halves_of(ratios)
     everything = np.concatenate(halves)
@@ -181,7 +176,7 @@ def best_family(ratios: Float[np.ndarray, "ops steps"]) -> tuple[str, dict[str, 
     return best[1:] if best else ("constant", {})
 
 
-def halves_of(ratios: Float[np.ndarray, "ops steps"]) -> list[np.ndarray]:
+def halves_of(ratios: Latencies) -> list[np.ndarray]:
     """The present values of even steps, and of odd steps."""
     halves = [ratios[:, ::2], ratios[:, 1::2]]
     return [half[np.isfinite(half) & (half > 0)] for half in halves]

@@ -18,6 +18,7 @@ _SEEN = 3.0
 _SINGULAR = 1e8
 
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
+OfSteps = Float[np.ndarray, " steps"]
 
 
 def mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

@@ -10,7 +10,7 @@ from .._robust import in_core
 from ..program import LAUNCH, StepGraph, replay
 from ..trace import COMPUTE, Trace
 from ._mean_squares import slope_of
-from ._observe import Seen, groups
+from ._observe import Latencies, Seen, groups, kinds
 
 
 # A replay that is off by more gives a note.
@@ -25,7 +25,7 @@ _MOVES = 0.005
 _LONG = 0.01
 
 
-def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> dict[str, float]:
+def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
     """The relative change of the mean of replayed steps if the latencies of a kind of op are
     shuffled over steps, for each kind except compute.
 
@@ -35,10 +35,8 @@ def shuffled_means(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -
     """
     rng = np.random.default_rng(0)
     times = max(-(-_STEPS // latencies.shape[1]), 1)
-    mean = float(np.mean(replay(step, latencies)))
-    kinds, moved = np.array(step.kind), {}
-    for kind in dict.fromkeys(step.kind):
-        mine = np.flatnonzero(kinds == kind)
+    mean, moved = float(np.mean(replay(step, latencies))), {}
+    for kind, mine in kinds(step).items():
         if kind in step.phases or not np.ptp(latencies[mine]) > 0:
             continue
         means = []
@@ -61,7 +59,7 @@ def notes_of(seen: Seen, constant: Float[np.ndarray, "ops 1"]) -> tuple[str, ...
     )
 
 
-def _of_waits(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Iterator[str]:
+def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
     """Waits that the graph may lack, which a replay mistakes for work."""
     for kind, by in shuffled_means(step, latencies).items():
         if abs(by) > _MOVES:
@@ -69,9 +67,9 @@ def _of_waits(step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Ite
                 f"shuffling `{kind}` among the steps changes their mean by {100 * by:+.2g} %: its "
                 "latencies contain a wait that the graph lacks"
             )
-    mean, kinds = float(np.mean(replay(step, latencies))), np.array(step.kind)
-    for kind in dict.fromkeys(step.kind):
-        longest = float(latencies[kinds == kind].mean(axis=1).max()) / mean
+    mean = float(np.mean(replay(step, latencies)))
+    for kind, ops in kinds(step).items():
+        longest = float(latencies[ops].mean(axis=1).max()) / mean
         if kind.startswith(LAUNCH) and longest > _LONG:
             yield f"`{kind}` takes up to {100 * longest:.2g} % of a step on average"
 

@@ -3,7 +3,6 @@ kind and worker, or by replica, stage, phase and microbatch.
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +14,7 @@ from ..program import StepGraph, op_latencies, replay, step_graph
 from ..schedule import SEND_RECV
 from ..trace import Trace, outline
 from ._effects import DataFactor
-from ._mean_squares import Logs
+from ._mean_squares import Logs, OfSteps
 
 
 # The largest error of a replay.
@@ -28,6 +27,9 @@ _WAITS, _SEEN, _EARLY = 0.05, 2.0, 0.05
 # means; and the least share of the variance that two classes must explain. With a normal law, which
 # is one class, the best threshold explains 0.64.
 _FEWEST, _LEAST, _EXPLAINED = 2, 2.0, 0.8
+
+
+Latencies = Float[np.ndarray, "ops steps"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Seen:
     trace: Trace
     outline: Outline
     step: StepGraph
-    latencies: Float[np.ndarray, "ops steps"]
-    step_times: Float[np.ndarray, " steps"]
+    latencies: Latencies
+    step_times: OfSteps
     off: float
 
     @property
@@ -104,28 +106,25 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
     return msgspec.structs.replace(outline, gathered=tuple(found))
 
 
-def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[Float[np.ndarray, " steps"], float]:
+def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[OfSteps, float]:
     """For each step, the mean square of the deviations of a kind of op from its means, and the
     share of these ops that end before they could start.
     """
-    latencies = op_latencies(trace, step)[np.array(step.kind) == kind]
+    latencies = op_latencies(trace, step)[kinds(step)[kind]]
     off = latencies - latencies.mean(axis=1, keepdims=True)
     return np.mean(off**2, axis=0), float(np.mean(latencies <= 0))
 
 
-class Classes(NamedTuple):
-    """Two classes of values: the threshold between them, their geometric means, and the share of
-    the variance of logarithms that is between the classes.
-    """
+def two_classes(
+    values: Float[np.ndarray, " values"],
+) -> tuple[float, tuple[float, float], float] | None:
+    """Two classes of values, with the most variance between them, of logarithms (Otsu, "A threshold
+    selection method from gray-level histograms", 1979).
 
-    threshold: float
-    means: tuple[float, float]
-    explained: float
+    **Returns:**
 
-
-def two_classes(values: Float[np.ndarray, " values"]) -> Classes | None:
-    """The threshold with the most variance between the classes, of logarithms (Otsu, "A threshold
-    selection method from gray-level histograms", 1979). `None` if all values are equal.
+    The threshold between the classes, their geometric means, and the share of the variance of
+    logarithms that is between them; `None` if all values are equal.
     """
     logs = np.sort(np.log(values))
     total = float(np.sum((logs - logs.mean()) ** 2))
@@ -138,12 +137,10 @@ def two_classes(values: Float[np.ndarray, " values"]) -> Classes | None:
     best = int(np.argmax(between))
     threshold = float(np.exp((logs[best] + logs[best + 1]) / 2))
     means = float(np.exp(lower[best])), float(np.exp(upper[best]))
-    return Classes(threshold, means, float(between[best]) / total)
+    return threshold, means, float(between[best]) / total
 
 
-def with_links(
-    outline: Outline, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
-) -> Outline:
+def with_links(outline: Outline, step: StepGraph, latencies: Latencies) -> Outline:
     """The outline with the pairs of workers whose sends and receives take far longer than others,
     as between nodes, if there are two classes. The median over both directions of a link counts.
     """
@@ -155,11 +152,12 @@ def with_links(
     if not medians or min(medians.values()) <= 0:
         return outline
     found = two_classes(np.array(list(medians.values())))
-    if found is None or found.explained < _EXPLAINED:
+    if found is None:
         return outline
-    slow = tuple(sorted(pair for pair, median in medians.items() if median > found.threshold))
+    threshold, (low, high), explained = found
+    slow = tuple(sorted(pair for pair, median in medians.items() if median > threshold))
     fewest = min(len(slow), len(medians) - len(slow))
-    if fewest < _FEWEST or found.means[1] < _LEAST * found.means[0]:
+    if explained < _EXPLAINED or fewest < _FEWEST or high < _LEAST * low:
         return outline
     return msgspec.structs.replace(outline, slow_links=slow)
 
@@ -172,6 +170,12 @@ def groups(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
     return {key: np.array(ops) for key, ops in found.items()}
 
 
+def kinds(step: StepGraph) -> dict[str, np.ndarray]:
+    """The ops of each kind, on all workers."""
+    names = np.array(step.kind)
+    return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(step.kind)}
+
+
 def places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """The ops of compute, and the replica, stage, phase and microbatch of each."""
     ops, phases = np.flatnonzero(step.computes), step.phases
@@ -181,7 +185,7 @@ def places(job: Job, step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...
     return ops, (*np.divmod(worker, job.layout.pp), phase, call)
 
 
-def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops steps"]) -> Logs:
+def compute_logs(job: Job, step: StepGraph, latencies: Latencies) -> Logs:
     """Logarithms of the latencies of compute; `nan` for those that are `nan` or not positive."""
     ops, place = places(job, step)
     shape = (job.layout.dp, job.layout.pp, len(step.phases), job.schedule.num_microbatches)
@@ -190,9 +194,7 @@ def compute_logs(job: Job, step: StepGraph, latencies: Float[np.ndarray, "ops st
     return logs
 
 
-def relative_latencies(
-    job: Job, step: StepGraph, data: DataFactor
-) -> Float[np.ndarray, "ops steps"]:
+def relative_latencies(job: Job, step: StepGraph, data: DataFactor) -> Latencies:
     """The latency of each op from its microbatch's data, over its mean; one for other ops."""
     ops, place = places(job, step)
     relative = np.ones((len(step.kind), data.factor.shape[-1]))

@@ -24,7 +24,6 @@ from ..data import (
     Variation,
     check_job,
     is_profile,
-    read_csv,
     read_rows,
     read_struct,
     read_variations,
@@ -251,8 +250,8 @@ def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, 
     if not file.exists():
         return ()
     stretches = tuple(
-        tuple(row.factor for row in rows)
-        for _, rows in it.groupby(read_csv(file, _FactorRow), lambda row: row.stretch)
+        tuple(row.factor for _, row in rows)
+        for _, rows in it.groupby(read_rows(file, _FactorRow), lambda pair: pair[1].stretch)
     )
     lengths = {len(stretch) for stretch in stretches}
     if len(lengths) != 1 or not (lengths == {1} or min(lengths) >= num_microbatches):

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from .._misc import counted
 from .._robust import in_core
-from ._mean_squares import ALIKE, Variance, slope_of
+from ._mean_squares import ALIKE, OfSteps, Variance, slope_of
 from ._profile import Component
 
 
@@ -25,10 +25,10 @@ _CONTRADICTED = 3.0
 
 
 def of_steps(
-    factor: Float[np.ndarray, " steps"],
-    noise: Float[np.ndarray, " steps"],
+    factor: OfSteps,
+    noise: OfSteps,
     steps: Int[np.ndarray, " steps"],
-    step_times: Float[np.ndarray, " steps"] | None = None,
+    step_times: OfSteps | None = None,
 ) -> tuple[Component, Component]:
     """The spread and the autocorrelation of the factor of a step.
 
@@ -58,12 +58,7 @@ def of_steps(
     return variance.component("step"), memory
 
 
-def _in_step_times(
-    variance: Variance,
-    factor: Float[np.ndarray, " steps"],
-    noise: Float[np.ndarray, " steps"],
-    logs: Float[np.ndarray, " steps"],
-) -> Variance:
+def _in_step_times(variance: Variance, factor: OfSteps, noise: OfSteps, logs: OfSteps) -> Variance:
     """The part of the factor's variance that step times show, if they do not show all of it.
 
     The noise of an op affects both the factor and the step time: with a weight of one over the
@@ -85,10 +80,7 @@ def _in_step_times(
 
 
 def _maximum_likelihood(
-    factor: Float[np.ndarray, " steps"],
-    noise: Float[np.ndarray, " steps"],
-    steps: Int[np.ndarray, " steps"],
-    scale: float,
+    factor: OfSteps, noise: OfSteps, steps: Int[np.ndarray, " steps"], scale: float
 ) -> tuple[Variance, Component]:
     """The variance, and the autocorrelation if it can be known; `scale` is near the variance."""
     from scipy.optimize import minimize
