@@ -259,12 +259,12 @@ class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             {"name": name, "value": value, "what": f"{_LEVEL[name]}{' (prior)' * (name in prior)}"}
             for name, value in self.level.items()
         ]
-        note = (
+        notes = [
             "(prior): mostly from other systems, because these steps determine little of it; runs "
             "at other scales would"
-        )
+        ]
         columns = (Column("level", "name"), "value", Column("meaning", "what"))
-        return Table(columns, rows, "What calibration changed", [note] * bool(prior))
+        return Table(columns, rows, "What calibration changed", notes if prior else ())
 
 
 def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Kernels:
@@ -277,13 +277,6 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
     with located(where):
         for variation in calibrated.variability:
             check_variation(variation)
-    return msgspec.structs.replace(
-        kernels,
-        compute=calibrated.compute,
-        network=calibrated.network,
-        constant_s=calibrated.constant_s,
-        constant_share=None,
-        growth=calibrated.growth,
-        num_replicas=calibrated.num_replicas,
-        variability=replace_variations(kernels.variability, calibrated.variability),
-    )
+    level = {name: getattr(calibrated, name) for name in (*LEVEL, "num_replicas")}
+    laws = replace_variations(kernels.variability, calibrated.variability)
+    return msgspec.structs.replace(kernels, **level, constant_share=None, variability=laws)

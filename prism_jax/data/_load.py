@@ -272,14 +272,12 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     model, cluster = job.model, job.cluster
     if model is not None and model.name in list_models() and load_model(model.name) == model:
         table["model"] = model.name
-    if cluster is None:
-        pass
-    elif cluster.name in list_clusters() and (
-        load_cluster(cluster.name, cluster.num_nodes) == cluster
-    ):
-        table |= {"cluster": cluster.name, "num_nodes": cluster.num_nodes}
-    elif len(cluster.links) > 1 and cluster.links[-1].group == cluster.num_devices:
-        # Without `group` it joins all devices, for any number of nodes; a single link may be that
-        # of a node.
-        del table["cluster"]["links"][-1]["group"]
+    if cluster is not None:
+        name, nodes = cluster.name, cluster.num_nodes
+        if name in list_clusters() and load_cluster(name, nodes) == cluster:
+            table |= {"cluster": name, "num_nodes": nodes}
+        elif len(cluster.links) > 1 and cluster.links[-1].group == cluster.num_devices:
+            # Without `group` it joins all devices, for any number of nodes; a single link may be
+            # that of a node.
+            del table["cluster"]["links"][-1]["group"]
     write_toml(pathlib.Path(path), "job", table)

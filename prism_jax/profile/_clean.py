@@ -85,33 +85,31 @@ def constant_parts(job: Job, step: StepGraph, latencies: Latencies) -> Float[np.
         if step.computes[ops[0]]:
             peers.setdefault((kind, worker % stages), []).append(ops)
     for workers in peers.values():
-        _find(workers, latencies, constant, same_work)
+        seconds = _constants([latencies[ops] for ops in workers], same_work)
+        for ops, one in zip(workers, seconds, strict=True):
+            constant[ops] = one
     return constant
 
 
-def _find(
-    workers: list[np.ndarray],
-    latencies: Latencies,
-    constant: Float[np.ndarray, "ops 1"],
-    same_work: bool,
-) -> None:
-    """Writes the constant part of the ops of one kind."""
-    level, spread = np.array([_level_and_spread(latencies[ops]) for ops in workers]).T
-    slow = level > np.median(level)
+def _constants(workers: list[Latencies], same_work: bool) -> Float[np.ndarray, " workers"]:
+    """The constant parts of the workers whose latencies of one kind of op are given."""
+    level, spread = np.array([_level_and_spread(latencies) for latencies in workers]).T
+    slow, constant = level > np.median(level), np.zeros(len(workers))
     fast = ~slow & (spread > 0)
     if not np.all(level > 0) or not fast.any():
-        return
+        return constant
     logs = np.log(spread[fast] / level[fast])
     relative = float(np.exp(np.median(logs)))
     # If the noise of fast workers differs by more than chance, that of slow workers may, too.
     scatter = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-    error = max(_OF_SPREAD / np.sqrt(latencies.shape[1]), scatter) * np.sqrt(1 + 1 / len(logs))
+    steps = workers[0].shape[1]
+    error = max(_OF_SPREAD / np.sqrt(steps), scatter) * np.sqrt(1 + 1 / len(logs))
     least = float(np.median(level[fast])) if same_work else 0.0
-    for worker in np.flatnonzero(slow):
-        if spread[worker] < relative * level[worker] * np.exp(-_SEEN * error):
-            ops = workers[worker]
-            longest = min(level[worker] - least, (1 - _LEAST) * float(np.min(latencies[ops])))
-            constant[ops] = min(level[worker] - spread[worker] / relative, longest)
+    for w in np.flatnonzero(slow):
+        if spread[w] < relative * level[w] * np.exp(-_SEEN * error):
+            longest = min(level[w] - least, (1 - _LEAST) * float(np.min(workers[w])))
+            constant[w] = min(level[w] - spread[w] / relative, longest)
+    return constant
 
 
 def _level_and_spread(latencies: Latencies) -> tuple[float, float]:

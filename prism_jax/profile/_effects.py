@@ -185,9 +185,8 @@ def without_data(
     weights = np.where(np.isnan(worker), 0, loadings[None, :, :, None, None])
     square = np.maximum(np.sum(weights**2, axis=(1, 2), keepdims=True), 1e-300)
     apart = worker - mean(worker, (0,))
-    along = (
-        np.sum(np.where(np.isnan(worker), 0, weights * apart), axis=(1, 2), keepdims=True) / square
-    )
+    products = np.where(np.isnan(worker), 0, weights * apart)
+    along = np.sum(products, axis=(1, 2), keepdims=True) / square
     # Phases of a worker have one effect.
     stages = np.sum(np.sum(weights, axis=2, keepdims=True) ** 2, axis=(1, 2), keepdims=True)
     variance = own * stages / square**2

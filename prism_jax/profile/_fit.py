@@ -151,9 +151,8 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
       the factor of a step: both to the component and to its law, which stay equal.
     - If the median is off by more than the noise and more than 1 %, there is a note.
     """
-    law = simulate(
-        compile_profile(profile), num_samples=_NUM_SAMPLES, key=jax.random.key(0), sampling="plain"
-    )
+    program, key = compile_profile(profile), jax.random.key(0)
+    law = simulate(program, num_samples=_NUM_SAMPLES, key=key, sampling="plain")
     levels, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
     quantiles, predicted = np.quantile(step_times, levels), np.asarray(law.quantile(levels))
     measured, known = _variance(quantiles), _variance(predicted)

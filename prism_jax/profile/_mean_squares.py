@@ -200,8 +200,7 @@ def between_workers(
     weights = np.array([d / (rough + own + ALIKE**2) ** 2 for _, d, own in pairs])
     values = np.array([square - own for square, _, own in pairs])
     value = float(np.sum(weights * values) / np.sum(weights))
-    error = float(
-        np.sqrt(2 / np.sum([d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]))
-    )
+    information = [d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]
+    error = float(np.sqrt(2 / np.sum(information)))
     note = f"from {int(np.sum(there))} workers" if df < 30 else ""
     return Variance(value, error, note)

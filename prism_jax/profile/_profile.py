@@ -216,18 +216,8 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
     file, positions = path / _POSITIONS, ()
     if file.exists():
         positions = _read_once(file, PositionFactor, ("stage", "microbatch"))
-    outline = Outline(about.before, about.after, about.slow_links, about.gathered)
-    return Profile(
-        about.name,
-        about.layout,
-        about.schedule,
-        outline,
-        means,
-        laws,
-        about.fitted,
-        sets,
-        positions,
-    )
+    name, layout, schedule, fitted, *outline = msgspec.structs.astuple(about)
+    return Profile(name, layout, schedule, Outline(*outline), means, laws, fitted, sets, positions)
 
 
 def _read_once(
