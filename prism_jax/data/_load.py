@@ -133,6 +133,13 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     raw.setdefault("name", quoted(path.stem))
     _call_dtypes_by_their_names(raw.get("training"))
     job = convert(raw, Job, where)
+    job = _with_kernels(job, file, [one for one in parsed if one.keys[0] == "kernels"])
+    check_job(job, file)
+    return job
+
+
+def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
+    """The job with the kernels of its cluster, and these changes to them."""
     if job.cluster is not None:
         with located(file):
             check_cluster(job.cluster)
@@ -142,7 +149,7 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
         if job.calibrated is not None:
             kernels = apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
         job = msgspec.structs.replace(job, kernels=kernels)
-    for override in (one for one in parsed if one.keys[0] == "kernels"):
+    for override in overrides:
         if job.kernels is None:
             raise ValueError(
                 f"override `{override}`: the job `{job.name}` names no cluster, so it has no "
@@ -150,7 +157,6 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             )
         changed = apply_kernel_override(job.kernels, override)
         job = msgspec.structs.replace(job, kernels=changed)
-    check_job(job, file)
     return job
 
 
