@@ -13,7 +13,7 @@ from prism_jax.cli import main
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
 from prism_jax.diagnosis._causes import EFFECTS, Explained
 from prism_jax.diagnosis._diagnose import Hypotheses
-from prism_jax.diagnosis._series import series_of, shape_of, student
+from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.trace import rank_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+import equinox as eqx
 import msgspec
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
@@ -102,12 +103,20 @@ def _run(program: Program, key: PRNGKeyArray) -> Run:
 def explained(usual: Simulated) -> Iterator[Explained]:
     """What each cause would do to the usual steps of a job."""
     before = np.quantile(usual.steps, STEP_LEVELS)
-    for name, (parameter, nothing, *grid) in _PARAMETERS.items():
-        changed = [_scenario(name, value, usual) for value in grid]
+    for name, (parameter, nothing, *some) in _PARAMETERS.items():
+        changed = [_scenario(name, value, usual) for value in some]
         steps = [usual.of(scenario) for scenario in changed if scenario is not None]
-        if steps:
-            found = np.stack([before, *(np.quantile(x, STEP_LEVELS) for x in steps)]) / before
-            yield _explained(name, parameter, np.array([nothing, *grid]), found)
+        if not steps:
+            continue
+        factors = np.stack([before, *(np.quantile(x, STEP_LEVELS) for x in steps)]) / before
+        grid = np.array([nothing, *some])
+        # The last value may do half more than is predicted: a level of kernels is not known better.
+        grid, factors = (np.concatenate([x, [1.5 * x[-1] - 0.5 * x[-2]]]) for x in (grid, factors))
+        # The values with the `EFFECTS`, between those at which steps were simulated.
+        effects = np.maximum.accumulate(factors.mean(axis=1) - 1)
+        values = np.interp(EFFECTS[effects[-1] >= EFFECTS], effects, grid)
+        between = [np.interp(values, grid, column) for column in factors.T]
+        yield Explained(name, parameter, values, np.stack(between, axis=1), 0 * values)
     laws = (StepLaw(0.0, _STALLED, share / _STALLED, _STALL_SIGMA) for share in EFFECTS)
     drawn = (np.sort(one.factors(len(before))) for one in laws)
     paused = np.stack([row / np.median(row) for row in drawn])
@@ -115,21 +124,6 @@ def explained(usual: Simulated) -> Iterator[Explained]:
     slower = (1 + EFFECTS)[:, None] * np.ones(len(before))
     trend = 2 * np.log1p(EFFECTS)
     yield Explained("drift", "growth of a step over the series", np.expm1(trend), slower, trend)
-
-
-def _explained(
-    name: str,
-    parameter: str,
-    grid: Float[np.ndarray, " grid"],
-    factors: Float[np.ndarray, "grid levels"],
-) -> Explained:
-    """The values with the `EFFECTS`, between those at which steps were simulated."""
-    # The last value may do half more than is predicted: a level of kernels is not known better.
-    grid, factors = (np.concatenate([x, [1.5 * x[-1] - 0.5 * x[-2]]]) for x in (grid, factors))
-    effects = np.maximum.accumulate(factors.mean(axis=1) - 1)
-    values = np.interp(EFFECTS[effects[-1] >= EFFECTS], effects, grid)
-    between = [np.interp(values, grid, column) for column in factors.T]
-    return Explained(name, parameter, values, np.stack(between, axis=1), 0 * values)
 
 
 def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
@@ -141,9 +135,8 @@ def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
     if name == "unbalanced-experts":
         if (loads := program.loads) is None:
             return None
-        wider = dataclasses.replace(loads.unevenness, spread=loads.unevenness.spread * value)
-        loads = dataclasses.replace(loads, unevenness=wider)
-        return Scenario(dataclasses.replace(program, loads=loads))
+        wider = loads.unevenness.spread * value
+        return Scenario(eqx.tree_at(lambda one: one.loads.unevenness.spread, program, wider))
     if name == "congested-link":
         *inner, link = cluster.links
         slower = link.bandwidth_bytes_per_s / value

@@ -16,8 +16,17 @@ from ..trace import RankTimes, step_times
 from ..workload import has_experts
 from ._causes import EFFECTS, TELLS, Explained, explained, simulated
 from ._changes import Change, cheapest_changes
-from ._evidence import OfRanks, odds, of_ranks, shares_of_ranks, shares_of_series
-from ._series import Series, series_of, shape_of, student
+from ._evidence import (
+    OfRanks,
+    Series,
+    odds,
+    of_ranks,
+    series_of,
+    shape_of,
+    shares_of_ranks,
+    shares_of_series,
+    student,
+)
 
 
 # A probability that is called small. A priori, "nothing" is as likely as all causes together.
@@ -231,18 +240,8 @@ def diagnose(
     normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
     if percentile < 2.5 or series.level > (1 + EFFECTS[-1]) * interval[1]:
         nothing, causes = None, ()
-    return Diagnosis(
-        normal=normal,
-        measured=series.level,
-        num_steps=series.number,
-        nothing=nothing,
-        causes=causes,
-        ranks=seen,
-        predicted=middle,
-        interval_90=interval,
-        percentile=percentile,
-        changes=of.changes,
-    )
+    steps = (series.level, series.number, nothing, causes, seen)
+    return Diagnosis(normal, *steps, middle, interval, percentile, of.changes)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
