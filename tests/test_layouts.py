@@ -374,7 +374,7 @@ def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):
     every = [one.job.name for one in _by_mean(jobs, None).layouts]
     monkeypatch.setattr("prism_jax.layouts._best_first.time.monotonic", it.count().__next__)
     lengths = []
-    for budget in (20, 40, 60, 1000):
+    for budget in (20, 30, 40, 1000):
         found = _by_mean(jobs, budget)
         assert found.ended == ("budget" if budget < 1000 else "")
         assert {one.job.name for one in found.layouts} <= {*every}

@@ -82,51 +82,41 @@ class BestFirst:
     def __iter__(self) -> Iterator[int]:
         for number, job in enumerate(self._jobs):
             self._tick()
-            heapq.heappush(self._queue, (self._scaled(self._least(job), number), number, 0))
+            seconds = self._scaled(least_seconds(job, self._known), number)
+            heapq.heappush(self._queue, (seconds, number, 0))
         while self._queue:
             self._tick()
-            seconds, number, stage = self._queue[0]
-            if stage == len(_CLOSER):
+            seconds, number, looks = self._queue[0]
+            if looks == 2:
                 heapq.heappop(self._queue)
                 yield number
                 continue
-            closer = _CLOSER[stage](self, number)
+            closer = self._predicted(number) if looks else self._sharded(self._jobs[number])
             if closer is None:
                 heapq.heappop(self._queue)
             else:
-                closer = max(seconds, self._scaled(closer, number))
-                heapq.heapreplace(self._queue, (closer, number, stage + 1))
+                seconds = max(seconds, self._scaled(closer, number))
+                heapq.heapreplace(self._queue, (seconds, number, looks + 1))
 
-    def _least(self, job: Job, sharded: bool = False) -> float:
-        return least_seconds(job, self._known, sharded=sharded)
+    def _sharded(self, job: Job) -> float:
+        """A longer time that a step takes at least, if its parameters or gradients are sharded."""
+        wants = job.training is not None and job.training.zero >= 2
+        return least_seconds(job, self._known, sharded=True) if wants else 0.0
 
-    def _sharded(self, number: int) -> float:
-        training = self._jobs[number].training
-        wants = training is not None and training.zero >= 2
-        return self._least(self._jobs[number], True) if wants else 0.0
-
-    def _fits(self, number: int) -> float | None:
-        job = self._jobs[number]
-        if self._margin is None or job.cluster is None:
-            return 0.0
-        most = job.cluster.device.memory_bytes * (1 - self._margin)
+    def _predicted(self, number: int) -> float | None:
+        """The predicted time; `None` if the job does not fit or cannot be predicted."""
         try:
-            if least_bytes(job) <= most and memory(job).fullest.bytes <= most:
-                return 0.0
-            self.num_too_large += 1
-        except ValueError as error:
-            self.refused[number] = str(error)
-        return None
-
-    def _predict(self, number: int) -> float | None:
-        try:
+            if not self._fits(self._jobs[number]):
+                self.num_too_large += 1
+                return None
             self.predicted[number] = predict(self._jobs[number])
         except ValueError as error:
             self.refused[number] = str(error)
             return None
         return self.predicted[number].mean
 
-
-# How a job is looked at more closely; each gives a time that it takes at least, the last the
-# prediction itself, or `None` to drop it.
-_CLOSER = (BestFirst._sharded, BestFirst._fits, BestFirst._predict)
+    def _fits(self, job: Job) -> bool:
+        if self._margin is None or job.cluster is None:
+            return True
+        most = job.cluster.device.memory_bytes * (1 - self._margin)
+        return least_bytes(job) <= most and memory(job).fullest.bytes <= most

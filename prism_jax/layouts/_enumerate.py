@@ -1,7 +1,7 @@
 """Enumerates the layouts of a model on a number of GPUs."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -76,13 +76,13 @@ def enumerate_layouts(
     if any_memory:
         return tuple(found)
     most = cluster.device.memory_bytes * (1 - memory_margin)
-    floors = {number: _bytes(job, least_bytes) for number, job in enumerate(found)}
+    floors = {number: _bytes(job, False) for number, job in enumerate(found)}
     small = [number for number, floor in floors.items() if floor <= most]
     needed: dict[int, float] = {}
     # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
         for number in sorted(small, key=lambda i: schedule_of(found[i])):
-            needed[number] = _bytes(found[number], _all_bytes)
+            needed[number] = _bytes(found[number], True)
             advance(1)
     fitting = tuple(found[i] for i in small if needed[i] <= most)
     if not fitting:
@@ -99,16 +99,14 @@ def schedule_of(job: Job) -> tuple:
     return job.layout.pp, schedule.kind, schedule.virtual_stages, schedule.num_microbatches
 
 
-def _bytes(job: Job, needed: Callable[[Job], float]) -> float:
-    """The memory of the fullest GPU; infinite if the schedule cannot run so many microbatches."""
+def _bytes(job: Job, activations: bool) -> float:
+    """The memory of the fullest GPU, or what it needs at least, without activations; infinite if
+    the schedule cannot run so many microbatches.
+    """
     try:
-        return needed(job)
+        return memory(job).fullest.bytes if activations else least_bytes(job)
     except ValueError:
         return math.inf
-
-
-def _all_bytes(job: Job) -> float:
-    return memory(job).fullest.bytes
 
 
 def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: int) -> None:
@@ -173,7 +171,7 @@ def _too_large(
     if needed == math.inf:
         memory(least)  # Raises the error of a schedule that cannot run so many microbatches.
     # Not even all of the GPUs together hold the model if there are fewer.
-    fewest = _bytes(_undivided(least), least_bytes) / most
+    fewest = _bytes(_undivided(least), False) / most
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
     more = next((n for n in numbers if _any_fits(layouts_of(asked, n), most)), None)
     fix = f"use {more:,} GPUs, or " if more else "use "
@@ -201,6 +199,4 @@ def _undivided(job: Job) -> Job:
 def _any_fits(jobs: Iterable[Job], most: float) -> bool:
     """Whether a layout fits; those whose schedule has the fewest ops, which takes least, first."""
     few_first = sorted(jobs, key=lambda job: job.layout.pp * job.schedule.num_microbatches)
-    return any(
-        _bytes(job, _all_bytes) <= most for job in few_first if _bytes(job, least_bytes) <= most
-    )
+    return any(_bytes(job, False) <= most and _bytes(job, True) <= most for job in few_first)

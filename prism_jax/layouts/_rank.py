@@ -115,13 +115,32 @@ def rank_layouts(
 def _simulate_all(
     search: Search, key: PRNGKeyArray, kept: Kept, executor: Executor | None, watch: Watch
 ) -> None:
-    """Simulates layout after layout, until no other can be among the first `top`."""
+    """Simulates layout after layout, until no other can be among the first `top`. The figures of
+    those that are kept are taken from there.
+    """
+    jobs, options = search.jobs, (search.objective, search.num_samples, key)
+
+    def simulate(numbers: Sequence[int]) -> None:
+        search.order += numbers
+        for number in numbers:
+            if number in kept.known:
+                search.add(number, kept.known[number])
+        left = [number for number in numbers if number not in kept.known]
+        # Programs of one schedule share compiled code.
+        most = min(max(len(left) // _CALLS, 1), _MOST)
+        calls = alike(left, lambda number: schedule_of(jobs[number]), most)
+        tasks = [([jobs[number] for number in some], *options) for some in calls]
+        for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
+            for number, found in zip(calls[which], results, strict=True):
+                search.add(number, found)
+                kept.write(jobs[number], number, search.queue.predicted[number], found)
+
     queue, size = iter(search.queue), search.top if executor else 1
     with _own_thread(executor) as workers:
         while wave := [*it.islice(queue, size)]:
             last = search.last()
             near = [number for number in wave if search.predicted(number) < last]
-            _simulate(search, near, key, kept, workers, watch)
+            simulate(near)
             if len(near) < len(wave):
                 break
             size = _WAVE if executor else 1
@@ -131,31 +150,6 @@ def _simulate_all(
         for number in search.order:
             if number in values and search.predicted(number) < search.last():
                 search.found[number] = values[number]
-
-
-def _simulate(
-    search: Search,
-    numbers: Sequence[int],
-    key: PRNGKeyArray,
-    kept: Kept,
-    workers: Executor,
-    watch: Watch,
-) -> None:
-    """Simulates some layouts, or takes their figures from those that are kept."""
-    search.order += numbers
-    for number in numbers:
-        if number in kept.known:
-            search.add(number, kept.known[number])
-    left = [number for number in numbers if number not in kept.known]
-    # Programs of one schedule share compiled code.
-    most = min(max(len(left) // _CALLS, 1), _MOST)
-    calls = alike(left, lambda number: schedule_of(search.jobs[number]), most)
-    options = (search.objective, search.num_samples, key)
-    tasks = [([search.jobs[number] for number in some], *options) for some in calls]
-    for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
-        for number, found in zip(calls[which], results, strict=True):
-            search.add(number, found)
-            kept.write(search.jobs[number], number, search.queue.predicted[number], found)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,12 @@
 import dataclasses
 import itertools as it
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from ..data import Cluster, Count, Job, Kernels, Layout, Model, ScheduleConfig, Training
-from ..schedule import AbstractSchedule, schedules
+from ..schedule import schedules
 from ..workload import check_split, has_experts, has_tables
 
 
@@ -95,27 +95,19 @@ def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
     """
     layers, known = asked.model.num_layers, schedules()
     for kind in asked.space.schedule:
-        numbers: Iterable[int] = (1,)
-        if pp > 1 and _has_virtual_stages(known[kind]):
-            numbers = asked.space.virtual_stages or range(2, (layers + 2) // pp + 1)
-        elif _has_virtual_stages(known[kind]):
+        fields: Any = dataclasses.fields(known[kind])  # pyright: ignore
+        several = "virtual_stages" in [field.name for field in fields]
+        if several and pp == 1:
             continue
-        for virtual_stages in numbers:
+        every = asked.space.virtual_stages or range(2, (layers + 2) // pp + 1)
+        for virtual_stages in every if several else (1,):
             for ends in (False, True):
                 stages = pp * virtual_stages
                 if stages <= layers + 2 * ends and (layers + 2 * ends) % stages == 0:
-                    yield ScheduleConfig(
-                        kind=kind,
-                        num_microbatches=1,
-                        virtual_stages=virtual_stages,
-                        embedding_counts_as_layer=ends,
-                        head_counts_as_layer=ends,
-                    )
+                    names = ("embedding_counts_as_layer", "head_counts_as_layer")
+                    counts: Any = dict.fromkeys(names, ends)
+                    yield ScheduleConfig(kind, 1, virtual_stages, **counts)
                     break
-
-
-def _has_virtual_stages(schedule: type[AbstractSchedule]) -> bool:
-    return any(field.name == "virtual_stages" for field in dataclasses.fields(schedule))  # pyright: ignore
 
 
 def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
@@ -129,6 +121,7 @@ def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
 def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
     space, order = asked.space, schedules()[config.kind]
+    of: dict[str, Any] = {"model": asked.model, "cluster": asked.cluster, "kernels": asked.kernels}
     for size in space.microbatch_size:
         number, left = divmod(asked.batch_size, layout.dp * size)
         if left or (order.whole_groups and number % layout.pp) or number < 1:
@@ -142,15 +135,8 @@ def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[
             training = msgspec.structs.replace(
                 asked.training, microbatch_size=size, zero=zero, recompute=recompute
             )
-            yield Job(
-                layout,
-                schedule,
-                model=asked.model,
-                cluster=asked.cluster,
-                training=training,
-                kernels=asked.kernels,
-                name=layout_name(layout, schedule, training),
-            )
+            name = layout_name(layout, schedule, training)
+            yield Job(layout, schedule, **of, training=training, name=name)
 
 
 def layout_name(layout: Layout, schedule: ScheduleConfig, training: Training) -> str:
