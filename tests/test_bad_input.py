@@ -429,7 +429,7 @@ def test_a_slash_after_the_name_of_a_file(tmp_path, capsys):
 
 def test_two_sweeps_in_one_folder_at_once(tmp_path):
     from prism_jax._files import written_whole
-    from prism_jax.analysis._parts import open_parts
+    from prism_jax.analysis import open_parts
 
     def write(meanwhile):
         """A row that takes long to write."""

@@ -16,7 +16,7 @@ from prism_jax.analysis import (
     bandwidth,
     estimate,
 )
-from prism_jax.analysis._check import check_steps
+from prism_jax.analysis._bootstrap import check_steps
 from prism_jax.engine import simulate
 
 from .helpers import rich_program

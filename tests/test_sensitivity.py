@@ -196,7 +196,7 @@ def test_intervals_cover():
     inside, values, errors = [], [], []
     for seed in range(60):
         found = figures(4_000, seed)
-        low, high = found.interval()
+        low, high = np.array([one.interval() for one in found.estimates()]).T
         inside.append((low <= truth) & (truth <= high))
         values.append(found.values)
         errors.append(found.scatter)
@@ -292,7 +292,7 @@ def test_intervals_cover_where_few_replica_samples_decide():
         slopes = np.array([[float(one.kernel_spread["a"])] for one in knobs])
         derivative = Bootstrapped(slopes[0], slopes[1:], np.array([rests_on]))
         both = stacked(figure_value(found), derivative)
-        low, high = both.interval()
+        low, high = np.array([one.interval() for one in both.estimates()]).T
         values.append(both.values)
         errors.append(both.scatter)
         holds = (low < [value, of_spread]) & ([value, of_spread] < high)

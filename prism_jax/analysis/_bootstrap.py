@@ -1,4 +1,5 @@
-"""Standard errors by the bootstrap, for every figure of the step time and its derivatives.
+"""Standard errors by the bootstrap, for every figure of the step time and its derivatives; and what
+analyses refuse, as they could not tell these.
 
 Few replica samples may decide many steps, so samples are drawn anew, not steps: each sample gets a
 random weight (Rubin, "The Bayesian bootstrap", 1981), and no replica is simulated again. For
@@ -11,22 +12,24 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._misc import counted
-from ..engine import SimulatedSteps, check_num_samples, resample, support
+from ..engine import SimulatedSteps, check_num_samples, check_program, resample, support
 from ..law import FEWEST, more_steps
-from ._density import bandwidth
-from ._objectives import AbstractObjective
+from ._objectives import AbstractObjective, bandwidth
 
 
 # Plain samples are drawn only if so many times fewer would reach the tail: derivatives, changes and
 # standard errors need more of them there than a quantile alone.
 MARGIN = 16
 _FEWEST_STEPS = 32
+# With fewer steps than this beyond a quantile, its estimate is biased inwards.
+_FEWEST_BEYOND = 3
 # Of the steps beyond a quantile, the share that lies next to it.
 _NEAR = 1 / 8
 
@@ -68,10 +71,6 @@ class Bootstrapped:
         """An `Estimate` of each figure, in their order."""
         columns = (self.values, self.standard_error, self.degrees)
         return [Estimate(*map(float, row)) for row in zip(*columns, strict=True)]
-
-    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """A confidence interval for each figure."""
-        return tuple(np.array([one.interval(level) for one in self.estimates()]).T)
 
 
 def combined(function: Callable[..., np.ndarray], *some: Bootstrapped) -> Bootstrapped:
@@ -152,6 +151,44 @@ def evenly(times: np.ndarray, weights: np.ndarray) -> Float[np.ndarray, " n"]:
     """
     weights = weights * (len(times) / weights.sum())
     return np.interp(np.arange(len(times)) + 0.5, np.cumsum(weights) - weights / 2, times)
+
+
+def check_objective(objective: Any) -> None:
+    """Raises a `ValueError` unless `objective` is an objective."""
+    if not isinstance(objective, AbstractObjective):
+        raise ValueError(
+            f"The objective {objective!r} must be an `AbstractObjective`, such as `Mean()` or "
+            "`Quantile(0.95)`."
+        )
+
+
+def check_reached(objective: AbstractObjective, value: float) -> None:
+    """Raises a `ValueError` where a probability is zero or one: its derivative would be zero."""
+    if objective.exceeds is not None and not 0 < value < 1:
+        raise ValueError(
+            f"{objective} is {value:g}; give a threshold that some steps exceed and others do not."
+        )
+
+
+def check_steps(objective: AbstractObjective, num_samples: int) -> None:
+    """Raises a `ValueError` if there are too few steps to estimate the figure."""
+    each = check_num_samples(num_samples)
+    share = objective.share
+    if share < 1 and share * each < _FEWEST_BEYOND:
+        raise ValueError(
+            f"{counted(num_samples, 'step')} do{'es' * (num_samples == 1)} not reach as far as "
+            f"{objective}; simulate at least {math.ceil(_FEWEST_BEYOND / share):,}."
+        )
+
+
+def check_figure(program: Any, objective: Any, num_samples: Any, key: Any) -> int:
+    """`num_samples` as an `int`. Raises a `ValueError` unless a figure of simulated steps of a
+    program can be had from so many, with its standard error.
+    """
+    check_program(program, key)
+    check_objective(objective)
+    check_steps(objective, num_samples)
+    return check_num_steps(num_samples)
 
 
 def check_num_steps(num_samples: int) -> int:

@@ -9,13 +9,25 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from .._misc import counted
 from .._progress import progress_bar
 from .._summary import Column, Shown, Table
-from ..engine import critical_paths, simulated_steps, vector_rule_notes
+from ..cluster import COLLECTIVES
+from ..collapse import Sides
+from ..engine import (
+    Plain,
+    SimulatedSteps,
+    critical_paths,
+    exposed_reductions,
+    prepare,
+    simulated_steps,
+    steps_of_run,
+    vector_rule_notes,
+)
 from ..program import Program
-from ._exposed import communication_shares, exposed_of
 
 
 # At most this many critical paths are followed.
 _MOST_STEPS = 10_000
+# The most steps that are simulated for what is exposed, which is enough for a share of a step.
+_MOST_EXPOSED = 2**13
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -117,13 +129,12 @@ def criticality(
         raise ValueError(f"The band {band} must be two rising quantiles between 0 and 1.")
     simulated = simulated_steps(program, num_samples=num_samples, key=key)
     chosen = _steps_between(simulated.steps, *band)
-    ops = program.ops
-    compute = ~program.ops.is_send_recv
-    labels = {"stages": ops.stage.value, "ranks": ops.rank.value}
+    compute, labels = ~program.ops.is_send_recv, op_labels(program)
     total = {name: np.zeros(program.num_ops) for name in ("probability", "latency_s", "slack_s")}
-    groups = {
-        name: {"probability": np.zeros(of.max() + 1), "share": np.zeros(of.max() + 1)}
-        for name, of in labels.items()
+    groups = {name: labels[name][compute] for name in ("stage", "rank")}
+    of_groups = {
+        name: {column: np.zeros(labels[name].max() + 1) for column in ("probability", "share")}
+        for name in groups
     }
     shares = communication_shares(program)
     exposed, samples = [], []
@@ -135,11 +146,11 @@ def criticality(
             total["slack_s"] += np.asarray(paths.slack, np.float64).sum(axis=1)
             on_path = np.where(critical, latency, 0)
             steps = simulated.steps[paths.step]
-            taken = on_path * (paths.factor / steps)
-            for name, of in labels.items():
-                mine = groups[name]
-                mine["probability"] += _any(critical[compute], of[compute]).sum(axis=1)
-                mine["share"] += np.bincount(of[compute], taken[compute].sum(axis=1))
+            taken = (on_path * (paths.factor / steps))[compute].sum(axis=1)
+            for name, group in groups.items():
+                mine = of_groups[name]
+                mine["probability"] += _any(critical[compute], group, len(mine["share"]))
+                mine["share"] += np.bincount(group, taken, len(mine["share"]))
             reduction = paths.reductions[paths.sink, np.arange(len(steps))]
             before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
             ended = (on_path.sum(axis=0) + reduction) * paths.factor
@@ -149,18 +160,20 @@ def criticality(
     number = len(chosen)
     _, times = np.unique(np.concatenate(samples), return_counts=True)
     seen = number**2 / float(np.sum(times**2))
-    ops_rows = {x: getattr(ops, x).value for x in ("phase", "stage", "microbatch", "rank")}
-    found = {name: x / number for name, x in total.items()}
-    return Criticality(
-        ops={**ops_rows, **_with_error(found, seen)},
-        stages=_rows("stage", groups["stages"], number, seen),
-        ranks=_rows("rank", groups["ranks"], number, seen),
-        exposed_communication=np.concatenate(exposed),
-        exposed_data_parallel=(exposed_of(simulated) / simulated.steps)[chosen],
-        num_steps=number,
-        num_replicas_seen=seen,
-        notes=vector_rule_notes(simulated.run),
+    stages, ranks = (
+        {name: np.arange(len(found["share"])), **_means(found, number, seen)}
+        for name, found in of_groups.items()
     )
+    ops = {**labels, **_means(total, number, seen)}
+    waited = (exposed_of(simulated) / simulated.steps)[chosen]
+    notes = vector_rule_notes(simulated.run)
+    return Criticality(ops, stages, ranks, np.concatenate(exposed), waited, number, seen, notes)
+
+
+def op_labels(program: Program) -> dict[str, np.ndarray]:
+    """For each op of a replica: its phase, stage, microbatch and rank."""
+    names = ("phase", "stage", "microbatch", "rank")
+    return {name: getattr(program.ops, name).value for name in names}
 
 
 def _steps_between(
@@ -172,24 +185,82 @@ def _steps_between(
     return np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
 
 
-def _any(critical: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Whether any op of each label is critical: `(labels, steps)`."""
-    found = np.zeros((of.max() + 1, critical.shape[1]), bool)
-    np.logical_or.at(found, of, critical)
-    return found
+def _any(critical: np.ndarray, group: np.ndarray, number: int) -> np.ndarray:
+    """In how many steps any op of each group is critical."""
+    found = np.zeros((number, critical.shape[1]), bool)
+    np.logical_or.at(found, group, critical)
+    return found.sum(axis=1)
 
 
-def _rows(
-    label: str, total: dict[str, np.ndarray], number: int, seen: float
-) -> dict[str, np.ndarray]:
-    means = _with_error({name: x / number for name, x in total.items()}, seen)
-    return {label: np.arange(len(means["probability"])), **means}
-
-
-def _with_error(found: dict[str, np.ndarray], seen: float) -> dict[str, np.ndarray]:
-    """Adds the standard error of the probability, as if one more of each outcome had been seen."""
-    probability = found["probability"]
+def _means(total: dict[str, np.ndarray], number: int, seen: float) -> dict[str, np.ndarray]:
+    """The means over so many steps; and the standard error of the probability, as if one more of
+    each outcome had been seen.
+    """
+    probability, *rest = (x / number for x in total.values())
     smoothed = (probability * seen + 1) / (seen + 2)
     error = np.sqrt(smoothed * (1 - smoothed) / seen)
-    rest = {name: x for name, x in found.items() if name != "probability"}
-    return {"probability": probability, "standard_error": error, **rest}
+    names = ("probability", "standard_error", *[*total][1:])
+    return dict(zip(names, (probability, error, *rest), strict=True))
+
+
+def exposed_data_parallel(
+    program: Program, *, num_samples: int = _MOST_EXPOSED, key: PRNGKeyArray
+) -> Float[np.ndarray, " steps"]:
+    """How long steps wait for data-parallel communication, in seconds: from the end of the last
+    backward to the end of the last reduction of gradients, and in the tail for parameters.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `num_samples`: how many steps; no more than 8,192 are simulated.
+    - `key`: a `jax.random` key.
+
+    **Returns:**
+
+    The exposed seconds of each step, by the vector rule of replicas. Of the tail, the mean share of
+    communication counts.
+    """
+    number = min(num_samples, _MOST_EXPOSED)
+    if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
+        return np.zeros(number)
+    # Far tails do not matter here, and plain sampling needs no pilot of its own.
+    run = dataclasses.replace(prepare(program, key), sampling=Plain())
+    return exposed_of(steps_of_run(run, num_samples=number))
+
+
+def exposed_of(simulated: SimulatedSteps) -> Float[np.ndarray, " steps"]:
+    """`exposed_data_parallel`, from steps that are already simulated."""
+    waited, ended = exposed_reductions(simulated)
+    in_tail = communication_shares(simulated.run.program)["tail"]
+    return waited + in_tail * np.maximum(simulated.steps - ended, 0)
+
+
+def communication_shares(program: Program) -> dict[str, Any]:
+    """The share of communication in the mean latency of each op, and in the tail."""
+    table, blocks = program.latencies, program.blocks
+    mean = np.asarray(table.mean, np.float64)
+    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
+    runs = blocks.segments.value @ mean
+    exposed = blocks.class_collectives.value @ mean
+    whole = blocks.class_segments.value @ runs + exposed
+    for sides in (blocks.branches, blocks.outer_branches):
+        # A block that lies within another has no block within it.
+        inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
+        ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
+        whole, exposed = whole + ends, exposed + left
+    direct = blocks.direct.value
+    single = direct >= 0
+    whole = np.where(single, mean[direct], whole)
+    exposed = np.where(single, (mean * collective)[direct], exposed)
+    share = exposed / np.where(whole > 0, whole, 1)
+    of_ops = share[program.rows.class_.value[program.ops.row.value]]
+    return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
+
+
+def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
+    """How long branches of constant kernels take, and for how much of this nothing computes."""
+    compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
+    longest = (sides.communication.value @ mean).max(axis=1, initial=0)
+    alpha, beta = sides.slowdowns.value.T
+    end = np.maximum(longest + beta * compute, compute + alpha * longest)
+    return end, end - (compute - inner)

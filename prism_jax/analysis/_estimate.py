@@ -23,10 +23,8 @@ from ..engine import (
     support,
 )
 from ..program import Program
-from ._bootstrap import Bootstrapped, bootstrapped, evenly, in_order
-from ._check import check_objective
-from ._density import bandwidth
-from ._objectives import AbstractObjective, Mean
+from ._bootstrap import Bootstrapped, bootstrapped, check_objective, evenly, in_order
+from ._objectives import AbstractObjective, Mean, bandwidth
 
 
 def estimate(
@@ -58,7 +56,8 @@ def estimate(
     The figure, a scalar in seconds (a probability for `Exceedance`).
     """
     check_objective(objective)
-    return _estimate(program, (objective, num_samples, key, progress))
+    options = {"num_samples": num_samples, "key": key, "progress": progress}
+    return _estimate(program, objective, options)
 
 
 class Figure(NamedTuple):
@@ -71,19 +70,9 @@ class Figure(NamedTuple):
     objective: AbstractObjective
 
 
-def figure(
-    program: Program,
-    objective: AbstractObjective,
-    *,
-    num_samples: int,
-    key: PRNGKeyArray,
-    like: SimulatedSteps | None = None,
-    margin: int = 1,
-    progress: bool = False,
-) -> Figure:
-    """A figure with the steps behind it. See `simulated_steps` for `like` and `margin`."""
-    options: dict[str, Any] = {"key": key, "like": like, "margin": margin, "progress": progress}
-    return figure_of(simulated_steps(program, num_samples=num_samples, **options), objective)
+def figure(program: Program, objective: AbstractObjective, **options: Any) -> Figure:
+    """A figure with the steps behind it. The options are those of `simulated_steps`."""
+    return figure_of(simulated_steps(program, **options), objective)
 
 
 def figure_of(simulated: SimulatedSteps, objective: AbstractObjective) -> Figure:
@@ -113,9 +102,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
 
 def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
     simulated = found.simulated
-    depends = ft.partial(
-        _weighting, simulated, found.objective, _width(simulated), conditional_on(found)
-    )
+    depends = ft.partial(_weighting, found, _width(simulated), conditional_on(found))
     every = depends(np.ones(len(simulated.steps)), simulated)
     again = (depends(one.counts, one.simulated) for one in resamples)
     pairs = pull_back(it.chain([every], again))
@@ -151,16 +138,12 @@ def conditional_on(found: Figure) -> str | None:
 
 
 def _weighting(
-    simulated: SimulatedSteps,
-    objective: AbstractObjective,
-    width: float,
-    last: str | None,
-    weights: np.ndarray,
-    weighed: SimulatedSteps,
+    found: Figure, width: float, last: str | None, weights: np.ndarray, weighed: SimulatedSteps
 ) -> Weighting:
     """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
     probability that a step takes longer than the quantile does, given all draws but the last.
     """
+    _, simulated, objective = found
     steps, unit = evenly(*in_order(simulated.steps, weights)), 1.0
     # Of how many steps lie beyond a threshold, whether or not a draw is left open.
     levels = objective.level, objective.exceeds
@@ -173,11 +156,11 @@ def _weighting(
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
     slope, influence = (unit * np.interp(simulated.steps, steps, x) for x in of_steps)
     # What is added to all steps acts on the figure as before they were weighted.
-    found, wanted = weights @ slope, unit * of_steps[0].sum()
-    if objective.monotone and found > 0:
-        slope = slope * (wanted / found)
+    total, wanted = weights @ slope, unit * of_steps[0].sum()
+    if objective.monotone and total > 0:
+        slope = slope * (wanted / total)
     elif not objective.monotone:
-        slope = slope + (wanted - found) / weights.sum()
+        slope = slope + (wanted - total) / weights.sum()
     return Weighting(simulated, weights, weights * slope, influence, weighed.chunks, bounded)
 
 
@@ -187,26 +170,21 @@ def _width(simulated: SimulatedSteps) -> float:
 
 
 @eqx.filter_custom_vjp
-def _estimate(program, arguments):
-    return _value(program, arguments)[0]
+def _estimate(program, objective, options):
+    return _value(program, objective, options)[0]
 
 
-def _value(program, arguments):
-    objective, num_samples, key, progress = arguments
-    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "progress": progress}
+def _value(program, objective, options):
     found = figure(program, objective, **options)
     return jnp.asarray(found.value, program.latencies.mean.dtype), found
 
 
 @_estimate.def_fwd
-def _forward(perturbed, program, arguments):
+def _forward(perturbed, program, objective, options):
     del perturbed
-    return _value(program, arguments)
+    return _value(program, objective, options)
 
 
 @_estimate.def_bwd
-def _backward(found, cotangent, perturbed, program, arguments):
-    gradient = figure_gradient(found)
-    return jax.tree.map(
-        lambda g: None if g is None else g * cotangent, gradient, is_leaf=lambda g: g is None
-    )
+def _backward(found, cotangent, perturbed, program, objective, options):
+    return jax.tree.map(lambda slope: slope * cotangent, figure_gradient(found))

@@ -1,22 +1,24 @@
-"""Where to spend on less variability."""
+"""Where to spend on less variability, and how much of it a target allows."""
 
 import dataclasses
+import functools as ft
+import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import bisect
 from .._progress import progress_bar
-from ..engine import check_program, simulated_steps, vector_rule_notes
+from ..engine import simulated_steps, vector_rule_notes
 from ..program import Program
-from ._bootstrap import MARGIN, check_num_steps, combined, withheld
-from ._check import check_objective, check_reached, check_steps
-from ._estimate import figure, figure_gradient, figure_of, figure_value
-from ._knobs import apply_knobs, check_parts, neutral, of_part, scaled, through_knobs
+from ._bootstrap import MARGIN, check_figure, check_reached, combined, stacked, withheld
+from ._estimate import Figure, figure, figure_gradient, figure_of, figure_value
+from ._knobs import check_parts, factor_slopes, varied
 from ._objectives import AbstractObjective
 
 
@@ -24,6 +26,9 @@ from ._objectives import AbstractObjective
 _SEARCH = 4
 # The search has converged when each share moves by less than this share of the budget.
 _SETTLED = 1e-3
+# The tolerance of the search for a target, and the largest factor that it tries.
+_TOLERANCE = 1e-4
+_WIDEST = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,62 +106,43 @@ def improve(
     `ValueError` if a name is not of a part of the program, or if a cost or the budget is not
     positive.
     """
-    check_program(program, key)
-    check_objective(objective)
-    ones = neutral(program)
-    check_parts(ones, costs)
+    count = check_figure(program, objective, num_samples, key)
+    check_parts(program, costs)
     prices = np.array([*costs.values()], float)
     if not len(prices) or not (np.isfinite(prices) & (prices > 0)).all():
         raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
-    _check_search(budget, num_iterations)
-    check_steps(objective, num_samples)
-    count = check_num_steps(num_samples)
-    of_search, of_report = jax.random.split(key)
-    search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
-    search["like"] = simulated_steps(apply_knobs(program, ones), **search)
-    check_reached(objective, figure_of(search["like"], objective).value)
-
-    def improved(removed):
-        return scaled(ones, dict(zip(costs, 1 - removed, strict=True)))
-
-    def value_and_gradient(removed):
-        knobs = improved(removed)
-        changed = apply_knobs(program, knobs)
-        found = figure(changed, objective, **search)
-        gradient = through_knobs(program, knobs, figure_gradient(found))
-        advance(1)
-        return found.value, np.array([-float(of_part(gradient, name)) for name in costs])
-
-    with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
-        removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
-    options: dict[str, Any] = {"num_samples": count, "key": of_report, "progress": progress}
-    options["margin"] = MARGIN
-    was = figure(apply_knobs(program, ones), objective, **options)
-    now = figure(apply_knobs(program, improved(removed)), objective, like=was.simulated, **options)
-    before, after = figure_value(was), figure_value(now)
-    gain = combined(np.subtract, before, after)
-    return Improvement(
-        objective=str(objective),
-        unit=objective.unit,
-        removed=dict(zip(costs, removed.tolist(), strict=True)),
-        spent=float(removed @ prices),
-        before=before.estimates()[0],
-        after=after.estimates()[0],
-        gain=gain.estimates()[0],
-        path=path,
-        num_samples=count,
-        notes=(
-            *vector_rule_notes(now.simulated.run),
-            *withheld(f"The gain of {objective}", float(gain.support[0])),
-        ),
-    )
-
-
-def _check_search(budget: float, num_iterations: int) -> None:
     if not (np.isfinite(budget) and budget > 0):
         raise ValueError(f"The budget of {budget} must be positive.")
     if num_iterations < 1:
         raise ValueError(f"`num_iterations={num_iterations}` must be at least 1.")
+    of_search, of_report = jax.random.split(key)
+    search: dict[str, Any] = {"num_samples": count // _SEARCH, "key": of_search}
+    search["like"] = simulated_steps(varied(program, {}), **search)
+    check_reached(objective, figure_of(search["like"], objective).value)
+
+    def left(removed: np.ndarray) -> dict[str, Any]:
+        return dict(zip(costs, 1 - removed, strict=True))
+
+    def value_and_gradient(removed: np.ndarray) -> tuple[float, np.ndarray]:
+        found = figure(varied(program, left(removed)), objective, **search)
+        slopes = factor_slopes(program, left(removed), figure_gradient(found))
+        advance(1)
+        return found.value, -slopes
+
+    with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
+        removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
+    options: dict[str, Any] = {"num_samples": count, "key": of_report, "margin": MARGIN}
+    options["progress"] = progress
+    was = figure(varied(program, {}), objective, **options)
+    now = figure(varied(program, left(removed)), objective, like=was.simulated, **options)
+    both = [figure_value(was), figure_value(now)]
+    found = stacked(*both, combined(np.subtract, *both))
+    notes = vector_rule_notes(now.simulated.run)
+    notes += withheld(f"The gain of {objective}", float(found.support[2]))
+    shares = dict(zip(costs, removed.tolist(), strict=True))
+    before, after, gain = found.estimates()
+    about = (str(objective), objective.unit, shares, float(removed @ prices))
+    return Improvement(*about, before, after, gain, path, count, notes)
 
 
 def _descend(
@@ -167,29 +153,29 @@ def _descend(
     The variables are amounts of money, so a step moves money between parts by how much each gains
     for it.
     """
-    even = prices * min(budget / prices.sum(), 1)
-    value, gradient = value_and_gradient(even / prices)
-    starts = [(value, gradient / prices, even)]
+
+    def at(spent: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        value, gradient = value_and_gradient(spent / prices)
+        return value, gradient / prices, spent
+
+    even = at(prices * min(budget / prices.sum(), 1))
     # Where the figure is linear, this is the optimum.
-    greedy = _greedy(gradient / prices, prices, budget)
-    value, gradient = value_and_gradient(greedy / prices)
-    starts.append((value, gradient / prices, greedy))
-    path = [value for value, *_ in starts]
-    value, gradient, spent = min(starts, key=lambda start: start[0])
-    best = (value, spent)
-    scale = float(np.abs(gradient).max()) or 1.0
+    greedy = at(_greedy(even[1], prices, budget))
+    path = [even[0], greedy[0]]
+    found = best = min(even, greedy, key=operator.itemgetter(0))
+    scale = float(np.abs(found[1]).max()) or 1.0
     # Not an optimiser that scales each coordinate by itself: its projection would settle elsewhere.
     rate = 0.5 * min(budget, float(prices.max()))
     for i in range(num_iterations):
+        _, gradient, before = found
         decayed = rate * (1 + np.cos(np.pi * i / num_iterations)) / 2
-        before, spent = spent, _affordable(spent - decayed * gradient / scale, prices, budget)
+        spent = _affordable(before - decayed * gradient / scale, prices, budget)
         if np.abs(spent - before).max() < _SETTLED * budget:
             break
-        value, gradient = value_and_gradient(spent / prices)
-        gradient = gradient / prices
-        path.append(value)
-        best = min(best, (value, spent), key=lambda one: one[0])
-    return best[1] / prices, path
+        found = at(spent)
+        path.append(found[0])
+        best = min(best, found, key=operator.itemgetter(0))
+    return best[2] / prices, path
 
 
 def _greedy(gradient: np.ndarray, prices: np.ndarray, budget: float) -> np.ndarray:
@@ -201,9 +187,7 @@ def _greedy(gradient: np.ndarray, prices: np.ndarray, budget: float) -> np.ndarr
     return np.where(gradient < 0, spent, 0)
 
 
-def _affordable(
-    spent: Float[np.ndarray, " parts"], prices: Float[np.ndarray, " parts"], budget: float
-) -> Float[np.ndarray, " parts"]:
+def _affordable(spent: np.ndarray, prices: np.ndarray, budget: float) -> np.ndarray:
     """The nearest way to spend up to the budget, on each part up to its price."""
 
     def less(by):
@@ -213,3 +197,98 @@ def _affordable(
         return less(0)
     _, by = bisect(lambda by: less(by).sum() > budget, 0.0, float(np.max(spent)), 100)
     return less(by)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The result of `target`.
+
+    **Attributes:**
+
+    - `factor`: the factor on the spread of the part (for stalls, on their rate) with which the
+        figure meets the target. Its standard error is `nan` where the figure does not change with
+        it.
+    - `reached`: the figure with this factor, in the unit of the objective.
+    - `as_it_is`, `without`: the figure with a factor of one, and with a factor of zero.
+    - `num_samples`: how many steps each figure is from.
+    - `notes`: as in [`Sensitivity`][].
+    """
+
+    factor: Estimate
+    reached: float
+    as_it_is: float
+    without: float
+    num_samples: int
+    notes: tuple[str, ...] = ()
+
+
+def target(
+    program: Program,
+    objective: AbstractObjective,
+    part: str,
+    at: float,
+    *,
+    num_samples: int,
+    key: PRNGKeyArray,
+    progress: bool = False,
+) -> Target:
+    """Finds how much a part may vary for a figure of the step time to meet a target.
+
+    The factor on its spread is found by Brent's method with common random numbers. The standard
+    error of the factor is that of the figure, divided by the derivative of the figure.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `objective`: the figure.
+    - `part`: the name of the part, as in `sensitivity`.
+    - `at`: the target, that is, the value that the figure should have, in its unit.
+    - `num_samples`: how many steps to simulate for each figure.
+    - `key`: a `jax.random` key.
+    - `progress`: whether to show bars on stderr.
+
+    **Returns:**
+
+    A [`Target`][].
+
+    **Raises:**
+
+    `ValueError` if the program has no such part, or if the target is not met with any factor from
+    zero to ten.
+    """
+    from scipy.optimize import brentq
+
+    if not np.isfinite(at):
+        raise ValueError(f"The target {at} must be a number, in the unit of {objective}.")
+    count = check_figure(program, objective, num_samples, key)
+    check_parts(program, [part])
+    options: dict[str, Any] = {"num_samples": count, "key": key, "margin": MARGIN}
+    base = simulated_steps(varied(program, {}), **options)
+
+    def figure_at(factor: float) -> Figure:
+        advance(1)
+        return figure(varied(program, {part: factor}), objective, like=base, **options)
+
+    value = ft.cache(lambda factor: figure_at(factor).value)
+    with progress_bar(None, progress, "search", "spread") as advance:
+        without, as_it_is = value(0.0), value(1.0)
+        low, high = 0.0, 1.0
+        while value(high) < at and high < _WIDEST:
+            low, high = high, min(2 * high, _WIDEST)
+        if not without <= at <= value(high):
+            top = value(high)
+            end = f"{top:.7g} with {high:g} times as much" if at > top else f"{without:.7g} without"
+            wanted = f"{objective} = {at:.7g} {objective.unit}"
+            raise ValueError(
+                f"No spread of `{part}` makes {wanted}: it is {as_it_is:.7g} now, and {end}."
+            )
+        factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
+        found = figure_at(factor)
+    (slope,) = factor_slopes(program, {part: factor}, figure_gradient(found)).tolist()
+    reached = figure_value(found)
+    (there,) = reached.estimates()
+    error = there.standard_error / abs(slope) if slope else math.nan
+    notes = vector_rule_notes(found.simulated.run)
+    notes += withheld(f"{objective}", float(reached.support[0]))
+    allowed = Estimate(factor, error, there.degrees)
+    return Target(allowed, found.value, as_it_is, without, len(base.steps), notes)

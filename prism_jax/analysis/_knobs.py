@@ -1,7 +1,7 @@
 """Knobs on a program: factors on the means and spreads of its parts."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import equinox as eqx
 import jax
@@ -17,8 +17,18 @@ from ..program import Adjustment, Network, Program
 
 
 _SHARED = ("rank", "step", "worker_step", "microbatch")
-# The fields of `Knobs` that together cover everything that varies, exactly once.
-ELEMENTARY = ("kernel_spread", "factor_spread", "stall_rate")
+# The groups of parts: how a part is named, and the fields of `Knobs` of its spread and its mean.
+GROUPS = {
+    "kernel": ("{}", "kernel_spread", "kernel_mean"),
+    "shared factor": ("{}", "factor_spread", None),
+    "stalls": ("stalls of {}", "stall_rate", None),
+    "stage": ("stage {}", "stage_spread", "stage_mean"),
+    "rank": ("GPUs of rank {}", "gpu_spread", None),
+}
+# Those that together cover everything that varies, exactly once.
+ELEMENTARY = ("kernel", "shared factor", "stalls")
+# The group of a part, its name, and `mean` or `spread`.
+Label = tuple[str, str, str]
 
 
 class Knobs(eqx.Module):
@@ -94,8 +104,8 @@ def _turned(program: Program, knobs: Knobs) -> Program:
     loads = program.loads
     if loads is not None:
         spread = loads.unevenness.spread * knobs.factor_spread["expert_load"]
-        unevenness = dataclasses.replace(loads.unevenness, spread=spread)
-        loads = dataclasses.replace(loads, unevenness=unevenness)
+        loads = eqx.tree_at(lambda one: one.unevenness.spread, loads, spread)
+    stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)  # No communication.
     return dataclasses.replace(
         program,
         loads=loads,
@@ -103,14 +113,8 @@ def _turned(program: Program, knobs: Knobs) -> Program:
         variability=dataclasses.replace(
             variability, residual=residual, network=network, stalls=stalls, **shared
         ),
-        adjustment=_by_stage(program, knobs),
+        adjustment=adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread),
     )
-
-
-def _by_stage(program: Program, knobs: Knobs) -> Adjustment:
-    """An adjustment by stage, without communication."""
-    stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)
-    return adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread)
 
 
 def adjusted(
@@ -148,27 +152,56 @@ def scaled(knobs: Knobs, factors: Mapping[str, ArrayLike]) -> Knobs:
     """The knobs with factors on the variability of some parts, which are named as in `parts_of`."""
     parts = parts_of(knobs)
     for name, factor in factors.items():
-        field, where = parts[name]
+        group, place = parts[name]
+        field = GROUPS[group][1]
         old = getattr(knobs, field)
         if isinstance(old, dict):
-            new = {**old, where: old[where] * jnp.asarray(factor, old[where].dtype)}
+            new = {**old, place: old[place] * jnp.asarray(factor, old[place].dtype)}
         else:
-            new = old.at[where].multiply(jnp.asarray(factor, old.dtype))
+            new = old.at[place].multiply(jnp.asarray(factor, old.dtype))
         knobs = dataclasses.replace(knobs, **{field: new})
     return knobs
 
 
-def of_part(knobs: Knobs, name: str) -> Float[Array, ""]:
-    """The knob of the variability of a part."""
-    field, where = parts_of(knobs)[name]
-    return getattr(knobs, field)[where]
+def varied(program: Program, factors: Mapping[str, ArrayLike]) -> Program:
+    """The program with factors on the variability of some parts."""
+    return apply_knobs(program, scaled(neutral(program), factors))
 
 
-def check_parts(knobs: Knobs, names: Iterable[str]) -> list[str]:
+def factor_slopes(
+    program: Program, factors: Mapping[str, ArrayLike], gradient: Program
+) -> Float[np.ndarray, " factors"]:
+    """The derivative with respect to these factors, from that with respect to what `varied` gives
+    for them.
+    """
+    knobs = through_knobs(program, scaled(neutral(program), factors), gradient)
+    parts = parts_of(knobs)
+    places = ((GROUPS[parts[name][0]][1], parts[name][1]) for name in factors)
+    return np.array([float(getattr(knobs, field)[place]) for field, place in places])
+
+
+def slopes_by_part(program: Program, gradient: Program) -> dict[Label, float]:
+    """The derivatives with respect to all knobs, from that with respect to `varied(program, {})`.
+    That of a rank's mean is the sum of those of its stages.
+    """
+    knobs = jax.tree.map(np.asarray, through_knobs(program, neutral(program), gradient))
+    of_ranks = np.bincount(ranks_of_stages(program), knobs.stage_mean, program.num_ranks)
+    found: dict[Label, float] = {}
+    for group, name, place in all_parts(knobs):
+        _, spread, mean = GROUPS[group]
+        if group == "rank":
+            found[group, name, "mean"] = float(of_ranks[int(place)])
+        elif mean:
+            found[group, name, "mean"] = float(getattr(knobs, mean)[place])
+        found[group, name, "spread"] = float(getattr(knobs, spread)[place])
+    return found
+
+
+def check_parts(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for a name that is not of a part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
-    names, parts = list(names), parts_of(knobs)
+    names, parts = list(names), parts_of(neutral(program))
     for name in names:
         if name not in parts:
             raise ValueError(unknown_name("part", name, tuple(parts)))
@@ -177,15 +210,23 @@ def check_parts(knobs: Knobs, names: Iterable[str]) -> list[str]:
 
 def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:
     """For the name of each part that may vary (`gemm`, `rank`, `stalls of gemm`, `stage 3`,
-    `GPUs of rank 0`), its field of `Knobs` and its place in the field.
+    `GPUs of rank 0`), its group and its place in the fields of this group.
     """
-    parts: dict[str, tuple[str, str | int]] = {}
-    for field, label in (
-        ("kernel_spread", "{}"),
-        ("factor_spread", "{}"),
-        ("stall_rate", "stalls of {}"),
-    ):
-        parts |= {label.format(name): (field, name) for name in getattr(knobs, field)}
-    for field, label in (("stage_spread", "stage {}"), ("gpu_spread", "GPUs of rank {}")):
-        parts |= {label.format(i): (field, i) for i in range(len(getattr(knobs, field)))}
-    return parts
+    return {name: (group, place) for group, name, place in all_parts(knobs)}
+
+
+def all_parts(knobs: Knobs) -> Iterator[tuple[str, str, str | int]]:
+    """The group, the name and the place of each part."""
+    for group, (label, field, _) in GROUPS.items():
+        of = getattr(knobs, field)
+        # A traced dictionary comes back in this order.
+        for place in sorted(of) if isinstance(of, dict) else range(len(of)):
+            yield group, label.format(place), place
+
+
+def ranks_of_stages(program: Program) -> Int[np.ndarray, " stages"]:
+    """The pipeline rank that runs each (global virtual) stage."""
+    ops, compute = program.ops, ~program.ops.is_send_recv
+    ranks = np.zeros(int(ops.stage.value.max(initial=0)) + 1, np.int64)
+    ranks[ops.stage.value[compute]] = ops.rank.value[compute]
+    return ranks

@@ -4,9 +4,12 @@ import abc
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Float
 
 from .._misc import quoted
-from ._density import Steps, density_at, regression_at
+
+
+Steps = Float[np.ndarray, " steps"]
 
 
 class AbstractObjective(eqx.Module):
@@ -104,7 +107,25 @@ class Std(AbstractObjective):
         return ((steps - np.mean(steps)) ** 2 - std**2) / (2 * std)
 
 
-class Quantile(AbstractObjective):
+class AbstractAtQuantile(AbstractObjective):
+    """A figure of the steps at a quantile, or beyond it."""
+
+    q: float = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if isinstance(self.q, bool) or not isinstance(self.q, int | float | np.number):
+            raise ValueError(
+                f"The quantile `q={quoted(self.q)}` must be a number, such as 0.95 for p95."
+            )
+        if not 0 < self.q < 1:
+            raise ValueError(f"The quantile `q={self.q}` must lie between 0 and 1.")
+
+    @property
+    def monotone(self) -> bool:
+        return True
+
+
+class Quantile(AbstractAtQuantile):
     """The quantile of the step time at `q`, in seconds.
 
     Its derivative is that of the probability that a step takes longer, over the density there (see
@@ -114,17 +135,8 @@ class Quantile(AbstractObjective):
     a plain mean over nearby steps is biased towards the side with more steps.
     """
 
-    q: float = eqx.field(static=True)
-
-    def __check_init__(self) -> None:
-        _check_probability(self.q)
-
     def __str__(self) -> str:
         return f"p{100 * self.q:.12g}"
-
-    @property
-    def monotone(self) -> bool:
-        return True
 
     @property
     def share(self) -> float:
@@ -149,22 +161,13 @@ class Quantile(AbstractObjective):
         return (np.mean(below) - below) / density
 
 
-class CVaR(AbstractObjective):
+class CVaR(AbstractAtQuantile):
     """The mean of the step times beyond the quantile at `q`, in seconds (conditional value at risk,
     expected shortfall). Of the tail objectives, it is the best behaved under optimisation.
     """
 
-    q: float = eqx.field(static=True)
-
-    def __check_init__(self) -> None:
-        _check_probability(self.q)
-
     def __str__(self) -> str:
         return f"cvar{100 * self.q:.12g}"
-
-    @property
-    def monotone(self) -> bool:
-        return True
 
     @property
     def share(self) -> float:
@@ -230,8 +233,49 @@ class Exceedance(AbstractObjective):
         return above - np.mean(above)
 
 
-def _check_probability(q: float) -> None:
-    if isinstance(q, bool) or not isinstance(q, int | float | np.number):
-        raise ValueError(f"The quantile `q={quoted(q)}` must be a number, such as 0.95 for p95.")
-    if not 0 < q < 1:
-        raise ValueError(f"The quantile `q={q}` must lie between 0 and 1.")
+def bandwidth(steps: Steps, number: float | None = None) -> float:
+    """The bandwidth, in seconds, of the Gaussian kernels below (Silverman, "Density estimation for
+    statistics and data analysis", 1986, eq. 3.31). Long tails do not widen it.
+
+    **Arguments:**
+
+    - `number`: how many independent steps they are worth; by default, all of them.
+    """
+    low, high = np.quantile(steps, [0.25, 0.75])
+    std = float(np.std(steps))
+    width = min(std, float(high - low) / 1.349) if high > low else std
+    return 0.9 * width * (number or len(steps)) ** -0.2
+
+
+def density_at(steps: Steps, at: float, width: float, *, corrected: bool = False) -> float:
+    """The density of the steps at `at`, per second, with a kernel of bandwidth `width`. With
+    `corrected`, the bias is of fourth order in the bandwidth instead of second (Wand and Jones,
+    "Kernel smoothing", 1995, section 2.8), and the standard error is a third larger. Where the
+    corrected density would be negative, far out, it is zero.
+    """
+    if width == 0:
+        return float(np.mean(steps == at))
+    squared = ((steps - at) / width) ** 2
+    kernel = np.exp(-0.5 * squared)
+    if corrected:
+        kernel *= (3 - squared) / 2
+    return max(float(np.mean(kernel)), 0) / (width * np.sqrt(2 * np.pi))
+
+
+def regression_at(steps: Steps, at: float, width: float) -> Steps:
+    """The weight of each step in a local linear regression at `at`, with a kernel of bandwidth
+    `width` (Fan and Gijbels, "Local polynomial modelling and its applications", 1996, eq. 3.11).
+    """
+    distance = np.abs(steps - at)
+    distance = distance / width if width > 0 else np.where(distance > 0, np.inf, 0)
+    nearest = np.min(distance)
+    if not np.isfinite(nearest):  # All steps are equal, and far from `at`.
+        return np.zeros(len(steps))
+    weights = np.exp(-0.5 * (distance**2 - nearest**2))
+    weights /= np.sum(weights)
+    away = steps - at
+    first, second = np.sum(weights * away), np.sum(weights * away**2)
+    spread = second - first**2
+    if spread <= 1e-3 * second:  # All nearby steps lie on one side.
+        return weights
+    return weights * (second - first * away) / spread

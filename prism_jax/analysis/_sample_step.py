@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..engine import critical_paths, simulated_steps
 from ..program import Program
+from ._criticality import op_labels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,17 +108,9 @@ def sample_step(
     of_ranks = program.sinks.rank.value
     ready = np.maximum.reduceat(ready, np.searchsorted(of_ranks, np.unique(of_ranks)))
     rank = int(of_ranks[sink])
-    ops = program.ops
+    times = {"start_s": starts, "end_s": ends, "critical": critical}
     return SampledStep(
-        ops={
-            "phase": ops.phase.value,
-            "stage": ops.stage.value,
-            "microbatch": ops.microbatch.value,
-            "rank": ops.rank.value,
-            "start_s": starts,
-            "end_s": ends,
-            "critical": critical,
-        },
+        ops=op_labels(program) | times,
         path=path,
         receivers=_receivers(program, before),
         reduction_s=np.stack([at_sinks[program.sinks.last], ready], axis=1),

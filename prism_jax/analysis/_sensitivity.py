@@ -11,32 +11,23 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
+from .._progress import progress_bar
 from .._summary import Column, Shown, Table
-from ..engine import check_program, vector_rule_notes
+from ..engine import vector_rule_notes
 from ..program import Program
 from ._bootstrap import (
     MARGIN,
     Bootstrapped,
-    check_num_steps,
+    check_figure,
+    check_reached,
     combined,
+    stacked,
     sure_of_zeros,
     withheld,
 )
-from ._check import check_objective, check_reached, check_steps
 from ._estimate import Figure, figure, figure_value, gradients
-from ._gains import falls
-from ._knobs import (
-    ELEMENTARY,
-    Knobs,
-    apply_knobs,
-    check_parts,
-    neutral,
-    parts_of,
-    scaled,
-    through_knobs,
-)
+from ._knobs import ELEMENTARY, Label, check_parts, slopes_by_part, varied
 from ._objectives import AbstractObjective
-from ._stages import ranks_of_stages
 
 
 _MOST_GAINS = 10
@@ -117,17 +108,14 @@ class Sensitivity(Shown):
         return pl.DataFrame(rows, schema_overrides=numbers)
 
     def summary(self) -> Table:
-        unit = "" if self.unit == "1" else f" {self.unit}"
+        unit = self.unit.strip("1")
+        value = f"{self.value} {unit}".rstrip()
         title = (
-            f"{self.objective} is {self.value}{unit}; its fall if a part took no time (mean) or "
+            f"{self.objective} is {value}; its fall if a part took no time (mean) or "
             "did not vary (spread: to first order; gain: simulated)"
         )
-        unit = unit.strip()
-        columns = [
-            Column("part", "name"),
-            *(Column(n, unit=unit) for n in ("mean", "spread", "gain")),
-        ]
-        return Table(columns, self.parts, title, self.notes)
+        figures = (Column(name, unit=unit) for name in ("mean", "spread", "gain"))
+        return Table((Column("part", "name"), *figures), self.parts, title, self.notes)
 
 
 _FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]
@@ -167,29 +155,32 @@ def sensitivity(
 
     `ValueError` if a name is not of a part of the program, or if `shapley` has too many names.
     """
-    check_program(program, key)
-    check_objective(objective)
-    ones = neutral(program)
-    names = parts_of(ones)
-    parts = None if parts is None else check_parts(ones, parts)
-    shapley = _check_shapley(ones, shapley)
-    check_steps(objective, num_samples)
-    count = check_num_steps(num_samples)
-    options: dict[str, Any] = {"key": key, "progress": progress}
-    base = apply_knobs(program, ones)
-    before = figure(base, objective, num_samples=count, margin=MARGIN, **options)
+    count = check_figure(program, objective, num_samples, key)
+    parts = None if parts is None else check_parts(program, parts)
+    shapley = _check_shapley(program, shapley)
+    options: dict[str, Any] = {"num_samples": count, "key": key}
+    before = figure(varied(program, {}), objective, margin=MARGIN, progress=progress, **options)
     check_reached(objective, before.value)
     value = figure_value(before)
-    derivatives = _with_errors(program, ones, before)
-    rows = _rows(list(_derivatives(program, ones)), derivatives, value)
+    labels, derivatives = _derivatives(program, before)
+    rows = _rows(labels, derivatives, value)
 
     def gains(sets: list[tuple[str, ...]], what: str) -> Bootstrapped:
-        changed = [apply_knobs(program, scaled(ones, dict.fromkeys(names, 0.0))) for names in sets]
-        return falls(changed, before, objective, what=what, **options)
+        """By how much the figure falls without the variability of each set of parts."""
+        found = []
+        # One program after the other, so that memory holds the steps of one.
+        with progress_bar(len(sets), progress, what, "program") as advance:
+            for without in sets:
+                changed = varied(program, dict.fromkeys(without, 0.0))
+                after = figure(changed, objective, like=before.simulated, **options)
+                found.append(figure_value(after))
+                advance(1)
+        return combined(np.subtract, value, stacked(*found))
 
-    varying = [row.name for row in rows if row.spread and row.spread.value]
-    elements = [name for name in varying if names[name][0] in ELEMENTARY]
-    chosen = list(dict.fromkeys([*(varying[:_MOST_GAINS] if parts is None else parts), *elements]))
+    varying = [row for row in rows if row.spread and row.spread.value]
+    elements = [row.name for row in varying if row.group in ELEMENTARY]
+    wanted = [row.name for row in varying[:_MOST_GAINS]] if parts is None else parts
+    chosen = list(dict.fromkeys([*wanted, *elements]))
     each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
     places = [chosen.index(name) for name in elements]
     total = combined(lambda x: x[:, places].sum(1, keepdims=True), each)
@@ -213,18 +204,9 @@ def sensitivity(
     )
 
 
-def _with_errors(program: Program, ones: Knobs, before: Figure) -> Bootstrapped:
-    """The derivatives of the figure with respect to all knobs."""
-    found, rests_on = gradients(before)
-    knobs = [through_knobs(program, ones, gradient) for gradient in found]
-    slopes = np.array([list(_derivatives(program, one).values()) for one in knobs])
-    fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
-    return Bootstrapped(slopes[0], slopes[1:], fewest)
-
-
-def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
+def _check_shapley(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for too many, or one given twice."""
-    names = check_parts(knobs, names)
+    names = check_parts(program, names)
     if len(names) > _MOST_SHAPLEY:
         raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(names)} were given.")
     if len(set(names)) < len(names):
@@ -232,32 +214,16 @@ def _check_shapley(knobs: Knobs, names: Iterable[str]) -> list[str]:
     return names
 
 
-def _derivatives(program: Program, knobs: Knobs) -> dict[tuple[str, str, str], float]:
-    """The derivatives by the group of a part, its name, and `mean` or `spread`. That of a rank's
-    mean is the sum of those of its stages.
-    """
-    found: dict[tuple[str, str, str], Any] = {}
-    for kind in sorted(knobs.kernel_mean):  # A traced dictionary comes back in this order.
-        found["kernel", kind, "mean"] = knobs.kernel_mean[kind]
-        found["kernel", kind, "spread"] = knobs.kernel_spread[kind]
-    for name, value in sorted(knobs.factor_spread.items()):
-        found["shared factor", name, "spread"] = value
-    for kind, value in sorted(knobs.stall_rate.items()):
-        found["stalls", f"stalls of {kind}", "spread"] = value
-    mean, spread = (np.asarray(x, float) for x in (knobs.stage_mean, knobs.stage_spread))
-    for stage in range(len(mean)):
-        found["stage", f"stage {stage}", "mean"] = mean[stage]
-        found["stage", f"stage {stage}", "spread"] = spread[stage]
-    of_ranks = np.bincount(ranks_of_stages(program), mean, program.num_ranks)
-    for rank in range(program.num_ranks):
-        found["rank", f"GPUs of rank {rank}", "mean"] = of_ranks[rank]
-        found["rank", f"GPUs of rank {rank}", "spread"] = knobs.gpu_spread[rank]
-    return {label: float(value) for label, value in found.items()}
+def _derivatives(program: Program, before: Figure) -> tuple[list[Label], Bootstrapped]:
+    """The derivatives of the figure with respect to all knobs, and what each is of."""
+    found, rests_on = gradients(before)
+    each = [slopes_by_part(program, gradient) for gradient in found]
+    slopes = np.array([list(one.values()) for one in each])
+    fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
+    return list(each[0]), Bootstrapped(slopes[0], slopes[1:], fewest)
 
 
-def _rows(
-    labels: list[tuple[str, str, str]], derivatives: Bootstrapped, value: Bootstrapped
-) -> list[Part]:
+def _rows(labels: list[Label], derivatives: Bootstrapped, value: Bootstrapped) -> list[Part]:
     """A row for each part, the most costly first."""
     relative = combined(lambda x, y: x / np.where(y == 0, np.nan, y), derivatives, value)
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}

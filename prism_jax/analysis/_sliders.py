@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -180,12 +180,12 @@ def sliders(program: Program, *, num_samples: int = 4096, key: PRNGKeyArray) -> 
         return _law(simulated_steps(moved(program, values), key=key, like=like, **options))
 
     own = _law(base)
-    ranges = _ranges(program)
-    highest = {name: law({name: values[-1]}) for name, (_, values) in ranges.items()}
-    most = sorted(ranges, key=lambda name: -abs(highest[name][P95] - own[P95]))[:_MOST]
+    parameters = _parameters(program)
+    highest = {name: law({name: values[-1]}) for name, (_, values, *_) in parameters.items()}
+    most = sorted(parameters, key=lambda name: -abs(highest[name][P95] - own[P95]))[:_MOST]
     found: list[AbstractSlider] = []
     for name in most:
-        at, values = ranges[name]
+        at, values, *_ = parameters[name]
         laws = [own if v == at else law({name: v}) for v in values[:-1]]
         about = name, at, values, np.stack([*laws, highest[name]])
         if name in _RARE:
@@ -205,7 +205,7 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
     """The program with parameters at other values, named as in `Sliders`. Only values differ, so
     that all points share their compiled code.
     """
-    knobs, factors = neutral(program), _knobs(program)
+    knobs, parameters = neutral(program), _parameters(program)
     for name, value in values.items():
         if name == SHARED["rank"] and isinstance(law := program.variability.rank, Mixture):
             # Of GPUs of one kind: how slow the slow ones are stays as it is.
@@ -217,7 +217,7 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
             # The law is divided by its mean, but the other GPUs are as fast as before.
             field, keys, value = "kernel_mean", {*knobs.kernel_mean} - {*COLLECTIVES}, slower
         else:
-            field, keys = factors[name]
+            *_, field, keys = parameters[name]
         old = getattr(knobs, field)
         new = {k: old[k] * jnp.asarray(value, old[k].dtype) for k in keys}
         knobs = dataclasses.replace(knobs, **{field: {**old, **new}})
@@ -240,31 +240,28 @@ def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:
     return np.quantile(simulated.steps, LEVELS)
 
 
-def _knobs(program: Program) -> dict[str, tuple[str, Sequence[str]]]:
-    """For each parameter that is a factor, its field of `Knobs` and its places in the field."""
-    ones, laws = neutral(program), program.variability
-    of_kernels = [*laws.residual]
-    found = {
-        "spread of compute kernels": ("kernel_spread", set(of_kernels) - {*COLLECTIVES}),
-        "spread of collectives": ("kernel_spread", set(of_kernels) & {*COLLECTIVES}),
-        **{SHARED[name]: ("factor_spread", [name]) for name in ones.factor_spread},
-        _STALLS: ("stall_rate", [*laws.stalls]),
+def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, str, list[str]]]:
+    """For each parameter its own value and the three to simulate; and, for a factor, its field of
+    `Knobs` and its places in the field.
+    """
+    laws, collectives = program.variability, {*COLLECTIVES}
+    fields: dict[str, tuple[str, Iterable[str]]] = {
+        "spread of compute kernels": ("kernel_spread", {*laws.residual} - collectives),
+        "spread of collectives": ("kernel_spread", {*laws.residual} & collectives),
+        **{SHARED[name]: ("factor_spread", [name]) for name in neutral(program).factor_spread},
+        _STALLS: ("stall_rate", laws.stalls),
     }
-    collectives = [kind for kind in COLLECTIVES if kind in program.latencies.kinds]
-    found |= {f"mean of {kind}": ("kernel_mean", [kind]) for kind in collectives}
-    return {name: (field, sorted(keys)) for name, (field, keys) in found.items() if keys}
-
-
-def _ranges(program: Program) -> dict[str, tuple[float, Float[np.ndarray, "3"]]]:
-    """For each parameter, its own value and the three to simulate."""
-    found = {
-        name: (1.0, np.array([0.5, 1, 2] if field == "kernel_mean" else [0.0, 1, 4]))
-        for name, (field, _) in _knobs(program).items()
-    }
-    law, gpus = program.variability.rank, program.world_size
+    kinds = [kind for kind in COLLECTIVES if kind in program.latencies.kinds]
+    fields |= {f"mean of {kind}": ("kernel_mean", [kind]) for kind in kinds}
+    found = {}
+    for name, (field, keys) in fields.items():
+        if keys:
+            values = np.array([0.5, 1, 2] if field == "kernel_mean" else [0.0, 1, 4])
+            found[name] = 1.0, values, field, sorted(keys)
+    law, gpus = laws.rank, program.world_size
     if isinstance(law, Mixture) and len(law.components) == 2:
         own = float(law.weights[1] / law.weights.sum()) * gpus
         some = own or 4.0
         if 4 * some <= gpus / 4:
-            found[_SLOW_GPUS] = own, np.array([0, some, 4 * some])
+            found[_SLOW_GPUS] = own, np.array([0, some, 4 * some]), "", []
     return found

@@ -3,6 +3,7 @@
 import dataclasses
 import functools as ft
 import hashlib
+import io
 import itertools as it
 import json
 import os
@@ -15,20 +16,27 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
+from .._files import read_file, shown, written_whole
 from .._misc import unknown_name
 from .._progress import progress_bar
 from ..engine import simulate
-from ..law import Law, figures
+from ..law import figures
 from ..program import Program, digest
 from ..random import key_data
 from ..workers import run_tasks
-from ._parts import Row, open_parts, write_part
+
+
+_ABOUT = "sweep.json"
+# The largest sizes, in bytes, of the file about the sweep and of the file of a row.
+_MOST_ABOUT, _MOST_PART = 2**16, 2**24
 
 
 # The most rows in one call to a worker, which compiles once for them; and the fewest calls in each
 # shard of the rows, so that all workers have work.
 _CHUNK = 4
 _CALLS = 8
+
+Row = dict[str, Any]
 
 
 def sweep(
@@ -143,43 +151,39 @@ def sweep_points(
     chunks = points.chunks(shard)
     numbers = sorted(number for chunk in chunks for number in chunk)
     folder = None if out is None else pathlib.Path(out)
-    done: dict[int, Row] = {}
-    if folder is not None:
-        done = open_parts(folder, _digest(points, num_samples, key))
+    words = [int(word) for word in key_data(key)]
+    about = [list(map(dict, points.values)), num_samples, words, points.about]
+    digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
+    done = {} if folder is None else open_parts(folder, digest)
     left = [[number for number in chunk if number not in done] for chunk in chunks]
     if executor is None:  # A row is written as soon as it is done.
         left = [[number] for chunk in left for number in chunk]
-    tasks = [
-        (chunk, [points.sources[number] for number in chunk], points.program_of, num_samples, key)
-        for chunk in left
-        if chunk
-    ]
+    left = [*filter(None, left)]
+    options = (points.program_of, num_samples, key)
+    tasks = [([points.sources[number] for number in some], *options) for some in left]
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
-        for _, found in run_tasks(_simulate_chunk, tasks, executor):
-            for number, figures_ in found:
-                done[number] = {"row": number, **points.values[number], **figures_}
+        for which, rows in run_tasks(_rows, tasks, executor):
+            for number, row in zip(left[which], rows, strict=True):
+                done[number] = {"row": number, **points.values[number], **row}
                 if folder is not None:
                     write_part(folder, done[number])
                 advance(1)
     return pl.DataFrame([done[number] for number in numbers], infer_schema_length=None)
 
 
-def _simulate_chunk(
-    numbers: Sequence[int],
-    sources: Sequence[Any],
-    program_of: Callable[[Any], Program],
-    num_samples: int,
-    key: PRNGKeyArray,
-) -> list[tuple[int, Row]]:
-    """The figures of some rows, by their numbers."""
-    found = []
-    for number, source in zip(numbers, sources, strict=True):
+def _rows(sources: Sequence[Any], program_of, num_samples: int, key: PRNGKeyArray) -> list[Row]:
+    """The figures of some programs."""
+    rows = []
+    for source in sources:
         law = simulate(program_of(source), num_samples=num_samples, key=key)
         if law.interrupted:
             raise KeyboardInterrupt
-        found.append((number, _figures(law)))
-    return found
+        row: Row = {}
+        for name, (value, (low, high)) in figures(law).items():
+            row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
+        rows.append(row | {x: getattr(law, x) for x in ("num_samples", "sampling", "replicas")})
+    return rows
 
 
 def _with_values(program: Program, values: Mapping[str, Any]) -> Program:
@@ -211,21 +215,72 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
     return get
 
 
-def _figures(law: Law) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for name, (value, (low, high)) in figures(law).items():
-        row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
-    return {
-        **row,
-        "num_samples": law.num_samples,
-        "sampling": law.sampling,
-        "replicas": law.replicas,
-    }
+def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[int, Row]:
+    """The rows that a folder holds, by their numbers. The folder is created if it does not exist.
+
+    **Arguments:**
+
+    - `digest`: the digest of what the rows belong to.
+    - `what`: what that is, for messages.
+
+    **Raises:**
+
+    `ValueError` for a folder that holds something else, or a damaged row.
+    """
+    import polars as pl
+
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / _ABOUT
+    if not note.exists():
+        others = any(not file.name.startswith(".") for file in folder.iterdir())
+        if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
+            raise ValueError(
+                f"`{shown(folder)}` is not empty and holds no {what}; give another folder."
+            )
+        with written_whole(note, first=True) as partial:
+            partial.write_text(json.dumps({"digest": digest}))
+    try:
+        same = json.loads(read_file(note, _MOST_ABOUT))["digest"] == digest
+    except (ValueError, KeyError, TypeError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"`{shown(folder)}` holds another {what} (other values, samples, seed or job); give "
+            f"another folder, or continue the same {what}."
+        )
+    for partial in folder.glob(".part-*.partial"):  # Of sweeps that were killed.
+        partial.unlink(missing_ok=True)
+    done = {}
+    for path in sorted(folder.glob("part-*.parquet")):
+        content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
+        try:
+            done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
+            raise ValueError(
+                f"`{shown(path)}` is damaged; remove it, and the same {what} simulates its row "
+                "again."
+            ) from None
+    return done
 
 
-def _digest(points: Points, num_samples: int, key: PRNGKeyArray) -> str:
-    words = [int(word) for word in key_data(key)]
-    text = json.dumps(
-        [list(map(dict, points.values)), num_samples, words, points.about], default=str
-    )
-    return hashlib.sha256(text.encode()).hexdigest()
+def write_part(folder: pathlib.Path, row: Row) -> None:
+    """Writes a row. Other processes may write the same row at the same time.
+
+    **Raises:**
+
+    `OSError` if it cannot be written, such as to a full disk.
+    """
+    import polars as pl
+
+    content = io.BytesIO()
+    pl.DataFrame([row]).write_parquet(content)
+    for last in (False, True):
+        try:
+            with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:
+                partial.write_bytes(content.getbuffer())
+            return
+        except FileNotFoundError:  # Another sweep has just tidied up.
+            if last or not folder.is_dir():
+                raise

@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -149,23 +149,20 @@ def what_if(
     base = simulated_steps(_with_groups(program, scenarios), **options)
     figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
 
+    before, changes = bootstrapped(base, [*figures.values()]), {}
+    for name, scenario in scenarios.items():
+        after = bootstrapped(_simulated(scenario, base, options), [*figures.values()])
+        changes[name] = combined(np.subtract, after, before)
+    notes = vector_rule_notes(base.run)
+    for name, found in [("", before), *((f" by {name}", one) for name, one in changes.items())]:
+        for figure, rests_on in zip(figures, found.support.tolist(), strict=True):
+            notes += withheld(f"The change of {figure}{name}" if name else figure, rests_on)
+
     def named(found: Bootstrapped) -> dict[str, Estimate]:
         return dict(zip(figures, found.estimates(), strict=True))
 
-    def supports(found: Bootstrapped) -> Iterable[tuple[str, float]]:
-        return zip(figures, found.support.tolist(), strict=True)
-
-    before, changes = bootstrapped(base, [*figures.values()]), {}
-    few = dict(supports(before))
-    for name, scenario in scenarios.items():
-        after = bootstrapped(_simulated(scenario, base, options), [*figures.values()])
-        change = combined(np.subtract, after, before)
-        changes[name] = named(change)
-        few |= {f"The change of {figure} by {name}": x for figure, x in supports(change)}
-    notes = vector_rule_notes(base.run)
-    for what, rests_on in few.items():
-        notes += withheld(what, rests_on)
-    return WhatIf(named(before), changes, len(base.steps), notes)
+    each = {name: named(found) for name, found in changes.items()}
+    return WhatIf(named(before), each, len(base.steps), notes)
 
 
 def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program:
@@ -230,13 +227,11 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
 
     `ValueError` for a rank or a number of replicas that the program does not have.
     """
-    _check_factor(factor, "factor on a rank's compute")
+    _check_factor(factor, "a rank's compute", positive=True)
     if not 0 <= _whole(rank) < program.num_ranks:
         raise ValueError(
             f"There is no pipeline rank {rank}; the program has 0 to {program.num_ranks - 1}."
         )
-    if not (np.isfinite(factor) and factor > 0):
-        raise ValueError(f"The factor {factor} on a rank's compute must be positive.")
     if replicas is not None and not 1 <= _whole(replicas) <= program.num_replicas:
         raise ValueError(
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
@@ -248,9 +243,15 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
-def _check_factor(value: Any, what: str) -> None:
+def _check_factor(value: Any, what: str, *, positive: bool) -> None:
     if isinstance(value, str | bool) or not np.isscalar(value):
-        raise ValueError(f"The {what} is {value!r}; give a number, such as 1.2 for 20 % more.")
+        raise ValueError(
+            f"The factor on {what} is {value!r}; give a number, such as 1.2 for 20 % more."
+        )
+    number: Any = value
+    if not (np.isfinite(number) and (number > 0 or (number == 0 and not positive))):
+        must = "be positive" if positive else "not be negative"
+        raise ValueError(f"The factor {number} on {what} must {must}.")
 
 
 def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
@@ -267,11 +268,9 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
 
     `ValueError` for a kind that the program does not have.
     """
-    _check_factor(factor, "factor on a latency")
+    _check_factor(factor, "a latency", positive=False)
     if kind not in program.latencies.kinds:
         raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
-    if not (np.isfinite(factor) and factor >= 0):
-        raise ValueError(f"The factor {factor} on a latency must not be negative.")
     knobs = neutral(program)
     mean = {**knobs.kernel_mean, kind: knobs.kernel_mean[kind] * factor}
     return Scenario(apply_knobs(program, dataclasses.replace(knobs, kernel_mean=mean)))

@@ -1,0 +1,171 @@
+"""A law beside measured steps: figures to fit it to them, and how well it agrees with them."""
+
+import dataclasses
+
+import equinox as eqx
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, PRNGKeyArray
+
+from .._misc import FrozenArray
+from .._summary import Column, Shown, Table
+from ..law import Law, crps, ks_distance, matched, quantiles, wasserstein
+from ..random import key_data
+from ._objectives import AbstractObjective, Steps
+
+
+_RESAMPLES = 400
+
+
+def _ordered(measured: ArrayLike) -> FrozenArray:
+    values = np.sort(np.asarray(measured, float))
+    if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
+        raise ValueError("Measured steps must be a list of positive step times, in seconds.")
+    return FrozenArray(values)
+
+
+class CRPS(AbstractObjective):
+    """The mean continuous ranked probability score of the law at measured step times, in seconds:
+    `E|X - y| - E|X - X'| / 2`. Smaller is better. Use it to fit a law to measured step times.
+
+    Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
+    """
+
+    measured: FrozenArray = eqx.field(converter=_ordered, static=True)
+
+    def value(self, steps: Steps) -> float:
+        return crps(np.sort(steps), self.measured.value)
+
+    def slope(self, steps: Steps, width: float) -> Steps:
+        # The distribution function of the measured steps, minus that of the steps; ties count half.
+        return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
+
+    def influence(self, steps: Steps, width: float) -> Steps:
+        away = _mean_distance(self.measured.value, steps) - _mean_distance(np.sort(steps), steps)
+        return away - np.mean(away)
+
+
+class Wasserstein(AbstractObjective):
+    """The Wasserstein-1 distance of the law from measured step times, in seconds: see
+    [`wasserstein`][]. Smaller is better. It tells by how much steps are off, where the CRPS also
+    rewards a law for being certain.
+    """
+
+    measured: FrozenArray = eqx.field(converter=_ordered, static=True)
+
+    def value(self, steps: Steps) -> float:
+        return float(wasserstein(steps, self.measured.value))
+
+    def slope(self, steps: Steps, width: float) -> Steps:
+        order = np.argsort(steps)
+        to, of, weights = matched(len(steps), len(self.measured.value))
+        signs = np.sign(steps[order][to] - self.measured.value[of])
+        slopes = np.empty(len(steps))
+        slopes[order] = np.bincount(to, weights * signs, len(steps))
+        return slopes
+
+    def influence(self, steps: Steps, width: float) -> Steps:
+        # What more weight on a step adds: the integral of the sign of F - G from the step on.
+        points = np.union1d(steps, self.measured.value)
+        excess = [
+            np.searchsorted(np.sort(x), points[:-1], "right") / len(x)
+            for x in (steps, self.measured.value)
+        ]
+        pieces = np.sign(excess[0] - excess[1]) * np.diff(points)
+        beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)[np.searchsorted(points, steps)]
+        return beyond - np.mean(beyond)
+
+
+def _ranks(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The share of `ordered` below each of `at`."""
+    sides = [np.searchsorted(ordered, at, side) for side in ("left", "right")]
+    return (sides[0] + sides[1]) / (2 * len(ordered))
+
+
+def _mean_distance(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The mean distance of each of `at` from all of `ordered`."""
+    total = np.concatenate([[0.0], np.cumsum(ordered)])
+    below = np.searchsorted(ordered, at)
+    return (at * (2 * below - len(ordered)) + total[-1] - 2 * total[below]) / len(ordered)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Score(Shown):
+    """How well a law agrees with measured steps. The noise of each figure is its standard deviation
+    due to the finite number of measured steps, from resampling them.
+
+    **Attributes:**
+
+    - `num_steps`: how many steps were measured.
+    - `values`, `noise`: each figure and its noise, by name:
+        - `mean_error`, `p95_error`: predicted over measured, minus one.
+        - `std_ratio`: predicted over measured; `nan` if all measured steps are equal.
+        - `ks`, `ks_aligned`: the Kolmogorov-Smirnov distance, as it is and with the median of the
+            measured steps shifted to that of the law.
+        - `w1_s`, `crps_s`: the Wasserstein-1 distance and the continuous ranked probability score,
+            in seconds.
+        - `coverage_90`: the share of measured steps between the predicted 5 % and 95 % quantiles.
+    """
+
+    num_steps: int
+    values: dict[str, float]
+    noise: dict[str, float]
+
+    def summary(self) -> Table:
+        rows = [{"score": k, "value": x, "noise": self.noise[k]} for k, x in self.values.items()]
+        title = f"Score of a law against {self.num_steps:,} measured steps"
+        columns = ("score", *(Column(name, error="noise") for name in ("value", "noise")))
+        return Table(columns, rows, title)
+
+
+def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray) -> Score:
+    """Compares a law with measured step times.
+
+    **Arguments:**
+
+    - `law`: from `simulate`.
+    - `measured`: step times, in seconds.
+    - `key`: a `jax.random` key for resampling.
+
+    **Returns:**
+
+    A [`Score`][].
+
+    **Raises:**
+
+    `ValueError` for fewer than two measured steps, or a step that is not a positive number.
+    """
+    measured = np.asarray(measured, float)
+    if measured.ndim != 1 or len(measured) < 2:
+        raise ValueError("Measured steps must be a list of at least two step times, in seconds.")
+    if not np.all(np.isfinite(measured) & (measured > 0)):
+        raise ValueError("Every measured step time must be a positive number of seconds.")
+    predicted = quantiles(law)
+    rng = np.random.default_rng(np.asarray(key_data(key)))
+    with np.errstate(over="ignore", invalid="ignore"):  # Squares of absurd steps are infinite.
+        values = _figures(law, predicted, measured)
+        drawn = (rng.choice(measured, len(measured)) for _ in range(_RESAMPLES))
+        again = [_figures(law, predicted, one) for one in drawn]
+        noise = {name: _scatter([figures[name] for figures in again]) for name in values}
+    return Score(len(measured), values, noise)
+
+
+def _scatter(values: list[float]) -> float:
+    finite = [value for value in values if np.isfinite(value)]
+    return float(np.std(finite)) if finite else np.nan
+
+
+def _figures(law: Law, predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
+    shift = np.median(predicted) - np.median(measured)
+    low, high = law.quantile(0.05), law.quantile(0.95)
+    spread = np.std(measured, ddof=1)
+    return {
+        "mean_error": float(law.mean / measured.mean() - 1),
+        "p95_error": float(high / np.quantile(measured, 0.95) - 1),
+        "std_ratio": float(law.std / spread) if spread > 0 else np.nan,
+        "ks": ks_distance(predicted, measured),
+        "ks_aligned": ks_distance(predicted, measured + shift),
+        "w1_s": float(wasserstein(predicted, measured)),
+        "crps_s": crps(predicted, measured),
+        "coverage_90": float(np.mean((measured >= low) & (measured <= high))),
+    }
