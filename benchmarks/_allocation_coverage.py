@@ -9,7 +9,6 @@ independent, and the truth is the law of the whole population, exactly.
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -29,9 +28,9 @@ _ALLOCATIONS = (4, 20, 100, 400)
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
-def allocation_rows(repetitions: int) -> Iterator[tuple[str, list[bool], list[float]]]:
-    """For each number of allocations K and each figure, whether each interval that is given
-    contains the truth; errors are not computed."""
+def main(repetitions: int) -> None:
+    """For each number of allocations K and each figure, how often an interval that is given
+    contains the truth, and how often none is."""
     population = _population()
     truth = figures(merge_chunks(population), quantiles=_QUANTILES)
     for number in _ALLOCATIONS:
@@ -44,7 +43,9 @@ def allocation_rows(repetitions: int) -> Iterator[tuple[str, list[bool], list[fl
                 if low == low:
                     held[name].append(low <= truth[name][0] <= high)
         for name, mine in held.items():
-            yield f"allocations, K = {number}: {name}", mine, []
+            coverage = np.mean(mine) if mine else np.nan
+            label = f"allocations, K = {number}: {name}"
+            print(f"{label:<28} {coverage:.3f} {1 - len(mine) / repetitions:.3f}", flush=True)
 
 
 def _population() -> list[Law]:
@@ -66,7 +67,4 @@ def _population() -> list[Law]:
 
 
 if __name__ == "__main__":
-    number = int(sys.argv[1])
-    for what, held, _ in allocation_rows(number):
-        coverage = np.mean(held) if held else np.nan
-        print(f"{what:<28} {coverage:.3f} {1 - len(held) / number:.3f}", flush=True)
+    main(int(sys.argv[1]))

@@ -17,10 +17,8 @@ from prism_jax.analysis._estimate import figure, figure_value, gradients
 from prism_jax.engine import simulated_steps
 from prism_jax.latency import LogNormal, Normal
 from prism_jax.program import Stall, Variability
-from prism_jax.schedule import OneFOneB
-from tests.helpers import lognormal, pipeline_program
+from tests.helpers import lognormal
 
-from ._allocation_coverage import allocation_rows
 from ._programs import programs
 from ._tables import table
 
@@ -53,15 +51,13 @@ def name_of(objective: Any, found: Any) -> str:
 
 
 def coverage_table(repetitions: int, of: str | None = None) -> str:
-    """Of estimates and their derivatives, of `what_if`, of `sensitivity`, and of laws over
-    allocations of GPUs; `of` one of these. In Markdown.
-    """
+    """Of estimates and their derivatives, and of `sensitivity`; `of` one of these. In Markdown."""
     cells = []
     for name, rows_of in KINDS.items():
         for what, held, errors in rows_of(repetitions) if of in (None, name) else ():
             coverage = f"{np.mean(held) if held else np.nan:.3f}"
             # In units of the scatter; its own standard error is one over the root of repetitions.
-            bias = f"{np.mean(errors) / np.std(errors):+.2f}" if errors else ""
+            bias = f"{np.mean(errors) / np.std(errors):+.2f}"
             cells.append((what, coverage, f"{1 - len(held) / repetitions:.0%}", bias))
             print(*cells[-1], file=sys.stderr, flush=True)  # Some take a while.
     return table(("figure", "coverage", "withheld", "bias"), cells)
@@ -89,30 +85,6 @@ def _of_estimators(repetitions: int) -> Iterator[Any]:
             return dict(zip((f"{label}: value", f"{label}: derivative"), estimates, strict=True))
 
         yield from _covered(both, 2**15, repetitions)
-
-
-def _of_what_if(repetitions: int) -> Iterable[Any]:
-    laws = {"rank": lognormal(0.02), "step": lognormal(0.01)}
-    variability = Variability(residual={"gemm": lognormal(0.05)}, **laws)
-    few, many = (
-        pipeline_program(OneFOneB(2, 4), variability=variability, num_replicas=number)
-        for number in (4, 256)
-    )
-    scenarios = {
-        "256 replicas in place of 4": prism.Scenario(many),
-        "gemm scaled to 0.9": prism.scale_kernel(few, "gemm", 0.9),
-        "one slow rank in one replica": prism.slow_rank(few, rank=1, factor=1.1, replicas=1),
-    }
-
-    def what_if(num_samples, key):
-        found = prism.what_if(few, scenarios, num_samples=num_samples, key=key)
-        return {
-            f"what_if, {name}: {figure}": changes[figure]
-            for name, changes in found.changes.items()
-            for figure in ("mean", "std", "p50", "p95")
-        }
-
-    return _covered(what_if, _STEPS, repetitions)
 
 
 def _of_sensitivity(repetitions: int) -> Iterator[Any]:
@@ -215,7 +187,5 @@ def _covered(
 
 KINDS: dict[str, Callable[[int], Iterable[Any]]] = {
     "estimators": _of_estimators,
-    "analyses": _of_what_if,
     "sensitivities": _of_sensitivity,
-    "allocations": allocation_rows,
 }

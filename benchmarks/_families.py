@@ -15,7 +15,7 @@ import polars as pl
 
 from prism_jax.data import Job, load_cluster, load_job
 
-from ._published_machines import cluster_of
+from ._published_models import cluster_of
 from ._rows import attempt, note
 
 

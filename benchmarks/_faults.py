@@ -98,13 +98,10 @@ def _interruptions(failures: Failures, devices: int, days: float) -> Float[np.nd
 
 def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
     happened = len(rows.filter(pl.col("start_day") >= split))
-    cases = (
-        ("faults", before),
-        ("faults, if all weeks were alike", _alike(before, "weeks")),
-        ("faults, if servers were too", _alike(before, "weeks", "nodes")),
-    )
+    cases = {"faults": before, "faults, if all weeks were alike": _alike(before, "weeks")}
+    cases["faults, if servers were too"] = _alike(before, "weeks", "nodes")
     found = []
-    for name, failures in cases:
+    for name, failures in cases.items():
         drawn = _interruptions(failures, _SERVERS * _DEVICES, _DAYS - split)
         low, middle, high = np.quantile(drawn, (0.05, 0.5, 0.95)).tolist()
         found.append(_row(name, middle, happened) | {"low": low, "high": high})

@@ -16,8 +16,7 @@ from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._parts import block
 
-from ._published_machines import cluster_of, job_on, switches_of
-from ._published_models import EXPERTS
+from ._published_models import EXPERTS, cluster_of, job_on, switches_of
 from ._rows import WORDS, attempt, count, job_of, number, read, reason_lines
 from ._tables import table
 

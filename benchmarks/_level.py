@@ -4,12 +4,14 @@ They are fitted to how steps of one configuration differ between numbers of GPUs
 `steps/growth.csv` and the families of MLPerf Training. Each family of series counts as one
 observation, because its series share a machine and software. What the level of a family is off by
 does not count. The runs of `mlperf_v6` differ from each other by up to 7 % at one number of GPUs,
-which is more than they grow by, so they say nothing of it.
+which is more than they grow by, so they say nothing of it. `variants_text` compares published steps
+with other levels.
 """
 
 import pathlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,8 +19,10 @@ from scipy.optimize import minimize
 
 import prism_jax as prism
 from prism_jax import data
+from prism_jax.workload import has_experts
 
 from ._growth import series_of
+from ._means import VARIABILITY
 from ._priors import BEFORE, machine_of
 from ._published import FAMILIES, published
 from ._tables import table
@@ -27,6 +31,10 @@ from ._tables import table
 # What a step of a series and a median of MLPerf are off by in any case.
 _NOISE, _MEDIAN_NOISE = 0.01, 0.002
 _NETWORKS, _GROWTH = (0.0, 0.1, 0.25, 0.5), 0.01
+# Tables of dense models whose errors grew when the level was added.
+_DENSE = ("MLPerf families", "Megatron-Core r0.8", "Megatron-LM 2021")
+_DENSE += ("Megatron-LM Llama", "SimuMax")
+_REPLICAS, _FASTER = 8, 0.97
 _STARTS = ((0.1, 0.01, 0.004), (0.1, 0.04, 0.006), (0.3, 0.01, 0.006), (0.3, 0.04, 0.004))
 
 
@@ -130,3 +138,44 @@ def level_text(folder: pathlib.Path) -> str:
 
 def _sizes(errors: np.ndarray) -> tuple[str, str]:
     return f"{np.median(errors):+.2f}", f"{np.median(np.abs(errors)):.2f}"
+
+
+def variants_text(folder: pathlib.Path) -> str:
+    """Mean absolute errors by kind of job, each table of steps once, and of `_DENSE`."""
+    errors: Any = defaultdict(lambda: defaultdict(list))
+    for one in published(folder):
+        job: Any = one.job
+        if job is None:
+            continue
+        experts, fsdp = has_experts(job.model), job.training.zero == 3
+        kind = "FSDP" if fsdp else "experts" if experts else "dense"
+        for name, kernels in _variants(job).items():
+            changed = msgspec.structs.replace(job, kernels=kernels)
+            ratio = VARIABILITY * prism.predict(changed).mean / one.seconds
+            errors[kind, one.table][name].append(abs(ratio - 1))
+    names = list(next(iter(errors.values())))
+    cells = []
+    chosen = [(kind, kind, "") for kind in ("dense", "FSDP", "experts")]
+    chosen += [(part, "dense", part) for part in _DENSE]
+    for label, kind, part in chosen:
+        mine = [e for (k, table), e in errors.items() if k == kind and table.startswith(part)]
+        means = [np.mean([np.mean(one[name]) for one in mine]) for name in names]
+        cells.append([label, *(f"{100 * mean:.2f} %" for mean in means)])
+    return table(["", *names], cells)
+
+
+def _variants(job: Any) -> dict[str, Any]:
+    """The kernels of a job with each level."""
+    kernels, new = job.kernels, msgspec.structs.replace
+    beyond = {"num_replicas": _REPLICAS} if job.layout.dp >= _REPLICAS else {"growth": 0.0}
+    products = tuple(
+        new(one, values=tuple(v / _FASTER for v in one.values)) if one.kernel == "gemm" else one
+        for one in kernels.efficiency
+    )
+    return {
+        "shipped": kernels,
+        "no constant": new(kernels, constant_s=0.0),
+        "half the constant": new(kernels, constant_s=kernels.constant_s / 2),
+        f"growth beyond {_REPLICAS} replicas": new(kernels, **beyond),
+        f"products x {_FASTER}": new(kernels, efficiency=products),
+    }

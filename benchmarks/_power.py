@@ -16,6 +16,8 @@ from scipy.special import ndtri
 from prism_jax.cluster import clock_factor, clock_factors
 from prism_jax.data import Power, load_device
 
+from ._tables import by, table
+
 
 # The highest clock of V100, in MHz, which BERT runs at throughout (`bert_v100.csv`).
 _HIGHEST = 1530.0
@@ -38,18 +40,11 @@ def v100_power(gpus: pl.DataFrame, static_w: float) -> Power:
     leaks = _EXPONENT * (limit - static_w) / static_w
     left = np.std(clock - slope * temperature - constant)
     draws = static_w + (limit - static_w) * (_HIGHEST / np.median(gpus["freq"])) ** _EXPONENT
-    return Power(
-        limit_w=limit,
-        rated_w=limit,
-        static_w=static_w,
-        gemm_w=float(draws),
-        attention_w=float(draws),
-        moving_w=limit,
-        leakage_sigma=float(left * leaks),
-        leakage_per_k=float(-slope * leaks),
-        temperature_k=float(np.std(temperature)),
-        exponent=_EXPONENT,
-    )
+    watts = dict.fromkeys(("limit_w", "rated_w", "moving_w"), limit) | {"static_w": static_w}
+    watts |= dict.fromkeys(("gemm_w", "attention_w"), float(draws))
+    leakage = {"leakage_sigma": float(left * leaks), "leakage_per_k": float(-slope * leaks)}
+    spread = float(np.std(temperature))
+    return Power(**watts, **leakage, temperature_k=spread, exponent=_EXPONENT)
 
 
 def v100_gpus(folder: pathlib.Path, name: str) -> pl.DataFrame:
@@ -69,10 +64,11 @@ def v100_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The p95 and the slowest of GPUs over their median, predicted from the others' clocks."""
     gpus, static = v100_gpus(folder, "sgemm_v100.csv"), static_of_v100(folder)
     even, odd = (gpus.filter(pl.col("gpu") % 2 == one) for one in (0, 1))
-    rows = []
-    for watts in (static, *_OTHER_STATIC_W):
-        rows.append(_v100_row("SGEMM, odd GPUs", v100_power(even, watts), odd, even))
-        rows.append(_v100_row("SGEMM, even GPUs", v100_power(odd, watts), even, odd))
+    rows = [
+        _v100_row(f"SGEMM, {name} GPUs", v100_power(fitted, watts), others, fitted)
+        for watts in (static, *_OTHER_STATIC_W)
+        for name, others, fitted in (("odd", odd, even), ("even", even, odd))
+    ]
     bert = v100_gpus(folder, "bert_v100.csv")
     draws = float(np.median(bert["pwr"].to_numpy()))
     power = msgspec.structs.replace(v100_power(gpus, static), gemm_w=draws)
@@ -114,19 +110,17 @@ def limit_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     lower = clock_factor(msgspec.structs.replace(power, limit_w=1000.0), "gemm")
     found = []
     cases = {"at the limit": pl.col("share") > _AT, "below 80 %": pl.col("share") < _BELOW}
+    ratio = (pl.col("latency_s") / pl.col("latency_s_other")).median().alias("ratio")
     for where, chosen in cases.items():
         some = rows.filter(chosen, pl.col("latency_s") > 3e-5, pl.col("dtype") != "fp8_block")
         one, other = (some.filter(pl.col("device") == name) for name in ("b200_sxm", "gb200"))
-        pairs = one.join(other, on=[*keys, "shape"], suffix="_other")
-        ratio = (pl.col("latency_s") / pl.col("latency_s_other")).median().alias("ratio")
-        for row in pairs.group_by(keys).agg(pl.len(), ratio).sort(keys).iter_rows(named=True):
-            if row["len"] >= _LEAST_PAIRS:
-                name = f"{row['op']}, {row['framework']}, {row['dtype']}"
-                found.append({"table": "limits", "name": name, "power": where, "pairs": row["len"]})
-                found[-1] |= {
-                    "measured": row["ratio"],
-                    "predicted": 1.0 if where == "below 80 %" else lower,
-                }
+        pairs = one.join(other, on=[*keys, "shape"], suffix="_other").group_by(keys)
+        predicted = 1.0 if where == "below 80 %" else lower
+        for *names, number, measured in pairs.agg(pl.len(), ratio).sort(keys).iter_rows():
+            if number >= _LEAST_PAIRS:
+                row = {"table": "limits", "name": ", ".join(names), "power": where}
+                row |= {"pairs": number, "measured": measured, "predicted": predicted}
+                found.append(row)
     return found
 
 
@@ -148,30 +142,23 @@ def device_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     for key, name in _DEVICES.items():
         on = pl.col("device") == key
         own = long.filter(on)
-        slower = np.mean(
-            [
-                _median(some.filter(pl.col("share") > _AT), "ratio")
-                / _median(some.filter(pl.col("share") < _BELOW), "ratio")
-                for some in own.partition_by("framework")
-            ]
-        )
+        slower = np.mean([_slower(some) for some in own.partition_by("framework")])
         static = _median(gemm.filter(on, pl.col("work") < 1e7), "power_w")
         limit = _median(own, "power_limit_w")
-        attention = (pl.col("op") == "attention") & (pl.col("latency_s") > 1e-3)
-        casts = (pl.col("op") == "quantize") & (pl.col("latency_s") > 1e-4)
-        found.append(
-            {
-                "table": "devices",
-                "name": name,
-                "limit_w": limit,
-                "static_w": static,
-                "slower": float(slower),
-                "gemm_w": float(static + (limit - static) * slower**_EXPONENT),
-                "attention_w": _median(rows.filter(on, attention), "power_w"),
-                "moving_w": _median(rows.filter(on, casts), "power_w"),
-            }
-        )
+        row = {"table": "devices", "name": name, "limit_w": limit, "static_w": static}
+        row |= {"slower": float(slower)}
+        row |= {"gemm_w": float(static + (limit - static) * slower**_EXPONENT)}
+        for kind, op, least in (("attention", "attention", 1e-3), ("moving", "quantize", 1e-4)):
+            some = rows.filter(on, pl.col("op") == op, pl.col("latency_s") > least)
+            row[f"{kind}_w"] = _median(some, "power_w")
+        found.append(row)
     return found
+
+
+def _slower(rows: pl.DataFrame) -> float:
+    """How much longer kernels at the limit take than others, of what they take in short runs."""
+    at, below = (rows.filter(one) for one in (pl.col("share") > _AT, pl.col("share") < _BELOW))
+    return _median(at, "ratio") / _median(below, "ratio")
 
 
 def _median(rows: pl.DataFrame, column: str) -> float:
@@ -192,28 +179,32 @@ def power_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def power_table(rows: list[dict[str, Any]]) -> str:
     """The tables, in Markdown."""
-    half = "p95/p50 | predicted | fitted half | slowest/p50 | predicted | fitted half"
+    half = ("predicted", "fitted half")
     heads = {
-        "v100": f"V100 | static | GPUs | {half}",
-        "limits": "B200 over GB200 | power | kernels | measured | predicted",
-        "devices": "device | limit | static | slower at the limit | GEMM | attention | copies",
-        "law": "V100 | static | sigma | 1/K | K",
+        "v100": ("V100", "static", "GPUs", "p95/p50", *half, "slowest/p50", *half),
+        "limits": ("B200 over GB200", "power", "kernels", "measured", "predicted"),
+        "devices": (
+            "device",
+            "limit",
+            "static",
+            "slower at the limit",
+            "GEMM",
+            "attention",
+            "copies",
+        ),
+        "law": ("V100", "static", "sigma", "1/K", "K"),
     }
-    lines: list[str] = []
-    for name, head in heads.items():
-        lines += ["", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]
-        lines += [f"| {_cells(row)} |" for row in rows if row["table"] == name]
-    return "\n".join(lines[1:])
+    found = by("table", rows)
+    return "\n\n".join(table(head, map(_cells, found[name])) for name, head in heads.items())
 
 
-def _cells(row: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any]) -> list[str]:
     """The values of a row, in the order of its head."""
+    _, *values = row.values()
     if row["table"] == "v100":
         pairs = zip(row["measured"], row["predicted"], row["of_fitted"], strict=True)
         values = [row["name"], row["static_w"], row["gpus"], *(x for pair in pairs for x in pair)]
-    else:
-        values = [value for key, value in row.items() if key != "table"]
-    return " | ".join(_text(value) for value in values)
+    return [_text(value) for value in values]
 
 
 def _text(value: Any) -> str:

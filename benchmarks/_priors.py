@@ -4,6 +4,7 @@ All families share one `network`, `constant_s` and `growth`; each family has a f
 The noise of collectives is estimated for each family and for all families together.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,7 +13,15 @@ import jax
 import msgspec
 import numpy as np
 
-from prism_jax.calibration._most_likely import Point, Split, fit_level, splits_of as of_scales
+from prism_jax.calibration._most_likely import (
+    Point,
+    Split,
+    alone,
+    fit_level,
+    most_likely_noise,
+    splits_of as of_scales,
+)
+from prism_jax.calibration._observe import law_of_outliers, observe, spread_of
 from prism_jax.calibration._scale import Simulation, scale_of, without_calibration
 from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
@@ -31,6 +40,10 @@ _ITERATIONS = 4
 # Steps simulated of each system, and the least part of a variance that tells what makes it.
 _SAMPLES = 8192
 _TOLD = 0.01
+# Numbers of consecutive steps of one run, how many stretches of each, and factors drawn of a law.
+_NUMBERS = (20, 40, 60, 120, 100_000)
+_STRETCHES = 12
+_DRAWN = 8192
 
 
 class Linear(NamedTuple):
@@ -139,15 +152,15 @@ def priors_text(folder: pathlib.Path) -> str:
     near, splits = linearised(every), splits_of(every)
     means, noise, scale = noises(splits)
     header = ("families left out", "`network`", "`constant_s`", "`growth`", "`collective_noise`")
-    cells = [("none", *_shown(*near[0], noise.mean))]
+    cells = [("none", *_shown([*near[0], noise.mean]))]
     machines: dict[str, list[str]] = {}
     for family in every:
         machines.setdefault(machine_of(family), []).append(family)
     for mine in machines.values():
         one = priors_without(near, splits, mine[0])
-        three = one.network.mean, one.constant_s.mean, one.growth.mean
+        four = one.network, one.constant_s, one.growth, one.collective_noise
         letters = ", ".join(family[0] for family in mine)
-        cells.append((letters, *_shown(*three, one.collective_noise.mean)))
+        cells.append((letters, *_shown([prior.mean for prior in four])))
     by_family = ", ".join(f"{family[0]} {mean:.2f}" for family, mean in means.items())
     return (
         f"{table(header, cells)}\n\n`collective_noise` by family: {by_family}. Families differ by "
@@ -155,10 +168,68 @@ def priors_text(folder: pathlib.Path) -> str:
     )
 
 
-def _shown(network: float, constant: float, growth: float, noise: float) -> tuple[str, ...]:
-    return f"{network:.3f}", f"{constant:.4f}", f"{growth:.5f}", f"{noise:.2f}"
+def _shown(values: Sequence[float]) -> list[str]:
+    return [f"{x:.{places}f}" for x, places in zip(values, (3, 4, 5, 2), strict=True)]
 
 
 def machine_of(family: str) -> str:
     """The machine and round in brackets at the end of a family's name, or else the whole name."""
     return family.rpartition("(")[2].replace("Eos-DFW", "Eos")
+
+
+def short_table(folder: pathlib.Path) -> str:
+    """Mean absolute errors of p95/p50 by number of consecutive steps of one run, in Markdown. Each
+    pair of the smallest system of a family with another system has equal weight. Variances of steps
+    and of kernels are added, which is nearly right. Stretches that `calibrate` refuses are left
+    out. The prior of the noise of collectives is from families of other machines.
+    """
+    every = families(folder)
+    splits, near = splits_of(every), linearised(every)
+    errors: dict[int, list[tuple[float, float]]] = {number: [] for number in _NUMBERS}
+    for family, systems in every.items():
+        priors = priors_without(near, splits, family)
+        for system, other in zip(systems[1:], splits[family][1:], strict=True):
+            measured = float(np.median([_tail(run) for run in system.runs]))
+            for number, mine in errors.items():
+                scales = (splits[family][0], other)
+                mine.append(_pair(systems[0].runs, scales, priors, number, measured))
+    names = (*map(str, _NUMBERS[:-1]), "all of a run")
+    means = ([f"{x:.5f}" for x in np.mean(mine, axis=0)] for mine in errors.values())
+    cells = [(name, *each) for name, each in zip(names, means, strict=True)]
+    return table(("steps", "calibrated p95/p50 off by", "carried over p95/p50 off by"), cells)
+
+
+def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, float]:
+    """The mean errors of the calibrated law and of the run's own."""
+    rng, found = np.random.default_rng(0), []
+    for i in range(_STRETCHES):
+        run = runs[i % len(runs)]
+        first = rng.integers(0, max(len(run) - number, 0) + 1)
+        steps = run[first : first + number]
+        try:
+            observed = observe([steps])
+        except ValueError:  # Refused, because slow steps come together and fill such a stretch.
+            continue
+        spread = spread_of(observed, priors)
+        law = law_of_outliers([observed], spread, priors)
+        law = dataclasses.replace(law, sigma=_elsewhere(observed, spread, scales, priors))
+        ours = _tail(law.factors(_DRAWN))
+        found.append((abs(ours - measured), abs(_tail(steps) - measured)))
+    ours, carried = np.mean(found, axis=0)
+    return float(ours), float(carried)
+
+
+def _elsewhere(observed, spread: float, scales: tuple[Split, Split], priors) -> float:
+    """The spread of the core at the other scale."""
+    here = dataclasses.replace(
+        scales[0], alone=alone(observed, spread, priors), num_steps=observed.num_steps
+    )
+    noise = most_likely_noise([here], priors)
+    assert noise is not None
+    now, then = (one.kernels + one.collectives * noise**2 for one in scales)
+    less = min(1.0, spread**2 / now)  # As in `calibrate`, which makes kernels less noisy.
+    return float(np.sqrt(spread**2 - less * now + less * then))
+
+
+def _tail(steps: np.ndarray) -> float:
+    return float(np.quantile(steps, 0.95) / np.median(steps))

@@ -5,21 +5,27 @@ A row that cannot be written as a job is kept, with the reason.
 
 import functools as ft
 import pathlib
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from prism_jax import data
 
 from ._families import job_of_family
-from ._published_experts import systems_with_experts
 from ._published_jobs import name_of, of_steps, table_of
-from ._published_machines import job_on, switches_of
-from ._published_models import GPT
-from ._rows import attempt, count, job_of, number, read
+from ._published_models import GPT, has_experts, job_on, switches_of
+from ._rows import WORDS, attempt, count, job_of, number, read
 
 
 FAMILIES = "MLPerf families"
+# What the software that all of them use does; the files do not set it.
+_SET = {"source": "MLPerf v6.0", "release": "26.06"}
+# Columns that have the same name here and there, or another one.
+_COLUMNS = {name: name for name in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")}
+_COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "model": "bench"}
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -57,7 +63,7 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
     for row in read(folder / "mlperf" / "scaling_families.csv"):
         one = _expressed(FAMILIES, row["system"], _of_family, row, "p50")
         yield msgspec.structs.replace(one, median=True)
-    for row in systems_with_experts(folder / "mlperf_v6"):
+    for row in _systems_with_experts(folder / "mlperf_v6"):
         one = _expressed(table_of(row), row["system"], of_steps, row)
         yield msgspec.structs.replace(one, median=True)
 
@@ -105,3 +111,39 @@ def _of_vtrain(row: dict[str, str]) -> data.Job:
 def _of_family(row: dict[str, str]) -> data.Job:
     sizes = {key: count(row, key) for key in ("microbatches", "dp", "gbs")}
     return job_of_family({**sizes, "family": row["family"]})
+
+
+def _systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
+    """Systems of MLPerf Training v6.0 that train models with experts, as rows of steps. A time is
+    the median of the medians of the runs, of which the first step does not count."""
+    runs = defaultdict(lambda: defaultdict(list))
+    devices = {}
+    for row in read(folder / "step_times.csv"):
+        key = row["system"], row["bench"]
+        devices[key] = row["device"]
+        time = number(row["step_time_s"])
+        if time is not None and "first" not in row["note"]:
+            runs[key][row["run"]].append(time)
+    for row in read(folder / "configs.csv"):
+        key = row["system"], row["bench"]
+        if not has_experts({"model": row["bench"]}) or not row["tp"] or key not in runs:
+            continue
+        p50 = np.median([np.median(steps) for steps in runs[key].values()])
+        modules = "" if row["recompute"].startswith("none") else row["recompute"].split(" ")[0]
+        found = defaultdict(str, _SET | {name: row[key] for name, key in _COLUMNS.items()})
+        for said in WORDS["said"]:
+            if said["part"] in row[said["column"]]:
+                found |= said["is"]
+        found |= {
+            "system": row["system"],
+            "gpu_type": f"DGX-{devices[key]}",
+            "micro_batch": row["microbatch"].split(" ")[0],
+            "etp": row["etp"] or "1",
+            "dtype": re.split("[ ;]", row["dtype"])[0],
+            "dispatcher": re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0],
+            "recompute": "selective" if modules else "none",
+            "recompute_modules": modules,
+            "step_time_s": str(p50),
+            "family": f"MLPerf v6.0 {row['bench']}",
+        }
+        yield found

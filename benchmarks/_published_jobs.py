@@ -11,8 +11,15 @@ from typing import Any
 from prism_jax import data
 from prism_jax.importers._megatron import layers_of_layout
 
-from ._published_machines import cluster_of, job_on, switches_of
-from ._published_models import has_experts, is_known, model_of, plain_name
+from ._published_models import (
+    cluster_of,
+    has_experts,
+    is_known,
+    job_on,
+    model_of,
+    plain_name,
+    switches_of,
+)
 from ._rows import WORDS, count
 
 

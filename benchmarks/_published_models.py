@@ -1,4 +1,4 @@
-"""Models of published rows, from the columns and the names of the models."""
+"""Models and machines of published rows, from the columns and the names of both."""
 
 import functools as ft
 import re
@@ -7,31 +7,12 @@ from typing import Any
 import msgspec
 
 from prism_jax import data
+from prism_jax.workload import count_parameters
 
 from ._rows import WORDS, count
 
 
-# Names are compared without case, spaces and signs, and without what follows in brackets.
-_MODERN: dict[str, Any] = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
-_MODERN |= {"bias": False, "tied_embeddings": False}
 GPT: dict[str, Any] = {"dropout": True}
-# What names say of layers, the first that is found; a name that is not here is of a modern decoder,
-# of which the columns must say all sizes.
-_KINDS: dict[str, dict[str, Any]] = {
-    "^llama": _MODERN,
-    "nemotron|minitron": {**_MODERN, "activation": "squared_relu", "norm": "layernorm"},
-    "grok": {**_MODERN, "activation": "geglu"},
-    "gemma": {**_MODERN, "activation": "geglu", "tied_embeddings": True},
-    "^mpt": {"bias": False},
-    "gptoss": _MODERN,
-    "gpt|bert|megatron|mtnlg|turing|^opt|bloom": GPT,
-}
-_RELEASES = "(671b|1t|30ba3b|v01|base|chat|instruct|thinking|terminus|0[0-9]{3}|2507)*"
-_WITH_EXPERTS = "deepseek(v|moe|coderv2|r1)|[0-9]ba[0-9]+b|[0-9]x[0-9]+b|qwen3(next|235b|30b)"
-_WITH_EXPERTS += "|gptoss|kimi|moe|nemotron3(?!40b)|mixtral|grok|llama4(?![0-9])|glm(45|5)|dbrx"
-# Whose layers columns cannot say: latent attention, state spaces, encoders.
-_OTHERS = "deepseek(v|r1)(?!.*distill)|kimi|moonlight|glm5|minimax|llama4(?![0-9])|qwen3next|mamba"
-_OTHERS += "|jamba|zamba|falconh|nemotron(h|3(?!40b))|^t5|flux|dlrm|^dit"
 # The columns of a layer of experts.
 EXPERTS = {"experts": "num_experts", "topk": "top_k", "expert_ffn": "expert_ffn_size"}
 
@@ -44,20 +25,23 @@ def plain_name(name: str) -> str:
 def has_experts(row: dict[str, str]) -> bool:
     """Whether a row's model is one with experts, by its columns or by its name."""
     name = plain_name(row["model"])
-    named = re.search(_WITH_EXPERTS, name) is not None and "distill" not in name
+    named = _is_named("experts", name) and "distill" not in name
     return named or row.get("experts", "") not in ("", "0", "0.0", "1", "1.0")
 
 
 def _shipped_name(row: dict[str, str]) -> str:
-    name = plain_name(row["model"])
-    return next(
-        (m for part, m in WORDS["shipped"].items() if re.fullmatch(part + _RELEASES, name)), ""
-    )
+    name, releases = plain_name(row["model"]), WORDS["names"]["releases"]
+    found = (m for part, m in WORDS["shipped"].items() if re.fullmatch(part + releases, name))
+    return next(found, "")
+
+
+def _is_named(kind: str, name: str) -> bool:
+    return any(re.search(part, name) for part in WORDS["names"][kind])
 
 
 def is_known(row: dict[str, str]) -> bool:
     """Whether its layers are those of a shipped model, or in its columns."""
-    other = re.search(_OTHERS, plain_name(row["model"])) is not None
+    other = _is_named("others", plain_name(row["model"]))
     described = not other and (bool(row.get("experts")) or not has_experts(row))
     return described or bool(_shipped_name(row))
 
@@ -84,7 +68,8 @@ def _described(row: dict[str, str]) -> data.Model:
     """A model by its columns."""
     number = ft.partial(count, row)
     name = plain_name(row["model"])
-    kind = next((keys for part, keys in _KINDS.items() if re.search(part, name)), _MODERN)
+    kind = next((one for one in WORDS["layers"] if re.search(one["name"], name)), {})
+    keys = (WORDS["modern"] if kind.get("modern", True) else {}) | kind.get("keys", {})
     layers = _layers_with_experts(number) if has_experts(row) else {}
     return data.Model(
         num_layers=number("layers"),
@@ -95,7 +80,7 @@ def _described(row: dict[str, str]) -> data.Model:
         ffn_size=number("ffn"),
         vocab_size=number("vocab"),
         max_positions=number("seq") if name.startswith("mpt") else 2048,
-        **kind,
+        **keys,
         **layers,
     )
 
@@ -167,3 +152,49 @@ def _first_layers(model: data.Model, number: int, num_dense: int) -> data.Model:
         if repeat
     )
     return msgspec.structs.replace(model, layers=layers, num_layers=sum(repeats) + left)
+
+
+def device_of(name: str) -> str:
+    """The device in `hardware/devices` of a machine; empty if it is not known."""
+    letters = re.sub("[^a-z0-9]", "", name.lower())
+    return next((found for part, found in WORDS["devices"].items() if re.search(part, letters)), "")
+
+
+def cluster_of(name: str) -> str:
+    """The machine in `hardware/clusters` with a device that a name says.
+
+    **Raises:**
+
+    A `ValueError` if its device is not known.
+    """
+    if not (device := device_of(name)):
+        raise ValueError(f"no device {name}")
+    return WORDS["clusters"][device]
+
+
+switches_of = ft.cache(lambda stack: data.load_software(stack).training)
+_shipped_cluster = ft.cache(data.load_cluster)  # Read once for all rows of a size.
+_kernels = ft.cache(lambda cluster, nodes: data.load_kernels(_shipped_cluster(cluster, nodes)))
+
+
+def job_on(model, layout, schedule, training, cluster: str, note: str = "") -> data.Job:
+    nodes = -(-layout.world_size // _shipped_cluster(cluster, 1).devices_per_node)
+    machine, kernels = _shipped_cluster(cluster, nodes), _kernels(cluster, nodes)
+    adapters = re.search(r"(\d+) x (\d+) Gb RoCE a node", note)
+    if adapters and len(machine.links) > 1:
+        bandwidth = int(adapters[1]) * int(adapters[2]) / 8 * 1e9 / machine.devices_per_node
+        *inner, last = machine.links
+        last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
+        machine = msgspec.structs.replace(machine, links=(*inner, last))
+    if training.zero < 2 and layout.ep == 1:
+        _check_memory(model, layout, machine)
+    parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
+    return data.Job(layout, schedule, name="published", **parts)
+
+
+def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:
+    """Refuses what only sharded parameters can have run: two bytes of each parameter and of its
+    gradient alone are more than a device holds."""
+    held = 4 * count_parameters(model) / (layout.tp * layout.pp)
+    if held > machine.device.memory_bytes:
+        raise ValueError("parameters must have been sharded, for they do not fit")

@@ -16,8 +16,7 @@ from prism_jax.data import Priors, Sampled, Variation, load_priors
 from prism_jax.data._priors import Line, Prior
 from prism_jax.program import variability_of
 
-from ._published_machines import device_of
-from ._published_models import has_experts
+from ._published_models import device_of, has_experts
 from ._rows import note
 
 

@@ -10,11 +10,8 @@ transform is about three times as fast, and it is the default. Of NumPy's genera
 fastest.
 """
 
-import contextlib
-import multiprocessing
-from collections.abc import Iterator
-from multiprocessing.pool import Pool
-from multiprocessing.synchronize import Barrier
+import functools as ft
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
@@ -66,33 +63,13 @@ def makespans(
     return result
 
 
-@contextlib.contextmanager
-def processes(graph: Graph, number: int = 2) -> Iterator[Pool]:
-    """Worker processes that have run a chunk each, for `makespans_in`."""
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(number + 1)
-    with context.Pool(number, _warm_up, (barrier, graph)) as pool:
-        barrier.wait(timeout=60)
-        yield pool
-
-
 def makespans_in(
-    pool: Pool, number: int, graph: Graph, num_samples: int, seed: int, *, box_muller: bool = True
+    pool: ProcessPoolExecutor, graph: Graph, num_samples: int, seed: int, *, box_muller: bool = True
 ) -> np.ndarray:
-    """The same as `makespans`, with equal parts simulated by `number` processes."""
-    sizes = [(num_samples + i) // number for i in range(number)]
-    seeds = np.random.SeedSequence(seed).spawn(number)
-    tasks = [(graph, *task, box_muller) for task in zip(sizes, seeds, strict=True)]
-    return np.concatenate(pool.starmap(_task, tasks, chunksize=1))
-
-
-def _task(graph: Graph, num_samples: int, seed, box_muller: bool) -> np.ndarray:
-    return makespans(graph, num_samples, seed, box_muller=box_muller)
-
-
-def _warm_up(barrier: Barrier, graph: Graph) -> None:
-    makespans(graph, CHUNK, 0)
-    barrier.wait()
+    """The same as `makespans`, with equal parts simulated by two processes."""
+    sizes = [num_samples // 2, num_samples - num_samples // 2]
+    of_part = ft.partial(makespans, graph, box_muller=box_muller)
+    return np.concatenate(list(pool.map(of_part, sizes, np.random.SeedSequence(seed).spawn(2))))
 
 
 def _draw(rng: np.random.Generator, out: np.ndarray, scratch: np.ndarray | None) -> None:

@@ -9,12 +9,12 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 
 - `traces`: `straggler_traces/`; see `_traces.py`.
 - `means`: `published/`, `steps/`, and the systems of `mlperf/` and `mlperf_v6/`; see `_means.py`.
-- `expected`: the same, by class; see `_expected.py`.
+- `expected`: the same, by class; see `expected_error.py`.
 - `experts`: the rows with experts, with their constants fitted without a family; see
   `_experts.py`.
 - `times`: how long `predict` takes for the same rows; see `_times.py`.
-- `flagships`: the shipped jobs of well-known runs, with their `[measured]`.
-- `recommenders`: the shipped recommender, by what is assumed of it; see `_recommenders.py`.
+- `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
+- `recommenders`: the shipped recommender, by what is assumed of it.
 - `images`: FLUX.1, by what is assumed of it, and shares of convolution and of attention across
   frames; see `_images.py`.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
@@ -34,6 +34,7 @@ import json
 import os
 import pathlib
 import sys
+from typing import Any
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -44,11 +45,11 @@ if __name__ == "__main__":
 # Of each part: its folder below the data, its module, and the functions of its rows and its table.
 _PARTS = {
     "means": ("", "_means", "mean_rows", "mean_table"),
-    "expected": ("", "_expected", "expected_rows", "expected_table"),
+    "expected": ("", "expected_error", "expected_rows", "expected_table"),
     "experts": ("", "_experts", "expert_rows", "expert_table"),
     "times": ("", "_times", "time_rows", "time_table"),
-    "flagships": ("", "_flagships", "flagship_rows", "flagship_table"),
-    "recommenders": ("", "_recommenders", "recommender_rows", "recommender_table"),
+    "flagships": ("", "_shipped_jobs", "flagship_rows", "flagship_table"),
+    "recommenders": ("", "_shipped_jobs", "recommender_rows", "recommender_table"),
     "images": ("", "_images", "image_rows", "image_table"),
     "growth": ("", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
@@ -66,9 +67,9 @@ _PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of predictions on measured data.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    part = {"dest": "only", "action": "append_const", "help": "this part"}
     for name in _PARTS:
-        parser.add_argument(f"--{name}", const=name, **part)
+        keys: Any = {"dest": "only", "const": name, "help": "this part"}
+        parser.add_argument(f"--{name}", action="append_const", **keys)
     parser.add_argument("--only", action="append", choices=_PARTS, help="the same by name")
     parser.add_argument("--data", type=pathlib.Path, default=SHARED, help="the measurements")
     arguments = parser.parse_args()

@@ -28,7 +28,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 import prism_jax as prism
-from benchmarks import _level, _levels, _priors, _short_runs, _tails
+from benchmarks import _level, _priors, _tails
 from benchmarks._families import families
 from benchmarks._rows import DATA
 from benchmarks._tables import percent, table
@@ -172,8 +172,8 @@ def main() -> None:
     parts = {
         "priors": ("the priors that the families imply", _priors.priors_text),
         "level": ("that of jobs without calibration", lambda at: _level.level_text(at.parent)),
-        "levels": ("means with other such levels", lambda at: _levels.variants_text(at.parent)),
-        "short": ("the tail after few steps", _short_runs.short_table),
+        "levels": ("means with other such levels", lambda at: _level.variants_text(at.parent)),
+        "short": ("the tail after few steps", _priors.short_table),
         "systems": ("the tail of unmeasured systems", _of_systems),
     }
     parser = argparse.ArgumentParser(description="Predictions of other scales, on MLPerf logs.")

@@ -43,7 +43,7 @@ _MAIN = "gpt3-175b-h100-4096"
 
 def program_of(schedule, num_replicas: int, group_size: int = 1, **options) -> Any:
     """A program whose ops vary by 3 %, and whose step and microbatches do, too."""
-    laws = {"rank": lognormal(0.02), "step": lognormal(0.005), "microbatch": lognormal(0.01)}
+    laws: Any = {"rank": lognormal(0.02), "step": lognormal(0.005), "microbatch": lognormal(0.01)}
     options["variability"] = Variability(residual={"gemm": lognormal(0.03)}, **laws)
     sizes = {"num_replicas": num_replicas, "group_size": group_size}
     return pipeline_program(schedule, **sizes, **options)

@@ -4,10 +4,10 @@
     python benchmarks/startup.py --only simulate predict
 
 Cold, nothing is compiled yet (`PRISM_JAX_CACHE=off`). Warm, the same ran before and its compiled
-code was kept, in a new folder. Each limit is of the CPU seconds beside it, on an idle machine of
-two cores. Compilations are those of the cold run, as JAX's log has them: their number, and XLA's
-wall seconds; `--json` has them by function, too. Of `families`, only what follows a first
-simulation counts.
+code was kept, in a new folder. Commands, scripts and limits are in `startup.toml`. Each limit is of
+the CPU seconds beside it, on an idle machine of two cores. Compilations are those of the cold run,
+as JAX's log has them: their number, and XLA's wall seconds; `--json` has them by function, too. Of
+`families`, only what follows a first simulation counts.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from typing import Any
 
@@ -31,65 +32,28 @@ from benchmarks._tables import table
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-_JOB = "gpt3-175b-h100-4096"
-_SAMPLES = ("--samples", "16384")
-# A script may say at which CPU time of its own, on stderr, what is measured begins.
+_WORK = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
+_BEFORE = _WORK.pop("before")
 _BEGIN = "what counts begins at "
-# Scripts keep compiled code as commands do.
-_KEEP = """
-import sys, time
-import equinox as eqx, jax
-import prism_jax as prism
-prism.keep_compiled()
-options = {"num_samples": 20_000, "key": jax.random.key(0)}
-def gradient(program):
-    jax.block_until_ready(eqx.filter_grad(prism.estimate)(program, prism.Quantile(0.95), **options))
-"""
-_GRADIENT = f'gradient(prism.compile_job(prism.load_job("{_JOB}")))\n'
-_FIVE = """
-law = prism.latency.LogNormal(1.0, 0.1)
-waits = ([], [0], [0], [1, 2], [3])
-program = prism.compile_graph([prism.Op(law, after=after) for after in waits])
-prism.simulate(program, **options)
-"""
-_FAMILIES = f"""
-def run(law):
-    ops = [prism.Op(law), prism.Op(law, after=[0]), prism.Op(law, after=[1])]
-    prism.simulate(prism.compile_graph(ops), **options)
-run(prism.latency.LogNormal(1.0, 0.1))
-print("{_BEGIN}", time.process_time(), file=sys.stderr)
-run(prism.latency.Gamma(1.0, 0.1))
-run(prism.latency.Weibull(1.0, 10.0))
-"""
-# The words of a command or a script, and the limits of its CPU seconds, cold and warm.
-_WORK: dict[str, tuple[str | tuple[str, ...], float, float | None]] = {
-    "simulate": (("simulate", _JOB, "--samples", "100000"), 7, 4),
-    "sensitivity": (("sensitivity", _JOB, *_SAMPLES), 20, 6),
-    "whatif": (("whatif", _JOB, "--slow-rank", "stage=7:1.2", *_SAMPLES), 9, 4),
-    "run": (("run", _JOB, "--steps", "1000", *_SAMPLES), 12, 8),
-    "predict": (("predict", _JOB), 1.2, None),
-    "gradient": (_KEEP + _GRADIENT, 14, None),
-    "five-ops": (_KEEP + _FIVE, 2.5, None),
-    "five-ops-gradient": (_KEEP + _FIVE + "gradient(program)\n", 5, None),
-    "families": (_KEEP + _FAMILIES, 1, None),
-}
 
 
-def measured(work: str | tuple[str, ...], folder: str | None) -> dict[str, Any]:
+def measured(work: dict[str, Any], folder: str | None) -> dict[str, Any]:
     """CPU and wall seconds of one process, and the compiled functions with their seconds, in order.
 
     **Arguments:**
 
-    - `work`: a script, or the words of a command.
+    - `work`: a `script`, or the words of a `command`.
     - `folder`: for compiled code; nothing is kept by default.
     """
-    words = ["-c", work] if isinstance(work, str) else ["-m", "prism_jax", *work]
+    words = ["-m", "prism_jax", *work.get("command", "").split()]
+    if "script" in work:
+        words = ["-c", _BEFORE + work["script"]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PRISM_JAX_CACHE": folder or "off"}
     environment["JAX_LOG_COMPILES"] = "1"
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
-        streams = {"stdout": log, "stderr": log}
+        streams: Any = {"stdout": log, "stderr": log}
         child = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **streams)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - start
@@ -110,7 +74,7 @@ def measured(work: str | tuple[str, ...], folder: str | None) -> dict[str, Any]:
 def row_of(name: str) -> dict[str, Any]:
     """All figures of one kind of work."""
     print(f"{name} ...", file=sys.stderr, flush=True)
-    work, limit, warm_limit = _WORK[name]
+    work = _WORK[name]
     cold = measured(work, None)
     compiled = defaultdict(list)
     for function, seconds in cold["compiled"]:
@@ -119,9 +83,14 @@ def row_of(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         measured(work, folder)
         warm = measured(work, folder)
-    row = {"what": name, "limit_s": limit, "cold_s": cold["cpu_s"], "cold_wall_s": cold["wall_s"]}
+    row = {
+        "what": name,
+        "limit_s": work["cold_s"],
+        "cold_s": cold["cpu_s"],
+        "cold_wall_s": cold["wall_s"],
+    }
     row |= {
-        "warm_limit_s": warm_limit,
+        "warm_limit_s": work.get("warm_s"),
         "warm_s": warm["cpu_s"],
         "compilations": len(cold["compiled"]),
     }

@@ -5,17 +5,19 @@ Baselines that are not installed are skipped. Their docstrings say how to instal
 
 import functools as ft
 import itertools as it
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
 
-from . import _with_mc_dagprop, _with_numpy, _with_simpy
+from . import _with_libraries, _with_numpy
 from ._graph import MEANS, Graph, reference_graph
 
 
 def _numpy_in_processes(graph: Graph, num_samples: int, seed: int) -> np.ndarray:
-    with _with_numpy.processes(graph) as pool:
-        return _with_numpy.makespans_in(pool, 2, graph, num_samples, seed)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        return _with_numpy.makespans_in(pool, graph, num_samples, seed)
 
 
 def _mean_and_deviation(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -44,8 +46,8 @@ def test_reference_graph_is_1f1b(stages, microbatches):
     [
         ("numpy", ft.partial(_with_numpy.makespans, box_muller=False), 40_000),
         ("numpy", _numpy_in_processes, 100_001),
-        ("simpy", _with_simpy.makespans, 2_000),
-        ("mc_dagprop", _with_mc_dagprop.makespans, 40_000),
+        ("simpy", _with_libraries.by_simpy, 2_000),
+        ("mc_dagprop", _with_libraries.by_mc_dagprop, 40_000),
     ],
 )
 @pytest.mark.parametrize(("stages", "microbatches"), [(8, 32), (3, 5)])
