@@ -21,7 +21,7 @@ import argparse
 import functools as ft
 import pathlib
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -84,16 +84,17 @@ def classes_of(key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 def law_of(rows: list[Row], classes: list[tuple[Any, ...]]) -> tuple[float, float]:
     """The bias and the spread of the last of `classes`, each of which is part of the one before."""
-    errors, weights, counts = np.zeros(0), np.zeros(0), Counter()
+    errors, weights, families = np.zeros(0), np.zeros(0), {}
     for key in classes:
-        mine = _of(rows, key)
-        counts = Counter(row.family for row in mine)
-        errors = np.concatenate([errors, [row.error for row in mine]])
-        each = [1 / (counts[row.family] + _HALF) for row in mine]
-        weights = np.concatenate([weights * _ABOVE, each])
+        families = defaultdict(list)
+        for row in _of(rows, key):
+            families[row.family].append(row.error)
+        each = [np.full(len(e), 1 / (len(e) + _HALF)) for e in families.values()]
+        errors = np.concatenate([errors, *families.values()])
+        weights = np.concatenate([weights * _ABOVE, *each])
         weights = weights / weights.sum()
     bias = _quantile(errors, weights, 0.5)
-    wider = np.sqrt(1 + 1 / max(1, len(counts)))
+    wider = np.sqrt(1 + 1 / max(1, len(families)))
     half = _quantile(np.abs(errors - bias), weights, _LEVEL) * wider
     return bias, float(half / stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 
