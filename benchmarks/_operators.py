@@ -5,6 +5,7 @@ with other shapes of the same kinds says how well they predict what they were no
 """
 
 import pathlib
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,16 +20,10 @@ from ._rows import attempt, note
 from ._tables import by, percent, table
 
 
+_WORDS = tomllib.loads(pathlib.Path(__file__).with_name("operators.toml").read_text())
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
-DEVICES = {
-    "a100_sxm": ("a100-80g-sxm", 108),
-    "h100_sxm": ("h100-sxm", 132),
-    "h200_sxm": ("h200-sxm", 132),
-    "b200_sxm": ("b200", 148),
-    "b300_sxm": ("b300", 148),
-    "gb200": ("gb200", 152),
-    "gb300": ("gb300", 152),
-}
+DEVICES: dict[str, tuple[str, int]] = {name: tuple(one) for name, one in _WORDS["devices"].items()}
+ABOUT: dict[str, Any] = _WORDS["source"]
 _LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
 
 

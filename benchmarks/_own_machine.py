@@ -70,30 +70,31 @@ def _training_step(job: Any) -> Any:
     model, training = job.model, job.training
     rows, hidden, words = training.microbatch_size, model.hidden_size, model.vocab_size
     tokens = jnp.arange(rows * training.sequence_length, dtype=jnp.int32) % words
-    shapes = {"qkv": (hidden, 3 * hidden), "out": (hidden, hidden)}
-    shapes |= {"up": (hidden, model.ffn_size), "down": (model.ffn_size, hidden)}
-    names = [f"{name}{i}" for i in range(model.num_layers) for name in shapes]
-    sizes = {name: shapes[name.rstrip("0123456789")] for name in names}
-    sizes |= {f"{n}{i}": (hidden,) for i in range(model.num_layers) for n in ("norm", "inner")}
-    sizes |= {"last": (hidden,), "words": (words, hidden)}
-    key = jax.random.key(0)
-    weights = {n: 0.05 * jax.random.normal(key, s, jnp.float32) for n, s in sizes.items()}
+    shapes = {"qkv": (hidden, 3 * hidden), "out": (hidden, hidden), "inner": (hidden,)}
+    shapes |= {"up": (hidden, model.ffn_size), "down": (model.ffn_size, hidden), "norm": (hidden,)}
 
-    def loss(weights: dict[str, jax.Array]) -> jax.Array:
-        def norm(x, name):
-            wide = x.astype(jnp.float32)
-            scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
-            return (wide * scale * weights[name][None]).astype(x.dtype)
+    def drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]:
+        key = jax.random.key(0)
+        return {n: 0.05 * jax.random.normal(key, s, jnp.float32) for n, s in shapes.items()}
 
-        narrow = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
-        x = narrow["words"][tokens]
-        for i in range(model.num_layers):
-            qkv = norm(x, f"norm{i}") @ narrow[f"qkv{i}"]
+    weights = [drawn(shapes) for _ in range(model.num_layers)]
+    weights.append(drawn({"last": (hidden,), "words": (words, hidden)}))
+
+    def norm(x, weight):
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)
+        return (wide * scale * weight[None]).astype(x.dtype)
+
+    def loss(weights: list[dict[str, jax.Array]]) -> jax.Array:
+        *layers, ends = jax.tree.map(lambda weight: weight.astype(jnp.bfloat16), weights)
+        x = ends["words"][tokens]
+        for wide, layer in zip(weights, layers, strict=False):
+            qkv = norm(x, wide["norm"]) @ layer["qkv"]
             qkv = qkv.reshape(rows, -1, 3 * model.num_heads, 64)
             mixed = jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), is_causal=True)
-            x = x + mixed.reshape(x.shape) @ narrow[f"out{i}"]
-            x = x + jax.nn.gelu(norm(x, f"inner{i}") @ narrow[f"up{i}"]) @ narrow[f"down{i}"]
-        logits = (norm(x, "last") @ narrow["words"].T).astype(jnp.float32)
+            x = x + mixed.reshape(x.shape) @ layer["out"]
+            x = x + jax.nn.gelu(norm(x, wide["inner"]) @ layer["up"]) @ layer["down"]
+        logits = (norm(x, weights[-1]["last"]) @ ends["words"].T).astype(jnp.float32)
         right = jnp.take_along_axis(logits, tokens[:, None], axis=1)
         return jnp.mean(jax.nn.logsumexp(logits, axis=1, keepdims=True) - right)
 
@@ -101,8 +102,8 @@ def _training_step(job: Any) -> Any:
     def step(state: Any) -> Any:
         weights, first, second = state
         gradients = jax.grad(loss)(weights)
-        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in gradients.values()))
-        gradients = {name: g / jnp.maximum(norm, 1.0) for name, g in gradients.items()}
+        size = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradients)))
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(size, 1.0), gradients)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, gradients)
         second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, second, gradients)
         change = jax.tree.map(lambda m, v: 1e-4 * m / (jnp.sqrt(v) + 1e-8), first, second)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import polars as pl
 from scipy.optimize import least_squares
 
 from prism_jax._robust import in_core
@@ -23,6 +24,7 @@ from ._rows import note
 # The laws of `kernels/priors.toml` that are fitted here.
 OF_SYSTEMS = ("level", "level_experts", "drift", "drift_experts")
 OF_SYSTEMS += ("system_spread", "system_shares", "system_excess")
+_SYSTEM = ["round", "system", "bench"]  # The columns that name a system.
 _LONG = 20  # Runs of fewer steps do not count where there are longer ones.
 _SOURCE = "the systems"
 # Residuals beyond this are outliers of the fit: 0.6 is what spreads differ by.
@@ -84,45 +86,38 @@ def spread_at(parameters: dict[str, float], seconds: float, experts: bool) -> fl
 
 def systems(folder: pathlib.Path) -> list[System]:
     """Those of `mlperf` and of `mlperf_v6` in a folder; a missing table is noted on stderr."""
-    for path in (folder / "mlperf" / "step_times.parquet", folder / "mlperf_v6" / "step_times.csv"):
-        if not path.is_file():
+    found = []
+    tables = {"mlperf/step_times.parquet": _older, "mlperf_v6/step_times.csv": _v6}
+    for name, steps_of in tables.items():
+        if (path := folder / name).is_file():
+            found += _each(steps_of(path), path.parent)
+        else:
             note(f"{path} is missing and left out")
-    return [*_older(folder / "mlperf"), *_v6(folder / "mlperf_v6")]
+    return found
 
 
-def _older(folder: pathlib.Path) -> Iterator[System]:
-    import polars as pl
-
-    path = folder / "step_times.parquet"
-    if path.is_file():
-        table = _complete(pl.read_parquet(path), "i", "phase")
-        yield from _each(table.filter(pl.col("phase").is_in(["steady", ""])).sort("i"), folder)
+def _older(path: pathlib.Path) -> pl.DataFrame:
+    table = _complete(pl.read_parquet(path), "i", "phase")
+    return table.filter(pl.col("phase").is_in(["steady", ""])).sort("i")
 
 
-def _v6(folder: pathlib.Path) -> Iterator[System]:
+def _v6(path: pathlib.Path) -> pl.DataFrame:
     """Without the first three steps, in which CUDA graphs are captured (`CUDA_GRAPH_WARMUP_STEPS=2`
     of all configurations), and without those after an evaluation where others are left.
     """
-    import polars as pl
-
-    path = folder / "step_times.csv"
-    if path.is_file():
-        table = _complete(pl.read_csv(path, infer_schema=False), "step", "note").sort("step")
-        table = table.filter((pl.col("step") > 3) & ~pl.col("note").str.contains("first"))
-        later = pl.col("note").str.contains("after_eval")
-        keys = ["round", "system", "bench"]
-        yield from _each(table.filter(~later | (later.mean().over(keys) > 0.5)), folder)
+    table = _complete(pl.read_csv(path, infer_schema=False), "step", "note").sort("step")
+    table = table.filter((pl.col("step") > 3) & ~pl.col("note").str.contains("first"))
+    later = pl.col("note").str.contains("after_eval")
+    return table.filter(~later | (later.mean().over(_SYSTEM) > 0.5))
 
 
-def _complete(table: Any, number: str, text: str) -> Any:
+def _complete(table: pl.DataFrame, number: str, text: str) -> pl.DataFrame:
     """A table with all columns that are read, and without rows that have no time, which are counted
     on stderr. Where steps have no numbers they are in order."""
-    import polars as pl
-
-    texts = ("round", "system", "bench", "run", "device", text)
+    texts = (*_SYSTEM, "run", "device", text)
     every = (*texts, number, "step_time_s")
     table = table.with_columns(pl.lit(None).alias(n) for n in every if n not in table.columns)
-    order = pl.int_range(1, pl.len() + 1).over("round", "system", "bench", "run")
+    order = pl.int_range(1, pl.len() + 1).over(*_SYSTEM, "run")
     table = table.with_columns(
         *(pl.col(name).cast(pl.String).fill_null("") for name in texts),
         pl.col("step_time_s").cast(pl.Float64, strict=False),
@@ -136,9 +131,8 @@ def _complete(table: Any, number: str, text: str) -> Any:
 
 
 def _each(table, folder: pathlib.Path) -> Iterator[System]:
-    keys = ["round", "system", "bench"]
-    for part in table.partition_by(keys, maintain_order=True):
-        round_, system, bench = (part[key][0] for key in keys)
+    for part in table.partition_by(_SYSTEM, maintain_order=True):
+        round_, system, bench = (part[key][0] for key in _SYSTEM)
         told = [part["device"][0]]
         for path in folder.glob(f"systems/{glob.escape(f'{round_}__')}*{glob.escape(system)}.json"):
             told.append(str(msgspec.json.decode(path.read_bytes()).get("accelerator_model_name")))
@@ -194,12 +188,8 @@ def _priors(every: Sequence[System], deviation: float) -> Priors:
     slope = float(np.cov(shares, excesses)[0, 1] / np.var(shares, ddof=1))
     left = excesses - excesses.mean() - slope * (shares - shares.mean())
     around = float(np.sqrt(np.sum(left**2) / (len(seen) - 2)))
-    spread = msgspec.structs.replace(
-        shipped.system_spread,
-        deviation=deviation,
-        number=len(every),
-        systems=tuple(one.name for one in every),
-    )
+    about = {"number": len(every), "systems": tuple(one.name for one in every)}
+    spread = msgspec.structs.replace(shipped.system_spread, deviation=deviation, **about)
     moments = float(shares.mean()), float(shares.std(ddof=1)), len(seen)
     changes: dict[str, Any] = {"system_spread": spread}
     changes["system_shares"] = Sampled(*moments, _SOURCE)

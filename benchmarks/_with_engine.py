@@ -8,18 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
+from prism_jax import replica
 from prism_jax.latency import LogNormal
 from prism_jax.program import Variability
 from prism_jax.random import key_data, normals
-from prism_jax.replica import (
-    ClassLaw,
-    by_strata,
-    class_laws,
-    make_plan,
-    replica_ends,
-    tiles,
-    tiles_of,
-)
 from prism_jax.replica._gradient import gradient_of
 from prism_jax.replica._op_law import Single
 
@@ -44,9 +36,12 @@ def draws(the_program, num_samples: int, key) -> float:
     # The row of each op's law, eight to a level, all of them full.
     levels = -(-the_program.num_ops // _WIDTH)
     rows = jnp.asarray(np.resize(the_program.ops.row.value, (levels, _WIDTH)))
-    shared = (make_plan(the_program), key_data(key), rows)
-    size = tiles_of(shared[0])
-    sums = (batch.samples() for batch in tiles(_sum_of_draws, shared, num_samples, per_batch=size))
+    shared = (replica.make_plan(the_program), key_data(key), rows)
+    size = replica.tiles_of(shared[0])
+    sums = (
+        batch.samples()
+        for batch in replica.tiles(_sum_of_draws, shared, num_samples, per_batch=size)
+    )
     return sum(float(np.sum(x, dtype=float)) for x in sums) / num_samples
 
 
@@ -55,13 +50,15 @@ def _sum_of_draws(shared, ids):
     graph = plan.structure.graph
     one = jnp.ones((len(graph.row_class), 1), plan.dtype)
     calm = jnp.zeros((1,), jnp.int32)
-    law: Any = class_laws(plan, graph.row_class, graph.mixed, one, plan.tables.nodes, calm).single
+    law: Any = replica.class_laws(
+        plan, graph.row_class, graph.mixed, one, plan.tables.nodes, calm
+    ).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
 
     def level(total, x):
         number, row = x
         z = normals(key, ids, number * np.uint32(_WIDTH) + lanes, plan.dtype)
-        mine = ClassLaw(None, Single(law.mean[row], law.sigma[row], None))
+        mine = replica.ClassLaw(None, Single(law.mean[row], law.sigma[row], None))
         return total + mine.latency(z, None), None
 
     start = jnp.zeros((_WIDTH, *ids.shape), plan.dtype)
@@ -84,9 +81,11 @@ def value_and_gradient(the_program, num_samples: int, key):
 
 
 def _over_tiles(function, the_program, num_samples, key):
-    shared = (make_plan(the_program), key_data(key))
+    shared = (replica.make_plan(the_program), key_data(key))
     totals: Any = None
-    for batch in tiles(function, shared, num_samples, per_batch=tiles_of(shared[0])):
+    for batch in replica.tiles(
+        function, shared, num_samples, per_batch=replica.tiles_of(shared[0])
+    ):
         found = jax.tree.map(lambda x: x.sum(axis=0, dtype=float), batch.by_tile())
         totals = found if totals is None else jax.tree.map(np.add, totals, found)
     total, of_tables = totals
@@ -95,7 +94,9 @@ def _over_tiles(function, the_program, num_samples, key):
 
 def _value_of_tile(shared, ids):
     plan, key = shared
-    return jnp.sum(jnp.max(replica_ends(plan, by_strata(plan, ids), key), axis=0)), ()
+    return jnp.sum(
+        jnp.max(replica.replica_ends(plan, replica.by_strata(plan, ids), key), axis=0)
+    ), ()
 
 
 def _value_and_gradient_of_tile(shared, ids):

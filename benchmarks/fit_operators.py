@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._operators import DEVICES, class_of, error_table, read_operators
+from benchmarks._operators import ABOUT, DEVICES, class_of, error_table, read_operators
 from benchmarks._rows import ROOT
 from prism_jax.cluster import cross_validate, fit_shapes
 from prism_jax.data import Constant, ShapeTable, Source, save_shapes
@@ -41,30 +41,9 @@ def main() -> None:
     for device, fitted in tables.items():
         folder = arguments.out / device
         folder.mkdir(parents=True, exist_ok=True)
-        constants = tuple(Constant(*about) for about in _CONSTANTS)
-        save_shapes(folder, fitted, Source(*_ABOUT, counts[device], constants))
+        constants = tuple(Constant(**about) for about in ABOUT["constants"])
+        save_shapes(folder, fitted, Source(*ABOUT["lines"], counts[device], constants))
     print(error_table(errors))
-
-
-_ABOUT = (
-    "the prism_jax authors, fitted to NVIDIA's measurements in ai-dynamo/aiconfigurator@095f58a",
-    "2026-11",
-    "of each kernel the fastest of TensorRT-LLM, SGLang, vLLM of 2026; NCCL 2.29.2, A100 2.27.3",
-    "Apache-2.0, as the measurements, none of which is copied",
-)
-_CONSTANTS = (
-    (
-        "command",
-        "python benchmarks/fit_operators.py ../shared/data/operators",
-        "it makes the tables of all devices, and prints the errors of shapes that it leaves out",
-    ),
-    (
-        "conditions",
-        "clocks locked to their maximum, runs of a few calls on a cool GPU",
-        "sustained runs of the same products take 1.10 to 1.20 times as long in bf16 at 10 GFLOP "
-        "to 1 TFLOP, and 1.03 to 1.07 times at more, on H200 and B200",
-    ),
-)
 
 
 if __name__ == "__main__":

@@ -31,15 +31,8 @@ if __name__ == "__main__":
 from benchmarks import _coverage
 from benchmarks._programs import programs
 from benchmarks._tables import by, table
-from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std
+from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std, _estimate
 from prism_jax.analysis._bootstrap import stacked
-from prism_jax.analysis._estimate import (
-    figure,
-    figure_gradient,
-    figure_of,
-    figure_value,
-    gradients,
-)
 from prism_jax.engine import simulated_steps
 
 
@@ -73,10 +66,10 @@ class Parameters:
 def pairs_of(name: str, program: Any) -> Iterator[dict[str, Any]]:
     """All parameters and objectives of a program."""
     parameters = Parameters(program)
-    found = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
+    found = _estimate.figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
     steps = found.simulated.steps
     moved = MOVED * float(np.std(steps))
-    slopes = parameters.relative(figure_gradient(found))
+    slopes = parameters.relative(_estimate.figure_gradient(found))
     changes = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [
         Mean(),
@@ -106,11 +99,11 @@ def _derivatives(
     the seconds of CPU time of the value, and of value and derivatives.
     """
     start = time.process_time()
-    found = figure(program, objective, **options)
+    found = _estimate.figure(program, objective, **options)
     middle = time.process_time()
-    jax.block_until_ready(figure_gradient(found))
+    jax.block_until_ready(_estimate.figure_gradient(found))
     seconds = middle - start, time.process_time() - start
-    rows = np.array([parameters.relative(gradient) for gradient in gradients(found)[0]])
+    rows = np.array([parameters.relative(gradient) for gradient in _estimate.gradients(found)[0]])
     return rows, _coverage.name_of(objective, found), seconds
 
 
@@ -124,7 +117,9 @@ def _central_differences(
 
     def figures(i, by):
         simulated = simulated_steps(parameters.changed(i, by), like=like, **options)
-        found = stacked(*(figure_value(figure_of(simulated, o)) for o in objectives))
+        found = stacked(
+            *(_estimate.figure_value(_estimate.figure_of(simulated, o)) for o in objectives)
+        )
         return np.concatenate([found.values[None], found.resampled])
 
     each = zip(parameters.varied, by, strict=True)

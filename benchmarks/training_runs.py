@@ -4,8 +4,8 @@
     python benchmarks/training_runs.py --check-spares
 
 The job is Llama 3.1 405B on 16,384 H100, with the interruptions of Llama 3's 54 days.
-`--check-spares` compares runs with few spares, and with checkpoints in the background, with a
-simulation from event to event in plain Python (`tests/runs_by_events.py`).
+`--check-spares` compares runs with few spares with a simulation from event to event in plain Python
+(`tests/runs_by_events.py`).
 """
 
 import argparse
@@ -25,7 +25,7 @@ import prism_jax as prism
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from prism_jax.data import Cause, Failures, load_failures
+from prism_jax.data import Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval
 from tests.runs_by_events import run_by_events
 
@@ -34,6 +34,7 @@ DAY = 86_400.0
 _JOB = "llama-3.1-405b-h100-65536"
 _LAYOUT = ["layout.cp=1", "layout.dp=128", "num_nodes=2048", "schedule.num_microbatches=16"]
 _RUNS, _STEPS, _COMPARED, _EVENTS = 100_000, 1_000_000, 4096, 1000
+_DAYS = 20  # Of work, in runs that are compared.
 
 
 def main() -> None:
@@ -62,31 +63,25 @@ def _checked() -> Iterator[str]:
     hours = llama.device_hours / 16_384
     lose = sum(cause.count for cause in llama.causes if not cause.announced)
     costs = RunCosts(best_interval(lose / (hours * 3600), 30.0), 30.0, 600.0, repair_s=DAY)
-    often = (Cause(name="planned", count=200, announced=True), Cause(name="gpu", count=100))
-    slow = RunCosts(1000.0, 30.0, 600.0, background_s=900.0)
-    cases = (
-        *((f"{n} spares", 20, llama.causes, hours, costs, n) for n in (2, 6, 20)),
-        ("background_s = 900", 2, often, 300.0, slow, None),
-    )
     step = prism.compile_graph([prism.Op(1.0)])
-    for name, days, causes, watched, costs, spares in cases:
+    rates = [cause.count / (hours * 3600) for cause in llama.causes]
+    for spares in (2, 6, 20):
         mean = prism.training_run(
             step,
-            num_steps=round(days * DAY),
+            num_steps=round(_DAYS * DAY),
             key=jax.random.key(0),
-            failures=Failures(watched, causes, 0.0, 30.0, "made"),
+            failures=Failures(hours, llama.causes, 0.0, 30.0, "made"),
             costs=costs,
             num_spares=spares,
             known_rates=True,
             num_runs=_COMPARED,
         ).mean
-        rng, rates = random.Random(0), [cause.count / (watched * 3600) for cause in causes]
-        run = (rng, days * DAY, causes, rates, costs, spares)
+        run = (random.Random(0), _DAYS * DAY, llama.causes, rates, costs, spares)
         events = [run_by_events(*run)[0] / DAY for _ in range(_EVENTS)]
         theirs, error = statistics.fmean(events), statistics.stdev(events) / math.sqrt(_EVENTS)
         apart = (mean.value - theirs) / math.hypot(error, mean.standard_error)
         yield (
-            f"{name}: {mean.value:.3f} +- {mean.standard_error:.3f} days; event by event "
+            f"{spares} spares: {mean.value:.3f} +- {mean.standard_error:.3f} days; event by event "
             f"{theirs:.3f} +- {error:.3f}; {apart:+.1f} standard errors apart"
         )
 
