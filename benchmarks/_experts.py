@@ -54,11 +54,8 @@ def expert_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
             errors = _interpolated(table[keep], x) - measured[keep]
             return float(weights[keep] @ np.abs(errors))
 
-        options: Any = {
-            "method": "Nelder-Mead",
-            "bounds": [tuple(np.log(_GRID[[0, -1]]))] * len(_CONSTANTS),
-        }
-        tries = [minimize(loss, x, **options) for x in _STARTS]
+        bounds: Any = [tuple(np.log(_GRID[[0, -1]]))] * len(_CONSTANTS)
+        tries = [minimize(loss, x, method="Nelder-Mead", bounds=bounds) for x in _STARTS]
         return np.exp(min(tries, key=lambda one: one.fun).x)
 
     everything = fitted(np.ones(len(rows), bool))

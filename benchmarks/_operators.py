@@ -20,10 +20,12 @@ from ._rows import attempt, note
 from ._tables import by, percent, table
 
 
-_WORDS = tomllib.loads(pathlib.Path(__file__).with_name("operators.toml").read_text())
+_WORDS: dict[str, Any] = tomllib.loads(
+    pathlib.Path(__file__).with_name("operators.toml").read_text()
+)
 # The names of the devices in the data, those of `hardware/devices`, and their multiprocessors.
 DEVICES: dict[str, tuple[str, int]] = {name: tuple(one) for name, one in _WORDS["devices"].items()}
-ABOUT: dict[str, Any] = _WORDS["source"]
+SOURCE, CONSTANTS = _WORDS["source"], _WORDS["constants"]  # Of the tables.
 _LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
 
 

@@ -40,9 +40,11 @@ def v100_power(gpus: pl.DataFrame, static_w: float) -> Power:
     leaks = _EXPONENT * (limit - static_w) / static_w
     left = np.std(clock - slope * temperature - constant)
     draws = static_w + (limit - static_w) * (_HIGHEST / np.median(gpus["freq"])) ** _EXPONENT
-    watts = dict.fromkeys(("limit_w", "rated_w", "moving_w"), limit) | {"static_w": static_w}
+    watts: dict[str, Any] = dict.fromkeys(("limit_w", "rated_w", "moving_w"), limit) | {
+        "static_w": static_w
+    }
     watts |= dict.fromkeys(("gemm_w", "attention_w"), float(draws))
-    leakage = {"leakage_sigma": float(left * leaks), "leakage_per_k": float(-slope * leaks)}
+    leakage: Any = {"leakage_sigma": float(left * leaks), "leakage_per_k": float(-slope * leaks)}
     spread = float(np.std(temperature))
     return Power(**watts, **leakage, temperature_k=spread, exponent=_EXPONENT)
 

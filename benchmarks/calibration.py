@@ -42,9 +42,9 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 _HELD = ("within_90", "aligned_within_90", "epistemic_within_90")
 
 
-def rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each predicted system and the systems that it is predicted from."""
-    every = families(folder)
+def _of_scales(folder: pathlib.Path) -> str:
+    """A table with a row for each predicted system and the systems that it is predicted from."""
+    every, found = families(folder), []
     near, splits = _priors.linearised(every), _priors.splits_of(every)
     for family, systems in every.items():
         priors = _priors.priors_without(near, splits, family)
@@ -52,7 +52,8 @@ def rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         if len(systems) > 2:
             sources += [([s for s in systems if s is not one], [one]) for one in systems]
         for known, wanted in sources:
-            yield from _predicted(family, known, wanted, priors)
+            found += _predicted(family, known, wanted, priors)
+    return table_of(found)
 
 
 def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
@@ -76,9 +77,9 @@ def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
         aligned = [run * median / np.median(run) for run in system.runs]
         core = np.median([core_spread(run) for run in system.runs])
         around = wide.quantile(0.05), wide.quantile(0.95)
+        print(f"{family}: {system.name}", file=sys.stderr, flush=True)
         yield {
             "family": family,
-            "system": system.name,
             "gpus": job.layout.world_size,
             "from": [one.job.layout.world_size for one in known],
             "p50_error": median / system.median - 1,
@@ -153,14 +154,6 @@ def _means(found: list[dict[str, Any]]) -> str:
     parts.append(f"p95/p50 by {tail:.4f}, carried over by {carried:.4f}")
     parts.append(f"90 % intervals hold {held:.0f} % of steps, with --epistemic {wide:.0f} %")
     return "; ".join(parts)
-
-
-def _of_scales(folder: pathlib.Path) -> str:
-    found = []
-    for row in rows(folder):
-        found.append(row)
-        print(f"{row['system']} from {row['from']}", file=sys.stderr, flush=True)
-    return table_of(found)
 
 
 def _of_systems(folder: pathlib.Path) -> str:
