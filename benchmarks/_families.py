@@ -6,6 +6,7 @@ over its runs.
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 from typing import Any
@@ -83,19 +84,16 @@ def job_of_family(system: dict[str, Any]) -> Job:
         found = re.search(rf"(?<![a-z]){name}(\d+)", words)
         return max(1, int(found[1])) if found else default
 
-    tp, pp, cp, dp = degree("tp", 1), degree("pp", 1), degree("cp", 1), system["dp"]
+    degrees = {name: degree(name, 1) for name in ("tp", "pp", "cp")} | {"dp": system["dp"]}
     virtual_stages = degree("vpp?", _VIRTUAL_STAGES if model == "gpt3-175b" else 1)
-    microbatch_size, left = divmod(system["gbs"], dp * system["microbatches"])
+    microbatch_size, left = divmod(system["gbs"], system["dp"] * system["microbatches"])
     if left:
         raise ValueError("its numbers do not divide")
     changes = {
         "model": model,
         "cluster": cluster,
-        "num_nodes": -(-tp * pp * cp * dp // load_cluster(cluster, 1).devices_per_node),
-        "layout.tp": tp,
-        "layout.pp": pp,
-        "layout.cp": cp,
-        "layout.dp": dp,
+        "num_nodes": -(-math.prod(degrees.values()) // load_cluster(cluster, 1).devices_per_node),
+        **{f"layout.{name}": number for name, number in degrees.items()},
         "schedule.kind": "interleaved-1f1b" if virtual_stages > 1 else "1f1b",
         "schedule.num_microbatches": system["microbatches"],
         "schedule.virtual_stages": virtual_stages,
@@ -103,9 +101,7 @@ def job_of_family(system: dict[str, Any]) -> Job:
         "training.sequence_length": 2048 if model == "gpt3-175b" else 8192,
     }
     if model == "llama-3.1-405b":  # 126 layers, distributed as if they were 128.
-        changes |= dict.fromkeys(
-            ("schedule.embedding_counts_as_layer", "schedule.head_counts_as_layer"), "true"
-        )
+        changes |= {f"schedule.{end}_counts_as_layer": "true" for end in ("embedding", "head")}
     if "fp4" in words:
         changes["training.dtype"] = "fp4"
     return load_job("gpt3-175b-h100-4096", [f"{key}={value}" for key, value in changes.items()])

@@ -11,19 +11,10 @@ from typing import Any
 from prism_jax import data
 from prism_jax.importers._megatron import layers_of_layout
 
-from ._published_models import (
-    cluster_of,
-    has_experts,
-    is_known,
-    job_on,
-    model_of,
-    plain_name,
-    switches_of,
-)
+from . import _published_models as models
 from ._rows import WORDS, count
 
 
-_OTHER_RECOMPUTATION = "a kind of recomputation that jobs do not have"
 _NO_SOURCE = {"table": "", "software": ""}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
@@ -34,9 +25,9 @@ def table_of(row: dict[str, str]) -> str:
     table = _source_of(row)["table"]
     if table == "SimuMax, B200":
         kind = "others" if row["cp"] in ("", "1", "1.0") else "context parallel"
-        return f"{table}, {'experts' if has_experts(row) else kind}"
+        return f"{table}, {'experts' if models.has_experts(row) else kind}"
     if table in ("Megatron-Bridge", "dgxc"):
-        kind = "experts" if has_experts(row) else "dense"
+        kind = "experts" if models.has_experts(row) else "dense"
         return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
     if table == "llm-foundry, FSDP":
         return f"{table}, {row['gpu_type']}"
@@ -76,7 +67,7 @@ def of_steps(row: dict[str, str]) -> data.Job:
         stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
     row = _as_assumed(row, source.get("assumed"))
     _check(row, stack)
-    model = model_of(row)
+    model = models.model_of(row)
     degrees = {key: _degree(row, key) for key in ("tp", "pp", "cp", "ep")}
     degrees["dp"] = _degree(row, "gpus") // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
@@ -89,8 +80,10 @@ def of_steps(row: dict[str, str]) -> data.Job:
         software=stack,
         **_options(row, stack, source.get("switches", {}), layout),
     )
-    cluster = cluster_of(row["gpu_type"])
-    return job_on(model, layout, _schedule(row, model, layout), training, cluster, row["note"])
+    cluster = models.cluster_of(row["gpu_type"])
+    return models.job_on(
+        model, layout, _schedule(row, model, layout), training, cluster, row["note"]
+    )
 
 
 def _options(
@@ -98,7 +91,7 @@ def _options(
 ) -> dict[str, Any]:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
-    options = {**switches_of(stack), **switches}
+    options = {**models.switches_of(stack), **switches}
     options["recompute"] = row["recompute"] or options.get("recompute", "none")
     if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
@@ -107,7 +100,7 @@ def _options(
         options["scaling"] = "row" if "rowwise" in row["dtype"] else "tensor"
         if layout.pp > 1:  # Then it gathers and reduces once a step.
             options |= {"reshard_after_forward": False, "accumulate_gradients": True}
-    name, variant = plain_name(row["model"]), row["model"].partition("(")[2]
+    name, variant = models.plain_name(row["model"]), row["model"].partition("(")[2]
     if row.get("dispatcher"):
         options["token_dispatcher"] = row["dispatcher"]
     elif name.startswith(_ALL_TO_ALL) or variant.startswith("tokendrop"):
@@ -181,30 +174,28 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
 
 def _check(row: dict[str, str], stack: str) -> None:
     """Raises a `ValueError` for a row that cannot be written as a job."""
-    if row["zero"] and row["zero"] not in WORDS["zero"]:
-        raise ValueError(f"sharding that jobs do not have: {row['zero']}")
-    name = row["model"].partition(" (")[0]
-    if not is_known(row):
-        raise ValueError(f"the layers of {name} are not known")
-    cluster_of(row["gpu_type"])
-    if _dtype(row) not in WORDS["dtypes"]:
-        raise ValueError(f"no dtype {row['dtype']}")
-    if _degree(row, "pp") > 1 and not row["vpp"]:
-        raise ValueError("`vpp` is not given")
-    if "LoRA" in row["note"] or "LoRA" in row["model"]:
-        raise ValueError("adapters of low rank (LoRA)")
-    if "SFT" in row["note"]:
-        raise ValueError("packed sequences of unknown lengths")
-    columns = () if has_experts(row) else ("layers",)
+    recompute, pp = row["recompute"], _degree(row, "pp")
+    kinds = ("", "none", "full", "block")
+    kinds = kinds if stack == "torchtitan" else (*kinds, "selective")
+    sharding = f"sharding that jobs do not have: {row['zero']}"
+    reasons = {
+        sharding: row["zero"] and row["zero"] not in WORDS["zero"],
+        f"the layers of {row['model'].partition(' (')[0]} are not known": not models.is_known(row),
+        f"no device {row['gpu_type']}": not models.device_of(row["gpu_type"]),
+        f"no dtype {row['dtype']}": _dtype(row) not in WORDS["dtypes"],
+        "`vpp` is not given": pp > 1 and not row["vpp"],
+        "adapters of low rank (LoRA)": "LoRA" in row["note"] or "LoRA" in row["model"],
+        "packed sequences of unknown lengths": "SFT" in row["note"],
+        "the software is not known here": not stack,
+        # That of torchtitan recomputes every other matrix multiplication.
+        "a kind of recomputation that jobs do not have": recompute not in kinds,
+    }
+    if reason := next((reason for reason, is_so in reasons.items() if is_so), ""):
+        raise ValueError(reason)
+    columns = () if models.has_experts(row) else ("layers",)
     for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         count(row, key)
-    if not stack:
-        raise ValueError("the software is not known here")
-    if row["recompute"] not in ("", "none", "selective", "full", "block"):
-        raise ValueError(_OTHER_RECOMPUTATION)
-    if stack == "torchtitan" and row["recompute"] == "selective":
-        raise ValueError(_OTHER_RECOMPUTATION)  # Every other matrix multiplication.
-    ranks = _degree(row, "tp") * _degree(row, "pp") * _degree(row, "cp")
+    ranks = _degree(row, "tp") * pp * _degree(row, "cp")
     replicas, left = divmod(_degree(row, "gpus"), ranks)
     if left or _degree(row, "global_batch") % (replicas * _degree(row, "micro_batch")):
         raise ValueError("its numbers do not divide")
