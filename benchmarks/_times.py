@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+import prism_jax as prism
+
 from ._published import published
+from ._tables import table
 
 
 _JOBS = ("gpt3-175b-h100-4096", "llama-3-405b-h100-16384")
@@ -16,8 +19,6 @@ _CALLS = 3  # The shortest of so many counts, because other work on the machine 
 
 def time_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for two shipped jobs and for each published step below a folder, in seconds."""
-    import prism_jax as prism
-
     jobs = [(name, prism.load_job(name)) for name in _JOBS]
     jobs += [(one.table, one.job) for one in published(folder) if one.job]
     for name, job in jobs:
@@ -31,8 +32,8 @@ def time_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def time_table(rows: list[dict[str, Any]]) -> str:
     """In Markdown."""
-    lines = ["| `predict` of | CPU ms |", "|---|---|"]
-    lines += [f"| {row['name']} | {1e3 * row['seconds']:.1f} |" for row in rows[: len(_JOBS)]]
+    cells = [(row["name"], f"{1e3 * row['seconds']:.1f}") for row in rows[: len(_JOBS)]]
     seconds = [row["seconds"] for row in rows[len(_JOBS) :]]
     middle = 1e3 * float(np.median(seconds or [np.nan]))
-    return "\n".join([*lines, f"| the {len(seconds):,} published steps, median | {middle:.1f} |"])
+    cells.append((f"the {len(seconds):,} published steps, median", f"{middle:.1f}"))
+    return table(("`predict` of", "CPU ms"), cells)

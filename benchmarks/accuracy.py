@@ -14,9 +14,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
   `_experts.py`.
 - `times`: how long `predict` takes for the same rows; see `_times.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
-- `recommenders`: the shipped recommender, by what is assumed of it.
-- `images`: FLUX.1, by what is assumed of it, and shares of convolution and of attention across
-  frames; see `_images.py`.
+- `recommenders`, `images`: the shipped recommender and FLUX.1, by what is assumed of them, and
+  shares of convolution and of attention across frames.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_layers.py`.
 - `operators`: `operators/`; see `_operators.py`.
@@ -50,7 +49,7 @@ _PARTS = {
     "times": ("", "_times", "time_rows", "time_table"),
     "flagships": ("", "_shipped_jobs", "flagship_rows", "flagship_table"),
     "recommenders": ("", "_shipped_jobs", "recommender_rows", "recommender_table"),
-    "images": ("", "_images", "image_rows", "image_table"),
+    "images": ("", "_shipped_jobs", "image_rows", "image_table"),
     "growth": ("", "_growth", "growth_rows", "growth_table"),
     "layers": ("steps", "_layers", "layer_rows", "layer_table"),
     "operators": ("operators", "_operators", "operator_rows", "operator_table"),

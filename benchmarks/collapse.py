@@ -11,10 +11,9 @@ import sys
 import jax
 import numpy as np
 
-import prism_jax as prism
-
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import prism_jax as prism
 from benchmarks._tables import line, table
 from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble

@@ -16,11 +16,10 @@ import matplotlib.pyplot as plt
 import msgspec
 import numpy as np
 
-import prism_jax as prism
-
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+import prism_jax as prism
 from benchmarks._families import families
 from benchmarks._rows import DATA, ROOT
 from benchmarks._traces import independent

@@ -20,6 +20,12 @@ import time
 from typing import NamedTuple
 
 
+if __name__ == "__main__":
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+from benchmarks._tables import table
+
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SIMULATED = ("gpt3-175b-h100-4096", "--samples", "300000")
 _SWEEP = ("sweep", "megatron-22b-a100-8", "--samples", "20000")
 _SWEEP += ("--over", "schedule.num_microbatches=4,8,16,32")
@@ -83,26 +89,20 @@ def main() -> int:
 
 
 def _table(trials: list[Trial]) -> str:
-    lines = [
-        "| command | interrupts | exit 130 | ended before | slowest s | faults |",
-        "|---" * 6 + "|",
-    ]
+    cells = []
     for name in dict.fromkeys(one.command for one in trials):
         mine = [one for one in trials if one.command == name]
-        interrupted, ended = (sum(one.status == status for one in mine) for status in (130, 0))
+        ended = (sum(one.status == status for one in mine) for status in (130, 0))
         slowest, faults = max(one.took for one in mine), sum(bool(one.fault) for one in mine)
-        lines.append(
-            f"| {name} | {len(mine)} | {interrupted} | {ended} | {slowest:.1f} | {faults} |"
-        )
-    return "\n".join(lines)
+        cells.append((name, len(mine), *ended, f"{slowest:.1f}", faults))
+    header = ("command", "interrupts", "exit 130", "ended before", "slowest s", "faults")
+    return table(header, cells)
 
 
 def _start(words: tuple[str, ...]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "prism_jax", *words]
-    root = pathlib.Path(__file__).resolve().parents[1]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=_ROOT)
 
 
 def _interrupted(name: str, after: float, folder: str) -> Trial:

@@ -15,11 +15,10 @@ from typing import Any
 
 import jax
 
-import prism_jax as prism
-
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+import prism_jax as prism
 from benchmarks._published import FAMILIES, published
 from benchmarks._rows import DATA
 from benchmarks._tables import line, table

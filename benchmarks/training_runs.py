@@ -20,11 +20,10 @@ from collections.abc import Iterator
 
 import jax
 
-import prism_jax as prism
-
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+import prism_jax as prism
 from prism_jax.data import Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval
 from tests.runs_by_events import run_by_events

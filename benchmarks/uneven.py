@@ -19,11 +19,10 @@ import time
 import jax
 import numpy as np
 
-import prism_jax as prism
-
 
 if __name__ == "__main__":
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+import prism_jax as prism
 from benchmarks._rows import DATA
 from benchmarks._tables import scattered, table
 
