@@ -37,12 +37,13 @@ def draws(the_program, num_samples: int, key) -> float:
     levels = -(-the_program.num_ops // _WIDTH)
     rows = jnp.asarray(np.resize(the_program.ops.row.value, (levels, _WIDTH)))
     shared = (replica.make_plan(the_program), key_data(key), rows)
+    batches = _batches(_sum_of_draws, shared, num_samples)
+    return sum(float(np.sum(x.samples(), dtype=float)) for x in batches) / num_samples
+
+
+def _batches(function, shared, num_samples: int):
     size = replica.tiles_of(shared[0])
-    sums = (
-        batch.samples()
-        for batch in replica.tiles(_sum_of_draws, shared, num_samples, per_batch=size)
-    )
-    return sum(float(np.sum(x, dtype=float)) for x in sums) / num_samples
+    return replica.tiles(function, shared, num_samples, per_batch=size)
 
 
 def _sum_of_draws(shared, ids):
@@ -50,9 +51,8 @@ def _sum_of_draws(shared, ids):
     graph = plan.structure.graph
     one = jnp.ones((len(graph.row_class), 1), plan.dtype)
     calm = jnp.zeros((1,), jnp.int32)
-    law: Any = replica.class_laws(
-        plan, graph.row_class, graph.mixed, one, plan.tables.nodes, calm
-    ).single
+    rest = graph.row_class, graph.mixed, one, plan.tables.nodes, calm
+    law: Any = replica.class_laws(plan, *rest).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
 
     def level(total, x):
@@ -83,9 +83,7 @@ def value_and_gradient(the_program, num_samples: int, key):
 def _over_tiles(function, the_program, num_samples, key):
     shared = (replica.make_plan(the_program), key_data(key))
     totals: Any = None
-    for batch in replica.tiles(
-        function, shared, num_samples, per_batch=replica.tiles_of(shared[0])
-    ):
+    for batch in _batches(function, shared, num_samples):
         found = jax.tree.map(lambda x: x.sum(axis=0, dtype=float), batch.by_tile())
         totals = found if totals is None else jax.tree.map(np.add, totals, found)
     total, of_tables = totals
@@ -94,9 +92,8 @@ def _over_tiles(function, the_program, num_samples, key):
 
 def _value_of_tile(shared, ids):
     plan, key = shared
-    return jnp.sum(
-        jnp.max(replica.replica_ends(plan, replica.by_strata(plan, ids), key), axis=0)
-    ), ()
+    ends = replica.replica_ends(plan, replica.by_strata(plan, ids), key)
+    return jnp.sum(jnp.max(ends, axis=0)), ()
 
 
 def _value_and_gradient_of_tile(shared, ids):

@@ -117,9 +117,8 @@ def _central_differences(
 
     def figures(i, by):
         simulated = simulated_steps(parameters.changed(i, by), like=like, **options)
-        found = stacked(
-            *(_estimate.figure_value(_estimate.figure_of(simulated, o)) for o in objectives)
-        )
+        each = (_estimate.figure_of(simulated, objective) for objective in objectives)
+        found = stacked(*map(_estimate.figure_value, each))
         return np.concatenate([found.values[None], found.resampled])
 
     each = zip(parameters.varied, by, strict=True)
