@@ -249,16 +249,11 @@ def _solve(
     weights: Float[np.ndarray, " rows"],
 ) -> tuple[float, Float[np.ndarray, " values"]]:
     """The constant and the values of all terms, by repeated weighting of least squares."""
+    from scipy.linalg import block_diag
+
     design = np.concatenate([np.ones((len(target), 1)), _design(table, sizes)], -1)
-    penalty = np.zeros((design.shape[1],) * 2)
-    start = 1
-    for term in table.terms:
-        size = len(term.values)
-        bend = np.diff(np.eye(size), 2, axis=0)
-        penalty[start : start + size, start : start + size] = (
-            _CURVATURE * bend.T @ bend + _SIZE * np.eye(size)
-        )
-        start += size
+    blocks = (_penalty(len(term.values)) for term in table.terms)
+    penalty = np.asarray(block_diag(0.0, *blocks))
     counted, found, residual = weights, np.zeros(design.shape[1]), target
     for _ in range(_ROUNDS):
         weighted = design * counted[:, None]
@@ -268,3 +263,9 @@ def _solve(
         spread = 1.4826 * np.median(np.abs(residual[weights == weights.max()])) + 1e-12
         counted = weights / np.maximum(1, np.abs(residual) / (_OUTLYING * spread))
     return float(found[0] + np.average(residual, weights=weights)), found[1:]
+
+
+def _penalty(size: int) -> Float[np.ndarray, "size size"]:
+    """The penalty on the values of a term."""
+    bend = np.diff(np.eye(size), 2, axis=0)
+    return _CURVATURE * bend.T @ bend + _SIZE * np.eye(size)

@@ -222,7 +222,5 @@ def empirical_from_samples(samples: ArrayLike | Sequence[float], num_nodes: int 
     scores = np.linspace(-_REACH, _REACH, num_nodes)
     levels = np.array([0.5 * math.erfc(-z / math.sqrt(2.0)) for z in scores])
     table = np.quantile(samples, levels, axis=-1, method="hazen")
-    table = np.moveaxis(table, 0, -1)
-    if not np.issubdtype(samples.dtype, np.floating):
-        return Empirical(table)
-    return Empirical(table.astype(samples.dtype))
+    dtype = samples.dtype if np.issubdtype(samples.dtype, np.floating) else table.dtype
+    return Empirical(np.moveaxis(table, 0, -1).astype(dtype))

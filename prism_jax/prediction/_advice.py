@@ -97,16 +97,13 @@ def _changes(job: Job) -> Iterator[Change]:
         yield {"training.microbatch_size": half, "schedule.num_microbatches": twice}
     if training.recompute != "full":
         yield {"training.recompute": "full"}
-    for degree in ("tp", "pp", "cp"):
-        value = getattr(layout, degree)
-        for factor in (2, 4, 8):
-            if layout.dp % factor == 0:
-                more = factor * schedule.num_microbatches
-                change: Change = {f"layout.{degree}": factor * value}
-                yield change | {
-                    "layout.dp": layout.dp // factor,
-                    "schedule.num_microbatches": more,
-                }
+    for degree, factor in it.product(("tp", "pp", "cp"), (2, 4, 8)):
+        if layout.dp % factor == 0:
+            yield {
+                f"layout.{degree}": factor * getattr(layout, degree),
+                "layout.dp": layout.dp // factor,
+                "schedule.num_microbatches": factor * schedule.num_microbatches,
+            }
 
 
 def _fits(job: Job, change: Change) -> bool:

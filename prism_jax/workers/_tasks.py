@@ -1,7 +1,6 @@
 """Calls that are made in this process, or by the workers of an executor, such as a Ray cluster."""
 
 import concurrent.futures as cf
-import dataclasses
 import functools as ft
 import logging
 import os
@@ -95,29 +94,21 @@ def prepare_worker(keep: bool = True) -> None:
         keep_compiled()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A pickled call. It is unpickled with the precision of the sender, or arrays would lose
-    theirs.
-    """
-
-    content: bytes
-    x64: bool
-
-    def __call__(self) -> Any:
-        with jax.enable_x64(self.x64):
-            function, task = pickle.loads(self.content)
-            return function(*task)
-
-
-def _packed(function: Callable[..., Any], task: tuple) -> _Call:
+def _packed(function: Callable[..., Any], task: tuple) -> Callable[[], Any]:
+    """The call, pickled; with the precision of this process, or arrays would lose theirs."""
     try:
         content = pickle.dumps((function, task))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
             f"A task cannot be sent to a worker ({error}); define what it uses in a module."
         ) from None
-    return _Call(content, jax.config.read("jax_enable_x64"))
+    return ft.partial(_made, content, jax.config.read("jax_enable_x64"))
+
+
+def _made(content: bytes, x64: bool) -> Any:
+    with jax.enable_x64(x64):
+        function, task = pickle.loads(content)
+        return function(*task)
 
 
 def _check_no_fork(executor: cf.Executor) -> None:
