@@ -61,10 +61,6 @@ def _evaluate(table: Array, z: Array) -> Array:
     return c0 + t * (c1 + t * (c2 + t * c3))
 
 
-def _slope(table: Array, z: Array) -> Array:
-    return jax.jvp(lambda z: _evaluate(table, z), (z,), (jnp.ones_like(z),))[1]
-
-
 def _count(table: Array, x: Array) -> Array:
     """How many nodes are at most `x`."""
     ranks = jnp.vectorize(
@@ -104,7 +100,7 @@ def _(primals, tangents):
     table, x = primals
     z = _invert(table, x)
     moved = jax.jvp(lambda table: _evaluate(table, z), primals[:1], tangents[:1])[1]
-    slope = _slope(table, z)
+    slope = jax.jvp(lambda z: _evaluate(table, z), (z,), (jnp.ones_like(z),))[1]
     rising = slope > 0
     return z, jnp.where(rising, (tangents[1] - moved) / jnp.where(rising, slope, 1.0), 0.0)
 
