@@ -27,8 +27,7 @@ from prism_jax import load_job
 from prism_jax.analysis import Quantile, bandwidth
 from prism_jax.placement import place
 from prism_jax.placement._exchange import search
-from prism_jax.placement._nodes import nodes_of
-from prism_jax.placement._placed import placed
+from prism_jax.placement._placed import nodes_of, placed
 from prism_jax.placement._placement import _step_times, _with_known_gpus
 from prism_jax.placement._trials import Trials
 from prism_jax.program import Variability, compile_job

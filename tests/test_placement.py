@@ -12,8 +12,7 @@ from prism_jax.analysis import Exceedance, Mean, Quantile, Std
 from prism_jax.cli import main
 from prism_jax.placement import _trials, place
 from prism_jax.placement._exchange import search
-from prism_jax.placement._nodes import Nodes, nodes_of
-from prism_jax.placement._placed import placed, ready_slopes, replicas_ready
+from prism_jax.placement._placed import Nodes, nodes_of, placed, ready_slopes, replicas_ready
 from prism_jax.placement._placement import _with_known_gpus
 from prism_jax.placement._trials import Trials
 from prism_jax.program import Variability

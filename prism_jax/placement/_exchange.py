@@ -6,8 +6,7 @@ import math
 import numpy as np
 from jaxtyping import Float
 
-from ._nodes import Nodes
-from ._placed import ready_slopes
+from ._placed import Nodes, ready_slopes
 from ._trials import Order, Trials
 
 
@@ -153,7 +152,7 @@ def _disjoint(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _exchanged(order: Order, pairs: list[tuple[int, int]]) -> Order:
-    order = order.copy()
-    for a, b in pairs:
-        order[[a, b]] = order[[b, a]]
+    """The order after exchanges that share no place."""
+    order, (one, other) = order.copy(), np.transpose(pairs)
+    order[one], order[other] = order[other], order[one]
     return order

@@ -1,8 +1,8 @@
-"""Steps on GPUs whose factors are known: each replica is simulated by itself."""
+"""GPUs whose factors are known, in their places, and steps on them: each replica by itself."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools as ft
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,109 @@ from ..replica import (
     without_graph,
 )
 from ..step import SILVER, step_parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """Nodes of known GPUs, and the places that they can take in a job.
+
+    GPUs are numbered as in Megatron-LM: those of a tensor- and context-parallel group are
+    neighbours, then come the replicas, then the pipeline ranks. A place is as many neighbours as a
+    node has GPUs.
+
+    **Attributes:**
+
+    - `factors`: of each GPU of each node, relative to the mean GPU.
+    - `num_replicas`, `num_ranks`: of the job.
+    """
+
+    factors: Float[np.ndarray, "nodes devices"]
+    num_replicas: int
+    num_ranks: int
+
+    def slowest(
+        self, order: Int[np.ndarray, " nodes"]
+    ) -> tuple[Float[np.ndarray, "replicas ranks"], Int[np.ndarray, " replicas"]]:
+        """With the node `order[i]` in place `i`: the factor of the slowest GPU of each pipeline
+        rank of each replica, and which GPU is the slowest of each replica.
+        """
+        gpus = np.arange(self.factors.size).reshape(self.factors.shape)[order].reshape(-1)
+        gpus = gpus.reshape(self.num_ranks, self.num_replicas, -1).swapaxes(0, 1)
+        factors = self.factors.reshape(-1)[gpus]
+        flat = factors.reshape(self.num_replicas, -1)
+        leader = gpus.reshape(flat.shape)[np.arange(len(flat)), flat.argmax(axis=1)]
+        return factors.max(axis=2), leader
+
+    @ft.cached_property
+    def pieces(self) -> Float[np.ndarray, "nodes pieces"]:
+        """The slowest GPU of each piece of a node that is a replica's rank, or lies within one."""
+        return self.factors.reshape(len(self.factors), self._num_pieces, -1).max(axis=2)
+
+    @ft.cached_property
+    def places(self) -> Int[np.ndarray, "nodes pieces"]:
+        """For each piece of each place its `replica * num_ranks + rank`."""
+        step = self.factors.shape[1] // self._num_pieces
+        first = np.arange(0, self.factors.size, step).reshape(len(self.factors), -1)
+        rank, replica = np.divmod(first // self._group, self.num_replicas)
+        return replica * self.num_ranks + rank
+
+    @property
+    def _group(self) -> int:
+        return self.factors.size // (self.num_replicas * self.num_ranks)
+
+    @property
+    def _num_pieces(self) -> int:
+        devices = self.factors.shape[1]
+        return devices // self._group if devices % self._group == 0 else 1
+
+    def least(self) -> Float[np.ndarray, " ranks_of_replicas"]:
+        """For each k, the least that the k-th slowest of all ranks of all replicas can be."""
+        if self.factors.shape[1] % self._group == 0:
+            return -np.sort(-self.pieces.reshape(-1))
+        # The k slowest before it hold no more than so many GPUs.
+        return -np.sort(-self.factors.reshape(-1))[:: self._group]
+
+
+def nodes_of(program: Program, factors: np.ndarray, devices_per_node: int) -> Nodes:
+    """The nodes of a program.
+
+    **Arguments:**
+
+    - `factors`: of each GPU, or of each node, in their present order.
+    - `devices_per_node`: GPUs of a node.
+
+    **Raises:**
+
+    `ValueError` unless all factors are positive, and there are as many as the program has GPUs or
+    nodes.
+    """
+    try:
+        devices_per_node = operator.index(devices_per_node)
+        factors = np.asarray(factors, float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`devices_per_node` must be a whole number, and factors numbers."
+        ) from None
+    world = program.group_size * program.num_replicas * program.num_ranks
+    if devices_per_node < 1 or world % devices_per_node or world == devices_per_node:
+        raise ValueError(
+            f"The job's {world} GPUs must fill several nodes of {devices_per_node} for there to be "
+            "something to place."
+        )
+    number = world // devices_per_node
+    if factors.shape not in ((world,), (number,)):
+        raise ValueError(
+            f"{factors.size} factors were given; the job has {number} nodes of {devices_per_node}, "
+            f"so give {number} or {world}."
+        )
+    # Of what is beyond, sums and ratios are not finite.
+    if not ((factors >= 1e-6) & (factors <= 1e6)).all():
+        raise ValueError(
+            "Every factor must be a positive number from 1e-6 to 1e6: a latency over that of the "
+            "mean GPU."
+        )
+    of_gpus = np.broadcast_to(factors.reshape(number, -1), (number, devices_per_node))
+    return Nodes(of_gpus / of_gpus.mean(), program.num_replicas, program.num_ranks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +180,9 @@ def replicas_ready(
     Seconds, before the factor of the step.
     """
     number = steps.num_steps
-
-    def inputs(first, count):
-        row, step = np.divmod(np.arange(first, first + count), number)
-        return _inputs(steps, slowest[row], noise[row], step)
-
-    found = _all(steps.run, _ready_tile, _shared(steps), len(noise) * number, inputs)
+    found = _all_of(
+        steps, _ready_tile, slowest, noise, len(noise) * number, lambda i: divmod(i, number)
+    )
     return found.reshape(-1, number)
 
 
@@ -95,28 +195,27 @@ def ready_slopes(
     """The derivative of what `replicas_ready` gives for each replica, in one step each, with
     respect to `slowest`, in seconds.
     """
-
-    def inputs(first, count):
-        some = slice(first, first + count)
-        return _inputs(steps, slowest[some], noise[some], step[some])
-
-    number = len(noise)
-    found = _all(steps.run, _slope_tile, _shared(steps), number, inputs)
+    found = _all_of(steps, _slope_tile, slowest, noise, len(noise), lambda i: (i, step[i]))
     return found[:, : steps.run.program.num_ranks]
 
 
-def _shared(steps: Placed) -> tuple[Any, ...]:
-    return steps.run.plan, steps.run.key, np.uint32(steps.num_steps)
-
-
-def _inputs(steps: Placed, slowest, noise, step) -> tuple[np.ndarray, ...]:
-    plan = steps.run.plan
+def _all_of(steps: Placed, function, slowest, noise, number: int, which) -> np.ndarray:
+    """All that a function gives for so many samples: `which` gives the replica and the step of
+    each.
+    """
+    plan, key = steps.run.plan, steps.run.key
     room = np.ones((len(slowest), plan.structure.ranks - slowest.shape[1]))
-    slowest = np.concatenate([slowest, room], axis=1).astype(plan.dtype)
-    return slowest, noise.astype(np.uint32), step.astype(np.uint32), steps.regimes[step]
+    rows = np.concatenate([slowest, room], axis=1).astype(plan.dtype)
+
+    def inputs(first, count):
+        row, step = which(np.arange(first, first + count))
+        own = noise[row].astype(np.uint32)
+        return rows[row], own, step.astype(np.uint32), steps.regimes[step]
+
+    return _all(steps.run, function, (plan, key, np.uint32(steps.num_steps)), number, inputs)
 
 
-def _all(run: Run, function: Callable[..., Any], shared, number: int, inputs) -> np.ndarray:
+def _all(run: Run, function, shared, number: int, inputs) -> np.ndarray:
     """All that a function gives for so many samples."""
     options = {"per_batch": tiles_of(run.plan), "size": tile_size(number)}
     batches = tiles(function, shared, number, inputs, **options)

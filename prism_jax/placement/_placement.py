@@ -24,8 +24,7 @@ from ..engine import check_num_samples, check_program
 from ..latency import LogNormal
 from ..program import Program
 from ._exchange import best_order
-from ._nodes import Nodes, nodes_of
-from ._placed import Placed, placed, replicas_ready
+from ._placed import Nodes, Placed, nodes_of, placed, replicas_ready
 from ._trials import Order, Trials, most_ops
 
 
@@ -79,17 +78,14 @@ class Placement(Shown):
 
     def summary(self) -> Table:
         moved = int(np.sum(self.order != np.arange(len(self.order))))
-        rows = [
-            (what, figure)
-            for what, figure in (
-                ("as given", self.before),
-                ("as placed", self.after),
-                ("gain", self.gain),
-                ("the worst found", self.worst),
-                ("no placement is below", self.bound),
-            )
-            if figure is not None
-        ]
+        figures = {
+            "as given": self.before,
+            "as placed": self.after,
+            "gain": self.gain,
+            "the worst found": self.worst,
+            "no placement is below": self.bound,
+        }
+        rows = [pair for pair in figures.items() if pair[1] is not None]
         title = (
             f"Placement of {len(self.order):,} nodes, {moved:,} of them moved; the best of "
             f"{self.num_placements:,} tried"
@@ -167,9 +163,6 @@ def place(
     before, after, at_worst = (
         _step_times(steps, nodes, one) for one in (np.arange(len(order)), order, worst_order)
     )
-    one, other = (objective.influence(steps, bandwidth(steps)) for steps in (before, after))
-    influence = one - other
-    gain = objective.value(before) - objective.value(after)
     replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
     largest = nodes.factors[order].max(axis=1)
     return Placement(
@@ -178,7 +171,7 @@ def place(
         unit=objective.unit,
         before=_figure(objective, before),
         after=_figure(objective, after),
-        gain=Estimate(gain, float(np.std(influence)) / math.sqrt(num_samples)),
+        gain=_figure(objective, before, than=after),
         worst=_figure(objective, at_worst),
         bound=_figure(objective, _at_least(steps, nodes)) if objective.monotone else None,
         places={"replica": replica, "rank": rank, "node": order, "factor": largest},
@@ -205,10 +198,15 @@ def _step_times(steps: Placed, nodes: Nodes, order: Order) -> Float[np.ndarray, 
     return steps.factor * ready.max(axis=0) + steps.tail
 
 
-def _figure(objective: AbstractObjective, steps: np.ndarray) -> Estimate:
-    influence = objective.influence(steps, bandwidth(steps))
-    error = float(np.std(influence)) / math.sqrt(len(steps))
-    return Estimate(objective.value(steps), error)
+def _figure(
+    objective: AbstractObjective, steps: np.ndarray, than: np.ndarray | None = None
+) -> Estimate:
+    """The figure of some steps, or by how much it is above that of the same steps elsewhere."""
+    value, influence = objective.value(steps), objective.influence(steps, bandwidth(steps))
+    if than is not None:
+        value -= objective.value(than)
+        influence = influence - objective.influence(than, bandwidth(than))
+    return Estimate(value, float(np.std(influence)) / math.sqrt(len(steps)))
 
 
 def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:

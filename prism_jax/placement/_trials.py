@@ -2,16 +2,16 @@
 
 import copy
 import dataclasses
+import functools as ft
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..analysis import AbstractObjective, bandwidth
 from ..program import Program
-from ._nodes import Nodes
-from ._placed import Placed, placed, ready_slopes, replicas_ready
+from ._placed import Nodes, Placed, placed, ready_slopes, replicas_ready
 
 
 Order = Int[np.ndarray, " nodes"]
@@ -65,7 +65,10 @@ class Trials:
         self.nodes, self._tried = nodes, set[int]()
         if count >= _STEPS[0]:
             self.steps = placed(program, num_samples=count, key=key)
-            self._cost, self._ready_of = count * program.num_ops, _simulated(self.steps)
+            self._cost, self._ready_of = (
+                count * program.num_ops,
+                ft.partial(replicas_ready, self.steps),
+            )
         else:
             self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
             few = int(np.clip(_FEW_OPS // program.num_ops, *_FEW))
@@ -95,33 +98,27 @@ class Trials:
 
     def values(self, orders: Sequence[Order]) -> Float[np.ndarray, " orders"]:
         """The figure for each order of nodes; less it, if reversed."""
-        wanted = [self._replicas(order) for order in orders]
-        self._simulate(wanted)
+        ready = self._ready_in([self._replicas(order) for order in orders])
         self._tried.update(hash(order.tobytes()) for order in orders)
-        return self._figures(np.max(self._ready_of_all(names), axis=0) for names in wanted)
+        return self._figures(np.max(one, axis=0) for one in ready)
 
     def values_near(self, order: Order, others: Sequence[Order]) -> Float[np.ndarray, " others"]:
         """`values` of `others`, in which a few places have another node than in `order`: costs as
         much as the replicas there.
         """
-        present = self._replicas(order)
-        self._simulate([present])
-        ready = self._ready_of_all(present)
+        (ready,) = self._ready_in([self._replicas(order)])
         changed = [self._changed(order, other) for other in others]
-        wanted = [self._replicas(*both) for both in zip(others, changed, strict=True)]
-        self._simulate(wanted)
+        new = self._ready_in([self._replicas(*both) for both in zip(others, changed, strict=True)])
         self._tried.update(hash(other.tobytes()) for other in others)
-        latest = _LatestBut(ready, max(map(len, changed)))
+        latest_but = _latest_but(ready, max(map(len, changed)))
         return self._figures(
-            np.max([latest.but(some), *self._ready_of_all(names)], axis=0)
-            for some, names in zip(changed, wanted, strict=True)
+            np.max([latest_but(some), *one], axis=0) for some, one in zip(changed, new, strict=True)
         )
 
     def slopes(self, order: Order) -> Float[np.ndarray, "nodes pieces"]:
         """The derivative of the figure with respect to the factor of each piece of each place."""
         replicas = self._replicas(order)
-        self._simulate([replicas])
-        ready = self._ready_of_all(replicas)
+        (ready,) = self._ready_in([replicas])
         decisive = np.argmax(ready, axis=0)
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
         times = self._times(ready.max(axis=0))
@@ -150,8 +147,10 @@ class Trials:
             for row, leader in zip(rows, leaders, strict=True)
         }
 
-    def _simulate(self, wanted: list[dict[bytes, tuple[np.ndarray, int]]]) -> None:
-        """Sees to it that some replicas are remembered."""
+    def _ready_in(
+        self, wanted: list[dict[bytes, tuple[np.ndarray, int]]]
+    ) -> Iterator[Float[np.ndarray, "replicas steps"]]:
+        """When the replicas of each dictionary are ready; those not remembered are simulated."""
         if len(self._ready) * self.steps.num_steps > _MOST_REMEMBERED:
             self._ready.clear()
         new = {n: one for names in wanted for n, one in names.items() if n not in self._ready}
@@ -159,14 +158,13 @@ class Trials:
             rows, leaders = (np.array(x) for x in zip(*new.values(), strict=True))
             self._ready |= zip(new, self._ready_of(rows, leaders), strict=True)
             self._spend(len(new) * self._cost)
+        for names in wanted:
+            found = [self._ready[name] for name in names]
+            yield np.array(found).reshape(len(found), self.steps.num_steps)
 
     def _spend(self, ops: float) -> None:
         self._left -= ops
         self._advance(ops)
-
-    def _ready_of_all(self, names: Iterable[bytes]) -> Float[np.ndarray, "names steps"]:
-        found = [self._ready[name] for name in names]
-        return np.array(found).reshape(len(found), self.steps.num_steps)
 
     def _times(self, latest: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
         return self.steps.factor * latest + self.steps.tail
@@ -175,39 +173,22 @@ class Trials:
         return np.array([self._sign * self._objective.value(self._times(one)) for one in latest])
 
 
-class _LatestBut:
-    """When the latest of all replicas is ready, of all but a few, from the latest few of each step.
-
-    **Arguments:**
-
-    - `ready`: of each replica, in each step.
-    - `most`: how many are left out at most.
+def _latest_but(
+    ready: Float[np.ndarray, "replicas steps"], most: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that gives when the latest of all replicas is ready in each step, of all but some:
+    by the latest few of each step, as no more than `most` are left out. It gives minus infinity
+    where there are no others.
     """
-
-    def __init__(self, ready: Float[np.ndarray, "replicas steps"], most: int):
-        number = min(most + 1, len(ready))
-        which = np.argpartition(-ready, number - 1, axis=0)[:number]
-        order = np.argsort(-np.take_along_axis(ready, which, axis=0), axis=0)
-        self._which = np.take_along_axis(which, order, axis=0)
-        self._ready = np.take_along_axis(ready, self._which, axis=0)
-
-    def but(self, some: Int[np.ndarray, " some"]) -> Float[np.ndarray, " steps"]:
-        """Minus infinity where there are no others."""
-        counts = ~np.isin(self._which, some)
-        return np.max(self._ready, axis=0, where=counts, initial=-np.inf)
+    number = min(most + 1, len(ready))
+    which = np.argpartition(-ready, number - 1, axis=0)[:number]
+    order = np.argsort(-np.take_along_axis(ready, which, axis=0), axis=0)
+    which = np.take_along_axis(which, order, axis=0)
+    latest = np.take_along_axis(ready, which, axis=0)
+    return lambda some: np.max(latest, axis=0, where=~np.isin(which, some), initial=-np.inf)
 
 
-_ReadyOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def _simulated(steps: Placed) -> _ReadyOf:
-    def ready_of(rows, leaders):
-        return replicas_ready(steps, rows, leaders)
-
-    return ready_of
-
-
-def _likened(steps: Placed, few: int) -> _ReadyOf:
+def _likened(steps: Placed, few: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """What `replicas_ready` gives, nearly, of large jobs: the mean of a replica from a few steps,
     with the same random numbers for all; around it, what others with equal GPUs scatter.
     """
