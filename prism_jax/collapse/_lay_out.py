@@ -63,29 +63,24 @@ class _Numbers(NamedTuple):
     outer_branches: _Known
 
     def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
-        """The contents of a class with this segment: the numbers of its rows, its collective, its
-        branches, and those around classes.
+        """The contents of a class with this segment: the number of the row that members run alone,
+        that of its collective, and those of its branches and of branches around classes.
         """
-        members = segment.members or members
-        alone, branches = self.rows(segment, members)
-        closing = segment.collective
-        collectives = [] if closing is None else [self.kernels[closing]]
-        outer = [self._outer(one, members) for one in segment.branches if one.within]
-        return alone, collectives, [] if outer else branches, outer
-
-    def rows(self, segment: Segment, members: int) -> tuple[list[int], list[int]]:
-        """The number of the row that members run alone, if any, and the numbers of the branches."""
         members = segment.members or members
         row, branches = segment.kernels, []
         before = alone = self._row(row, members)
         for one in segment.branches:
             if one.within:
-                return [], [-1 - self._outer(one, members)]
+                break
             # Members do not wait for one another between branches.
             row += one.compute
             key = (before, before := self._row(row, members), one)
             branches.append(self.branches.setdefault(key, len(self.branches)))
-        return [alone] if alone >= 0 else [], branches
+        outer = [self._outer(one, members) for one in segment.branches if one.within]
+        collectives = [] if segment.collective is None else [self.kernels[segment.collective]]
+        if outer:
+            return [], collectives, [], outer
+        return [alone] if alone >= 0 else [], collectives, branches, []
 
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1

@@ -73,9 +73,8 @@ def fixes(job: Job) -> list[Change]:
 
 def _changes(job: Job) -> Iterator[Change]:
     """Possible changes, the cheapest first. All keep the GPUs and the tokens of a step."""
-    layout, training, schedule = job.layout, job.training, job.schedule
-    assert training is not None
-    assert job.model is not None
+    model, _, training, _ = parts_of(job)
+    layout, schedule = job.layout, job.schedule
     if training.zero == 0 and layout.dp * layout.cp > 1:
         yield {"training.zero": 1}
     if training.zero <= 1 and layout.dp * layout.cp > 1 and training.overlap_grad_reduce:
@@ -86,7 +85,7 @@ def _changes(job: Job) -> Iterator[Change]:
             yield {"training.recompute": "selective"}
     if training.recompute == "none":
         # What is cheap to recompute, as with Megatron-LM's `--recompute-modules`.
-        modules = ("core_attn", "layernorm", "moe_act" if has_experts(job.model) else "mlp")
+        modules = ("core_attn", "layernorm", "moe_act" if has_experts(model) else "mlp")
         for some in (modules[:2], modules):
             yield {"training.recompute": "selective", "training.recompute_modules": some}
     if not training.sequence_parallel and layout.tp > 1:
@@ -161,8 +160,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
     """Keys, their values, and the job with other values: the default or, for a few choices, each of
     the others.
     """
-    training, layout = job.training, job.layout
-    assert training is not None
+    (_, _, training, _), layout = parts_of(job), job.layout
     try:
         stack = load_software(training.software).training if training.software else {}
     except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
