@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from scipy.optimize import least_squares
 
-from prism_jax._robust import in_core
+from prism_jax._estimate import in_core
 from prism_jax.calibration._observe import upper_spread
 from prism_jax.data import Priors, Sampled, Variation, load_priors
 from prism_jax.data._priors import Line, Prior

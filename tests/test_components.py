@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prism_jax._robust import stalled
+from prism_jax._estimate import stalled
 from prism_jax.profile._components import data_of, stall_rate, take_apart
 from prism_jax.profile._mean_squares import ALIKE
 from prism_jax.profile._step_factor import minus_log_likelihood, of_steps

@@ -15,7 +15,7 @@ from jaxtyping import TypeCheckError
 
 import prism_jax
 from prism_jax import _public
-from prism_jax._robust import in_core
+from prism_jax._estimate import in_core
 
 
 _ROOT = pathlib.Path(__file__).parents[1]

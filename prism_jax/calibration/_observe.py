@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
+from .._estimate import in_core
 from .._misc import bisect, counted
-from .._robust import in_core
 from ..data import Kernels, Priors, Variation
 
 

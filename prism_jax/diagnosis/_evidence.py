@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import gammaln
 
-from .._robust import in_core, typical
+from .._estimate import in_core, typical
 from ..data import Job
 from ..trace import RankTimes
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import fdtri
 
-from .._robust import stalled, typical
+from .._estimate import stalled, typical
 from ..data import Job, Variation, load_priors
 from ..program import StepGraph, replay
 from ._components import data_of

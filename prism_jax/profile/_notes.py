@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
+from .._estimate import in_core
 from .._misc import counted
-from .._robust import in_core
 from ..program import LAUNCH, StepGraph, replay
 from ..trace import COMPUTE, Trace
 from ._mean_squares import slope_of

@@ -8,8 +8,8 @@ import math
 import numpy as np
 from jaxtyping import Float, Int
 
+from .._estimate import in_core
 from .._misc import counted
-from .._robust import in_core
 from ._mean_squares import ALIKE, OfSteps, Variance, slope_of
 from ._profile import Component
 
