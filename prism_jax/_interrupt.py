@@ -1,10 +1,12 @@
-"""Handles Ctrl-C between batches of work, never within one."""
+"""Long loops on the host: Ctrl-C is handled between batches of work, never within one; and a bar
+shows their progress.
+"""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 
@@ -173,3 +175,25 @@ def _comes(signals: "socket.socket", seconds: float | None) -> bool | None:
     except TimeoutError:
         return None
     return False
+
+
+@contextlib.contextmanager
+def progress_bar(
+    total: int | None, show: bool, what: str, unit: str = "batch"
+) -> Iterator[Callable[[float], object]]:
+    """Yields a function that advances the bar by a given amount.
+
+    **Arguments:**
+
+    - `total`: the amount of work.
+    - `show`: whether to show a bar. It appears after a second, and disappears at the end.
+    - `what`, `unit`: the name of the work, and its unit.
+    """
+    if not show:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    large = total is None or total >= 1000
+    with tqdm(total=total, desc=what, unit=unit, unit_scale=large, leave=False, delay=1.0) as bar:
+        yield bar.update

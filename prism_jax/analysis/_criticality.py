@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
+from .._interrupt import progress_bar
 from .._misc import counted
-from .._progress import progress_bar
 from .._summary import Column, Shown, Table
 from ..cluster import COLLECTIVES
 from ..collapse import Sides

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
+from .._interrupt import progress_bar
 from .._misc import bisect
-from .._progress import progress_bar
 from ..engine import simulated_steps, vector_rule_notes
 from ..program import Program
 from ._bootstrap import MARGIN, check_figure, check_reached, combined, stacked, withheld

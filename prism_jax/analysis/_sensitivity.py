@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from .._progress import progress_bar
+from .._interrupt import progress_bar
 from .._summary import Column, Shown, Table
 from ..engine import vector_rule_notes
 from ..program import Program

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from .._files import read_file, shown, written_whole
+from .._interrupt import progress_bar
 from .._misc import unknown_name
-from .._progress import progress_bar
 from ..engine import simulate
 from ..law import figures
 from ..program import Program, digest

@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from .._interrupt import interruptible
+from .._interrupt import interruptible, progress_bar
 from .._misc import whole_number
-from .._progress import progress_bar
 from ..law import (
     Accumulator,
     Errors,

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from .._interrupt import interruptible
+from .._interrupt import interruptible, progress_bar
 from .._misc import dot
-from .._progress import progress_bar
 from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold

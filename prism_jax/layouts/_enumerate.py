@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from .._interrupt import progress_bar
 from .._misc import whole_number
-from .._progress import progress_bar
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import least_bytes, memory
 from ..schedule import schedule_name

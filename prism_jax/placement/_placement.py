@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from .._estimate import Estimate
-from .._progress import progress_bar
+from .._interrupt import progress_bar
 from .._summary import Shown, Table
 from ..analysis import (
     AbstractObjective,

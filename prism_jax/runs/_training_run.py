@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from .._interrupt import interruptible
+from .._interrupt import interruptible, progress_bar
 from .._misc import check_type
-from .._progress import progress_bar
 from ..data import Failures, load_failures
 from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
