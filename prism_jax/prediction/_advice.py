@@ -73,8 +73,8 @@ def fixes(job: Job) -> list[Change]:
 
 def _changes(job: Job) -> Iterator[Change]:
     """Possible changes, the cheapest first. All keep the GPUs and the tokens of a step."""
-    model, _, training, _ = parts_of(job)
-    layout, schedule = job.layout, job.schedule
+    parts = parts_of(job)
+    model, layout, schedule, training = parts.model, parts.layout, parts.schedule, parts.training
     if training.zero == 0 and layout.dp * layout.cp > 1:
         yield {"training.zero": 1}
     if training.zero <= 1 and layout.dp * layout.cp > 1 and training.overlap_grad_reduce:
@@ -160,7 +160,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
     """Keys, their values, and the job with other values: the default or, for a few choices, each of
     the others.
     """
-    (_, _, training, _), layout = parts_of(job), job.layout
+    training, layout = parts_of(job).training, job.layout
     try:
         stack = load_software(training.software).training if training.software else {}
     except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
