@@ -20,6 +20,7 @@ SimPy runs the events; times are in days.
 
 import dataclasses
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -80,7 +81,8 @@ def kinds_of_jobs() -> list[Kind]:
     faults = msgspec.structs.replace(faults, repair_s=86_400.0, repair_power=1.0)
     kinds = []
     for nodes, steps, share in ((4, 150_000, 0.6), (16, 300_000, 0.3), (64, 450_000, 0.1)):
-        job = prism.load_job("examples/job.toml", [f"layout.dp={nodes}", f"num_nodes={nodes}"])
+        size = [f"layout.dp={nodes}", f"num_nodes={nodes}"]
+        job = prism.load_job(pathlib.Path(__file__).parent / "job.toml", size)
         law = prism.training_run(
             prism.compile_job(job),
             num_steps=steps,

@@ -151,6 +151,8 @@ def test_the_cells_of_a_notebook_run(notebook, monkeypatch):
 
 
 def _run_cell(code: Code, names: dict[str, object]) -> None:
+    if "cluster_study" in code.text:
+        pytest.importorskip("simpy")
     *body, last = ast.parse(_with_fewer_samples(code.text)).body
     shown = isinstance(last, ast.Expr) and not code.text.rstrip().endswith(";")
     body += [] if shown else [last]
