@@ -8,7 +8,7 @@ from .._summary import Column, Table, picked, plain
 from ..data import load_job
 from . import _load, _prism as prism
 from ._options import ALLOW_OOM, COST, OBJECTIVE, OVER, RANDOM, Given, Output, command
-from ._values import changes_of, count, objective, points
+from ._values import changes_of, count, objective, points, tokens
 
 
 @command(
@@ -18,13 +18,14 @@ from ._values import changes_of, count, objective, points
     OVER,
     ALLOW_OOM,
     COST,
-    how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384)},
+    how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384), "--parameters": tokens},
 )
 def compare(given: Given) -> Output:
     """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.
 
     jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
     --samples N  steps for each job (16384)
+    --parameters N  widen or narrow each model to N parameters, such as 8e9
     """
     of = objective(given.objective)
     check_cost(given)
@@ -32,7 +33,11 @@ def compare(given: Given) -> Output:
     for name in given.jobs:
         for changes in map(changes_of, points(given.over)):
             job = load_job(name, [*given.overrides, *changes])
-            jobs.append(msgspec.structs.replace(job, name=", ".join([job.name, *changes])))
+            model = job.model
+            if model is not None and given.parameters is not None:
+                model = prism.workload.widen(model, given.parameters)
+            changed = {"model": model, "name": ", ".join([job.name, *changes])}
+            jobs.append(msgspec.structs.replace(job, **changed))
     if len(jobs) < 2:
         raise ValueError(
             "One job was given, and nothing to compare it with; give two jobs, or values of a key "

@@ -42,6 +42,7 @@ from ._kernels import (
     Uncertainty as Uncertainty,
     apply_calibrated as apply_calibrated,
 )
+from ._layers import load_architecture as load_architecture, repeat_layers as repeat_layers
 from ._load import (
     check_job_path as check_job_path,
     load_cluster as load_cluster,

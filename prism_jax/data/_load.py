@@ -14,6 +14,7 @@ from ._find import find_file, is_path, list_clusters, list_devices, list_models
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._kernels import apply_calibrated
+from ._layers import put_layers
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override
@@ -75,7 +76,7 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     - `overrides`: changes to the job, such as `"layout.dp=64"`, `"cluster.num_nodes=600"` or
         `"kernels.all_gather.sigma=0.1"`: each is a dotted key of the complete job and its value in
         TOML, where a bare word is a string. `model`, `cluster` and `cluster.device` also accept
-        names.
+        names, and `layers` the file of an architecture.
 
     **Returns:**
 
@@ -125,6 +126,9 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
 
     _resolve(raw, path, changes, num_nodes)
     for override in changes:
+        if override.keys == ("layers",):
+            put_layers(raw, override)
+            continue
         with located(f"override `{override}`"):
             origin[apply_override(raw, override)] = override
     if isinstance(raw.get("cluster"), dict):

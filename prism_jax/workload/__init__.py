@@ -35,3 +35,4 @@ from ._split import (
     held_by_stages as held_by_stages,
     layers_of_stages as layers_of_stages,
 )
+from ._widen import widen as widen

@@ -1,0 +1,70 @@
+"""Layers in a file of their own, to compare architectures of one job."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from .._files import shown
+from ._model import Layer, Model
+from ._override import Override
+from ._read import located, read_struct
+from ._types import Layers, Name
+
+
+class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The layers of a model, without its width.
+
+    **Attributes:**
+
+    - `layers`, `modules`: as in `Model`.
+    - `num_layers`: the depth to which the layers are repeated, if not once.
+    - `source`: where the architecture is from.
+    """
+
+    layers: tuple[Layer, ...]
+    modules: dict[Name, dict[str, Any]] = {}
+    num_layers: Layers = 0
+    source: str = ""
+
+
+def load_architecture(path: str | os.PathLike[str]) -> Architecture:
+    """Loads a file of `kind = "layers"`, its layers repeated to their depth. A `ValueError` of one
+    sentence names the file and the key.
+    """
+    read = read_struct(path, "layers", Architecture)
+    with located(shown(path)):
+        layers = _repeated(read.layers, read.num_layers) if read.num_layers else read.layers
+    return msgspec.structs.replace(read, layers=layers)
+
+
+def put_layers(raw: dict[str, Any], override: Override) -> None:
+    """Replaces the layers and modules of a job's model by those of the file that an override names,
+    in place.
+    """
+    with located(f"override `{override}`"):
+        if not isinstance(raw.get("model"), dict):
+            raise ValueError("the job has no model; leave `layers` out.")
+        found = load_architecture(str(override.value))
+    layers, depth = msgspec.to_builtins(found.layers), sum(layer.repeat for layer in found.layers)
+    raw["model"] |= {"layers": layers, "modules": found.modules, "num_layers": depth}
+
+
+def repeat_layers(model: Model, num_layers: int) -> Model:
+    """The model with its layers, in their order, repeated to a depth (as Composer does,
+    arXiv:2510.00379). Its parameters are those of its ends and a multiple of those of its layers.
+
+    **Raises:**
+
+    `ValueError` if the depth is not a multiple of the number of layers.
+    """
+    block = model.layers and _repeated(model.layers, num_layers)
+    return msgspec.structs.replace(model, layers=block, num_layers=num_layers)
+
+
+def _repeated(block: Sequence[Layer], num_layers: int) -> tuple[Layer, ...]:
+    depth = sum(layer.repeat for layer in block)
+    if num_layers < 1 or not depth or num_layers % depth:
+        raise ValueError(f"`num_layers` is {num_layers}, but must be a multiple of {depth} layers.")
+    return tuple(block) * (num_layers // depth)

@@ -1,0 +1,145 @@
+"""Layers in files of their own, repeated to a depth, and models of a number of parameters."""
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import Layer, Model, load_architecture, load_job, load_model, repeat_layers
+from prism_jax.workload import count_parameters, widen
+
+from .documents import ROOT
+
+
+_JOB, _HYBRID = ROOT / "examples/job.toml", ROOT / "examples/hybrid_layers.toml"
+_DENSE = Model(
+    hidden_size=1024,
+    vocab_size=32000,
+    num_layers=6,
+    num_heads=8,
+    num_kv_heads=2,
+    ffn_size=4096,
+    activation="swiglu",
+    position="rotary",
+    norm="rmsnorm",
+    bias=False,
+    tied_embeddings=False,
+    name="dense",
+)
+_BLOCK = (Layer(("mamba", "mlp"), 2), Layer(("attention", "moe")))
+_MODULES = {
+    "mamba": {"mamba_num_heads": 32},
+    "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512},
+}
+_MIXED = msgspec.structs.replace(_DENSE, layers=_BLOCK, modules=_MODULES, num_layers=3)
+
+
+def dense_parameters(width, layers=6):
+    """Embedding and head; queries, output, keys and values; an MLP of three matrices; norms."""
+    ffn = round(4 * width / 64) * 64
+    layer = 2 * width**2 + 2 * width * (2 * width // 8) + 3 * width * ffn + 2 * width
+    return 2 * 32000 * width + layers * layer + width
+
+
+def mixed_parameters(width, blocks=1):
+    """Of the block above, repeated; Mamba-2 with 8 groups of states of 128 and 4 taps."""
+    heads, ffn = round(width / 32 / 8) * 8, round(4 * width / 64) * 64
+    inner, conv = 64 * heads, 64 * heads + 2 * 8 * 128
+    mamba = width * (inner + conv + heads + inner) + 5 * conv + 3 * heads + inner
+    expert = 3 * width * round(width / 2 / 64) * 64
+    attention = 2 * width**2 + 2 * width * (2 * width // 8)
+    block = 2 * (mamba + 3 * width * ffn) + attention + 8 * (expert + width) + 6 * width
+    return 2 * 32000 * width + blocks * block + width
+
+
+_FORMS = [(_DENSE, dense_parameters), (_MIXED, mixed_parameters)]
+
+
+@pytest.mark.parametrize(("model", "form"), _FORMS)
+@pytest.mark.parametrize("parameters", [30_000_000, 400_000_000, 3_000_000_000])
+def test_the_width_is_the_smallest_with_so_many_parameters(model, form, parameters):
+    assert count_parameters(model) == form(1024)
+    wide = widen(model, parameters)
+    width = wide.hidden_size
+    assert width % 64 == 0
+    assert count_parameters(wide) == form(width) >= parameters > form(width - 64)
+
+
+@pytest.mark.parametrize(("model", "form"), _FORMS)
+def test_twice_the_width_has_all_sizes_twice_and_one_parameter_less_finds_it_too(model, form):
+    wide = widen(model, form(2048))
+    assert (wide.hidden_size, wide.ffn_size, wide.num_heads) == (2048, 8192, 8)
+    if model is _MIXED:
+        assert wide.modules == {
+            "mamba": {"mamba_num_heads": 64},
+            "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_size": 1024},
+        }
+    assert widen(model, form(2048) - 1) == wide
+    assert widen(wide, form(1024)) == model
+
+
+def test_parameters_of_repeated_layers_add_up():
+    for times in (1, 2, 5):
+        deep = repeat_layers(_MIXED, 3 * times)
+        assert deep.layers == _BLOCK * times
+        assert count_parameters(deep) == mixed_parameters(1024, times)
+        assert count_parameters(repeat_layers(_DENSE, times)) == dense_parameters(1024, times)
+    assert repeat_layers(_MIXED, 3) == _MIXED
+
+
+def test_what_has_no_such_width_or_depth_is_refused():
+    for depth in (0, 4):
+        with pytest.raises(ValueError, match="must be a multiple of 3 layers"):
+            repeat_layers(_MIXED, depth)
+    with pytest.raises(ValueError, match="gives `dense` 1,000,000,000,000,000,000 parameters"):
+        widen(_DENSE, 10**18)
+    with pytest.raises(ValueError, match="`hidden_size` of its own"):
+        widen(load_model("stable-diffusion-2"), 10**9)
+
+
+def test_layers_of_a_file_replace_those_of_the_model():
+    plain = load_job(_JOB)
+    same = load_job(_JOB, [f"layers={ROOT / 'examples/attention_layers.toml'}"])
+    hybrid = load_job(_JOB, [f"layers={_HYBRID}", "model.hidden_size=2048"])
+    assert prism.predict(same).mean == prism.predict(plain).mean
+    models = [job.model for job in (plain, same, hybrid) if job.model is not None]
+    before, again, changed = models
+    assert again.layers is not None is before.layers
+    assert count_parameters(again) == count_parameters(before)
+    given = load_architecture(_HYBRID)
+    assert (changed.layers, changed.modules) == (given.layers, given.modules)
+    assert (changed.num_layers, changed.hidden_size) == (32, 2048)
+    assert changed.ffn_size == before.ffn_size
+
+
+def test_architectures_are_compared_at_as_many_parameters(capsys):
+    over = f"layers={ROOT / 'examples/attention_layers.toml'},{_HYBRID}"
+    words = ["compare", str(_JOB), "--over", over, "--parameters", "4e9", "--samples", "1024"]
+    assert main([*words, "--allow-oom"]) == 0
+    assert "hybrid_layers.toml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'kind = "layers"\nlayers = [{ modules = ["mlp"], repeat = 3 }]\nnum_layers = 4',
+            "of 3 la",
+        ),
+        ('kind = "layers"\nlayers = [{ modules = ["mlp"] }]\nhidden_size = 4', "No key `hidden_s"),
+        ('kind = "layers"', "the key `layers` is missing"),
+        ('kind = "model"', 'must be "layers" here'),
+    ],
+)
+def test_a_bad_file_is_one_sentence_that_names_it(text, message, tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as found:
+        load_job(_JOB, [f"layers={path}"])
+    assert "bad.toml" in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_job_without_a_model_has_no_layers_to_replace():
+    with pytest.raises(ValueError, match="the job has no model; leave `layers` out"):
+        load_job(ROOT / "examples/trace_job.toml", [f"layers={_HYBRID}"])
