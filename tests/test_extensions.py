@@ -418,7 +418,9 @@ _OBJECTIVES = [
 
 
 def test_all_objectives_are_among_those():
-    assert {type(one) for one in _OBJECTIVES} == {*subclasses(prism.analysis.AbstractObjective)}
+    every = subclasses(prism.analysis.AbstractObjective)
+    every = {one for one in every if not one.__name__.startswith("Abstract")}
+    assert {type(one) for one in _OBJECTIVES} == every
 
 
 @pytest.mark.parametrize("objective", _OBJECTIVES, ids=lambda one: type(one).__name__)
