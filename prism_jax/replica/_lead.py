@@ -94,7 +94,7 @@ def _gradient(
     - `fewer`: of so many times fewer samples.
     """
     number, num_ops = sum(_counts(program)), program.num_ops
-    room = bucket(number, 64, 4)  # Of axes and of ops, so that many graphs share what JAX traces.
+    room = bucket(number, 64)  # Of axes and of ops, so that many graphs share what JAX traces.
     samples = int(np.clip(_PILOT_NUMBERS // room, 16 * fewer, _PILOT_SAMPLES)) // fewer
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
