@@ -5,9 +5,11 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import sys
 
 
 VARIABLE = "PRISM_JAX_CACHE"
+_FOLDER = "jax_compilation_cache_dir"
 
 
 def cache_folder() -> pathlib.Path | None:
@@ -19,11 +21,12 @@ def cache_folder() -> pathlib.Path | None:
     its own, this is not changed.
     """
     folder = os.environ.get(VARIABLE, "")
-    if folder.lower() in ("off", "0") or "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    if folder.lower() in ("off", "0"):
         return None
     users = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     root = pathlib.Path(folder or pathlib.Path(users) / "prism-jax")
-    return root / importlib.metadata.version("prism-jax") / _processor()
+    mine = root / importlib.metadata.version("prism-jax") / _processor()
+    return mine if os.environ.get(_FOLDER.upper(), str(mine)) == str(mine) else None
 
 
 def keep_compiled() -> None:
@@ -42,13 +45,21 @@ def keep_compiled() -> None:
         mine.mkdir(parents=True, exist_ok=True)
     except OSError:  # Without a folder that can be written to, there is no cache.
         return
+    # What compiles in no time is kept too: it adds up.
+    options = {
+        _FOLDER: str(mine),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    # JAX takes a second to import, and reads these variables when it is.
+    if "jax" not in sys.modules:
+        os.environ.update({name.upper(): str(value) for name, value in options.items()})
+        return
 
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(mine))
-    # What compiles in no time is kept too: it adds up.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, value in options.items():
+        jax.config.update(name, value)
 
 
 def _processor() -> str:

@@ -14,9 +14,10 @@ from prism_jax.data import Job
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
-from prism_jax.program import Network, Program, Stall, Variability, compile_program, parts_of
+from prism_jax.lowering import parts_of
+from prism_jax.lowering._sinks import Sink
+from prism_jax.program import Network, Program, Stall, Variability, compile_program
 from prism_jax.program._assemble import assemble
-from prism_jax.program._sinks import Sink
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
 from prism_jax.workload import Block, Kernel, Segment, Workload, lower, rows_of
 

@@ -20,8 +20,9 @@ from prism_jax.data import (
 )
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
+from prism_jax.lowering import parts_of
 from prism_jax.prediction import constant_step, slope_of_level, with_level
-from prism_jax.program import Variability, parts_of
+from prism_jax.program import Variability
 
 from .helpers import compile_with
 

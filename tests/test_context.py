@@ -10,7 +10,7 @@ import pytest
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer
 from prism_jax.importers import from_megatron
-from prism_jax.program import parts_of
+from prism_jax.lowering import parts_of
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._memory import memory_of_stages

@@ -14,7 +14,8 @@ from prism_jax.analysis import Quantile, estimate
 from prism_jax.data import load_job
 from prism_jax.engine import simulate
 from prism_jax.latency import Scaled
-from prism_jax.program import Network, Stall, Variability, parts_of
+from prism_jax.lowering import parts_of
+from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import order_of
 
 from .helpers import compile_with, lognormal, lower_job

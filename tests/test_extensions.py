@@ -31,7 +31,7 @@ from prism_jax.latency import (
     scale_spread,
 )
 from prism_jax.latency._scores import expectation
-from prism_jax.program import parts_of
+from prism_jax.lowering import parts_of
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
 from prism_jax.workload import block_mean, lower
 

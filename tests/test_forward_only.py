@@ -6,8 +6,8 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_job
+from prism_jax.lowering import parts_of
 from prism_jax.prediction import constant_step, predict
-from prism_jax.program import parts_of
 from prism_jax.schedule import ForwardOnly, order_of
 from prism_jax.workload import lower
 

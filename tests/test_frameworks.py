@@ -7,7 +7,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_job, load_priors
-from prism_jax.program import parts_of
+from prism_jax.lowering import parts_of
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import MLP
 

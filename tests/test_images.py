@@ -13,8 +13,8 @@ import prism_jax as prism
 from prism_jax.data import load_job, load_model
 from prism_jax.data._kernels import Efficiency
 from prism_jax.data._model import Layer, Model
+from prism_jax.lowering import parts_of
 from prism_jax.measure._calls import _convolution
-from prism_jax.program import parts_of
 from prism_jax.workload import count_parameters
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._split import balanced_layers

@@ -11,7 +11,7 @@ import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Model, ScheduleConfig, load_job, load_model
 from prism_jax.data._model import Layer
-from prism_jax.program import parts_of
+from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules

@@ -14,9 +14,9 @@ from prism_jax.analysis import Mean
 from prism_jax.engine import prepare, vector_rule_notes
 from prism_jax.engine._pilot import draw_pilot
 from prism_jax.latency import AbstractLatency
+from prism_jax.lowering._sinks import Sink
 from prism_jax.program import Network
 from prism_jax.program._assemble import assemble
-from prism_jax.program._sinks import Sink
 from prism_jax.schedule import OneFOneB
 from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
 

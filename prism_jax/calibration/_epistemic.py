@@ -10,8 +10,8 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
+from ..lowering import parts_of
 from ..prediction import ExpectedError, expected_error, levels_of_law
-from ..program import parts_of
 from ..workload import has_experts
 from ._observe import StepLaw, upper_spread
 

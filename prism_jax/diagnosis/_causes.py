@@ -12,7 +12,8 @@ from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
 from ..data import Job
 from ..engine import Plain, Run, prepare, steps_of_run
-from ..program import Program, compile_job, parts_of
+from ..lowering import parts_of
+from ..program import Program, compile_job
 
 
 # Of the steps with a stall, and the spread of the logarithm of their lengths.

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..analysis import Scenario
 from ..data import Job, apply_kernel_override, parse_override
+from ..lowering import parts_of
 from ..prediction import memory, predict
-from ..program import compile_job, parts_of
+from ..program import compile_job
 from ._causes import Simulated
 
 

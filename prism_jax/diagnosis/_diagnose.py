@@ -11,7 +11,7 @@ from .._misc import counted
 from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
-from ..program import parts_of
+from ..lowering import parts_of
 from ..trace import RankTimes, step_times
 from ..workload import has_experts
 from ._causes import EFFECTS, TELLS, Explained, explained, simulated

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from ._transform import log_sigma, scale_spread
 class Constant(AbstractParametric):
     """A latency that does not vary."""
 
-    in_files = InFiles("constant", (), lambda: Constant(1.0))
+    in_files: ClassVar[InFiles] = InFiles("constant", (), lambda: Constant(1.0))
 
     value: Float[Array, "..."] = parameter("finite and at least 0")
 

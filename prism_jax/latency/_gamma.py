@@ -1,4 +1,5 @@
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -171,7 +172,7 @@ class Gamma(AbstractParametric):
     by Newton's method on incomplete gamma functions, which costs about a hundred times as much.
     """
 
-    in_files = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
+    in_files: ClassVar[InFiles] = InFiles("gamma", ("cv",), lambda cv: Gamma(1.0, cv))
 
     location: Float[Array, "..."] = parameter("finite and at least 0")
     cv: Float[Array, "..."] = parameter("finite and at least 0")

@@ -1,4 +1,5 @@
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,9 @@ class LogNormal(AbstractParametric):
     unchanged.
     """
 
-    in_files = InFiles("lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma))
+    in_files: ClassVar[InFiles] = InFiles(
+        "lognormal", ("sigma",), lambda sigma: LogNormal(1.0, sigma)
+    )
 
     median: Float[Array, "..."] = parameter("finite and at least 0")
     sigma: Float[Array, "..."] = parameter("finite and at least 0")
@@ -77,7 +80,7 @@ def _(law, factor):
 class ShiftedLogNormal(AbstractParametric):
     r"""A log-normal latency added to a minimum latency, $s + m \exp(\sigma z)$."""
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles] = InFiles(
         "shifted-lognormal",
         ("sigma", "shift"),
         lambda sigma, shift: ShiftedLogNormal(shift, 1.0, sigma),

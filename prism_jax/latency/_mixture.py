@@ -1,5 +1,6 @@
 import functools as ft
 from collections.abc import Sequence
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -172,7 +173,9 @@ class Mixture(AbstractLatency):
     components, and differentiated implicitly. Components may have zero variance.
     """
 
-    in_files = InFiles("lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture)
+    in_files: ClassVar[InFiles] = InFiles(
+        "lognormal-mixture", ("sigma", "slow_weight", "slow_factor"), _slow_mixture
+    )
 
     weights: Float[Array, "... components"]
     components: tuple[AbstractLatency, ...]

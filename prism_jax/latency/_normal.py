@@ -1,4 +1,5 @@
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ class Normal(AbstractParametric):
     Otherwise, the scores are those of the untruncated normal law to the last bit.
     """
 
-    in_files = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
+    in_files: ClassVar[InFiles] = InFiles("normal", ("std",), lambda std: Normal(1.0, std))
 
     location: Float[Array, "..."] = parameter("finite and at least 0")
     std: Float[Array, "..."] = parameter("finite and at least 0")

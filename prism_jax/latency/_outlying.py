@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -27,7 +29,7 @@ class Outlying(AbstractLatency):
     about one step in a hundred that takes some per cent longer.
     """
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles] = InFiles(
         "lognormal-outliers",
         ("sigma", "outlier_share", "outlier_excess", "outlier_sigma"),
         _outlying,

@@ -1,3 +1,5 @@
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -71,7 +73,7 @@ class ThreeMoment(AbstractParametric):
     -1 and 1. The law is not truncated at zero.
     """
 
-    in_files = InFiles(
+    in_files: ClassVar[InFiles] = InFiles(
         "three-moment", ("std", "skewness"), lambda std, skewness: ThreeMoment(1.0, std, skewness)
     )
 

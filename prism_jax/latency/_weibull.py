@@ -1,4 +1,5 @@
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ class Weibull(AbstractParametric):
     exponential law.
     """
 
-    in_files = InFiles("weibull", ("shape",), lambda shape: Weibull(1.0, shape))
+    in_files: ClassVar[InFiles] = InFiles("weibull", ("shape",), lambda shape: Weibull(1.0, shape))
 
     scale: Float[Array, "..."] = parameter("finite and at least 0")
     shape: Float[Array, "..."] = parameter("positive")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from ..data import Job, Training, load_software, toml_value
-from ..program import lower_chains, parts_of
+from ..lowering import lower_chains, parts_of
 from ..schedule import order_of
 from ..workload import Workload, has_experts
 from ._memory import memory

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from .._misc import counted
 from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors
-from ..program import parts_of
+from ..lowering import parts_of
 from ..workload import has_experts, has_tables
 from ._predict import constant_step
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from ..data import Job, ScheduleConfig
-from ..program import parts_of
+from ..lowering import parts_of
 from ..workload import block_means, layers_of_stages, lower, split_mean
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from .._misc import check_type
 from .._summary import Column, Shown, Table
 from ..data import Job
-from ..program import parts_of
+from ..lowering import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import (
     Held,

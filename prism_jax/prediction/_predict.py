@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..data import Job, Kernels, check_parts
-from ..program import (
+from ..lowering import (
     Frame,
     Sink,
     blocks_of_kinds,

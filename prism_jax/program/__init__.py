@@ -7,7 +7,6 @@ from ._block_laws import (
     collapse_of as collapse_of,
     kernels_of as kernels_of,
 )
-from ._chains import lower_chains as lower_chains
 from ._check import (
     all_laws as all_laws,
     check_means as check_means,
@@ -17,17 +16,12 @@ from ._check import (
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
-    graph_of as graph_of,
-    lay_out as lay_out,
-    parts_of as parts_of,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._constants import CONSTANT as CONSTANT, with_constants as with_constants
-from ._frame import Frame as Frame, blocks_of_kinds as blocks_of_kinds, frame_of as frame_of
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
 from ._save import digest as digest, load_program as load_program, save_program as save_program
-from ._sinks import Sink as Sink, sinks_of as sinks_of, when_reduced as when_reduced
 from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
 from ._table import relative_cumulants as relative_cumulants
 from ._variability import (

@@ -14,12 +14,12 @@ from .._misc import FrozenArray, unknown_name
 from .._ragged import ragged, row_numbers, take
 from ..collapse import count_calls, expert_loads, lay_out
 from ..latency import Constant
+from ..lowering import Sink
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._check import check_arguments, check_means, check_variability
 from ._program import Ops, Program, Rows, Sinks, Stratum
-from ._sinks import Sink
 from ._table import LatencyTable
 from ._variability import Variability
 

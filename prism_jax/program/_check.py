@@ -5,9 +5,9 @@ from jax.typing import DTypeLike
 
 from .._misc import whole_number
 from ..latency import AbstractLatency, check
+from ..lowering import Sink
 from ..schedule import OpGraph
 from ..workload import Block
-from ._sinks import Sink
 from ._variability import Sets, Variability
 
 

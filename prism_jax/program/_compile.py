@@ -14,24 +14,26 @@ from ..data import (
     Model,
     ScheduleConfig,
     Training,
-    check_parts,
     has_seconds,
+)
+from ..lowering import (
+    blocks_of_kinds,
+    cut_at_sinks,
+    frame_of,
+    lay_out,
+    number_microbatches,
+    parts_of,
+    sinks_of,
 )
 from ..schedule import (
     AbstractSchedule,
-    ForwardOnly,
     OpGraph,
     latest_ends,
-    op_graph,
-    order_of,
 )
 from ..workload import Block, JobParts, Workload, block_mean, block_means, has_experts
 from ._assemble import assemble
-from ._chains import lower_chains, number_microbatches
-from ._frame import blocks_of_kinds, frame_of
 from ._program import Program
 from ._rank_power import rank_of_power
-from ._sinks import cut_at_sinks, sinks_of
 from ._variability import Variability, variability_of
 
 
@@ -55,26 +57,6 @@ def compile_job(job: Job) -> Program:
         return _compile(parts)
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
-
-
-def parts_of(job: Job, purpose: str = "predict its step") -> JobParts:
-    """The parts of a job that has a model and a machine.
-
-    **Raises:**
-
-    `ValueError` if the job has none, which it needs for the `purpose`.
-    """
-    if not isinstance(job, Job):
-        raise ValueError(
-            f"A {type(job).__name__} was given in place of a job; use `load_job`, which takes the "
-            "name of a shipped job or the path of a file."
-        )
-    if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
-        raise ValueError(
-            f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
-            f"`training` to {purpose}."
-        )
-    return JobParts(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
 
 
 def compile_program(
@@ -111,36 +93,6 @@ def compile_program(
     else:
         config, order = _config_of(schedule, layout), schedule
     return _compile(JobParts(model, layout, config, training, cluster, kernels), order, variability)
-
-
-def lay_out(
-    job: JobParts, order: AbstractSchedule | None = None
-) -> tuple[AbstractSchedule, OpGraph, Workload]:
-    """The schedule of a step, which knows the costs of its ops, their graph, and their kernels.
-
-    **Arguments:**
-
-    - `job`: the parts of a job.
-    - `order`: a schedule to use instead of that of the job.
-
-    **Raises:**
-
-    `ValueError` if the layout does not fit the model or the cluster, or if the schedule deadlocks.
-    """
-    check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
-    if order is None:
-        order = order_of(job.schedule, job.layout, job.training)
-    elif job.training.forward_only:
-        order = ForwardOnly(order)
-    workload = lower_chains(job, order)
-    order = _with_costs(order, workload)
-    return order, graph_of(job, order), workload
-
-
-def graph_of(job: JobParts, order: AbstractSchedule) -> OpGraph:
-    """The graph of an order, in which send_recvs block if the job or else the schedule says so."""
-    blocking = job.schedule.blocking
-    return op_graph(order, blocking=order.blocking if blocking is None else blocking)
 
 
 def _compile(
@@ -184,14 +136,6 @@ def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
     """
     (end,) = latest_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
     return float(end) + block_mean(workload.tail)
-
-
-def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSchedule:
-    """The schedule, optimised for the mean latencies of the blocks and of the slowest send_recv."""
-    names = ("forward", "backward_input", "backward_weight")
-    means = {name: block_means(getattr(workload, name)) for name in names}
-    send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)
-    return schedule.with_costs(**means, send_recv=send_recv)
 
 
 def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
