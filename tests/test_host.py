@@ -71,6 +71,8 @@ def _sums(x):
 
 def _whole_numbers(x):
     n = jnp.arange(-7, 8, dtype=jnp.int32)
+    x = jnp.concatenate([x, jnp.round(x + 0.5) - 0.5])  # Halves, which round to even numbers.
+    x = jnp.concatenate([x, jnp.round(x), lax.round(x)])
     mantissa, exponent = jnp.frexp(x)
     return lax.div(n, jnp.full_like(n, 3)), lax.rem(n, jnp.full_like(n, 4)), mantissa, exponent
 
@@ -124,7 +126,8 @@ def _elements(x):
         jnp.minimum(x, 0.1),
         jnp.where(x > 0, y, x),
     )
-    return *powers, *logs, *bounds, lax.stop_gradient(x) * x
+    clamped = lax.clamp(0.3 * x, x, 0.5 * y), jnp.abs(jnp.round(x)), jnp.round(x) ** 0 * x
+    return *powers, *logs, *bounds, *clamped, lax.stop_gradient(x) * x
 
 
 def _laws(x):

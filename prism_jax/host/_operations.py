@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax import lax
 from scipy import special
 
 from ._places import pad_places, places_of_gather, places_of_scatter
@@ -139,7 +140,7 @@ def _scatter_add(equation, x, indices, updates):
 
 
 def _round(equation, x):
-    even = "EVEN" in str(equation.params["rounding_method"])
+    even = equation.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
     return np.round(x) if even else np.sign(x) * np.floor(np.abs(x) + 0.5)
 
 

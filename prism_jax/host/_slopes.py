@@ -27,7 +27,7 @@ def _power_by_exponent(z, x, y):
 
 # By elements: the derivative of the result `z` with respect to each argument.
 _SLOPES: dict[str, Sequence[Callable[..., Any] | float]] = {
-    "abs": [lambda z, x: np.sign(x)],
+    "abs": [lambda z, x: np.where(x >= 0, 1, -1)],
     "add": [1, 1],
     "add_any": [1, 1],
     "cbrt": [lambda z, x: z / (3 * x)],
@@ -74,7 +74,7 @@ def slopes(equation, of_result: Any, result: Any, args: list[Any]) -> list[Calla
         return [lambda: None] * len(args)
     if name == "integer_pow":
         n, x = equation.params["y"], args[0]
-        return [lambda: of_result * (n * x ** (n - 1))]
+        return [lambda: of_result * (n * x ** (n - 1) if n else np.zeros(np.shape(x)))]
     if name not in _SLOPES:
         return _MOVED[name](equation, of_result, result, *args)
 
@@ -222,8 +222,11 @@ def _selected(equation, g, z, which, *cases):
 
 
 def _clamped(equation, g, z, low, x, high):
+    def one(place, where):
+        return lambda: _summed(np.where(where, g, 0), np.shape(place))
+
     within = (x > low) & (x < high)
-    return [lambda: None, lambda: np.where(within, g, 0), lambda: None]
+    return [one(low, low > x), one(x, within), one(high, high < x)]
 
 
 _MOVED: dict[str, Callable[..., list[Callable[[], Any]]]] = {
