@@ -3,7 +3,6 @@
 import json
 import pathlib
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 from prism_jax.data import make_job
@@ -20,39 +19,43 @@ _NODE = 8
 _NEAR = 0.20
 
 
-def memory_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The runs of a folder like `../shared/data/megatron_golden`: the recorded and the predicted
-    peak in bytes; a run whose arguments cannot be expressed has a `reason`."""
+def memory_rows(folder: pathlib.Path) -> dict[str, list[Any]]:
+    """The runs of a folder like `../shared/data/megatron_golden`: `rows` have the recorded and the
+    predicted peak, in bytes; `refused` are the names of runs whose arguments cannot be expressed,
+    each with the reason.
+    """
+    found: dict[str, list[Any]] = {"rows": [], "refused": []}
     for row in read(folder / "memory.csv"):
         name = row["case"]
-        found = {"table": row["group"], "name": name, "device": row["device"]}
         try:
             predicted = _predicted(row)
         except ValueError as error:
-            yield found | {"reason": str(error).removeprefix(f"{name}: ")}
+            found["refused"].append((name, str(error).removeprefix(f"{name}: ")))
             continue
         measured = float(row["mem_max_allocated_bytes"])
-        error = predicted / measured - 1
-        yield found | {"measured": measured, "predicted": predicted, "error": error}
+        about = {"group": row["group"], "name": name, "device": row["device"]}
+        peaks = {"measured": measured, "predicted": predicted, "error": predicted / measured - 1}
+        found["rows"].append(about | peaks)
+    return found
 
 
-def memory_table(rows: list[dict[str, Any]]) -> str:
+def memory_table(found: dict[str, list[Any]]) -> str:
     """A line for each run, each refusal, each group and all."""
-    known = [row for row in rows if "reason" not in row]
-    if not known:
+    rows, refused = found["rows"], found["refused"]
+    if not rows:
         return "no runs whose arguments can be expressed"
     lines = [
         f"{row['error']:+7.1%} {row['measured'] / 1e9:8.2f} GB  {row['name']} {row['device']}"
-        for row in known
+        for row in rows
     ]
-    lines += [f"refused {row['name']}: {row['reason']}" for row in rows if "reason" in row]
-    for group, found in (by("table", known) | {"all": known}).items():
-        errors = [abs(row["error"]) for row in found]
+    lines += [f"refused {name}: {reason}" for name, reason in refused]
+    for group, some in (by("group", rows) | {"all": rows}).items():
+        errors = [abs(row["error"]) for row in some]
         near = sum(error <= _NEAR for error in errors) / len(errors)
         middle = f"median error {statistics.median(errors):.1%}, {near:.0%} within {_NEAR:.0%}"
-        lines.append(f"{group:10} {len(found):4} rows: {middle}")
-    share = len(known) / len(rows)
-    return "\n".join([*lines, f"expressed {len(known)} of {len(rows)} rows ({share:.0%})"])
+        lines.append(f"{group:10} {len(some):4} rows: {middle}")
+    total = len(rows) + len(refused)
+    return "\n".join([*lines, f"expressed {len(rows)} of {total} rows ({len(rows) / total:.0%})"])
 
 
 def _predicted(row: dict[str, str]) -> float:

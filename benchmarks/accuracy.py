@@ -87,7 +87,8 @@ def main() -> None:
         found = importlib.import_module(f"benchmarks.{module}")
         rows_of, table = (getattr(found, one) for one in names)
         try:
-            result[name] = list(rows_of(arguments.data / folder))
+            rows = rows_of(arguments.data / folder)
+            result[name] = rows if isinstance(rows, dict) else list(rows)
         except FileNotFoundError as error:
             print(f"{name}: there is no file {error.filename}", file=sys.stderr)
             continue
