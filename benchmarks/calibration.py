@@ -14,6 +14,7 @@ microbatches), and the law of the small run relative to its median, carried over
 """
 
 import argparse
+import json
 import os
 import pathlib
 import sys
@@ -42,8 +43,8 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 _HELD = ("within_90", "aligned_within_90", "epistemic_within_90")
 
 
-def _of_scales(folder: pathlib.Path) -> str:
-    """A table with a row for each predicted system and the systems that it is predicted from."""
+def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """A row for each predicted system and the systems that it is predicted from."""
     every, found = families(folder), []
     near, splits = _priors.linearised(every), _priors.splits_of(every)
     for family, systems in every.items():
@@ -53,7 +54,7 @@ def _of_scales(folder: pathlib.Path) -> str:
             sources += [([s for s in systems if s is not one], [one]) for one in systems]
         for known, wanted in sources:
             found += _predicted(family, known, wanted, priors)
-    return table_of(found)
+    return found
 
 
 def _predicted(family, known, wanted, priors) -> Iterator[dict[str, Any]]:
@@ -171,8 +172,9 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description="Predictions of other scales, on MLPerf logs.")
     for name, (about, text_of) in parts.items():
-        keys = {"dest": "text_of", "action": "store_const", "default": _of_scales}
+        keys: Any = {"dest": "text_of", "action": "store_const"}
         parser.add_argument(f"--{name}", const=text_of, help=about, **keys)
+    parser.add_argument("--json", action="store_true", help="print one JSON object of all scales")
     parser.add_argument(
         "--data", type=pathlib.Path, default=DATA / "mlperf", help="the measurements"
     )
@@ -180,7 +182,12 @@ def main() -> None:
     if not arguments.data.is_dir():
         parser.error(f"there is no folder {arguments.data}; name its own with --data")
     jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    print(arguments.text_of(arguments.data.resolve()))
+    folder = arguments.data.resolve()
+    if arguments.text_of:
+        print(arguments.text_of(folder))
+        return
+    found = rows(folder)
+    print(json.dumps({"calibration": found}) if arguments.json else table_of(found))
 
 
 if __name__ == "__main__":
