@@ -1,5 +1,6 @@
 """Lines of code by package: without blank lines, comments and docstrings; files, the longest file
-and the longest function (without its docstring): `python benchmarks/size.py`.
+and the longest function (without its docstring); and how many public names there are: `python
+benchmarks/size.py`.
 """
 
 import ast
@@ -40,6 +41,9 @@ def main() -> None:
     sizes = {name: _total(map(_of_file, paths)) for name, paths in _packages().items()}
     cells = ((name, *(f"{x:,}" for x in size)) for name, size in sizes.items())
     print(table(["package", *(name.replace("_", " ") for name in Size._fields)], cells))
+    import prism_jax as prism
+
+    print(f"\n{len(dir(prism))} public names")
 
 
 def _packages() -> dict[str, list[pathlib.Path]]:

@@ -129,7 +129,7 @@ def test_intervals_of_the_exact_rule_are_as_wide_as_repetitions_scatter(program)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", ["vector", "exact"])
-def test_what_the_steps_of_a_rare_regime_have_in_common_does_not_scatter(replicas):
+def test_std_interval_width_with_rare_network_regime(replicas):
     """How many steps the network is slow in is set; intervals of std were up to 6 times as wide."""
     program = pipeline_program(
         OneFOneB(2, 4),
