@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from ..data import Job, Layout, Model, ScheduleConfig, Training, load_cluster, load_kernels
-from ..workload import JobParts, Kernel, lower, rows_of
+from ..lowering import parts_of
+from ..workload import Kernel, lower, rows_of
 
 
 # Kernels that move more bytes than this, which fit into no cache, are no faster for each byte.
@@ -78,8 +79,7 @@ def compute_kernels(job: Job) -> list[Kernel]:
     if job.model is None:
         raise ValueError(f"The job `{job.name}` has no model; give a job with one.")
     ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
-    parts = (job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
-    load = lower(JobParts(*parts), ranks)  # pyright: ignore[reportArgumentType]
+    load = lower(parts_of(job), ranks)
     blocks = {*load.forward, *load.backward, load.tail}
     rows = (row for block in blocks for segment, _ in block for row, _ in rows_of(segment))
     kernels = {kernel for row in rows for kernel, _ in row if kernel.link is None}

@@ -131,7 +131,9 @@ def _blocks(profile: Profile, step: StepGraph) -> tuple[list[Block], dict[tuple[
     nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), factors, strict=True)
     for kind, members, twin, alone, factor in nodes:
         d, s = divmod(members[0], pp)
-        size = f"dp_rank {d} stage {s}{' twin' * twin}{f' x {factor!r}' if factor != 1 else ''}"
+        size = f"dp_rank {d} stage {s}"
+        size += " twin" if twin else ""
+        size += f" x {factor!r}" if factor != 1 else ""
         if (kind, size) not in blocks:
             row = rows.get((kind, d, s))
             if row is None:

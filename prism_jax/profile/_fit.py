@@ -74,15 +74,15 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     split = split_compute(seen, clean)
     variability, sets = fit_laws(seen, clean, split)
     profile = Profile(
-        name or trace.job.name,
-        trace.job.layout,
-        trace.job.schedule,
-        seen.outline,
-        means_of(seen, clean, split),
-        variability,
-        describe(seen, clean, split),
-        sets,
-        clean.positions,
+        name=name or trace.job.name,
+        layout=trace.job.layout,
+        schedule=trace.job.schedule,
+        outline=seen.outline,
+        means=means_of(seen, clean, split),
+        variability=variability,
+        fitted=describe(seen, clean, split),
+        sets=sets,
+        positions=clean.positions,
     )
     return match_steps(profile, seen.step_times)
 

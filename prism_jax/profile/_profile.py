@@ -216,8 +216,17 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
     file, positions = path / _POSITIONS, ()
     if file.exists():
         positions = _read_once(file, PositionFactor, ("stage", "microbatch"))
-    name, layout, schedule, fitted, *outline = msgspec.structs.astuple(about)
-    return Profile(name, layout, schedule, Outline(*outline), means, laws, fitted, sets, positions)
+    return Profile(
+        name=about.name,
+        layout=about.layout,
+        schedule=about.schedule,
+        outline=Outline(about.before, about.after, about.slow_links, about.gathered),
+        means=means,
+        variability=laws,
+        fitted=about.fitted,
+        sets=sets,
+        positions=positions,
+    )
 
 
 def _read_once(

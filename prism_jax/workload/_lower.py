@@ -47,7 +47,7 @@ def lower(
         compute=waited * kernels.compute,
         floor_s=0.0 if training.cuda_graphs == "iteration" else training.launch_floor_s,
     )
-    costs = Costs(*msgspec.structs.astuple(msgspec.structs.replace(job, kernels=kernels)))
+    costs = Costs(**msgspec.structs.asdict(msgspec.structs.replace(job, kernels=kernels)))
     stages = deal(job, stage_to_rank)
     forward = _with_received(costs, stages, _blocks(costs, stages, forward_unit), -1)
     backward = tuple(() for _ in forward)

@@ -66,7 +66,7 @@ def memory_of_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[Stage
     check_split(job.model, job.layout, job.schedule, job.training)
     stages = deal(job, stage_to_rank)
     # Most stages are equal.
-    of_stage = ft.cache(ft.partial(_stage_memory, Costs(*msgspec.structs.astuple(job))))
+    of_stage = ft.cache(ft.partial(_stage_memory, Costs(**msgspec.structs.asdict(job))))
     return tuple(map(of_stage, stages.parts, stages.parameters))
 
 
