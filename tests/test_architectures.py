@@ -1,5 +1,7 @@
 """Layers in files of their own, repeated to a depth, and models of a number of parameters."""
 
+import json
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from .documents import ROOT
 
 
 _JOB, _HYBRID = ROOT / "examples/job.toml", ROOT / "examples/hybrid_layers.toml"
+_ATTENTION = ROOT / "examples/attention_layers.toml"
 _DENSE = Model(
     hidden_size=1024,
     vocab_size=32000,
@@ -99,7 +102,7 @@ def test_what_has_no_such_width_or_depth_is_refused():
 
 def test_layers_of_a_file_replace_those_of_the_model():
     plain = load_job(_JOB)
-    same = load_job(_JOB, [f"layers={ROOT / 'examples/attention_layers.toml'}"])
+    same = load_job(_JOB, [f"layers={_ATTENTION}"])
     hybrid = load_job(_JOB, [f"layers={_HYBRID}", "model.hidden_size=2048"])
     assert prism.predict(same).mean == prism.predict(plain).mean
     models = [job.model for job in (plain, same, hybrid) if job.model is not None]
@@ -113,10 +116,20 @@ def test_layers_of_a_file_replace_those_of_the_model():
 
 
 def test_architectures_are_compared_at_as_many_parameters(capsys):
-    over = f"layers={ROOT / 'examples/attention_layers.toml'},{_HYBRID}"
-    words = ["compare", str(_JOB), "--over", over, "--parameters", "4e9", "--samples", "1024"]
-    assert main([*words, "--allow-oom"]) == 0
-    assert "hybrid_layers.toml" in capsys.readouterr().out
+    over = f"layers={_ATTENTION},{_HYBRID}"
+    words = ["compare", str(_JOB), "--over", over, "--samples", "1024", "--allow-oom"]
+    assert main([*words, "--parameters", "4e9"]) == 0
+    table = capsys.readouterr().out
+    assert main([*words, "--parameters", "4e9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for row in (*found["layouts"], found["best_by_mean"]):
+        (file,) = (one for one in (_ATTENTION, _HYBRID) if one.name in row["name"])
+        model = load_job(_JOB, [f"layers={file}"]).model
+        assert model is not None
+        wide = widen(model, 4_000_000_000)
+        assert row["hidden_size"] == wide.hidden_size
+        assert row["parameters"] == count_parameters(wide) >= 4_000_000_000
+        assert f"{row['hidden_size']:,}  {row['parameters']:,}" in table
 
 
 @pytest.mark.parametrize(

@@ -75,23 +75,44 @@ def as_json(found: Any, top: int, given: Given) -> dict[str, Any]:
     return {
         **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
         "num_layouts": found.num_given,
-        "layouts": [_row(one) | _cost_of(given, one) for one in found.layouts[:top]],
-        "best_by_mean": _row(found.best_by_mean),
+        "layouts": [_row(one, given) | _cost_of(given, one) for one in found.layouts[:top]],
+        "best_by_mean": _row(found.best_by_mean, given),
         "loss_of_best_by_mean": plain(found.loss),
     }
 
 
-def _row(one: Any) -> dict[str, Any]:
+def _widened(given: Given) -> bool:
+    """Whether the models were given a number of parameters, which only `compare` does."""
+    return getattr(given, "parameters", None) is not None
+
+
+def _size_of(one: Any) -> dict[str, int]:
+    """The width and the number of parameters of a ranked job's model."""
+    model = one.job.model
+    return {
+        "hidden_size": model.hidden_size,
+        "parameters": prism.workload.count_parameters(model),
+    }
+
+
+def _row(one: Any, given: Given) -> dict[str, Any]:
     job = one.job
     figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
     return {
         "name": job.name,
+        **(_size_of(one) if _widened(given) else {}),
         **picked(job, "layout", "schedule"),
         **picked(job.training, "microbatch_size", "zero", "recompute"),
         **picked(one, *figures, "per_unit", "tokens_per_s"),
         "predicted_s": one.prediction.mean,
         "memory_bytes": one.memory_bytes,
     }
+
+
+_SIZES = (
+    Column("width", "job.model.hidden_size", ",d"),
+    Column("parameters", lambda one: _size_of(one)["parameters"], ",d"),
+)
 
 
 def as_table(found: Any, top: int, given: Given) -> Table:
@@ -102,6 +123,7 @@ def as_table(found: Any, top: int, given: Given) -> Table:
         Column("rank"),
         *([Column("by mean", "rank_by_mean")] if simulated else []),
         Column("layout", "job.name"),
+        *(_SIZES if _widened(given) else ()),
         Column("GPUs", "gpus"),
         _rounded("objective" if simulated else found.objective, "value"),
         *([by_unit] if found.unit != "step" else []),
