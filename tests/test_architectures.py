@@ -100,6 +100,33 @@ def test_what_has_no_such_width_or_depth_is_refused():
         widen(load_model("stable-diffusion-2"), 10**9)
 
 
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        (load_model("dlrm-dcnv2"), "width"),
+        (load_model("flux1-schnell"), "layer_sizes"),
+        (
+            msgspec.structs.replace(
+                _MIXED, modules={**_MODULES, "mamba": {"kind": "convolution", "in_channels": 1024}}
+            ),
+            "in_channels",
+        ),
+    ],
+)
+def test_sizes_tied_to_the_width_are_refused(model, key):
+    """Those of other widths would not fit: the parameters of a wider model would not be true."""
+    with pytest.raises(ValueError, match=f"^`{key}` of the module .* is tied to the width .*[.]$"):
+        widen(model, 2 * count_parameters(model))
+
+
+@pytest.mark.parametrize("name", ["dit-xl-2", "wan2.1-t2v-14b", "deepseek-v3", "nemotron-h-8b"])
+def test_the_number_of_a_shipped_model_gives_the_model(name):
+    model = load_model(name)
+    wide = widen(model, count_parameters(model))
+    assert (wide.hidden_size, wide.ffn_size) == (model.hidden_size, model.ffn_size)
+    assert count_parameters(wide) == count_parameters(model)
+
+
 def test_layers_of_a_file_replace_those_of_the_model():
     plain = load_job(_JOB)
     same = load_job(_JOB, [f"layers={_ATTENTION}"])

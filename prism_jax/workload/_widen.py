@@ -7,11 +7,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..data import Model
-from ._architecture import count_parameters
+from ._architecture import count_parameters, ends_of, layers_of
+from .modules import AbstractModule
 
 
 # The sizes that grow with the width, and what they are multiples of.
 _GROWING = {"ffn_size": 64, "expert_ffn_size": 64, "shared_ffn_size": 64, "mamba_num_heads": 8}
+# Sizes that are the width, or follow from it, in ways that only the author of a model knows.
+_TIED = ("tables", "layer_sizes", "width", "in_channels", "out_channels", "skip_channels")
+_TIED += ("time_size",)
 _STEP, _MOST_STEPS = 64, 2**16
 
 
@@ -24,12 +28,20 @@ def widen(model: Model, parameters: int) -> Model:
 
     **Raises:**
 
-    `ValueError` if no width has so many, or if layers have a width of their own.
+    `ValueError` if no width has so many, if layers have a width of their own, or if modules have
+    sizes tied to the width that do not grow with it, as in recommenders and U-Nets.
     """
     if any(layer.hidden_size for layer in model.layers or ()):
         raise ValueError(
             f"A layer of `{model.name}` has a `hidden_size` of its own; give a model of one width."
         )
+    for module in _modules_of(model):
+        for key in _TIED:
+            if getattr(module, key, None) is not None:
+                raise ValueError(
+                    f"`{key}` of the module `{module.kind}` of `{model.name}` is tied to the width "
+                    "and does not grow with it; give a model without such modules."
+                )
     step = math.lcm(_STEP, model.num_heads or 1)
     widths = range(step, step * _MOST_STEPS + 1, step)
     at = bisect.bisect_left(
@@ -41,6 +53,12 @@ def widen(model: Model, parameters: int) -> Model:
             "for fewer."
         )
     return _of_width(model, widths[at])
+
+
+def _modules_of(model: Model) -> dict[AbstractModule, None]:
+    """The modules of all layers and both ends, each once."""
+    parts = dict.fromkeys((*layers_of(model), *ends_of(model)))
+    return dict.fromkeys(module for part in parts for module in part.modules)
 
 
 def _of_width(model: Model, width: int) -> Model:
