@@ -91,13 +91,23 @@ def test_parameters_of_repeated_layers_add_up():
 
 
 def test_what_has_no_such_width_or_depth_is_refused():
-    for depth in (0, 4):
-        with pytest.raises(ValueError, match="must be a multiple of 3 layers"):
-            repeat_layers(_MIXED, depth)
+    with pytest.raises(ValueError, match="must be a multiple of 3 layers"):
+        repeat_layers(_MIXED, 4)
+    with pytest.raises(ValueError, match="`num_layers=100001` must be at most 100,000"):
+        repeat_layers(_DENSE, 100_001)
     with pytest.raises(ValueError, match="gives `dense` 1,000,000,000,000,000,000 parameters"):
         widen(_DENSE, 10**18)
     with pytest.raises(ValueError, match="`hidden_size` of its own"):
         widen(load_model("stable-diffusion-2"), 10**9)
+
+
+@pytest.mark.parametrize("model", [_DENSE, _MIXED])
+@pytest.mark.parametrize("given", [0, -1, 2.5, 3.0, float("nan"), True, "a", None])
+def test_what_is_no_whole_number_is_refused_in_one_sentence(model, given):
+    for function, name in ((repeat_layers, "num_layers"), (widen, "parameters")):
+        with pytest.raises(ValueError, match=r"a whole number of at least 1\.$") as found:
+            function(model, given)
+        assert str(found.value).startswith(f"`{name}={given}`")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_what_has_no_such_width_or_depth_is_refused():
 )
 def test_sizes_tied_to_the_width_are_refused(model, key):
     """Those of other widths would not fit: the parameters of a wider model would not be true."""
-    with pytest.raises(ValueError, match=f"^`{key}` of the module .* is tied to the width .*[.]$"):
+    with pytest.raises(ValueError, match=rf"^`{key}` of the module .* is tied to the width .*\.$"):
         widen(model, 2 * count_parameters(model))
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 
 from .._files import shown
+from .._misc import whole_number
 from ._model import Layer, Model
 from ._override import Override
 from ._read import located, read_struct
-from ._types import Layers, Name
+from ._types import MOST_LAYERS, Layers, Name
 
 
 class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,14 +58,16 @@ def repeat_layers(model: Model, num_layers: int) -> Model:
 
     **Raises:**
 
-    `ValueError` if the depth is not a multiple of the number of layers.
+    `ValueError` if the depth is not a whole number of at least one, or not a multiple of the number
+    of layers.
     """
+    num_layers = whole_number(num_layers, "num_layers", most=MOST_LAYERS)
     block = model.layers and _repeated(model.layers, num_layers)
     return msgspec.structs.replace(model, layers=block, num_layers=num_layers)
 
 
 def _repeated(block: Sequence[Layer], num_layers: int) -> tuple[Layer, ...]:
     depth = sum(layer.repeat for layer in block)
-    if num_layers < 1 or not depth or num_layers % depth:
+    if not depth or num_layers % depth:
         raise ValueError(f"`num_layers` is {num_layers}, but must be a multiple of {depth} layers.")
     return tuple(block) * (num_layers // depth)

@@ -8,7 +8,8 @@ from msgspec import Meta
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 # More layers than any model has; each takes memory here.
-Layers: TypeAlias = Annotated[int, Meta(ge=1, le=10**5)]
+MOST_LAYERS = 10**5
+Layers: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 # Quotients of any two of these are finite.
 Positive: TypeAlias = Annotated[float, Meta(ge=1e-30, lt=1e30)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0, lt=1e30)]

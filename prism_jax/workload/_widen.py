@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from .._misc import whole_number
 from ..data import Model
 from ._architecture import count_parameters, ends_of, layers_of
 from .modules import AbstractModule
@@ -28,13 +29,15 @@ def widen(model: Model, parameters: int) -> Model:
 
     **Raises:**
 
-    `ValueError` if no width has so many, if layers have a width of their own, or if modules have
-    sizes tied to the width that do not grow with it, as in recommenders and U-Nets.
+    `ValueError` if `parameters` is not a whole number of at least one, if no width has so many, if
+    layers have a width of their own, or if modules have sizes tied to the width that do not grow
+    with it, as in recommenders and U-Nets.
     """
     if any(layer.hidden_size for layer in model.layers or ()):
         raise ValueError(
             f"A layer of `{model.name}` has a `hidden_size` of its own; give a model of one width."
         )
+    parameters = whole_number(parameters, "parameters")
     for module in _modules_of(model):
         for key in _TIED:
             if getattr(module, key, None) is not None:
