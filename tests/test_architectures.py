@@ -129,6 +129,21 @@ def test_sizes_tied_to_the_width_are_refused(model, key):
         widen(model, 2 * count_parameters(model))
 
 
+@pytest.mark.parametrize("parameters", [50_000_000, 400_000_000, 3_000_000_000])
+def test_the_width_has_whole_heads_of_each_module(parameters):
+    """The least common multiple of 64, of 8 heads of the model, and of 24 and 10 of modules."""
+    modules = {
+        "attention": {"num_heads": 24, "num_kv_heads": 4},
+        "near": {"kind": "attention", "num_heads": 10, "window": 128},
+    }
+    layers = (Layer(("attention", "mlp")), Layer(("near", "mlp")))
+    changes = {"layers": layers, "modules": modules, "num_layers": 2, "hidden_size": 960}
+    model = msgspec.structs.replace(_DENSE, **changes)
+    wide = widen(model, parameters)
+    assert wide.hidden_size % 960 == 0
+    assert count_parameters(wide) >= parameters
+
+
 @pytest.mark.parametrize("name", ["dit-xl-2", "wan2.1-t2v-14b", "deepseek-v3", "nemotron-h-8b"])
 def test_the_number_of_a_shipped_model_gives_the_model(name):
     model = load_model(name)

@@ -22,7 +22,8 @@ _STEP, _MOST_STEPS = 64, 2**16
 
 def widen(model: Model, parameters: int) -> Model:
     """The model in the smallest width that has at least so many parameters (as Composer does,
-    arXiv:2510.00379). The width is a multiple of 64 and of `num_heads`.
+    arXiv:2510.00379). The width is a multiple of 64 and of `num_heads`, also of those that modules
+    have of their own.
 
     The sizes of MLPs and experts, and the heads of Mamba, grow in proportion to the width, rounded
     to multiples of 64 and of 8. The number of attention heads and all other sizes stay.
@@ -38,14 +39,16 @@ def widen(model: Model, parameters: int) -> Model:
             f"A layer of `{model.name}` has a `hidden_size` of its own; give a model of one width."
         )
     parameters = whole_number(parameters, "parameters")
-    for module in _modules_of(model):
+    modules = _modules_of(model)
+    for module in modules:
         for key in _TIED:
             if getattr(module, key, None) is not None:
                 raise ValueError(
                     f"`{key}` of the module `{module.kind}` of `{model.name}` is tied to the width "
                     "and does not grow with it; give a model without such modules."
                 )
-    step = math.lcm(_STEP, model.num_heads or 1)
+    heads = (getattr(module, "num_heads", 1) for module in modules)
+    step = math.lcm(_STEP, model.num_heads or 1, *heads)
     widths = range(step, step * _MOST_STEPS + 1, step)
     at = bisect.bisect_left(
         widths, parameters, key=lambda width: count_parameters(_of_width(model, width))
