@@ -193,6 +193,14 @@ def test_architectures_are_compared_at_as_many_parameters(capsys):
         ),
         ('kind = "layers"\nlayers = [{ modules = ["mlp"] }]\nhidden_size = 4', "No key `hidden_s"),
         ('kind = "layers"', "the key `layers` is missing"),
+        ('kind = "layers"\nlayers = []', "`layers` is empty; give at least one"),
+        ('kind = "layers"\nlayers = []\nnum_layers = 4', "`layers` is empty; give at least one"),
+        ('kind = "layers"\nlayers = [{ modules = [] }]', "an entry without `modules`"),
+        (
+            'kind = "layers"\nlayers = [{ modules = ["mlp"], repeat = 60000 }, '
+            '{ modules = ["attention"], repeat = 60000 }]',
+            "has 120,000 layers; give at most 100,000",
+        ),
         ('kind = "model"', 'must be "layers" here'),
     ],
 )

@@ -8,7 +8,7 @@ import msgspec
 
 from .._files import shown
 from .._misc import whole_number
-from ._model import Layer, Model
+from ._model import Layer, Model, check_layers
 from ._override import Override
 from ._read import located, read_struct
 from ._types import MOST_LAYERS, Layers, Name
@@ -36,6 +36,7 @@ def load_architecture(path: str | os.PathLike[str]) -> Architecture:
     """
     read = read_struct(path, "layers", Architecture)
     with located(shown(path)):
+        check_layers(read.layers)
         layers = _repeated(read.layers, read.num_layers) if read.num_layers else read.layers
     return msgspec.structs.replace(read, layers=layers)
 
@@ -68,6 +69,6 @@ def repeat_layers(model: Model, num_layers: int) -> Model:
 
 def _repeated(block: Sequence[Layer], num_layers: int) -> tuple[Layer, ...]:
     depth = sum(layer.repeat for layer in block)
-    if not depth or num_layers % depth:
+    if num_layers % depth:
         raise ValueError(f"`num_layers` is {num_layers}, but must be a multiple of {depth} layers.")
     return tuple(block) * (num_layers // depth)

@@ -1,10 +1,11 @@
 """Models: a list of layers, each a list of modules."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ._types import Count, Label, Layers, Name
+from ._types import MOST_LAYERS, Count, Label, Layers, Name
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,5 +119,15 @@ def check_model(model: Model) -> None:
         raise ValueError(
             f"`num_layers` is {model.num_layers}, but `layers` has {count}; leave `num_layers` out."
         )
-    if not all(layer.modules for layer in model.layers):
+    check_layers(model.layers)
+
+
+def check_layers(layers: Sequence[Layer]) -> None:
+    """Raises a `ValueError` of one sentence if there are no layers, too many, or empty ones."""
+    if not layers:
+        raise ValueError("`layers` is empty; give at least one.")
+    if not all(layer.modules for layer in layers):
         raise ValueError("`layers` has an entry without `modules`; name at least one.")
+    count = sum(layer.repeat for layer in layers)
+    if count > MOST_LAYERS:
+        raise ValueError(f"`layers` has {count:,} layers; give at most {MOST_LAYERS:,}.")
