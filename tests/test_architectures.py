@@ -167,6 +167,21 @@ def test_layers_of_a_file_replace_those_of_the_model():
     assert changed.ffn_size == before.ffn_size
 
 
+def test_both_ends_keep_the_settings_of_the_job_and_layers_have_those_of_the_file(tmp_path):
+    """Attention has a norm of its queries in the job's model, and none in the file."""
+    path = tmp_path / "layers.toml"
+    path.write_text('kind = "layers"\nlayers = [{ modules = ["attention", "mlp"], repeat = 8 }]')
+    video, name = load_model("wan2.1-t2v-14b"), "model=wan2.1-t2v-14b"
+    found = load_job(_JOB, [name, f"layers={path}"]).model
+    assert found is not None
+    assert video.modules is not None
+    assert found.modules == {k: v for k, v in video.modules.items() if k != "attention"}
+    layers = (Layer(("attention", "mlp"), 8),)
+    ends = {name: video.modules[name] for name in (video.first, video.last)}
+    changes = {"layers": layers, "num_layers": 8, "modules": ends}
+    assert count_parameters(found) == count_parameters(msgspec.structs.replace(video, **changes))
+
+
 def test_architectures_are_compared_at_as_many_parameters(capsys):
     over = f"layers={_ATTENTION},{_HYBRID}"
     words = ["compare", str(_JOB), "--over", over, "--samples", "1024", "--allow-oom"]

@@ -42,15 +42,21 @@ def load_architecture(path: str | os.PathLike[str]) -> Architecture:
 
 
 def put_layers(raw: dict[str, Any], override: Override) -> None:
-    """Replaces the layers and modules of a job's model by those of the file that an override names,
-    in place.
+    """Replaces the layers of a job's model by those of the file that an override names, in place.
+
+    The settings of the job's modules that the new layers do not name stay, because `first` and
+    `last` may need them.
     """
     with located(f"override `{override}`"):
         if not isinstance(raw.get("model"), dict):
             raise ValueError("the job has no model; leave `layers` out.")
         found = load_architecture(str(override.value))
     layers, depth = msgspec.to_builtins(found.layers), sum(layer.repeat for layer in found.layers)
-    raw["model"] |= {"layers": layers, "modules": found.modules, "num_layers": depth}
+    named = {name for layer in found.layers for name in layer.modules}
+    given = raw["model"].get("modules")
+    others = given.items() if isinstance(given, dict) else ()
+    modules = {name: table for name, table in others if name not in named} | found.modules
+    raw["model"] |= {"layers": layers, "modules": modules, "num_layers": depth}
 
 
 def repeat_layers(model: Model, num_layers: int) -> Model:
