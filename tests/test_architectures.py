@@ -228,6 +228,28 @@ def test_a_bad_file_is_one_sentence_that_names_it(text, message, tmp_path):
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["layers=true"], "override `layers=true`: it does not name a file; give"),
+        (["layers=3"], "override `layers=3`: it does not name a file; give"),
+        (['layers=""'], "does not name a file; give"),
+        (["layers.x=3"], "override `layers.x=3`: `layers` names a file and has no keys"),
+        (["layers=a.toml", "layers=b.toml"], "`layers=b.toml`: `layers=a.toml` was given, too"),
+    ],
+)
+def test_what_is_no_file_of_layers_is_refused_in_one_sentence(overrides, message):
+    with pytest.raises(ValueError, match=message) as found:
+        load_job(_JOB, overrides)
+    assert "\n" not in str(found.value)
+
+
+def test_a_key_that_is_set_before_the_layers_changes_them():
+    """A file that `--over` names comes behind what `--set` sets."""
+    both = [f"layers={_HYBRID}", "model.modules.mamba.mamba_num_heads=64"]
+    assert load_job(_JOB, both) == load_job(_JOB, both[::-1])
+
+
 def test_a_job_without_a_model_has_no_layers_to_replace():
     with pytest.raises(ValueError, match="the job has no model; leave `layers` out"):
         load_job(ROOT / "examples/trace_job.toml", [f"layers={_HYBRID}"])

@@ -41,16 +41,35 @@ def load_architecture(path: str | os.PathLike[str]) -> Architecture:
     return msgspec.structs.replace(read, layers=layers)
 
 
-def put_layers(raw: dict[str, Any], override: Override) -> None:
-    """Replaces the layers of a job's model by those of the file that an override names, in place.
+def put_layers(raw: dict[str, Any], overrides: Sequence[Override]) -> list[Override]:
+    """Replaces the layers of a job's model by those of the file that an override names, if one
+    does, in place. Returns the other overrides, which change what the file gives.
 
     The settings of the job's modules that the new layers do not name stay, because `first` and
     `last` may need them.
     """
-    with located(f"override `{override}`"):
-        if not isinstance(raw.get("model"), dict):
-            raise ValueError("the job has no model; leave `layers` out.")
-        found = load_architecture(str(override.value))
+    of_layers = [one for one in overrides if one.keys[0] == "layers"]
+    if of_layers:
+        with located(f"override `{of_layers[-1]}`"):
+            _put(raw, of_layers)
+    return [one for one in overrides if one.keys[0] != "layers"]
+
+
+def _put(raw: dict[str, Any], overrides: Sequence[Override]) -> None:
+    *earlier, override = overrides
+    if earlier:
+        raise ValueError(f"`{earlier[0]}` was given, too; give the file of layers once.")
+    path = override.value
+    if override.keys != ("layers",):
+        raise ValueError(
+            "`layers` names a file and has no keys of its own; give `layers=FILE`, or set a key of "
+            "the model, such as `model.num_heads`."
+        )
+    if not isinstance(path, str) or not path:
+        raise ValueError("it does not name a file; give that of an architecture: `layers=FILE`.")
+    if not isinstance(raw.get("model"), dict):
+        raise ValueError("the job has no model; leave `layers` out.")
+    found = load_architecture(path)
     layers, depth = msgspec.to_builtins(found.layers), sum(layer.repeat for layer in found.layers)
     named = {name for layer in found.layers for name in layer.modules}
     given = raw["model"].get("modules")

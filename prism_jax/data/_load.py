@@ -125,10 +125,7 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
         return f"override `{origin[key]}`" if key else file
 
     _resolve(raw, path, changes, num_nodes)
-    for override in changes:
-        if override.keys == ("layers",):
-            put_layers(raw, override)
-            continue
+    for override in put_layers(raw, changes):
         with located(f"override `{override}`"):
             origin[apply_override(raw, override)] = override
     if isinstance(raw.get("cluster"), dict):
