@@ -101,7 +101,11 @@ def mean(days: np.ndarray) -> float:
 
 
 def quantile(q: float) -> Estimate:
-    """The estimate that a share `q` of the runs do not exceed."""
+    """The estimate that a share `q` of the runs do not exceed. Raises a `ValueError` unless `q` is
+    from 0 to 1.
+    """
+    if not 0 <= q <= 1:
+        raise ValueError(f"`q={q}` must be a share from 0 to 1, such as 0.95.")
     return lambda days: float(days[min(int(q * len(days)), len(days) - 1)])
 
 

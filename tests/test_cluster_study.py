@@ -35,6 +35,13 @@ def schedule(outcomes):
     return [(one.start, one.end, one.reserved) for one in outcomes]
 
 
+@pytest.mark.parametrize("q", [-0.1, 1.1, 95, math.nan])
+def test_a_quantile_is_of_a_share(q):
+    with pytest.raises(ValueError, match=r"must be a share from 0 to 1"):
+        quantile(q)
+    assert [quantile(q)(np.arange(5.0)) for q in (0.0, 0.5, 1.0)] == [0.0, 2.0, 4.0]
+
+
 def test_certain_durations_give_one_schedule_by_any_estimate():
     jobs = draw_jobs(CERTAIN, 10, 0, number=200, load=0.9, slack=(1.0, 4.0))
     by_mean = schedule(simulate(jobs, 10, mean))
