@@ -60,7 +60,7 @@ def test_wrong_types_are_refused_in_a_sentence():
         "such as 0.95 for p95",
         "give `[steps]` for one run",
         "write `save_law(law, path)`",
-        "A str was given in place of a job to rank",
+        "A `str` was given in place of a job to rank",
         "A `Law` was given in place of a program; use `compile_job`",
         "A `Job` was given in place of a law; use `simulate`",
         "A `Job` was given in place of a sensitivity; use `sensitivity`",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .._misc import whole_number
+from .._misc import check_type, whole_number
 from ..latency import AbstractLatency
 from ..program import Program, all_laws, check_means, check_scale, check_variability, stall_rate
 from ..random import check_key
@@ -27,11 +27,7 @@ MAX_UNSEEN_STALLS = 1e-6
 
 def check_program(program: Any, key: Any) -> None:
     """Raises unless `program` is a program, and its values and the key are not traced."""
-    if not isinstance(program, Program):
-        raise ValueError(
-            f"A {type(program).__name__} was given in place of a program; use `compile_job` to get "
-            "one."
-        )
+    check_type(program, Program, "program", "use `compile_job` to get one")
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((program, key))):
         raise ValueError(
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "

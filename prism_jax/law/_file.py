@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from .._files import damaged, read_archive, write_archive
+from .._misc import check_type
 from ._allocations import Allocations
 from ._errors import LEVELS, Errors
 from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
@@ -69,10 +70,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
 
 def save_law(law: Law, path: str | os.PathLike[str]) -> None:
     """Writes a law to a `.npz` file, whole or not at all."""
-    if not isinstance(law, Law):
-        raise ValueError(
-            f"A {type(law).__name__} was given in place of a law; write `save_law(law, path)`."
-        )
+    check_type(law, Law, "law", "write `save_law(law, path)`")
     fields = dataclasses.asdict(law)
     histogram, errors = fields.pop("histogram"), fields["errors"]
     arrays = {name: histogram[name] for name in _STEPS}

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible, left_working
-from .._misc import whole_number
+from .._misc import check_type, whole_number
 from ..analysis import (
     AbstractObjective,
     Quantile,
@@ -180,12 +180,8 @@ def check_ranks(objective: AbstractObjective) -> None:
 def _check(jobs, objective, num_samples, key, top, memory_margin) -> None:
     if not len(jobs):
         raise ValueError("There are no layouts to rank; give at least one job.")
-    others = [job for job in jobs if not isinstance(job, Job)]
-    if others:
-        raise ValueError(
-            f"A {type(others[0]).__name__} was given in place of a job to rank; give what "
-            "`enumerate_layouts` or `load_job` gives."
-        )
+    for job in jobs:
+        check_type(job, Job, "job to rank", "give what `enumerate_layouts` or `load_job` gives")
     check_ranks(objective)
     if num_samples is not None:
         check_key(key)

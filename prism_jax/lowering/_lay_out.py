@@ -1,5 +1,6 @@
 """A job with a model and a machine as the graph of its ops and their kernels."""
 
+from .._misc import check_type
 from ..data import Job, check_parts
 from ..schedule import AbstractSchedule, ForwardOnly, OpGraph, op_graph, order_of
 from ..workload import JobParts, Workload, block_means
@@ -13,11 +14,7 @@ def parts_of(job: Job, purpose: str = "predict its step") -> JobParts:
 
     `ValueError` if the job has none, which it needs for the `purpose`.
     """
-    if not isinstance(job, Job):
-        raise ValueError(
-            f"A {type(job).__name__} was given in place of a job; use `load_job`, which takes the "
-            "name of a shipped job or the path of a file."
-        )
+    check_type(job, Job, "job", "use `load_job` to get one")
     if job.model is None or job.cluster is None or job.training is None or job.kernels is None:
         raise ValueError(
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
