@@ -236,6 +236,17 @@ def test_an_encoder_runs_forward_only():
     assert parts == others
 
 
+def test_frozen_layers_do_the_model_flop_of_one_forward():
+    """Of the rest it is thrice the forward, as without the encoder; and utilisation follows."""
+    job: Any = load_job(_UNET)
+    bare = _without_encoder(job)
+    (whole,), (without,) = (lower_job(one).forward for one in (job, bare))
+    step = prism.predict(job)
+    flop = step.flop_per_s * step.mean
+    assert flop == pytest.approx(_flop(whole) + 2 * _flop(without), rel=1e-12)
+    assert step.mfu == step.flop_per_s / job.cluster.device.peak_flop_per_s["bf16"]
+
+
 def test_an_encoder_that_is_trained_costs_more():
     job: Any = load_job(_UNET)
     trained = tuple(replace(layer, frozen=False) for layer in job.model.layers)

@@ -19,8 +19,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         in an encoder; for images the number of their pixels or patches.
     - `hidden_size`: the width of these layers, if it is not that of the model.
     - `frozen`: whether these layers are not trained, as encoders of texts or images: they run
-        forward only, before all layers that are trained, and each replica has all of them. They
-        count for `mfu` as if they were trained.
+        forward only, before all layers that are trained, and each replica has all of them.
     """
 
     modules: tuple[Name, ...]

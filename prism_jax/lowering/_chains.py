@@ -35,7 +35,7 @@ def lower_chains(job: JobParts, schedule: AbstractSchedule) -> Workload:
     pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
     return msgspec.structs.replace(
         chains[0],
-        **_joined(chains, phases),
+        **_joined(chains, (*phases, "model_flop")),
         passes=pairs,
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
         reductions=tuple(

@@ -23,14 +23,11 @@ from ..lowering import (
     when_reduced,
 )
 from ..schedule import SEND_RECV, latest_ends, order_of, schedule_parts
-from ..workload import Block, Workload, block_flops, block_mean, block_means, split_mean
+from ..workload import Block, Workload, block_mean, block_means, split_mean
 
 
 # Groups of ranks by the degree of parallelism that they communicate for.
 _DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
-# Each half of a backward does as many products as a forward.
-_PRODUCTS = 3
-
 # Smaller parts of a step are rounding errors.
 _LEAST = 1e-13
 
@@ -53,7 +50,7 @@ class Prediction(msgspec.Struct, frozen=True):
     - `mfu`: model FLOP/s utilisation: the matrix products of one forward and one backward, without
         recomputation, as a share of what the devices could do at their peak (Chowdhery et al. 2022,
         arXiv:2204.02311, appendix B). Fused causal attention counts half, because it skips the
-        masked half.
+        masked half. Layers that are frozen have no backward.
     - `flop_per_s`: the FLOP/s of these products on each device.
     - `tokens_per_s`: the tokens per second of the whole job.
     """
@@ -98,9 +95,7 @@ def predict(job: Job) -> Prediction:
     breakdown, phases = _of_average_rank(of, workload, step, sends)
     runs = schedule_parts(order)
     forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
-    each = block_flops(workload.forward)
-    products = 1 if training.forward_only else _PRODUCTS
-    flop = products * sum(one * n for one, n in zip(each, forwards, strict=True))
+    flop = sum(one * n for one, n in zip(workload.model_flop, forwards, strict=True))
     members = workload.members * job.layout.dp
     per_second = flop * members / step.seconds
     devices = job.layout.world_size

@@ -22,7 +22,6 @@ from ._memory import (
     memory_of_stages as memory_of_stages,
 )
 from ._parts import (
-    block_flops as block_flops,
     block_mean as block_mean,
     block_means as block_means,
     rows_of as rows_of,
