@@ -134,6 +134,32 @@ def test_layers_of_another_width_are_those_of_a_model_of_that_width():
     assert {kernel.kind for kernel in found[0]} >= {"gemm", "norm", "attention"}
 
 
+def _with_layers(*layers: Layer, **layout: int) -> Any:
+    """A dense job of these layers on eight GPUs, of which each has a replica."""
+    given = {"tp": 1, "pp": 1, "dp": 8} | layout
+    words = [f"layout.{name}={number}" for name, number in given.items()]
+    job: Any = load_job("megatron-22b-a100-8", ("training.attention=flash", *words))
+    sizes = {"hidden_size": 512, "num_heads": 8, "ffn_size": 2048, "num_layers": 0}
+    return replace(job, model=replace(job.model, layers=layers, **sizes))
+
+
+def test_stages_of_several_widths_are_refused():
+    layers = tuple(Layer(("attention", "mlp"), 2, hidden_size=width) for width in (512, 1024))
+    lower_job(_with_layers(*layers))
+    lower_job(_with_layers(layers[0], pp=2, dp=4))
+    with pytest.raises(ValueError, match=r"`layout.pp` is 2, .* 512 and 1024, .* `pp = 1`"):
+        lower_job(_with_layers(*layers, pp=2, dp=4))
+
+
+@pytest.mark.parametrize("width", [256, 512, 1024])
+def test_the_widest_layer_has_the_largest_gathered_input(width):
+    job = _with_layers(Layer(("attention", "mlp"), hidden_size=width), tp=2, dp=4)
+    job = replace(job, training=replace(job.training, sequence_parallel=True))
+    tokens = job.training.microbatch_size * job.training.sequence_length
+    found = prism.memory(job).ranks[0].parts["communication"]
+    assert found == 2 * tokens * max(width, 512)
+
+
 def test_stages_are_balanced_by_the_widths_of_layers():
     """A layer of half the width has a quarter of the parameters: 3 * 4 beside 2 * 4 + 5."""
     layers = tuple(Layer(("attention", "mlp"), 5, hidden_size=width) for width in (1024, 512))

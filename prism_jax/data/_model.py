@@ -17,7 +17,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `repeat`: how many of these layers there are.
     - `sequence_length`: the sequence length of these layers, if it is not that of the training, as
         in an encoder; for images the number of their pixels or patches.
-    - `hidden_size`: the width of these layers, if it is not that of the model.
+    - `hidden_size`: the width of these layers, if it is not that of the model; stages of several
+        pipeline ranks need one width.
     - `frozen`: whether these layers are not trained, as encoders of texts or images: they run
         forward only, before all layers that are trained, and each replica has all of them.
     """

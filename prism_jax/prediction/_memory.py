@@ -177,10 +177,11 @@ def _static(job: JobParts, stage: StageMemory | Held) -> Sizes:
 def _communication(job: JobParts) -> Sizes:
     """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
     layout, training, model = job.layout, job.training, job.model
-    states = 2.0 * training.microbatch_size * training.sequence_length * model.hidden_size
-    states /= layout.cp
+    tokens = 2.0 * training.microbatch_size * training.sequence_length / layout.cp
+    states = tokens * model.hidden_size
     split = training.sequence_parallel and layout.tp > 1
-    gathered = states if split else 0.0
+    own = (layer.hidden_size or model.hidden_size for layer in model.layers or ())
+    gathered = tokens * max((model.hidden_size, *own)) if split else 0.0
     sent = 2 * states / (layout.tp if split else 1) if layout.pp > 1 else 0.0
     return {"communication": gathered + sent}
 

@@ -152,6 +152,7 @@ def _at_work(model: Model, part: Part) -> float:
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:
     """Raises a `ValueError` of one sentence if a layout does not fit a model."""
     check_modules(model, layout, training)
+    _check_widths(model, layout)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
     own = (layer.sequence_length or parts for layer in model.layers or ())
     lengths = {"training": (training.sequence_length,), "model.layers": own}
@@ -176,6 +177,17 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
             f"the {experts} replicas of experts; use a divisor of both."
         )
     layers_of_stages(model, layout, schedule)
+
+
+def _check_widths(model: Model, layout: Layout) -> None:
+    """Raises a `ValueError` if stages would send hidden states of several widths."""
+    own = {layer.hidden_size or model.hidden_size for layer in model.layers or ()}
+    if layout.pp > 1 and own - {model.hidden_size}:
+        widths = " and ".join(map(str, sorted(own | {model.hidden_size})))
+        raise ValueError(
+            f"`layout.pp` is {layout.pp}, but the model has layers and ends of `hidden_size` "
+            f"{widths}, and stages send hidden states of one width; use `pp = 1`."
+        )
 
 
 class Held(NamedTuple):
