@@ -273,6 +273,52 @@ def test_frozen_layers_do_the_model_flop_of_one_forward():
     assert step.mfu == step.flop_per_s / job.cluster.device.peak_flop_per_s["bf16"]
 
 
+def _half_frozen(frozen: bool = True, *, width: int | None = None, **layout: int) -> Any:
+    sizes = {"repeat": 4, "hidden_size": width}
+    layers = [Layer(("attention", "mlp"), frozen=one, **sizes) for one in (frozen, False)]
+    return _with_layers(*layers, **layout)
+
+
+def _tied(job: Any, tied: bool) -> Any:
+    return replace(job, model=replace(job.model, tied_embeddings=tied))
+
+
+def test_no_gradient_comes_back_to_an_embedding_below_frozen_layers():
+    frozen, trained = (lower_job(_half_frozen(one)) for one in (True, False))
+    kinds = [{k.kind for k in kernels_of(one.backward[0])} for one in (frozen, trained)]
+    assert kinds[1] - kinds[0] == {"embedding"}
+    # Layers of another width cannot read it.
+    beside = lower_job(_half_frozen(width=1024))
+    assert "embedding" in {k.kind for k in kernels_of(beside.backward[0])}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_frozen_and_trained_parameters_are_all_of_a_model(tied, pp):
+    held = []
+    for frozen in (True, False):
+        job = _tied(_half_frozen(frozen, pp=pp, dp=8 // pp), tied)
+        ranks = [rank.parts for rank in prism.memory(job).ranks]
+        held.append([rank.get("parameters", 0.0) + rank.get("frozen", 0.0) for rank in ranks])
+        if pp == 1:
+            assert count_parameters(job.model) == ranks[0]["parameters"] / 2
+    assert held[0] == held[1]
+
+
+def test_a_frozen_stage_has_no_backward_and_gets_no_gradient():
+    for pp, stages in ((2, 1), (4, 2)):
+        job = _half_frozen(pp=pp, dp=8 // pp)
+        work = lower_job(job)
+        assert [bool(block) for block in work.backward] == [False] * stages + [True] * stages
+        back = {(b, b - 1) for b in range(stages + 1, pp)}
+        assert set(work.send_recv) == {(a, a + 1) for a in range(pp - 1)} | back
+        frozen, trained = (
+            prism.predict(one) for one in (job, _half_frozen(False, pp=pp, dp=8 // pp))
+        )
+        assert frozen.mean < trained.mean
+        assert frozen.mfu < 1
+
+
 def test_an_encoder_that_is_trained_costs_more():
     job: Any = load_job(_UNET)
     trained = tuple(replace(layer, frozen=False) for layer in job.model.layers)

@@ -20,7 +20,9 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `hidden_size`: the width of these layers, if it is not that of the model; stages of several
         pipeline ranks need one width.
     - `frozen`: whether these layers are not trained, as encoders of texts or images: they run
-        forward only, before all layers that are trained, and each replica has all of them.
+        forward only, before all layers that are trained, and each replica has all of them. If the
+        first have no `sequence_length` and no width of their own, `first` feeds them and is not
+        trained either.
     """
 
     modules: tuple[Name, ...]

@@ -69,7 +69,7 @@ def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
 
     def of_kind(kind: OpKind) -> Block:
         if kind.phase == SEND_RECV:
-            return sends[kind.rank, kind.peer]
+            return sends.get((kind.rank, kind.peer), ())
         if kind.phase in phases:
             return phases[kind.phase][kind.stage]
         apart = workload.forward[kind.stage] + workload.backward[kind.other]

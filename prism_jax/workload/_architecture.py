@@ -12,6 +12,7 @@ from ..data import Layout, Model, Training
 from ._costs import Costs
 from .modules import (
     AbstractModule,
+    Embedding,
     Parameters,
     Projection,
     make_module,
@@ -74,14 +75,28 @@ _PROJECTION = Part((Projection(),), is_layer=False)
 
 
 def ends_of(model: Model) -> tuple[Part, Part]:
-    """The parts before and after all layers.
+    """The parts before and after all layers. `first` is frozen if the layers behind it are: no
+    gradient comes back to it. A head that is tied to it then trains their matrix alone.
 
     **Raises:**
 
     As `layers_of`.
     """
     first, last = (Part((make_module(model, end),), False) for end in (model.first, model.last))
-    return first, last
+    if not _feeds_frozen(model):
+        return first, last
+    tied = model.vocab_size * model.tied_embeddings > 0 and isinstance(first.modules[0], Embedding)
+    return first._replace(frozen=True, words=-int(tied)), last._replace(words=int(tied))
+
+
+def _feeds_frozen(model: Model) -> bool:
+    """Whether `first` is read by frozen layers. Those with a length or a width of their own, as an
+    encoder of texts beside an image, have another input, which is not counted.
+    """
+    if not model.layers or not model.layers[0].frozen:
+        return False
+    behind = model.layers[0]
+    return behind.sequence_length is None and behind.hidden_size in (None, model.hidden_size)
 
 
 def layers_of(model: Model) -> tuple[Part, ...]:
@@ -123,7 +138,8 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
     Consecutive equal layers become one part with their number.
     """
     first, last = ends_of(model)
-    head = last._replace(words=int(apart and reads_words_last(model)))
+    if apart:  # Each of the two stages has a matrix.
+        first, last = first._replace(words=0), last._replace(words=int(reads_words_last(model)))
     again = last._replace(words=int(model.tied_embeddings) - 1)
     every = layers_of(model)
     stages: list[Parts] = []
@@ -135,7 +151,7 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
         if stage == 0:
             parts.insert(0, (first, 1))
         if stage == len(layers) - 1:
-            parts.append((head, 1))
+            parts.append((last, 1))
             parts += [(_PROJECTION, 1), (every[-1], 1), (again, 1)] * model.num_mtp_layers
         stages.append(tuple(parts))
     return tuple(stages)

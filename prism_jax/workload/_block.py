@@ -202,7 +202,7 @@ class Workload(msgspec.Struct, frozen=True):
     - `forward`, `backward`: the block of one microbatch, for each (global virtual) stage.
     - `backward_input`, `backward_weight`: the two halves of a split backward.
     - `send_recv`: the send_recv kernel of each pair (sending rank, receiving rank) of neighbouring
-        pipeline ranks.
+        pipeline ranks. Pairs that only gradients would take to frozen stages are left out.
     - `reductions`: the gradient reductions over the replicas of each pipeline rank.
     - `tail`: gradient norm, optimizer and the exposed part of the parameter all_gather, after all
         pipeline ranks of all replicas have met.

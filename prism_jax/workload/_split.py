@@ -45,6 +45,12 @@ class Stages(msgspec.Struct, frozen=True):
         """The ranks of the first and the last stage."""
         return {self.rank[0], self.rank[-1]}
 
+    @property
+    def num_frozen(self) -> int:
+        """How many of the first stages have nothing that is trained, and so no backward."""
+        trained = (not all(part.frozen for part, _ in parts) for parts in self.parts)
+        return next((stage for stage, one in enumerate(trained) if one), len(self.parts))
+
     def of_rank(self, rank: int) -> tuple[int, ...]:
         return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
 
@@ -221,6 +227,9 @@ def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held,
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
-    """Pairs (sender, receiver) of pipeline ranks with neighbouring stages."""
-    pairs = {(a, b) for a, b in it.pairwise(stages.rank) if a != b}
-    return tuple(sorted(pairs | {(b, a) for a, b in pairs}))
+    """Pairs (sender, receiver) of pipeline ranks with neighbouring stages: of activations, and of
+    gradients, of which frozen stages get none.
+    """
+    pairs = [(a, b) for a, b in it.pairwise(stages.rank)]
+    back = [(b, a) for a, b in pairs[stages.num_frozen :]]
+    return tuple(sorted({(a, b) for a, b in (*pairs, *back) if a != b}))
