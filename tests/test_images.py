@@ -174,6 +174,16 @@ def test_stages_are_balanced_by_the_widths_of_layers():
     assert balanced_layers(model, 2) == (3, 7)
 
 
+@pytest.mark.parametrize(("frozen", "layers"), [(12, (12, 4)), (6, (8, 4)), (24, (21, 9))])
+def test_stages_are_balanced_by_the_passes_of_layers(frozen, layers):
+    """A frozen layer runs a third: 12 / 3 beside 4; 6 / 3 + 2 beside 4; 21 / 3 beside 3 / 3 + 6."""
+    trained = sum(layers) - frozen
+    both = ((frozen, True), (trained, False))
+    job = _with_layers(*(Layer(("attention", "mlp"), n, frozen=one) for n, one in both))
+    model = replace(job.model, vocab_size=1, num_layers=sum(layers))
+    assert balanced_layers(model, 2) == layers
+
+
 def _moved(kernels: Any) -> dict[str, float]:
     found: Counter[str] = Counter()
     for kernel in kernels:

@@ -118,8 +118,9 @@ def _how_to_divide(layers: int, stages: int) -> str:
 
 
 def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage, by the parameters at work in a layer. The head, and
-    layers of multi-token prediction, count for the last stage.
+    """The number of layers of each stage, by the parameters at work in a layer, of which frozen
+    layers run only a third: a forward, without the two halves of a backward. The head, and layers
+    of multi-token prediction, count for the last stage.
 
     The stage with most work has as little as possible, and then the sum of squares is least.
     """
@@ -146,13 +147,13 @@ def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
 
 
 def _at_work(model: Model, part: Part) -> float:
-    """The parameters that a token passes through."""
+    """The parameters that a token passes through, times the share of passes that run."""
     total = 0.0
     for module in part.modules:
         of = module.parameters(part.of_width(model))
         share = getattr(module, "top_k", 1) / getattr(module, "num_experts", 1)
         total += of.split + of.copied + share * of.experts
-    return total
+    return total / 3 if part.frozen else total
 
 
 def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training: Training) -> None:
