@@ -15,6 +15,7 @@ from prism_jax.data._kernels import Efficiency
 from prism_jax.data._model import Layer, Model
 from prism_jax.lowering import parts_of
 from prism_jax.measure._calls import _convolution
+from prism_jax.prediction import class_of
 from prism_jax.workload import count_parameters
 from prism_jax.workload._costs import Costs
 from prism_jax.workload._split import balanced_layers
@@ -313,6 +314,30 @@ def test_frozen_and_trained_parameters_are_all_of_a_model(tied, pp):
         if pp == 1:
             assert count_parameters(job.model) == ranks[0]["parameters"] / 2
     assert held[0] == held[1]
+
+
+def test_frozen_experts_are_shared_as_trained_ones_are():
+    experts = {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512}
+    held = []
+    for ep in (1, 2):
+        layers = (Layer(("attention", "moe"), frozen=True), Layer(("attention", "mlp")))
+        job = _with_layers(*layers, ep=ep)
+        job = replace(job, model=replace(job.model, modules={"moe": experts}))
+        assert class_of(job)[0] == "experts"
+        lower_job(job)
+        held.append(prism.memory(job).ranks[0].parts["frozen"])
+    assert held[0] - held[1] == 2 * 4 * 2 * (512 + 1) * 512  # Four experts of two matrices.
+
+
+def test_frozen_tables_have_no_moment():
+    job: Any = load_job("dlrm-dcnv2-gb300-64")
+    layers = tuple(replace(layer, frozen=True) for layer in job.model.layers)
+    frozen = replace(job, model=replace(job.model, layers=layers))
+    whole, values = (prism.memory(one).ranks[0].parts for one in (job, frozen))
+    assert class_of(frozen) == class_of(job)
+    assert "tables" not in values
+    rest = whole["parameters"] - values["parameters"]
+    assert values["frozen"] - rest == pytest.approx(whole["tables"] / 2, rel=1e-12)
 
 
 def test_a_frozen_stage_has_no_backward_and_gets_no_gradient():

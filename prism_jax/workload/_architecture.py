@@ -58,10 +58,11 @@ class Part(NamedTuple):
 
     def parameters(self, model: Model) -> Parameters:
         """The parameters of its modules and their norms; none if they are not trained."""
-        total = Parameters()
-        if self.frozen:
-            return total
-        model = self.of_width(model)
+        return Parameters() if self.frozen else self.held(model)
+
+    def held(self, model: Model) -> Parameters:
+        """The parameters of its modules and their norms, trained or not."""
+        model, total = self.of_width(model), Parameters()
         for module in self.modules:
             total = total.plus(module.parameters(model))
         norms = sum(module.in_residual for module in self.modules) * norm_parameters(model)
@@ -212,13 +213,13 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
 
 
 def has_experts(model: Model) -> bool:
-    """Whether some layer of a model has experts."""
-    return any(part.parameters(model).experts for part in _parts(model))
+    """Whether some layer of a model has experts, trained or not."""
+    return any(part.held(model).experts for part in _parts(model))
 
 
 def has_tables(model: Model) -> bool:
     """Whether GPUs share embedding tables of a model, as in recommenders."""
-    return any(part.parameters(model).tables for part in _parts(model))
+    return any(part.held(model).tables for part in _parts(model))
 
 
 def _parts(model: Model) -> dict[Part, None]:

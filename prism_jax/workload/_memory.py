@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ._architecture import Part, Parts, recomputed, total_parameters
+from ._architecture import Part, Parts, recomputed
 from ._costs import Costs, JobParts
 from ._split import Held, check_split, deal, held_of
 from ._units import (
@@ -132,9 +132,13 @@ def _tables(costs: Costs, parts: Parts, parameters: Parameters) -> float:
 
 
 def _frozen(costs: Costs, parts: Parts) -> float:
-    """The parameters of a stage that are not trained, of which each replica has all."""
-    alike = tuple((part._replace(frozen=False), n) for part, n in parts if part.frozen)
-    return sum(held_of(total_parameters(costs.model, alike), costs.layout))
+    """The parameters of a stage that are not trained, of which each replica has all. Values of
+    tables are in float32, so that each counts as two.
+    """
+    total, frozen = Parameters(), tuple(one for one in parts if one[0].frozen)
+    for part, count in frozen:
+        total = total.plus(part.held(costs.model), count)
+    return sum(held_of(total, costs.layout)) + 2 * _tables(costs, frozen, total)
 
 
 def _summed(costs: Costs, held: Held) -> float:
