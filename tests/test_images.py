@@ -211,6 +211,8 @@ def test_what_a_block_of_a_unet_reads_and_writes(backward):
         "norm": norm * pixels * 320,
         "elementwise": 6 * pixels * 320,
     }
+    alone = Convolution(silu=True)
+    assert _moved(alone.moved(costs, backward=backward)) == {"elementwise": silu * pixels * 320}
     # Of 4096 pixels 1024 are read, or their gradients written.
     double = Convolution(upsample=True).moved(costs, backward=backward)
     assert _moved(double) == {"elementwise": 2 * 2 * (4096 + 1024) * 320}
@@ -459,6 +461,7 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
         ),
         (_UNET, ("model.modules.self_320.context_size=9",), "give `context_length`"),
         (_UNET, ("model.modules.halve.kernel_size=0",), "halve.kernel_size"),
+        (_UNET, ("model.modules.halve.upsample=true",), "`upsample` and `stride` = 2"),
         (_FLUX, ("layout.dp=36", "layout.tp=2"), "`stream-block` is data parallel"),
         (_FLUX, ("model.modules.double.text_length=512",), "a text of 512 of 512 tokens"),
         (_FLUX, ("model.num_heads=7",), "7 heads"),

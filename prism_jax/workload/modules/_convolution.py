@@ -40,11 +40,13 @@ def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int
     return Linear(kernel("forward", 2), kernel("dgrad", 2), kernel("wgrad", 8))
 
 
-def normed(costs: Costs, values: int, *, backward: bool, silu: bool = True) -> list[Kernel]:
+def normed(
+    costs: Costs, values: int, *, backward: bool, norm: bool = True, silu: bool = True
+) -> list[Kernel]:
     """A group norm, which reads its input for the statistics and once more, and a SiLU."""
-    norm, after = (10, 6) if backward else (6, 4)
-    kernels = [costs.move("norm", norm * values)]
-    return kernels + [costs.move("elementwise", after * values)] * silu
+    of_norm, of_silu = (10, 6) if backward else (6, 4)
+    kernels = [costs.move("norm", of_norm * values)] * norm
+    return kernels + [costs.move("elementwise", of_silu * values)] * silu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Convolution(AbstractSampleModule):
     - `kernel_size`: the width and height of its weights, in pixels.
     - `stride`: how many times as many pixels its input has in each direction.
     - `upsample`: whether its input has half as many pixels in each direction, which are repeated.
-    - `group_norm`, `silu`: whether a group norm stands before it, and a SiLU behind that.
+    - `group_norm`, `silu`: whether a group norm stands before it, and a SiLU behind that or alone.
     - `residual`: whether its output is added to what came before.
     """
 
@@ -75,6 +77,11 @@ class Convolution(AbstractSampleModule):
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_data_parallel(self.kind, layout)
+        if self.upsample and self.stride > 1:
+            raise ValueError(
+                f"`convolution` has `upsample` and `stride` = {self.stride}, which would leave out "
+                "the pixels that it repeats; use one of the two."
+            )
 
     def parameters(self, model: Model) -> Parameters:
         inputs, outputs = self._channels(model)
@@ -91,9 +98,8 @@ class Convolution(AbstractSampleModule):
         return [convolve(costs, outputs, inputs, self.kernel_size, self.stride)]
 
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
-        values, kernels = self._read(costs), []
-        if self.group_norm:
-            kernels += normed(costs, values, backward=backward, silu=self.silu)
+        values, before = self._read(costs), {"norm": self.group_norm, "silu": self.silu}
+        kernels = normed(costs, values, backward=backward, **before)
         # Of four pixels one is read, or the gradient of one written.
         sizes = [2.5 * values] * self.upsample
         sizes += [6 * costs.tokens * self._channels(costs.model)[1]] * self.residual
