@@ -447,7 +447,7 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
 @pytest.mark.parametrize(
     ("name", "overrides", "part"),
     [
-        (_UNET, ("layout.dp=4", "layout.tp=2"), "`resnet-block` is data parallel"),
+        (_UNET, ("layout.dp=4", "layout.tp=2"), "`layout` is tp 2, dp 4, but"),
         (_UNET, ("layout.dp=4", "layout.pp=2"), "`resnet-block` is data parallel"),
         (
             _UNET,
@@ -464,7 +464,10 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
         (_UNET, ("model.modules.halve.upsample=true",), "`upsample` and `stride` = 2"),
         (_FLUX, ("layout.dp=36", "layout.tp=2"), "`stream-block` is data parallel"),
         (_FLUX, ("model.modules.double.text_length=512",), "a text of 512 of 512 tokens"),
-        (_FLUX, ("model.num_heads=7",), "7 heads"),
+        (_FLUX, ("model.num_heads=7",), "7 heads, which do not divide `hidden_size` = 3072;"),
+        (_UNET, ("model.layers=[]",), "`layers` is empty"),
+        (_UNET, ("model.layers=[]", "model.num_layers=4"), "`layers` is empty"),
+        (_UNET, ("model.modules.halve.kind=[1]",), "No module `[1]`"),
     ],
 )
 def test_what_cannot_be_is_refused(name, overrides, part):

@@ -116,6 +116,10 @@ def check_model(model: Model) -> None:
                 "short form without either."
             )
         return
+    if not model.layers:
+        raise ValueError(
+            "`layers` is empty; give at least one, or leave it out and give `num_layers` alone."
+        )
     count = sum(layer.repeat for layer in model.layers)
     if count != model.num_layers:
         raise ValueError(

@@ -33,7 +33,10 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
 def check_data_parallel(kind: str, layout: Layout) -> None:
     """Raises a `ValueError` of one sentence if a layout splits samples or the model."""
     if layout.world_size != layout.dp:
-        raise ValueError(f"A model with `{kind}` is data parallel; use of `layout` only `dp`.")
+        raise ValueError(
+            f"`layout` is {layout.degrees}, but a model with `{kind}` is data parallel; use of "
+            "`layout` only `dp`."
+        )
 
 
 class AbstractSampleModule(AbstractModule):

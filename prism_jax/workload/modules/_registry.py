@@ -35,7 +35,7 @@ def make_module(model: Model, name: str) -> AbstractModule:
     """
     table = dict((model.modules or {}).get(name, {}))
     kind, known = table.pop("kind", name), modules()
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ValueError(unknown_name("module", kind, known))
     fields = {field.name for field in dataclasses.fields(known[kind])}  # pyright: ignore
     where = f"model.modules.{name}"

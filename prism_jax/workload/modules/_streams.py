@@ -38,12 +38,16 @@ class StreamBlock(AbstractSampleModule):
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_data_parallel(self.kind, layout)
-        length, text = training.sequence_length, self.text_length or 0
-        if model.hidden_size % self.num_heads or text >= length:
+        if model.hidden_size % self.num_heads:
             raise ValueError(
-                f"`stream-block` has {self.num_heads} heads of `hidden_size` = {model.hidden_size} "
-                f"in all, and a text of {text} of {length} tokens; use a divisor, and a shorter "
-                "text."
+                f"`stream-block` has {self.num_heads} heads, which do not divide `hidden_size` = "
+                f"{model.hidden_size}; use a divisor."
+            )
+        length, text = training.sequence_length, self.text_length or 0
+        if text >= length:
+            raise ValueError(
+                f"`stream-block` has a text of {text} of {length} tokens in all, which leaves none "
+                "to the image; use a shorter text."
             )
 
     def parameters(self, model: Model) -> Parameters:
