@@ -9,7 +9,14 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.calibration import epistemic
-from prism_jax.data import Calibrated, ErrorClass, Uncertainty, generation_of, load_expected_errors
+from prism_jax.data import (
+    Calibrated,
+    ErrorClass,
+    Layer,
+    Uncertainty,
+    generation_of,
+    load_expected_errors,
+)
 from prism_jax.prediction import ExpectedError, class_of, levels_of_law
 
 
@@ -49,6 +56,21 @@ def test_a_job_has_the_smallest_class_that_it_is_of():
     for stack, known in (("nemo-2024", "nemo-2024"), ("automodel", "")):
         assert same(prism.expected_error(_job(software=stack)), laws[(*hopper, known)])
     assert same(prism.expected_error(_job(zero=3)), laws[("dense", True, "Hopper", "")])
+
+
+def test_steps_whose_layers_are_all_frozen_are_of_no_class():
+    job, forward = _job(), _job(forward_only=True)
+    assert job.model is not None
+
+    def with_frozen(number: int) -> prism.Job:
+        counts = ((number, True), (96 - number, False))
+        layers = tuple(Layer(("attention", "mlp"), n, frozen=one) for n, one in counts if n)
+        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=layers))
+
+    assert prism.expected_error(with_frozen(95)) == prism.expected_error(job)
+    assert prism.expected_error(with_frozen(96)) == prism.expected_error(forward)
+    assert prism.expected_error(forward).spread > prism.expected_error(job).spread
+    assert class_of(with_frozen(96)) == class_of(forward)
 
 
 def test_a_class_without_runs_is_wider_than_others_of_its_kind():

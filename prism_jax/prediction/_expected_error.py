@@ -12,7 +12,7 @@ from jaxtyping import Float
 from .._misc import counted
 from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors
 from ..lowering import parts_of
-from ..workload import has_experts, has_tables
+from ..workload import JobParts, has_experts, has_tables
 from ._predict import constant_step
 
 
@@ -81,10 +81,10 @@ def expected_error(job: Job) -> ExpectedError:
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
     class with fewer than 20 steps has the law of the class above it. A class without any, as that
-    of models without words (images, recommenders) or of steps without a backward, has one 2.5
-    times as wide as that of its kind of model and sharding on other machines, and `num_runs` 0. A
-    job that is calibrated has the uncertainty of its calibration, linear in its parameters, unless
-    it has become one of another class since then.
+    of models without words (images, recommenders) or of steps whose layers have no backward, has
+    one 2.5 times as wide as that of its kind of model and sharding on other machines, and
+    `num_runs` 0. A job that is calibrated has the uncertainty of its calibration, linear in its
+    parameters, unless it has become one of another class since then.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -112,7 +112,7 @@ def expected_error(job: Job) -> ExpectedError:
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    unknown = training.forward_only or model.vocab_size == 0
+    unknown = _runs_forward(parts) or model.vocab_size == 0
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
     if law is None:
@@ -123,7 +123,7 @@ def expected_error(job: Job) -> ExpectedError:
 
 def class_of(job: Job) -> tuple[str, ...]:
     """The class of a job with a model and a cluster: its kind of model, whether parameters are
-    sharded, the generation of its machine, its software, and whether it has a backward.
+    sharded, the generation of its machine, its software, and whether its layers have a backward.
     """
     parts = parts_of(job)
     model, training = parts.model, parts.training
@@ -132,8 +132,15 @@ def class_of(job: Job) -> tuple[str, ...]:
         "FSDP" if training.zero == 3 else "no FSDP",
         generation_of(parts.cluster.device.name),
         training.software or "no stack",
-        "forward only" if training.forward_only else "training",
+        "forward only" if _runs_forward(parts) else "training",
     )
+
+
+def _runs_forward(parts: JobParts) -> bool:
+    """Whether no layer has a backward."""
+    layers = parts.model.layers
+    frozen = layers is not None and all(layer.frozen for layer in layers)
+    return parts.training.forward_only or frozen
 
 
 def levels_of_law(error: ExpectedError, q: Any) -> Any:
