@@ -60,12 +60,13 @@ def test_a_job_has_the_smallest_class_that_it_is_of():
 
 def test_steps_whose_layers_are_all_frozen_are_of_no_class():
     job, forward = _job(), _job(forward_only=True)
-    assert job.model is not None
+    model = job.model
+    assert model is not None
 
     def with_frozen(number: int) -> prism.Job:
         counts = ((number, True), (96 - number, False))
         layers = tuple(Layer(("attention", "mlp"), n, frozen=one) for n, one in counts if n)
-        return msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, layers=layers))
+        return msgspec.structs.replace(job, model=msgspec.structs.replace(model, layers=layers))
 
     assert prism.expected_error(with_frozen(95)) == prism.expected_error(job)
     assert prism.expected_error(with_frozen(96)) == prism.expected_error(forward)
