@@ -336,7 +336,7 @@ def test_frozen_tables_have_no_moment():
     layers = tuple(replace(layer, frozen=True) for layer in job.model.layers)
     frozen = replace(job, model=replace(job.model, layers=layers))
     whole, values = (prism.memory(one).ranks[0].parts for one in (job, frozen))
-    assert class_of(frozen) == class_of(job)
+    assert class_of(frozen)[:-1] == class_of(job)[:-1]  # Tables are still tables.
     assert "tables" not in values
     rest = whole["parameters"] - values["parameters"]
     assert values["frozen"] - rest == pytest.approx(whole["tables"] / 2, rel=1e-12)
