@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from prism_jax.collapse import gpu_factors
-from prism_jax.collapse._segment import segment_maxima
+from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.engine import simulate
 from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble
@@ -69,6 +69,24 @@ def test_the_slowest_member_equals_brute_force(count, gpu_sigma, cv, skewness):
     noise = 4 * np.sqrt(2 * 0.99 * 0.01 / samples) / 0.0267 * np.std(expected)
     assert abs(np.quantile(drawn, 0.99) - np.quantile(expected, 0.99)) < 1e-3 + noise
     assert np.std(drawn) == pytest.approx(np.std(expected), rel=0.01, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 8, 64, 512])
+def test_mean_of_the_slowest_member_equals_its_integral(count):
+    """The formula at the top of `_segment.py`, integrated over fine grids."""
+    sigma, cv = 0.02, 0.01
+    group, number = _group(lognormal(sigma), count)
+    variance = jnp.asarray(cv**2)
+    found = _segment_maxima(jnp.asarray(1.0), variance, jnp.zeros(()), group, number)
+    for node in range(0, len(NODE_SCORES), 6):
+        slowest = float(group.slowest[node])
+        z = np.linspace(-8, (np.log(slowest) + sigma**2 / 2) / sigma, 1001)
+        x = np.linspace(1 - 8 * cv, slowest * (1 + 12 * cv), 401)
+        ended = scipy.stats.norm.cdf((x[:, None] / np.exp(sigma * z - sigma**2 / 2) - 1) / cv)
+        weight = scipy.stats.norm.pdf(z)
+        each = np.trapezoid(ended * weight, z) / np.trapezoid(weight, z)
+        law = scipy.stats.norm.cdf((x / slowest - 1) / cv) * each ** (count - 1)
+        assert found[0, node] == pytest.approx(x[-1] - np.trapezoid(law, x), abs=3e-5)
 
 
 @pytest.mark.parametrize("count", [2, 8])

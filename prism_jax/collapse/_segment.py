@@ -25,10 +25,21 @@ from ..latency import AbstractLatency, cube_normal_score, score_of_maximum
 # they are interpolated linearly in the factor.
 NODE_SCORES = np.linspace(-4.5, 4.5, 19)
 
-# The members below A, by Gauss-Legendre in probability; the law of a segment, on a grid in units of
-# its standard deviation, and on every other point of it where pairs of points are integrated.
-_BELOW, _BELOW_WEIGHTS = np.polynomial.legendre.leggauss(24)
-_BELOW, _BELOW_WEIGHTS = (_BELOW + 1) / 2, _BELOW_WEIGHTS / 2
+
+def _shares_below(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points and weights of an integral over the probability that a member below `A` is lower
+    still: Gauss-Legendre in `s`, where the probability is `1 - s^3 (4 - 3 s)`. So most points are
+    just below `A`, where members decide a large group; at the other end, where a quantile is
+    infinite, the weights fall to zero.
+    """
+    points, weights = np.polynomial.legendre.leggauss(number)
+    s, weights = (points + 1) / 2, weights / 2
+    return 1 - s**3 * (4 - 3 * s), weights * 12 * s**2 * (1 - s)
+
+
+# The law of a segment is on a grid in units of its standard deviation, and on every other point of
+# it where pairs of points are integrated.
+_BELOW, _BELOW_WEIGHTS = _shares_below(12)
 _GRID = np.linspace(-7.0, 11.0, 73)
 _COARSE = 2
 
@@ -39,7 +50,7 @@ class Group(eqx.Module):
     **Attributes:**
 
     - `slowest`: the factor of the slowest GPU at `NODE_SCORES`.
-    - `others`: factors of a GPU below it, at equally likely points.
+    - `others`: factors of a GPU below it, at the points of `_BELOW`.
     """
 
     slowest: Float[Array, "*groups nodes"]
