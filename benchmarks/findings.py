@@ -24,7 +24,7 @@ from benchmarks._tables import table
 from benchmarks.placement import program_of
 from prism_jax import Quantile, Std, load_job, place, sensitivity, simulate
 from prism_jax.analysis._estimate import figure
-from prism_jax.analysis._knobs import ELEMENTARY, apply_knobs, neutral, parts_of, scaled
+from prism_jax.analysis._knobs import ELEMENTARY, parts_of, varied
 from prism_jax.cluster import COLLECTIVES
 from prism_jax.latency import Normal
 from prism_jax.program import Variability, compile_job
@@ -47,8 +47,8 @@ def communication() -> str:
 
 def _communication(job: str, wider: float) -> tuple[str, ...]:
     program = compile_job(load_job(job))
-    ones = neutral(program)
-    parts = {name for name, (field, _) in parts_of(ones).items() if field in ELEMENTARY}
+    groups = parts_of(program)
+    parts = {name for group in ELEMENTARY for name in groups[group]}
     kernels = {name for name in parts if name.removeprefix("stalls of ") in COLLECTIVES}
     mine = {*kernels, "send_recv", "network"} & parts
     own = mine - {"network"}
@@ -56,7 +56,7 @@ def _communication(job: str, wider: float) -> tuple[str, ...]:
     def of(without: set[str]) -> np.ndarray:
         """The spread and p95."""
         factors = dict.fromkeys(own, wider) | dict.fromkeys(without, 0.0)
-        changed = apply_knobs(program, scaled(ones, factors))
+        changed = varied(program, factors)
         options: dict[str, Any] = {"num_samples": SAMPLES, "key": jax.random.key(0)}
         value, simulated, _ = figure(changed, Std(), **options)
         return np.array([value, Quantile(0.95).value(simulated.steps)])

@@ -40,7 +40,7 @@ from prism_jax.analysis._estimate import (
     figure_value,
     gradients,
 )
-from prism_jax.analysis._knobs import apply_knobs, neutral, scaled, through_knobs
+from prism_jax.analysis._knobs import slopes as slopes_of, turned, varied
 from prism_jax.cli import main
 from prism_jax.engine import prepare, resample, simulated_steps
 from prism_jax.engine._choose import sampled
@@ -66,40 +66,34 @@ def test_derivatives_are_those_of_differences():
     options = {"num_samples": 32_000, "key": jax.random.key(0)}
     found = sensitivity(program, objective, parts=[], **options)
     rows = {row.name: row for row in found.parts}
-    ones = neutral(program)
     step = 0.05
-
-    def moved(field, where, by):
-        old = getattr(ones, field)
-        new = {**old, where: old[where] + by} if isinstance(old, dict) else old.at[where].add(by)
-        return apply_knobs(program, dataclasses.replace(ones, **{field: new}))
-
-    cases = [
-        ("kernel_mean", "gemm", rows["gemm"].mean),
-        ("kernel_mean", "send_recv", rows["send_recv"].mean),
-        ("kernel_spread", "gemm", rows["gemm"].spread),
-        ("factor_spread", "rank", rows["rank"].spread),
-        ("factor_spread", "microbatch", rows["microbatch"].spread),
-        ("stall_rate", "gemm", rows["stalls of gemm"].spread),
-        ("stage_mean", 1, rows["stage 1"].mean),
-        ("stage_spread", 2, rows["stage 2"].spread),
-        ("gpu_spread", 2, rows["GPUs of rank 2"].spread),
+    labels = [
+        ("kernel", "gemm", "mean"),
+        ("kernel", "send_recv", "mean"),
+        ("kernel", "gemm", "spread"),
+        ("shared factor", "rank", "spread"),
+        ("shared factor", "microbatch", "spread"),
+        ("stalls", "stalls of gemm", "spread"),
+        ("stage", "stage 1", "mean"),
+        ("stage", "stage 2", "spread"),
+        ("rank", "GPUs of rank 2", "spread"),
     ]
 
     options |= {"like": simulated_steps(program, **options)}
     ends = [
-        figure_value(figure(moved(field, where, by), objective, **options))
-        for field, where, *_ in cases
+        figure_value(figure(turned(program, {label: 1 + by}), objective, **options))
+        for label in labels
         for by in (step, -step)
     ]
     expected = combined(lambda x: (x[:, ::2] - x[:, 1::2]) / (2 * step), stacked(*ends))
-    for (field, where, ours), theirs in zip(cases, expected.estimates(), strict=True):
-        assert ours is not None
+    for label, theirs in zip(labels, expected.estimates(), strict=True):
+        _, name, what = label
+        ours = getattr(rows[name], what)
         truth = theirs.value
         noise = np.hypot(ours.standard_error, theirs.standard_error)
         # The same random numbers, but a finite step and a kernel of finite width.
         gap, allowed = abs(ours.value - truth), 4 * noise + 0.01 * abs(truth)
-        assert gap < allowed, (field, where, ours, truth)
+        assert gap < allowed, (label, ours, truth)
     spread, relative = rows["rank"].spread, rows["rank"].spread_elasticity
     assert spread is not None
     assert relative is not None
@@ -268,28 +262,26 @@ def _sum_of_normals(num_replicas: int, sigma: float = 0.05):
 @pytest.mark.parametrize("num_samples", [5_000, 40_000])
 def test_every_step_counts_in_derivatives(num_samples):
     program, *_ = _sum_of_normals(num_replicas=1)
-    ones = neutral(program)
     for objective, of_mean, of_spread in ((Mean(), 1, 0), (Std(), 0.05 / 3**0.5, 0.05 / 3**0.5)):
         options = {"num_samples": num_samples, "key": jax.random.key(0)}
-        gradient = figure_gradient(figure(apply_knobs(program, ones), objective, **options))
-        knobs = through_knobs(program, ones, gradient)
+        gradient = figure_gradient(figure(turned(program, {}), objective, **options))
+        found = slopes_of(program, {}, gradient)
         allowed = 5 * 0.05 / np.sqrt(num_samples)
-        assert float(knobs.kernel_mean["a"]) == pytest.approx(of_mean, abs=allowed)
-        assert float(knobs.kernel_spread["a"]) == pytest.approx(of_spread, abs=allowed)
+        assert found["kernel", "a", "mean"] == pytest.approx(of_mean, abs=allowed)
+        assert found["kernel", "a", "spread"] == pytest.approx(of_spread, abs=allowed)
 
 
 @pytest.mark.slow
 def test_intervals_cover_where_few_replica_samples_decide():
     """About 30 of them lie beyond p95."""
     program, value, of_spread = _sum_of_normals(num_replicas=16)
-    ones = neutral(program)
     inside, values, errors = [], [], []
     for seed in range(100):
         options = {"num_samples": 10_000, "key": jax.random.key(seed)}
-        found = figure(apply_knobs(program, ones), Quantile(0.95), **options)
+        found = figure(turned(program, {}), Quantile(0.95), **options)
         slopes, rests_on = gradients(found)
-        knobs = [through_knobs(program, ones, one) for one in slopes]
-        slopes = np.array([[float(one.kernel_spread["a"])] for one in knobs])
+        each = (slopes_of(program, {}, one) for one in slopes)
+        slopes = np.array([[one["kernel", "a", "spread"]] for one in each])
         derivative = Bootstrapped(slopes[0], slopes[1:], np.array([rests_on]))
         both = stacked(figure_value(found), derivative)
         low, high = np.array([one.interval() for one in both.estimates()]).T
@@ -341,7 +333,7 @@ def test_a_changed_program_shifts_along_what_still_varies():
     first = sampled(prepare(program, jax.random.key(0)), 1_000)
     assert first.sampling is not None
     assert first.sampling.name == "importance"
-    changed = apply_knobs(program, scaled(neutral(program), {"a": 0.0}))
+    changed = varied(program, {"a": 0.0})
     again = sampled(prepare(changed, jax.random.key(0)), 1_000, first)
     assert again.sampling is not None
     before, after = first.sampling.lead, again.sampling.lead

@@ -1,6 +1,5 @@
 """The factor of one pipeline rank of one replica in one step, on its compute."""
 
-import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +10,7 @@ import pytest
 import scipy.stats
 
 from prism_jax.analysis import Mean, Quantile, estimate, sensitivity
-from prism_jax.analysis._knobs import apply_knobs, neutral
+from prism_jax.analysis._knobs import varied
 from prism_jax.data import Variation
 from prism_jax.data._variations import read_variations, write_variations
 from prism_jax.engine import simulate, simulated_steps
@@ -236,9 +235,7 @@ def test_a_saved_program_has_it(tmp_path):
 @pytest.mark.slow
 def test_its_spread_can_be_turned():
     program = rich_program(8, worker_step=lognormal(0.1), stalls={}, network=None)
-    ones = neutral(program)
-    off = {**ones.factor_spread, "worker_step": jnp.zeros(())}
-    off = apply_knobs(program, dataclasses.replace(ones, factor_spread=off))
+    off = varied(program, {"worker_step": 0.0})
     without = rich_program(8, stalls={}, network=None)
     np.testing.assert_allclose(_ends(off, 500), _ends(without, 500), rtol=1e-9)
     assert np.abs(_ends(program, 500) / _ends(without, 500) - 1).max() > 0.05

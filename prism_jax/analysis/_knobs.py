@@ -1,7 +1,8 @@
 """Knobs on a program: factors on the means and spreads of its parts."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import itertools as it
+from collections.abc import Iterable, Mapping
 
 import equinox as eqx
 import jax
@@ -17,103 +18,108 @@ from ..program import Adjustment, Network, Program
 
 
 _SHARED = ("rank", "step", "worker_step", "microbatch")
-# The groups of parts: how a part is named, and the fields of `Knobs` of its spread and its mean.
-GROUPS = {
-    "kernel": ("{}", "kernel_spread", "kernel_mean"),
-    "shared factor": ("{}", "factor_spread", None),
-    "stalls": ("stalls of {}", "stall_rate", None),
-    "stage": ("stage {}", "stage_spread", "stage_mean"),
-    "rank": ("GPUs of rank {}", "gpu_spread", None),
-}
-# Those that together cover everything that varies, exactly once.
+# The groups that together cover everything that varies, exactly once.
 ELEMENTARY = ("kernel", "shared factor", "stalls")
+# Those whose parts have a mean to turn, too.
+_WITH_MEANS = ("kernel", "stage")
 # The group of a part, its name, and `mean` or `spread`.
 Label = tuple[str, str, str]
+# A factor for each. Ones change nothing; a factor of zero on a spread removes it.
+Knobs = dict[Label, Array]
 
 
-class Knobs(eqx.Module):
-    """Factors on the means and spreads of parts of a program. Ones change nothing; a factor of zero
-    on a spread removes it.
+def parts_of(program: Program) -> dict[str, list[str]]:
+    """The names of the parts that may vary, by their groups:
 
-    **Attributes:**
-
-    - `kernel_mean`, `kernel_spread`: for each kind of kernel, on its mean latency and on the
-        spread of its own noise.
-    - `factor_spread`: on the spread of each shared factor: `rank`, `step`, `worker_step`,
-        `microbatch`, `network`, where it multiplies what congestion adds, and `expert_load`, where
-        it multiplies how far loads are from their mean.
-    - `stall_rate`: for each kind of kernel that stalls.
-    - `stage_mean`, `stage_spread`: `(stages,)`, on the latency of the ops of a (global virtual)
-        stage, and on the spread of their own noise.
-    - `gpu_spread`: `(ranks,)`, on how far the slowest GPU of a pipeline rank is from the mean one.
+    - `kernel`: each kind of kernel, with its mean latency and the spread of its own noise.
+    - `shared factor`: `rank`, `step`, `worker_step`, `microbatch`, `network`, whose spread is what
+        congestion adds, and `expert_load`, whose spread is how far loads are from their mean.
+    - `stalls`: those of each kind of kernel that stalls, with their rate.
+    - `stage`: each (global virtual) stage, with the latency of its ops and the spread of their own
+        noise.
+    - `rank`: the GPUs of each pipeline rank, with how far the slowest is from the mean one.
     """
-
-    kernel_mean: dict[str, Float[Array, ""]]
-    kernel_spread: dict[str, Float[Array, ""]]
-    factor_spread: dict[str, Float[Array, ""]]
-    stall_rate: dict[str, Float[Array, ""]]
-    stage_mean: Float[Array, " stages"]
-    stage_spread: Float[Array, " stages"]
-    gpu_spread: Float[Array, " ranks"]
-
-
-def neutral(program: Program) -> Knobs:
-    """The knobs of a program, all at one."""
     variability = program.variability
-    one = jnp.ones((), program.latencies.mean.dtype)
     shared = [name for name in (*_SHARED, "network") if getattr(variability, name) is not None]
     shared += [] if program.loads is None else ["expert_load"]
-    stages = jnp.ones((int(program.ops.stage.value.max(initial=0)) + 1,), one.dtype)
-    return Knobs(
-        kernel_mean=dict.fromkeys(program.latencies.kinds, one),
-        kernel_spread=dict.fromkeys(program.latencies.kinds, one),
-        factor_spread=dict.fromkeys(shared, one),
-        stall_rate=dict.fromkeys(variability.stalls, one),
-        stage_mean=stages,
-        stage_spread=stages,
-        gpu_spread=jnp.ones((program.num_ranks,), one.dtype),
-    )
+    num_stages = int(program.ops.stage.value.max(initial=0)) + 1
+    return {
+        "kernel": sorted(program.latencies.kinds),
+        "shared factor": sorted(shared),
+        "stalls": [f"stalls of {kind}" for kind in sorted(variability.stalls)],
+        "stage": [f"stage {stage}" for stage in range(num_stages)],
+        "rank": [f"GPUs of rank {rank}" for rank in range(program.num_ranks)],
+    }
 
 
-def apply_knobs(program: Program, knobs: Knobs) -> Program:
-    """The program with all knobs applied. Differentiable. Programs that differ only by knobs share
-    their compiled code. An `adjustment` that the program already has is multiplied by the new one.
+def turned(program: Program, factors: Mapping[Label, ArrayLike]) -> Program:
+    """The program with factors on some knobs. Differentiable. Programs that differ only by knobs
+    share their compiled code, also with that for no factors. An `adjustment` that the program
+    already has is multiplied by the new one.
     """
-    return on_host(_turned, program, knobs)
+    return on_host(_turned, program, _knobs(program, factors))
+
+
+def varied(program: Program, factors: Mapping[str, ArrayLike]) -> Program:
+    """`turned`, with factors on the variability of some parts, by their names."""
+    return turned(program, _spreads(program, factors))
+
+
+def _knobs(program: Program, factors: Mapping[Label, ArrayLike]) -> Knobs:
+    """All knobs: at these factors, and the others at one."""
+    one = jnp.ones((), program.latencies.mean.dtype)
+    knobs = {
+        (group, name, what): one
+        for group, names in parts_of(program).items()
+        for name in names
+        for what in (("mean", "spread") if group in _WITH_MEANS else ("spread",))
+    }
+    return knobs | {label: jnp.asarray(factor, one.dtype) for label, factor in factors.items()}
+
+
+def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, ArrayLike]:
+    """Factors on the variability of parts by their labels."""
+    groups = {name: group for group, names in parts_of(program).items() for name in names}
+    return {(groups[name], name, "spread"): factor for name, factor in factors.items()}
 
 
 def _turned(program: Program, knobs: Knobs) -> Program:
-    table, variability = program.latencies, program.variability
-    factors = jnp.stack([knobs.kernel_mean[kind] for kind in table.kinds])
-    residual = {
-        k: scale_spread(law, knobs.kernel_spread[k]) for k, law in variability.residual.items()
-    }
-    shared = {
-        name: scale_spread(getattr(variability, name), knobs.factor_spread[name])
+    table, variability, parts = program.latencies, program.variability, parts_of(program)
+
+    def stacked(group: str, what: str) -> Array:
+        return jnp.stack([knobs[group, name, what] for name in parts[group]])
+
+    factors = jnp.stack([knobs["kernel", kind, "mean"] for kind in table.kinds])
+    changed: dict[str, object] = {
+        name: scale_spread(law, knobs["shared factor", name, "spread"])
         for name in _SHARED
-        if name in knobs.factor_spread
+        if (law := getattr(variability, name)) is not None
     }
-    network = variability.network
-    if network is not None:
-        slowdown = 1 + (network.slowdown - 1) * knobs.factor_spread["network"]
-        network = Network(network.probability, slowdown)
-    stalls = {
-        kind: dataclasses.replace(stall, rate=stall.rate * knobs.stall_rate[kind])
+    changed["residual"] = {
+        kind: scale_spread(law, knobs["kernel", kind, "spread"])
+        for kind, law in variability.residual.items()
+    }
+    changed["stalls"] = {
+        kind: dataclasses.replace(
+            stall, rate=stall.rate * knobs["stalls", f"stalls of {kind}", "spread"]
+        )
         for kind, stall in variability.stalls.items()
     }
+    if (network := variability.network) is not None:
+        slowdown = 1 + (network.slowdown - 1) * knobs["shared factor", "network", "spread"]
+        changed["network"] = Network(network.probability, slowdown)
     loads = program.loads
     if loads is not None:
-        spread = loads.unevenness.spread * knobs.factor_spread["expert_load"]
+        spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
         loads = eqx.tree_at(lambda one: one.unevenness.spread, loads, spread)
     stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)  # No communication.
+    of_parts = stacked("stage", "mean"), stacked("stage", "spread"), stacked("rank", "spread")
     return dataclasses.replace(
         program,
         loads=loads,
         latencies=dataclasses.replace(table, mean=table.mean * factors[table.kind.value]),
-        variability=dataclasses.replace(
-            variability, residual=residual, network=network, stalls=stalls, **shared
-        ),
-        adjustment=adjusted(program, stage, knobs.stage_mean, knobs.stage_spread, knobs.gpu_spread),
+        variability=dataclasses.replace(variability, **changed),
+        adjustment=adjusted(program, stage, *of_parts),
     )
 
 
@@ -141,31 +147,16 @@ def adjusted(
     )
 
 
-def through_knobs(program: Program, knobs: Knobs, gradient: Program) -> Knobs:
-    """The derivative with respect to knobs, from that with respect to the turned program."""
+def slopes(
+    program: Program, factors: Mapping[Label, ArrayLike], gradient: Program
+) -> dict[Label, float]:
+    """The derivatives with respect to all knobs, from that with respect to what `turned` gives for
+    these factors.
+    """
+    knobs = _knobs(program, factors)
     _, backward = vjp_on_host(_turned, program, knobs)
     found = backward(jax.tree.map(lambda x: np.asarray(x)[None], gradient))
-    return jax.tree.map(lambda x: jax.device_put(x[0]), found)
-
-
-def scaled(knobs: Knobs, factors: Mapping[str, ArrayLike]) -> Knobs:
-    """The knobs with factors on the variability of some parts, which are named as in `parts_of`."""
-    parts = parts_of(knobs)
-    for name, factor in factors.items():
-        group, place = parts[name]
-        field = GROUPS[group][1]
-        old = getattr(knobs, field)
-        if isinstance(old, dict):
-            new = {**old, place: old[place] * jnp.asarray(factor, old[place].dtype)}
-        else:
-            new = old.at[place].multiply(jnp.asarray(factor, old.dtype))
-        knobs = dataclasses.replace(knobs, **{field: new})
-    return knobs
-
-
-def varied(program: Program, factors: Mapping[str, ArrayLike]) -> Program:
-    """The program with factors on the variability of some parts."""
-    return apply_knobs(program, scaled(neutral(program), factors))
+    return {label: float(found[label][0]) for label in knobs}
 
 
 def factor_slopes(
@@ -174,54 +165,31 @@ def factor_slopes(
     """The derivative with respect to these factors, from that with respect to what `varied` gives
     for them.
     """
-    knobs = through_knobs(program, scaled(neutral(program), factors), gradient)
-    parts = parts_of(knobs)
-    places = ((GROUPS[parts[name][0]][1], parts[name][1]) for name in factors)
-    return np.array([float(getattr(knobs, field)[place]) for field, place in places])
+    spreads = _spreads(program, factors)
+    found = slopes(program, spreads, gradient)
+    return np.array([found[label] for label in spreads])
 
 
 def slopes_by_part(program: Program, gradient: Program) -> dict[Label, float]:
-    """The derivatives with respect to all knobs, from that with respect to `varied(program, {})`.
-    That of a rank's mean is the sum of those of its stages.
+    """The derivatives with respect to all knobs, from that with respect to `turned(program, {})`.
+    That of a rank's mean, which has no knob, is the sum of those of its stages.
     """
-    knobs = jax.tree.map(np.asarray, through_knobs(program, neutral(program), gradient))
-    of_ranks = np.bincount(ranks_of_stages(program), knobs.stage_mean, program.num_ranks)
-    found: dict[Label, float] = {}
-    for group, name, place in all_parts(knobs):
-        _, spread, mean = GROUPS[group]
-        if group == "rank":
-            found[group, name, "mean"] = float(of_ranks[int(place)])
-        elif mean:
-            found[group, name, "mean"] = float(getattr(knobs, mean)[place])
-        found[group, name, "spread"] = float(getattr(knobs, spread)[place])
-    return found
+    found, parts = slopes(program, {}, gradient), parts_of(program)
+    of_stages = [found["stage", name, "mean"] for name in parts["stage"]]
+    of_ranks = np.bincount(ranks_of_stages(program), of_stages, program.num_ranks)
+    labels = [("rank", name, "mean") for name in parts["rank"]]
+    return found | dict(zip(labels, of_ranks.tolist(), strict=True))
 
 
 def check_parts(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for a name that is not of a part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
-    names, parts = list(names), parts_of(neutral(program))
+    names, known = list(names), [*it.chain(*parts_of(program).values())]
     for name in names:
-        if name not in parts:
-            raise ValueError(unknown_name("part", name, tuple(parts)))
+        if name not in known:
+            raise ValueError(unknown_name("part", name, known))
     return names
-
-
-def parts_of(knobs: Knobs) -> dict[str, tuple[str, str | int]]:
-    """For the name of each part that may vary (`gemm`, `rank`, `stalls of gemm`, `stage 3`,
-    `GPUs of rank 0`), its group and its place in the fields of this group.
-    """
-    return {name: (group, place) for group, name, place in all_parts(knobs)}
-
-
-def all_parts(knobs: Knobs) -> Iterator[tuple[str, str, str | int]]:
-    """The group, the name and the place of each part."""
-    for group, (label, field, _) in GROUPS.items():
-        of = getattr(knobs, field)
-        # A traced dictionary comes back in this order.
-        for place in sorted(of) if isinstance(of, dict) else range(len(of)):
-            yield group, label.format(place), place
 
 
 def ranks_of_stages(program: Program) -> Int[np.ndarray, " stages"]:

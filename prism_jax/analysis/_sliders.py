@@ -17,7 +17,7 @@ from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule
 from ..latency import Mixture, scale_spread
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps
-from ._knobs import apply_knobs, neutral
+from ._knobs import Label, parts_of, turned
 
 
 _HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
@@ -205,23 +205,19 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
     """The program with parameters at other values, named as in `Sliders`. Only values differ, so
     that all points share their compiled code.
     """
-    knobs, parameters = neutral(program), _parameters(program)
+    factors, parameters = {}, _parameters(program)
     for name, value in values.items():
         if name == SHARED["rank"] and isinstance(law := program.variability.rank, Mixture):
             # Of GPUs of one kind: how slow the slow ones are stays as it is.
             kinds = tuple(scale_spread(one, value) for one in law.components)
             program = _with_gpus(program, Mixture(law.weights, kinds))
             continue
+        *_, labels = parameters[name]
         if name == _SLOW_GPUS:
-            program, slower = _with_slow_gpus(program, value)
             # The law is divided by its mean, but the other GPUs are as fast as before.
-            field, keys, value = "kernel_mean", {*knobs.kernel_mean} - {*COLLECTIVES}, slower
-        else:
-            *_, field, keys = parameters[name]
-        old = getattr(knobs, field)
-        new = {k: old[k] * jnp.asarray(value, old[k].dtype) for k in keys}
-        knobs = dataclasses.replace(knobs, **{field: {**old, **new}})
-    return apply_knobs(program, knobs)
+            program, value = _with_slow_gpus(program, value)
+        factors |= dict.fromkeys(labels, value)
+    return turned(program, factors)
 
 
 def _with_slow_gpus(program: Program, number: float) -> tuple[Program, float]:
@@ -240,28 +236,31 @@ def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:
     return np.quantile(simulated.steps, LEVELS)
 
 
-def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, str, list[str]]]:
-    """For each parameter its own value and the three to simulate; and, for a factor, its field of
-    `Knobs` and its places in the field.
-    """
-    laws, collectives = program.variability, {*COLLECTIVES}
-    fields: dict[str, tuple[str, Iterable[str]]] = {
-        "spread of compute kernels": ("kernel_spread", {*laws.residual} - collectives),
-        "spread of collectives": ("kernel_spread", {*laws.residual} & collectives),
-        **{SHARED[name]: ("factor_spread", [name]) for name in neutral(program).factor_spread},
-        _STALLS: ("stall_rate", laws.stalls),
+def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Label]]]:
+    """For each parameter its own value, the three to simulate, and the knobs that it turns."""
+    laws, parts = program.variability, parts_of(program)
+    compute = [kind for kind in parts["kernel"] if kind not in COLLECTIVES]
+    collectives = [kind for kind in COLLECTIVES if kind in parts["kernel"]]
+
+    def labels(group: str, names: Iterable[str], what: str = "spread") -> list[Label]:
+        return [(group, name, what) for name in names]
+
+    spreads = {
+        "spread of compute kernels": labels("kernel", (k for k in compute if k in laws.residual)),
+        "spread of collectives": labels("kernel", (k for k in collectives if k in laws.residual)),
     }
-    kinds = [kind for kind in COLLECTIVES if kind in program.latencies.kinds]
-    fields |= {f"mean of {kind}": ("kernel_mean", [kind]) for kind in kinds}
+    shared = [name for name in SHARED if name in parts["shared factor"]]
+    spreads |= {SHARED[name]: labels("shared factor", [name]) for name in shared}
+    spreads[_STALLS] = labels("stalls", parts["stalls"])
+    means = {f"mean of {kind}": labels("kernel", [kind], "mean") for kind in collectives}
     found = {}
-    for name, (field, keys) in fields.items():
-        if keys:
-            values = np.array([0.5, 1, 2] if field == "kernel_mean" else [0.0, 1, 4])
-            found[name] = 1.0, values, field, sorted(keys)
+    for some, values in ((spreads, [0.0, 1, 4]), (means, [0.5, 1, 2])):
+        found |= {name: (1.0, np.array(values), of) for name, of in some.items() if of}
     law, gpus = laws.rank, program.world_size
     if isinstance(law, Mixture) and len(law.components) == 2:
         own = float(law.weights[1] / law.weights.sum()) * gpus
         some = own or 4.0
         if 4 * some <= gpus / 4:
-            found[_SLOW_GPUS] = own, np.array([0, some, 4 * some]), "", []
+            values = np.array([0, some, 4 * some])
+            found[_SLOW_GPUS] = own, values, labels("kernel", compute, "mean")
     return found

@@ -17,7 +17,7 @@ from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule
 from ..law import QUANTILES
 from ..program import Program
 from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_num_steps, combined, withheld
-from ._knobs import adjusted, apply_knobs, neutral
+from ._knobs import adjusted, turned
 from ._objectives import Mean, Quantile, Std
 
 
@@ -271,6 +271,4 @@ def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:
     _check_factor(factor, "a latency", positive=False)
     if kind not in program.latencies.kinds:
         raise ValueError(unknown_name("kind of kernel", kind, program.latencies.kinds))
-    knobs = neutral(program)
-    mean = {**knobs.kernel_mean, kind: knobs.kernel_mean[kind] * factor}
-    return Scenario(apply_knobs(program, dataclasses.replace(knobs, kernel_mean=mean)))
+    return Scenario(turned(program, {("kernel", kind, "mean"): factor}))
