@@ -30,7 +30,7 @@ from benchmarks._tables import by, table
 from benchmarks.own_traces import record_jobs
 from prism_jax.data import Variation, replace_variations
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
-from prism_jax.diagnosis._causes import simulated
+from prism_jax.diagnosis._changes import simulated
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import expected_error, levels_of_law
 from prism_jax.trace import rank_times, read_ranks

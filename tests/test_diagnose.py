@@ -11,7 +11,7 @@ import prism_jax as prism
 from prism_jax.calibration import STEP_LEVELS, possible_runs
 from prism_jax.cli import main
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
-from prism_jax.diagnosis._causes import EFFECTS, Explained
+from prism_jax.diagnosis._changes import EFFECTS, Explained
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.trace import rank_times

@@ -21,12 +21,7 @@ from ._improve import (
     target as target,
 )
 from ._knobs import ranks_of_stages as ranks_of_stages
-from ._measured import (
-    CRPS as CRPS,
-    Score as Score,
-    Wasserstein as Wasserstein,
-    score as score,
-)
+from ._measured import CRPS as CRPS, Score as Score, Wasserstein as Wasserstein, score as score
 from ._objectives import (
     AbstractObjective as AbstractObjective,
     CVaR as CVaR,

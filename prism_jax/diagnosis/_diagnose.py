@@ -14,8 +14,7 @@ from ..data import Job, load_priors
 from ..lowering import parts_of
 from ..trace import RankTimes, step_times
 from ..workload import has_experts
-from ._causes import EFFECTS, TELLS, Explained, explained, simulated
-from ._changes import Change, cheapest_changes
+from ._changes import EFFECTS, TELLS, Change, Explained, cheapest_changes, explained, simulated
 from ._evidence import (
     OfRanks,
     Series,
@@ -102,11 +101,8 @@ class Diagnosis(Shown):
             low, high = self.interval_90
             text = f"such runs: p50 {self.predicted:.4g} s, 90 % within {low:.4g} .. {high:.4g} s"
             lines.append(f"{text}; {self.percentile:.0f} of 100 are faster")
-        if (seen := self.ranks) is not None:
-            longer = f"rank {seen.rank} has most own work, by {seen.longer:.1%} of a step"
-            parts = [f"{longer}; others differ by {seen.scatter:.1%}"] * (seen.number > 1)
-            parts += [f"{seen.hidden:.0%} of collectives run under compute"] * (seen.exposed > 0)
-            lines.append(f"traces: {'; '.join(parts) or 'nothing to compare'}")
+        if self.ranks is not None:
+            lines.append(f"traces: {self.ranks}")
         if self.nothing is None:
             slower = self.percentile is not None and self.percentile > 50
             why = "longer than any cause here makes a step" if slower else "faster than such runs"
@@ -131,12 +127,13 @@ class Diagnosis(Shown):
         if notes:
             head = "Not told apart, and what would tell:" if len(notes) > 1 else "What would tell:"
             notes = [head, *notes]
-        fitted, explains = (
-            Column("fitted", "value", ".3g"),
+        columns = (
+            Column("cause", "name"),
+            Column("probability", form=".2f"),
             Column("explains", form="+.3g", unit="s"),
+            Column("fitted", "value", ".3g"),
+            "parameter",
         )
-        share = Column("probability", form=".2f")
-        columns = (Column("cause", "name"), share, explains, fitted, "parameter")
         return Table(columns, rows, title, notes)
 
     def changes_tables(self) -> list[Table]:
@@ -144,7 +141,7 @@ class Diagnosis(Shown):
         falls = (Column(name, form=".3g", unit="s") for name in ("p50", "p95"))
         columns = (Column("set", lambda one: " ".join(one.set)), "cost", *falls)
         title = "The cheapest changes, and by how much a step falls"
-        return [Table(columns, self.changes, title)] * bool(self.changes)
+        return [Table(columns, self.changes, title)] if self.changes else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,6 +83,15 @@ class OfRanks:
     hidden: float
     idle: float
 
+    def __str__(self) -> str:
+        parts = []
+        if self.number > 1:
+            longer = f"rank {self.rank} has most own work, by {self.longer:.1%} of a step"
+            parts.append(f"{longer}; others differ by {self.scatter:.1%}")
+        if self.exposed > 0:
+            parts.append(f"{self.hidden:.0%} of collectives run under compute")
+        return "; ".join(parts) or "nothing to compare"
+
 
 def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     """What the traces show. Ranks are compared with those of their stage in the job's layout if two

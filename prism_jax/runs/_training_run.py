@@ -15,14 +15,7 @@ from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
 from ..program import Program
 from ..random import key_data
-from ._check import (
-    check_costs,
-    check_ends,
-    check_failures,
-    check_numbers,
-    check_slow,
-    never_waits,
-)
+from ._check import check_costs, check_ends, check_failures, check_numbers, check_slow, never_waits
 from ._cycles import PARTS, RunCosts, Runs, run_cycles
 from ._rates import Hazards, draw_counts, draw_hazards, per_second, slowed
 from ._run_law import DAY, RunLaw, best_interval, mean_of, of_costs, of_rates
