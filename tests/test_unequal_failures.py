@@ -11,9 +11,8 @@ from scipy.stats import nbinom, weibull_min
 import prism_jax as prism
 from prism_jax.data import Cause, Failures, UnequalNodes, UnequalWeeks, load_failures
 from prism_jax.runs import RunCosts, training_run
-from prism_jax.runs._check import check_failures
 from prism_jax.runs._cycles import _repairs, run_cycles
-from prism_jax.runs._rates import WEEK, draw_hazards, exposed, reached
+from prism_jax.runs._rates import WEEK, check_failures, draw_hazards, exposed, reached
 
 
 _RUNS = 20_000
@@ -65,7 +64,7 @@ def test_a_part_of_a_node_fails_like_the_node():
 def test_weeks_of_which_nothing_is_known_are_refused():
     failures = _failures(3, weeks=UnequalWeeks(0.3, 1))
     with pytest.raises(ValueError, match="nothing is known of an average week"):
-        check_failures(failures, RunCosts(100.0, 1.0, 1.0), None)
+        check_failures(failures, True, None)
 
 
 def _near(values, wanted):

@@ -1,4 +1,3 @@
-from ._check import check_costs as check_costs
-from ._cycles import RunCosts as RunCosts
+from ._cycles import RunCosts as RunCosts, check_costs as check_costs
 from ._run_law import RunLaw as RunLaw, best_interval as best_interval
 from ._training_run import training_run as training_run

@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from ._rates import Hazards, exposed, reached
 
 
+# Of longer tails, no sample has the mean.
+_MOST_POWER = 5
 # A rate per second of what does not happen.
 _NEVER = 1e-300
 PARTS = ("work", "evaluation", "checkpoint", "lost", "down", "waiting", "slow")
@@ -39,6 +41,24 @@ class RunCosts:
     repair_s: float = 0.0
     evaluation_s: float = 0.0
     repair_power: float = 0.0
+
+
+def check_costs(costs: RunCosts) -> None:
+    """Raises a `ValueError` unless the costs are those of a run."""
+    for field in dataclasses.fields(costs):
+        value = getattr(costs, field.name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"`costs.{field.name}={value}` must be finite and not negative.")
+    if costs.repair_power > _MOST_POWER:
+        raise ValueError(
+            f"`costs.repair_power={costs.repair_power}` must be at most {_MOST_POWER}; give 0 for "
+            "repairs of one length."
+        )
+    if not costs.interval_s > costs.blocking_s:
+        raise ValueError(
+            f"A checkpoint holds up the job for {costs.blocking_s:g} s, but there are only "
+            f"{costs.interval_s:g} s of work between two; give a longer interval."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

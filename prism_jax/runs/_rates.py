@@ -16,9 +16,44 @@ WEEK = 7 * 86_400.0
 _WEEKS = 52
 # A shape near zero makes most factors so small that they are zero as numbers.
 _LEAST_FACTOR = 1e-9
+# Each slow event takes some hundred bytes of each run.
+_MOST_SLOW = 20_000
 # Events of runs that are simulated side by side.
 _EVENTS = 1e6
 _OF_CAUSES = ("detection_s", "takes_node", "reallocates", "announced")
+
+
+def check_failures(failures: Failures, known_costs: bool, find_slow_s: float | None) -> None:
+    """Raises a `ValueError` unless runs can be drawn from what was counted."""
+    if not failures.causes:
+        raise ValueError("`failures` has no cause; give at least one, whose count may be 0.")
+    weeks = failures.weeks
+    if weeks is not None and weeks.shape * weeks.counted <= 1:
+        raise ValueError(
+            f"`failures.weeks` has `shape` = {weeks.shape:g} and `counted` = {weeks.counted:g}, so "
+            "that nothing is known of an average week; give a product above 1, or leave `weeks` "
+            "out."
+        )
+    if not known_costs and failures.blocking_s == 0:
+        raise ValueError(
+            "No interval between checkpoints is the best where one costs nothing "
+            "(`failures.blocking_s` = 0); give an interval."
+        )
+    if find_slow_s is not None and not (failures.slow and 0 <= find_slow_s < math.inf):
+        raise ValueError(
+            f"`find_slow_s={find_slow_s}` must be finite, not negative, and `failures` must have "
+            "`slow` events to find; give both, or leave `find_slow_s` out."
+        )
+
+
+def check_slow(work: float, failures: Failures, rates: np.ndarray) -> None:
+    """Refuses slow events that are as many as no run has; each is held of each run."""
+    most = work * max(kind.slowdown for kind in failures.slow) * rates.sum(axis=1).max()
+    if most > _MOST_SLOW:
+        raise ValueError(
+            f"`failures.slow` has up to {most:.3g} events in a run, more than {_MOST_SLOW:,}; give "
+            "fewer events or steps, or leave out those that are part of the law of a step."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

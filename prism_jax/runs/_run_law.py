@@ -1,4 +1,6 @@
-"""The law of a whole training run, the derivatives of its mean, and closed forms."""
+"""The law of a whole training run, the derivatives of its mean, and closed forms, by which runs are
+refused that would not end.
+"""
 
 import dataclasses
 import math
@@ -11,12 +13,17 @@ from scipy.special import lambertw, pdtrc
 from .._estimate import Estimate
 from .._summary import Shown, Table
 from ._cycles import RunCosts, Runs
+from ._rates import WEEK, Hazards
 
 
 DAY = 86_400.0
 # Of a central difference in the logarithm of a cost, and the runs that it is taken of.
 _APART = 0.1
 _DIFFERENCE_RUNS = 16_384
+# More interruptions than any run survives in practice; each takes a pass over all runs.
+_MOST_INTERRUPTIONS = 1e5
+# The chance of what no simulated run will meet.
+_RARE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -232,3 +239,43 @@ def best_interval(rate: float, blocking_s: float) -> float:
     # shorter than Young's.
     found = np.nan_to_num(1 + lambertw(-math.exp(-1 - rate * blocking_s)).real)
     return float(max(found / rate, math.sqrt(2 * blocking_s / rate) - blocking_s))
+
+
+def never_waits(hazards: Hazards, repair_s: float) -> bool:
+    """Whether no more nodes than the spares will be in repair, in the worst week of any run."""
+    worst = 1.0 if hazards.weeks is None else np.diff(hazards.weeks, axis=1).max() / WEEK
+    taken = float((hazards.rates @ hazards.takes_node).max())
+    spares = hazards.num_spares
+    return spares is None or waiting_share(worst * taken, repair_s, spares) <= _RARE
+
+
+def check_ends(work: float, costs: RunCosts, hazards: Hazards, slowness: float = 1.0) -> None:
+    """Refuses interruptions that some run would not survive, by the rates that runs have drawn.
+    Slow events make the work of a run longer by at most the factor `slowness`.
+    """
+    rates = hazards.rates[hazards.rates.sum(axis=1).argmax()]
+    downs = (costs.restart_s + hazards.detection_s).tolist()
+    pairs = list(zip(rates.tolist(), downs, strict=True))
+    work, interval = work * slowness, costs.interval_s * slowness
+    interval = min(interval + costs.background_s, work)
+    announced = float(rates @ hazards.announced)
+    seconds = expected_seconds(work, interval, costs.blocking_s, pairs, announced)
+    if seconds * rates.sum() > _MOST_INTERRUPTIONS:
+        raise ValueError(
+            f"An interruption comes every {1 / rates.sum():.4g} s, more than "
+            f"{_MOST_INTERRUPTIONS:,.0f} times in the run; save checkpoints more often than every "
+            f"{costs.interval_s:.4g} s, restart faster than in {max(downs):.4g} s, or train for "
+            "fewer steps."
+        )
+    if never_waits(hazards, min(costs.repair_s, seconds)):
+        return
+    # A wait lengthens a run, so more nodes fail while it lasts.
+    taken = float((hazards.rates @ hazards.takes_node).max())
+    spares = hazards.num_spares or 0
+    works = 1 - waiting_share(taken, costs.repair_s, spares)
+    if seconds * rates.sum() > _MOST_INTERRUPTIONS * works:
+        raise ValueError(
+            f"With `num_spares={spares}` and repairs of {costs.repair_s:.4g} s, a run that "
+            f"waits for a spare is interrupted more than {_MOST_INTERRUPTIONS:,.0f} times; give "
+            "more spares or shorter repairs."
+        )

@@ -9,16 +9,32 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible, progress_bar
-from .._misc import check_type
+from .._misc import check_type, whole_number
 from ..data import Failures, load_failures
 from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
 from ..program import Program
 from ..random import key_data
-from ._check import check_costs, check_ends, check_failures, check_numbers, check_slow, never_waits
-from ._cycles import PARTS, RunCosts, Runs, run_cycles
-from ._rates import Hazards, draw_counts, draw_hazards, per_second, slowed
-from ._run_law import DAY, RunLaw, best_interval, mean_of, of_costs, of_rates
+from ._cycles import PARTS, RunCosts, Runs, check_costs, run_cycles
+from ._rates import (
+    Hazards,
+    check_failures,
+    check_slow,
+    draw_counts,
+    draw_hazards,
+    per_second,
+    slowed,
+)
+from ._run_law import (
+    DAY,
+    RunLaw,
+    best_interval,
+    check_ends,
+    mean_of,
+    never_waits,
+    of_costs,
+    of_rates,
+)
 
 
 # Runs side by side, few enough for what they are to stay in a core's cache.
@@ -28,6 +44,8 @@ _BLOCK = 4096
 _GPU_SETS = 128
 _STEPS_OF_SET = 8
 _SETS = 32
+# When each spare comes back is held for every run.
+_MOST_SPARES = 4096
 # For how long the steps of a run drift, in seconds.
 _DRIFTING = 3600.0
 _WORK, _LOST, _DOWN, _SLOW = map(PARTS.index, ("work", "lost", "down", "slow"))
@@ -98,8 +116,8 @@ def training_run(
     """
     check_type(program, Program, "program", "use `compile_job` to get one")
     failures = load_failures(failures) if isinstance(failures, str) else failures
-    check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time)
-    check_failures(failures, costs, find_slow_s)
+    _check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time)
+    check_failures(failures, costs is not None, find_slow_s)
     if costs is not None:
         check_costs(costs)
     losing = sum(cause.count for cause in failures.causes if not cause.announced)
@@ -115,10 +133,12 @@ def training_run(
     if program.variability.rank is not None:
         factors = gpu_set_factors(prepare(program, key), _GPU_SETS, _STEPS_OF_SET)
     within = math.sqrt(max(law.std**2 - law.mean**2 * factors.var(), 0.0))
+    # A drift falls evenly over an hour, and a shorter run keeps what is left of it.
+    early = min(work, _DRIFTING)
     simulation = _Simulation(
         work=work,
         step=law.mean,
-        drifted=_drifted(drift, work),
+        drifted=drift * early * (1 - early / _DRIFTING / 2),
         factors=factors,
         noise=within * math.sqrt(min(autocorrelation_time, num_steps)),
         level=level,
@@ -132,6 +152,24 @@ def training_run(
     with progress_bar(num_runs, progress, "runs", "run") as bar:
         runs, drawn = simulation.runs(costs, num_runs, bar)
     return _law_of_runs(simulation, costs, runs, drawn, num_runs, derivatives, best)
+
+
+def _check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time) -> None:
+    whole_number(num_steps, "num_steps")
+    whole_number(num_runs, "num_runs", 2)
+    if num_spares is not None:
+        whole_number(num_spares, "num_spares", 0, _MOST_SPARES)
+    for name, value, least in (("level", level, 0), ("drift", drift, -1)):
+        if not least <= value <= 1:
+            raise ValueError(
+                f"`{name}={value}` must be a share from {least} to 1; give 0 for runs that do not "
+                "differ in it."
+            )
+    if not 1 <= autocorrelation_time < math.inf:
+        raise ValueError(
+            f"`autocorrelation_time={autocorrelation_time}` must be finite and at least 1; give 1 "
+            "for independent steps."
+        )
 
 
 def _law_of_runs(
@@ -174,14 +212,6 @@ def _law_of_step(program: Program, num_samples: int, key: PRNGKeyArray, progress
     if law.interrupted:
         raise KeyboardInterrupt("interrupted before the first run.")
     return law
-
-
-def _drifted(drift: float, work: float) -> float:
-    """What a drift adds, in seconds. It falls evenly over an hour, and a shorter run keeps what is
-    left of it.
-    """
-    early = min(work, _DRIFTING)
-    return drift * early * (1 - early / _DRIFTING / 2)
 
 
 @dataclasses.dataclass(frozen=True)
