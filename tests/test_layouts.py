@@ -19,7 +19,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.layouts._enumerate import schedule_of
-from prism_jax.layouts._simulate import simulate_jobs
+from prism_jax.layouts._rank import simulate_jobs
 from prism_jax.prediction import least_bytes, least_seconds
 
 

@@ -1,30 +1,43 @@
 """Ranks layouts by a figure of their laws: the one with the shortest predicted step first."""
 
 import contextlib
+import hashlib
 import itertools as it
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
+import msgspec
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible, left_working
 from .._misc import check_type, whole_number
 from ..analysis import (
+    MARGIN,
     AbstractObjective,
+    Bootstrapped,
+    Mean,
     Quantile,
     alike,
+    bootstrapped,
     check_num_steps,
     check_objective,
     check_steps,
+    open_parts,
+    write_part,
 )
 from ..data import Job
-from ..random import check_key
+from ..engine import simulated_steps
+from ..prediction import memory
+from ..program import compile_job
+from ..random import check_key, key_data
 from ..workers import run_tasks
 from ._best_first import BestFirst, EndedError, Watch
 from ._enumerate import check_memory_margin, schedule_of
-from ._ranking import Ranking, Search, made, works_of
-from ._simulate import Kept, simulate_jobs
+from ._ranking import FIGURES, Ranking, Search, made, works_of
 
 
 # How many layouts are simulated at once by workers, after the first.
@@ -100,8 +113,8 @@ def rank_layouts(
                 search.order = [*it.islice(search.queue, top)]
             else:
                 assert key is not None
-                kept = Kept(out, jobs, objective, num_samples, key)
-                _simulate_all(search, key, kept, executor, watch)
+                folder = None if out is None else pathlib.Path(out)
+                _simulate_all(search, key, folder, executor, watch)
     search.ended = watch.ended
     if not search.found:
         if search.ended and search.queue.predicted:  # What is known is predicted.
@@ -113,19 +126,24 @@ def rank_layouts(
 
 
 def _simulate_all(
-    search: Search, key: PRNGKeyArray, kept: Kept, executor: Executor | None, watch: Watch
+    search: Search,
+    key: PRNGKeyArray,
+    folder: pathlib.Path | None,
+    executor: Executor | None,
+    watch: Watch,
 ) -> None:
     """Simulates layout after layout, until no other can be among the first `top`. The figures of
-    those that are kept are taken from there.
+    those that a folder holds are taken from there, and those of others are added.
     """
     jobs, options = search.jobs, (search.objective, search.num_samples, key)
+    known = {} if folder is None else open_parts(folder, _digest(search, key), "search")
 
     def simulate(numbers: Sequence[int]) -> None:
         search.order += numbers
         for number in numbers:
-            if number in kept.known:
-                search.add(number, kept.known[number])
-        left = [number for number in numbers if number not in kept.known]
+            if number in known:
+                search.add(number, _figures(known[number]))
+        left = [number for number in numbers if number not in known]
         # Programs of one schedule share compiled code.
         most = min(max(len(left) // _CALLS, 1), _MOST)
         calls = alike(left, lambda number: schedule_of(jobs[number]), most)
@@ -133,7 +151,8 @@ def _simulate_all(
         for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
             for number, found in zip(calls[which], results, strict=True):
                 search.add(number, found)
-                kept.write(jobs[number], number, search.queue.predicted[number], found)
+                if folder is not None:
+                    write_part(folder, _row(search, number, found))
 
     queue, size = iter(search.queue), search.top if executor else 1
     with _own_thread(executor) as workers:
@@ -150,6 +169,68 @@ def _simulate_all(
         for number in search.order:
             if number in values and search.predicted(number) < search.last():
                 search.found[number] = values[number]
+
+
+def simulate_jobs(
+    jobs: Sequence[Job], objective: AbstractObjective, num_samples: int, key: PRNGKeyArray
+) -> list[Bootstrapped | str]:
+    """The `FIGURES` of each job; of one that cannot be simulated, why.
+
+    All have the same key and ids of steps, so that what the steps of two jobs share, such as the
+    step's own factor and the network's regime, cancels in their difference.
+    """
+    figures = [objective, Mean(), Quantile(0.95), Quantile(0.99)]
+    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "margin": MARGIN}
+    found: list[Bootstrapped | str] = []
+    for job in jobs:
+        try:
+            simulated = simulated_steps(compile_job(job), **options)
+        except ValueError as error:
+            found.append(str(error))
+        else:
+            found.append(bootstrapped(simulated, figures))
+    return found
+
+
+def _row(search: Search, number: int, found: Bootstrapped | str) -> dict[str, Any]:
+    """What a folder keeps of a layout."""
+    job = search.jobs[number]
+    row: dict[str, Any] = {
+        "row": number,
+        "layout": job.name,
+        "predicted_s": search.queue.predicted[number].mean,
+        "memory_bytes": memory(job).fullest.bytes,
+        "refused": found if isinstance(found, str) else None,
+    }
+    if not isinstance(found, str):
+        row |= {f"{name}_s": x for name, x in zip(FIGURES, found.values.tolist(), strict=True)}
+        row |= {"resampled": found.resampled.tolist(), "support": found.support.tolist()}
+    return row
+
+
+def _figures(row: dict[str, Any]) -> Bootstrapped | str:
+    """The figures of a layout that is kept; of one that cannot be simulated, why."""
+    if row["refused"]:
+        return row["refused"]
+    columns = [row[f"{name}_s"] for name in FIGURES], row["resampled"], row["support"]
+    return Bootstrapped(*map(np.array, columns))
+
+
+def _digest(search: Search, key: PRNGKeyArray) -> str:
+    """A digest of a search. Most of its jobs share their model, machine and kernels."""
+    found = hashlib.sha256()
+    shared: dict[int, int] = {}
+    for job in search.jobs:
+        for part in (job.model, job.cluster, job.kernels):
+            if id(part) not in shared:
+                shared[id(part)] = len(shared)
+                found.update(msgspec.json.encode(part))
+        own = (job.layout, job.schedule, job.training, job.name)
+        which = [shared[id(part)] for part in (job.model, job.cluster, job.kernels)]
+        found.update(msgspec.json.encode((own, which)))
+    words = [int(word) for word in key_data(key)]
+    found.update(msgspec.json.encode([str(search.objective), search.num_samples, *words]))
+    return found.hexdigest()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,10 @@ from ..analysis import AbstractObjective, Bootstrapped, combined
 from ..data import Job
 from ..prediction import Prediction, memory
 from ._best_first import BestFirst
-from ._simulate import FIGURES
+
+
+# What is known of each simulated job, in this order.
+FIGURES = ("objective", "mean", "p95", "p99")
 
 
 @dataclasses.dataclass(frozen=True)

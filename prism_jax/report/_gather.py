@@ -1,11 +1,7 @@
-"""The contents of a page, and the simulations that they come from."""
+"""The contents of a page: the simulations that they come from, and what they say in sentences."""
 
 import dataclasses
-import datetime
 import functools as ft
-import importlib.metadata
-import platform
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
@@ -15,6 +11,8 @@ from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import (
+    LEVELS,
+    SHARED,
     AbstractObjective,
     Criticality,
     Quantile,
@@ -42,32 +40,6 @@ T = TypeVar("T")
 MOST_STEPS = 8_192
 
 
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where the figures of a report come from.
-
-    **Attributes:**
-
-    - `num_samples`: the number of steps of the law.
-    - `num_steps`: the most steps of sensitivities, criticality and the sampled step.
-    - `seed`: how the key was made, in words.
-    - `commands`: the command that prints a figure again, for each figure; empty for a report made
-        from Python.
-    - `version`, `jax`: the versions of the packages.
-    - `machine`: the system, the processor and the devices, without the machine's name.
-    - `date`: the day of the report.
-    """
-
-    num_samples: int
-    num_steps: int
-    seed: str
-    commands: Mapping[str, str]
-    version: str
-    jax: str
-    machine: str
-    date: str
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
     """The results that a page shows. `missing` says why a result is `None`.
@@ -84,7 +56,10 @@ class Report:
     - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
     - `diagnosis`: of measured step times, if there are any.
     - `missing`: why a figure is missing, by its name.
-    - `origin`: how the figures were obtained.
+    - `num_steps`: the most steps of sensitivities, criticality and the sampled step.
+    - `seed`: how the key was made, in words.
+    - `commands`: the command that prints a figure again, for each figure; empty for a report made
+        from Python.
     """
 
     of: Job | Profile
@@ -100,7 +75,9 @@ class Report:
     criticality: Criticality | None
     step: SampledStep | None
     missing: dict[str, str]
-    origin: Origin
+    num_steps: int
+    seed: str
+    commands: Mapping[str, str]
     diagnosis: Diagnosis | None = None
 
     @property
@@ -184,9 +161,9 @@ def gather(
         step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
         sliders=found("sliders", lambda: sliders(program, num_samples=few, key=key)),
         missing=missing,
-        origin=_origin(
-            num_samples, steps, seed or f"key {jax.random.key_data(key).tolist()}", commands or {}
-        ),
+        num_steps=steps,
+        seed=seed or f"key {jax.random.key_data(key).tolist()}",
+        commands=commands or {},
         diagnosis=None
         if job is None or not len(measured)
         else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), measured)),
@@ -207,10 +184,67 @@ def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | Non
     return None
 
 
-def _origin(num_samples: int, num_steps: int, seed: str, commands: Mapping[str, str]) -> Origin:
-    kinds = Counter(device.device_kind for device in jax.devices())
-    devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
-    machine = f"{platform.system()} {platform.machine()}; devices of JAX: {devices}"
-    version, date = importlib.metadata.version("prism-jax"), datetime.datetime.now(datetime.UTC)
-    today = date.date().isoformat()
-    return Origin(num_samples, num_steps, seed, commands, version, jax.__version__, machine, today)
+def headline(report: Report) -> tuple[str, str, str]:
+    """Three sentences: what to expect, what makes it slow or wide, what to change first."""
+    return _expected(report), _slow(report), _first(report)
+
+
+def _expected(report: Report) -> str:
+    law, future = report.law, report.epistemic
+    sure = ""
+    if future is not None:
+        low, high = future.intervals({"p95": 0.95})["p95"]
+        sure = f"; p95 of nine in ten such runs lies within {low:.4g} to {high:.4g} s"
+    return (
+        f"Expect a step of {law.quantile(0.5):.4g} s (p50), and one in twenty that takes more than "
+        f"{law.quantile(0.95):.4g} s (p95){sure}."
+    )
+
+
+def _slow(report: Report) -> str:
+    parts = [] if report.throughput is None else [*report.throughput.breakdown.items()]
+    parts = sorted((-seconds, name) for name, seconds in parts if name != "compute")
+    share = f"{-100 * parts[0][0] / report.law.mean:.3g} %" if parts else ""
+    slow = f"Besides compute, {parts[0][1]} takes most: {share} of the mean" if parts else ""
+    found = report.sensitivity
+    gains = [(p.gain.value, p.name) for p in found.parts if p.gain] if found else []
+    if not found or not gains:
+        return f"{slow or 'What makes steps slow is not known'}."
+    gain, name = max(gains)
+    unit = "s" if found.unit == "s" else ""
+    what = SHARED.get(name, f"variability of {name}")
+    wide = f"without the {what}, {found.objective} would fall by {gain:.2g} {unit}"
+    return f"{slow}; {wide.strip()}." if slow else f"{wide[0].upper()}{wide[1:].strip()}."
+
+
+def _first(report: Report) -> str:
+    p95 = report.law.quantile(0.95)
+    if report.quickest is not None:
+        change, share = report.quickest
+        keys = " ".join(f"--set {text}" for text in change)
+        return (
+            f"Change first: {keys}, which needs no other hardware and makes steps "
+            f"{100 * share:.2g} % shorter, about {share * p95:.2g} s at p95 (if p95 falls as a "
+            "step without variability does)."
+        )
+    best = _best_slower(report.sliders)
+    tried = ""
+    if report.memory is not None and "first change" not in report.missing:
+        tried = "No setting by itself makes steps 0.2 % shorter"
+    if best is None:
+        return f"{tried or 'What to change first is not known'}."
+    name, gain = best
+    least = f"lower the {name} by a tenth first, which is worth {gain:.2g} s at p95"
+    return f"{tried}; {least}." if tried else f"Change first: {least}."
+
+
+def _best_slower(found: Sliders | None) -> tuple[str, float] | None:
+    """Which parameter to lower by a tenth for the most at p95, and by how many seconds."""
+    at = LEVELS.tolist().index(0.95)
+    gains = [
+        (-float(one.change(0.9 * one.own)[at]), one.name)
+        for one in (found.sliders if found else ())
+        if one.own
+    ]
+    gain, name = max(gains, default=(0.0, ""))
+    return (name, gain) if gain > 0 else None

@@ -7,7 +7,7 @@ import html
 import importlib.resources
 import io
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._summary import Table, number_of
@@ -73,6 +73,12 @@ def _cell(text: str, name: str) -> Markup:
         about |= {"class_": "number"} if name == "td" else {}
         about["data_value"] = "" if number != number else repr(number)
     return tag(name, text, **about)
+
+
+def tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
+    """Figures by their names."""
+    listed = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
+    return tag("dl", *listed, class_="tiles", **attributes)
 
 
 def resource(name: str) -> str:

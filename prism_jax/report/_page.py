@@ -1,16 +1,33 @@
 """A self-contained HTML page, which needs no network and no other file."""
 
+import datetime
+import importlib.metadata
 import os
+import platform
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
 
 from .._files import written_whole
 from .._misc import counted
-from .._summary import Table
-from ..data import layout_and_order
-from ._assumptions import assumptions, expected_error, notes
-from ._gather import Report
-from ._html import Markup, check_matplotlib, join, resource, table, tag
+from .._summary import Column, Table
+from ..data import (
+    Job,
+    Variation,
+    assumed_keys,
+    law_table,
+    layout_and_order,
+    notes_of,
+    toml_value,
+)
+from ..prediction import expected_error
+from ..profile import Profile
+from ._gather import Report, headline
+from ._html import Markup, check_matplotlib, join, resource, table, tag, tiles
 from ._sections import sections
-from ._sliders import headline, tiles
 
 
 # A browser that obeys this policy loads nothing from elsewhere.
@@ -56,8 +73,8 @@ def html_page(report: Report) -> str:
     check_matplotlib()
     shown = {
         **sections(report),
-        "Expected error": expected_error(report),
-        "Assumptions": assumptions(report),
+        "Expected error": _expected_error(report),
+        "Assumptions": _assumptions(report),
         "How each figure was obtained": _origin(report),
     }
     links = [tag("li", tag("a", name, href=f"#{_anchor(name)}")) for name in shown]
@@ -70,9 +87,9 @@ def html_page(report: Report) -> str:
     body = tag(
         "body",
         tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
-        headline(report),
+        tag("ol", *(tag("li", text) for text in headline(report)), class_="lead"),
         _tiles(report),
-        *(tag("p", note, class_="note") for note in (*notes(report.of), *_interrupted(report))),
+        *(tag("p", note, class_="note") for note in (*_notes(report.of), *_interrupted(report))),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *main),
         tag("script", Markup(resource("_page.js") + resource("_sliders.js"))),
@@ -113,9 +130,9 @@ def _interrupted(report: Report) -> list[str]:
 
 def _origin(report: Report) -> Markup:
     """The command or the function, the samples and the seed of each figure; versions and date."""
-    origin, law = report.origin, report.law
+    law = report.law
     how = f"{law.sampling} sampling, replicas: {law.replicas}"
-    every, some = law.num_samples, origin.num_steps
+    every, some = law.num_samples, report.num_steps
     rows = [
         ("step time", "simulate", f"{counted(every, 'step')}; {how}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
@@ -128,12 +145,133 @@ def _origin(report: Report) -> Markup:
     ]
     if report.job is None:
         rows = [row for row in rows if row[0] not in _OF_JOBS]
-    by = {name: origin.commands.get(name, f"prism.{name}") for _, name, _ in rows}
+    by = {name: report.commands.get(name, f"prism.{name}") for _, name, _ in rows}
     cells = [(figures, tag("code", by[name]), steps) for figures, name, steps in rows]
+    kinds = Counter(device.device_kind for device in jax.devices())
+    devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    versions = f"prism-jax {importlib.metadata.version('prism-jax')}, JAX {jax.__version__}"
+    machine = f"{platform.system()} {platform.machine()}; devices of JAX: {devices}"
     about = (
-        f"Seed: {origin.seed}. prism-jax {origin.version}, JAX {origin.jax}; {origin.machine}; "
-        f"{origin.date}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
+        f"Seed: {report.seed}. {versions}; {machine}; "
+        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
         f"{law.run_s:.1f} s."
     )
     listed = Table(("figures", "command or function", "steps"), cells)
     return join([table(listed, title="How each figure was obtained"), tag("p", about)])
+
+
+def _expected_error(report: Report) -> Markup:
+    """How far predictions of this kind were off, and for which runs."""
+    return join(_errors(report.job, tomllib.loads(resource("_accuracy.toml"))))
+
+
+def _errors(job: Job | None, known: dict[str, Any]) -> Iterable[Markup]:
+    yield tag(
+        "p",
+        "The intervals on this page cover only the noise of the simulation: more samples make "
+        "them narrower, but not the model more accurate. The commands that docs/accuracy.md "
+        "names print how accurate predictions of this kind were.",
+    )
+    if job is None:
+        yield tag(
+            "p",
+            "This is a profile of a trace. Two traced jobs (StragglerAnalysis, arXiv:2505.05713; "
+            "64 GPUs with one slow worker, and 8 GPUs with a longer last stage) were fitted to "
+            "every other step and scored on the steps in between: predicted over measured, minus "
+            "one. The brackets hold the scatter of each figure, as only 11 or 16 steps were "
+            "measured. The table does not apply to the steps of another run, or of other GPUs.",
+        )
+        header = ("trace", "from and to", "mean", "p95", "std ratio")
+        rows = [*map(tuple, known["traces"])]
+        yield table(Table(header, rows, "Steps of a trace from other steps"))
+        return
+    if job.calibrated is not None:
+        yield tag(
+            "p",
+            "This job is calibrated to measured step times. Of families of MLPerf Training logs "
+            "(GPT-3 175B and Llama 3.1 405B on H100 and GB200, 512 to 6,144 GPUs), jobs that were "
+            "calibrated to some systems predicted another of the same family:",
+        )
+        yield tag("ul", *(tag("li", line) for line in known["calibrated"]))
+        return
+    if job.model is not None:
+        found = expected_error(job)
+        low, high = (f"{100 * (factor - 1):+.0f} %" for factor in found.interval(0.9))
+        yield tag(
+            "p",
+            "Nine of ten measured means of such jobs are expected to differ by "
+            f"{low} to {high} from what is predicted. Published steps of the class of this job: "
+            f"{found.num_runs:,}.",
+        )
+    yield tag(
+        "p",
+        "This job is predicted from its configuration and from tables of kernels, without "
+        "calibration. The table has the errors of such predictions for means of published steps: "
+        "predicted over measured, minus one. The tables of kernels were chosen with knowledge of "
+        "some of these runs, so a job unlike them may be further off.",
+    )
+    header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
+    rows = [*map(tuple, known["means"])]
+    yield table(Table(header, rows, "Means of published steps, from configuration alone"))
+
+
+def _assumptions(report: Report) -> Markup:
+    """All assumptions."""
+    of = report.of
+    return join(_of_job(of) if isinstance(of, Job) else _of_profile(of))
+
+
+def _notes(of: Job | Profile) -> Sequence[str]:
+    """Warnings to read before the figures."""
+    return notes_of(of) if isinstance(of, Job) else of.fitted.notes
+
+
+def _of_job(job: Job) -> Iterable[Markup]:
+    if job.source:
+        yield tag("p", "The job: ", job.source)
+    columns = (
+        Column("key", lambda key: tag("code", key.key)),
+        Column("value", lambda key: _value(key.value)),
+        "unit",
+        Column("from", "origin"),
+    )
+    keys = [key for key in assumed_keys(job) if key.key not in ("source", "name")]
+    yield table(Table(columns, keys, "Keys of the job"), "keys of the job")
+    if job.calibrated is not None:
+        about = job.calibrated
+        yield tag("p", "Calibrated to: ", about.source)
+        yield table(about.summary())
+    if job.kernels is None:
+        return
+    yield tag("h3", "Efficiencies of kernels")
+    for source in job.kernels.sources:
+        name = f"{source.name}, in place of {source.stands_in_for}" * bool(source.stands_in_for)
+        yield tag("p", tag("strong", name or source.name), f": {source.who}, {source.when}. ")
+        yield tag("p", f"Software: {source.software}. Licence: {source.licence}.", class_="faint")
+        if source.constants:
+            columns = (Column("what was chosen", "name"), "value", "reason")
+            chosen = Table(columns, source.constants, f"Constants of {source.name}")
+            yield table(chosen, f"constants of {source.name}")
+    yield from _laws(job.kernels.variability)
+
+
+def _of_profile(profile: Profile) -> Iterable[Markup]:
+    fitted = profile.fitted
+    dropped = ", ".join(f"{number} {why}" for why, number in fitted.dropped.items()) or "none"
+    about = f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
+    yield tag("p", about)
+    if fitted.components:
+        yield table(fitted.summary())
+    yield from _laws(profile.variability)
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else toml_value(value)
+
+
+def _laws(variability: Sequence[Variation]) -> Iterable[Markup]:
+    yield tag("h3", "Laws")
+    if variability:
+        yield table(law_table(variability, "source", title="Laws of what varies"))
+    else:
+        yield tag("p", "Nothing varies.")

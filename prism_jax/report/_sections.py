@@ -1,24 +1,37 @@
 """The sections of a page that show results."""
 
 import functools as ft
+import json
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from .. import plot
 from .._misc import counted
 from .._summary import Table
-from ..analysis import Criticality, SampledStep, Sensitivity
+from ..analysis import (
+    LEVELS,
+    AbstractSlider,
+    Criticality,
+    Rare,
+    SampledStep,
+    Sensitivity,
+    Sliders,
+)
 from ..diagnosis import Diagnosis
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
 from ._gather import Report
-from ._html import Markup, figure, join, table, tag
-from ._sliders import sliders
+from ._html import Markup, figure, join, table, tag, tiles
 
 
 _MOST_ROWS = 12  # Rows of a table that is not folded.
 # A step with more ops is drawn as pixels, because so many shapes make a page slow.
 _MOST_SHAPES = 6_000
+_MOVED = ("p50", "p95")
+_SHARES = (0, 0.5, 1)
+_TICKS = (("start", 60), ("middle", 430), ("end", 800))
 _NO_MODEL = "a profile has no model, so {} not known"
 
 
@@ -26,7 +39,7 @@ def sections(report: Report) -> dict[str, Markup]:
     """The sections by their headings. Of what a report lacks, a section says why."""
     work, missing = report.throughput, report.missing
     sections = {
-        "Sliders": (ft.partial(sliders, report), report.sliders, missing.get("sliders")),
+        "Sliders": (ft.partial(_sliders, report), report.sliders, missing.get("sliders")),
         "Step time": (ft.partial(_law, report), report.law, None),
         "Diagnosis": (_diagnosis, report.diagnosis, missing.get("diagnosis")),
         "Throughput": (_throughput, work, _NO_MODEL.format("its work is")),
@@ -47,6 +60,52 @@ def sections(report: Report) -> dict[str, Markup]:
 
 def _sentences(lines: Iterable[str]) -> Markup:
     return join(tag("p", f"{line[0].upper()}{line[1:]}.") for line in lines)
+
+
+def _sliders(report: Report, found: Sliders) -> Markup:
+    """A slider for each parameter, and the law, which the page's script moves."""
+    own = report.law.quantile(LEVELS)
+    rows = [[one.change(v).round(7).tolist() for v in one.positions()] for one in found.sliders]
+    data = {"levels": LEVELS.tolist(), "law": np.asarray(own, float).tolist(), "rows": rows}
+    check = found.check
+    together = " and ".join(f"{name} at {value:g}" for name, value in check.values.items())
+    about = (
+        "Move a slider, with the mouse or the arrow keys: p50, p95 and the law follow, between "
+        "three simulated points of each parameter and from its derivative. What several change is "
+        f"added. For how exact this is, {together} were simulated again: p95 is "
+        f"{check.simulated:.5g} s, and {check.p95:.5g} s by the sliders, "
+        f"{100 * abs(check.p95 / check.simulated - 1):.2g} % off."
+    )
+    caption = "Share of steps that are done by a time: as the job is (grey), and as set (dark)."
+    axes = [
+        tag("path", d="M60 5V210H800", style="stroke: var(--ink); stroke-width: 1"),
+        *(tag("path", d="", class_=name) for name in ("own", "moved")),
+        *(tag("text", "", text_anchor=a, x=x, class_="tick", y=238) for a, x in _TICKS),
+        *(tag("text", f"{100 * y:.0f} %", class_="tick", x=0, y=214 - 200 * y) for y in _SHARES),
+    ]
+    drawn = tag("svg", *axes, viewBox="0 0 810 250", role="img", aria_label=caption)
+    moved = {f"{name} step time": tag("output", "") for name in _MOVED}
+    return tag(
+        "div",
+        tag("p", about),
+        *(_slider(number, one) for number, one in enumerate(found.sliders)),
+        tag("p", tag("button", "as the job is", type="button")),
+        tiles(moved, aria_live="polite"),
+        tag("figure", drawn, tag("figcaption", caption)),
+        class_="sliders",
+        data_law=json.dumps(data, separators=(",", ":")),
+    )
+
+
+def _slider(number: int, of: AbstractSlider) -> Markup:
+    places = of.positions()
+    names = [f"{v:.3g} expected" if isinstance(of, Rare) else f"x {v:.3g}" for v in places]
+    own = places.index(of.own)
+    given = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}
+    shown = {"id": f"slider-{number}", "data_names": json.dumps(names), "autocomplete": "off"}
+    label = tag("label", of.name, for_=f"slider-{number}")
+    entry = Markup(tag("input", **given, **shown).removesuffix("</input>"))
+    return tag("p", join([label, entry, tag("output", names[own], for_=f"slider-{number}")]))
 
 
 def _law(report: Report, law: Law) -> Markup:
