@@ -54,7 +54,7 @@ def test_wrong_types_are_refused_in_a_sentence():
     wanted = [
         "use `load_job`",
         "use `load_job`",
-        "A list was given in place of scenarios by name",
+        "A `list` was given in place of a mapping of scenarios by name; give such as",
         "is '20%'; give a number, such as 1.2",
         "is '20%'; give a number, such as 1.2",
         "such as 0.95 for p95",

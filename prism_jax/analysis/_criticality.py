@@ -146,11 +146,13 @@ def criticality(
             total["slack_s"] += np.asarray(paths.slack, np.float64).sum(axis=1)
             on_path = np.where(critical, latency, 0)
             steps = simulated.steps[paths.step]
+            on_compute = critical[compute]
             taken = (on_path * (paths.factor / steps))[compute].sum(axis=1)
             for name, group in groups.items():
-                mine = of_groups[name]
-                mine["probability"] += _any(critical[compute], group, len(mine["share"]))
-                mine["share"] += np.bincount(group, taken, len(mine["share"]))
+                places = range(len(of_groups[name]["share"]))
+                some = [on_compute[group == place].any(axis=0).sum() for place in places]
+                of_groups[name]["probability"] += some
+                of_groups[name]["share"] += np.bincount(group, taken, len(places))
             reduction = paths.reductions[paths.sink, np.arange(len(steps))]
             before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
             ended = (on_path.sum(axis=0) + reduction) * paths.factor
@@ -183,13 +185,6 @@ def _steps_between(
     order = np.argsort(steps, kind="stable")
     chosen = order[int(np.floor(low * len(order))) : int(np.ceil(high * len(order)))]
     return np.sort(chosen[:: max(-(-len(chosen) // _MOST_STEPS), 1)])
-
-
-def _any(critical: np.ndarray, group: np.ndarray, number: int) -> np.ndarray:
-    """In how many steps any op of each group is critical."""
-    found = np.zeros((number, critical.shape[1]), bool)
-    np.logical_or.at(found, group, critical)
-    return found.sum(axis=1)
 
 
 def _means(total: dict[str, np.ndarray], number: int, seen: float) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Figures of the law of the step time that one may want to lower."""
 
 import abc
+from typing import ClassVar
 
 import equinox as eqx
 import numpy as np
@@ -16,41 +17,29 @@ class AbstractObjective(eqx.Module):
     """A figure of the law of the step time, and its derivatives.
 
     All methods take simulated step times in seconds, in float64 on the host. The defaults of the
-    properties are right for a figure in seconds about which nothing else is known.
+    attributes are right for a figure in seconds about which nothing else is known.
+
+    **Attributes:**
+
+    - `unit`: the unit of the figure: `"s"` for seconds, `"1"` for a probability.
+    - `monotone`: whether slower steps never lower the figure.
+    - `share`: the share of the steps that the figure rests on, such as those beyond a quantile.
+    - `exceeds`: the threshold in seconds, if the figure is the probability that a step takes
+        longer; else `None`. Such a figure is computed without indicator functions: see
+        `Exceedance`.
+    - `level`: the level in (0, 1), if the figure is a quantile; else `None`. Its derivative is that
+        of the probability that a step takes longer, over the density, where both are known without
+        smoothing over steps: see `Exceedance`.
     """
+
+    unit: ClassVar[str] = "s"
+    monotone: ClassVar[bool] = False
+    share: ClassVar[float] = 1.0
+    exceeds: ClassVar[float | None] = None
+    level: ClassVar[float | None] = None
 
     def __str__(self) -> str:  # Its name in tables and notes, such as `p95`.
         return type(self).__name__.lower()
-
-    @property
-    def unit(self) -> str:
-        """The unit of the figure: `"s"` for seconds, `"1"` for a probability."""
-        return "s"
-
-    @property
-    def monotone(self) -> bool:
-        """Whether slower steps never lower the figure."""
-        return False
-
-    @property
-    def share(self) -> float:
-        """The share of the steps that the figure rests on, such as those beyond a quantile."""
-        return 1.0
-
-    @property
-    def exceeds(self) -> float | None:
-        """The threshold in seconds, if the figure is the probability that a step takes longer; else
-        `None`. Such a figure is computed without indicator functions: see `Exceedance`.
-        """
-        return None
-
-    @property
-    def level(self) -> float | None:
-        """The level in (0, 1), if the figure is a quantile; else `None`. Its derivative is that of
-        the probability that a step takes longer, over the density, where both are known without
-        smoothing over steps: see `Exceedance`.
-        """
-        return None
 
     @abc.abstractmethod
     def value(self, steps: Steps) -> float:
@@ -74,9 +63,7 @@ class AbstractObjective(eqx.Module):
 class Mean(AbstractObjective):
     """The mean step time, in seconds."""
 
-    @property
-    def monotone(self) -> bool:
-        return True
+    monotone = True
 
     def value(self, steps: Steps) -> float:
         return float(np.mean(steps))
@@ -110,6 +97,7 @@ class Std(AbstractObjective):
 class AbstractAtQuantile(AbstractObjective):
     """A figure of the steps at a quantile, or beyond it."""
 
+    monotone = True
     q: float = eqx.field(static=True)
 
     def __check_init__(self) -> None:
@@ -119,10 +107,6 @@ class AbstractAtQuantile(AbstractObjective):
             )
         if not 0 < self.q < 1:
             raise ValueError(f"The quantile `q={self.q}` must lie between 0 and 1.")
-
-    @property
-    def monotone(self) -> bool:
-        return True
 
 
 class Quantile(AbstractAtQuantile):
@@ -200,6 +184,7 @@ class Exceedance(AbstractObjective):
     threshold times the mean derivative of the steps there, as in `Quantile`.
     """
 
+    unit, monotone = "1", True
     threshold: float = eqx.field(static=True)
 
     def __check_init__(self) -> None:
@@ -208,14 +193,6 @@ class Exceedance(AbstractObjective):
 
     def __str__(self) -> str:
         return f"P(> {self.threshold:g} s)"
-
-    @property
-    def unit(self) -> str:
-        return "1"
-
-    @property
-    def monotone(self) -> bool:
-        return True
 
     @property
     def exceeds(self) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
-from .._misc import unknown_name
+from .._misc import check_type, unknown_name
 from .._summary import Column, Shown, Table
 from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
 from ..law import QUANTILES
@@ -40,10 +40,7 @@ class Scenario:
     replicas: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.program, Program):
-            raise ValueError(
-                f"A {type(self.program).__name__} was given in place of a scenario's program."
-            )
+        check_type(self.program, Program, "program of a scenario", "use `compile_job` to get one")
         if self.replicas is not None and _whole(self.replicas) < 1:
             raise ValueError(
                 f"{self.replicas} replicas were given; a change must be in at least 1 replica."
@@ -136,11 +133,8 @@ def what_if(
     replicas whose program has another graph or another number of replicas.
     """
     check_program(program, key)
-    if not isinstance(scenarios, Mapping):
-        raise ValueError(
-            f"A {type(scenarios).__name__} was given in place of scenarios by name; give such as "
-            '`{"faster gemm": scale_kernel(program, "gemm", 0.9)}`.'
-        )
+    example = 'give such as `{"faster gemm": scale_kernel(program, "gemm", 0.9)}`'
+    check_type(scenarios, Mapping, "mapping of scenarios by name", example)
     for name, scenario in scenarios.items():
         _check_scenario(program, name, scenario)
 

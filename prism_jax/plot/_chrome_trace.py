@@ -4,7 +4,6 @@ Source of the format: "Trace Event Format", the Catapult project. Ranges have th
 gives them, so that tools for PyTorch's profiles can read the trace.
 """
 
-import heapq
 import json
 import os
 from collections.abc import Iterator
@@ -101,20 +100,14 @@ def op_name(step: SampledStep, op: int) -> str:
 def _lanes(step: SampledStep) -> dict[int, int]:
     """The thread of each send_recv: the first thread of its rank that is free when it starts."""
     ops, threads = step.ops, {}
-    free: dict[int, list[int]] = {}
-    busy: dict[int, list[tuple[float, int]]] = {}
-    used = np.full(step.num_ranks, _SEND_RECV)
+    free: dict[int, list[float]] = {}  # From when on each thread of a rank is free.
     sends = np.flatnonzero(ops["phase"] == SEND_RECV)
     for op in sends[np.argsort(ops["start_s"][sends], kind="stable")].tolist():
         rank, start, end = (ops[name][op].item() for name in ("rank", "start_s", "end_s"))
-        mine, under_way = free.setdefault(rank, []), busy.setdefault(rank, [])
-        while under_way and under_way[0][0] <= start:
-            heapq.heappush(mine, heapq.heappop(under_way)[1])
-        if not mine:
-            mine.append(int(used[rank]))
-            used[rank] += 1
-        threads[op] = heapq.heappop(mine)
-        heapq.heappush(under_way, (end, threads[op]))
+        of_rank = free.setdefault(rank, [])
+        lane = next((i for i, since in enumerate(of_rank) if since <= start), len(of_rank))
+        of_rank[lane : lane + 1] = [end]
+        threads[op] = _SEND_RECV + lane
     return threads
 
 
@@ -152,12 +145,7 @@ def _range(name: str, start: float, end: float, where: dict[str, int], **args: A
 def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
     ops = step.ops
     for op in range(len(step.receivers)):
-        args = {
-            "phase": str(ops["phase"][op]),
-            "stage": int(ops["stage"][op]),
-            "microbatch": int(ops["microbatch"][op]),
-            "critical": bool(ops["critical"][op]),
-        }
+        args = {name: ops[name][op].item() for name in ("phase", "stage", "microbatch", "critical")}
         where = _thread(step, int(ops["rank"][op]), lanes.get(op, _COMPUTE))
         yield _range(op_name(step, op), ops["start_s"][op], ops["end_s"][op], where, **args)
 
