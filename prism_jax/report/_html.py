@@ -31,6 +31,10 @@ class Markup(str):
     """A text that is HTML already."""
 
 
+# What can stand in a section: a paragraph, a table or an element.
+Block = str | Table | Markup
+
+
 def markup(given: Any) -> Markup:
     """A text as HTML."""
     return given if isinstance(given, Markup) else Markup(html.escape(str(given)))
@@ -48,6 +52,14 @@ def tag(name: str, *content: Any, **attributes: Any) -> Markup:
 
 def join(parts: Iterable[Any]) -> Markup:
     return Markup("".join(map(markup, parts)))
+
+
+def blocks(parts: Iterable[Block]) -> Markup:
+    """What stands one below the other: a text is a paragraph, a table is shown, and elements are as
+    they are.
+    """
+    shown = (table(one) if isinstance(one, Table) else one for one in parts)
+    return join(one if isinstance(one, Markup) else tag("p", one) for one in shown)
 
 
 def table(of: Table, fold: str = "", **changes: Any) -> Markup:

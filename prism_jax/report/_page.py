@@ -7,26 +7,17 @@ import platform
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 
 from .._files import written_whole
 from .._misc import counted
 from .._summary import Column, Table
-from ..data import (
-    Job,
-    Variation,
-    assumed_keys,
-    law_table,
-    layout_and_order,
-    notes_of,
-    toml_value,
-)
+from ..data import Job, Variation, assumed_keys, law_table, layout_and_order, notes_of, toml_value
 from ..prediction import expected_error
 from ..profile import Profile
 from ._gather import Report, headline
-from ._html import Markup, check_matplotlib, join, resource, table, tag, tiles
+from ._html import Block, Markup, blocks, check_matplotlib, resource, table, tag, tiles
 from ._sections import sections
 
 
@@ -71,11 +62,12 @@ def html_page(report: Report) -> str:
     `ValueError` if matplotlib is not installed.
     """
     check_matplotlib()
+    of = report.of
     shown = {
         **sections(report),
-        "Expected error": _expected_error(report),
-        "Assumptions": _assumptions(report),
-        "How each figure was obtained": _origin(report),
+        "Expected error": blocks(_expected_error(report.job)),
+        "Assumptions": blocks(_of_job(of) if isinstance(of, Job) else _of_profile(of)),
+        "How each figure was obtained": blocks(_origin(report)),
     }
     links = [tag("li", tag("a", name, href=f"#{_anchor(name)}")) for name in shown]
     main = [
@@ -128,7 +120,7 @@ def _interrupted(report: Report) -> list[str]:
     return [f"{about}; the law has only these steps."] * ("law" in report.missing)
 
 
-def _origin(report: Report) -> Markup:
+def _origin(report: Report) -> Iterable[Block]:
     """The command or the function, the samples and the seed of each figure; versions and date."""
     law = report.law
     how = f"{law.sampling} sampling, replicas: {law.replicas}"
@@ -149,76 +141,62 @@ def _origin(report: Report) -> Markup:
     cells = [(figures, tag("code", by[name]), steps) for figures, name, steps in rows]
     kinds = Counter(device.device_kind for device in jax.devices())
     devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     versions = f"prism-jax {importlib.metadata.version('prism-jax')}, JAX {jax.__version__}"
     machine = f"{platform.system()} {platform.machine()}; devices of JAX: {devices}"
     about = (
-        f"Seed: {report.seed}. {versions}; {machine}; "
-        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}. Set-up of the law took {law.compile_s:.1f} s, its simulation "
-        f"{law.run_s:.1f} s."
+        f"Seed: {report.seed}. {versions}; {machine}; {today}. Set-up of the law took "
+        f"{law.compile_s:.1f} s, its simulation {law.run_s:.1f} s."
     )
-    listed = Table(("figures", "command or function", "steps"), cells)
-    return join([table(listed, title="How each figure was obtained"), tag("p", about)])
+    columns = ("figures", "command or function", "steps")
+    return Table(columns, cells, "How each figure was obtained"), about
 
 
-def _expected_error(report: Report) -> Markup:
+def _expected_error(job: Job | None) -> Iterable[Block]:
     """How far predictions of this kind were off, and for which runs."""
-    return join(_errors(report.job, tomllib.loads(resource("_accuracy.toml"))))
-
-
-def _errors(job: Job | None, known: dict[str, Any]) -> Iterable[Markup]:
-    yield tag(
-        "p",
+    known = tomllib.loads(resource("_accuracy.toml"))
+    yield (
         "The intervals on this page cover only the noise of the simulation: more samples make "
         "them narrower, but not the model more accurate. The commands that docs/accuracy.md "
-        "names print how accurate predictions of this kind were.",
+        "names print how accurate predictions of this kind were."
     )
     if job is None:
-        yield tag(
-            "p",
+        yield (
             "This is a profile of a trace. Two traced jobs (StragglerAnalysis, arXiv:2505.05713; "
             "64 GPUs with one slow worker, and 8 GPUs with a longer last stage) were fitted to "
             "every other step and scored on the steps in between: predicted over measured, minus "
             "one. The brackets hold the scatter of each figure, as only 11 or 16 steps were "
-            "measured. The table does not apply to the steps of another run, or of other GPUs.",
+            "measured. The table does not apply to the steps of another run, or of other GPUs."
         )
         header = ("trace", "from and to", "mean", "p95", "std ratio")
         rows = [*map(tuple, known["traces"])]
-        yield table(Table(header, rows, "Steps of a trace from other steps"))
+        yield Table(header, rows, "Steps of a trace from other steps")
         return
     if job.calibrated is not None:
-        yield tag(
-            "p",
+        yield (
             "This job is calibrated to measured step times. Of families of MLPerf Training logs "
             "(GPT-3 175B and Llama 3.1 405B on H100 and GB200, 512 to 6,144 GPUs), jobs that were "
-            "calibrated to some systems predicted another of the same family:",
+            "calibrated to some systems predicted another of the same family:"
         )
         yield tag("ul", *(tag("li", line) for line in known["calibrated"]))
         return
     if job.model is not None:
         found = expected_error(job)
         low, high = (f"{100 * (factor - 1):+.0f} %" for factor in found.interval(0.9))
-        yield tag(
-            "p",
+        yield (
             "Nine of ten measured means of such jobs are expected to differ by "
             f"{low} to {high} from what is predicted. Published steps of the class of this job: "
-            f"{found.num_runs:,}.",
+            f"{found.num_runs:,}."
         )
-    yield tag(
-        "p",
+    yield (
         "This job is predicted from its configuration and from tables of kernels, without "
         "calibration. The table has the errors of such predictions for means of published steps: "
         "predicted over measured, minus one. The tables of kernels were chosen with knowledge of "
-        "some of these runs, so a job unlike them may be further off.",
+        "some of these runs, so a job unlike them may be further off."
     )
     header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
     rows = [*map(tuple, known["means"])]
-    yield table(Table(header, rows, "Means of published steps, from configuration alone"))
-
-
-def _assumptions(report: Report) -> Markup:
-    """All assumptions."""
-    of = report.of
-    return join(_of_job(of) if isinstance(of, Job) else _of_profile(of))
+    yield Table(header, rows, "Means of published steps, from configuration alone")
 
 
 def _notes(of: Job | Profile) -> Sequence[str]:
@@ -226,9 +204,10 @@ def _notes(of: Job | Profile) -> Sequence[str]:
     return notes_of(of) if isinstance(of, Job) else of.fitted.notes
 
 
-def _of_job(job: Job) -> Iterable[Markup]:
+def _of_job(job: Job) -> Iterable[Block]:
+    """The assumptions of a job."""
     if job.source:
-        yield tag("p", "The job: ", job.source)
+        yield f"The job: {job.source}"
     columns = (
         Column("key", lambda key: tag("code", key.key)),
         Column("value", lambda key: _value(key.value)),
@@ -238,15 +217,15 @@ def _of_job(job: Job) -> Iterable[Markup]:
     keys = [key for key in assumed_keys(job) if key.key not in ("source", "name")]
     yield table(Table(columns, keys, "Keys of the job"), "keys of the job")
     if job.calibrated is not None:
-        about = job.calibrated
-        yield tag("p", "Calibrated to: ", about.source)
-        yield table(about.summary())
+        yield f"Calibrated to: {job.calibrated.source}"
+        yield job.calibrated.summary()
     if job.kernels is None:
         return
     yield tag("h3", "Efficiencies of kernels")
     for source in job.kernels.sources:
-        name = f"{source.name}, in place of {source.stands_in_for}" * bool(source.stands_in_for)
-        yield tag("p", tag("strong", name or source.name), f": {source.who}, {source.when}. ")
+        name, other = source.name, source.stands_in_for
+        name = tag("strong", f"{name}, in place of {other}" if other else name)
+        yield tag("p", name, f": {source.who}, {source.when}. ")
         yield tag("p", f"Software: {source.software}. Licence: {source.licence}.", class_="faint")
         if source.constants:
             columns = (Column("what was chosen", "name"), "value", "reason")
@@ -255,23 +234,24 @@ def _of_job(job: Job) -> Iterable[Markup]:
     yield from _laws(job.kernels.variability)
 
 
-def _of_profile(profile: Profile) -> Iterable[Markup]:
+def _of_profile(profile: Profile) -> Iterable[Block]:
+    """The assumptions of a profile."""
     fitted = profile.fitted
     dropped = ", ".join(f"{number} {why}" for why, number in fitted.dropped.items()) or "none"
-    about = f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
-    yield tag("p", about)
+    yield f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
     if fitted.components:
-        yield table(fitted.summary())
+        yield fitted.summary()
     yield from _laws(profile.variability)
+
+
+def _laws(variability: Sequence[Variation]) -> Iterable[Block]:
+    yield tag("h3", "Laws")
+    yield (
+        law_table(variability, "source", title="Laws of what varies")
+        if variability
+        else "Nothing varies."
+    )
 
 
 def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else toml_value(value)
-
-
-def _laws(variability: Sequence[Variation]) -> Iterable[Markup]:
-    yield tag("h3", "Laws")
-    if variability:
-        yield table(law_table(variability, "source", title="Laws of what varies"))
-    else:
-        yield tag("p", "Nothing varies.")

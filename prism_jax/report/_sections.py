@@ -10,20 +10,12 @@ import numpy as np
 from .. import plot
 from .._misc import counted
 from .._summary import Table
-from ..analysis import (
-    LEVELS,
-    AbstractSlider,
-    Criticality,
-    Rare,
-    SampledStep,
-    Sensitivity,
-    Sliders,
-)
+from ..analysis import LEVELS, AbstractSlider, Criticality, Rare, SampledStep, Sensitivity, Sliders
 from ..diagnosis import Diagnosis
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
 from ._gather import Report
-from ._html import Markup, figure, join, table, tag, tiles
+from ._html import Block, Markup, blocks, figure, join, table, tag, tiles
 
 
 _MOST_ROWS = 12  # Rows of a table that is not folded.
@@ -52,17 +44,17 @@ def sections(report: Report) -> dict[str, Markup]:
     made = {}
     for name, (show, found, why) in sections.items():
         if found is not None:
-            made[name] = show(found)
+            made[name] = blocks(show(found))
         elif why is not None:  # Without measured steps there is no diagnosis.
             made[name] = tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
     return made
 
 
-def _sentences(lines: Iterable[str]) -> Markup:
-    return join(tag("p", f"{line[0].upper()}{line[1:]}.") for line in lines)
+def _sentences(lines: Iterable[str]) -> Iterable[str]:
+    return (f"{line[0].upper()}{line[1:]}." for line in lines)
 
 
-def _sliders(report: Report, found: Sliders) -> Markup:
+def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
     """A slider for each parameter, and the law, which the page's script moves."""
     own = report.law.quantile(LEVELS)
     rows = [[one.change(v).round(7).tolist() for v in one.positions()] for one in found.sliders]
@@ -85,7 +77,7 @@ def _sliders(report: Report, found: Sliders) -> Markup:
     ]
     drawn = tag("svg", *axes, viewBox="0 0 810 250", role="img", aria_label=caption)
     moved = {f"{name} step time": tag("output", "") for name in _MOVED}
-    return tag(
+    yield tag(
         "div",
         tag("p", about),
         *(_slider(number, one) for number, one in enumerate(found.sliders)),
@@ -108,7 +100,7 @@ def _slider(number: int, of: AbstractSlider) -> Markup:
     return tag("p", join([label, entry, tag("output", names[own], for_=f"slider-{number}")]))
 
 
-def _law(report: Report, law: Law) -> Markup:
+def _law(report: Report, law: Law) -> Iterable[Block]:
     """The law of the step time, beside what was measured."""
     name = "Histogram of the step time"
     caption = (
@@ -120,27 +112,23 @@ def _law(report: Report, law: Law) -> Markup:
     future = report.epistemic
     expected = None if future is None else future.intervals(report.levels)
     found = law_table(law, report.levels, measured and measured.figures, expected)
-    parts = [
-        figure("law", caption, 3.4, lambda ax: plot.histogram(law, ax=ax)),
-        table(found, title="The law of the step time"),
-    ]
+    yield figure("law", caption, 3.4, lambda ax: plot.histogram(law, ax=ax))
+    yield table(found, title="The law of the step time")
     if measured is not None:
-        parts.append(tag("p", f"Measured: {measured.source}", class_="faint"))
+        yield tag("p", f"Measured: {measured.source}", class_="faint")
     about = law.about_allocations()
     if future is not None and expected is not None:
         about.insert(0, f"90 % of such runs: {future.error}")
         about.append(about_noise(law, expected))
-    return join([*parts, _sentences(about)])
+    yield from _sentences(about)
 
 
-def _diagnosis(found: Diagnosis) -> Markup:
+def _diagnosis(found: Diagnosis) -> Iterable[Block]:
     """Whether measured step times are normal, what explains them, and what to change."""
-    return join(
-        [_sentences(found.lines()), *map(table, (found.summary(), *found.changes_tables()))]
-    )
+    return *_sentences(found.lines()), found.summary(), *found.changes_tables()
 
 
-def _throughput(found: Throughput) -> Markup:
+def _throughput(found: Throughput) -> Iterable[Block]:
     """Tokens, FLOP/s and MFU at the mean step time."""
     each, mfu = found.tokens_per_s_per_gpu, found.mfu
     rows = [
@@ -154,11 +142,11 @@ def _throughput(found: Throughput) -> Markup:
         "At the mean step time. The FLOP of the model are those of one forward and one backward, "
         "without recomputation; fused causal attention counts half."
     )
-    listed = table(Table(("figure", "value", "unit"), rows, "Throughput"))
-    return join([listed, tag("p", about, class_="faint")])
+    yield Table(("figure", "value", "unit"), rows, "Throughput")
+    yield tag("p", about, class_="faint")
 
 
-def _breakdown(found: Throughput) -> Markup:
+def _breakdown(found: Throughput) -> Iterable[Block]:
     """The parts of the mean step time."""
     parts = found.breakdown
     caption = (
@@ -172,12 +160,12 @@ def _breakdown(found: Throughput) -> Markup:
         "pipeline rank."
     )
     height = 0.9 + 0.3 * len(parts)
-    drawn = figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
-    listed = table(parts_table(parts, "Breakdown of the mean step time"))
-    return join([drawn, listed, tag("p", about, class_="faint")])
+    yield figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
+    yield parts_table(parts, "Breakdown of the mean step time")
+    yield tag("p", about, class_="faint")
 
 
-def _sensitivities(found: Sensitivity) -> Markup:
+def _sensitivities(found: Sensitivity) -> Iterable[Block]:
     """What variability costs."""
     caption = (
         f"By how much {found.objective} would fall without the variability of each part: simulated "
@@ -185,58 +173,57 @@ def _sensitivities(found: Sensitivity) -> Markup:
         "is the part to make steadier first."
     )
     unit, seconds = ("", "") if found.unit == "1" else (" s", " (both in seconds)")
-    about = (
+    height = 1.0 + 0.32 * min(len(found.parts), 10)
+    yield figure("sensitivities", caption, height, lambda ax: plot.tornado(found, ax=ax))
+    yield (
         f"By how much {found.objective}, {found.value}{unit}, would fall. Mean: if the part took "
         "no time, to first order. Spread: if it did not vary, to first order. Gain: if it did not "
         f"vary, simulated. Without any variability it would fall by {found.whole_gain}; the sum of "
         f"the gains of kernels, factors and stalls is {found.sum_of_gains}{seconds}."
     )
-    height = 1.0 + 0.32 * min(len(found.parts), 10)
-    drawn = figure("sensitivities", caption, height, lambda ax: plot.tornado(found, ax=ax))
-    parts, listed = [drawn, tag("p", about)], found.summary()
+    listed = found.summary()
     if len(found.parts) > _MOST_ROWS:
         most = found.parts[:_MOST_ROWS]
-        parts.append(table(listed, title="The parts that cost most", rows=most, notes=()))
-    return join([*parts, table(listed, "parts", title="Sensitivities")])
+        yield table(listed, title="The parts that cost most", rows=most, notes=())
+    yield table(listed, "parts", title="Sensitivities")
 
 
-def _criticality(found: Criticality) -> Markup:
+def _criticality(found: Criticality) -> Iterable[Block]:
     """Where the critical path runs."""
     caption = (
         "How likely the compute of each stage and microbatch is on the critical path: light is "
         "unlikely, dark is likely. Only what is dark shortens a step when it becomes faster."
     )
-    drawn = figure("criticality", caption, 3.4, lambda ax: plot.heat_map(found, ax=ax))
+    yield figure("criticality", caption, 3.4, lambda ax: plot.heat_map(found, ax=ax))
     title, what = "Criticality of pipeline", "of the pipeline"
-    ranks = table(found.summary(), f"ranks {what}", title=f"{title} ranks", notes=())
-    stages = table(found.summary("stages"), f"stages {what}", title=f"{title} stages")
+    yield table(found.summary(), f"ranks {what}", title=f"{title} ranks", notes=())
+    yield table(found.summary("stages"), f"stages {what}", title=f"{title} stages")
     exposed = found.exposed_communication.mean(), found.exposed_data_parallel.mean()
-    about = (
+    yield (
         f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; that of data "
         f"parallelism takes {100 * exposed[1]:.2f} %. The figures are from "
         f"{counted(found.num_steps, 'step')}, decided by "
         f"{counted(round(found.num_replicas_seen), 'replica')}."
     )
-    return join([drawn, ranks, stages, tag("p", about)])
 
 
-def _memory(found: Memory) -> Markup:
+def _memory(found: Memory) -> Iterable[Block]:
     """The memory of the GPUs of each pipeline rank."""
     caption = (
         "The peak memory of each pipeline rank, by part; what is left to the dashed line, the "
         "memory of a device, is free."
     )
     height = 1.6 + 0.24 * min(len(found.ranks), 32)
-    drawn = figure("memory", caption, height, lambda ax: plot.memory(found, ax=ax))
+    yield figure("memory", caption, height, lambda ax: plot.memory(found, ax=ax))
     fits = "fits" if found.fits else "does not fit"
-    about = (
+    yield (
         f"The fullest rank has {found.fullest.bytes / 1e9:.1f} GB and {fits} a device of "
         f"{found.device_bytes / 1e9:.1f} GB (1e9 bytes each)."
     )
-    return join([drawn, tag("p", about), table(found.summary())])
+    yield found.summary()
 
 
-def _timeline(step: SampledStep) -> Markup:
+def _timeline(step: SampledStep) -> Iterable[Block]:
     """One simulated step, op by op."""
     caption = (
         f"One simulated step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of the step "
@@ -255,5 +242,5 @@ def _timeline(step: SampledStep) -> Markup:
         for shapes in ax.collections if len(step.receivers) > _MOST_SHAPES else ():
             shapes.set_rasterized(True)
 
-    drawn = figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
-    return join([drawn, tag("p", about, *perfetto)])
+    yield figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
+    yield tag("p", about, *perfetto)
