@@ -6,8 +6,8 @@ import pytest
 from prism_jax.maxplus import (
     AbstractOpLaw,
     Latencies,
-    cell_ends,
-    cells,
+    critical_ops,
+    op_ends,
     propagate,
     to_lanes,
     to_levels,
@@ -37,13 +37,6 @@ def _ends_of_sinks(levels, latencies):
     return ends[: len(levels.sinks.value)]
 
 
-def _ends_of_ops(levels, latencies):
-    lanes = to_lanes(levels, len(levels.sinks.value))
-    cell = cells(levels, lanes.width)[:-1]
-    in_cells = jnp.zeros((lanes.num_cells, latencies.shape[1])).at[cell].set(latencies)
-    return cell_ends(lanes, in_cells)[cell]
-
-
 def _random_dags(number):
     """Random graphs side by side, for each of another size would compile; and the ops of each."""
     predecessors, members = [], []
@@ -63,7 +56,7 @@ def test_equals_an_event_loop_exactly(width):
     latencies[rng.random(latencies.shape) < 0.1] = 0.0
     sinks = [(5, 11), *((ops[-1],) for ops in members), *members]
     levels = to_levels(predecessors, sinks, width)
-    ends = _ends_of_ops(levels, jnp.asarray(latencies))
+    ends = op_ends(levels, latencies)[:-1]
     found = _ends_of_sinks(levels, jnp.asarray(latencies))
     for sample in range(latencies.shape[1]):
         expected = np.array(event_loop_ends(predecessors, list(latencies[:, sample])))
@@ -90,6 +83,9 @@ def test_eulers_identity_and_bounds_hold_exactly():
         assert np.all(latencies[ops].max(axis=0) <= end)
         assert np.all(end <= latencies[ops].sum(axis=0))
     assert np.array_equal(makespans(jnp.asarray(2 * latencies))[1], 2 * ends)
+    sinks = [np.full(2, sink) for sink in range(len(members))]
+    on_paths = [critical_ops(levels, op_ends(levels, latencies), sink) for sink in sinks]
+    assert np.array_equal(criticality, np.sum(on_paths, axis=0))
 
 
 def test_ends_and_derivatives_beyond_what_is_summed_at_once():

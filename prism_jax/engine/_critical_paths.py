@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from ..maxplus import cell_ends, cell_latencies, cells, critical_cells, latest_ends
+from ..maxplus import cell_latencies, cells, critical_ops, latest_ends, op_ends
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
 from ..step import AbstractOneDecides
 from ._prepare import Run
@@ -56,7 +55,7 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     run = simulated.run
     lanes, levels = run.plan.structure.graph.lanes, run.program.levels
     cell = cells(levels, lanes.width)[:-1]
-    number = int(np.clip(_MOST_OPS // lanes.num_cells, 16, TILE))
+    number = int(np.clip(_MOST_OPS // lanes.ops.size, 16, TILE))
     for chunk in simulated.chunks:
         draws, decision = chunk.draws, chunk.decision
         assert isinstance(decision, AbstractOneDecides)
@@ -69,31 +68,26 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
         for start in range(0, len(mine), number):
             steps = mine[start : start + number]
             local = steps - draws.first
-            kept = samples[local]
-            ids = decision.kept.ids[kept]
+            ids = decision.kept.ids[samples[local]]
             given = () if points is None else (points[ids - np.uint32(draws.first)],)
-            ends, ready = decision.kept.ends[kept], finished[local]
-            # A step takes no longer while each sink is ready when the last one is.
-            most = ready.max(axis=1, keepdims=True) - (ready - ends)
-            sink = ready.argmax(axis=1)
-            room = np.full(
-                (len(most), len(run.plan.structure.sinks.first) - most.shape[1]),
-                np.inf,
-                most.dtype,
-            )
             # Short batches are padded, so that nothing is compiled twice.
-            inputs = (ids, sink, np.concatenate([most, room], axis=1), *given)
-            shared = (run.plan, draws.lead, run.key)
-            found = _critical(shared, *(_padded(x, number) for x in inputs))
-            critical, latency, slack = (np.asarray(x)[cell, : len(steps)] for x in found)
+            inputs = (_padded(x, number) for x in (ids, *given))
+            drawn = _latencies((run.plan, draws.lead, run.key), *inputs)
+            latency = np.asarray(drawn)[cell, : len(steps)]
+            ends = op_ends(levels, latency)
+            ready = finished[local].T
+            reductions, sink = ready - decision.kept.ends[samples[local]].T, ready.argmax(axis=0)
+            critical = critical_ops(levels, ends, sink)
+            # A step takes no longer while each sink is ready when the last one is.
+            latest = latest_ends(levels, latency, ready.max(axis=0) - reductions)
             yield CriticalPaths(
                 step=steps,
                 sample=ids,
                 critical=critical,
                 latency=latency,
-                slack=slack,
+                slack=np.where(critical, 0, np.maximum(latest - ends[:-1], 0)),
                 sink=sink,
-                reductions=(ready - ends).T,
+                reductions=reductions,
                 factor=factor[local],
             )
 
@@ -130,15 +124,10 @@ def _barriers(run: Run, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
 
 
 @eqx.filter_jit
-def _critical(shared, ids, sink, most, *points):
+def _latencies(shared, ids, *points):
+    """The latencies of all cells in some samples."""
     plan: Plan
     plan, lead, key = shared
-    lanes = plan.structure.graph.lanes
     given, _ = given_scores(lead, ids, key, *points)
     drawn = replica_latencies(plan, by_strata(plan, ids, given), key)
-    latencies = cell_latencies(lanes, drawn, ids.shape[0], plan.dtype)
-    ends = cell_ends(lanes, latencies)
-    slack = latest_ends(lanes, latencies, most.T) - ends
-    critical = critical_cells(lanes, ends, sink)
-    slack = jnp.where(critical, 0, jnp.maximum(slack, 0))
-    return critical, latencies, slack
+    return cell_latencies(plan.structure.graph.lanes, drawn, len(ids), plan.dtype)

@@ -75,7 +75,7 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         step = np.repeat(np.arange(shape[1]), rng.poisson(float(stall.rate) * calls, shape[1]))
         sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
         np.add.at(seconds[op], step, sizes)
-    return op_ends(program.levels, seconds)[0][program.levels.sink_ops.value].max(axis=1)
+    return op_ends(program.levels, seconds)[program.levels.sink_ops.value].max(axis=1)
 
 
 def _seconds(

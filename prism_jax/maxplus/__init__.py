@@ -1,4 +1,3 @@
-from ._by_numpy import critical_ops as critical_ops, op_ends as op_ends
 from ._lanes import (
     Lanes as Lanes,
     bucket as bucket,
@@ -8,10 +7,10 @@ from ._lanes import (
 )
 from ._levels import Levels as Levels, to_levels as to_levels
 from ._paths import (
-    cell_ends as cell_ends,
     cell_latencies as cell_latencies,
-    critical_cells as critical_cells,
+    critical_ops as critical_ops,
     latest_ends as latest_ends,
+    op_ends as op_ends,
 )
 from ._propagate import (
     AbstractOpLaw as AbstractOpLaw,

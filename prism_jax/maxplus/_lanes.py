@@ -42,10 +42,6 @@ class Lanes(eqx.Module):
     def width(self) -> int:
         return self.ops.shape[1]
 
-    @property
-    def num_cells(self) -> int:
-        return self.ops.size
-
 
 def bucket(number: int, least: int, step: int = 2) -> int:
     """The least of the sizes `least`, `least * step`, `least * step**2` ... that is enough."""

@@ -1,5 +1,5 @@
-"""What all ops of a graph look like in a few samples: latencies, critical paths and slack, where
-`propagate` keeps only the ends of the sinks. Ops are found by their cell: see [`Lanes`][].
+"""All ops of a graph in a few samples: latencies, ends, critical paths and slack, where `propagate`
+keeps only the ends of the sinks. All but latencies is by NumPy, so that nothing is compiled.
 """
 
 import jax.numpy as jnp
@@ -7,14 +7,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from .._ragged import group, pad
 from ._lanes import Lanes
+from ._levels import Levels
 from ._propagate import Latencies, level_latencies
 
 
 def cell_latencies(
     lanes: Lanes, latencies: Latencies, num_samples: int, dtype: jnp.dtype
 ) -> Float[Array, "cells samples"]:
-    """The latency of the op of every cell, in seconds, as `propagate` draws it."""
+    """The latency of the op of every cell, in seconds, as `propagate` draws it: see [`Lanes`][]."""
 
     def step(level, drawn):
         mine = level_latencies(latencies, latencies.tables, latencies.common, lanes, level)
@@ -22,78 +24,66 @@ def cell_latencies(
         first = level * np.int32(lanes.width)
         return lax.dynamic_update_slice_in_dim(drawn, mine, first, 0)
 
-    drawn = jnp.zeros((lanes.num_cells, num_samples), dtype)
+    drawn = jnp.zeros((lanes.ops.size, num_samples), dtype)
     return lax.fori_loop(0, lanes.num_levels, step, drawn)
 
 
-def cell_ends(
-    lanes: Lanes, latencies: Float[Array, "cells samples"]
-) -> Float[Array, "cells samples"]:
-    """The end of the op of every cell, in seconds, from latencies that already exist.
-
-    For graphs and sample counts small enough to hold.
-    """
-    # The row behind the last cell stands for "waits for nothing".
-    ends = jnp.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
-
-    def step(level, ends):
-        first = level * np.int32(lanes.width)
-        mine = lax.dynamic_slice_in_dim(latencies, first, lanes.width)
-        mine = jnp.where((lanes.ops[level] >= 0)[:, None], mine, 0)
-        new = jnp.max(ends[lanes.before[level]], axis=1) + mine
-        return lax.dynamic_update_slice_in_dim(ends, new, first, 0)
-
-    return lax.fori_loop(0, lanes.num_levels, step, ends)[:-1]
+def op_ends(
+    levels: Levels, latencies: Float[np.ndarray, "ops samples"]
+) -> Float[np.ndarray, "ops_and_none samples"]:
+    """When each op ends, in seconds. The last row stands for "no op", which ends at zero."""
+    ends = np.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
+    for lanes, waits_for in zip(levels.ops.value, levels.predecessors.value, strict=True):
+        ops, waits_for = lanes[lanes >= 0], waits_for[lanes >= 0]
+        ends[ops] = ends[waits_for].max(axis=1) + latencies[ops]
+    return ends
 
 
-def critical_cells(
-    lanes: Lanes, ends: Float[Array, "cells samples"], sink: Int[Array, " samples"]
-) -> Bool[Array, "cells samples"]:
-    """The cells on the critical path to a sink: back from its latest op to the latest that each op
-    waits for; among equals the first, as for the derivative of `propagate`.
+def critical_ops(
+    levels: Levels,
+    ends: Float[np.ndarray, "ops_and_none samples"],
+    sink: Int[np.ndarray, " samples"],
+) -> Bool[np.ndarray, "ops samples"]:
+    """Whether each op is on the critical path to a sink: the latest op of the sink, and the latest
+    that each waits for, back to the start; among equals the first, as for the derivative of
+    `propagate`.
 
     **Arguments:**
 
-    - `ends`: from `cell_ends`.
+    - `ends`: from `op_ends`.
     - `sink`: the number of the sink in each sample.
     """
-    columns = jnp.arange(ends.shape[1])
-    # The row behind the last cell stands for "waits for nothing".
-    ends = jnp.concatenate([ends, jnp.full_like(ends[:1], -1.0)])
-    last = lanes.sink_cells[sink].T
-    latest = jnp.argmax(ends[last, columns[None, :]], axis=0)
-    critical = jnp.zeros(ends.shape, bool).at[last[latest, columns], columns].set(True)
-
-    def step(i, critical):
-        level = lanes.num_levels - 1 - i
-        before = lanes.before[level]
-        which = jnp.argmax(ends[before], axis=1)  # Of the ops that a lane waits for.
-        chosen = jnp.take_along_axis(before, which, axis=1)
-        first = level * np.int32(lanes.width)
-        mine = lax.dynamic_slice_in_dim(critical, first, lanes.width)
-        mine &= (lanes.ops[level] >= 0)[:, None]
-        return critical.at[chosen, columns[None, :]].max(mine)
-
-    return lax.fori_loop(0, lanes.num_levels, step, critical)[:-1]
+    columns, before = np.arange(len(sink)), _predecessors(levels)
+    critical, some = np.zeros(ends.shape, bool), levels.sink_ops.value[sink]
+    while (some >= 0).any():
+        op = some[columns, ends[some, columns[:, None]].argmax(axis=1)]
+        critical[op, columns] = True
+        some = before[op]
+    return critical[:-1]
 
 
 def latest_ends(
-    lanes: Lanes,
-    latencies: Float[Array, "cells samples"],
-    at_sinks: Float[Array, "sinks samples"],
-) -> Float[Array, "cells samples"]:
-    """How late the op of each cell may end, in seconds, if no sink is to end later than given."""
-    late = jnp.full((len(latencies) + 1, latencies.shape[1]), jnp.inf, latencies.dtype)
-    most = jnp.repeat(at_sinks, lanes.sink_cells.shape[1], axis=0)
-    late = late.at[lanes.sink_cells.reshape(-1)].min(most)
+    levels: Levels,
+    latencies: Float[np.ndarray, "ops samples"],
+    at_sinks: Float[np.ndarray, "sinks samples"],
+) -> Float[np.ndarray, "ops samples"]:
+    """How late each op may end, in seconds, if no sink is to end later than given."""
+    before = _predecessors(levels)
+    op, which = np.nonzero(before >= 0)
+    after = pad(group(before[op, which], op, levels.num_ops), -1)
+    late = np.full((len(latencies) + 1, latencies.shape[1]), np.inf, latencies.dtype)
+    for ops, most in zip(levels.sink_ops.value, at_sinks, strict=True):
+        late[ops[ops >= 0]] = np.minimum(late[ops[ops >= 0]], most)
+    starts = late.copy()
+    for lanes in levels.ops.value[::-1]:
+        ops = lanes[lanes >= 0]
+        late[ops] = np.minimum(late[ops], starts[after[ops]].min(axis=1))
+        starts[ops] = late[ops] - latencies[ops]
+    return late[:-1]
 
-    def step(i, late):
-        level = lanes.num_levels - 1 - i
-        before, first = lanes.before[level], level * np.int32(lanes.width)
-        mine = lax.dynamic_slice_in_dim(late, first, lanes.width)
-        mine = mine - lax.dynamic_slice_in_dim(latencies, first, lanes.width)
-        most = jnp.where((lanes.ops[level] >= 0)[:, None], mine, jnp.inf)
-        most = jnp.broadcast_to(most[:, None, :], (*before.shape, most.shape[1]))
-        return late.at[before].min(most)
 
-    return lax.fori_loop(0, lanes.num_levels, step, late)[:-1]
+def _predecessors(levels: Levels) -> Int[np.ndarray, "ops_and_none fan_in"]:
+    """The ops that each op waits for, or -1; at last those of "no op"."""
+    found = np.full((levels.num_ops + 1, levels.predecessors.value.shape[2]), -1)
+    found[levels.ops.value] = levels.predecessors.value
+    return found

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..host import on_host, vjp_on_host
-from ..maxplus import bucket, cells, critical_ops
+from ..maxplus import bucket, cells, critical_ops, op_ends
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
@@ -106,8 +106,10 @@ def _gradient(
     (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, scores)
     after = np.asarray(on_host(mean_reductions, without_graph(plan)))
     after = after[: program.sinks.number, np.asarray(regimes)]
-    critical = np.zeros(latencies.shape, plan.dtype)
-    critical[:num_ops] = critical_ops(program.levels, np.asarray(latencies)[:num_ops], after)
+    levels, critical = program.levels, np.zeros(latencies.shape, plan.dtype)
+    ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
+    sink = (ends[levels.sink_ops.value].max(axis=1) + after).argmax(axis=0)
+    critical[:num_ops] = critical_ops(levels, ends, sink)
     slopes = backward((critical[None], np.zeros((1, *regimes.shape))))
     return np.mean(slopes[0, :number], axis=1)
 
