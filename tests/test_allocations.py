@@ -11,6 +11,7 @@ from prism_jax.cli import main
 from prism_jax.engine import gpu_set_factors, prepare, simulate
 from prism_jax.law import (
     Accumulator,
+    Allocations,
     grid_of,
     load_law,
     merge_allocations,
@@ -18,7 +19,6 @@ from prism_jax.law import (
     merge_laws,
     save_law,
 )
-from prism_jax.law._allocations import Allocations
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 

@@ -5,8 +5,7 @@ import pytest
 
 from prism_jax._estimate import Estimate, rounded
 from prism_jax.engine._run import errors_of
-from prism_jax.law import Accumulator, grid_of
-from prism_jax.law._allocations import Allocations
+from prism_jax.law import Accumulator, Allocations, grid_of
 from prism_jax.law._histogram import NUM_BINS, merge_histograms
 from prism_jax.step import VectorRule
 from prism_jax.step._decision import Systematic

@@ -7,7 +7,7 @@ import numpy as np
 
 from .._interrupt import interruptible
 from ..host import on_host
-from ..law import LEVELS, Errors
+from ..law import LEVELS, Errors, errors_of_figures
 from ..replica import Batch, tiles, without_graph
 from ..step import (
     STEP_TILES,
@@ -126,17 +126,6 @@ def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
     steps *= steps
     steps -= spread**2
     steps /= 2 * spread if spread > 0 else 1
-    std = errors.of_mean(steps)
-    return Errors(
-        mean=mean.error,
-        std=std.error,
-        mean_skewness=mean.skewness,
-        std_skewness=std.skewness,
-        mean_degrees=mean.degrees,
-        std_degrees=std.degrees,
-        support=errors.support(),
-        levels=np.array([level.error for level in levels]),
-        level_skewness=np.array([level.skewness for level in levels]),
-        level_degrees=np.array([level.degrees for level in levels]),
-        level_support=np.array(support),
+    return errors_of_figures(
+        [mean, errors.of_mean(steps), *levels], errors.support(), np.array(support)
     )

@@ -1,5 +1,4 @@
 from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
-from ._allocations import Allocations as Allocations
 from ._distance import (
     crps as crps,
     ks_distance as ks_distance,
@@ -11,6 +10,7 @@ from ._errors import (
     FEWEST as FEWEST,
     LEVELS as LEVELS,
     Errors as Errors,
+    errors_of_figures as errors_of_figures,
     more_steps as more_steps,
 )
 from ._figures import (
@@ -21,7 +21,7 @@ from ._figures import (
 )
 from ._file import load_law as load_law, save_law as save_law
 from ._histogram import Histogram as Histogram
-from ._law import Law as Law
+from ._law import Allocations as Allocations, Law as Law
 from ._merge import (
     merge_allocations as merge_allocations,
     merge_chunks as merge_chunks,

@@ -65,14 +65,11 @@ class Accumulator:
         self.num_samples += len(steps)
 
     def _extremes(self, steps: np.ndarray) -> None:
-        if len(self._smallest) == NUM_EXTREMES:
-            low = np.concatenate([self._smallest, steps[steps < self._smallest[-1]]])
-            high = np.concatenate([self._largest, steps[steps > self._largest[0]]])
-        else:
-            low = np.concatenate([self._smallest, steps])
-            high = np.concatenate([self._largest, steps])
-        self._smallest = _smallest(low)
-        self._largest = -_smallest(-high)[::-1]
+        full = len(self._smallest) == NUM_EXTREMES
+        low = steps[steps < self._smallest[-1]] if full else steps
+        high = steps[steps > self._largest[0]] if full else steps
+        self._smallest = _smallest(np.concatenate([self._smallest, low]))
+        self._largest = -_smallest(-np.concatenate([self._largest, high]))[::-1]
 
     def first_steps(self) -> np.ndarray:
         """The steps that standard errors are computed from. To be asked for once."""

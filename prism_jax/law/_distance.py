@@ -82,13 +82,10 @@ def ks_distance(ordered: np.ndarray, measured: np.ndarray) -> float:
     quantiles and that of the measured values.
     """
     points = np.concatenate([ordered, measured])
-    others = np.sort(measured)
-    gap = 0.0
-    for side in ("left", "right"):
-        one = np.searchsorted(ordered, points, side) / len(ordered)
-        other = np.searchsorted(others, points, side) / len(others)
-        gap = max(gap, float(np.max(np.abs(one - other))))
-    return gap
+    one, other = (
+        np.searchsorted(np.sort(x), points, "right") / len(x) for x in (ordered, measured)
+    )
+    return float(np.max(np.abs(one - other)))
 
 
 def crps(ordered: np.ndarray, measured: np.ndarray) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._estimate import reaches
+from .._estimate import Scatter, reaches
 from ._compared import AbstractCompared
 
 
@@ -103,6 +103,29 @@ class Errors(AbstractCompared):
         return round(found, 9)  # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
 
 
+def errors_of_figures(
+    found: Sequence[Scatter], support: float, level_support: np.ndarray
+) -> Errors:
+    """The errors of a law from the scatter of its mean, of its standard deviation, and of the
+    distribution function at each of `LEVELS`. The rest is as in [`Errors`][].
+    """
+    mean, std, *levels = found
+    error, skewness, degrees = np.array(levels).T
+    return Errors(
+        mean=mean.error,
+        std=std.error,
+        mean_skewness=mean.skewness,
+        std_skewness=std.skewness,
+        mean_degrees=mean.degrees,
+        std_degrees=std.degrees,
+        support=support,
+        levels=error,
+        level_skewness=skewness,
+        level_degrees=degrees,
+        level_support=level_support,
+    )
+
+
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     """The errors of several independent laws together. Each law has a share of the steps."""
 
@@ -119,19 +142,11 @@ def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
             np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0),
         )
 
-    mean, mean_skewness, mean_degrees = map(float, pooled("mean", "mean_skewness", "mean_degrees"))
-    std, std_skewness, std_degrees = map(float, pooled("std", "std_skewness", "std_degrees"))
-    levels, level_skewness, level_degrees = pooled("levels", "level_skewness", "level_degrees")
-    return Errors(
-        mean=mean,
-        std=std,
-        mean_skewness=mean_skewness,
-        std_skewness=std_skewness,
-        mean_degrees=mean_degrees,
-        std_degrees=std_degrees,
-        support=sum(one.support for one in errors),
-        levels=levels,
-        level_skewness=level_skewness,
-        level_degrees=level_degrees,
-        level_support=np.sum([one.level_support for one in errors], axis=0),
+    mean = map(float, pooled("mean", "mean_skewness", "mean_degrees"))
+    std = map(float, pooled("std", "std_skewness", "std_degrees"))
+    levels = zip(*pooled("levels", "level_skewness", "level_degrees"), strict=True)
+    return errors_of_figures(
+        [Scatter(*mean), Scatter(*std), *(Scatter(*level) for level in levels)],
+        sum(one.support for one in errors),
+        np.sum([one.level_support for one in errors], axis=0),
     )

@@ -10,10 +10,9 @@ from msgspec import Meta
 
 from .._files import damaged, read_archive, write_archive
 from .._misc import check_type
-from ._allocations import Allocations
 from ._errors import LEVELS, Errors
 from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
-from ._law import Law
+from ._law import Allocations, Law
 
 
 _FORMAT = 3

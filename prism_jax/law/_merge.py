@@ -7,10 +7,9 @@ import numpy as np
 
 from .._estimate import Scatter, scatter
 from .._misc import dot
-from ._allocations import Allocations
-from ._errors import LEVELS, SHARES, Errors, pooled_errors
+from ._errors import LEVELS, SHARES, errors_of_figures, pooled_errors
 from ._histogram import merge_histograms
-from ._law import Law
+from ._law import Allocations, Law
 
 
 def merge_laws(laws: Iterable[Law]) -> Law:
@@ -59,17 +58,18 @@ def merge_randomisations(laws: Sequence[Law]) -> Law:
     """Merges the laws of independent randomisations of the same points. The scatter of the
     randomisations gives the standard errors.
     """
-    law = merge_chunks(laws)
-    count = len(laws)
+    law, count = merge_chunks(laws), len(laws)
+    errors = law.errors
     if count < 2:
-        none = 0 * law.errors.level_support
-        unknown = dataclasses.replace(law.errors, support=0.0, level_support=none)
+        none = 0 * errors.level_support
+        unknown = dataclasses.replace(errors, support=0.0, level_support=none)
         return dataclasses.replace(law, errors=unknown)
 
     # Each is a mean over many samples, so its contributions are nearly normal.
     error = np.std(_contributions(law, laws), axis=0, ddof=1) / np.sqrt(count)
     found = [Scatter(float(one), degrees=count - 1.0) for one in error]
-    return dataclasses.replace(law, errors=_with_scatter(law.errors, found))
+    errors = errors_of_figures(found, errors.support, errors.level_support)
+    return dataclasses.replace(law, errors=errors)
 
 
 def merge_allocations(laws: Sequence[Law]) -> Law:
@@ -84,9 +84,7 @@ def merge_allocations(laws: Sequence[Law]) -> Law:
         # Of all allocations, from those at hand, as in an unbiased variance.
         each = (each - each.mean(axis=0)) / np.sqrt(count * (count - 1))
         found = [_scatter(mine, count - 1.0) for mine in each.T]
-    errors = dataclasses.replace(
-        _with_scatter(law.errors, found), support=float(count), level_support=count * SHARES
-    )
+    errors = errors_of_figures(found, float(count), count * SHARES)
     return dataclasses.replace(law, errors=errors, allocations=_allocations(laws))
 
 
@@ -120,24 +118,6 @@ def _scatter(contributions: np.ndarray, most_degrees: float) -> Scatter:
     squares = contributions**2
     found = scatter(float(squares.sum()), dot(squares, contributions), dot(squares, squares))
     return found._replace(degrees=min(found.degrees, most_degrees))
-
-
-def _with_scatter(errors: Errors, found: Sequence[Scatter]) -> Errors:
-    """The errors with the scatter of the mean, the standard deviation and the levels replaced."""
-    mean, std, *levels = found
-    error, skewness, degrees = np.array(levels).T
-    return dataclasses.replace(
-        errors,
-        mean=mean.error,
-        std=std.error,
-        mean_skewness=mean.skewness,
-        std_skewness=std.skewness,
-        mean_degrees=mean.degrees,
-        std_degrees=std.degrees,
-        levels=error,
-        level_skewness=skewness,
-        level_degrees=degrees,
-    )
 
 
 def _pool(laws: Sequence[Law], keys) -> Law:
