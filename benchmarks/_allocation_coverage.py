@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from prism_jax.engine import prepare
-from prism_jax.engine._draw import all_draws
-from prism_jax.engine._run import decided_chunks, errors_of, step_times
-from prism_jax.engine._sampling import Explicit
+from prism_jax.engine._explicit import Explicit
+from prism_jax.engine._run import all_draws, decided_chunks, errors_of, step_times
 from prism_jax.law import Accumulator, Law, figures, grid_of, merge_allocations, merge_chunks
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB

@@ -95,8 +95,7 @@ import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
 from prism_jax.engine import Plain, prepare, simulate
-from prism_jax.engine._draw import Draws
-from prism_jax.engine._run import decided_chunks
+from prism_jax.engine._run import Draws, decided_chunks
 from tests.helpers import rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)

@@ -9,7 +9,7 @@ import numpy as np
 import prism_jax as prism
 from prism_jax._estimate import Estimate
 from prism_jax.engine import Plain, prepare
-from prism_jax.engine._draw import all_draws
+from prism_jax.engine._run import all_draws
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.law._errors import pooled_errors
 from prism_jax.program import Variability

@@ -31,7 +31,7 @@ def _law(steps, batches=7):
         counts=np.array([n]),
     )
     selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
-    decision = VectorRule(kept, Systematic(np.ones(1), n, (0.6, 0.5), (0, 0), 0), (selection,))
+    decision = VectorRule(kept, Systematic(np.ones(1), n, (0, 0), 0), (selection,))
     ordered = steps[decision.samples(0, n)]
     accumulator = Accumulator(grid_of(steps[:4096]))
     for part in np.array_split(ordered, batches):

@@ -18,7 +18,7 @@ from prism_jax.lowering._sinks import Sink
 from prism_jax.program import Network
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB
-from prism_jax.step import ExactRule, SlowestDrawn, VectorRule, decide
+from prism_jax.step import ExactRule, VectorRule, decide
 
 from .helpers import (
     claimed_over_scatter,
@@ -102,7 +102,7 @@ def test_both_rules_decide_the_same_replicas(program):
     """The slowest of those that the exact rule draws is decisive by the vector rule: its law is the
     vector rule's, and none of its ranks ends after the slowest of that rank."""
     exact = _decided(program)
-    slowest = SlowestDrawn(exact)
+    slowest = dataclasses.replace(exact, one_decides=True)
     low, high = slowest.ends(0, 4096), exact.ends(0, 4096)
     assert np.all(low <= high)
     assert np.any(low < high)
@@ -110,8 +110,7 @@ def test_both_rules_decide_the_same_replicas(program):
     run = draw_pilot(prepare(program, jax.random.key(0))).run
     vector = decide(run.chances, exact.kept, run.key, 4096, num_replicas=64)
     assert isinstance(vector, VectorRule)
-    score = exact.kept.score
-    found, expected = (score[one.samples(0, 4096)] for one in (slowest, vector))
+    found, expected = (one.ends(0, 4096).max(axis=1) for one in (slowest, vector))
     noise = np.std(found) / np.sqrt(4096)
     assert found.mean() == pytest.approx(expected.mean(), abs=4 * noise)
 

@@ -12,7 +12,7 @@ import scipy.stats
 
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
 from prism_jax.engine import Plain, prepare
-from prism_jax.engine._draw import all_draws
+from prism_jax.engine._run import all_draws
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, pipeline_program

@@ -43,7 +43,7 @@ from prism_jax.analysis._estimate import (
 from prism_jax.analysis._knobs import slopes as slopes_of, turned, varied
 from prism_jax.cli import main
 from prism_jax.engine import prepare, resample, simulated_steps
-from prism_jax.engine._choose import sampled
+from prism_jax.engine._pilot import sampled
 from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, scale_spread
 from prism_jax.maxplus import critical_ops, latest_ends, op_ends, to_levels
 from prism_jax.program import Op, Stall, Variability, compile_graph

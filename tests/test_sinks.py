@@ -313,7 +313,7 @@ def test_of_one_reduction_all_is_exposed(monkeypatch):
     def refuse(*run, **options):
         raise AssertionError("A pilot was drawn.")
 
-    monkeypatch.setattr("prism_jax.engine._choose.draw_pilot", refuse)
+    monkeypatch.setattr("prism_jax.engine._pilot.draw_pilot", refuse)
     program = assemble(
         graph_of([()]),
         [one_kernel("gemm", 1.0)],

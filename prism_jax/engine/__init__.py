@@ -3,10 +3,10 @@ from ._critical_paths import (
     critical_paths as critical_paths,
     exposed_reductions as exposed_reductions,
 )
-from ._gpu_sets import gpu_set_factors as gpu_set_factors
+from ._explicit import gpu_set_factors as gpu_set_factors
 from ._gradient import Weighting as Weighting, pull_back as pull_back
 from ._pilot import vector_rule_notes as vector_rule_notes
-from ._prepare import Run as Run, prepare as prepare
+from ._run import Run as Run, prepare as prepare
 from ._sampling import Plain as Plain
 from ._simulate import simulate as simulate
 from ._simulated_steps import (

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float
 from ..maxplus import cell_latencies, cells, critical_ops, latest_ends, op_ends
 from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
 from ..step import AbstractOneDecides
-from ._prepare import Run
-from ._run import Chunk, step_tiles
+from ._run import Chunk, Run, step_tiles
 from ._simulated_steps import SimulatedSteps
 
 
@@ -64,15 +63,14 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
             continue
         finished, factor = _barriers(run, chunk)
         samples = decision.samples(0, draws.steps)
-        points = draws.sampling.points(run, draws)
+        given = draws.given(run)
         for start in range(0, len(mine), number):
             steps = mine[start : start + number]
             local = steps - draws.first
             ids = decision.kept.ids[samples[local]]
-            given = () if points is None else (points[ids - np.uint32(draws.first)],)
             # Short batches are padded, so that nothing is compiled twice.
-            inputs = (_padded(x, number) for x in (ids, *given))
-            drawn = _latencies((run.plan, draws.lead, run.key), *inputs)
+            inputs = (_padded(x, number) for x in (ids, *given(ids)))
+            drawn = _latencies((run.plan, draws.sampling.lead, run.key), *inputs)
             latency = np.asarray(drawn)[cell, : len(steps)]
             ends = op_ends(levels, latency)
             ready = finished[local].T

@@ -40,8 +40,7 @@ from ..step import (
     times_or_chances,
 )
 from ._packed import Packed, packed_of
-from ._prepare import Run
-from ._run import Chunk, step_tile
+from ._run import Chunk, Run, step_tile
 from ._simulated_steps import SimulatedSteps
 from ._weights import through_weights
 
@@ -235,17 +234,15 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
     """
     draws, kept = chunk.draws, chunk.decision.kept
     figure, needed, sink = np.nonzero(of_ends)
-    points = draws.sampling.points(run, draws)
-    packed = packed_of(figure, len(of_ends))
+    given, packed = draws.given(run), packed_of(figure, len(of_ends))
 
     def inputs(first, count):
         some = packed.entries[first : first + count]
         ids = kept.ids[needed[some]]
-        given = () if points is None else (points[ids - np.uint32(draws.first)],)
         weight = np.where(some >= 0, of_ends[figure[some], needed[some], sink[some]], 0)
-        return ids, sink[some].astype(np.int32), weight.astype(kept.ends.dtype), *given
+        return ids, sink[some].astype(np.int32), weight.astype(kept.ends.dtype), *given(ids)
 
-    shared = (run.plan, draws.lead, run.key)
+    shared = (run.plan, draws.sampling.lead, run.key)
     for batch in packed.tiles(_replica_vjp, shared, inputs, per_batch=tiles_of(run.plan)):
         packed.add(sums, batch.by_tile(), batch.first)
 

@@ -3,17 +3,17 @@ results depend on the program only, so that the laws of a program's runs can be 
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
 from .._misc import dot
 from ..law import FEWEST
 from ..random import key_data
-from ..step import ExactRule, SlowestDrawn, decide, sample_weights
-from ._draw import Draws
-from ._prepare import Run
-from ._run import Chunk, decided_chunks, step_times
-from ._sampling import named, pilot_key
+from ..replica import redirected
+from ..step import ExactRule, decide, sample_weights
+from ._run import Chunk, Draws, Run, decided_chunks, step_times
+from ._sampling import AbstractSampling, Importance, Plain, named, pilot_key
 
 
 _SAMPLES = 4096
@@ -65,7 +65,7 @@ def vector_rule_is_low_by(pilot: Pilot) -> float:
         steps = Pilot(run, dataclasses.replace(chunk, decision=decision)).steps()
         return np.array([np.mean(steps, dtype=np.float64), np.quantile(steps, 0.95)])
 
-    low, high = figures(SlowestDrawn(exact)), figures(exact)
+    low, high = figures(dataclasses.replace(exact, one_decides=True)), figures(exact)
     return float(np.max(1 - low / high)) if np.all(high > 0) else 0.0
 
 
@@ -112,3 +112,37 @@ def importance_gain(pilot: Pilot) -> float:
     # Plain samples, which are four times as many, have equal weights within a stratum.
     plain = chances.network[regime] * chances.weight / np.bincount(regime, chances.share)[regime]
     return dot(weights, plain[stratum]) / (4 * len(kept.ids) * squares)
+
+
+def chosen(run: Run, num_samples: int, pilot: Pilot | None = None) -> AbstractSampling:
+    """Importance sampling where the rule of replicas reaches beyond so many plain samples, and it
+    has more support there; else plain sampling.
+
+    **Arguments:**
+
+    - `pilot`: of the run, if there is one.
+    """
+    beyond = -math.log(0.95) / run.program.num_replicas * num_samples
+    if run.program.num_replicas == 1 or beyond >= FEWEST:
+        return Plain()
+    if pilot is None or not isinstance(pilot.run.sampling, Importance):
+        pilot = draw_pilot(run, "importance")
+    assert pilot.run.sampling is not None
+    return pilot.run.sampling if importance_gain(pilot) > 1 else Plain()
+
+
+def sampled(run: Run, num_samples: int, like: Run | None = None) -> Run:
+    """The run with its way of sampling, unless it has one.
+
+    It is that of `like`, of a program of the same graph and with the same axes, so that the same
+    random numbers mean the same; but the shift along them is for a number of replicas, and another
+    number needs its own.
+    """
+    if run.sampling is not None:
+        return run
+    if like is None or like.program.num_replicas != run.program.num_replicas:
+        return dataclasses.replace(run, sampling=chosen(run, num_samples))
+    sampling = like.sampling
+    if isinstance(sampling, Importance):
+        sampling = Importance(redirected(sampling.lead, run.program, run.plan, pilot_key()))
+    return dataclasses.replace(run, sampling=sampling)

@@ -1,25 +1,149 @@
-"""Runs: decides the steps of each chunk, and composes them."""
+"""Runs: prepares a program, draws the samples of chunks, decides their steps, and composes them."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools as it
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
-from .._interrupt import interruptible
+from .._interrupt import check_interrupt, interruptible
 from ..host import on_host
 from ..law import LEVELS, Errors, errors_of_figures
-from ..replica import Batch, tiles, without_graph
+from ..program import Program
+from ..random import KeyData, key_data
+from ..replica import Batch, Plan, make_plan, tiles, without_graph
 from ..step import (
     STEP_TILES,
     AbstractDecision,
+    Chances,
     ConditionalExceedance,
+    Reservoir,
+    chances_of,
     decide,
     last_tables,
     step_parts,
     times_or_chances,
 )
-from ._draw import Advance, Draws, parts, reservoirs
-from ._prepare import Run
+from ._check import check_plan, check_program
+
+
+if TYPE_CHECKING:
+    from ._sampling import AbstractSampling
+
+Advance = Callable[[int], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The common data of all chunks of a run.
+
+    **Attributes:**
+
+    - `sampling`: how replica samples are drawn; `None` until this is chosen.
+    """
+
+    program: Program
+    plan: Plan
+    key: KeyData
+    chances: Chances
+    sampling: "AbstractSampling | None" = None
+
+
+def prepare(program: Program, key: PRNGKeyArray) -> Run:
+    """Checks a program and a key, and computes what is needed before any sample is drawn.
+
+    **Raises:**
+
+    `ValueError` if an argument is not a program or a key, or if latencies are not valid.
+    """
+    check_interrupt()
+    check_program(program, key)
+    plan = make_plan(program)
+    check_plan(program, plan)
+    return Run(program, plan, key_data(key), chances_of(program, plan))
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """How the samples of one chunk of a run are drawn.
+
+    **Attributes:**
+
+    - `sampling`: the way that they are drawn in.
+    - `first`, `steps`: the first step of the chunk, and its number of steps.
+    """
+
+    sampling: "AbstractSampling"
+    first: int
+    steps: int
+
+    @property
+    def replicas(self) -> int:
+        """How many samples are drawn."""
+        return self.sampling.replicas(self.steps)
+
+    def given(self, run: Run) -> Callable[[np.ndarray], tuple[np.ndarray, ...]]:
+        """A function of ids: the scores of the leading axes of these samples, where they are not
+        drawn; else nothing.
+        """
+        points = self.sampling.points(run, self)
+        return lambda ids: () if points is None else (points[ids - np.uint32(self.first)],)
+
+
+def all_draws(run: Run, num_samples: int) -> list[Draws]:
+    """The draws of the chunks of a run whose sampling has been chosen.
+
+    A chunk keeps all of its samples, so that longer runs make the whole law more accurate. With
+    more replicas, chunks are longer, to reach far enough into the tail; only the first and the
+    slowest samples are then kept.
+    """
+    assert run.sampling is not None
+    number = run.sampling.chunks(run.program, num_samples)
+    ends = [num_samples * i // number for i in range(number + 1)]
+    return [Draws(run.sampling, first, last - first) for first, last in it.pairwise(ends)]
+
+
+def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Splits a range of positions in consecutive chunks: the number of each chunk, and the
+    range in it.
+
+    **Arguments:**
+
+    - `ends`: where each chunk ends.
+    """
+    last = first + count
+    for k in range(int(np.searchsorted(ends, first, "right")), len(ends)):
+        begin = int(ends[k - 1]) if k else 0
+        if begin >= last:
+            return
+        yield k, max(first, begin) - begin, min(last, int(ends[k])) - begin
+
+
+def ids_of(draws: Sequence[Draws], first: int, count: int) -> np.ndarray:
+    """The ids of a range of the samples of chunks, which stand one after the other."""
+    ends = np.cumsum([mine.replicas for mine in draws])
+    return np.concatenate(
+        [
+            np.arange(draws[k].first + begin, draws[k].first + end, dtype=np.uint32)
+            for k, begin, end in parts(ends, first, count)
+        ]
+    )
+
+
+def _by_chunk(
+    draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """The samples of chunks, at most one chunk at a time, with their ids."""
+    ends, start = np.cumsum([mine.replicas for mine in draws]), 0
+    for some in samples:
+        ids, done = ids_of(draws, start, len(some[0])), 0
+        for _, begin, end in parts(ends, start, len(ids)):
+            mine = slice(done, done + end - begin)
+            yield tuple(x[mine] for x in (ids, *some))
+            done = mine.stop
+        start += len(ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +172,19 @@ def decided_chunks(
     `KeyboardInterrupt` after Ctrl-C, after a last chunk of the steps drawn so far.
     """
     replicas = num_replicas or draws[0].sampling.num_replicas(run.program)
+    of_strata, sinks = len(run.program.strata), run.program.sinks.number
+    samples = _by_chunk(draws, draws[0].sampling.samples(run, draws))
     with interruptible() as interrupt:
-        for mine, reservoir, interrupted in reservoirs(run, draws, advance):
+        for mine in draws:
+            reservoir = Reservoir(sinks, of_strata, run.plan.dtype, mine.first, mine.replicas)
+            interrupted = False
+            try:
+                while reservoir.drawn < mine.replicas:
+                    some = next(samples)
+                    reservoir.add(*some)
+                    advance(len(some[0]) * mine.steps // mine.replicas)
+            except KeyboardInterrupt:
+                interrupted = True
             kept = reservoir.replicas()
             if kept.drawn:
                 steps = kept.drawn if interrupted else mine.steps

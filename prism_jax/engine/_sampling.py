@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import jax
@@ -11,18 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ..law import Law, merge_allocations, merge_chunks, merge_randomisations
+from ..law import Law, merge_chunks, merge_randomisations
 from ..program import Program
 from ..replica import (
     Lead,
-    Sampled,
     by_strata,
     given_scores,
     leading_axes,
     mean_reductions,
     num_axes,
-    poisson_stalls,
-    regimes_and_stalls,
     replica_ends,
     sobol_scores,
     stratum_of,
@@ -31,8 +28,7 @@ from ..replica import (
     without_steps,
 )
 from ..step import EXTREMES, RESERVOIR
-from ._draw import Draws, parts
-from ._prepare import Run
+from ._run import Draws, Run, ids_of
 
 
 # Independent scramblings of the Sobol points.
@@ -61,7 +57,7 @@ class AbstractSampling(abc.ABC):
 
     @abc.abstractmethod
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        """The samples of chunks, at most one chunk at a time: ids, ends `(n, sinks)`, scores,
+        """The samples of chunks, one after the other and some at a time: ends `(n, sinks)`, scores,
         strata and likelihoods.
         """
 
@@ -90,25 +86,17 @@ class AbstractOfOneReplica(AbstractSampling):
     """Draws samples of one replica."""
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        # Short chunks share tiles.
-        ends, points = np.cumsum([mine.replicas for mine in draws]), self.points(run, draws[0])
-
-        def ids_of(first, count):
-            for k, start, end in parts(ends, first, count):
-                yield np.arange(draws[k].first + start, draws[k].first + end, dtype=np.uint32)
+        # Short chunks share tiles. Only one that is drawn alone has scores that are given.
+        given, total = draws[0].given(run), sum(mine.replicas for mine in draws)
 
         def inputs(first, count):
-            ids = np.concatenate([*ids_of(first, count)])
-            return (ids,) if points is None else (ids, points[first : first + count])
+            ids = ids_of(draws, first, count)
+            return ids, *given(ids)
 
-        plan, size = without_steps(run.plan), tiles_of(run.plan)
-        shared = (plan, self.lead, run.key)
-        for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
-            found, start = batch.samples(), 0
-            for ids in ids_of(batch.first, batch.count):
-                latest, *rest = (x[start : start + len(ids)] for x in found)
-                yield ids, latest[:, : run.program.sinks.number], *rest
-                start += len(ids)
+        shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
+        for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
+            ends, *rest = batch.samples()
+            yield ends[:, : run.program.sinks.number], *rest
 
 
 def _replica_tile(shared, _, ids, *points):
@@ -174,94 +162,6 @@ class Sobol(AbstractOfOneReplica):
 
     def compacted(self, laws: list[Law]) -> list[Law]:
         return laws
-
-
-@dataclasses.dataclass(frozen=True)
-class Explicit(AbstractSampling):
-    """All replicas of each step, by their law. The latest end of each sink represents them, as if a
-    step had a single replica.
-
-    **Attributes:**
-
-    - `allocations`: on how many sets of GPUs the steps run, each chunk on its own; by default,
-        each step has its own GPUs.
-    """
-
-    name = "plain"
-    allocations: int | None = None
-
-    def chunks(self, program: Program, num_steps: int) -> int:
-        return self.allocations or Plain().chunks(program, num_steps)
-
-    def num_replicas(self, program: Program) -> int:
-        return 1
-
-    def merged(self, laws: list[Law]) -> Law:
-        return merge_chunks(laws) if self.allocations is None else merge_allocations(laws)
-
-    def compacted(self, laws: list[Law]) -> list[Law]:
-        return super().compacted(laws) if self.allocations is None else laws
-
-    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        regime, first = run.chances.regime, draws[0].first
-        first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
-        numbers = np.array([mine.number for mine in draws])
-        ends = np.cumsum([mine.steps for mine in draws])
-
-        def on_gpus(row):
-            if self.allocations is None:
-                return first + row, first + row
-            return first + row, numbers[np.searchsorted(ends, row, side="right")]
-
-        begin = 0
-        for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
-            done = 0
-            for k, start, last in parts(ends, begin, len(latest)):
-                mine, of_regime = (x[done : done + last - start] for x in (latest, regimes))
-                ids = np.arange(draws[k].first + start, draws[k].first + last, dtype=np.uint32)
-                ones = np.ones(len(ids), np.float32)
-                yield ids, mine, mine.max(axis=1), first_of[of_regime], ones
-                done += len(ids)
-            begin += done
-
-
-def slowest_ends(
-    run: Run, num_steps: int, on_gpus: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The latest end of each sink among all replicas of steps, `(steps, sinks)`, and the regimes of
-    these, some steps at a time.
-
-    **Arguments:**
-
-    - `on_gpus`: gives, for the numbers of some steps, the ids of their draws, and the ids of the
-        sets of GPUs that they run on.
-    """
-    replicas, sinks = run.program.num_replicas, run.program.sinks.number
-
-    def inputs(begin, count):
-        step, replica = np.divmod(np.arange(begin, begin + count), replicas)
-        return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
-
-    rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
-    shared, size = (without_steps(run.plan), run.key), tiles_of(run.plan)
-    for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
-        ends, regimes = batch.samples()
-        ends = np.concatenate([rest[0], ends[:, :sinks]])
-        regimes = np.concatenate([rest[1], regimes])
-        steps = len(ends) // replicas
-        whole = steps * replicas
-        rest = ends[whole:], regimes[whole:]
-        if steps:
-            yield ends[:whole].reshape(steps, replicas, -1).max(axis=1), regimes[:whole:replicas]
-
-
-def _explicit_tile(shared, _, ids, gpu_ids):
-    """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
-    plan, key = shared
-    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // plan.structure.num_replicas)
-    stalls = poisson_stalls(plan, ids, key)
-    ends = replica_ends(plan, Sampled(ids, regimes, stalls, gpu_ids=gpu_ids), key)
-    return ends.T, regimes
 
 
 def named(name: str, run: Run) -> AbstractSampling:

@@ -18,12 +18,20 @@ from ..law import (
 from ..program import Program, digest
 from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program
-from ._choose import chosen
-from ._draw import Advance, Draws, all_draws
-from ._pilot import Pilot, draw_pilot, rule_of_replicas
-from ._prepare import Run, prepare
-from ._run import Chunk, decided_chunks, errors_of, step_times
-from ._sampling import AbstractSampling, Explicit, named
+from ._explicit import Explicit
+from ._pilot import Pilot, chosen, draw_pilot, rule_of_replicas
+from ._run import (
+    Advance,
+    Chunk,
+    Draws,
+    Run,
+    all_draws,
+    decided_chunks,
+    errors_of,
+    prepare,
+    step_times,
+)
+from ._sampling import AbstractSampling, named
 
 
 _MOST_SOBOL = 2**24

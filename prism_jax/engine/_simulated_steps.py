@@ -24,10 +24,8 @@ from ..step import (
     last_spreads,
 )
 from ._check import check_num_samples
-from ._choose import sampled
-from ._draw import Advance, all_draws
-from ._prepare import Run, prepare
-from ._run import Chunk, decided_chunks, step_times
+from ._pilot import sampled
+from ._run import Advance, Chunk, Run, all_draws, decided_chunks, prepare, step_times
 
 
 @dataclasses.dataclass(frozen=True)

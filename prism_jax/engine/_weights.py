@@ -6,8 +6,7 @@ import numpy as np
 
 from ..replica import Tables, stall_entries, tiles
 from ..step import STEP_TILES, AbstractDecision, Selection, VectorRule
-from ._prepare import Run
-from ._run import Chunk
+from ._run import Chunk, Run
 
 
 # Steps of the next ranks, whose contributions to a figure are alike but for their own draws.

@@ -1,4 +1,3 @@
-from ._decide import decide as decide
 from ._decision import (
     BLOCK as BLOCK,
     SILVER as SILVER,
@@ -10,7 +9,7 @@ from ._decision import (
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )
-from ._exact import ExactRule as ExactRule, SlowestDrawn as SlowestDrawn
+from ._exact import ExactRule as ExactRule, decide as decide
 from ._reservoir import EXTREMES as EXTREMES, RESERVOIR as RESERVOIR, Reservoir as Reservoir
 from ._selection import (
     Chances as Chances,

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._misc import dot
 from ..replica import TILE
-from ._errors import AbstractErrors, IndependentErrors, SelectionErrors, UnknownErrors
+from ._errors import AbstractErrors, IndependentErrors, SelectionErrors
 from ._reservoir import Replicas, resample_factors
 from ._selection import Selection
 
@@ -33,7 +33,6 @@ class Systematic:
 
     - `probabilities`: the probabilities of the network's regimes.
     - `num_steps`: the number of steps.
-    - `offsets`: where the sequences start, from the key and the first id.
     - `seed`: two words of the key.
     - `first`: the first id.
     - `shuffled`: whether ranks are in random order, so that they are independent of those of
@@ -42,16 +41,21 @@ class Systematic:
 
     probabilities: np.ndarray
     num_steps: int
-    offsets: tuple[float, float]
     seed: tuple[int, int]
     first: int
     shuffled: bool = False
+
+    @ft.cached_property
+    def _offsets(self) -> tuple[float, float]:
+        """Where the sequences of ranks and of regimes start, from the key and the first id."""
+        ranks, regimes = self.generator(1, 0).random(2)
+        return float(ranks), float(regimes)
 
     def regimes(self, first: int, count: int) -> np.ndarray:
         """The regime of the network in each step, counted from the start of the run."""
         if len(self.probabilities) == 1:
             return np.zeros(count, np.int32)
-        uniform = np.modf(np.arange(first, first + count) * SILVER + self.offsets[1])[0]
+        uniform = np.modf(np.arange(first, first + count) * SILVER + self._offsets[1])[0]
         bounds = np.cumsum(self.probabilities)[:-1]
         return np.searchsorted(bounds, uniform, "right").astype(np.int32)
 
@@ -65,7 +69,7 @@ class Systematic:
 
     def _ranks_of_block(self, start: int) -> np.ndarray:
         size = min(BLOCK, self.num_steps - start)
-        offset = (self.offsets[0] + _reversed(start // BLOCK)) % 1
+        offset = (self._offsets[0] + _reversed(start // BLOCK)) % 1
         order = np.arange(size)
         if self.shuffled:
             order = self.generator(2, start).permutation(size)
@@ -92,9 +96,9 @@ class AbstractDecision(abc.ABC):
     def ends(self, first: int, count: int) -> np.ndarray:
         """The ends of the sinks `(count, sinks)`; `first` is a multiple of `BLOCK`."""
 
-    @abc.abstractmethod
     def errors(self, num_steps: int) -> AbstractErrors:
-        """The standard errors of figures, from the first steps."""
+        """The standard errors of figures, from the first steps, where they are known."""
+        raise NotImplementedError
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends and regimes of `count` steps, from any first step on."""
@@ -137,7 +141,7 @@ class AbstractWeighed(AbstractDecision):
         """For each sample the sum of a value of all steps that it decides."""
 
 
-class AbstractOneDecides(AbstractDecision):
+class AbstractOneDecides(AbstractWeighed):
     """One replica sample decides a step, and the derivative of the step goes through it."""
 
     @abc.abstractmethod
@@ -155,7 +159,7 @@ class AbstractOneDecides(AbstractDecision):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneEach(AbstractOneDecides, AbstractWeighed):
+class OneEach(AbstractOneDecides):
     """Each step is one replica sample, in order: there is one replica, with equal weights."""
 
     kept: Replicas
@@ -174,7 +178,7 @@ class OneEach(AbstractOneDecides, AbstractWeighed):
 
 
 @dataclasses.dataclass(frozen=True)
-class VectorRule(AbstractOneDecides, AbstractWeighed):
+class VectorRule(AbstractOneDecides):
     """A step picks the replica sample at the rank of its slowest replica.
 
     **Attributes:**
@@ -278,9 +282,6 @@ class SlowestOf(AbstractWeighed):
 
     def ends(self, first: int, count: int) -> np.ndarray:
         return ft.reduce(np.maximum, (one.ends(first, count) for one in self.decisions))
-
-    def errors(self, num_steps: int) -> AbstractErrors:
-        return UnknownErrors()
 
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):

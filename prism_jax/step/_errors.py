@@ -32,19 +32,6 @@ class AbstractErrors(abc.ABC):
         """How many independent replica samples the steps come from."""
 
 
-class UnknownErrors(AbstractErrors):
-    """Standard errors are not known."""
-
-    def of_mean(self, contribution: np.ndarray) -> Scatter:
-        return Scatter(float("nan"))
-
-    def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
-        return Scatter(float("nan")), 0.0
-
-    def support(self) -> float:
-        return 0.0
-
-
 class IndependentErrors(AbstractErrors):
     """Steps are independent and have equal weights."""
 

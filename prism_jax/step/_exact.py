@@ -1,4 +1,4 @@
-"""The exact rule: draws the replicas that can be the slowest at some sink."""
+"""Sets up how steps are decided; and the exact rule: the replicas that can be slowest somewhere."""
 
 import dataclasses
 import functools as ft
@@ -8,10 +8,11 @@ import numpy as np
 
 from .._estimate import Scatter
 from .._misc import dot
-from ._decision import AbstractDecision, AbstractOneDecides, Systematic
-from ._errors import AbstractErrors, SelectionErrors, UnknownErrors, with_atom
+from ..random import KeyData
+from ._decision import AbstractDecision, OneEach, Systematic, VectorRule
+from ._errors import AbstractErrors, SelectionErrors, with_atom
 from ._reservoir import Replicas
-from ._selection import Selection
+from ._selection import Chances, Selection, sample_weights, select
 
 
 # Standard errors are found from the first steps: what their scatter adds is known, and taken away.
@@ -137,11 +138,18 @@ _BLOCK = 1024
 class ExactRule(AbstractDecision):
     """Each sink has its own slowest replica: of R replicas, a step draws those that can be the
     slowest at some sink.
+
+    **Attributes:**
+
+    - `one_decides`: whether a step takes the slowest of these as a whole instead, by the vector
+        rule with the same random numbers. (It is among them, because it is the slowest at its
+        slowest sink.)
     """
 
     kept: Replicas
     systematic: Systematic
     selections: tuple[Selection, ...]
+    one_decides: bool = False
 
     def ends(self, first: int, count: int) -> np.ndarray:
         starts = range(first, first + count, _BLOCK)
@@ -150,8 +158,12 @@ class ExactRule(AbstractDecision):
     def _of_block(self, first: int) -> np.ndarray:
         ends = np.zeros((_BLOCK, self.kept.ends.shape[1]), self.kept.ends.dtype)
         for drawn in self.drawn(first):
-            values = self.kept.ends[self.selections[drawn.regime].order[drawn.positions]]
-            ends[drawn.steps] = np.maximum.reduceat(values, drawn.starts, axis=0)
+            order = self.selections[drawn.regime].order
+            if self.one_decides:
+                ends[drawn.steps] = self.kept.ends[order[drawn.slowest()]]
+            else:
+                values = self.kept.ends[order[drawn.positions]]
+                ends[drawn.steps] = np.maximum.reduceat(values, drawn.starts, axis=0)
         return ends
 
     def drawn(self, first: int) -> Iterator[Drawn]:
@@ -193,30 +205,38 @@ class ExactRule(AbstractDecision):
         return DrawnErrors(self.selections, blocks, num_steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class SlowestDrawn(AbstractOneDecides):
-    """The vector rule with the random numbers of the exact rule: of the replicas that the exact
-    rule draws, a step takes the slowest as a whole. (It is among them, because it is the slowest at
-    its slowest sink.)
+def decide(
+    chances: Chances,
+    kept: Replicas,
+    key: KeyData,
+    num_steps: int,
+    *,
+    num_replicas: int,
+    exact: bool = False,
+) -> AbstractDecision:
+    """Sets up how steps are decided.
+
+    **Arguments:**
+
+    - `kept`: replica samples.
+    - `num_replicas`: the number of replicas in a step; one if each sample is already the slowest of
+        a step's replicas.
+    - `exact`: whether each sink has a slowest replica of its own.
     """
-
-    exact: ExactRule
-
-    @property
-    def kept(self) -> Replicas:
-        return self.exact.kept
-
-    @property
-    def systematic(self) -> Systematic:
-        return self.exact.systematic
-
-    def samples(self, first: int, count: int) -> np.ndarray:
-        found = np.zeros(-(-count // _BLOCK) * _BLOCK, np.int64)
-        for start in range(0, count, _BLOCK):
-            for drawn in self.exact.drawn(first + start):
-                order = self.exact.selections[drawn.regime].order
-                found[start + drawn.steps] = order[drawn.slowest()]
-        return found[:count]
-
-    def errors(self, num_steps: int) -> AbstractErrors:
-        return UnknownErrors()
+    weights = sample_weights(chances, kept)
+    regime = chances.regime[kept.stratum]
+    probabilities = chances.network
+    present = np.bincount(regime, minlength=len(probabilities)) > 0
+    if not present.all():  # Only in runs of a handful of samples.
+        probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
+    first, second = (int(word) for word in np.asarray(key))
+    systematic = Systematic(probabilities, num_steps, (first, second), kept.first)
+    # A single replica whose samples weigh the same needs no picking, and their order none either.
+    one_each = not exact and num_replicas == len(probabilities) == len(kept.counts) == 1
+    if one_each and len(weights) == num_steps and bool(weights.min() == weights.max()):
+        return OneEach(kept, systematic)
+    selections = tuple(
+        select(kept, weights, regime == g, num_replicas, whole=exact)
+        for g in range(len(probabilities))
+    )
+    return (ExactRule if exact else VectorRule)(kept, systematic, selections)

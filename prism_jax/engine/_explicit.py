@@ -1,0 +1,148 @@
+"""Runs that simulate every replica of every step, and how much sets of GPUs differ in them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from ..law import Law, merge_allocations, merge_chunks
+from ..program import Program
+from ..replica import (
+    Sampled,
+    poisson_stalls,
+    regimes_and_stalls,
+    replica_ends,
+    tiles,
+    tiles_of,
+    without_graph,
+    without_steps,
+)
+from ..step import STEP_TILES
+from ._run import Draws, Run, step_tile
+from ._sampling import AbstractSampling, Plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Explicit(AbstractSampling):
+    """All replicas of each step, by their law. The latest end of each sink represents them, as if a
+    step had a single replica.
+
+    **Attributes:**
+
+    - `allocations`: on how many sets of GPUs the steps run, each chunk on its own; by default,
+        each step has its own GPUs.
+    """
+
+    name = "plain"
+    allocations: int | None = None
+
+    def chunks(self, program: Program, num_steps: int) -> int:
+        return self.allocations or Plain().chunks(program, num_steps)
+
+    def num_replicas(self, program: Program) -> int:
+        return 1
+
+    def merged(self, laws: list[Law]) -> Law:
+        return merge_chunks(laws) if self.allocations is None else merge_allocations(laws)
+
+    def compacted(self, laws: list[Law]) -> list[Law]:
+        return super().compacted(laws) if self.allocations is None else laws
+
+    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+        regime, first = run.chances.regime, draws[0].first
+        first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
+        ends = np.cumsum([mine.steps for mine in draws])
+
+        def on_gpus(row):
+            if self.allocations is None:
+                return first + row, first + row
+            return first + row, np.searchsorted(ends, row, side="right")
+
+        for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
+            yield latest, latest.max(axis=1), first_of[regimes], np.ones(len(latest), np.float32)
+
+
+def slowest_ends(
+    run: Run, num_steps: int, on_gpus: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The latest end of each sink among all replicas of steps, `(steps, sinks)`, and the regimes of
+    these, some steps at a time.
+
+    **Arguments:**
+
+    - `on_gpus`: gives, for the numbers of some steps, the ids of their draws, and the ids of the
+        sets of GPUs that they run on.
+    """
+    replicas, sinks = run.program.num_replicas, run.program.sinks.number
+
+    def inputs(begin, count):
+        step, replica = np.divmod(np.arange(begin, begin + count), replicas)
+        return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
+
+    rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
+    shared, size = (without_steps(run.plan), run.key), tiles_of(run.plan)
+    for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
+        ends, regimes = batch.samples()
+        ends = np.concatenate([rest[0], ends[:, :sinks]])
+        regimes = np.concatenate([rest[1], regimes])
+        steps = len(ends) // replicas
+        whole = steps * replicas
+        rest = ends[whole:], regimes[whole:]
+        if steps:
+            yield ends[:whole].reshape(steps, replicas, -1).max(axis=1), regimes[:whole:replicas]
+
+
+def _explicit_tile(shared, _, ids, gpu_ids):
+    """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
+    plan, key = shared
+    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // plan.structure.num_replicas)
+    stalls = poisson_stalls(plan, ids, key)
+    ends = replica_ends(plan, Sampled(ids, regimes, stalls, gpu_ids=gpu_ids), key)
+    return ends.T, regimes
+
+
+def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray, " sets"]:
+    """The mean step time on each of several sets of GPUs, relative to that of all.
+
+    All sets take the same steps, with the same random numbers for all but their GPUs, so that what
+    steps have in common cancels. What is left of their noise is estimated by a two-way analysis of
+    variance (sets and steps), and the factors are shrunk to the variance without it.
+
+    **Arguments:**
+
+    - `num_sets`: at least two.
+    - `num_steps`: on each set, with every replica simulated; at least two.
+    """
+    found = slowest_ends(run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps))
+    ends, regimes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    # The slowness of the step is the same on all sets, so it is left out.
+    times = _without_factor(run, ends, regimes, num_steps).reshape(num_sets, num_steps)
+
+    regimes, network = regimes[:num_steps], run.chances.network
+    weights = (network / np.maximum(np.bincount(regimes, minlength=len(network)), 1))[regimes]
+    weights /= weights.sum()
+    means = times @ weights
+    apart = times - times.mean(axis=1, keepdims=True) - times.mean(axis=0) + times.mean()
+    noise = (apart**2).sum() / ((num_sets - 1) * (num_steps - 1)) * (weights**2).sum()
+    variance = means.var(ddof=1)
+    shrunk = np.sqrt(max(variance - noise, 0.0) / variance) if variance else 0.0
+    return 1 + shrunk * (means / means.mean() - 1)
+
+
+def _without_factor(
+    run: Run, ends: np.ndarray, regimes: np.ndarray, num_steps: int
+) -> Float[np.ndarray, " steps"]:
+    """The times of steps without the factor of the step; after `num_steps`, ids begin again."""
+    room = len(run.plan.structure.sinks.first)
+    ends = np.pad(ends, ((0, 0), (0, room - ends.shape[1])))
+
+    def inputs(first, count):
+        some = slice(first, first + count)
+        ids = np.arange(first, first + count) % num_steps
+        return ids.astype(np.uint32), ends[some], regimes[some]
+
+    shared = without_graph(run.plan), run.key
+    batches = tiles(step_tile, shared, len(ends), inputs, per_batch=STEP_TILES)
+    parts = [batch.samples()[2] for batch in batches]
+    return np.concatenate([one.barrier + one.tail for one in parts], dtype=np.float64)
