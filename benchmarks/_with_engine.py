@@ -12,7 +12,6 @@ from prism_jax import replica
 from prism_jax.latency import LogNormal
 from prism_jax.program import Variability
 from prism_jax.random import key_data, normals
-from prism_jax.replica._gradient import gradient_of
 from prism_jax.replica._op_law import Single
 
 from ._graph import SIGMA
@@ -76,8 +75,8 @@ def value_and_gradient(the_program, num_samples: int, key):
     of the program, in one pass.
     """
     total, of_tables = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
-    of_tables = jax.tree.map(lambda g: g / num_samples, of_tables)
-    return total, jax.block_until_ready(gradient_of(the_program, of_tables))
+    of_tables = jax.tree.map(lambda g: (g / num_samples)[None], of_tables)
+    return total, jax.block_until_ready(replica.gradients_of(the_program, of_tables)[0])
 
 
 def _over_tiles(function, the_program, num_samples, key):

@@ -208,7 +208,7 @@ def test_what_the_host_knows_is_not_compiled():
         structure = structure_of(program)
         assert not compiled
     assert law.dtype == jnp.result_type(float)
-    assert int(structure.num_ranks) == 300
+    assert structure.ranks >= 300
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The critical paths of single steps: which ops are on them, and the slack of all ops."""
 
-import dataclasses
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -8,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from ..maxplus import cell_latencies, cells, critical_ops, latest_ends, op_ends
-from ..replica import TILE, Plan, by_strata, given_scores, replica_latencies
+from ..replica import TILE, Plan, led, replica_latencies
 from ..step import AbstractOneDecides
 from ._run import Chunk, Run, step_tiles
 from ._simulated_steps import SimulatedSteps
@@ -115,8 +114,7 @@ def _barriers(run: Run, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
     """When each step has reduced its gradients, by each sink, and the step's factor."""
     found = []
     for batch in step_tiles(run, [chunk]):
-        _, ready, parts = batch.arrays
-        found.append(dataclasses.replace(batch, arrays=(ready, parts.factor)).samples())
+        found.append(batch.samples(lambda arrays: (arrays[1], arrays[2].factor)))
     ready, factor = zip(*found, strict=True)
     return np.concatenate(ready)[:, : run.program.sinks.number], np.concatenate(factor)
 
@@ -126,6 +124,5 @@ def _latencies(shared, ids, *points):
     """The latencies of all cells in some samples."""
     plan: Plan
     plan, lead, key = shared
-    given, _ = given_scores(lead, ids, key, *points)
-    drawn = replica_latencies(plan, by_strata(plan, ids, given), key)
+    drawn = replica_latencies(plan, led(plan, lead, ids, key, *points)[0], key)
     return cell_latencies(plan.structure.graph.lanes, drawn, len(ids), plan.dtype)

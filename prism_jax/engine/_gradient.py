@@ -7,6 +7,7 @@ depend on stall rates and the network. Samples are not stored; they are drawn ag
 
 import dataclasses
 import itertools as it
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,11 +20,12 @@ from jaxtyping import Float
 from ..host import on_host
 from ..program import Program
 from ..replica import (
+    Packed,
     Plan,
     Tables,
-    by_strata,
-    given_scores,
     gradients_of,
+    led,
+    packed_of,
     replica_ends,
     tiles,
     tiles_of,
@@ -39,7 +41,6 @@ from ..step import (
     step_parts,
     times_or_chances,
 )
-from ._packed import Packed, packed_of
 from ._run import Chunk, Run, step_tile
 from ._simulated_steps import SimulatedSteps
 from ._weights import through_weights
@@ -166,9 +167,8 @@ def _through_steps(
 
         shared = (without_graph(run.plan), run.key)
         for batch in packed.tiles(_step_vjp, shared, all_inputs, per_batch=STEP_TILES):
-            of_tables, of_steps = batch.arrays
-            packed.add(sums, dataclasses.replace(batch, arrays=of_tables).by_tile(), batch.first)
-            of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
+            packed.add(sums, batch.by_tile(operator.itemgetter(0)), batch.first)
+            of_steps = batch.samples(operator.itemgetter(1))
             step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
             some = packed.entries[batch.first + step]
             np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
@@ -196,7 +196,7 @@ def _through_last(
     """
     shared, number = (without_graph(run.plan), run.key), len(packed.entries)
     batches = tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
-    parts = [dataclasses.replace(batch, arrays=batch.arrays[2]).samples() for batch in batches]
+    parts = [batch.samples(operator.itemgetter(2)) for batch in batches]
     parts = jax.tree.map(lambda *x: np.concatenate(x).reshape(-1, packed.size), *parts)
     by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (exceedance, slope))
     of_last, *of_each = on_host(_last_vjp, last_tables(run.plan.tables), parts, *by_tile)
@@ -250,11 +250,10 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
 def _replica_vjp(shared, _, ids, sink, weight, *points):
     plan: Plan
     plan, lead, key = shared
-    given, _ = given_scores(lead, ids, key, *points)
+    sampled, _ = led(plan, lead, ids, key, *points)
 
     def forward(tables):
-        whole = dataclasses.replace(plan, tables=tables)
-        return replica_ends(whole, by_strata(plan, ids, given), key)
+        return replica_ends(dataclasses.replace(plan, tables=tables), sampled, key)
 
     ends, vjp = jax.vjp(forward, plan.tables)
     mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == sink[None, :]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools as it
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -208,13 +209,11 @@ def step_times(
     probabilities that they exceed a threshold.
     """
     for batch in step_tiles(run, chunks):
-        times, _, of_steps = batch.arrays
         if exceedance is None:
-            yield dataclasses.replace(batch, arrays=times).samples()
+            yield batch.samples(operator.itemgetter(0))
         else:
-            of_steps = dataclasses.replace(batch, arrays=of_steps).samples()
-            tables = last_tables(run.plan.tables)
-            yield np.asarray(on_host(times_or_chances, tables, of_steps, exceedance))
+            last = last_tables(run.plan.tables), batch.samples(operator.itemgetter(2))
+            yield np.asarray(on_host(times_or_chances, *last, exceedance))
         advance(batch.count)
 
 

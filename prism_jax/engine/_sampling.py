@@ -15,9 +15,8 @@ from ..law import Law, merge_chunks, merge_randomisations
 from ..program import Program
 from ..replica import (
     Lead,
-    by_strata,
-    given_scores,
     leading_axes,
+    led,
     mean_reductions,
     num_axes,
     replica_ends,
@@ -102,8 +101,7 @@ class AbstractOfOneReplica(AbstractSampling):
 def _replica_tile(shared, _, ids, *points):
     """One tile: ends `(samples, sinks)`, score, stratum and likelihood."""
     plan, lead, key = shared
-    given, likelihood = given_scores(lead, ids, key, *points)
-    sampled = by_strata(plan, ids, given)
+    sampled, likelihood = led(plan, lead, ids, key, *points)
     ends = replica_ends(plan, sampled, key)
     score = jnp.max(ends + mean_reductions(plan)[:, sampled.regimes], axis=0)
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._estimate import Scatter, reaches
+from .._misc import bisect
 from ._compared import AbstractCompared
 
 
@@ -89,10 +90,8 @@ class Errors(AbstractCompared):
         def end(side: int) -> float:
             # An interval of a small confidence level may lie on one side of a skewed estimate.
             low, high = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
-            for _ in range(_HALVINGS):  # To import SciPy's solvers takes longer than all figures.
-                middle = (low + high) / 2
-                low, high = (low, middle) if reached(middle, side) >= 0 else (middle, high)
-            return high
+            # To import SciPy's solvers takes longer than all figures.
+            return bisect(lambda p: not reached(p, side) >= 0, low, high, _HALVINGS)[1]
 
         return end(1), end(0)
 

@@ -15,8 +15,8 @@ from ._ends import (
 from ._gradient import gradients_of as gradients_of
 from ._lead import (
     Lead as Lead,
-    given_scores as given_scores,
     leading_axes as leading_axes,
+    led as led,
     num_axes as num_axes,
     redirected as redirected,
     sobol_scores as sobol_scores,
@@ -28,7 +28,6 @@ from ._op_law import (
     look_up_one as look_up_one,
     table_score as table_score,
 )
-from ._pauses import poisson_stalls as poisson_stalls, stall_entries as stall_entries
 from ._plan import (
     Plan as Plan,
     Tables as Tables,
@@ -37,10 +36,16 @@ from ._plan import (
     without_graph as without_graph,
     without_steps as without_steps,
 )
-from ._strata import regimes_and_stalls as regimes_and_stalls, stratum_of as stratum_of
-from ._structure import structure_of as structure_of
+from ._rare import (
+    poisson_stalls as poisson_stalls,
+    regimes_and_stalls as regimes_and_stalls,
+    stall_entries as stall_entries,
+    stratum_of as stratum_of,
+)
 from ._tiles import (
     Batch as Batch,
+    Packed as Packed,
+    packed_of as packed_of,
     tile_size as tile_size,
     tiles as tiles,
     tiles_of as tiles_of,

@@ -16,9 +16,8 @@ from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
-from ._pauses import pauses_of
 from ._plan import Plan, make_plan
-from ._strata import regimes_and_stalls
+from ._rare import pauses_of, regimes_and_stalls
 
 
 # Samples of a tile: all work is cut into pieces of this size.
@@ -174,6 +173,22 @@ def _noise(dtype, arguments, counter):
     return normals(key, sample_ids, counter, dtype)
 
 
+def _scores(
+    plan: Plan, sampled: Sampled, key: KeyData, stream: Stream, number: int, axis: Any = None
+) -> Float[Array, "draws samples"]:
+    """So many standard normals of a stream, or the given scores that replace them; `axis` is their
+    part of [`Axes`][]. Those of GPUs are the same wherever samples run on the same GPUs.
+    """
+    of_gpus = stream in (Stream.RANKS, Stream.OTHER_GPUS)
+    ids = sampled.gpu_ids if of_gpus and sampled.gpu_ids is not None else sampled.ids
+    z = normals(fold(key, stream), ids, counters(number), plan.dtype)
+    if sampled.given is None or axis is None:
+        return z
+    scores = sampled.given[1]
+    taken = (axis < len(scores))[:, None]
+    return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
+
+
 def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"]:
     """The factor of the slowest GPU of each rank; a single column if GPUs are equal."""
     ranks = plan.structure.ranks
@@ -181,11 +196,10 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks 
         return sampled.slowest
     if plan.tables.slowest is None:
         return jnp.ones((ranks, 1), plan.dtype)
-    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
-    z = normals(fold(key, Stream.RANKS), gpu_ids, counters(ranks), plan.dtype)
-    if sampled.given is not None:
-        z = _replaced(z, sampled.given[0].ranks, sampled.given[1])
-    slowest = look_up_one(plan.tables.slowest, z)
+    axis = sampled.given and sampled.given[0].ranks
+    slowest = look_up_one(
+        plan.tables.slowest, _scores(plan, sampled, key, Stream.RANKS, ranks, axis)
+    )
     if plan.tables.gpu_factor is not None:
         slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
     return slowest
@@ -195,9 +209,7 @@ def _other_gpus(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ran
     """The score of each rank's GPUs other than the slowest."""
     if plan.tables.shared is None or not plan.structure.graph.mixed.collapsed:
         return None
-    gpu_ids = sampled.ids if sampled.gpu_ids is None else sampled.gpu_ids
-    ranks = counters(plan.structure.ranks)
-    return normals(fold(key, Stream.OTHER_GPUS), gpu_ids, ranks, plan.dtype)
+    return _scores(plan, sampled, key, Stream.OTHER_GPUS, plan.structure.ranks)
 
 
 def _worker_steps(
@@ -206,28 +218,27 @@ def _worker_steps(
     """The factor of each rank in its step, on whichever GPUs it runs."""
     if plan.tables.worker_step is None:
         return None
-    words, ranks = fold(key, Stream.WORKER_STEPS), counters(plan.structure.ranks)
-    z = normals(words, sampled.ids, ranks, plan.dtype)
-    if sampled.given is not None and sampled.given[0].worker_steps is not None:
-        z = _replaced(z, sampled.given[0].worker_steps, sampled.given[1])
+    axis = sampled.given and sampled.given[0].worker_steps
+    z = _scores(plan, sampled, key, Stream.WORKER_STEPS, plan.structure.ranks, axis)
     return look_up_one(plan.tables.worker_step, z)
 
 
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The factor of each microbatch's data, and a final one for ops without a microbatch."""
-    number = plan.structure.graph.num_microbatches
-    if plan.structure.graph.set_length:
-        return _sets(plan, sampled, key)
-    z = normals(fold(key, Stream.MICROBATCHES), sampled.ids, counters(number), plan.dtype)
-    if sampled.given is not None:
-        z = _replaced(z, sampled.given[0].microbatches, sampled.given[1])
-    ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
-    assert plan.tables.microbatch is not None
-    return jnp.concatenate([look_up_one(plan.tables.microbatch, z), ones])
+    graph, table = plan.structure.graph, plan.tables.microbatch
+    assert table is not None
+    if graph.set_length:
+        factors = _sets(plan, sampled, key)
+    else:
+        axis = sampled.given and sampled.given[0].microbatches
+        number = graph.num_microbatches
+        z = _scores(plan, sampled, key, Stream.MICROBATCHES, number, axis)
+        factors = look_up_one(table, z)
+    return jnp.concatenate([factors, jnp.ones((1, len(sampled.ids)), plan.dtype)])
 
 
 def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
-    """As `_microbatches`, but those of one replica in one step are drawn together."""
+    """The factors of microbatches, where those of one replica in one step are drawn together."""
     factors, length = plan.tables.microbatch, plan.structure.graph.set_length
     assert factors is not None
     microbatch = np.arange(plan.structure.graph.num_microbatches)
@@ -239,11 +250,4 @@ def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samp
     drawn = jnp.minimum((u * (most + 1)).astype(jnp.int32), most)
     first = drawn // places * factors.shape[1] + drawn % places
     chosen = first[microbatch // length] + jnp.asarray(microbatch % length, jnp.int32)[:, None]
-    ones = jnp.ones((1, len(sampled.ids)), plan.dtype)
-    return jnp.concatenate([factors.reshape(-1)[chosen], ones])
-
-
-def _replaced(z, axis: Int[Array, " draws"], scores):
-    """The rows of `z`, or of the scores that replace them."""
-    taken = (axis < len(scores))[:, None]
-    return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
+    return factors.reshape(-1)[chosen]

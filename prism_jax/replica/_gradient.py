@@ -5,7 +5,6 @@ import dataclasses
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..host import vjp_on_host
 from ..program import Program
@@ -13,16 +12,11 @@ from ._plan import Parameters, Tables, parameters_of, tabulate
 from ._structure import structure_of
 
 
-def gradient_of(program: Program, of_tables: Tables) -> Program:
-    """The derivative with respect to a program's parameters, from that with respect to its tables:
-    a program with `None` for everything that is not a float.
-    """
-    (gradient,) = gradients_of(program, jax.tree.map(lambda x: np.asarray(x)[None], of_tables))
-    return gradient
-
-
 def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
-    """`gradient_of` of several figures of a program, which are the first axis of each table."""
+    """The derivatives of figures with respect to a program's parameters, from those with respect to
+    its tables, whose first axis are the figures: programs with `None` for everything that is not a
+    float.
+    """
     classes = structure_of(program).classes
     _, backward = vjp_on_host(tabulate, classes, parameters_of(program))
     found = backward(of_tables)

@@ -21,7 +21,7 @@ from ..maxplus import bucket, cells, critical_ops, op_ends
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
-from ._ends import Axes, by_strata, replica_latencies
+from ._ends import Axes, Sampled, by_strata, replica_latencies
 from ._plan import Plan, without_graph, without_steps
 
 
@@ -123,7 +123,7 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     def parts(plan: Plan):
         graph = plan.structure.graph
         kept = [graph.row, graph.microbatch, graph.group]
-        return [*kept, graph.lanes, graph.stalls, plan.structure.sinks, plan.structure.tail]
+        return [*kept, graph.lanes, graph.stall_op, plan.structure.sinks, plan.structure.tail]
 
     def of_ops(lanes):
         return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
@@ -200,19 +200,19 @@ def shifted_scores(
     return z, 1 / ((1 - _SHIFTED) + _SHIFTED * ratio)
 
 
-def given_scores(
-    lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points: Any
-) -> tuple[tuple[Axes, Float[Array, "axes samples"]] | None, Float[Array, " samples"]]:
-    """The given scores of some samples, as in `Sampled`, and the samples' likelihoods. Quasi-random
-    `points`, of shape `(samples, axes)`, replace drawn ones.
+def led(
+    plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points: Any
+) -> tuple[Sampled, Float[Array, " samples"]]:
+    """Samples with the scores of their leading axes, if there are any, and their likelihoods.
+    Quasi-random `points`, of shape `(samples, axes)`, replace drawn ones.
     """
-    likelihood = jnp.ones(sample_ids.shape, jnp.float32)
-    if lead is None:
-        return None, likelihood
-    if points:
-        return (lead.axes, points[0].T), likelihood
-    scores, likelihood = shifted_scores(lead, sample_ids, key)
-    return (lead.axes, scores), likelihood.astype(jnp.float32)
+    given, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
+    if lead is not None and points:
+        given = lead.axes, points[0].T
+    elif lead is not None:
+        scores, likelihood = shifted_scores(lead, sample_ids, key)
+        given = lead.axes, scores
+    return by_strata(plan, sample_ids, given), likelihood.astype(jnp.float32)
 
 
 def sobol_scores(

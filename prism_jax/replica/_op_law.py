@@ -139,21 +139,12 @@ class OpLaw(AbstractOpLaw):
     def latency(self, op, z, common: Common):
         if self.given is not None:
             z = jnp.where(jnp.isnan(self.given), z, self.given)
-        return self.finished(
-            op, self.with_data(self.class_law.latency(z, common.residuals)), common
-        )
-
-    def with_data(self, seconds):
-        """The latency of its kernels, with the factor of its microbatch's data."""
-        if self.microbatch is None:
-            return seconds
-        assert self.loading is not None
-        factor = self.microbatch
-        # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
-        return seconds * jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
-
-    def finished(self, op, seconds, common: Common):
-        """The latency of the op from that of its kernels."""
+        seconds = self.class_law.latency(z, common.residuals)
+        if self.microbatch is not None:
+            assert self.loading is not None
+            factor = self.microbatch
+            # As `1 + loading (f - 1)`, and to the last bit `f` where the loading is one.
+            seconds = seconds * jnp.maximum(factor + (self.loading - 1) * (factor - 1), 0)
         if self.factor is not None:
             seconds = seconds * self.factor
         for pause in common.pauses:

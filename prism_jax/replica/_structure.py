@@ -9,7 +9,7 @@ from ..collapse import Collapse, Loads
 from ..latency import log_sigma
 from ..maxplus import Lanes, bucket, in_lanes, to_lanes
 from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
-from ._strata import Strata, strata_of
+from ._rare import Strata, strata_of
 
 
 class Mixed(eqx.Module):
@@ -38,7 +38,7 @@ class Classes(eqx.Module):
     - `collapse`: the contents of the classes.
     - `members`: the number of GPUs in the group of a rank, and the number of all GPUs.
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
-    - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Stalls`.
+    - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Graph.stall_op`.
     - `most_stalls`: the largest number of stalls of any stratum.
     - `tables`: whether some op needs the table of a law.
     - `stall_counts`: how many stalls of a sample there is room for.
@@ -58,13 +58,6 @@ class Classes(eqx.Module):
     stall_counts: int = eqx.field(static=True)
 
 
-class Stalls(eqx.Module):
-    """The ops that may stall, with one entry for each of their kinds of stall."""
-
-    op: Int[Array, " stalls"]
-    most: int = eqx.field(static=True)  # Of one sample.
-
-
 class Graph(eqx.Module):
     """The ops of one replica.
 
@@ -75,7 +68,8 @@ class Graph(eqx.Module):
         data it depends on, or the last for none; and the group of the program's adjustment.
     - `row_class`, `row_rank`: the class, and the rank whose slowest GPU it waits for, or the last
         for none.
-    - `stalls`: the ops that may stall; `None` if no op may.
+    - `stall_op`: the ops that may stall, with one entry for each of their kinds of stall; `None` if
+        no op may.
     - `mixed`: the kinds of law that occur.
     - `num_microbatches`: how many factors of microbatches there is room for.
     - `set_length`: how many of them are drawn together if they are sets, else zero.
@@ -87,7 +81,7 @@ class Graph(eqx.Module):
     group: Int[Array, "levels width"] | None
     row_class: Int[Array, " rows"]
     row_rank: Int[Array, " rows"]
-    stalls: Stalls | None
+    stall_op: Int[Array, " stalls"] | None
     mixed: Mixed
     num_microbatches: int = eqx.field(static=True)
     set_length: int = eqx.field(static=True)
@@ -124,7 +118,7 @@ class Structure(eqx.Module):
     - `sinks`: what the replicas reduce, and when.
     - `tail`: the class of the tail, or -1.
     - `ranks`: how many pipeline ranks there is room for.
-    - `num_ranks`, `num_replicas`: as in the program.
+    - `num_replicas`: as in the program.
     - `strata`: how replica samples are divided.
     - `reduced`: whether gradients are reduced at all.
     - `last`: the kinds of law of the tail.
@@ -135,7 +129,6 @@ class Structure(eqx.Module):
     sinks: Sinks
     tail: Int[Array, ""]
     ranks: int = eqx.field(static=True)
-    num_ranks: UInt32[Array, ""]
     num_replicas: UInt32[Array, ""]
     strata: Strata
     reduced: bool = eqx.field(static=True)
@@ -151,7 +144,6 @@ def structure_of(program: Program) -> Structure:
         sinks=_sinks(program),
         tail=jax.device_put(np.int32(program.tail)),
         ranks=ranks_of(program),
-        num_ranks=jax.device_put(np.uint32(program.num_ranks)),
         num_replicas=jax.device_put(np.uint32(program.num_replicas)),
         strata=strata_of(program),
         reduced=bool((program.sinks.reduction.value >= 0).any()),
@@ -185,6 +177,7 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
     depends = blocks.compute.value[rows.class_.value][ops.row.value]
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
     adjustment, sets = program.adjustment, program.variability.microbatch
+    stalls = program.stall_ops.value
     return Graph(
         lanes=lanes,
         row=in_lanes(program.levels, ops.row.value, shape),
@@ -195,7 +188,7 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
             bucket(len(rows.rank.value), 64),
         ),
-        stalls=_stalls(program),
+        stall_op=_padded(stalls, bucket(len(stalls), 64, 4), stalls[-1]) if len(stalls) else None,
         mixed=_mixed(blocks.direct.value[rows.class_.value]),
         num_microbatches=num_microbatches,
         set_length=sets.length if isinstance(sets, Sets) else 0,
@@ -208,7 +201,7 @@ def _classes(program: Program) -> Classes:
     kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
     room = bucket(len(kind), 64, 4)
     stalls = bool(len(kind))
-    most = _most_stalls(program)
+    most = max(stratum.stalls for stratum in program.strata)
     return Classes(
         direct=_padded(blocks.direct.value, number, -1),
         compute=_padded(blocks.compute.value, number, False),
@@ -223,10 +216,6 @@ def _classes(program: Program) -> Classes:
         tables=_needs_tables(program),
         stall_counts=bucket(most, 4) if stalls else 0,
     )
-
-
-def _most_stalls(program: Program) -> int:
-    return max(stratum.stalls for stratum in program.strata)
 
 
 def ranks_of(program: Program) -> int:
@@ -249,17 +238,6 @@ def _needs_tables(program: Program) -> bool:
 
 def _mixed(direct: np.ndarray) -> Mixed:
     return Mixed(collapsed=bool((direct < 0).any()), single=bool((direct >= 0).any()))
-
-
-def _stalls(program: Program) -> Stalls | None:
-    op = program.stall_ops.value
-    if not len(op):
-        return None
-    number = bucket(len(op), 64, 4)
-    return Stalls(
-        op=_padded(op, number, int(op[-1])),
-        most=bucket(_most_stalls(program), 4),
-    )
 
 
 def _kinds(program: Program) -> Int[Array, " kernels"]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -42,23 +42,21 @@ class Batch:
     arrays: Any
     size: int = TILE
 
-    @property
-    def ids(self) -> np.ndarray:
-        return np.arange(self.first, self.first + self.count, dtype=np.uint32)
-
-    def samples(self) -> Any:
-        """Arrays whose first axis is the samples, on the host, without the padding."""
+    def samples(self, some: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+        """All or some arrays, whose first axis is the samples, on the host, without the padding."""
 
         def one(x):
             x = _collect(x, self.count, self.size)
             return x.reshape(-1, *x.shape[2:])[: self.count]
 
-        return jax.tree.map(one, self.arrays)
+        return jax.tree.map(one, some(self.arrays))
 
-    def by_tile(self) -> Any:
-        """Sums over each tile, on the host, in the order of ids."""
+    def by_tile(self, some: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+        """All or some sums over each tile, on the host, in the order of ids."""
         number = -(-self.count // self.size)
-        return jax.tree.map(lambda x: _collect(x, self.count, self.size)[:number], self.arrays)
+        return jax.tree.map(
+            lambda x: _collect(x, self.count, self.size)[:number], some(self.arrays)
+        )
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
@@ -129,6 +127,51 @@ def tiles(
 def tile_size(num_samples: int) -> int:
     """For so many samples: a tile takes as long as there is room in it, filled or not."""
     return TILE if num_samples >= TILE else _SMALL_TILE
+
+
+class Packed(NamedTuple):
+    """Entries of several figures in tiles, so that each tile has entries of one figure only.
+
+    **Attributes:**
+
+    - `entries`: the entry at each place, or -1 for none.
+    - `figure`: the figure of each tile.
+    - `size`: of a tile.
+    """
+
+    entries: np.ndarray
+    figure: np.ndarray
+    size: int
+
+    def pieces(self, number: int) -> Iterator["Packed"]:
+        """The same, at most so many entries at a time."""
+        for start in range(0, len(self.entries), number):
+            tiles_ = slice(start // self.size, (start + number) // self.size)
+            yield Packed(self.entries[start : start + number], self.figure[tiles_], self.size)
+
+    def tiles(self, function, shared, inputs, *, per_batch: int) -> Iterator[Batch]:
+        options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
+        return tiles(function, shared, len(self.entries), inputs, **options)
+
+    def add(self, sums: Any, of_tiles: Any, first: int = 0) -> None:
+        """Adds the sums of tiles, from an entry on, to those of their figures."""
+
+        def add(total, of_tiles):
+            start = first // self.size
+            np.add.at(total, self.figure[start : start + len(of_tiles)], of_tiles)
+
+        jax.tree.map(add, sums, of_tiles)
+
+
+def packed_of(figure: np.ndarray, figures: int) -> Packed:
+    """See [`Packed`][]; `figure` is that of each entry, ascending."""
+    number, size = np.bincount(figure, minlength=figures), tile_size(len(figure) // figures)
+    in_tiles = -(-number // size)
+    of_tile = np.repeat(np.arange(figures), in_tiles)
+    start = size * (np.cumsum(in_tiles) - in_tiles) - (np.cumsum(number) - number)
+    entries = np.full(len(of_tile) * size, -1)
+    entries[np.arange(len(figure)) + start[figure]] = np.arange(len(figure))
+    return Packed(entries, of_tile, size)
 
 
 def tiles_of(plan: Plan) -> int:

@@ -1,0 +1,121 @@
+"""Rare events of replica samples: the network's regime and the number of stalls, by which they are
+divided; where these stalls are, and how long they last.
+"""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, UInt32
+
+from ..maxplus import bucket
+from ..program import Program
+from ..random import KeyData, Stream, counters, fold, normals, uniforms
+from ._op_law import Pause, look_up
+
+
+if TYPE_CHECKING:
+    from ._plan import Plan
+
+
+class Strata(eqx.Module):
+    """The strata of a program.
+
+    **Attributes:**
+
+    - `bounds`: where, of 2^32, the share of each ends.
+    - `regime`, `stalls`: the regime and the number of stalls of each stratum.
+    - `number`: how many there are; the rest is padding.
+    """
+
+    bounds: UInt32[Array, " strata"]
+    regime: Int[Array, " strata"]
+    stalls: Int[Array, " strata"]
+    number: Int[Array, ""]
+
+
+def strata_of(program: Program) -> Strata:
+    """The strata of a program."""
+    number = len(program.strata)
+    padding = bucket(number, 8) - number
+    share = np.array([s.share for s in program.strata])
+    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
+    bounds[-1] = 2**32 - 1
+    regime = np.array([s.regime for s in program.strata], np.int32)
+    stalls = np.array([s.stalls for s in program.strata], np.int32)
+    return Strata(
+        bounds=jax.device_put(np.pad(bounds, (0, padding), mode="edge")),
+        regime=jax.device_put(np.pad(regime, (0, padding), mode="edge")),
+        stalls=jax.device_put(np.pad(stalls, (0, padding), mode="edge")),
+        number=jax.device_put(np.int32(number)),
+    )
+
+
+def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
+    """The number of each sample's stratum.
+
+    Strata are dealt out along a Weyl sequence, so any run of consecutive ids has each in
+    proportion to its share.
+    """
+    sequence = sample_ids * np.uint32(0x9E3779B9)
+    which = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
+    return jnp.minimum(which, strata.number - 1)
+
+
+def regimes_and_stalls(
+    strata: Strata, sample_ids: UInt32[Array, " samples"]
+) -> tuple[Int[Array, " samples"], Int[Array, " samples"]]:
+    """The regime of the network and the number of stalls of each sample."""
+    which = stratum_of(strata, sample_ids)
+    return strata.regime[which], strata.stalls[which]
+
+
+def pauses_of(
+    plan: "Plan",
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> tuple[Pause, ...]:
+    """The stalls of samples with a given number of stalls."""
+    ops, kinds = plan.structure.graph.stall_op, plan.structure.classes.stall_kind
+    if ops is None or kinds is None:
+        return ()
+    entries = stall_entries(plan, sample_ids, number, key)
+    counter = np.uint32(2) * counters(len(entries)) + np.uint32(1)
+    z = normals(fold(key, Stream.STALLS), sample_ids, counter, plan.dtype)
+    op = jnp.where(entries >= 0, ops[entries], -2)
+    seconds = look_up(plan.tables.stall_sizes, kinds[entries], z)
+    return tuple(Pause(op[j : j + 1], seconds[j : j + 1]) for j in range(len(op)))
+
+
+def stall_entries(
+    plan: "Plan",
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> Int[Array, "stalls samples"]:
+    """The entry of `Graph.stall_op` that each of so many stalls of a sample is, or -1 for none."""
+    assert plan.tables.stall_shares is not None
+    # An entry that cannot stall has no share, and is never drawn.
+    shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
+    stall = counters(plan.structure.classes.stall_counts)
+    u, _ = uniforms(fold(key, Stream.STALLS), sample_ids, np.uint32(2) * stall, plan.dtype)
+    entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, len(shares) - 1)
+    return jnp.where(number[None, :] > stall.astype(jnp.int32), entry, -1)
+
+
+def poisson_stalls(
+    plan: "Plan", sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> Int[Array, " samples"]:
+    """The number of stalls of each sample by its law, for replicas that are all simulated."""
+    most = plan.structure.classes.most_stalls
+    words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
+    u, _ = uniforms(words, sample_ids, counter, plan.dtype)
+    bounds = jnp.cumsum(plan.tables.stall_counts)
+    # The most that there is stands for more, and what follows is padding.
+    number = jnp.arange(len(bounds), dtype=jnp.int32)
+    bounds = jnp.where(number < most, bounds, 2)
+    return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)
