@@ -9,12 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible, progress_bar
 from .._misc import whole_number
-from ..law import (
-    Accumulator,
-    Errors,
-    Law,
-    grid_of,
-)
+from ..law import Accumulator, Errors, Law, grid_of
 from ..program import Program, digest
 from ..step import Chances, effective_samples
 from ._check import check_num_samples, check_program

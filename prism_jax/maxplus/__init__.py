@@ -3,6 +3,7 @@ from ._lanes import (
     bucket as bucket,
     cells as cells,
     in_lanes as in_lanes,
+    padded as padded,
     to_lanes as to_lanes,
 )
 from ._levels import Levels as Levels, to_levels as to_levels

@@ -1,7 +1,12 @@
-"""The index arrays of a graph, padded to shapes that many graphs share."""
+"""The index arrays of a graph, padded to shapes that many graphs share; and which of the ends that
+an op waits for was the latest, in as few bits as hold it.
+"""
+
+from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped, UInt32
 
@@ -65,12 +70,12 @@ def to_lanes(levels: Levels, num_sinks: int, least: tuple[int, int] = (1024, 2))
     of_sinks = (num_sinks, bucket(sinks.shape[1], 1))
     cell = cells(levels, shape[1])
     return Lanes(
-        ops=_padded(levels.ops.value, shape[:2], -1),
-        reads=_padded(levels.reads.value, shape, START),
-        writes=_padded(levels.writes.value, shape[:2], WASTE),
-        before=_padded(cell[levels.predecessors.value], shape, -1),
-        sinks=_padded(sinks, of_sinks, START),
-        sink_cells=_padded(cell[levels.sink_ops.value], of_sinks, -1),
+        ops=padded(levels.ops.value, shape[:2], -1),
+        reads=padded(levels.reads.value, shape, START),
+        writes=padded(levels.writes.value, shape[:2], WASTE),
+        before=padded(cell[levels.predecessors.value], shape, -1),
+        sinks=padded(sinks, of_sinks, START),
+        sink_cells=padded(cell[levels.sink_ops.value], of_sinks, -1),
         num_levels=jax.device_put(np.int32(number)),
         counters=jax.device_put(np.uint32(width)),
         num_slots=bucket(levels.num_slots, 64),
@@ -92,10 +97,49 @@ def in_lanes(
     """A number for each op, where its lane is."""
     lanes = levels.ops.value
     values = np.append(of_ops, of_ops.dtype.type(fill))
-    return _padded(values[lanes].astype(np.int32), shape, fill)
+    return padded(values[lanes].astype(np.int32), shape, fill)
 
 
-def _padded(array: np.ndarray, shape: tuple[int, ...], fill: int) -> Int[Array, "..."]:
-    whole = np.full(shape, fill, np.int32)
+def padded(array: np.ndarray, shape: int | tuple[int, ...], fill: int = 0) -> Shaped[Array, "..."]:
+    """An array on the device, with room at the end of each axis; whole numbers have 32 bits."""
+    whole = np.full(shape, fill, np.int32 if array.dtype == np.int64 else array.dtype)
     whole[tuple(map(slice, array.shape))] = array
     return jax.device_put(whole)  # `jnp.asarray` would compile a copy for each shape.
+
+
+def _bits(lanes: Lanes) -> tuple[int, int]:
+    """Bits that a choice takes, and lanes that share a word of at most 32."""
+    bits = (lanes.reads.shape[2] - 1).bit_length()
+    return bits, min(32 // bits, lanes.width)
+
+
+def words_of(lanes: Lanes) -> tuple[int, Any]:
+    """How many words hold the choices of a level, and their type."""
+    bits, together = _bits(lanes)
+    types = (jnp.uint8, jnp.uint16, jnp.uint32)
+    word = next(d for d in types if jnp.iinfo(d).bits >= bits * together)
+    return -(-lanes.width // together), word
+
+
+def pack(choice, lanes: Lanes):
+    """Choices of the lanes, packed into words: `(words, samples)`."""
+    bits, together = _bits(lanes)
+    shifts = np.arange(together, dtype=np.uint32) * np.uint32(bits)
+    words = [
+        jnp.sum(part << shifts[: len(part), None], axis=0, dtype=jnp.uint32)
+        for part in (choice[i : i + together] for i in range(0, len(choice), together))
+    ]
+    return jnp.stack(words).astype(words_of(lanes)[1])
+
+
+def followed(cell, lane, before, choice, lanes: Lanes):
+    """Where a path goes on from this level: unchanged if it does not pass here."""
+    bits, together = _bits(lanes)
+    for j in range(before.shape[0]):
+        word = choice[j // together].astype(jnp.uint32)
+        chosen = (word >> np.uint32(j % together * bits)) & np.uint32(2**bits - 1)
+        onward = before[j, 0]
+        for k in range(1, before.shape[1]):
+            onward = jnp.where(chosen == k, before[j, k], onward)
+        cell = jnp.where(lane == j, onward, cell)
+    return cell

@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ._choices import followed, pack, words_of
-from ._lanes import Lanes
+from ._lanes import Lanes, followed, pack, words_of
 
 
 # Levels that the derivative goes back through at once; what it holds of each is kept in a cache.

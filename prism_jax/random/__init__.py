@@ -1,9 +1,11 @@
 from ._elementary import exp as exp
-from ._stream import Stream as Stream
 from ._threefry import (
     KeyData as KeyData,
+    Stream as Stream,
     check_key as check_key,
+    counters as counters,
     fold as fold,
     key_data as key_data,
+    normals as normals,
+    uniforms as uniforms,
 )
-from ._variates import counters as counters, normals as normals, uniforms as uniforms

@@ -46,12 +46,18 @@ def class_laws(
         compute = about.compute[classes][:, None]
         mean = tables.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
         mean = mean if worker_step is None else mean * worker_step
-        kinds = jnp.where(alone, about.kind[about.direct[classes]], 0)[:, None]
-        sigma, kind = (
-            (plan.tables.sigmas[kinds], None) if plan.tables.residuals is None else (None, kinds)
-        )
-        single = Single(mean, sigma, kind)
+        single = _single(plan, classes, mean)
     return ClassLaw(collapsed, single)
+
+
+def _single(plan: Plan, classes: Int[Array, " rows"], mean: Float[Array, "rows samples"]) -> Single:
+    """The laws of classes of one kernel; without a meaning for others."""
+    about, tables = plan.structure.classes, plan.tables
+    direct = about.direct[classes]
+    kinds = jnp.where(direct >= 0, about.kind[direct], 0)[:, None]
+    if tables.residuals is None:
+        return Single(mean, tables.sigmas[kinds], None)
+    return Single(mean, None, kinds)
 
 
 def _moments(
@@ -124,14 +130,10 @@ def reduction_laws(plan: Plan) -> ClassLaw:
     """The law of the gradient reduction of each sink, `(sinks, regimes)`; without a meaning where
     there is none. GPUs make no difference to communication.
     """
-    about, tables = plan.structure.classes, plan.tables
     classes = plan.structure.sinks.reduction
-    direct = about.direct[classes]
-    kinds = jnp.where(direct >= 0, about.kind[direct], 0)[:, None]
-    sigma, kind = (tables.sigmas[kinds], None) if tables.residuals is None else (None, kinds)
     # Of a class that is one kernel the first is zero, of others the second.
-    collapsed = Collapsed(*tables.moments[:, classes][..., 0])
-    return ClassLaw(collapsed, Single(tables.mean[classes], sigma, kind))
+    collapsed = Collapsed(*plan.tables.moments[:, classes][..., 0])
+    return ClassLaw(collapsed, _single(plan, classes, plan.tables.mean[classes]))
 
 
 def mean_reductions(plan: Plan) -> Float[Array, "sinks regimes"]:

@@ -245,7 +245,7 @@ def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samp
     places = factors.shape[1] - length + 1
     words = fold(key, Stream.MICROBATCHES)
     sets = counters(int(microbatch[-1]) // length + 1)
-    u, _ = uniforms(words, sampled.ids, sets, plan.dtype)
+    u = uniforms(words, sampled.ids, sets, plan.dtype)
     most = factors.shape[0] * places - 1
     drawn = jnp.minimum((u * (most + 1)).astype(jnp.int32), most)
     first = drawn // places * factors.shape[1] + drawn % places

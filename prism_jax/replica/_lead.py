@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from ..host import on_host, vjp_on_host
-from ..maxplus import bucket, cells, critical_ops, op_ends
+from ..maxplus import bucket, cells, critical_ops, op_ends, padded
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
@@ -170,17 +170,12 @@ def _axes(
     many rows; and from the op at each place, or -1 for none.
     """
     parts = np.split(row, np.cumsum(_counts(program))[:-1])
-
-    def padded(part, number):
-        fill = np.full(number - len(part), rows)
-        return jax.device_put(np.append(part, fill).astype(np.int32))
-
     ops, graph, ranks = np.append(parts[0], rows), plan.structure.graph, plan.structure.ranks
     return Axes(
         ops=jax.device_put(ops[op].astype(np.int32)),
-        ranks=padded(parts[1], ranks),
-        microbatches=padded(parts[2], graph.num_microbatches),
-        worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
+        ranks=padded(parts[1], ranks, rows),
+        microbatches=padded(parts[2], graph.num_microbatches, rows),
+        worker_steps=padded(parts[3], ranks, rows) if len(parts[3]) else None,
     )
 
 

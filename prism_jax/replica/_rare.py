@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from ..maxplus import bucket
+from ..maxplus import bucket, padded
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, normals, uniforms
 from ._op_law import Pause, look_up
@@ -39,17 +39,16 @@ class Strata(eqx.Module):
 
 def strata_of(program: Program) -> Strata:
     """The strata of a program."""
-    number = len(program.strata)
-    padding = bucket(number, 8) - number
+    number, room = len(program.strata), bucket(len(program.strata), 8)
     share = np.array([s.share for s in program.strata])
     bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
     bounds[-1] = 2**32 - 1
     regime = np.array([s.regime for s in program.strata], np.int32)
     stalls = np.array([s.stalls for s in program.strata], np.int32)
     return Strata(
-        bounds=jax.device_put(np.pad(bounds, (0, padding), mode="edge")),
-        regime=jax.device_put(np.pad(regime, (0, padding), mode="edge")),
-        stalls=jax.device_put(np.pad(stalls, (0, padding), mode="edge")),
+        bounds=padded(bounds, room, bounds[-1]),
+        regime=padded(regime, room, regime[-1]),
+        stalls=padded(stalls, room, stalls[-1]),
         number=jax.device_put(np.int32(number)),
     )
 
@@ -102,7 +101,7 @@ def stall_entries(
     # An entry that cannot stall has no share, and is never drawn.
     shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
     stall = counters(plan.structure.classes.stall_counts)
-    u, _ = uniforms(fold(key, Stream.STALLS), sample_ids, np.uint32(2) * stall, plan.dtype)
+    u = uniforms(fold(key, Stream.STALLS), sample_ids, np.uint32(2) * stall, plan.dtype)
     entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, len(shares) - 1)
     return jnp.where(number[None, :] > stall.astype(jnp.int32), entry, -1)
 
@@ -113,7 +112,7 @@ def poisson_stalls(
     """The number of stalls of each sample by its law, for replicas that are all simulated."""
     most = plan.structure.classes.most_stalls
     words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
-    u, _ = uniforms(words, sample_ids, counter, plan.dtype)
+    u = uniforms(words, sample_ids, counter, plan.dtype)
     bounds = jnp.cumsum(plan.tables.stall_counts)
     # The most that there is stands for more, and what follows is padding.
     number = jnp.arange(len(bounds), dtype=jnp.int32)

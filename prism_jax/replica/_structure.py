@@ -3,11 +3,11 @@
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from ..collapse import Collapse, Loads
 from ..latency import log_sigma
-from ..maxplus import Lanes, bucket, in_lanes, to_lanes
+from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
 from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
 from ._rare import Strata, strata_of
 
@@ -157,9 +157,9 @@ def _sinks(program: Program) -> Sinks:
     is_last = np.zeros(sinks.number, bool)
     is_last[sinks.last] = True
     return Sinks(
-        reduction=_padded(sinks.reduction.value, room, -1),
-        first=_padded(first, room),
-        is_last=_padded(is_last, room, True),
+        reduction=padded(sinks.reduction.value, room, -1),
+        first=padded(first, room),
+        is_last=padded(is_last, room, True),
         contention=jax.device_put(np.asarray(sinks.contention, program.latencies.mean.dtype)),
         number=jax.device_put(np.uint32(sinks.number)),
     )
@@ -183,12 +183,12 @@ def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
         row=in_lanes(program.levels, ops.row.value, shape),
         microbatch=in_lanes(program.levels, microbatch, shape),
         group=adjustment and in_lanes(program.levels, adjustment.group.value, shape),
-        row_class=_padded(rows.class_.value, bucket(len(rows.class_.value), 64)),
-        row_rank=_padded(
+        row_class=padded(rows.class_.value, bucket(len(rows.class_.value), 64)),
+        row_rank=padded(
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
             bucket(len(rows.rank.value), 64),
         ),
-        stall_op=_padded(stalls, bucket(len(stalls), 64, 4), stalls[-1]) if len(stalls) else None,
+        stall_op=padded(stalls, bucket(len(stalls), 64, 4), stalls[-1]) if len(stalls) else None,
         mixed=_mixed(blocks.direct.value[rows.class_.value]),
         num_microbatches=num_microbatches,
         set_length=sets.length if isinstance(sets, Sets) else 0,
@@ -203,15 +203,15 @@ def _classes(program: Program) -> Classes:
     stalls = bool(len(kind))
     most = max(stratum.stalls for stratum in program.strata)
     return Classes(
-        direct=_padded(blocks.direct.value, number, -1),
-        compute=_padded(blocks.compute.value, number, False),
+        direct=padded(blocks.direct.value, number, -1),
+        compute=padded(blocks.compute.value, number, False),
         kind=_kinds(program),
-        on_network=_padded(table.on_network.value, kernels_of(program), False),
+        on_network=padded(table.on_network.value, kernels_of(program), False),
         collapse=collapse_of(program),
         members=jax.device_put(np.array([program.group_size, program.world_size], dtype)),
         loads=program.loads and program.loads.laws(dtype),
-        stall_kind=_padded(kind, room, int(kind[-1])) if stalls else None,
-        stall_calls=_padded(calls, room) if stalls else None,
+        stall_kind=padded(kind, room, int(kind[-1])) if stalls else None,
+        stall_calls=padded(calls, room) if stalls else None,
         most_stalls=jax.device_put(np.int32(most)),
         tables=_needs_tables(program),
         stall_counts=bucket(most, 4) if stalls else 0,
@@ -244,7 +244,7 @@ def _kinds(program: Program) -> Int[Array, " kernels"]:
     """The place of each kernel's kind among all kinds that have a law."""
     place = {kind: i for i, kind in enumerate(all_kinds(program))}
     kinds = np.array([place[kind] for kind in program.latencies.kinds] or [0], np.int32)
-    return _padded(kinds[program.latencies.kind.value], kernels_of(program))
+    return padded(kinds[program.latencies.kind.value], kernels_of(program))
 
 
 def all_kinds(program: Program) -> tuple[str, ...]:
@@ -252,8 +252,3 @@ def all_kinds(program: Program) -> tuple[str, ...]:
     and without a kind share compiled code.
     """
     return tuple(sorted({*KINDS, *program.variability.residual}))
-
-
-def _padded(array: np.ndarray, number: int, fill: int = 0) -> Shaped[Array, " number"]:
-    array = array.astype(np.int32) if array.dtype == np.int64 else array
-    return jax.device_put(np.append(array, np.full(number - len(array), fill, array.dtype)))
