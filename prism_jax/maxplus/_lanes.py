@@ -100,7 +100,9 @@ def in_lanes(
     return padded(values[lanes].astype(np.int32), shape, fill)
 
 
-def padded(array: np.ndarray, shape: int | tuple[int, ...], fill: int = 0) -> Shaped[Array, "..."]:
+def padded(
+    array: np.ndarray, shape: int | tuple[int, ...], fill: int | np.integer = 0
+) -> Shaped[Array, "..."]:
     """An array on the device, with room at the end of each axis; whole numbers have 32 bits."""
     whole = np.full(shape, fill, np.int32 if array.dtype == np.int64 else array.dtype)
     whole[tuple(map(slice, array.shape))] = array

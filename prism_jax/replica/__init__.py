@@ -12,7 +12,6 @@ from ._ends import (
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
 )
-from ._gradient import gradients_of as gradients_of
 from ._lead import (
     Lead as Lead,
     leading_axes as leading_axes,
@@ -28,10 +27,11 @@ from ._op_law import (
     look_up_one as look_up_one,
     table_score as table_score,
 )
+from ._parameters import every_kind as every_kind
 from ._plan import (
     Plan as Plan,
     Tables as Tables,
-    every_kind as every_kind,
+    gradients_of as gradients_of,
     make_plan as make_plan,
     without_graph as without_graph,
     without_steps as without_steps,

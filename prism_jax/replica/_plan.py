@@ -1,50 +1,24 @@
 """Tables that follow from a program's parameters, computed once before any sample is drawn."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from ..collapse import Unevenness
-from ..host import on_host
-from ..latency import AbstractLatency, Constant, log_sigma
+from ..host import on_host, vjp_on_host
+from ..latency import AbstractLatency, log_sigma
 from ..maxplus import bucket
-from ..program import (
-    Program,
-    Sets,
-    Stall,
-    Variability,
-    all_laws,
-    block_laws,
-    kernels_of,
-    relative_cumulants,
-)
+from ..program import Program, Sets, Stall, all_laws, block_laws, relative_cumulants
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._structure import Classes, Structure, all_kinds, ranks_of, structure_of
+from ._parameters import Parameters, gradient_of, parameters_of
+from ._structure import Classes, Structure, structure_of
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
 # and strata of `make_strata`, each number has less than 0.4 of the probability of the one before.
 _MORE_STALLS = 16
-
-
-class Parameters(eqx.Module):
-    """The parameters of a program in shapes that many programs share: a mean for each kernel there
-    is room for, and a law for each kind there is.
-    """
-
-    mean: Float[Array, " kernels"]
-    loading: Float[Array, " kernels"] | None
-    variability: Variability
-    unevenness: Unevenness | None
-    latency_factor: Float[Array, " groups"] | None
-    spread_factor: Float[Array, " groups"] | None
-    gpu_factor: Float[Array, " ranks"] | None
 
 
 class Tables(eqx.Module):
@@ -145,35 +119,16 @@ def make_plan(program: Program) -> Plan:
     return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
 
 
-def parameters_of(program: Program) -> Parameters:
-    """The parameters of a program, padded."""
-    table, adjustment = program.latencies, program.adjustment
-    number = 0 if adjustment is None else bucket(len(adjustment.latency), 16)
-    return Parameters(
-        mean=_grown(table.mean, kernels_of(program), 0),
-        loading=None if table.loading is None else _grown(table.loading, kernels_of(program)),
-        variability=every_kind(program),
-        unevenness=program.loads and program.loads.unevenness,
-        latency_factor=adjustment and _grown(adjustment.latency, number),
-        spread_factor=adjustment and _grown(adjustment.spread, number),
-        gpu_factor=adjustment and _grown(adjustment.gpu, ranks_of(program)),
-    )
-
-
-def every_kind(program: Program) -> Variability:
-    """The laws of a program, with one for each of `all_kinds`."""
-    constant = Constant(np.ones((), program.latencies.mean.dtype))
-    laws = program.variability.residual
-    residual = {kind: laws.get(kind, constant) for kind in all_kinds(program)}
-    return dataclasses.replace(program.variability, residual=residual)
-
-
-def _grown(x: Float[Array, " n"], number: int, fill: float = 1) -> Float[Array, " number"]:
-    """An array with padding; by NumPy where values are known, for JAX would compile it."""
-    padding = number - len(x)
-    if isinstance(x, Tracer):
-        return jnp.concatenate([x, jnp.full((padding,), fill, x.dtype)])
-    return jax.device_put(np.append(np.asarray(x), np.full(padding, fill, x.dtype)))
+def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
+    """The derivatives of figures with respect to a program's parameters, from those with respect to
+    its tables, whose first axis are the figures: programs with `None` for everything that is not a
+    float.
+    """
+    classes = structure_of(program).classes
+    _, backward = vjp_on_host(tabulate, classes, parameters_of(program))
+    found = backward(of_tables)
+    rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables.mean))]
+    return [gradient_of(program, row) for row in rows]
 
 
 def tabulate(classes: Classes, parameters: Parameters) -> Tables:
