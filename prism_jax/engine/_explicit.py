@@ -1,6 +1,7 @@
 """Runs that simulate every replica of every step, and how much sets of GPUs differ in them."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,11 +16,9 @@ from ..replica import (
     replica_ends,
     tiles,
     tiles_of,
-    without_graph,
     without_steps,
 )
-from ..step import STEP_TILES
-from ._run import Draws, Run, step_tile
+from ._run import Draws, Run, composed
 from ._sampling import AbstractSampling, Plain
 
 
@@ -142,7 +141,5 @@ def _without_factor(
         ids = np.arange(first, first + count) % num_steps
         return ids.astype(np.uint32), ends[some], regimes[some]
 
-    shared = without_graph(run.plan), run.key
-    batches = tiles(step_tile, shared, len(ends), inputs, per_batch=STEP_TILES)
-    parts = [batch.samples()[2] for batch in batches]
+    parts = [batch.samples(operator.itemgetter(2)) for batch in composed(run, len(ends), inputs)]
     return np.concatenate([one.barrier + one.tail for one in parts], dtype=np.float64)

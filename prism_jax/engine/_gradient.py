@@ -27,7 +27,6 @@ from ..replica import (
     led,
     packed_of,
     replica_ends,
-    tiles,
     tiles_of,
     without_graph,
 )
@@ -41,7 +40,7 @@ from ..step import (
     step_parts,
     times_or_chances,
 )
-from ._run import Chunk, Run, step_tile
+from ._run import Chunk, Inputs, Run, composed
 from ._simulated_steps import SimulatedSteps
 from ._weights import through_weights
 
@@ -188,14 +187,17 @@ def _that_count(size: np.ndarray) -> np.ndarray:
 
 
 def _through_last(
-    run: Run, packed: Packed, inputs, exceedance: ConditionalExceedance | None, slope: np.ndarray
+    run: Run,
+    packed: Packed,
+    inputs: Inputs,
+    exceedance: ConditionalExceedance | None,
+    slope: np.ndarray,
 ):
     """From steps back to their parts: the derivatives with respect to the tables of the step's
     factor and of residuals, by tile; with respect to each array of `StepParts`; and with respect to
     each threshold.
     """
-    shared, number = (without_graph(run.plan), run.key), len(packed.entries)
-    batches = tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
+    batches = composed(run, len(packed.entries), inputs)
     parts = [batch.samples(operator.itemgetter(2)) for batch in batches]
     parts = jax.tree.map(lambda *x: np.concatenate(x).reshape(-1, packed.size), *parts)
     by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (exceedance, slope))

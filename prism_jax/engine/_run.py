@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._sampling import AbstractSampling
 
 Advance = Callable[[int], object]
+Inputs = Callable[[int, int], tuple[np.ndarray, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,8 +236,15 @@ def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:
             start = some.stop
         return ids, ends, regimes
 
-    shared, total = (without_graph(plan), run.key), int(last[-1])
-    return tiles(step_tile, shared, total, inputs, first=first_id, per_batch=STEP_TILES)
+    return composed(run, int(last[-1]), inputs, first_id)
+
+
+def composed(run: Run, number: int, inputs: Inputs, first: int = 0) -> Iterator[Batch]:
+    """What `step_tile` gives for so many steps, from their ids, their ends with room for all sinks,
+    and their regimes.
+    """
+    shared = without_graph(run.plan), run.key
+    return tiles(step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES)
 
 
 def step_tile(shared, _, ids, ends, regimes):
