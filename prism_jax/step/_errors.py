@@ -97,13 +97,10 @@ class SelectionErrors(AbstractErrors):
         atom = self.atom(steps, threshold, float(share), found.error)
         return with_atom(found, atom), self._poorer(counts)
 
-    def support_beyond(self, below: np.ndarray) -> float:
-        """How many independent replica samples lie above or below a threshold, whichever are fewer;
-        `below` says which steps are below it.
-        """
-        return self._poorer(self._totals(below))
-
     def _poorer(self, counts: list[np.ndarray]) -> float:
+        """How many independent replica samples lie above or below a threshold, whichever are fewer,
+        from how many steps below it each of them decides.
+        """
         above = [n - c for c, n in zip(counts, self._number, strict=True)]
         return min(_support(counts), _support(above))
 

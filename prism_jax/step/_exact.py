@@ -41,7 +41,7 @@ class Drawn:
         return np.minimum.reduceat(self.positions, self.starts)
 
 
-class DrawnErrors(AbstractErrors):
+class DrawnErrors(SelectionErrors):
     """Standard errors if each step draws R replicas with replacement. The influence of a sample on
     a mean over steps is the covariance of contributions with the number of times that steps draw
     it. This is the infinitesimal jackknife, minus its bias from few steps (Wager, Hastie and Efron,
@@ -55,10 +55,8 @@ class DrawnErrors(AbstractErrors):
     def __init__(
         self, selections: Sequence[Selection], blocks: Sequence[Sequence[Drawn]], num_steps: int
     ):
-        self._selections = selections
-        self._num_steps = num_steps
         sizes = [sum(len(drawn.steps) for drawn in block) for block in blocks]
-        self._some = min(sum(sizes), num_steps)
+        some = min(sum(sizes), num_steps)
         picks, found = [], [[] for _ in selections]
         for start, size, block in zip(np.cumsum([0, *sizes[:-1]]), sizes, blocks, strict=True):
             regimes, position = np.zeros(size, np.uint8), np.zeros(size, np.int32)
@@ -67,16 +65,18 @@ class DrawnErrors(AbstractErrors):
                 number = np.diff(one.starts, append=len(one.positions))
                 steps = np.repeat(start + one.steps, number)
                 found[one.regime].append((one.positions, steps))
-            picks.append((regimes[: self._some - start], position[: self._some - start]))
-        self._slowest = SelectionErrors(selections, picks, self._some)
+            picks.append((regimes[: some - start], position[: some - start]))
+        super().__init__(selections, picks, some)
+        self._all_steps = num_steps
         self._drawn = [
-            _counts(some, (len(selection.order), sum(sizes)))[:, : self._some]
-            for selection, some in zip(selections, found, strict=True)
+            _counts(mine, (len(selection.order), sum(sizes)))[:, :some]
+            for selection, mine in zip(selections, found, strict=True)
         ]
 
     def of_mean(self, contribution: np.ndarray) -> Scatter:
-        _, skewness, degrees = self._slowest.of_mean(contribution[: self._some])
-        some = contribution[: self._some].astype(np.float64)
+        some = contribution[: self._num_steps]
+        _, skewness, degrees = super().of_mean(some)
+        some = some.astype(np.float64)
         some -= some.mean()
         variance = 0.0
         for selection, drawn in zip(self._selections, self._drawn, strict=True):
@@ -85,21 +85,18 @@ class DrawnErrors(AbstractErrors):
                 # As in `SelectionErrors`: how many steps a regime has is dealt out evenly.
                 common = some[mine].mean()
                 some[mine] -= common
-                variance += (common / self._num_steps) ** 2
+                variance += (common / self._all_steps) ** 2
                 variance += max(_of_regime(selection, drawn, some, mine), 0.0)
-        variance += dot(some, some) / self._some / self._num_steps
+        variance += dot(some, some) / self._num_steps / self._all_steps
         return Scatter(float(np.sqrt(variance)), skewness, degrees)
 
     def of_level(self, steps: np.ndarray, threshold: float) -> tuple[Scatter, float]:
         below = (steps <= threshold).astype(np.float64)
         share = float(np.mean(below))
         found = self.of_mean(below - share)
-        some = steps[: self._some]
-        atom = self._slowest.atom(some, threshold, share, found.error)
-        return with_atom(found, atom), self._slowest.support_beyond(some <= threshold)
-
-    def support(self) -> float:
-        return self._slowest.support()
+        some = steps[: self._num_steps]
+        atom = self.atom(some, threshold, share, found.error)
+        return with_atom(found, atom), self._poorer(self._totals(some <= threshold))
 
 
 def _counts(found: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]):
