@@ -131,7 +131,8 @@ def test_numbers_are_read_as_the_schema_writes_them(tmp_path):
         metadata = _field(2, _attribute("rank", 0))
         parts = [metadata, node]
         (tmp_path / "a.et").write_bytes(b"".join(_varint(len(p)) + p for p in parts))
-        *_, node = _nodes_of(tmp_path / "a.et")
+        with open(tmp_path / "a.et", "rb") as file:
+            *_, node = _nodes_of(file)
         return node.attributes["n"]
 
     assert read(_field(9, -3 % 2**64)) == -3  # int64

@@ -312,7 +312,8 @@ def test_an_array_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
             for content in (text[:number], gzip.compress(text[:number])):
                 path.write_bytes(content)
                 found = []
-                beside, _, cut = read_array(path, "traceEvents", dict[str, Any], found.extend)
+                with open(path, "rb") as file:
+                    beside, _, cut = read_array(file, "traceEvents", dict[str, Any], found.extend)
                 assert found == events[: len(found)]
                 assert cut or len(found) == len(events)
         assert not cut
@@ -323,7 +324,8 @@ def test_what_is_no_number_is_none(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"traceEvents": [{"a": nan, "b": 1}, {"a": -inf}, {"a": 2}], "t": NaN}')
     found = []
-    read_array(path, "traceEvents", dict[str, Any], found.extend)
+    with open(path, "rb") as file:
+        read_array(file, "traceEvents", dict[str, Any], found.extend)
     assert found == [{"a": None, "b": 1}, {"a": None}, {"a": 2}]
 
 

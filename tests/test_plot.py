@@ -23,7 +23,7 @@ from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._pipeline import critical_line
 from prism_jax.prediction._memory import RankMemory
 from prism_jax.runs import RunLaw
-from prism_jax.trace._kineto import read_kineto
+from prism_jax.trace import read_ranks
 
 from .helpers import event_loop_ends, made_law, rich_program
 
@@ -432,7 +432,8 @@ def test_a_chrome_trace_fits_its_schema(step):
 
 def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):
     plot.save_chrome_trace(step, tmp_path / "step.json")
-    spans = read_kineto(tmp_path / "step.json").spans
+    (rank,) = read_ranks(tmp_path / "step.json")
+    spans = rank.spans
     names = np.array(spans.names)[spans.name]
     for op in range(len(step.receivers)):
         (i,) = np.flatnonzero(names == op_name(step, op))

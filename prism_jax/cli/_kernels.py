@@ -184,7 +184,8 @@ def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
     kernel, *words = text.split() or [""]
     dtype = words.pop(0) if words and "=" not in words[0] else ""
     sizes = {name: _size(value) for name, _, value in (word.partition("=") for word in words)}
-    prism.trace.check_columns(sizes, "--ask")
+    with data.located("--ask"):
+        prism.trace.check_columns(sizes)
     row = {"latency_s": 1.0, **sizes, "kernel": kernel, "dtype": dtype}
     (one,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
     key = (one.kernel, one.dtype, one.case)

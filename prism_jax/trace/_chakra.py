@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from .._files import Path, read_file, shown
 from .._misc import counted
 from ._spans import (
     MOST_NS,
@@ -24,12 +23,10 @@ from ._spans import (
     SpanList,
     collective_of,
     kind_on_host,
-    opened,
     world_size_of,
 )
 
 
-_MOST_BYTES = 2**40
 _MOST_OF_JSON = 2**31  # It is read at once.
 _MOST_OF_A_NODE = 2**26
 _TYPES = (
@@ -72,7 +69,7 @@ class _Node:
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
+def read_chakra(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
     """Reads a Chakra execution trace whose nodes have times, such as one from a profiler.
 
     Nodes with the attribute `is_cpu_op` are operators of the host, or ranges if their name has no
@@ -81,7 +78,7 @@ def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
 
     **Arguments:**
 
-    - `path`: an `.et` file or a JSON file.
+    - `file`: an `.et` file or a JSON file, open.
     - `time_unit`: the unit of `start_time_micros` and `duration_micros`, if not microseconds.
 
     **Raises:**
@@ -89,35 +86,35 @@ def read_chakra(path: Path, *, time_unit: str | None = None) -> RankTrace:
     `ValueError` for a file that cannot be read, ends early, is not such a trace or has no times.
     """
     nodes, metadata = [], {}
-    for node in _nodes(path):
+    for node in _nodes(file):
         if not node.name and node.type == _TYPES[0]:
             metadata |= node.attributes
         else:
             nodes.append(node)
     if not nodes:
-        raise ValueError(f"{shown(path)}: it has no nodes; give a Chakra execution trace.")
+        raise ValueError("it has no nodes; give a Chakra execution trace.")
     if not any(node.duration > 0 for node in nodes):
         raise ValueError(
-            f"{shown(path)}: none of its {counted(len(nodes), 'node')} has a duration, so no "
-            "latency is known; link it with a profiler's trace first."
+            f"none of its {counted(len(nodes), 'node')} has a duration, so no latency is known; "
+            "link it with a profiler's trace first."
         )
     spans = SpanList()
-    _add_spans(spans, nodes, UNITS[time_unit or "us"], path)
+    _add_spans(spans, nodes, UNITS[time_unit or "us"])
     events = dict(collections.Counter(node.type for node in nodes))
     rank = metadata.get("rank")
     rank = rank if isinstance(rank, int) and abs(rank) < 2**31 else None
-    world_size = world_size_of(metadata.get("world_size"), path)
-    return RankTrace(spans.spans(), events, os.path.getsize(path), rank, world_size)
+    world_size = world_size_of(metadata.get("world_size"))
+    return RankTrace(spans.spans(), events, os.path.getsize(file.name), rank, world_size)
 
 
-def _add_spans(spans: SpanList, nodes: list[_Node], unit: int, path: Path) -> None:
+def _add_spans(spans: SpanList, nodes: list[_Node], unit: int) -> None:
     times, launches = [], {}
     for node in nodes:
         times_ns = node.start * unit, (node.start + node.duration) * unit
         if not 0 <= times_ns[0] <= times_ns[1] <= MOST_NS:
             raise ValueError(
-                f"{shown(path)}: node {node.id} starts at {node.start:g} and takes "
-                f"{node.duration:g}, which is beyond any clock; correct the trace."
+                f"node {node.id} starts at {node.start:g} and takes {node.duration:g}, which is "
+                "beyond any clock; correct the trace."
             )
         start, end = map(round, times_ns)
         times.append((start, end))
@@ -156,22 +153,22 @@ def _message(node: _Node) -> Message | None:
     return Message(name, str(group), 0, size if isinstance(size, int) else 0)
 
 
-def _nodes(path: Path) -> Iterator[_Node]:
+def _nodes(file: BinaryIO) -> Iterator[_Node]:
     """The nodes of a file, including the metadata."""
     try:
-        with opened(path, _MOST_BYTES) as file:
-            if os.fspath(path).endswith(".json"):
-                yield from _nodes_of_json(read_file(path, _MOST_OF_JSON).decode().strip())
-            else:
-                yield from _nodes_of_protobuf(file)
+        if not file.name.endswith(".json"):
+            yield from _nodes_of_protobuf(file)
+        elif len(text := file.read(_MOST_OF_JSON + 1)) > _MOST_OF_JSON:
+            most = f"{_MOST_OF_JSON / 2**20:,.0f} MiB"
+            raise ValueError(f"this is larger than the {most} that are read; give a smaller file.")
+        else:
+            yield from _nodes_of_json(text.decode().strip())
     except EOFError:
-        raise ValueError(
-            f"{shown(path)}: it ends within a node; copy or record the trace again."
-        ) from None
+        raise ValueError("it ends within a node; copy or record the trace again.") from None
     except (_ForeignError, UnicodeDecodeError, TypeError, AttributeError):
         raise ValueError(
-            f"{shown(path)}: this is not a Chakra execution trace; give an `.et` file, or the JSON "
-            "that Chakra makes from one."
+            "this is not a Chakra execution trace; give an `.et` file, or the JSON that Chakra "
+            "makes from one."
         ) from None
 
 

@@ -88,7 +88,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
     found: list[RankOps] = []
     events: collections.Counter[str] = collections.Counter()
     durations: dict[str, list[np.ndarray]] = {}
-    size, world, streams, graphs, on_device, notes = 0, 0, 0, 0, False, []
+    size, world, streams, graphs, on_device = 0, 0, 0, 0, False
     for trace in traces:
         spans, size = trace.spans, size + trace.size
         events.update(trace.events)
@@ -100,7 +100,6 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         graph = spans.named(lambda name: "GraphLaunch" in name)
         graphs += int(np.sum(graph & (spans.kind == Kind.LAUNCH)))
         _gather(durations, device if len(device) else spans[spans.kind == Kind.HOST_OP])
-        notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
     ranks = tuple(sorted(ops.rank for ops in found))
     first = min(found, key=lambda ops: ops.rank)
     lengths = first.steps[:, 2] - first.steps[:, 1]
@@ -119,7 +118,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         streams=streams,
         graph_launches=graphs,
         clocks=set_clocks(found),
-        notes=tuple(notes),
+        notes=tuple(note for ops in found for note in ops.notes),
     )
     tells, does_not_tell = _verdict(partial)
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))

@@ -7,7 +7,8 @@ import msgspec
 
 from .._misc import counted, quoted
 from ..data import Job, Layout
-from ._orders import check_places, numbered, stated_schedule
+from ..schedule import AbstractSchedule
+from ._orders import check_places, numbered
 from ._rank_ops import RankOps, set_clocks
 from ._read_trace import COLUMNS
 from ._tables import pl
@@ -21,7 +22,7 @@ _OP = [*_WORKER, "virtual_stage", "step", "optype", "seq_id"]
 
 
 def join_ranks(
-    ranks: Sequence[RankOps], job: Job, order: Sequence[str], path: str
+    ranks: Sequence[RankOps], job: Job, schedule: AbstractSchedule | None, order: Sequence[str]
 ) -> tuple["pl.DataFrame", Job, list[str]]:
     """Joins the ops of ranks.
 
@@ -32,9 +33,8 @@ def join_ranks(
     **Arguments:**
 
     - `ranks`: the ops of the ranks of one job.
-    - `job`: a job with its layout and schedule.
+    - `job`, `schedule`: a job with its layout, and its `stated_schedule`.
     - `order`: the order of ranks, the innermost degree of parallelism first.
-    - `path`: a path for messages.
 
     **Returns:**
 
@@ -46,7 +46,7 @@ def join_ranks(
     `ValueError` if a rank is not in the layout, or if no replica is complete.
     """
     clocks = set_clocks(ranks)
-    workers, notes = _workers(ranks, job.layout, order, path)
+    workers, notes = _workers(ranks, job.layout, order)
     dp, pp = job.layout.dp, job.layout.pp
     absent = [worker for worker in it.product(range(dp), range(pp)) if worker not in workers]
     whole = sorted(set(range(dp)) - {d for d, _ in absent})
@@ -57,8 +57,8 @@ def join_ranks(
         without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
         if not whole:
             raise ValueError(
-                f"{path}: {without}, and no replica is whole; the first is {first}; "
-                "add its trace, or give the layout that was traced."
+                f"{without}, and no replica is whole; the first is {first}; add its trace, or "
+                "give the layout that was traced."
             )
         notes.append(f"{without}, the first {first}: only {len(whole)} of {dp} replicas are fitted")
     if clocks.unknown:
@@ -66,29 +66,28 @@ def join_ranks(
         notes.append(f"ranks {shown} share no collective with the first: their clocks are trusted")
     layout = msgspec.structs.replace(job.layout, dp=len(whole))
     job = msgspec.structs.replace(job, layout=layout, world_size=None)
-    schedule = stated_schedule(job)
     rows = []
     for (i, d), s in it.product(enumerate(whole), range(pp)):
         offset = clocks.offsets[workers[d, s].rank]
-        for op in numbered(workers[d, s].ops, s, schedule, job, path):
+        for op in numbered(workers[d, s].ops, s, schedule, job):
             times = op.start + offset, op.end + offset
             rows.append((i, s, op.stage, op.step, op.op, op.microbatch, *times))
     kinds = {name: pl.String if name == "optype" else pl.Int64 for name in (*_OP, "start", "end")}
     ops = pl.DataFrame(rows, kinds, orient="row")
     ops = ops.unique(_OP, keep="last", maintain_order=True)
-    check_places(ops.lazy(), path, pp, schedule)
+    check_places(ops.lazy(), pp, schedule)
     return _with_exchanges(ops, job), job, notes
 
 
 def _workers(
-    ranks: Sequence[RankOps], layout: Layout, order: Sequence[str], path: str
+    ranks: Sequence[RankOps], layout: Layout, order: Sequence[str]
 ) -> tuple[dict[_Worker, RankOps], list[str]]:
     """The rank that represents each replica and stage: the lowest one."""
     workers: dict[_Worker, RankOps] = {}
     for ops in sorted(ranks, key=lambda r: r.rank):
         if not 0 <= ops.rank < layout.world_size:
             raise ValueError(
-                f"{path}: it has rank {ops.rank}, where the layout tp * cp * dp * pp has "
+                f"it has rank {ops.rank}, where the layout tp * cp * dp * pp has "
                 f"{layout.world_size} ranks; give the layout that was traced."
             )
         workers.setdefault(_worker(ops.rank, layout, order), ops)

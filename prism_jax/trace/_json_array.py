@@ -9,17 +9,13 @@ beside the array. It also refuses the NaN that some profilers write.
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
-from .._files import Path, shown
 from .._misc import quoted
-from ._spans import opened
 
 
-# The most bytes that are read, because a stream may be endless.
-_MOST_BYTES = 2**42
 # The bytes that are read at once; their objects take about ten times as much memory.
 _CHUNK = 2**22
 # The most bytes before or after the events, and of one event.
@@ -33,7 +29,7 @@ _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORE
 
 
 def read_array(
-    path: Path, key: str, kind: Any, each: Callable[[list], None]
+    file: BinaryIO, key: str, kind: Any, each: Callable[[list], None]
 ) -> tuple[dict[str, Any], int, bool]:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
     array under `key`. Calls `each` with lists of objects, decoded to `kind`, in the order of the
@@ -48,7 +44,7 @@ def read_array(
     `ValueError` for a file that cannot be read, is not JSON, has no such array, or objects that are
     not of that kind.
     """
-    text = _Text(path)
+    text = _Text(file)
     before = _up_to_array(text, key)
     decoder = msgspec.json.Decoder(list[kind])
     more = True
@@ -68,13 +64,12 @@ class _Text:
     says whether the array has ended there.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, file: BinaryIO):
         self.rest = b""
         self.size = 0
         self.number = 0
         self.ended = False
-        self._chunks = _uncompressed(path)
+        self._chunks = _uncompressed(file)
 
     def read(self) -> bool:
         """Reads more text. Returns `False` at the end."""
@@ -99,9 +94,7 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
             text.rest = text.rest[found.end() :]
             return _table(before)
     what = "it is not a JSON trace with" if text.size else "it is empty, without"
-    raise ValueError(
-        f"{shown(text.path)}: {what} an array `{key}`; give one that a profiler has written."
-    )
+    raise ValueError(f"{what} an array `{key}`; give one that a profiler has written.")
 
 
 class _CutError(Exception):
@@ -128,8 +121,8 @@ def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
         return objects
     if len(text.rest) > _MOST_BESIDE:
         raise ValueError(
-            f"{shown(text.path)}: event {text.number} is larger than {_MOST_BESIDE // 2**20} "
-            "MiB; give a trace as it was recorded."
+            f"event {text.number} is larger than {_MOST_BESIDE // 2**20} MiB; give a trace as it "
+            "was recorded."
         )
     return []
 
@@ -154,13 +147,13 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[l
         if error.reason == "unexpected end of data":
             raise _CutError from None
         raise ValueError(
-            f"{shown(text.path)}: event {text.number} or one after it is not in UTF-8 "
-            f"({error.reason}); record the trace again."
+            f"event {text.number} or one after it is not in UTF-8 ({error.reason}); record the "
+            "trace again."
         ) from None
     except RecursionError:
         raise ValueError(
-            f"{shown(text.path)}: event {text.number} or one after it nests too deeply; give a "
-            "trace as it was recorded."
+            f"event {text.number} or one after it nests too deeply; give a trace as it was "
+            "recorded."
         ) from None
     found = re.search(r"(.*) \(byte (\d+)\)", message.removeprefix("JSON is malformed: "))
     problem, place = (found[1], int(found[2])) if found else (message, 0)
@@ -174,8 +167,7 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[l
         return _decode(mended, decoder, text)
     byte = text.size - len(text.rest) + max(place - 1, 0)
     raise ValueError(
-        f"{shown(text.path)}: this is not valid JSON at byte {byte:,} ({quoted(problem)}); "
-        "record the trace again."
+        f"this is not valid JSON at byte {byte:,} ({quoted(problem)}); record the trace again."
     )
 
 
@@ -184,10 +176,8 @@ def _other_thing(text: _Text, error: str) -> str:
     index, _, key = place.rstrip("`").partition("]")
     number = text.number + int(index) if index.isdigit() else text.number
     what = f"`{quoted(key.lstrip('.'))}` of event {number}" if key else f"event {number}"
-    return (
-        f"{shown(text.path)}: {what} is not part of a trace "
-        f"({quoted(problem[0].lower() + problem[1:])}); give a trace as it was recorded."
-    )
+    problem = quoted(problem[0].lower() + problem[1:])
+    return f"{what} is not part of a trace ({problem}); give a trace as it was recorded."
 
 
 def _table(text: bytes) -> dict[str, Any]:
@@ -198,23 +188,22 @@ def _table(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _uncompressed(path: Path) -> Iterator[bytes]:
+def _uncompressed(file: BinaryIO) -> Iterator[bytes]:
     """The content in pieces; of a damaged compressed file, the content before the damage."""
-    with opened(path, _MOST_BYTES) as file:
-        chunk = file.read(_CHUNK)
-        inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
-        while chunk:
-            if inflate is None:
-                yield chunk
-                chunk = file.read(_CHUNK)
-                continue
-            try:
-                text = inflate.decompress(chunk, _CHUNK)
-            except zlib.error:
-                return
-            if text:
-                yield text
-            chunk = inflate.unconsumed_tail
-            if inflate.eof:  # A file may have several members.
-                chunk, inflate = inflate.unused_data, zlib.decompressobj(wbits=31)
-            chunk = chunk or file.read(_CHUNK)
+    chunk = file.read(_CHUNK)
+    inflate = zlib.decompressobj(wbits=31) if chunk[:2] == b"\x1f\x8b" else None
+    while chunk:
+        if inflate is None:
+            yield chunk
+            chunk = file.read(_CHUNK)
+            continue
+        try:
+            text = inflate.decompress(chunk, _CHUNK)
+        except zlib.error:
+            return
+        if text:
+            yield text
+        chunk = inflate.unconsumed_tail
+        if inflate.eof:  # A file may have several members.
+            chunk, inflate = inflate.unused_data, zlib.decompressobj(wbits=31)
+        chunk = chunk or file.read(_CHUNK)

@@ -3,12 +3,11 @@
 import collections
 import dataclasses
 import re
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from .._files import Path, shown
 from .._misc import counted, quoted
 from ._json_array import read_array
 from ._spans import (
@@ -59,7 +58,7 @@ class _Event(msgspec.Struct, gc=False):
     args: _Args | None = None
 
 
-def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
+def read_kineto(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
     """Reads a trace of the PyTorch profiler (`export_chrome_trace`), plain or gzip.
 
     Memory grows with the number of ranges, kernels and calls (about 50 bytes each), not with the
@@ -67,7 +66,7 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
 
     **Arguments:**
 
-    - `path`: the file.
+    - `file`: the open file.
     - `time_unit`: the unit of `ts` and `dur`: `s`, `ms`, `us` or `ns`. By default microseconds,
         unless the calls in the file would then be a thousand times too long or too short.
 
@@ -75,14 +74,14 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
 
     `ValueError` for a file that cannot be read or is not such a trace.
     """
-    reader = _Reader(path, time_unit)
-    beside, size, cut = read_array(path, "traceEvents", _Event, reader.add)
+    reader = _Reader(time_unit)
+    beside, size, cut = read_array(file, "traceEvents", _Event, reader.add)
     if not reader.events:
         why = "it ends early, before its first event" if cut else "it has no events"
-        raise ValueError(f"{shown(path)}: {why}; give a trace as it was recorded.")
+        raise ValueError(f"{why}; give a trace as it was recorded.")
     own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
-    rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"), path)
+    rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"))
     rank = rank if rank >= 0 else None
     if cut:
         number = sum(reader.events.values())
@@ -91,8 +90,8 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
     if type(base) is int and len(spans):
         if not -MOST_NS <= int(spans.start.min()) + base <= int(spans.end.max()) + base <= MOST_NS:
             raise ValueError(
-                f"{shown(path)}: its `baseTimeNanoseconds` of {quoted(base)} is beyond any clock; "
-                "give the trace as it was recorded."
+                f"its `baseTimeNanoseconds` of {quoted(base)} is beyond any clock; give the trace "
+                "as it was recorded."
             )
         spans = dataclasses.replace(spans, start=spans.start + base, end=spans.end + base)
     host, notes = str(beside.get("host_name", "")), tuple(reader.notes)
@@ -100,8 +99,7 @@ def read_kineto(path: Path, *, time_unit: str | None = None) -> RankTrace:
 
 
 class _Reader:
-    def __init__(self, path: Path, time_unit: str | None):
-        self.path = path
+    def __init__(self, time_unit: str | None):
         self.unit = UNITS[time_unit] if time_unit else 0
         self.spans = SpanList()
         self.events: collections.Counter[str] = collections.Counter()
@@ -149,8 +147,8 @@ class _Reader:
             return
         if dur < 0:
             raise ValueError(
-                f"{shown(self.path)}: `{name[:40]}` lasts {dur:g}, and no event ends before it "
-                "begins; profile again, or leave such events out."
+                f"`{name[:40]}` lasts {dur:g}, and no event ends before it begins; profile again, "
+                "or leave such events out."
             )
         try:
             start, lane = round(ts * self.unit), f"{event.pid}/{event.tid}"
@@ -158,8 +156,8 @@ class _Reader:
             self.spans.add(kind, start, end, name, lane, link, message, sequence)
         except OverflowError:
             raise ValueError(
-                f"{shown(self.path)}: `{name[:40]}` is at {ts:g}, which is beyond any clock; "
-                "give the unit of its times with --time-unit."
+                f"`{name[:40]}` is at {ts:g}, which is beyond any clock; give the unit of its "
+                "times with --time-unit."
             ) from None
 
 

@@ -7,13 +7,12 @@ import re
 import sqlite3
 import time
 import urllib.parse
+from typing import BinaryIO
 
-from .._files import Path, shown
 from .._misc import quoted
-from ._spans import Kind, RankTrace, SpanList, message_of_kernel, opened
+from ._spans import Kind, RankTrace, SpanList, Spans, message_of_kernel
 
 
-_MOST_BYTES = 2**42
 _MAGIC = b"SQLite format 3\0"
 _TEXTS = "StringIds"
 # The most bytes of a value, and seconds from one row to the next.
@@ -31,7 +30,7 @@ _TABLES = {
 }
 
 
-def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
+def read_nsight(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
     """Reads a report that `nsys export --type sqlite` wrote. Its times are in nanoseconds, so
     `time_unit` must be `ns`, if given.
 
@@ -41,37 +40,35 @@ def read_nsight(path: Path, *, time_unit: str | None = None) -> RankTrace:
     """
     if time_unit not in (None, "ns"):
         raise ValueError(
-            f"{shown(path)}: times of Nsight Systems are in ns, but --time-unit is {time_unit}; "
-            "leave it out."
+            f"times of Nsight Systems are in ns, but --time-unit is {time_unit}; leave it out."
         )
-    with opened(path, _MOST_BYTES) as file:
-        start = file.read(len(_MAGIC))
-    if start != _MAGIC:
+    if file.read(len(_MAGIC)) != _MAGIC:
         raise ValueError(
-            f"{shown(path)}: this is not an SQLite file; export the report with `nsys export "
-            "--type sqlite`."
+            "this is not an SQLite file; export the report with `nsys export --type sqlite`."
         )
-    name = urllib.parse.quote(os.path.abspath(os.fspath(path)))
+    name = urllib.parse.quote(os.path.abspath(file.name))
     try:
         # Nobody writes it, so that SQLite makes no files of its own beside it.
         uri = f"file:{name}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_A_TEXT)
-            return _read(database, path)
+            spans, events = _read(database)
     except sqlite3.Error as error:
         raise ValueError(
-            f"{shown(path)}: it cannot be read as a report of Nsight Systems "
-            f"({quoted(str(error))}); export it again with `nsys export --type sqlite`."
+            f"it cannot be read as a report of Nsight Systems ({quoted(str(error))}); export it "
+            "again with `nsys export --type sqlite`."
         ) from None
+    return RankTrace(spans, events, os.path.getsize(file.name))
 
 
-def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
+def _read(database: sqlite3.Connection) -> tuple[Spans, dict[str, int]]:
+    """The spans, and how many rows of each table they are from."""
     tables = dict(database.execute("SELECT name, type || ' ' || rootpage FROM sqlite_master"))
     for table in (*_TABLES, _TEXTS):
         if not re.fullmatch(r"table [1-9]\d*", tables.get(table, "table 1")):
             raise ValueError(
-                f"{shown(path)}: its `{table}` is not a table of its own; export the report with "
-                "`nsys export --type sqlite`."
+                f"its `{table}` is not a table of its own; export the report with `nsys export "
+                "--type sqlite`."
             )
     events = collections.Counter[str]()
     began = [time.monotonic()]
@@ -100,19 +97,17 @@ def _read(database: sqlite3.Connection, path: Path) -> RankTrace:
                 spans.add(kind, start, end, text, str(lane), link, message)
             except (TypeError, OverflowError):
                 raise ValueError(
-                    f"{shown(path)}: `{table}` has a row from {quoted(start)} to {quoted(end)} "
-                    f"with the id {quoted(link)}, and these must be whole numbers in the order of "
-                    "time; export the report again."
+                    f"`{table}` has a row from {quoted(start)} to {quoted(end)} with the id "
+                    f"{quoted(link)}, and these must be whole numbers in the order of time; export "
+                    "the report again."
                 ) from None
             processes |= {pid} if kind == Kind.KERNEL else set()
             events[table] += 1
     if len(processes) > 1:
         raise ValueError(
-            f"{shown(path)}: it has the kernels of {len(processes)} processes; profile "
-            "each rank into a report of its own."
+            f"it has the kernels of {len(processes)} processes; profile each rank into a report of "
+            "its own."
         )
     if not events:
-        raise ValueError(
-            f"{shown(path)}: it has no kernels and no ranges; profile with `--trace=cuda,nvtx`."
-        )
-    return RankTrace(spans.spans(), dict(events), os.path.getsize(path))
+        raise ValueError("it has no kernels and no ranges; profile with `--trace=cuda,nvtx`.")
+    return spans.spans(), dict(events)

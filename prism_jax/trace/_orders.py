@@ -55,7 +55,7 @@ def stages_of_ranks(stage_to_rank: Sequence[int], pp: int) -> tuple[tuple[int, .
 
 
 def check_places(
-    rows: "pl.LazyFrame", path: str, pp: int, schedule: AbstractSchedule | None
+    rows: "pl.LazyFrame", pp: int, schedule: AbstractSchedule | None
 ) -> tuple[int, ...]:
     """The rank of each stage in a table of ops of `pp` ranks.
 
@@ -65,15 +65,15 @@ def check_places(
     is missing, or ranks have different numbers of stages.
     """
     places = rows.filter(pl.col("optype").is_in(PIPELINED)).select("virtual_stage", "stage")
-    pairs = collect(places.unique(), path).rows()
+    pairs = collect(places.unique()).rows()
     if not pairs:
-        raise ValueError(f"{path}: it has no pipeline ops; give at least `forward-compute`.")
+        raise ValueError("it has no pipeline ops; give at least `forward-compute`.")
     found: dict[int, int] = {}
     for stage, rank in sorted(pairs):
         if found.setdefault(stage, rank) != rank:
             raise ValueError(
-                f"{path}: `virtual_stage` {stage} is on the ranks (`stage`) {found[stage]} and "
-                f"{rank}; number the stages through all ranks."
+                f"`virtual_stage` {stage} is on the ranks (`stage`) {found[stage]} and {rank}; "
+                "number the stages through all ranks."
             )
     if schedule is not None:
         stated = schedule.stage_to_rank
@@ -81,8 +81,8 @@ def check_places(
             if stage >= len(stated) or stated[stage] != rank:
                 has = f"puts it on {stated[stage]}" if stage < len(stated) else "has no such stage"
                 raise ValueError(
-                    f"{path}: `virtual_stage` {stage} is on rank (`stage`) {rank}, but the job's "
-                    f"schedule {has}; give the schedule that was traced."
+                    f"`virtual_stage` {stage} is on rank (`stage`) {rank}, but the job's schedule "
+                    f"{has}; give the schedule that was traced."
                 )
         return stated
     stage_to_rank = tuple(found.get(stage, -1) for stage in range(max(found, default=-1) + 1))
@@ -91,14 +91,12 @@ def check_places(
     if -1 in stage_to_rank:
         what = f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
     if what:
-        raise ValueError(
-            f"{path}: {what}; number them from 0 without a gap, equally many for each rank."
-        )
+        raise ValueError(f"{what}; number them from 0 without a gap, equally many for each rank.")
     return stage_to_rank
 
 
 def numbered(
-    ops: Sequence[RankOp], rank: int, schedule: AbstractSchedule | None, job: Job, path: str
+    ops: Sequence[RankOp], rank: int, schedule: AbstractSchedule | None, job: Job
 ) -> Iterator[RankOp]:
     """The ops of one pipeline rank with their stages, which are -1 if names do not give them. They
     are then those of the schedule that the job gives, in its order.
@@ -124,7 +122,7 @@ def numbered(
     unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
     if schedule is None and max(unknown, default=-1) >= job.schedule.num_microbatches:
         raise ValueError(
-            f"{path}: a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
             f"{job.schedule.num_microbatches} microbatches, and their names do not give their "
             "stages; give the schedule that was traced in place of `traced`."
         )
@@ -173,7 +171,7 @@ def expected_calls(
 
 
 def in_order(
-    trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None, path: str
+    trace: Trace, stage_to_rank: tuple[int, ...], schedule: AbstractSchedule | None
 ) -> Trace:
     """The trace with the order of its ops, which must be that of the job if the job gives one, and
     with notes about what is unlikely.
@@ -192,9 +190,9 @@ def in_order(
         )
     trace = dataclasses.replace(trace, notes=tuple(notes))
     if schedule is not None:
-        _check_orders(orders, schedule, trace.job.schedule.kind, path)
+        _check_orders(orders, schedule, trace.job.schedule.kind)
         return trace
-    _check_backwards(orders, path)
+    _check_backwards(orders)
     config = msgspec.structs.replace(
         trace.job.schedule,
         orders=tuple(" ".join(order) for order in orders),
@@ -203,7 +201,7 @@ def in_order(
     try:
         order_of(config, trace.job.layout)
     except ValueError as error:
-        raise ValueError(f"{path}: the order of its ops could not run: {error}") from None
+        raise ValueError(f"the order of its ops could not run: {error}") from None
     return dataclasses.replace(trace, job=msgspec.structs.replace(trace.job, schedule=config))
 
 
@@ -235,9 +233,7 @@ def _traced_orders(
     return orders, others
 
 
-def _check_orders(
-    orders: list[list[str]], schedule: AbstractSchedule, kind: str, path: str
-) -> None:
+def _check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str) -> None:
     """Raises a `ValueError` that names the first op that differs from the schedule."""
     differs = [
         (position, rank, found, stated)
@@ -249,13 +245,13 @@ def _check_orders(
         position, rank, found, stated = min(differs, key=lambda place: place[:2])
         found, stated = (f"`{x}`" if x else "none" for x in (found, stated))
         raise ValueError(
-            f"{path}: op {position + 1} of rank {rank} is {found} in the trace, but {stated} in "
-            f"the schedule `{quoted(kind)}`; give the schedule that was traced, or `kind = "
-            f'"{TRACED}"` to take that of the trace.'
+            f"op {position + 1} of rank {rank} is {found} in the trace, but {stated} in the "
+            f'schedule `{quoted(kind)}`; give the schedule that was traced, or `kind = "{TRACED}"` '
+            "to take that of the trace."
         )
 
 
-def _check_backwards(orders: list[list[str]], path: str) -> None:
+def _check_backwards(orders: list[list[str]]) -> None:
     """Raises a `ValueError` that names a forward without a backward, or with half a backward."""
     tokens = set(it.chain(*orders))
     for token in it.chain(*orders):
@@ -264,6 +260,6 @@ def _check_backwards(orders: list[list[str]], path: str) -> None:
             if absent:
                 what = "backward" if len(absent) == 2 else f"`{absent[0]}`"
                 raise ValueError(
-                    f"{path}: `{token}` has no {what} in most steps; check that the job's "
+                    f"`{token}` has no {what} in most steps; check that the job's "
                     "`num_microbatches` is that of the trace."
                 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._files import Path, shown
 from .._misc import quoted, unknown_name
-from ..data import convert, read_toml
+from ..data import convert, located, read_toml
 from ._spans import Kind, RankOp, Spans
 from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, LETTERS, OPS, OPTIMIZER, REDUCE, TRANSFERS
 
@@ -101,31 +101,31 @@ def read_range_names(path: Path) -> RangeNames:
     an unknown op or degree.
     """
     names = convert(read_toml(path, "ranges"), RangeNames, lambda key: shown(path))
-    for rule in names.ops:
-        _check(path, rule.range, {"microbatch", "stage"}, set())
-        if rule.op not in OPS:
-            raise ValueError(f"{shown(path)}: {unknown_name('op', rule.op, OPS)}")
-    _check(path, names.step, {"step"}, {"step"})
-    if sorted(names.order) != ["cp", "dp", "pp", "tp"]:
-        raise ValueError(
-            f"{shown(path)}: `order` is {quoted(list(names.order))}; give tp, cp, dp and pp, the "
-            "innermost first."
-        )
+    with located(shown(path)):
+        for rule in names.ops:
+            _check(rule.range, {"microbatch", "stage"}, set())
+            if rule.op not in OPS:
+                raise ValueError(unknown_name("op", rule.op, OPS))
+        _check(names.step, {"step"}, {"step"})
+        if sorted(names.order) != ["cp", "dp", "pp", "tp"]:
+            raise ValueError(
+                f"`order` is {quoted(list(names.order))}; give tp, cp, dp and pp, the innermost "
+                "first."
+            )
     return names
 
 
-def _check(path: Path, text: str, allowed: set[str], needed: set[str]) -> None:
+def _check(text: str, allowed: set[str], needed: set[str]) -> None:
     try:
         groups = set(re.compile(text).groupindex)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(
-            f"{shown(path)}: '{quoted(text)}' is not a regular expression ({quoted(str(error))}); "
-            "correct it."
+            f"'{quoted(text)}' is not a regular expression ({quoted(str(error))}); correct it."
         ) from None
     if groups - allowed or needed - groups:
         raise ValueError(
-            f"{shown(path)}: '{quoted(text)}' has the groups {sorted(groups) or 'none'}; allowed "
-            f"are {', '.join(sorted(allowed))}."
+            f"'{quoted(text)}' has the groups {sorted(groups) or 'none'}; allowed are "
+            f"{', '.join(sorted(allowed))}."
         )
 
 

@@ -26,6 +26,7 @@ class RankOps:
     - `ops`: its ops in the order of their starts.
     - `collectives`: for each message with its sequence number, `(calls, 2)` starts and ends.
     - `by_pattern`: whether its compute has no named ranges and was found by its pattern.
+    - `notes`, `cut`: warnings for readers, and whether its file ends early.
     """
 
     rank: int
@@ -33,7 +34,9 @@ class RankOps:
     steps: Int[np.ndarray, "steps 3"]
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
-    by_pattern: bool = False
+    by_pattern: bool
+    notes: tuple[str, ...]
+    cut: bool
 
 
 def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None = None) -> RankOps:
@@ -84,7 +87,9 @@ def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None =
             start = min(max(start, before), begin - 1)
             ops += [*found, RankOp(number, LOAD_DATA, 0, -1, start, begin)]
     rank = trace.rank or 0
-    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(spans), by_pattern)
+    notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
+    about = (_collectives(spans), by_pattern, notes, trace.cut)
+    return RankOps(rank, trace.host, steps, tuple(ops), *about)
 
 
 def _named(spans: Spans, names: RangeNames) -> list[RankOp]:

@@ -8,7 +8,7 @@ import numpy as np
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ..cluster import KINDS, Measured, attention_sizes
-from ._tables import collect, columns_of, pl, scan, with_numbers
+from ._tables import collect, columns_of, pl, scanned, with_numbers
 
 
 # The columns that the rows of a kernel have, and the values of those that may be left out.
@@ -41,25 +41,25 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     A `ValueError` of one sentence if a kernel, a dtype or a column is not known or is missing, or a
     size or a latency is not a positive number.
     """
-    frame = scan(path)
-    given = columns_of(frame, path, ["kernel", "latency_s"])
-    check_columns(given, shown(path))
-    numbers = [name for name in given if name not in ("kernel", "dtype")]
-    frame = with_numbers(frame, path, numbers, [])
-    texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
-    floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
-    table = collect(frame.select(*texts, *floats), path)
-    if not len(table):
-        raise ValueError(f"{shown(path)}: it has no rows; give one for each measured shape.")
+    with scanned(path) as frame:
+        given = columns_of(frame, ["kernel", "latency_s"])
+        check_columns(given)
+        numbers = [name for name in given if name not in ("kernel", "dtype")]
+        frame = with_numbers(frame, numbers, [])
+        texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
+        floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
+        table = collect(frame.select(*texts, *floats))
+        if not len(table):
+            raise ValueError("it has no rows; give one for each measured shape.")
     return measured_kernels(table, shown(path))
 
 
-def check_columns(given: Iterable[str], where: str) -> None:
+def check_columns(given: Iterable[str]) -> None:
     """Raises a `ValueError` if a column is not one of `read_kernels`."""
     known = {"kernel", "dtype", "latency_s", *(name for of in _GIVEN.values() for name in of)}
     for name in given:
         if name not in known:
-            raise ValueError(f"{where}: {unknown_name('column', name, known)}")
+            raise ValueError(unknown_name("column", name, known))
 
 
 def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:

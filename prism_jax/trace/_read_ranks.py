@@ -4,23 +4,26 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO
 
 from .._files import Path, shown, written_whole
 from .._misc import counted, unknown_name
-from ..data import Job
+from ..data import Job, located
+from ..schedule import AbstractSchedule
 from ._chakra import read_chakra
 from ._join_ranks import join_ranks
 from ._kineto import read_kineto
 from ._nsight import read_nsight
+from ._orders import stated_schedule
 from ._ranges import RangeNames
 from ._rank_ops import rank_ops
 from ._read_trace import trace_of_rows
-from ._spans import RankTrace
+from ._spans import RankTrace, opened
 from ._tables import pl
 from ._trace import Trace
 
 
-_FORMATS: dict[str, tuple[tuple[str, ...], Callable[..., RankTrace]]] = {
+_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[BinaryIO, str | None], RankTrace]]] = {
     "kineto": ((".json", ".json.gz"), read_kineto),
     "chakra": ((".et", ".json"), read_chakra),
     "nsight": ((".sqlite",), read_nsight),
@@ -57,10 +60,11 @@ def read_profile_traces(
 
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
-    ranks = read_ranks(path, format, time_unit=time_unit)
-    table, job, notes, cut = _joined_ops(ranks, job, names, path)
-    hint = _ends_early(sorted(cut)) if cut else None
-    trace = trace_of_rows(table.lazy(), path, job, hint)
+    ranks, schedule = read_ranks(path, format, time_unit=time_unit), stated_schedule(job)
+    table, job, notes, cut = _joined_ops(ranks, job, schedule, names, path)
+    with located(shown(path)):
+        hints = [_ends_early(sorted(cut))] if cut else []
+        trace = trace_of_rows(table.lazy(), job, schedule, *hints)
     return dataclasses.replace(trace, notes=tuple(notes))
 
 
@@ -70,7 +74,7 @@ def write_ops(
     """Writes the table of ops that `read_trace` reads, to a `.parquet` file. Other arguments are as
     in `read_profile_traces`; `path` is for messages.
     """
-    table, *_ = _joined_ops(ranks, job, names, path)
+    table, *_ = _joined_ops(ranks, job, stated_schedule(job), names, path)
     with written_whole(out) as partial:
         table.write_parquet(partial)
 
@@ -92,21 +96,21 @@ def read_ranks(
     seen: dict[int, str] = {}
     files = _files(path, suffixes)
     for file in files:
-        trace = read(file, time_unit=time_unit)
-        name, rank = os.path.basename(file), trace.rank
-        if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
-            rank = int(numbers[-1])
-        if rank is None and len(files) > 1:
-            raise ValueError(
-                f"{shown(file)}: neither the file nor its name says which rank it is of; name it "
-                f"`rank<number>{suffixes[0]}`."
-            )
-        rank = rank or 0
-        if rank in seen:
-            raise ValueError(
-                f"{shown(file)}: this is of rank {rank}, and so is {shown(seen[rank])}; keep one "
-                "of them."
-            )
+        with opened(file) as content:
+            trace = read(content, time_unit)
+            name, rank = os.path.basename(file), trace.rank
+            if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
+                rank = int(numbers[-1])
+            if rank is None and len(files) > 1:
+                raise ValueError(
+                    "neither the file nor its name says which rank it is of; name it "
+                    f"`rank<number>{suffixes[0]}`."
+                )
+            rank = rank or 0
+            if rank in seen:
+                raise ValueError(
+                    f"this is of rank {rank}, and so is {shown(seen[rank])}; keep one of them."
+                )
         seen[rank] = file
         yield dataclasses.replace(trace, rank=rank)
 
@@ -126,34 +130,36 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _joined_ops(
-    ranks: Iterable[RankTrace], job: Job, names: RangeNames | None, path: Path
+    ranks: Iterable[RankTrace],
+    job: Job,
+    schedule: AbstractSchedule | None,
+    names: RangeNames | None,
+    path: Path,
 ) -> tuple["pl.DataFrame", Job, list[str], list[int]]:
     """The table of ops that `read_trace` reads, the job with the replicas that are complete,
     warnings for readers, and the ranks whose file ends early. The spans of each rank are freed as
     soon as they are read.
     """
     names = names or RangeNames()
-    found, notes, cut = [], [], []
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
-    for trace in ranks:
-        found.append(rank_ops(trace, names, number))
-        cut += [found[-1].rank] if trace.cut else []
-        notes += [f"rank {trace.rank}: {note}" for note in trace.notes]
+    found = [rank_ops(trace, names, number) for trace in ranks]
     for ops in found:
         if not ops.ops:
             hint = "give their meaning with --names, or record them with `record_function`"
-            hint = _ends_early([ops.rank]) if ops.rank in cut else hint
+            hint = _ends_early([ops.rank]) if ops.cut else hint
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
                 f"was found by names of ranges or by its pattern; {hint}."
             )
+    notes = [note for ops in found for note in ops.notes]
     if told := [ops.rank for ops in found if ops.by_pattern]:
         notes.append(
             f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
             "microbatches were found by the pattern of the host's operators"
         )
-    table, job, more = join_ranks(found, job, names.order, shown(path))
-    return table, job, notes + more, cut
+    with located(shown(path)):
+        table, job, more = join_ranks(found, job, schedule, names.order)
+    return table, job, notes + more, [ops.rank for ops in found if ops.cut]
 
 
 def _ends_early(ranks: Sequence[int]) -> str:

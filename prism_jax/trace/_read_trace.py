@@ -6,11 +6,11 @@ from collections.abc import Collection
 import numpy as np
 from jaxtyping import Int
 
-from .._files import Path, shown
 from .._misc import check_type, counted, unknown_name
 from ..data import Job
+from ..schedule import AbstractSchedule
 from ._orders import check_places, expected_calls, in_order, stages_of_ranks, stated_schedule
-from ._tables import collect, columns_of, pl, rows_have, scan, with_numbers
+from ._tables import collect, columns_of, pl, rows_have, scanned, with_numbers
 from ._trace import BACKWARD_COMPUTE, FORWARD_COMPUTE, OPS, PIPELINED, TRANSFERS, Trace
 
 
@@ -57,33 +57,37 @@ def read_trace(path: str | os.PathLike[str], job: Job) -> Trace:
     schedule.
     """
     check_type(job, Job, "job", "use `load_job` to get one")
-    return trace_of_rows(scan(path), path, job)
-
-
-def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None = None) -> Trace:
-    """`read_trace`, from rows that are already read. `path` and `hint` are for messages; `hint` is
-    a reason for missing ops, by default that the job may be another one.
-    """
-    hint = hint or "check that the job is the traced one"
     schedule = stated_schedule(job)
-    rows = _typed(frame, path, job)
+    with scanned(path) as frame:
+        return trace_of_rows(frame, job, schedule)
+
+
+def trace_of_rows(
+    frame: "pl.LazyFrame",
+    job: Job,
+    schedule: AbstractSchedule | None,
+    hint: str = "check that the job is the traced one",
+) -> Trace:
+    """`read_trace`, from rows and the `stated_schedule` of the job. `hint` is a reason for missing
+    ops, for messages.
+    """
+    rows = _typed(frame, job)
     pp, dp = job.layout.pp, job.layout.dp
     microbatches = job.schedule.num_microbatches
-    _check_rows(rows, path, dp, pp, microbatches)
-    stage_to_rank = check_places(rows, shown(path), pp, schedule)
+    _check_rows(rows, dp, pp, microbatches)
+    stage_to_rank = check_places(rows, pp, schedule)
     local = {s: i for stages in stages_of_ranks(stage_to_rank, pp) for i, s in enumerate(stages)}
     virtual_stages = max(local.values(), default=0) + 1
     own = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
     rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own)
-    steps = collect(rows.select(pl.col("step").unique().sort()), path)["step"].to_numpy()
-    ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)), path)["optype"]
+    steps = collect(rows.select(pl.col("step").unique().sort()))["step"].to_numpy()
+    ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)))["optype"]
     # A job with many more ops than rows is not the traced one, and its tables may not fit.
-    cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len()), path).item()
+    cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len())).item()
     if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
         raise ValueError(
-            f"{shown(path)}: it has {counted(number, 'row')}, but dp * pp * num_microbatches = "
-            f"{dp} * {pp} * {microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; "
-            f"{hint}."
+            f"it has {counted(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
+            f"{microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; {hint}."
         )
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
@@ -91,7 +95,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
     for op in ops:  # One kind at a time: a table of all rows may not fit into memory.
         calls = microbatches * virtual_stages if op in PIPELINED else 1
         shape = (len(steps), dp, pp, calls)
-        part = collect(rows.filter(pl.col("optype") == op).drop("optype"), path)
+        part = collect(rows.filter(pl.col("optype") == op).drop("optype"))
         start[op], end[op], twice, contradicting = _placed(part, steps, shape)
         again["duplicate rows"] += twice
         again["rows that contradict another"] += contradicting
@@ -104,7 +108,7 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
-            f"{shown(path)}: it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
+            f"it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
             f"{', '.join(needed)}."
         )
     dropped = {what: number for what, number in again.items() if number}
@@ -112,12 +116,12 @@ def trace_of_rows(frame: "pl.LazyFrame", path: Path, job: Job, hint: str | None 
         dropped["steps with missing ops"] = int(np.sum(~whole))
     if not whole.any():
         raise ValueError(
-            f"{shown(path)}: ops are missing in each of {counted(len(steps), 'step')}, for dp = "
-            f"{dp}, pp = {pp} and num_microbatches = {microbatches}; {hint}."
+            f"ops are missing in each of {counted(len(steps), 'step')}, for dp = {dp}, pp = {pp} "
+            f"and num_microbatches = {microbatches}; {hint}."
         )
     trace = Trace(job, steps, start, end, dropped)
     trace = trace if whole.all() else trace[np.flatnonzero(whole)]
-    return in_order(trace, stage_to_rank, schedule, shown(path))
+    return in_order(trace, stage_to_rank, schedule)
 
 
 def _needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
@@ -127,28 +131,28 @@ def _needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
     return compute if pp == 1 else (*compute, *TRANSFERS)
 
 
-def _typed(frame: "pl.LazyFrame", path: Path, job: Job) -> "pl.LazyFrame":
+def _typed(frame: "pl.LazyFrame", job: Job) -> "pl.LazyFrame":
     """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
     be missing. Ops that run once in a step have none, and get zero.
     """
-    given = columns_of(frame, path, [name for name in COLUMNS if name != "virtual_stage"])
+    given = columns_of(frame, [name for name in COLUMNS if name != "virtual_stage"])
     if "virtual_stage" not in given:
         if job.schedule.virtual_stages > 1:
             raise ValueError(
-                f"{shown(path)}: the column `virtual_stage` is missing, but the job has "
+                "the column `virtual_stage` is missing, but the job has "
                 f"{job.schedule.virtual_stages} virtual stages on each rank; add it, with the "
                 "virtual stage of each op."
             )
         frame = frame.with_columns(virtual_stage=pl.col("stage"))
     integers = [name for name, kind in COLUMNS.items() if kind.startswith("Int")]
     numbers = [name for name, kind in COLUMNS.items() if kind != "String"]
-    frame = with_numbers(frame, path, numbers, integers)
+    frame = with_numbers(frame, numbers, integers)
     frame = frame.select(pl.col(n).cast(getattr(pl, t), strict=True) for n, t in COLUMNS.items())
     pipelined = pl.col("optype").is_in(PIPELINED)
     return frame.with_columns(virtual_stage=pl.when(pipelined).then("virtual_stage").otherwise(0))
 
 
-def _check_rows(rows: "pl.LazyFrame", path: Path, dp: int, pp: int, microbatches: int) -> None:
+def _check_rows(rows: "pl.LazyFrame", dp: int, pp: int, microbatches: int) -> None:
     """Raises a `ValueError` of one sentence if a row cannot belong to this job."""
     pipelined = pl.col("optype").is_in(PIPELINED)
     finite = pl.col("start_ts").is_finite() & pl.col("duration").is_finite()
@@ -172,26 +176,23 @@ def _check_rows(rows: "pl.LazyFrame", path: Path, dp: int, pp: int, microbatches
             pl.len().alias("rows"),
             *(pl.col(name).null_count().alias(f"empty {name}") for name in COLUMNS),
             *(wrong.sum().alias(what) for wrong, what in wrongs),
-        ),
-        path,
+        )
     ).row(0, named=True)
     if not found["rows"]:
-        raise ValueError(f"{shown(path)}: it has no rows.")
+        raise ValueError("it has no rows.")
     empty = [name for name in COLUMNS if found[f"empty {name}"]]
     if empty:
-        raise ValueError(
-            f"{shown(path)}: the column `{empty[0]}` has empty cells; fill or drop those rows."
-        )
-    given = collect(rows.select(pl.col("optype").unique()), path)["optype"]
+        raise ValueError(f"the column `{empty[0]}` has empty cells; fill or drop those rows.")
+    given = collect(rows.select(pl.col("optype").unique()))["optype"]
     unknown = sorted({*given} - {*OPS})
     if unknown:
-        raise ValueError(f"{shown(path)}: {unknown_name('op', unknown[0], OPS)}")
+        raise ValueError(unknown_name("op", unknown[0], OPS))
     for wrong, what in wrongs:
         if found[what]:
-            row = collect(rows.filter(wrong).head(1), path).row(0, named=True)
+            row = collect(rows.filter(wrong).head(1)).row(0, named=True)
             raise ValueError(
-                f"{shown(path)}: {rows_have(found[what])} {what}, the first `{row['optype']}` of "
-                f"step {row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; correct the "
+                f"{rows_have(found[what])} {what}, the first `{row['optype']}` of step "
+                f"{row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; correct the "
                 "trace, or give the job that was traced."
             )
 

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 
 from .._files import Path, check_file, shown
 from .._misc import quoted
+from ..data import located
 
 
 class Kind(enum.IntEnum):
@@ -33,6 +34,8 @@ UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # A time of so many nanoseconds is in the year 2116; the difference of two fits into 64 bits.
 MOST_NS = 2**62
 _MOST_RANKS = 2**20
+# The most bytes of a file, because a stream may be endless.
+_MOST_BYTES = 2**42
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
 # Operators of the host that wait for others.
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
@@ -222,24 +225,26 @@ class RankOp:
         return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])
 
 
-def world_size_of(given: object, path: Path) -> int | None:
+def world_size_of(given: object) -> int | None:
     """The number of ranks that a profile gives; `None` if it gives none."""
     if type(given) is not int or given < 1:
         return None
     if given > _MOST_RANKS:
         raise ValueError(
-            f"{shown(path)}: its `world_size` is {quoted(given)}, and no job has more than "
-            f"{_MOST_RANKS:,} ranks; correct the trace."
+            f"its `world_size` is {quoted(given)}, and no job has more than {_MOST_RANKS:,} ranks; "
+            "correct the trace."
         )
     return given
 
 
 @contextlib.contextmanager
-def opened(path: Path, most: int) -> Iterator[BinaryIO]:
-    """The open file, of at most so many bytes. A file that cannot be read is a `ValueError`."""
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The open file. Its path is put before the sentence of an error, also of one that reading it
+    raises; a file that cannot be read is a `ValueError`.
+    """
     try:
-        check_file(path, most)
-        with open(path, "rb") as file:
+        check_file(path, _MOST_BYTES)
+        with open(path, "rb") as file, located(shown(path)):
             yield file
     except FileNotFoundError:
         raise ValueError(f"{shown(path)}: there is no such file; give another.") from None

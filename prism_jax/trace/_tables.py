@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from .._files import Path, check_file, shown
 from .._misc import MOST_QUOTED, counted, quoted
+from ..data import located
 
 
 class _Lazy:
@@ -60,24 +61,24 @@ def read_runs(path: Path) -> list[Float[np.ndarray, " steps"]]:
     """As `read_step_times`, but with a separate array for each `run`, if there is such a column.
     Without the column `step`, the steps of a run are in the order of the file.
     """
-    frame = scan(path)
-    given = columns_of(frame, path, ["step_time_s"])
-    integers = ["step"] if "step" in given else []
-    frame = with_numbers(frame, path, ["step_time_s", *integers], integers)
-    if "run" in given and frame.collect_schema()["run"].is_nested():
-        raise ValueError(f"{shown(path)}: the column `run` holds lists or tables; give names.")
-    run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
-    step = pl.col("step") if integers else pl.int_range(pl.len()).alias("step")
-    most = "number of seconds", _MOST_S
-    table = _positive(frame.select(run, step, "step_time_s"), path, "step_time_s", *most)
-    twice = table.select("run", "step").is_duplicated()
-    if twice.any():
-        row = table.row(int(twice.arg_max() or 0), named=True)
-        of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
-        raise ValueError(
-            f"{shown(path)}: step {row['step']}{of_run} has two rows; keep one of them, or name "
-            "the runs in a column `run`."
-        )
+    with scanned(path) as frame:
+        given = columns_of(frame, ["step_time_s"])
+        integers = ["step"] if "step" in given else []
+        frame = with_numbers(frame, ["step_time_s", *integers], integers)
+        if "run" in given and frame.collect_schema()["run"].is_nested():
+            raise ValueError("the column `run` holds lists or tables; give names.")
+        run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
+        step = pl.col("step") if integers else pl.int_range(pl.len()).alias("step")
+        frame = frame.select(run, step, "step_time_s")
+        table = _positive(frame, "step_time_s", "number of seconds", _MOST_S)
+        twice = table.select("run", "step").is_duplicated()
+        if twice.any():
+            row = table.row(int(twice.arg_max() or 0), named=True)
+            of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
+            raise ValueError(
+                f"step {row['step']}{of_run} has two rows; keep one of them, or name the runs in a "
+                "column `run`."
+            )
     parts = table.partition_by("run", maintain_order=True)
     return [part.sort("step")["value"].to_numpy() for part in parts]
 
@@ -92,53 +93,53 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
     `ValueError` if there are no factors, one is not a positive number, or `gpu` or `node` do not
     count from 0 up.
     """
-    frame = scan(path)
-    given = columns_of(frame, path, ["factor"])
-    by = [name for name in ("gpu", "node") if name in given]
-    if len(by) == 2:
-        raise ValueError(f"{shown(path)}: it has the columns `gpu` and `node`; keep one of them.")
-    frame = with_numbers(frame, path, ["factor", *by], by)
-    table = _positive(frame.select(*by, "factor"), path, "factor", "number", _MOST_FACTOR)
-    if not by:
-        return table["value"].to_numpy(), None
-    table = table.sort(by)
-    wrong = np.flatnonzero(table[by[0]].to_numpy() != np.arange(len(table)))
-    if len(wrong):
-        raise ValueError(
-            f"{shown(path)}: `{by[0]}` must count from 0 to {len(table) - 1}, each once; "
-            f"{wrong[0]} is missing, or another number occurs twice."
-        )
-    return table["value"].to_numpy(), by[0]
+    with scanned(path) as frame:
+        given = columns_of(frame, ["factor"])
+        by = [name for name in ("gpu", "node") if name in given]
+        if len(by) == 2:
+            raise ValueError("it has the columns `gpu` and `node`; keep one of them.")
+        frame = with_numbers(frame, ["factor", *by], by)
+        table = _positive(frame.select(*by, "factor"), "factor", "number", _MOST_FACTOR)
+        if not by:
+            return table["value"].to_numpy(), None
+        table = table.sort(by)
+        wrong = np.flatnonzero(table[by[0]].to_numpy() != np.arange(len(table)))
+        if len(wrong):
+            raise ValueError(
+                f"`{by[0]}` must count from 0 to {len(table) - 1}, each once; {wrong[0]} is "
+                "missing, or another number occurs twice."
+            )
+        return table["value"].to_numpy(), by[0]
 
 
-def _positive(
-    frame: "pl.LazyFrame", path: Path, column: str, what: str, most: float
-) -> "pl.DataFrame":
+def _positive(frame: "pl.LazyFrame", column: str, what: str, most: float) -> "pl.DataFrame":
     """The table, with the numbers of a column in the new column `value`. It refuses a table without
     rows, empty cells, and values that are not numbers between `1 / most` and `most`.
     """
     value = pl.col(column).cast(pl.Float64, strict=False).alias("value")
-    table = collect(frame.with_columns(value), path)
+    table = collect(frame.with_columns(value))
     if not len(table):
-        raise ValueError(f"{shown(path)}: it has no rows.")
+        raise ValueError("it has no rows.")
     for name in frame.collect_schema().names():
         if table[name].null_count():
             row = int(table[name].is_null().arg_max() or 0) + 1
-            what = f"`{name}` is empty in row {row}"
-            raise ValueError(f"{shown(path)}: {what}; fill or drop that row.")
+            raise ValueError(f"`{name}` is empty in row {row}; fill or drop that row.")
     values = table["value"].fill_null(np.nan).to_numpy()
     wrong = ~((values >= 1 / most) & (values <= most))
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{shown(path)}: `{column}` is {_cell(table[column][row])} in row {row + 1}, but must "
-            f"be a positive {what}, from {1 / most:g} to {most:g}."
+            f"`{column}` is {_cell(table[column][row])} in row {row + 1}, but must be a positive "
+            f"{what}, from {1 / most:g} to {most:g}."
         )
     return table
 
 
-def scan(path: Path) -> "pl.LazyFrame":
-    """A lazy table of the file with exactly this name."""
+@contextlib.contextmanager
+def scanned(path: Path) -> Iterator["pl.LazyFrame"]:
+    """A lazy table of the file with exactly this name, whose path is put before the sentence of an
+    error that reading it raises.
+    """
     name = os.fspath(path)
     suffix = os.path.splitext(name)[1]
     if suffix not in (".parquet", ".csv"):
@@ -159,7 +160,8 @@ def scan(path: Path) -> "pl.LazyFrame":
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         what = f"it cannot be read as {suffix[1:]}: {_line(error)}"
         raise ValueError(f"{shown(path)}: {what}.") from None
-    return frame
+    with located(shown(path)):
+        yield frame
 
 
 def _check_header(path: str) -> None:
@@ -179,14 +181,14 @@ def _check_header(path: str) -> None:
         )
 
 
-def collect(frame: "pl.LazyFrame", path: Path) -> "pl.DataFrame":
+def collect(frame: "pl.LazyFrame") -> "pl.DataFrame":
     """Reads a table in batches of rows, so that it can be of any size."""
     try:
         with _silence():
             return frame.collect(engine="streaming")
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise ValueError(
-            f"{shown(path)}: it is damaged, or a column holds something else: {_line(error)}."
+            f"it is damaged, or a column holds something else: {_line(error)}."
         ) from None
 
 
@@ -208,22 +210,20 @@ def _silence() -> Iterator[None]:
         os.close(nothing)
 
 
-def columns_of(frame: "pl.LazyFrame", path: Path, needed: Iterable[str]) -> list[str]:
+def columns_of(frame: "pl.LazyFrame", needed: Iterable[str]) -> list[str]:
     """The names of the columns. Raises a `ValueError` if a required column is missing."""
     given = frame.collect_schema().names()
     if missing := [name for name in needed if name not in given]:
         are = "column {} is" if len(missing) == 1 else "columns {} are"
         names = " and ".join(f"`{name}`" for name in missing)
         raise ValueError(
-            f"{shown(path)}: the {are.format(names)} missing; it has "
+            f"the {are.format(names)} missing; it has "
             f"{quoted(', '.join(given), 2 * MOST_QUOTED) or 'none'}."
         )
     return given
 
 
-def with_numbers(
-    frame: "pl.LazyFrame", path: Path, numbers: list[str], integers: list[str]
-) -> "pl.LazyFrame":
+def with_numbers(frame: "pl.LazyFrame", numbers: list[str], integers: list[str]) -> "pl.LazyFrame":
     """The table, in which the columns `integers`, a part of `numbers`, are integers. It refuses
     values that a cast would change silently (booleans, times, fractions), and strings in place of
     integers.
@@ -232,8 +232,8 @@ def with_numbers(
     for name in numbers:
         kind = given[name]
         if not (kind.is_numeric() or kind in (pl.String, pl.Null)):
-            holds = f"the column `{name}` holds {quoted(str(kind))} values"
-            raise ValueError(f"{shown(path)}: {holds}; give numbers.")
+            holds = quoted(str(kind))
+            raise ValueError(f"the column `{name}` holds {holds} values; give numbers.")
     if not integers:
         return frame
     casts = {}
@@ -244,15 +244,14 @@ def with_numbers(
         kept = pl.col(name) if given[name].is_integer() else whole
         casts[name] = kept.cast(pl.Int64, strict=False)
     wrong = {name: pl.col(name).is_not_null() & cast.is_null() for name, cast in casts.items()}
-    found = collect(frame.select(**{name: x.sum() for name, x in wrong.items()}), path)
+    found = collect(frame.select(**{name: x.sum() for name, x in wrong.items()}))
     for name in integers:
         if number := found[name][0]:
-            first = collect(frame.filter(wrong[name]).select(name).head(1), path)[name][0]
+            first = collect(frame.filter(wrong[name]).select(name).head(1))[name][0]
             fraction = isinstance(first, float) and math.isfinite(first)
             what = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
             raise ValueError(
-                f"{shown(path)}: {rows_have(number)} {what}, the first {_cell(first)}; give "
-                "whole numbers."
+                f"{rows_have(number)} {what}, the first {_cell(first)}; give whole numbers."
             )
     return frame.with_columns(**casts)
 
