@@ -16,8 +16,8 @@ from prism_jax.trace import (
     read_trace,
 )
 from prism_jax.trace._json_array import read_array
-from prism_jax.trace._ranges import RangeNames, RangeRule
 from prism_jax.trace._spans import Kind, RankTrace, SpanList
+from prism_jax.trace._trace import RangeNames, RangeRule
 
 from .test_trace import _job, _made_trace, _plain, _stages
 

@@ -1,7 +1,7 @@
 # Profiles become a trace in steps: `_kineto`, `_chakra` and `_nsight` read the spans of a rank
-# (`_spans`), `_ranges` says which of them are ops, `_rank_ops` gives the ops of the rank,
-# `_join_ranks` makes a table of the ops of all ranks, and `_read_trace` checks such a table, which
-# a file may hold too, for the `_trace`. `_read_ranks` calls them in this order.
+# (`_spans`), `_rank_ops` gives the ops that are among them, by the names of `_trace`, and
+# `_join_ranks` a table of the ops of all ranks. `_read_trace` checks such a table, which a file may
+# hold too, for the `_trace`. `_read_ranks` calls them in this order.
 from ._contents import (
     RankTimes as RankTimes,
     contents as contents,
@@ -9,7 +9,6 @@ from ._contents import (
     step_times as step_times,
 )
 from ._orders import stages_of_ranks as stages_of_ranks
-from ._ranges import read_range_names as read_range_names
 from ._read_kernels import (
     check_columns as check_columns,
     measured_kernels as measured_kernels,
@@ -32,4 +31,5 @@ from ._trace import (
     Trace as Trace,
     groups as groups,
     outline as outline,
+    read_range_names as read_range_names,
 )

@@ -14,17 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from .._misc import counted
-from ._spans import (
-    MOST_NS,
-    UNITS,
-    Kind,
-    Message,
-    RankTrace,
-    SpanList,
-    collective_of,
-    kind_on_host,
-    world_size_of,
-)
+from ._spans import MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
 
 
 _MOST_OF_JSON = 2**31  # It is read at once.
@@ -103,7 +93,7 @@ def read_chakra(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
     events = dict(collections.Counter(node.type for node in nodes))
     rank = metadata.get("rank")
     rank = rank if isinstance(rank, int) and abs(rank) < 2**31 else None
-    world_size = world_size_of(metadata.get("world_size"))
+    world_size = metadata.get("world_size")
     return RankTrace(spans.spans(), events, os.path.getsize(file.name), rank, world_size)
 
 
@@ -125,7 +115,7 @@ def _add_spans(spans: SpanList, nodes: list[_Node], unit: int) -> None:
             continue
         lane = str(node.attributes.get("stream", node.attributes.get("tid", "")))
         if node.attributes.get("is_cpu_op"):
-            kind = kind_on_host(node.name, "::" not in node.name)
+            kind = Kind.on_host(node.name, "::" not in node.name)
             spans.add(kind, start, end, node.name, f"host {lane}")
             continue
         launched = [launches[parent] for parent in node.before if parent in launches]

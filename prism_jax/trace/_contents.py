@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from .._misc import counted, quoted
-from ._ranges import RangeNames
-from ._rank_ops import Clocks, RankOps, rank_ops, set_clocks
+from ._join_ranks import Clocks, set_clocks
+from ._rank_ops import RankOps, rank_ops
 from ._spans import Kind, RankTrace, Spans
-from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, OPTIMIZER
+from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, OPTIMIZER, RangeNames
 
 
 _MOST_NAMES = 100  # The most kernels that are listed.

@@ -10,18 +10,7 @@ import numpy as np
 
 from .._misc import counted, quoted
 from ._json_array import read_array
-from ._spans import (
-    MOST_NS,
-    UNITS,
-    Kind,
-    Message,
-    RankTrace,
-    SpanList,
-    collective_of,
-    kind_on_host,
-    message_of_kernel,
-    world_size_of,
-)
+from ._spans import MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
 
 
 # The median call of an operator or of the driver takes from half a microsecond to half a
@@ -81,7 +70,7 @@ def read_kineto(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
         raise ValueError(f"{why}; give a trace as it was recorded.")
     own = beside.get("distributedInfo")
     own = own if isinstance(own, dict) else {}
-    rank, world_size = _whole(own.get("rank")), world_size_of(own.get("world_size"))
+    rank, world_size = _whole(own.get("rank")), own.get("world_size")
     rank = rank if rank >= 0 else None
     if cut:
         number = sum(reader.events.values())
@@ -129,7 +118,7 @@ class _Reader:
             elif name.startswith("gloo:"):
                 kind, message = Kind.MESSAGE, Message(collective_of(name))
             else:
-                kind = kind_on_host(name, category == "user_annotation")
+                kind = Kind.on_host(name, category == "user_annotation")
         elif category in _DEVICE:
             kind, link, sequence = Kind.KERNEL, _whole(args.correlation), _whole(args.sequence)
             if sequence < 0:
@@ -138,7 +127,7 @@ class _Reader:
             if args.collective is not None:
                 message = _message(args)
             elif category == "kernel":
-                message = message_of_kernel(name)
+                message = Message.of_kernel(name)
             if isinstance(args.grid, list):  # A kernel of another size counts as another kernel.
                 name = f"{name} {'x'.join(map(str, args.grid[:3]))}"
         elif category in _LAUNCHES and args.correlation is not None and _STARTS.search(name):

@@ -10,7 +10,7 @@ import urllib.parse
 from typing import BinaryIO
 
 from .._misc import quoted
-from ._spans import Kind, RankTrace, SpanList, Spans, message_of_kernel
+from ._spans import Kind, Message, RankTrace, SpanList, Spans
 
 
 _MAGIC = b"SQLite format 3\0"
@@ -91,7 +91,7 @@ def _read(database: sqlite3.Connection) -> tuple[Spans, dict[str, int]]:
         for start, end, text, size, lane, link, pid in database.execute(query):
             began[0] = time.monotonic()
             text = texts.get(text) if type(text) is int else text
-            message = message_of_kernel(str(text)) if kind == Kind.KERNEL else None
+            message = Message.of_kernel(str(text)) if kind == Kind.KERNEL else None
             text = str(text) if message or not size else f"{text} {size}"
             try:
                 spans.add(kind, start, end, text, str(lane), link, message)

@@ -1,5 +1,5 @@
-"""The ops of one rank, from its named ranges, on the clock of the device; and how far the clocks of
-ranks are apart, from collectives, which all ranks leave together.
+"""The ops of one rank on the clock of its device: from its named ranges or, if microbatches have no
+names, from the repeated pattern of host operators.
 """
 
 import collections
@@ -10,9 +10,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from ._ranges import RangeNames, ops_of_pattern
 from ._spans import Kind, Message, RankOp, RankTrace, Spans
-from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, LOAD_DATA, OPTIMIZER, TRANSFERS
+from ._trace import (
+    BACKWARD_COMPUTE,
+    COMPUTE,
+    FORWARD_COMPUTE,
+    LOAD_DATA,
+    OPTIMIZER,
+    TRANSFERS,
+    RangeNames,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +75,7 @@ def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None =
         found = []
         mine = [r for r in ranges if start <= r.start < end]
         if num_microbatches and not any(r.op in COMPUTE for r in mine):
-            mine += ops_of_pattern(spans, start, end, mine, num_microbatches)
+            mine += _ops_of_pattern(spans, start, end, mine, num_microbatches)
             by_pattern = True
         if not any(r.op.startswith("backward") for r in mine):
             mine += _unnamed_backwards(mine, nodes, end)
@@ -188,68 +195,101 @@ def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
     return found
 
 
-# The largest difference, in scatters of two ends, that the order of leaving can explain.
-_BY_CHANCE = 2.0
-# All members leave these at the same time.
-_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+# A run with less than this share of a microbatch's operators is not a microbatch.
+_NOISE = 0.5
+# A cut between two microbatches is moved to an exchange within this distance, in microbatches. Any
+# operators before an exchange at its start, or after one at its end, are as few.
+_NEAR, _EDGE = 0.4, 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Clocks:
-    """The offsets between the clocks of ranks.
-
-    **Attributes:**
-
-    - `offsets`: for each rank, the nanoseconds to add to its times.
-    - `seen`: for each rank, by how much its clock was found to be ahead of that of the first rank.
-    - `scatter_ns`: the robust standard deviation of the remaining differences, over all
-        collectives.
-    - `matched`: how many collectives were matched.
-    - `unknown`: ranks that have no collective in common with the others.
+@dataclasses.dataclass
+class _Run:
+    """Consecutive operators of one kind; `cuts` are the positions among them of exchanges of the
+    host.
     """
 
-    offsets: dict[int, int]
-    seen: dict[int, int]
-    scatter_ns: float
-    matched: int
-    unknown: tuple[int, ...]
+    op: str
+    spans: list[tuple[int, int]]
+    cuts: list[int]
+
+    def inner(self, low: int, high: int) -> tuple[int, int]:
+        """A microbatch's operators, without those that an exchange separates from most of them."""
+        edge = _EDGE * (high - low)
+        first = max((cut for cut in self.cuts if low < cut <= low + edge), default=low)
+        return first, min((cut for cut in self.cuts if high - edge <= cut < high), default=high)
 
 
-def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
-    """Finds the offsets between clocks: the median difference between the ends of the collectives
-    that two ranks of a job ran together. A difference within twice their scatter is not corrected,
-    because it may be the order in which ranks leave; neither is a difference between two ranks of
-    one host.
+def _ops_of_pattern(
+    spans: Spans, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
+) -> list[RankOp]:
+    """The forwards and backwards of a step; empty if they cannot be found.
+
+    Autograd nodes are backwards; all other operators of the host, except those within the `known`
+    ranges, are forwards. Microbatches have about equally many operators, so long runs of one kind
+    belong to several of the `num_microbatches` that the rank runs in a step, on all of its stages.
     """
-    first = min(ranks, key=lambda r: r.rank)
-    seen, offsets, scatters = {first.rank: 0}, {first.rank: 0}, []
-    matched: set = set()
-    waiting = [first]
-    while waiting:
-        one = waiting.pop()
-        for other in ranks:
-            both = _together(one, other)
-            alike = one.host == other.host != ""
-            if other.rank in seen or not (both or alike):
-                continue
-            apart = np.array([other.collectives[k][1] - one.collectives[k][1] for k in both] or [0])
-            median = float(np.median(apart))
-            scatter = 1.4826 * float(np.median(np.abs(apart - median)))
-            is_apart = not alike and abs(median) > _BY_CHANCE * scatter
-            seen[other.rank] = seen[one.rank] + round(median)
-            offsets[other.rank] = offsets[one.rank] - (round(median) if is_apart else 0)
-            scatters.append(scatter)
-            matched.update(both)
-            waiting.append(other)
-    unknown = tuple(sorted(r.rank for r in ranks if r.rank not in seen))
-    offsets |= dict.fromkeys(unknown, 0)
-    return Clocks(offsets, seen, max(scatters, default=0.0), len(matched), unknown)
+    found: list[RankOp] = []
+    runs = _runs(spans, start, end, known)
+    for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+        total = sum(len(run.spans) for run in runs if run.op == op)
+        runs = _without_noise(runs, op, _NOISE * total / num_microbatches)
+    for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+        mine = [run for run in runs if run.op == op]
+        each = sum(len(run.spans) for run in mine) / num_microbatches
+        numbers = [round(len(run.spans) / each) for run in mine]
+        if sum(numbers) != num_microbatches or 0 in numbers:
+            return []
+        for run, pieces in zip(mine, numbers, strict=True):
+            for low, high in it.starmap(run.inner, it.pairwise(_cuts(run, pieces))):
+                first, last = run.spans[low][0], max(e for _, e in run.spans[low:high])
+                found.append(RankOp(-1, op, -1, -1, first, last))
+    return found
 
 
-def _together(one: RankOps, other: RankOps) -> list:
-    """The collectives that both ranks ran together. If groups are not known, these are the kinds
-    that both ran equally often, because others may belong to different groups.
-    """
-    both = [k for k in other.collectives if k in one.collectives and k[0].name in _TOGETHER]
-    calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
-    return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]
+def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_Run]:
+    kinds = np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD, Kind.MESSAGE))
+    mine = spans[kinds & (spans.start >= start) & (spans.start < end)]
+    waits = mine.waits() | (mine.kind == Kind.MESSAGE)
+    outermost: dict[int, int] = {}
+    runs: list[_Run] = []
+    others = sorted((op.start, op.end) for op in known)
+    for i in np.lexsort((-mine.end, mine.start)).tolist():
+        low, high, lane = int(mine.start[i]), int(mine.end[i]), int(mine.lane[i])
+        if waits[i]:  # It may last while other ops run.
+            if runs:
+                runs[-1].cuts.append(len(runs[-1].spans))
+            continue
+        inside = high <= outermost.get(lane, low - 1)
+        outermost[lane] = max(high, outermost.get(lane, low))
+        if inside or any(a <= low < b for a, b in others):
+            continue
+        op = BACKWARD_COMPUTE if mine.kind[i] == Kind.BACKWARD else FORWARD_COMPUTE
+        if not runs or runs[-1].op != op:
+            runs.append(_Run(op, [], []))
+        runs[-1].spans.append((low, high))
+    return runs
+
+
+def _without_noise(runs: list[_Run], op: str, fewest: float) -> list[_Run]:
+    """The runs without short runs of a kind; the runs around these are merged."""
+    kept: list[_Run] = []
+    for run in runs:
+        if run.op == op and len(run.spans) < fewest:
+            continue
+        if kept and kept[-1].op == run.op:
+            before = len(kept[-1].spans)
+            spans, cuts = kept[-1].spans + run.spans, [before + cut for cut in run.cuts]
+            kept[-1] = _Run(run.op, spans, [*kept[-1].cuts, before, *cuts])
+        else:
+            kept.append(run)
+    return kept
+
+
+def _cuts(run: _Run, pieces: int) -> list[int]:
+    """Where the microbatches of a run begin and end."""
+    each = len(run.spans) / pieces
+    cuts = [0]
+    for i in range(1, pieces):
+        near = [cut for cut in run.cuts if abs(cut - i * each) <= _NEAR * each]
+        cuts.append(min(near, key=lambda cut: abs(cut - i * each)) if near else round(i * each))
+    return [*cuts, len(run.spans)]

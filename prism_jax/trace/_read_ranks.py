@@ -1,13 +1,14 @@
 """Reads traces of profilers, of each rank of a job, as a trace of ops."""
 
+import contextlib
 import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from .._files import Path, shown, written_whole
-from .._misc import counted, unknown_name
+from .._files import Path, check_file, shown, written_whole
+from .._misc import counted, quoted, unknown_name
 from ..data import Job, located
 from ..schedule import AbstractSchedule
 from ._chakra import read_chakra
@@ -15,12 +16,11 @@ from ._join_ranks import join_ranks
 from ._kineto import read_kineto
 from ._nsight import read_nsight
 from ._orders import stated_schedule
-from ._ranges import RangeNames
 from ._rank_ops import rank_ops
 from ._read_trace import trace_of_rows
-from ._spans import RankTrace, opened
+from ._spans import RankTrace
 from ._tables import pl
-from ._trace import Trace
+from ._trace import RangeNames, Trace
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[BinaryIO, str | None], RankTrace]]] = {
@@ -28,6 +28,8 @@ _FORMATS: dict[str, tuple[tuple[str, ...], Callable[[BinaryIO, str | None], Rank
     "chakra": ((".et", ".json"), read_chakra),
     "nsight": ((".sqlite",), read_nsight),
 }
+# The most bytes of a file, because a stream may be endless; and the most ranks.
+_MOST_BYTES, _MOST_RANKS = 2**42, 2**20
 _RANK = re.compile(r"(?:rank|gpu|worker)[-_. ]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names them.
 
@@ -96,7 +98,7 @@ def read_ranks(
     seen: dict[int, str] = {}
     files = _files(path, suffixes)
     for file in files:
-        with opened(file) as content:
+        with _opened(file) as content:
             trace = read(content, time_unit)
             name, rank = os.path.basename(file), trace.rank
             if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
@@ -111,8 +113,33 @@ def read_ranks(
                 raise ValueError(
                     f"this is of rank {rank}, and so is {shown(seen[rank])}; keep one of them."
                 )
+            world_size = trace.world_size
+            if type(world_size) is not int or world_size < 1:
+                world_size = None
+            elif world_size > _MOST_RANKS:
+                raise ValueError(
+                    f"its `world_size` is {quoted(world_size)}, and no job has more than "
+                    f"{_MOST_RANKS:,} ranks; correct the trace."
+                )
         seen[rank] = file
-        yield dataclasses.replace(trace, rank=rank)
+        yield dataclasses.replace(trace, rank=rank, world_size=world_size)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The open file. Its path is put before the sentence of an error, also of one that reading it
+    raises; a file that cannot be read is a `ValueError`.
+    """
+    try:
+        check_file(path, _MOST_BYTES)
+        with open(path, "rb") as file, located(shown(path)):
+            yield file
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except OSError as error:
+        raise ValueError(
+            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
+        ) from None
 
 
 def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:

@@ -2,20 +2,15 @@
 
 import array
 import collections
-import contextlib
 import dataclasses
 import enum
 import itertools as it
 import re
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
-
-from .._files import Path, check_file, shown
-from .._misc import quoted
-from ..data import located
 
 
 class Kind(enum.IntEnum):
@@ -28,14 +23,18 @@ class Kind(enum.IntEnum):
     BACKWARD = 4  # A node of autograd on the host.
     MESSAGE = 5  # The host's call of a collective.
 
+    @classmethod
+    def on_host(cls, name: str, is_range: bool) -> "Kind":
+        """The kind of what the host ran under a name."""
+        if name.startswith(_AUTOGRAD_NODE):
+            return cls.BACKWARD
+        return cls.RANGE if is_range else cls.HOST_OP
+
 
 # Units of time in nanoseconds.
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # A time of so many nanoseconds is in the year 2116; the difference of two fits into 64 bits.
 MOST_NS = 2**62
-_MOST_RANKS = 2**20
-# The most bytes of a file, because a stream may be endless.
-_MOST_BYTES = 2**42
 _AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
 # Operators of the host that wait for others.
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
@@ -46,13 +45,6 @@ _COLLECTIVES = (
     *("barrier", "gather", "scatter", "reduce", "send", "recv"),
 )
 _KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Dev)?Kernel\w*?_(\w+)", re.IGNORECASE)
-
-
-def kind_on_host(name: str, is_range: bool) -> Kind:
-    """The kind of what the host ran under a name."""
-    if name.startswith(_AUTOGRAD_NODE):
-        return Kind.BACKWARD
-    return Kind.RANGE if is_range else Kind.HOST_OP
 
 
 def collective_of(name: str) -> str:
@@ -79,11 +71,11 @@ class Message(NamedTuple):
     size: int = 0
     dtype: str = ""
 
-
-def message_of_kernel(kernel: str) -> Message | None:
-    """The collective that a kernel runs, if it is one of NCCL or RCCL."""
-    found = _KERNEL.match(kernel)
-    return Message(collective_of(found[1])) if found else None
+    @classmethod
+    def of_kernel(cls, kernel: str) -> "Message | None":
+        """The collective that a kernel runs, if it is one of NCCL or RCCL."""
+        found = _KERNEL.match(kernel)
+        return cls(collective_of(found[1])) if found else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +183,8 @@ class RankTrace:
     - `spans`: the spans.
     - `events`: how many events of each category the file has, including those that are not used.
     - `size`: the bytes of the file's text, or of the file.
-    - `rank`, `world_size`, `host`: the rank, the number of ranks and the host, as far as they are
-        known.
+    - `rank`, `world_size`, `host`: the rank, the number of ranks as the file has it, and the host,
+        as far as they are known.
     - `notes`: warnings for readers.
     - `cut`: whether the file ends early.
     """
@@ -201,7 +193,7 @@ class RankTrace:
     events: dict[str, int]
     size: int
     rank: int | None = None
-    world_size: int | None = None
+    world_size: Any = None
     host: str = ""
     notes: tuple[str, ...] = ()
     cut: bool = False
@@ -223,32 +215,3 @@ class RankOp:
     def at(self, times: tuple[int, int] | None) -> "RankOp":
         """The op with another start and end, if they are known."""
         return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])
-
-
-def world_size_of(given: object) -> int | None:
-    """The number of ranks that a profile gives; `None` if it gives none."""
-    if type(given) is not int or given < 1:
-        return None
-    if given > _MOST_RANKS:
-        raise ValueError(
-            f"its `world_size` is {quoted(given)}, and no job has more than {_MOST_RANKS:,} ranks; "
-            "correct the trace."
-        )
-    return given
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """The open file. Its path is put before the sentence of an error, also of one that reading it
-    raises; a file that cannot be read is a `ValueError`.
-    """
-    try:
-        check_file(path, _MOST_BYTES)
-        with open(path, "rb") as file, located(shown(path)):
-            yield file
-    except FileNotFoundError:
-        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except OSError as error:
-        raise ValueError(
-            f"{shown(path)}: it cannot be read ({error.strerror}); give another file."
-        ) from None

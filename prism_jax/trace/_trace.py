@@ -1,15 +1,20 @@
-"""A trace: when the ops of some steps of a job started and ended, and which ops there are; and the
-outline of its steps, which is what workers do and wait for before and after the pipeline.
+"""A trace: which ops there are, and by which names of ranges, as frameworks write them or a file
+defines them; when those of some steps of a job started and ended; and the outline of its steps,
+which is what workers do and wait for before and after the pipeline.
 """
 
 import dataclasses
 import functools as ft
+import re
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float, Int
 
-from ..data import Call, Job, Outline
+from .._files import Path, shown
+from .._misc import quoted, unknown_name
+from ..data import Call, Job, Outline, convert, located, read_toml
 
 
 # Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
@@ -37,6 +42,118 @@ OPS = (*PIPELINED, *SCOPES)
 FORWARD_COMPUTE, BACKWARD_COMPUTE, OPTIMIZER = "forward-compute", "backward-compute", "optimizer"
 LOAD_DATA = "load-data"  # The time of a step before its first op.
 REDUCE = "grads-reduce-scatter"
+
+
+class RangeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule for ranges that are ops of one kind.
+
+    **Attributes:**
+
+    - `range`: a regular expression that must match the whole name. Its groups `microbatch` and
+        `stage` are read, if it has them; otherwise microbatches are counted in the order of time.
+    - `op`: the kind of op.
+    """
+
+    range: str
+    op: str
+
+
+class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to read the names of ranges.
+
+    **Attributes:**
+
+    - `ops`: the rules, of which the first that matches is used.
+    - `step`: a regular expression with a group `step` for the range of a step.
+    - `order`: the order of ranks, the innermost degree of parallelism first.
+    """
+
+    ops: tuple[RangeRule, ...] = ()
+    step: str = r"ProfilerStep#(?P<step>\d+)"
+    order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+
+    def op_of(self, name: str) -> tuple[str, int, int] | None:
+        """The kind, the microbatch and the stage of an op; -1 for what its name does not say."""
+        for text, op in (*((rule.range, rule.op) for rule in self.ops), *_FRAMEWORKS):
+            if found := re.fullmatch(text, name):
+                groups = found.groupdict()
+                number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
+                return op, number, stage
+        return None
+
+    def step_of(self, name: str) -> int | None:
+        found = re.fullmatch(self.step, name)
+        return _number(found["step"], name, 2**31) if found else None
+
+
+_ACTION, _CALL = r"PP:(?P<stage>\d+)", r"(?P<microbatch>\d+)"
+_COMPUTE = rf"[-_ ]?(?:compute|step|pass)?(?:[-_ #]{_CALL})?"
+_MEGATRON = ("params-all-gather", "embedding-grads-all-reduce", "layernorm-grads-all-reduce")
+# `PP:2F7` are the actions of torch.distributed.pipelining's schedules, `Forward 7` those of its
+# GPipe; `forward-compute` and such are the timers of Megatron-LM. Two ops in one exchange have a
+# `+` between them.
+_FRAMEWORKS = (
+    *((f"{_ACTION}{letter}{_CALL}", op) for op, letter in LETTERS.items()),
+    *((f"{_ACTION}{op[-4:].upper()}_{op[0].upper()}{_CALL}", op) for op in TRANSFERS),
+    (rf"{_ACTION}REDUCE_GRAD\d*|all-grads-sync|grads-(?:reduce-scatter|all-reduce)", REDUCE),
+    *((op, op) for op in (*TRANSFERS, *_MEGATRON)),
+    ("forward-send-backward-recv", "forward-send+backward-recv"),
+    ("backward-send-forward-recv", "backward-send+forward-recv"),
+    *((f"Forward {_CALL}", FORWARD_COMPUTE), (f"Backward {_CALL}", BACKWARD_COMPUTE)),
+    *((f"forward{_COMPUTE}", FORWARD_COMPUTE), (f"backward{_COMPUTE}", BACKWARD_COMPUTE)),
+    (r"DistributedDataParallel\.forward", FORWARD_COMPUTE),
+    (r"optimizer-clip-main-grad|clip_grad\w*", "optimizer-clip-main-grad"),
+    (r"Optimizer\.step#.*|optimizer(?:[-_.]step)?|optimizer-inner-step", OPTIMIZER),
+)
+
+
+def _number(digits: str | None, name: str, most: int = 2**16) -> int:
+    """A number in the name of a range, at most `most`; -1 if there is none."""
+    number = int((digits or "-1")[:20])
+    if number > most:
+        raise ValueError(
+            f"The range `{quoted(name)}` has the number {quoted(digits)}, and no step, stage or "
+            f"microbatch of its kind has one above {most:,}; give the meaning of ranges by "
+            "`--names`."
+        )
+    return number
+
+
+def read_range_names(path: Path) -> RangeNames:
+    """Reads a TOML file (`kind = "ranges"`) that defines the meaning of ranges.
+
+    **Raises:**
+
+    `ValueError` for another file, an invalid regular expression, other groups than those above, or
+    an unknown op or degree.
+    """
+    names = convert(read_toml(path, "ranges"), RangeNames, lambda key: shown(path))
+    with located(shown(path)):
+        for rule in names.ops:
+            _check(rule.range, {"microbatch", "stage"}, set())
+            if rule.op not in OPS:
+                raise ValueError(unknown_name("op", rule.op, OPS))
+        _check(names.step, {"step"}, {"step"})
+        if sorted(names.order) != ["cp", "dp", "pp", "tp"]:
+            raise ValueError(
+                f"`order` is {quoted(list(names.order))}; give tp, cp, dp and pp, the innermost "
+                "first."
+            )
+    return names
+
+
+def _check(text: str, allowed: set[str], needed: set[str]) -> None:
+    try:
+        groups = set(re.compile(text).groupindex)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(
+            f"'{quoted(text)}' is not a regular expression ({quoted(str(error))}); correct it."
+        ) from None
+    if groups - allowed or needed - groups:
+        raise ValueError(
+            f"'{quoted(text)}' has the groups {sorted(groups) or 'none'}; allowed are "
+            f"{', '.join(sorted(allowed))}."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
