@@ -57,7 +57,7 @@ def _stages_differ(kind, worker, call, rng):
 
 def _found(job, trace):
     step = step_graph(job, outline(trace))
-    return step, constant_parts(job, step, op_latencies(trace, step))
+    return step, constant_parts(step, op_latencies(trace, step))
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 1), (4, 2)])
@@ -90,7 +90,7 @@ def test_none_is_found_where_none_is(latency, spread):
     for _ in range(100):
         shared = np.exp(spread * rng.standard_normal(30))
         shuffled = np.array([rng.permutation(x) for x in latencies])
-        number += _number(step, constant_parts(job, step, shuffled * shared))
+        number += _number(step, constant_parts(step, shuffled * shared))
     # Of 800 pairs of a slower worker and a kind; two standard errors would find twenty.
     assert number <= 4
 
@@ -104,7 +104,7 @@ def test_a_worker_with_less_noise_has_no_constant_part():
         level = np.exp(0.01 * rng.standard_normal((8, 1)))
         sigma = rng.uniform(0.05, 0.12, (8, 1))
         latencies = level[worker] * np.exp(sigma[worker] * rng.standard_normal((len(worker), 400)))
-        found = constant_parts(job, step, latencies)
+        found = constant_parts(step, latencies)
         number += _number(step, found)
         assert found.max() < 0.05
     assert number <= 8  # Of 400 pairs.

@@ -36,7 +36,7 @@ def _by_position(kind, worker, call, rng):
 
 def _found(job, trace):
     step = step_graph(job, outline(trace))
-    return step, find_positions(step, op_latencies(trace, step), job.layout.pp)
+    return step, find_positions(step, op_latencies(trace, step))
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 2), (2, 1)])
@@ -64,7 +64,7 @@ def test_none_are_found_where_there_are_none(shared):
     for _ in range(200):
         logs = 0.1 * rng.standard_normal((len(step.kind), 12))
         logs += shared * rng.standard_normal((4, 12))[call]
-        found += bool(find_positions(step, np.exp(logs), 2))
+        found += bool(find_positions(step, np.exp(logs)))
     # Eight kinds of ops of a stage, or all alike; one in a thousand each.
     assert found <= 8
 

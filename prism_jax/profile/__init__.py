@@ -1,5 +1,5 @@
 from ._compile import compile_profile as compile_profile
 from ._fit import fit_profile as fit_profile
 from ._ladder import ladder as ladder
-from ._notes import shuffled_means as shuffled_means
+from ._observe import shuffled_means as shuffled_means
 from ._profile import Profile as Profile, load_profile as load_profile, save_profile as save_profile

@@ -8,10 +8,11 @@ from jaxtyping import Float
 from scipy.special import fdtri
 
 from .._estimate import stalled, typical
-from ..data import Job, Variation, load_priors
+from ..data import Variation, load_priors
 from ..program import StepGraph, replay
 from ._components import data_of
-from ._observe import Latencies, Seen, compute_logs, groups, kinds, relative_latencies
+from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds
+from ._observe import Seen
 from ._profile import PositionFactor
 
 
@@ -52,19 +53,18 @@ class Clean:
 
 def clean_up(seen: Seen) -> Clean:
     """Takes constant parts, the factors of positions and stalls out of the latencies."""
-    job, step = seen.trace.job, seen.step
-    constant = constant_parts(job, step, seen.latencies)
+    step = seen.step
+    constant = constant_parts(step, seen.latencies)
     varying = seen.latencies - constant
-    positions = find_positions(step, varying, job.layout.pp)
-    factors = position_factors(step, positions, job.layout.pp)[:, None]
+    positions = find_positions(step, varying)
+    factors = position_factors(step, positions)[:, None]
     # The data of microbatches, from latencies that still include stalls.
-    data = data_of(compute_logs(job, step, varying / factors))
-    relative = relative_latencies(job, step, data)
-    body, stalls = take_out_stalls(seen, relative * factors, constant)
+    data = data_of(compute_logs(step, varying / factors))
+    body, stalls = take_out_stalls(seen, at_ops(step, data.relative) * factors, constant)
     return Clean(constant, positions, body / factors, stalls)
 
 
-def constant_parts(job: Job, step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "ops 1"]:
+def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "ops 1"]:
     """The part of each op's latency that does not vary, in seconds: the same for all ops of a kind
     on a worker, and zero for most.
 
@@ -77,13 +77,12 @@ def constant_parts(job: Job, step: StepGraph, latencies: Latencies) -> Float[np.
     at most the difference of their latencies. With one replica, they are compared with workers of
     all stages, although other stages may have other work.
     """
-    constant = np.zeros((len(latencies), 1))
-    same_work = job.layout.dp > 1
-    stages = job.layout.pp if same_work else 1
+    constant, stage = np.zeros((len(latencies), 1)), step.graph.stage
+    same_work = bool(len(step.graph.last) > stage.max() + 1)
     peers: dict[tuple[str, int], list[np.ndarray]] = {}
-    for (kind, worker), ops in groups(step).items():
+    for (kind, _), ops in groups(step).items():
         if step.computes[ops[0]]:
-            peers.setdefault((kind, worker % stages), []).append(ops)
+            peers.setdefault((kind, same_work * int(stage[ops[0]])), []).append(ops)
     for workers in peers.values():
         seconds = _constants([latencies[ops] for ops in workers], same_work)
         for ops, one in zip(workers, seconds, strict=True):
@@ -122,19 +121,17 @@ def _level_and_spread(latencies: Latencies) -> tuple[float, float]:
 
 
 def position_factors(
-    step: StepGraph, positions: Sequence[PositionFactor], pp: int
+    step: StepGraph, positions: Sequence[PositionFactor]
 ) -> Float[np.ndarray, " ops"]:
     """The factor of each op on the mean of its kind on its worker: one unless `positions` has
-    another. `pp` is the number of stages.
+    another.
     """
     factors = {(p.kind, p.stage, p.microbatch): p.factor for p in positions}
-    nodes = zip(step.kind, step.members, step.call, strict=True)
-    return np.array(
-        [factors.get((kind, members[0] % pp, call), 1.0) for kind, members, call in nodes]
-    )
+    nodes = zip(step.kind, step.graph.stage.tolist(), step.call, strict=True)
+    return np.array([factors.get(node, 1.0) for node in nodes])
 
 
-def find_positions(step: StepGraph, latencies: Latencies, pp: int) -> tuple[PositionFactor, ...]:
+def find_positions(step: StepGraph, latencies: Latencies) -> tuple[PositionFactor, ...]:
     """The mean latency at each position in the step, over that at all positions: for each kind of
     op of a stage where positions differ by more than chance (F test, with probability 0.001).
 
@@ -147,11 +144,11 @@ def find_positions(step: StepGraph, latencies: Latencies, pp: int) -> tuple[Posi
     """
     # By kind and stage, then by worker; without ops whose latency is in their twin.
     found: dict[tuple[str, int], dict[int, list[int]]] = {}
-    nodes = zip(step.kind, step.members, step.twin, strict=True)
-    for op, (kind, members, twin) in enumerate(nodes):
+    graph = step.graph
+    nodes = zip(step.kind, graph.stage.tolist(), graph.rank.tolist(), step.twin, strict=True)
+    for op, (kind, stage, worker, twin) in enumerate(nodes):
         if not twin:
-            mine = found.setdefault((kind, members[0] % pp), {})
-            mine.setdefault(members[0], []).append(op)
+            found.setdefault((kind, stage), {}).setdefault(worker, []).append(op)
     factors: list[PositionFactor] = []
     for (kind, stage), workers in found.items():
         each = [sorted(ops, key=step.call.__getitem__) for ops in workers.values()]

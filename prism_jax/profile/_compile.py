@@ -84,8 +84,7 @@ def _check_outline(profile: Profile) -> None:
 
 
 def _check_positions(profile: Profile, step: StepGraph) -> None:
-    stages = (members[0] % profile.layout.pp for members in step.members)
-    ops = set(zip(step.kind, stages, step.call, strict=True))
+    ops = set(zip(step.kind, step.graph.stage.tolist(), step.call, strict=True))
     for one in profile.positions:
         if (one.kind, one.stage, one.microbatch) not in ops:
             raise ValueError(
@@ -96,8 +95,8 @@ def _check_positions(profile: Profile, step: StepGraph) -> None:
 
 def _constants(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
     """Refuses rows that no op uses. Returns which ops have a constant part: kind and worker."""
-    nodes = zip(step.kind, step.members, step.computes.tolist(), strict=True)
-    ops = {(kind, members[0]): computes for kind, members, computes in nodes}
+    workers = zip(step.kind, step.graph.rank.tolist(), strict=True)
+    ops = dict(zip(workers, step.computes.tolist(), strict=True))
     constants = set()
     for row in profile.means:
         kind = row.kind.removeprefix(CONSTANT)
@@ -127,10 +126,10 @@ def _blocks(profile: Profile, step: StepGraph) -> tuple[list[Block], dict[tuple[
     rows = {(row.kind, row.dp_rank, row.stage): row for row in profile.means}
     blocks: dict[tuple[str, str], Block] = {}
     loadings, chosen = {}, []
-    factors = position_factors(step, profile.positions, pp).tolist()
-    nodes = zip(step.kind, step.members, step.twin, step.computes.tolist(), factors, strict=True)
-    for kind, members, twin, alone, factor in nodes:
-        d, s = divmod(members[0], pp)
+    factors = position_factors(step, profile.positions)
+    columns = (column.tolist() for column in (step.graph.rank, step.computes, factors))
+    for kind, twin, worker, alone, factor in zip(step.kind, step.twin, *columns, strict=True):
+        d, s = divmod(worker, pp)
         size = f"dp_rank {d} stage {s}"
         size += " twin" if twin else ""
         size += f" x {factor!r}" if factor != 1 else ""

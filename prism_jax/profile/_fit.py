@@ -16,9 +16,8 @@ from ._clean import Clean, clean_up
 from ._compile import compile_profile
 from ._components import Apart, stall_rate, take_apart
 from ._laws import Sets, law_of_data, laws_of_kernels
-from ._mean_squares import OfSteps
-from ._notes import notes_of
-from ._observe import Seen, compute_logs, groups, observe, relative_latencies
+from ._mean_squares import OfSteps, at_ops, compute_logs, groups
+from ._observe import Seen, notes_of, observe
 from ._profile import Component, Fitted, Profile, WorkerMean
 
 
@@ -99,9 +98,9 @@ class Split:
 
 def split_compute(seen: Seen, clean: Clean) -> Split:
     """Splits the latencies of compute into components; the means are those of kinds on workers."""
-    job, step = seen.trace.job, seen.step
-    apart = take_apart(compute_logs(job, step, clean.body), seen.trace.steps, seen.step_times)
-    relative = relative_latencies(job, step, apart.data)
+    step = seen.step
+    apart = take_apart(compute_logs(step, clean.body), seen.trace.steps, seen.step_times)
+    relative = at_ops(step, apart.data.relative)
     mean = np.empty(len(clean.body))
     for ops in groups(step).values():
         mean[ops] = np.nanmean(clean.body[ops] / relative[ops])

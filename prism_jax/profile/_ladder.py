@@ -13,7 +13,7 @@ from ..trace import Trace
 from ._clean import position_factors
 from ._effects import Loadings, find_factor
 from ._laws import factors_at
-from ._observe import Latencies, compute_logs, groups, places, relative_latencies
+from ._mean_squares import Latencies, at_ops, compute_logs, groups, places
 from ._profile import Profile, WorkerMean
 
 
@@ -66,8 +66,8 @@ def _drawn_in_turn(
     """
     mean, constant, loadings = _means(profile, step)
     varying = op_latencies(trace, step) - constant
-    logs = compute_logs(profile.job, step, varying / np.where(mean > 0, mean, 1))
-    of_data = relative_latencies(profile.job, step, find_factor(logs, loadings))
+    logs = compute_logs(step, varying / np.where(mean > 0, mean, 1))
+    of_data = at_ops(step, find_factor(logs, loadings).relative)
     whole = mean * of_data
     left = np.where(whole > 0, varying / np.where(whole > 0, whole, 1), 0)
     times = max(-(-_STEPS // left.shape[1]), 1)
@@ -84,7 +84,7 @@ def _drawn_in_turn(
     yield "data of microbatches", latencies()
     laws.draw_residuals(rest, compute)
     yield "residuals of compute", latencies()
-    worker = np.array([members[0] for members in step.members])
+    worker = step.graph.rank
     factor = laws.factors("worker_step", int(worker.max()) + 1)
     rest = np.where(compute[:, None], rest * factor[worker], rest)
     yield "a worker's step", latencies()
@@ -132,7 +132,7 @@ class _Laws:
             first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
             factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
         loading = np.ones((len(self.kinds), 1))
-        ops, place = places(self.profile.job, self.step)
+        ops, place = places(self.step)
         loading[ops, 0] = loadings[place[1:3]]
         of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
         return np.maximum(1 + loading * (of_op - 1), 0)
@@ -160,7 +160,7 @@ def _means(profile: Profile, step: StepGraph) -> tuple[np.ndarray, np.ndarray, L
     for (kind, worker), ops in groups(step).items():
         mean[ops] = means[kind, worker].mean_s / level
         constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s / level
-    mean *= position_factors(step, profile.positions, pp)[:, None]
+    mean *= position_factors(step, profile.positions)[:, None]
     loadings = np.array(
         [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]
     )

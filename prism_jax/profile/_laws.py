@@ -14,7 +14,8 @@ from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
 from ._components import Apart
-from ._observe import Latencies, Seen, kinds, places
+from ._mean_squares import Latencies, kinds, places
+from ._observe import Seen
 
 
 # Families are tried from the simplest on, then those of other packages; a later family must be
@@ -52,7 +53,7 @@ def laws_of_kernels(
         if apart.value(name)
     ]
     ratios = np.where(means > 0, body.T / np.where(means > 0, means, 1), np.nan).T
-    ops, place = places(seen.trace.job, step)
+    ops, place = places(step)
     ratios[ops] = np.exp(apart.residual[place])
     residuals = []
     for kind, of_kind in kinds(step).items():

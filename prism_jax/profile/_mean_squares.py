@@ -1,6 +1,6 @@
-"""Variances from mean squares, which are equated with their expectations (Searle, Casella and
-McCulloch, "Variance Components", 1992, ch. 5), with means over present values; missing ones are
-`nan`.
+"""Latencies of compute as arrays by replica, stage, phase, microbatch and step; and variances from
+their mean squares, which are equated with their expectations (Searle, Casella and McCulloch,
+"Variance Components", 1992, ch. 5), with means over present values; missing ones are `nan`.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
+from ..program import StepGraph
 from ._profile import Component
 
 
@@ -19,6 +20,46 @@ _SINGULAR = 1e8
 
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
 OfSteps = Float[np.ndarray, " steps"]
+Latencies = Float[np.ndarray, "ops steps"]
+
+
+def groups(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
+    """The ops of each kind on each worker."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for op, (kind, members) in enumerate(zip(step.kind, step.members, strict=True)):
+        found.setdefault((kind, members[0]), []).append(op)
+    return {key: np.array(ops) for key, ops in found.items()}
+
+
+def kinds(step: StepGraph) -> dict[str, np.ndarray]:
+    """The ops of each kind, on all workers."""
+    names = np.array(step.kind)
+    return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(step.kind)}
+
+
+def places(step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The ops of compute, and the replica, stage, phase and microbatch of each."""
+    ops, stage = np.flatnonzero(step.computes), step.graph.stage
+    replica, phases = step.graph.rank // (stage.max() + 1), step.phases
+    phase = np.array([phases.index(step.kind[op]) for op in ops])
+    return ops, (replica[ops], stage[ops], phase, np.array(step.call)[ops])
+
+
+def compute_logs(step: StepGraph, latencies: Latencies) -> Logs:
+    """Logarithms of the latencies of compute; `nan` for those that are `nan` or not positive."""
+    ops, place = places(step)
+    shape = (*(int(axis.max()) + 1 for axis in place), latencies.shape[1])
+    logs = np.full(shape, np.nan)
+    logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
+    return logs
+
+
+def at_ops(step: StepGraph, values: Logs) -> Latencies:
+    """The values of compute by op; one for other ops."""
+    ops, place = places(step)
+    by_op = np.ones((len(step.kind), values.shape[-1]))
+    by_op[ops] = values[place]
+    return by_op
 
 
 def mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
