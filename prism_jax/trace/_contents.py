@@ -145,46 +145,45 @@ def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
 
 def _verdict(c: Contents) -> tuple[list[str], list[str]]:
     """What can and cannot be learned from the traces."""
-    tells, not_told = [], []
-    if c.kernels:
-        where = "on the device" if c.on_device else "on the host, where no device was recorded"
-        tells.append(f"the time of each kernel {where}, and how it varies between calls")
-    if c.steps >= _FEWEST_STEPS:
-        tells.append(f"how {c.steps} steps differ")
-    else:
-        not_told.append(
-            f"how steps differ: there are {counted(c.steps, 'step')}, and a fit needs "
-            f"{_FEWEST_STEPS}"
-        )
-    training = c.ops.get(FORWARD_COMPUTE, 0) and c.ops.get(BACKWARD_COMPUTE, 0)
-    if training:
-        what = counted(c.microbatches, "microbatch", "es")
-        tells.append(f"the compute of {what} of a step on each rank")
-    else:
-        absent = [op for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE) if not c.ops.get(op)]
-        not_told.append(
+    where = "on the device" if c.on_device else "on the host, where no device was recorded"
+    steps, missing = counted(c.steps, "step"), counted(len(c.missing), "rank")
+    absent = [op for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE) if not c.ops.get(op)]
+    apart = "how far the clocks of ranks are apart: they share no collective"
+    # Whether something can be learned; and what to say if it can, and if it cannot.
+    sentences = (
+        (c.kernels, f"the time of each kernel {where}, and how it varies between calls", ""),
+        (
+            c.steps >= _FEWEST_STEPS,
+            f"how {c.steps} steps differ",
+            f"how steps differ: there are {steps}, and a fit needs {_FEWEST_STEPS}",
+        ),
+        (
+            not absent,
+            f"the compute of {counted(c.microbatches, 'microbatch', 'es')} of a step on each rank",
             f"the step of a training job: no range is `{'` or `'.join(absent)}`, so that this is "
-            "inference, or its names must be given with --names"
-        )
-    if training and not c.ops.get(OPTIMIZER):
-        not_told.append("when the optimizer runs: no range has its name")
-    if len(c.ranks) == 1:
-        not_told.append("how ranks differ and what they wait for: there is one rank")
-    elif c.clocks.matched:
-        tells.append(
-            f"what {len(c.ranks)} ranks wait for: {c.clocks.matched} collectives were matched"
-        )
-    else:
-        not_told.append("how far the clocks of ranks are apart: they share no collective")
-    if c.missing:
-        shown = quoted(", ".join(map(str, c.missing)))
-        not_told.append(f"anything of {counted(len(c.missing), 'rank')} without a file: {shown}")
-    if c.graph_launches:
-        not_told.append(
+            "inference, or its names must be given with --names",
+        ),
+        (absent or c.ops.get(OPTIMIZER), "", "when the optimizer runs: no range has its name"),
+        (len(c.ranks) > 1, "", "how ranks differ and what they wait for: there is one rank"),
+        (
+            c.clocks.matched,
+            f"what {len(c.ranks)} ranks wait for: {c.clocks.matched} collectives were matched",
+            apart if len(c.ranks) > 1 else "",
+        ),
+        (
+            not c.missing,
+            "",
+            f"anything of {missing} without a file: {quoted(', '.join(map(str, c.missing)))}",
+        ),
+        (
+            not c.graph_launches,
+            "",
             f"what the host does for the kernels of {counted(c.graph_launches, 'launch')} of CUDA "
-            "graphs: each graph is launched at once"
-        )
-    return tells, not_told
+            "graphs: each graph is launched at once",
+        ),
+    )
+    tells = [told for known, told, _ in sentences if known and told]
+    return tells, [not_told for known, _, not_told in sentences if not known and not_told]
 
 
 # Exchanges between two stages wait for these; compute cannot hide them.

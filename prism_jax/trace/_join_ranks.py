@@ -50,14 +50,16 @@ def join_ranks(
 
     `ValueError` if a rank is not in the layout, or if no replica is complete.
     """
-    clocks = set_clocks(ranks)
-    workers, notes = _workers(ranks, job.layout, order)
+    clocks, places = set_clocks(ranks), _places(job.layout, order)
+    workers, notes = _workers(ranks, places)
     dp, pp = job.layout.dp, job.layout.pp
     absent = [worker for worker in it.product(range(dp), range(pp)) if worker not in workers]
     whole = sorted(set(range(dp)) - {d for d, _ in absent})
     if absent:
         d, s = absent[0]
-        first = f"replica {d}, stage {s}, {_ranks_of(d, s, job.layout, order)}"
+        numbers = [str(rank) for rank, place in enumerate(places) if place == (d, s)]
+        theirs = f"rank{'s' * (len(numbers) > 1)} {' or '.join(numbers[:8])}"
+        first = f"replica {d}, stage {s}, {theirs}"
         has = "has" if len(absent) == 1 else "have"
         without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
         if not whole:
@@ -84,34 +86,28 @@ def join_ranks(
     return _with_exchanges(ops, job), job, notes
 
 
+def _places(layout: Layout, order: Sequence[str]) -> list[_Worker]:
+    """The worker that each rank is a part of."""
+    sizes = [getattr(layout, degree) for degree in reversed(order)]
+    place = dict(zip(reversed(order), np.indices(sizes).reshape(len(order), -1), strict=True))
+    return list(zip(place["dp"].tolist(), place["pp"].tolist(), strict=True))
+
+
 def _workers(
-    ranks: Sequence[RankOps], layout: Layout, order: Sequence[str]
+    ranks: Sequence[RankOps], places: Sequence[_Worker]
 ) -> tuple[dict[_Worker, RankOps], list[str]]:
     """The rank that represents each replica and stage: the lowest one."""
     workers: dict[_Worker, RankOps] = {}
     for ops in sorted(ranks, key=lambda r: r.rank):
-        if not 0 <= ops.rank < layout.world_size:
+        if not 0 <= ops.rank < len(places):
             raise ValueError(
-                f"it has rank {ops.rank}, where the layout tp * cp * dp * pp has "
-                f"{layout.world_size} ranks; give the layout that was traced."
+                f"it has rank {ops.rank}, where the layout tp * cp * dp * pp has {len(places)} "
+                "ranks; give the layout that was traced."
             )
-        workers.setdefault(_worker(ops.rank, layout, order), ops)
+        workers.setdefault(places[ops.rank], ops)
     others = len(ranks) - len(workers)
     notes = [f"{others} ranks hold parts of the same layers as another and are not used"]
     return workers, notes if others else []
-
-
-def _worker(rank: int, layout: Layout, order: Sequence[str]) -> _Worker:
-    place = {}
-    for degree in order:
-        rank, place[degree] = divmod(rank, getattr(layout, degree))
-    return place["dp"], place["pp"]
-
-
-def _ranks_of(d: int, s: int, layout: Layout, order: Sequence[str]) -> str:
-    every = range(layout.world_size)
-    found = [str(rank) for rank in every if _worker(rank, layout, order) == (d, s)]
-    return f"rank{'s' * (len(found) > 1)} {' or '.join(found[:8])}"
 
 
 def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":
