@@ -13,16 +13,17 @@ import jax
 import msgspec
 import numpy as np
 
-from prism_jax.calibration._most_likely import (
-    Point,
+from prism_jax.calibration._calibrate import Point, fit_level
+from prism_jax.calibration._observe import law_of_steps, observe, spread_of
+from prism_jax.calibration._scale import (
+    Simulation,
     Split,
     alone,
-    fit_level,
     most_likely_noise,
+    scale_of,
     splits_of as of_scales,
+    without_calibration,
 )
-from prism_jax.calibration._observe import law_of_outliers, observe, spread_of
-from prism_jax.calibration._scale import Simulation, scale_of, without_calibration
 from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
 from prism_jax.prediction import constant_step, slope_of_level, with_level
@@ -211,7 +212,7 @@ def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, fl
         except ValueError:  # Refused, because slow steps come together and fill such a stretch.
             continue
         spread = spread_of(observed, priors)
-        law = law_of_outliers([observed], spread, priors)
+        law = law_of_steps([observed], spread, priors)
         law = dataclasses.replace(law, sigma=_elsewhere(observed, spread, scales, priors))
         ours = _tail(law.factors(_DRAWN))
         found.append((abs(ours - measured), abs(_tail(steps) - measured)))

@@ -12,15 +12,14 @@ from scipy.special import ndtri
 from prism_jax import latency
 from prism_jax.analysis import CRPS
 from prism_jax.calibration import agreement, calibrate
-from prism_jax.calibration._most_likely import Split, most_likely_noise
 from prism_jax.calibration._observe import (
     StepLaw,
     core_spread,
-    law_of_outliers,
+    law_of_steps,
     observe,
     spread_of,
 )
-from prism_jax.calibration._scale import without_calibration
+from prism_jax.calibration._scale import Split, most_likely_noise, without_calibration
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior
@@ -362,7 +361,7 @@ def test_a_short_run_leans_on_other_systems():
         steps[: number // 10] *= 1.3
         observed = observe([steps])
         spreads.append(spread_of(observed, priors))
-        shares.append(law_of_outliers([observed], spreads[-1], priors).share)
+        shares.append(law_of_steps([observed], spreads[-1], priors).share)
     assert spreads == sorted(spreads)
     assert priors.step_spread.value < spreads[0] < 0.01
     assert spreads[-1] == pytest.approx(0.01, rel=0.02)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax.calibration import epistemic
-from prism_jax.calibration._most_likely import Point, fit_level
+from prism_jax.calibration._calibrate import Point, fit_level
 from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
 from prism_jax.data import (

@@ -1,7 +1,9 @@
-"""Calibrates a job to the step times of runs, so that its step can be predicted at other scales."""
+"""Calibrates a job to the step times of runs, so that its step can be predicted at other scales:
+finds its level (the factors on its kernels' latencies, and the added constant) and its spread.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, cast
 
@@ -12,19 +14,34 @@ from jaxtyping import Float, PRNGKeyArray
 from .._interrupt import progress_bar
 from .._misc import quoted
 from ..data import (
+    LEVEL,
     Job,
     Kernels,
-    Measured,
     Priors,
     Uncertainty,
     Variation,
     load_priors,
     replace_variations,
 )
-from ..prediction import class_of, with_level
-from ._most_likely import Level, Point, fit_level, noise_of_collectives, with_noise
-from ._observe import Runs, StepLaw, law_of_outliers, solve_spread, spread_of
-from ._scale import Scale, Simulation, scale_of, with_calibrated, with_laws, without_calibration
+from ..prediction import LEVEL_STEPS, class_of, slopes_of_level, with_level
+from ._observe import Runs, StepLaw, law_of_steps, solve_spread, spread_of
+from ._scale import (
+    Scale,
+    Simulation,
+    noise_of_collectives,
+    scale_of,
+    with_calibrated,
+    with_laws,
+    with_noise,
+    without_calibration,
+)
+
+
+# A larger factor on compute means a mistake in the job or in the unit.
+_FURTHEST = 10.0
+_ITERATIONS = 12
+# Steps determine a parameter if they reduce its uncertainty below this share of the prior's.
+_TOLD = 0.7
 
 
 def calibrate(
@@ -99,22 +116,101 @@ def calibrate(
     assert plain is not None
     # The components that are already part of the law of a step do not vary.
     silent = [Variation("", name, "constant", {}, source) for name in ("rank", "network")]
-    laws = (calibration.law.variation(source), *silent, *calibration.laws_of(first.kernels))
+    noise = with_noise(first.kernels, calibration.noise, calibration.less)
+    laws = (calibration.law.variation(source), *silent, *noise)
     changes = msgspec.structs.replace(
         with_level(plain, level.values, num_replicas),
         variability=replace_variations(plain.variability, laws),
         uncertainty=_uncertainty(level, given, class_of(job)),
     )
-    steps = first.observed.steps
-    measured = Measured(
-        source=source,
-        mean_s=float(np.mean(steps)),
-        std_s=float(np.std(steps, ddof=1)),
-        p50_s=first.observed.median,
-        p95_s=float(np.quantile(steps, 0.95)),
-        num_samples=first.observed.num_steps,
-    )
-    return msgspec.structs.replace(with_calibrated(first.job, changes), measured=measured)
+    calibrated = with_calibrated(first.job, changes)
+    return msgspec.structs.replace(calibrated, measured=first.observed.measured(source))
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """The parameters of the level, and their uncertainty.
+
+    **Attributes:**
+
+    - `values`: the logarithms of the factors on compute and on communication between nodes, the
+        constant of a step in seconds, and the exponent of the replicas.
+    - `covariance`: the covariance of these parameters.
+    - `prior`: the names of those that the steps hardly determine.
+    """
+
+    values: Float[np.ndarray, "4"]
+    covariance: Float[np.ndarray, "4 4"]
+    prior: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A median to agree with.
+
+    **Attributes:**
+
+    - `seconds`: the step of a job without variability, as a function of its kernels.
+    - `median`: the value that it should have, in seconds.
+    - `noise`: the standard error of the logarithm of the median.
+    - `name`: the name of the job, for messages.
+    """
+
+    seconds: Callable[[Kernels], float]
+    median: float
+    noise: float
+    name: str = "the job"
+
+
+def fit_level(
+    points: Sequence[Point], kernels: Sequence[Kernels], num_replicas: int, priors: Priors
+) -> Level:
+    """The most likely level, by Gauss-Newton steps. Compute has no prior; the other parameters have
+    priors from other systems.
+
+    **Raises:**
+
+    `ValueError` if no factor on compute of up to ten explains a median.
+    """
+    shortest = min(point.median for point in points)
+    largest = priors.constant_share.value * shortest
+    rest = (priors.network, priors.constant_s, priors.growth)
+    mean = np.array([0.0, *(one.mean for one in rest)])
+    deviation = np.array([np.inf, *(one.deviation for one in rest)])
+    mean[2], deviation[2] = min(mean[2], largest), min(deviation[2], largest)
+    wanted = np.log([point.median for point in points])
+    noise = np.array([point.noise for point in points])
+    apart = LEVEL_STEPS * np.array([1, 1, shortest, 1])
+
+    def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " points"]:
+        pairs = zip(points, kernels, strict=True)
+        return np.log([p.seconds(with_level(k, values, num_replicas)) for p, k in pairs])
+
+    values, precision = mean, np.diag([0, *deviation[1:] ** -2.0])
+    first = found = logs(values)
+    information = precision
+    for _ in range(_ITERATIONS):
+        slope = slopes_of_level(logs, values, found, apart)
+        information = slope.T @ (slope / noise[:, None] ** 2) + precision
+        gradient = slope.T @ ((found - wanted) / noise**2) + precision @ (values - mean)
+        step = -np.linalg.solve(information, gradient)
+        # Far from the solution the logarithm is not linear, so a step is at most a factor of e.
+        values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
+        if abs(values[0]) > np.log(_FURTHEST):
+            far = int(np.argmax(np.abs(wanted - first)))
+            raise ValueError(
+                f"{points[far].name}: the measured median of {points[far].median:.4g} s is too far "
+                f"from the job's {np.exp(first[far]):.4g} s: no factor of up to {_FURTHEST:g} on "
+                "compute explains it; check the unit of the step times, and the job."
+            )
+        found = logs(values)
+        if np.max(np.abs(step)) < 1e-5:
+            break
+    values[2] = max(values[2], 0.0)
+    covariance = np.linalg.inv(information)
+    known = np.sqrt(np.diag(covariance))[1:] < _TOLD * deviation[1:]
+    names = (name for name, told in zip(LEVEL[1:], known, strict=True) if not told)
+    return Level(values, covariance, tuple(names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,36 +234,24 @@ class _Calibration:
     noise: float | None
     less: float
 
-    def laws_of(self, kernels: Kernels) -> tuple[Variation, ...]:
-        """The new laws of the noise of those kernels for which it changes."""
-        laws = with_noise(kernels, self.noise)
-        if self.less == 1:
-            return laws
-        # Laws of other families than the log-normal do not change.
-        return tuple(
-            msgspec.structs.replace(v, parameters={"sigma": self.less * v.parameters["sigma"]})
-            for v in with_laws(kernels, laws).variability
-            if v.component == "residual" and v.family == "lognormal"
-        )
-
 
 def _started(given: _Given) -> _Calibration:
     """The first calibration, before any steps are simulated."""
     scales, priors = given.scales, given.priors
-    all_observed = [scale.observed for scale in scales]
-    spread = float(np.mean([spread_of(observed, priors) for observed in all_observed]))
-    law = law_of_outliers(all_observed, spread, priors)
+    observed = [scale.observed for scale in scales]
+    spread = float(np.mean([spread_of(one, priors) for one in observed]))
     level = _level(given, np.ones(len(scales)))
     kernels = [with_level(scale.kernels, level.values, given.num_replicas) for scale in scales]
     noise = noise_of_collectives(scales, kernels, priors, given.simulation)
-    return _Calibration(level, dataclasses.replace(law, sigma=spread), noise, 1.0)
+    return _Calibration(level, law_of_steps(observed, spread, priors), noise, 1.0)
 
 
 def _improved(now: _Calibration, given: _Given) -> _Calibration:
     """A better calibration, from steps simulated with the one before."""
     jobs, above = [], []
     for scale in given.scales:
-        kernels = with_laws(scale.kernels, now.laws_of(scale.kernels))
+        noise = with_noise(scale.kernels, now.noise, now.less)
+        kernels = with_laws(scale.kernels, noise)
         jobs.append((scale.job, with_level(kernels, now.level.values, given.num_replicas)))
     simulated = given.simulation.steps_of(jobs)
     for steps, scale, (_, kernels) in zip(simulated, given.scales, jobs, strict=True):
@@ -176,8 +260,7 @@ def _improved(now: _Calibration, given: _Given) -> _Calibration:
     deviations = [steps / np.median(steps) - 1 for steps in simulated]
     wanted = [spread_of(scale.observed, given.priors) for scale in given.scales]
     weights = [scale.observed.num_steps for scale in given.scales]
-    sigma, less = solve_spread(now.law, deviations, wanted, weights)
-    law = dataclasses.replace(now.law, sigma=sigma)
+    law, less = solve_spread(now.law, deviations, wanted, weights)
     return _Calibration(_level(given, np.array(above)), law, now.noise, less * now.less)
 
 

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from .._estimate import in_core
 from .._misc import bisect, counted
-from ..data import Kernels, Priors, Variation
+from ..data import Kernels, Measured, Priors, Variation
 
 
 # An autocovariance is significant if it is this many times that of white noise.
@@ -56,6 +56,17 @@ class Observed:
     between: float | None
     num_runs: int
     num_steps: int
+
+    def measured(self, source: str) -> Measured:
+        """The figures of a typical run, for a job file."""
+        return Measured(
+            source,
+            mean_s=float(np.mean(self.steps)),
+            std_s=float(np.std(self.steps, ddof=1)),
+            p50_s=self.median,
+            p95_s=float(np.quantile(self.steps, 0.95)),
+            num_samples=self.num_steps,
+        )
 
 
 def observe(runs: Runs) -> Observed:
@@ -223,8 +234,8 @@ def spread_of(observed: Observed, priors: Priors) -> float:
     return float(np.exp(np.average(logs, weights=[observed.num_steps, worth.observations])))
 
 
-def law_of_outliers(all_observed: Sequence[Observed], spread: float, priors: Priors) -> StepLaw:
-    """The law of outliers, from those of all runs and of other systems. Its body has no spread yet.
+def law_of_steps(all_observed: Sequence[Observed], spread: float, priors: Priors) -> StepLaw:
+    """The law of a step whose body has this spread, with outliers as in all runs and other systems.
 
     The share of outliers, and their excess relative to the step, are the same for all scales of a
     job: in MLPerf's families, neither depends on the number of GPUs.
@@ -243,7 +254,7 @@ def law_of_outliers(all_observed: Sequence[Observed], spread: float, priors: Pri
     centre = mean(prior, usual.observations, float(np.sum(logs)), len(logs))
     squares = float(np.sum((logs - centre) ** 2))
     variance = mean(width.value**2, width.observations, squares, len(logs))
-    return StepLaw(0.0, share, float(np.exp(centre)), float(np.sqrt(variance)))
+    return StepLaw(spread, share, float(np.exp(centre)), float(np.sqrt(variance)))
 
 
 def solve_spread(
@@ -251,8 +262,8 @@ def solve_spread(
     deviations: Sequence[Float[np.ndarray, " samples"]],
     wanted: Sequence[float],
     weights: Sequence[float],
-) -> tuple[float, float]:
-    """The spread of the body with which the cores have the wanted spreads.
+) -> tuple[StepLaw, float]:
+    """The law of a step with which the cores have the wanted spreads.
 
     **Arguments:**
 
@@ -263,8 +274,8 @@ def solve_spread(
 
     **Returns:**
 
-    The spread, and a factor for the noise of kernels. It is below one only if this noise alone is
-    too wide; the body then has no spread.
+    The law with another spread of its body, and a factor for the noise of kernels. It is below one
+    only if this noise alone is too wide; the body then has no spread.
     """
     goal = float(np.average(np.square(wanted), weights=weights))
 
@@ -273,7 +284,10 @@ def solve_spread(
         cores = [core_spread((1 + less * one) * factors) ** 2 for one in deviations]
         return float(np.average(cores, weights=weights)) <= goal
 
-    if not is_narrow(0.0, 1.0):
-        return 0.0, sum(bisect(lambda less: is_narrow(0.0, less), 0.0, 1.0, _HALVINGS)) / 2
-    widest = float(np.sqrt(goal)) * _WIDER
-    return sum(bisect(lambda sigma: is_narrow(sigma, 1.0), 0.0, widest, _HALVINGS)) / 2, 1.0
+    sigma, less = 0.0, 1.0
+    if is_narrow(0.0, 1.0):
+        widest = float(np.sqrt(goal)) * _WIDER
+        sigma = sum(bisect(lambda sigma: is_narrow(sigma, 1.0), 0.0, widest, _HALVINGS)) / 2
+    else:
+        less = sum(bisect(lambda less: is_narrow(0.0, less), 0.0, 1.0, _HALVINGS)) / 2
+    return dataclasses.replace(law, sigma=sigma), less

@@ -1,5 +1,6 @@
-"""A job with and without a calibration, its measured runs, and its steps simulated with only the
-noise of kernels.
+"""A job at one scale, with and without a calibration: its measured runs; its steps, simulated with
+only the noise of kernels; and the most likely noise of its collectives: how much of the variation
+that steps do not share they explain.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from ..data import (
     Calibrated,
     Job,
     Kernels,
+    Priors,
     Variation,
     apply_calibrated,
     load_kernels,
@@ -24,7 +26,15 @@ from ..engine import Plain, prepare, steps_of_run
 from ..prediction import constant_step
 from ..program import compile_job
 from ..workers import run_tasks
-from ._observe import Observed, Runs, Steps, core_spread, observe, step_law_of
+from ._observe import Observed, Runs, Steps, core_spread, observe, spread_of, step_law_of
+
+
+# The collectives between replicas, which share one law.
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+# The grid of the likelihood: factors on the usual noise, and shares of a spread.
+_FACTORS = np.exp(np.linspace(-3.5, 3.5, 281))
+_PARTS = np.exp(np.linspace(-7, 0, 281))
+_TURNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +108,124 @@ def steps_of_kernels(
     alike = with_laws(msgspec.structs.replace(kernels, variability=kept), off)
     run = prepare(compile_job(msgspec.structs.replace(job, kernels=alike)), key)
     return steps_of_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The components of the spread of the core at one scale: variances, relative to the step.
+
+    **Attributes:**
+
+    - `alone`: the observed variance that a step does not share with the next.
+    - `kernels`: the part of it from kernels whose noise is known. It is extrapolated, and negative
+        if compute hides collectives with little noise.
+    - `collectives`: the part from collectives, if the standard deviation of each is one.
+    - `num_steps`: how many steps were observed.
+    """
+
+    alone: float
+    kernels: float
+    collectives: float
+    num_steps: int
+
+
+def with_noise(kernels: Kernels, noise: float | None, less: float = 1.0) -> tuple[Variation, ...]:
+    """The laws of the noise of those kernels for which it changes: that of collectives has the
+    standard deviation `noise`, unless this is `None`, and all are `less` times as wide. Laws of
+    other families than the log-normal do not change.
+    """
+    laws, of_collectives = [], []
+    for v in kernels.variability:
+        if v.component == "residual" and v.family == "lognormal":
+            if noise is not None and v.kernel in _KINDS:
+                of_collectives.append((v, noise))
+            elif less != 1:
+                laws.append((v, v.parameters["sigma"]))
+    return tuple(
+        msgspec.structs.replace(v, parameters={"sigma": float(less * sigma)})
+        for v, sigma in (*laws, *of_collectives)
+    )
+
+
+def noise_of_collectives(
+    scales: Sequence[Scale], kernels: Sequence[Kernels], priors: Priors, simulation: Simulation
+) -> float | None:
+    """The most likely standard deviation of the logarithm of a collective's latency; `None` if the
+    jobs have no collectives that determine it.
+
+    **Arguments:**
+
+    - `kernels`: the kernels of each scale, at the level of its runs.
+    """
+    noise: float | None = float(np.exp(priors.collective_noise.mean))
+    # A collective beside compute shows only if it ends later, which is more likely with more noise.
+    for _ in range(_TURNS):
+        splits = splits_of(scales, kernels, priors, simulation, noise)
+        noise = most_likely_noise([one for one in splits if one.collectives > 0], priors)
+        if noise is None:
+            break
+    return noise
+
+
+def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
+    """The most likely noise of collectives. Variation that steps do not share is either noise of
+    collectives, whose effect follows from the program, or a step's own, which is the same at each
+    scale. Both have priors: log-normal for collectives, and half-Cauchy for a step's own variation,
+    which may be much larger than usual. Scales may differ by more than chance.
+    """
+    if not splits:
+        return None
+    usual, own = priors.collective_noise, priors.step_alone
+    noise = np.exp(usual.mean) * _FACTORS[:, None]
+    step = np.sqrt(max(one.alone for one in splits)) * _PARTS
+    cost = (
+        np.log1p((step / own.value) ** 2) + (np.log(_FACTORS)[:, None] / usual.deviation) ** 2 / 2
+    )
+    for one in splits:
+        predicted = np.maximum(one.kernels + one.collectives * noise**2, 0) + step**2
+        # The error of a variance's logarithm is twice that of the standard deviation's logarithm.
+        error = 2 / one.num_steps + (2 * priors.collective_scale.deviation) ** 2
+        cost = cost + np.log(one.alone / predicted) ** 2 / (2 * error)
+    best, _ = np.unravel_index(np.argmin(cost), cost.shape)
+    return float(noise[best, 0])
+
+
+def alone(observed: Observed, spread: float, priors: Priors) -> float:
+    """The part of the core's variance that a step does not share with the next. The shared part
+    cannot be estimated from few steps, and is shrunk towards that of other systems.
+    """
+    known = priors.step_shared
+    weights = [observed.num_steps, known.observations]
+    shared = float(np.average([observed.shared, known.value], weights=weights))
+    return (1 - shared) * spread**2
+
+
+def splits_of(
+    scales: Sequence[Scale],
+    kernels: Sequence[Kernels],
+    priors: Priors,
+    simulation: Simulation,
+    about: float | None = None,
+) -> list[Split]:
+    """The splits from simulated steps with two noises, around `about` (by default, the usual
+    noise), assuming that variances are linear in the square of the noise.
+    """
+    about = float(np.exp(priors.collective_noise.mean)) if about is None else about
+    noises = about * np.array([0.7, 1.2])
+    noisy = [
+        (scale.job, with_laws(one, with_noise(one, noise)))
+        for scale, one in zip(scales, kernels, strict=True)
+        for noise in noises
+    ]
+    variances = np.array([core_spread(steps) ** 2 for steps in simulation.steps_of(noisy)])
+    splits = []
+    for scale, (less, more) in zip(scales, variances.reshape(-1, 2), strict=True):
+        each = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
+        rest = float(more - each * noises[1] ** 2)
+        observed = scale.observed
+        own = alone(observed, spread_of(observed, priors), priors)
+        splits.append(Split(own, rest, each, observed.num_steps))
+    return splits
 
 
 def without_calibration(job: Job, source: str) -> Job:
