@@ -16,7 +16,7 @@ import numpy as np
 from prism_jax.calibration._calibrate import Point, fit_level
 from prism_jax.calibration._observe import law_of_steps, observe, spread_of
 from prism_jax.calibration._scale import (
-    Simulation,
+    Given,
     Split,
     alone,
     most_likely_noise,
@@ -103,9 +103,8 @@ def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
             scale = scale_of(without_calibration(one.job, "a family"), one.runs)
             point = Point(scale.seconds, one.median, _NOISE)
             values = fit_level([point], [scale.kernels], replicas, priors).values
-            kernels = with_level(scale.kernels, values, replicas)
-            simulation = Simulation(jax.random.key(0), _SAMPLES)
-            splits += of_scales([scale], [kernels], priors, simulation)
+            given = Given([scale], replicas, priors, jax.random.key(0), _SAMPLES)
+            splits += of_scales(given, given.kernels_at(values))
         found[family] = splits
     return found
 

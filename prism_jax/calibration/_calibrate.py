@@ -26,8 +26,7 @@ from ..data import (
 from ..prediction import LEVEL_STEPS, class_of, slopes_of_level, with_level
 from ._observe import Runs, StepLaw, law_of_steps, solve_spread, spread_of
 from ._scale import (
-    Scale,
-    Simulation,
+    Given,
     noise_of_collectives,
     scale_of,
     with_calibrated,
@@ -104,8 +103,7 @@ def calibrate(
     """
     pairs, num_replicas = [(job, runs), *others], job.layout.dp
     scales = [scale_of(without_calibration(one, source), their) for one, their in pairs]
-    simulation = Simulation(key, num_samples, executor)
-    given = _Given(scales, num_replicas, priors or load_priors(), simulation)
+    given = Given(scales, num_replicas, priors or load_priors(), key, num_samples, executor)
     calibration = _started(given)
     with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
         for _ in range(num_iterations):
@@ -214,16 +212,6 @@ def fit_level(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given:
-    """The inputs of a calibration. Its level is that of jobs with `num_replicas` replicas."""
-
-    scales: Sequence[Scale]
-    num_replicas: int
-    priors: Priors
-    simulation: Simulation
-
-
-@dataclasses.dataclass(frozen=True)
 class _Calibration:
     """A calibration: the level, the law of a step, the noise of collectives over replicas, and a
     factor on the noise of all kernels.
@@ -235,25 +223,23 @@ class _Calibration:
     less: float
 
 
-def _started(given: _Given) -> _Calibration:
+def _started(given: Given) -> _Calibration:
     """The first calibration, before any steps are simulated."""
     scales, priors = given.scales, given.priors
     observed = [scale.observed for scale in scales]
     spread = float(np.mean([spread_of(one, priors) for one in observed]))
     level = _level(given, np.ones(len(scales)))
-    kernels = [with_level(scale.kernels, level.values, given.num_replicas) for scale in scales]
-    noise = noise_of_collectives(scales, kernels, priors, given.simulation)
+    noise = noise_of_collectives(given, given.kernels_at(level.values))
     return _Calibration(level, law_of_steps(observed, spread, priors), noise, 1.0)
 
 
-def _improved(now: _Calibration, given: _Given) -> _Calibration:
+def _improved(now: _Calibration, given: Given) -> _Calibration:
     """A better calibration, from steps simulated with the one before."""
     jobs, above = [], []
-    for scale in given.scales:
-        noise = with_noise(scale.kernels, now.noise, now.less)
-        kernels = with_laws(scale.kernels, noise)
-        jobs.append((scale.job, with_level(kernels, now.level.values, given.num_replicas)))
-    simulated = given.simulation.steps_of(jobs)
+    for scale, kernels in zip(given.scales, given.kernels_at(now.level.values), strict=True):
+        noise = with_noise(kernels, now.noise, now.less)
+        jobs.append((scale.job, with_laws(kernels, noise)))
+    simulated = given.steps_of(jobs)
     for steps, scale, (_, kernels) in zip(simulated, given.scales, jobs, strict=True):
         median = np.median(steps * now.law.factors(len(steps)))
         above.append(median / scale.seconds(kernels))
@@ -264,7 +250,7 @@ def _improved(now: _Calibration, given: _Given) -> _Calibration:
     return _Calibration(_level(given, np.array(above)), law, now.noise, less * now.less)
 
 
-def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
+def _level(given: Given, above: Float[np.ndarray, " scales"]) -> Level:
     """The level at which medians agree. `above` is the median over the step without variability."""
     points = []
     for scale, factor in zip(given.scales, above, strict=True):
@@ -279,7 +265,7 @@ def _level(given: _Given, above: Float[np.ndarray, " scales"]) -> Level:
     return fit_level(points, kernels, given.num_replicas, given.priors)
 
 
-def _uncertainty(level: Level, given: _Given, of: tuple[str, ...]) -> Uncertainty:
+def _uncertainty(level: Level, given: Given, of: tuple[str, ...]) -> Uncertainty:
     between = max(scale.observed.between or 0.0 for scale in given.scales)
     number = sum(scale.observed.num_steps for scale in given.scales)
     spread = np.hypot(given.priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))

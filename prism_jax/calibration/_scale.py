@@ -23,7 +23,7 @@ from ..data import (
     replace_variations,
 )
 from ..engine import Plain, prepare, steps_of_run
-from ..prediction import constant_step
+from ..prediction import constant_step, with_level
 from ..program import compile_job
 from ..workers import run_tasks
 from ._observe import Observed, Runs, Steps, core_spread, observe, spread_of, step_law_of
@@ -77,18 +77,27 @@ def with_laws(kernels: Kernels, laws: Iterable[Variation]) -> Kernels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Simulation:
-    """How the steps of jobs are simulated.
+class Given:
+    """What a calibration is made from.
 
     **Attributes:**
 
-    - `key`, `num_samples`: the key and the number of steps for each job.
+    - `scales`, `num_replicas`: the jobs, and the number of replicas with which they have the level.
+    - `priors`: what is known of other systems.
+    - `key`, `num_samples`: the key and the number of simulated steps of each job.
     - `executor`: simulates several jobs in parallel.
     """
 
+    scales: Sequence[Scale]
+    num_replicas: int
+    priors: Priors
     key: PRNGKeyArray
     num_samples: int
     executor: Executor | None = None
+
+    def kernels_at(self, level: Float[np.ndarray, "4"]) -> list[Kernels]:
+        """The kernels of each scale at a level; see `Level`."""
+        return [with_level(scale.kernels, level, self.num_replicas) for scale in self.scales]
 
     def steps_of(self, jobs: Sequence[tuple[Job, Kernels]]) -> list[Float[np.ndarray, " samples"]]:
         """`steps_of_kernels` of each job, with kernels that replace its own."""
@@ -147,9 +156,7 @@ def with_noise(kernels: Kernels, noise: float | None, less: float = 1.0) -> tupl
     )
 
 
-def noise_of_collectives(
-    scales: Sequence[Scale], kernels: Sequence[Kernels], priors: Priors, simulation: Simulation
-) -> float | None:
+def noise_of_collectives(given: Given, kernels: Sequence[Kernels]) -> float | None:
     """The most likely standard deviation of the logarithm of a collective's latency; `None` if the
     jobs have no collectives that determine it.
 
@@ -157,11 +164,11 @@ def noise_of_collectives(
 
     - `kernels`: the kernels of each scale, at the level of its runs.
     """
-    noise: float | None = float(np.exp(priors.collective_noise.mean))
+    noise: float | None = None
     # A collective beside compute shows only if it ends later, which is more likely with more noise.
     for _ in range(_TURNS):
-        splits = splits_of(scales, kernels, priors, simulation, noise)
-        noise = most_likely_noise([one for one in splits if one.collectives > 0], priors)
+        splits = splits_of(given, kernels, noise)
+        noise = most_likely_noise([one for one in splits if one.collectives > 0], given.priors)
         if noise is None:
             break
     return noise
@@ -200,30 +207,24 @@ def alone(observed: Observed, spread: float, priors: Priors) -> float:
     return (1 - shared) * spread**2
 
 
-def splits_of(
-    scales: Sequence[Scale],
-    kernels: Sequence[Kernels],
-    priors: Priors,
-    simulation: Simulation,
-    about: float | None = None,
-) -> list[Split]:
+def splits_of(given: Given, kernels: Sequence[Kernels], about: float | None = None) -> list[Split]:
     """The splits from simulated steps with two noises, around `about` (by default, the usual
     noise), assuming that variances are linear in the square of the noise.
     """
-    about = float(np.exp(priors.collective_noise.mean)) if about is None else about
+    about = float(np.exp(given.priors.collective_noise.mean)) if about is None else about
     noises = about * np.array([0.7, 1.2])
     noisy = [
         (scale.job, with_laws(one, with_noise(one, noise)))
-        for scale, one in zip(scales, kernels, strict=True)
+        for scale, one in zip(given.scales, kernels, strict=True)
         for noise in noises
     ]
-    variances = np.array([core_spread(steps) ** 2 for steps in simulation.steps_of(noisy)])
+    variances = np.array([core_spread(steps) ** 2 for steps in given.steps_of(noisy)])
     splits = []
-    for scale, (less, more) in zip(scales, variances.reshape(-1, 2), strict=True):
+    for scale, (less, more) in zip(given.scales, variances.reshape(-1, 2), strict=True):
         each = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
         rest = float(more - each * noises[1] ** 2)
         observed = scale.observed
-        own = alone(observed, spread_of(observed, priors), priors)
+        own = alone(observed, spread_of(observed, given.priors), given.priors)
         splits.append(Split(own, rest, each, observed.num_steps))
     return splits
 
