@@ -13,7 +13,7 @@ import jax
 import msgspec
 import numpy as np
 
-from prism_jax.calibration._calibrate import Point, fit_level
+from prism_jax.calibration._calibrate import fit_level
 from prism_jax.calibration._observe import law_of_steps, observe, spread_of
 from prism_jax.calibration._scale import (
     Given,
@@ -101,10 +101,9 @@ def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
         replicas, splits = systems[0].job.layout.dp, []
         for one in systems:
             scale = scale_of(without_calibration(one.job, "a family"), one.runs)
-            point = Point(scale.seconds, one.median, _NOISE)
-            values = fit_level([point], [scale.kernels], replicas, priors).values
             given = Given([scale], replicas, priors, jax.random.key(0), _SAMPLES)
-            splits += of_scales(given, given.kernels_at(values))
+            level = fit_level(given, np.array([one.median]), np.array([_NOISE]))
+            splits += of_scales(given, given.kernels_at(level.values))
         found[family] = splits
     return found
 

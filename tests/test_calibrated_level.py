@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from prism_jax.calibration import epistemic
-from prism_jax.calibration._calibrate import Point, fit_level
+from prism_jax.calibration._calibrate import fit_level
+from prism_jax.calibration._observe import observe
+from prism_jax.calibration._scale import Given, Scale
 from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
 from prism_jax.data import (
@@ -54,14 +56,18 @@ def _vague():
     return msgspec.structs.replace(shipped, **vague)
 
 
-def _points(jobs, noise, errors=None):
-    steps = [constant_step(job) for job in jobs]
-    errors = np.zeros(len(jobs)) if errors is None else errors
-    medians = [
-        seconds(with_level(_kernels(job), _TRUTH, 8)) * np.exp(error)
-        for job, seconds, error in zip(jobs, steps, errors, strict=True)
-    ]
-    return [Point(s, m, noise) for s, m in zip(steps, medians, strict=True)]
+def _given(jobs, priors, seconds=None):
+    """Jobs without any level, whose steps are `seconds`, by default those of the program."""
+    runs = observe([np.linspace(1.0, 1.1, 40)])  # A level is fitted to medians that are given.
+    seconds = [constant_step(job) for job in jobs] if seconds is None else seconds
+    plain = [msgspec.structs.replace(job, kernels=_kernels(job)) for job in jobs]
+    scales = [Scale(job, runs, step) for job, step in zip(plain, seconds, strict=True)]
+    return Given(scales, 8, priors, jax.random.key(0), 1)
+
+
+def _medians(given):
+    pairs = zip(given.scales, given.kernels_at(_TRUTH), strict=True)
+    return np.array([scale.seconds(kernels) for scale, kernels in pairs])
 
 
 _SCALES = ((8, 64), (8, 16), (128, 64), (128, 16), (64, 8))
@@ -99,8 +105,8 @@ def test_the_network_is_what_is_between_nodes():
 
 @pytest.mark.slow
 def test_several_scales_tell_the_level():
-    jobs = [_job(*scale) for scale in _SCALES]
-    level = fit_level(_points(jobs, 1e-4), [_kernels(job) for job in jobs], 8, _vague())
+    given = _given([_job(*scale) for scale in _SCALES], _vague())
+    level = fit_level(given, _medians(given), np.full(len(_SCALES), 1e-4))
     errors = np.sqrt(np.diag(level.covariance))
     assert np.all(np.abs(level.values - _TRUTH) < 0.5 * errors)
     assert np.all(errors < [0.01, 0.3, 0.02, 2e-3])
@@ -110,12 +116,11 @@ def test_several_scales_tell_the_level():
 @pytest.mark.slow
 def test_errors_of_the_level_are_what_it_scatters_by():
     """The covariance is that of medians with independent errors, each moved in turn."""
-    jobs, noise = [_job(*scale) for scale in _SCALES], 1e-4
-    kernels, priors = [_kernels(job) for job in jobs], _vague()
-    centre = fit_level(_points(jobs, noise), kernels, 8, priors)
-    total = np.zeros((4, 4))
-    for errors in noise * np.eye(len(jobs)):
-        moved = fit_level(_points(jobs, noise, errors), kernels, 8, priors).values - centre.values
+    given, noise = _given([_job(*scale) for scale in _SCALES], _vague()), np.full(5, 1e-4)
+    medians = _medians(given)
+    centre, total = fit_level(given, medians, noise), np.zeros((4, 4))
+    for errors in np.diag(noise):
+        moved = fit_level(given, medians * np.exp(errors), noise).values - centre.values
         total += np.outer(moved, moved)
     errors = np.sqrt(np.diag(centre.covariance))
     # So little noise leaves nothing to the priors, and no bend to the step.
@@ -126,10 +131,10 @@ def test_errors_of_the_level_are_what_it_scatters_by():
 
 def test_one_scale_tells_compute_alone():
     job, priors = _job(8, 64), load_priors()
-    (point,) = _points([job], 1e-3)
-    level = fit_level([point], [_kernels(job)], 8, priors)
-    known = with_level(_kernels(job), level.values, 8)
-    assert point.seconds(known) == pytest.approx(point.median, rel=1e-6)
+    given = _given([job], priors)
+    level = fit_level(given, medians := _medians(given), np.array([1e-3]))
+    (known,) = given.kernels_at(level.values)
+    assert given.scales[0].seconds(known) == pytest.approx(medians[0], rel=1e-6)
     assert level.prior == ("network", "constant_s", "growth")
     means = [one.mean for one in (priors.network, priors.constant_s, priors.growth)]
     assert level.values[1:] == pytest.approx(means)
@@ -225,9 +230,9 @@ def test_priors_say_where_they_are_from():
 
 
 def test_the_median_that_is_far_off_is_named():
-    points = [
-        Point(lambda kernels: 2 * kernels.compute, 2.0, 0.01, "near"),
-        Point(lambda kernels: 3 * kernels.compute, 3000.0, 0.01, "far"),
-    ]
+    job = load_job("megatron-22b-a100-8")
+    jobs = [msgspec.structs.replace(job, name=name) for name in ("near", "far")]
+    seconds = [lambda kernels: 2 * kernels.compute, lambda kernels: 3 * kernels.compute]
+    given = _given(jobs, load_priors(), seconds)
     with pytest.raises(ValueError, match=r"^far: the measured median of 3000 s"):
-        fit_level(points, 2 * [_kernels(load_job("megatron-22b-a100-8"))], 1, load_priors())
+        fit_level(given, np.array([2.0, 3000.0]), np.array([0.01, 0.01]))

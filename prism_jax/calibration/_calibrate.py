@@ -3,7 +3,7 @@ finds its level (the factors on its kernels' latencies, and the added constant) 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ from .._misc import quoted
 from ..data import (
     LEVEL,
     Job,
-    Kernels,
     Priors,
     Uncertainty,
     Variation,
@@ -142,47 +141,33 @@ class Level:
     prior: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A median to agree with.
-
-    **Attributes:**
-
-    - `seconds`: the step of a job without variability, as a function of its kernels.
-    - `median`: the value that it should have, in seconds.
-    - `noise`: the standard error of the logarithm of the median.
-    - `name`: the name of the job, for messages.
-    """
-
-    seconds: Callable[[Kernels], float]
-    median: float
-    noise: float
-    name: str = "the job"
-
-
 def fit_level(
-    points: Sequence[Point], kernels: Sequence[Kernels], num_replicas: int, priors: Priors
+    given: Given, medians: Float[np.ndarray, " scales"], noise: Float[np.ndarray, " scales"]
 ) -> Level:
     """The most likely level, by Gauss-Newton steps. Compute has no prior; the other parameters have
     priors from other systems.
+
+    **Arguments:**
+
+    - `medians`: what the step of each job without variability should be, in seconds.
+    - `noise`: the standard errors of their logarithms.
 
     **Raises:**
 
     `ValueError` if no factor on compute of up to ten explains a median.
     """
-    shortest = min(point.median for point in points)
+    priors, shortest = given.priors, float(np.min(medians))
     largest = priors.constant_share.value * shortest
     rest = (priors.network, priors.constant_s, priors.growth)
     mean = np.array([0.0, *(one.mean for one in rest)])
     deviation = np.array([np.inf, *(one.deviation for one in rest)])
     mean[2], deviation[2] = min(mean[2], largest), min(deviation[2], largest)
-    wanted = np.log([point.median for point in points])
-    noise = np.array([point.noise for point in points])
+    wanted = np.log(medians)
     apart = LEVEL_STEPS * np.array([1, 1, shortest, 1])
 
-    def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " points"]:
-        pairs = zip(points, kernels, strict=True)
-        return np.log([p.seconds(with_level(k, values, num_replicas)) for p, k in pairs])
+    def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " scales"]:
+        pairs = zip(given.scales, given.kernels_at(values), strict=True)
+        return np.log([scale.seconds(kernels) for scale, kernels in pairs])
 
     values, precision = mean, np.diag([0, *deviation[1:] ** -2.0])
     first = found = logs(values)
@@ -196,10 +181,11 @@ def fit_level(
         values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
         if abs(values[0]) > np.log(_FURTHEST):
             far = int(np.argmax(np.abs(wanted - first)))
+            name = quoted(given.scales[far].job.name or "the job")
             raise ValueError(
-                f"{points[far].name}: the measured median of {points[far].median:.4g} s is too far "
-                f"from the job's {np.exp(first[far]):.4g} s: no factor of up to {_FURTHEST:g} on "
-                "compute explains it; check the unit of the step times, and the job."
+                f"{name}: the measured median of {medians[far]:.4g} s is too far from the job's "
+                f"{np.exp(first[far]):.4g} s: no factor of up to {_FURTHEST:g} on compute explains "
+                "it; check the unit of the step times, and the job."
             )
         found = logs(values)
         if np.max(np.abs(step)) < 1e-5:
@@ -252,17 +238,15 @@ def _improved(now: _Calibration, given: Given) -> _Calibration:
 
 def _level(given: Given, above: Float[np.ndarray, " scales"]) -> Level:
     """The level at which medians agree. `above` is the median over the step without variability."""
-    points = []
-    for scale, factor in zip(given.scales, above, strict=True):
-        observed, name = scale.observed, quoted(scale.job.name or "the job")
+    observed, noise = [scale.observed for scale in given.scales], []
+    for one in observed:
         # The standard error of the logarithm of a median: from its few steps, from its few runs,
         # and from differences between scales that no level explains.
-        of_steps = 1.25 * observed.core / np.sqrt(observed.num_steps)
-        of_runs = (observed.between or 0.0) / np.sqrt(observed.num_runs)
-        noise = float(np.sqrt(of_steps**2 + of_runs**2 + given.priors.scale.deviation**2))
-        points.append(Point(scale.seconds, observed.median / factor, noise, name))
-    kernels = [scale.kernels for scale in given.scales]
-    return fit_level(points, kernels, given.num_replicas, given.priors)
+        of_steps = 1.25 * one.core / np.sqrt(one.num_steps)
+        of_runs = (one.between or 0.0) / np.sqrt(one.num_runs)
+        noise.append(np.sqrt(of_steps**2 + of_runs**2 + given.priors.scale.deviation**2))
+    medians = np.array([one.median for one in observed]) / above
+    return fit_level(given, medians, np.array(noise))
 
 
 def _uncertainty(level: Level, given: Given, of: tuple[str, ...]) -> Uncertainty:

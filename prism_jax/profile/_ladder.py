@@ -13,7 +13,7 @@ from ..trace import Trace
 from ._clean import position_factors
 from ._effects import Loadings, find_factor
 from ._laws import factors_at
-from ._mean_squares import Latencies, at_ops, compute_logs, groups, places
+from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds, places
 from ._profile import Profile, WorkerMean
 
 
@@ -101,7 +101,7 @@ class _Laws:
 
     def __init__(self, profile: Profile, step: StepGraph, steps: int):
         self.profile, self.step, self.steps = profile, step, steps
-        self.rng, self.kinds = np.random.default_rng(0), np.array(step.kind)
+        self.rng, self.kinds = np.random.default_rng(0), kinds(step)
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
 
     def factors(
@@ -115,9 +115,9 @@ class _Laws:
 
     def draw_residuals(self, rest: Latencies, mine: np.ndarray) -> None:
         """Writes the residuals of the kinds of these ops to `rest`."""
-        for kind in dict.fromkeys(self.kinds[mine].tolist()):
-            ops = np.flatnonzero(self.kinds == kind)
-            rest[ops] = self.factors("residual", len(ops), kind)
+        for kind, ops in self.kinds.items():
+            if mine[ops[0]]:
+                rest[ops] = self.factors("residual", len(ops), kind)
         rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
 
     def data(self, loadings: Loadings) -> Latencies:
@@ -131,7 +131,7 @@ class _Laws:
             row = self.rng.integers(len(sets), size=drawn)[microbatch // length]
             first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
             factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
-        loading = np.ones((len(self.kinds), 1))
+        loading = np.ones((len(self.step.kind), 1))
         ops, place = places(self.step)
         loading[ops, 0] = loadings[place[1:3]]
         of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
@@ -139,10 +139,10 @@ class _Laws:
 
     def stalls(self) -> Latencies:
         """The time that stalls add, in seconds."""
-        seconds = np.zeros((len(self.kinds), self.steps))
+        seconds = np.zeros((len(self.step.kind), self.steps))
         for (kind, component), law in self.laws.items():
-            if component == "stall":
-                ops, p = np.flatnonzero(self.kinds == kind), law.parameters
+            if component == "stall" and kind in self.kinds:
+                ops, p = self.kinds[kind], law.parameters
                 shape = (len(ops), self.steps)
                 sizes = p["median_s"] * np.exp(p["sigma"] * self.rng.standard_normal(shape))
                 seconds[ops] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)

@@ -1,5 +1,5 @@
-"""What a trace shows: the graph of its steps with its waits and links, and the latencies of ops; what
-may be wrong with it, or cannot be estimated from it.
+"""What a trace shows: the graph of its steps with its waits and links, and the latencies of ops;
+and notes on what may be wrong with it, or cannot be estimated from it.
 """
 
 import dataclasses

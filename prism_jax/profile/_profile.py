@@ -216,17 +216,9 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
     file, positions = path / _POSITIONS, ()
     if file.exists():
         positions = _read_once(file, PositionFactor, ("stage", "microbatch"))
-    return Profile(
-        name=about.name,
-        layout=about.layout,
-        schedule=about.schedule,
-        outline=Outline(about.before, about.after, about.slow_links, about.gathered),
-        means=means,
-        variability=laws,
-        fitted=about.fitted,
-        sets=sets,
-        positions=positions,
-    )
+    outline = Outline(about.before, about.after, about.slow_links, about.gathered)
+    of_job = (about.name, about.layout, about.schedule, outline)
+    return Profile(*of_job, means, laws, about.fitted, sets, positions)
 
 
 def _read_once(
