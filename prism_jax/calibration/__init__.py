@@ -7,4 +7,4 @@ from ._epistemic import (
     possible_runs as possible_runs,
 )
 from ._observe import StepLaw as StepLaw, check_runs as check_runs
-from ._scale import agreement as agreement, calibrated_as as calibrated_as
+from ._scale import agreement as agreement, with_calibrated as with_calibrated

@@ -243,16 +243,10 @@ def without_calibration(job: Job, source: str) -> Job:
 
 
 def with_calibrated(job: Job, calibrated: Calibrated) -> Job:
-    """The job with these changes to the kernels of its cluster."""
+    """The job with these changes to the kernels of its cluster, in place of its own."""
     assert job.cluster is not None
     kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
     return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
-
-
-def calibrated_as(job: Job, other: Job) -> Job:
-    """The job with the calibration of another, in place of its own."""
-    assert other.calibrated is not None
-    return with_calibrated(job, other.calibrated)
 
 
 def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tuple[float, float]]:

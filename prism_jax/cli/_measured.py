@@ -97,7 +97,7 @@ def calibrate(given: Given) -> Output:
         "variability": [picked(law, *law_of) | law.parameters for law in found.variability],
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
-            {"job": name, "to": path, **agreement(calibration.calibrated_as(one, job), runs)}
+            {"job": name, "to": path, **agreement(calibration.with_calibrated(one, found), runs)}
             for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
         ],
     }
