@@ -12,7 +12,6 @@ from ._values import changes_of, count, objective, points, tokens
 
 
 @command(
-    "gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12",
     OBJECTIVE,
     RANDOM,
     OVER,
@@ -26,6 +25,8 @@ def compare(given: Given) -> Output:
     jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
     --samples N  steps for each job (16384)
     --parameters N  widen or narrow each model to N parameters, such as 8e9
+
+    example: prism-jax compare gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12
     """
     of = objective(given.objective)
     check_cost(given)
@@ -89,10 +90,7 @@ def _widened(given: Given) -> bool:
 def _size_of(one: Any) -> dict[str, int]:
     """The width and the number of parameters of a ranked job's model."""
     model = one.job.model
-    return {
-        "hidden_size": model.hidden_size,
-        "parameters": prism.workload.count_parameters(model),
-    }
+    return {"hidden_size": model.hidden_size, "parameters": prism.workload.count_parameters(model)}
 
 
 def _row(one: Any, given: Given) -> dict[str, Any]:

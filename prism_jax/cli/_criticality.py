@@ -10,21 +10,14 @@ from ._options import REQUIRED, SIMULATED, TOP, Given, Output, command
 from ._values import check_out, quantile
 
 
-@command(
-    "gpt3-175b-h100-4096 --of stages --band 0.94:0.96",
-    SIMULATED,
-    TOP,
-    how={
-        "--of": (str, "ranks"),
-        "--band": (str, "0:1"),
-    },
-    csv=True,
-)
+@command(SIMULATED, TOP, how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
 def criticality(given: Given) -> Output:
     """Print how often ranks, stages and ops are critical, and how much communication is exposed.
 
     --of {ranks,stages,ops}  print a table of ranks, stages or ops (ranks)
     --band A:B  use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)
+
+    example: prism-jax criticality gpt3-175b-h100-4096 --of stages --band 0.94:0.96
     """
     job, band = _load.load(given), _band(given.band)
     program, options = _load.compiled(given, job)
@@ -74,16 +67,14 @@ def _band(text: str) -> tuple[float, float]:
         ) from None
 
 
-@command(
-    "gpt3-175b-h100-4096 --quantile 0.99 --out step.json",
-    SIMULATED,
-    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
-)
+@command(SIMULATED, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
 def timeline(given: Given) -> Output:
     """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
 
     --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
     --out FILE  the JSON file to write
+
+    example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
     """
     check_out(given.out, ".json")
     job = _load.load(given)

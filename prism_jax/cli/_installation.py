@@ -40,9 +40,12 @@ complete -o default -F _prism_jax prism-jax
 """
 
 
-@command("")
+@command()
 def doctor(given: Given) -> Output:
-    """Check the installation, and print versions, devices and caches for a bug report."""
+    """Check the installation, and print versions, devices and caches for a bug report.
+
+    example: prism-jax doctor
+    """
     del given
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     cache, problems = _cache()
@@ -121,11 +124,13 @@ def _table(result: dict[str, Any]) -> Table:
     return Table((), rows, most=None)
 
 
-@command("bash")
+@command()
 def completion(given: Given) -> Output:
     """Print a script with which bash or zsh completes commands, options, jobs and clusters.
 
     shell {bash,zsh}  the shell
+
+    example: prism-jax completion bash
     """
     script = _script()
     shell = given.shell

@@ -32,11 +32,13 @@ _GIVEN = {
 _WIDEST = 60
 
 
-@command("my_job.toml", how={"out": {"default": "job.toml", "nargs": "?"}})
+@command(how={"out": {"default": "job.toml", "nargs": "?"}})
 def init(given: Given) -> Output:
     """Write a job file with a comment on every key, to edit.
 
     out JOB.toml  the file to write (job.toml)
+
+    example: prism-jax init my_job.toml
     """
     out = given.out
     data.check_job_path(out)
@@ -66,10 +68,7 @@ def commented_job() -> str:
 
 
 @command(
-    "config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml",
-    SET,
-    ALLOW_OOM,
-    how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED},
+    SET, ALLOW_OOM, how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED}
 )
 def import_(given: Given) -> Output:
     """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM.
@@ -82,6 +81,8 @@ def import_(given: Given) -> Output:
     --strict  refuse arguments of Megatron-LM that are not known
     --out JOB.toml  the job to write
     --force  overwrite a job that is there
+
+    example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """
     data.check_job_path(given.out)
     if os.path.lexists(given.out) and not given.force:
@@ -125,11 +126,13 @@ def import_(given: Given) -> Output:
     return Output(result, [text])
 
 
-@command("my_job.toml --set layout.tp=8", SET, how={"job": {"nargs": "?"}}, csv=True)
+@command(SET, how={"job": {"nargs": "?"}}, csv=True)
 def show(given: Given) -> Output:
     """List every key of a job with its value, its unit and where the value is from.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys
+
+    example: prism-jax show my_job.toml --set layout.tp=8
     """
     if given.job is None:
         known = data.job_keys()

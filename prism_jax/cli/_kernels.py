@@ -20,12 +20,7 @@ _FILES = ("shapes.csv", "source.toml")
 _SECONDS, _QUICK = 600.0, 60.0
 
 
-@command(
-    "--quick --out my_machine",
-    PROGRESS,
-    how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED},
-    csv=True,
-)
+@command(PROGRESS, how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED}, csv=True)
 def measure(given: Given) -> Output:
     """Measure the kernels of this machine through JAX, and write it as a cluster for jobs.
 
@@ -35,6 +30,8 @@ def measure(given: Given) -> Output:
     --seconds S  for how long to measure (600)
     --out FOLDER  the folder to write
     --force  overwrite files that are there
+
+    example: prism-jax measure --quick --out my_machine
     """
     import jax
 
@@ -89,7 +86,6 @@ def _rates(result: dict[str, Any]) -> Table:
 
 
 @command(
-    "kernels.csv --device my-gpu --out shapes/my-gpu",
     PROGRESS,
     how={
         "--device": REQUIRED,
@@ -114,6 +110,8 @@ def fit_kernels(given: Given) -> Output:
         in the fitted range
     --out FOLDER  the folder to write
     --force  overwrite tables that are there
+
+    example: prism-jax fit-kernels kernels.csv --device my-gpu --out shapes/my-gpu
     """
     check_out_folder(given.out, () if given.force else _FILES)
     tables, rows = [], []

@@ -23,7 +23,6 @@ from ._values import (
 
 
 @command(
-    "my_job.toml --gpus 1024 --objective p95",
     OBJECTIVE,
     COST,
     RANDOM,
@@ -56,6 +55,8 @@ def layouts(given: Given) -> Output:
     --memory-margin SHARE  the share of a GPU's memory that a layout must leave free (5%)
     --out DIR  a folder for the simulated layouts (Parquet), each written as soon as it is known;
         the same search goes on from there
+
+    example: prism-jax layouts my_job.toml --gpus 1024 --objective p95
     """
     began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)

@@ -126,7 +126,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
             name,
             help=f"{what[0].lower()}{what[1:].rstrip('.')}",
             description=what,
-            epilog=f"example: prism-jax {name} {command.example}".rstrip(),
+            epilog=command.example,
             allow_abbrev=False,
         )
         formats = sub.add_mutually_exclusive_group()

@@ -36,14 +36,8 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 
 @command(
-    "job.toml --to step_times.csv --out mine.toml",
     RANDOM,
-    how={
-        "job": {"nargs": "?"},
-        "--to": REQUIRED,
-        "--job": {"dest": "jobs"},
-        "--out": REQUIRED,
-    },
+    how={"job": {"nargs": "?"}, "--to": REQUIRED, "--job": {"dest": "jobs"}, "--out": REQUIRED},
 )
 def calibrate(given: Given) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales.
@@ -55,6 +49,8 @@ def calibrate(given: Given) -> Output:
     --job JOB...  the job of each --to, in the same order: on the same software and machine, at
         another scale or in another layout; the first is calibrated and written
     --out JOB2  the .toml file to write
+
+    example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """
     names = [*[given.job] * (given.job is not None), *given.jobs]
     if len(names) != len(given.to):
@@ -131,13 +127,13 @@ def _is_calibrated(path: str) -> bool:
     return False
 
 
-@command(
-    "mine.toml --against step_times.csv", SIMULATED, STEPS, how={"--against": REQUIRED}, csv=True
-)
+@command(SIMULATED, STEPS, how={"--against": REQUIRED}, csv=True)
 def score(given: Given) -> Output:
     """Compare the predicted law of the step time with measured step times.
 
     --against STEP_TIMES  measured step times: a .csv or .parquet file with a column `step_time_s`
+
+    example: prism-jax score mine.toml --against step_times.csv
     """
     steps = prism.trace.read_step_times(given.against)
     measured = steps[given.steps]
@@ -159,7 +155,6 @@ def score(given: Given) -> Output:
 
 
 @command(
-    "gpt3-175b-h100-4096 --step-time 1.9",
     NO_PROFILE,
     RANDOM,
     ALLOW_OOM,
@@ -174,6 +169,8 @@ def diagnose(given: Given) -> Output:
     --trace DIR  a folder with a Kineto trace of each rank, of the same steps
     --names NAMES  a .toml file with the meaning of ranges in traces
     --samples N  steps to simulate of each change (1024), at least 32
+
+    example: prism-jax diagnose gpt3-175b-h100-4096 --step-time 1.9
     """
     if sum(one is not None for one in (given.measured, given.step_time, given.trace)) != 1:
         raise ValueError("Give one of --measured, --step-time and --trace.")

@@ -56,7 +56,7 @@ class Command:
 
     - `run`: what it does. It raises a `ValueError` of one sentence for bad input.
     - `about`: a sentence that says what it does.
-    - `example`: words that follow its name, in an example.
+    - `example`: a line of a shell with an example, after the word `example:`.
     - `arguments`: what follows its name.
     - `csv`: whether its table can be printed as CSV.
     """
@@ -69,16 +69,16 @@ class Command:
 
 
 def command(
-    example: str, *shared: Arguments, how: Mapping[str, How] = {}, csv: bool = False
+    *shared: Arguments, how: Mapping[str, How] = {}, csv: bool = False
 ) -> Callable[[Callable[[Given], Output]], Command]:
-    """Makes a function a command. Its docstring has a sentence, and its own arguments; `how` says
-    how these are read.
+    """Makes a function a command. Its docstring has a sentence, its own arguments if it has any,
+    and an example; `how` says how these arguments are read.
     """
 
     def made(run: Callable[[Given], Output]) -> Command:
-        about, _, own = (inspect.getdoc(run) or "").partition("\n\n")
-        listed = (*arguments(own, how), *(one for group in shared for one in group))
-        return Command(run, " ".join(about.split()), example, listed, csv)
+        about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
+        listed = (*arguments("".join(own), how), *(one for group in shared for one in group))
+        return Command(run, " ".join(about.split()), " ".join(example.split()), listed, csv)
 
     return made
 

@@ -11,14 +11,7 @@ from ._values import check_out, count, objective
 _MOST_GPUS = 10_000_000
 
 
-@command(
-    "gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv",
-    JOB,
-    OBJECTIVE,
-    RANDOM,
-    ALLOW_OOM,
-    how={"--samples": count},
-)
+@command(JOB, OBJECTIVE, RANDOM, ALLOW_OOM, how={"--samples": count})
 def place(given: Given) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 
@@ -26,6 +19,8 @@ def place(given: Given) -> Output:
         `factor`, and `gpu` or `node`; without a file, factors are drawn from the job's law
     --samples N  steps to simulate for each figure (4096, or at least 512 for large jobs)
     --out FILE  a .csv file to write the placement to
+
+    example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """
     check_out(given.out, ".csv")
     job = _load.load(given)

@@ -6,9 +6,12 @@ from . import _load, _prism as prism
 from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
 
 
-@command("gpt3-175b-h100-4096 --set training.dtype=fp8", NO_PROFILE, SET, ALLOW_OOM, csv=True)
+@command(NO_PROFILE, SET, ALLOW_OOM, csv=True)
 def predict(given: Given) -> Output:
-    """Print the step time without variability, and its parts, within seconds."""
+    """Print the step time without variability, and its parts, within seconds.
+
+    example: prism-jax predict gpt3-175b-h100-4096 --set training.dtype=fp8
+    """
     job, prediction = load_job(given.job, given.overrides), prism.prediction
     if not given.allow_oom:
         prediction.check_memory(job)
@@ -36,9 +39,12 @@ def predict(given: Given) -> Output:
     return Output(result, ["\n".join(lines), prediction.parts_table(parts)])
 
 
-@command("gpt3-175b-h100-4096 --set training.recompute=full", NO_PROFILE, SET, csv=True)
+@command(NO_PROFILE, SET, csv=True)
 def memory(given: Given) -> Output:
-    """Print the peak memory of each pipeline rank, by part."""
+    """Print the peak memory of each pipeline rank, by part.
+
+    example: prism-jax memory gpt3-175b-h100-4096 --set training.recompute=full
+    """
     job = load_job(given.job, given.overrides)
     found = prism.prediction.memory(job)
     assert job.cluster is not None

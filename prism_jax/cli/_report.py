@@ -7,18 +7,15 @@ from ._options import LAW, OBJECTIVE, REQUIRED, Given, Output, command
 from ._values import check_out, objective, quantile
 
 
-@command(
-    "gpt3-175b-h100-4096 --samples 100000 --out report.html",
-    LAW,
-    OBJECTIVE,
-    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
-)
+@command(LAW, OBJECTIVE, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
 def report(given: Given) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
 
     --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
     --measured STEP_TIMES  diagnose these step times, as of `prism-jax diagnose`
     --out PAGE.html  the file to write
+
+    example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
     """
     check_out(given.out, ".html")
     job = _load.load(given)

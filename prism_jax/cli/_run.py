@@ -19,7 +19,6 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 
 
 @command(
-    "gpt3-175b-h100-4096 --steps 100000 --deadline 7",
     JOB,
     RANDOM,
     ALLOW_OOM,
@@ -61,6 +60,8 @@ def run(given: Given) -> Output:
     --level SD  standard deviation of the logarithm of a run's level (that of runs of other systems)
     --runs M  runs to simulate (100000)
     --derivatives  print the derivatives of the days with respect to rates and costs
+
+    example: prism-jax run gpt3-175b-h100-4096 --steps 100000 --deadline 7
     """
     job = _load.load(given)
     failures, world_size = load_failures(given.failures), job.of.layout.world_size

@@ -6,18 +6,13 @@ from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, comman
 from ._values import count, named_factor, objective
 
 
-@command(
-    "gpt3-175b-h100-4096 --objective p95 --samples 8192",
-    SIMULATED,
-    OBJECTIVE,
-    TOP,
-    how={"--shapley": (str, "")},
-    csv=True,
-)
+@command(SIMULATED, OBJECTIVE, TOP, how={"--shapley": (str, "")}, csv=True)
 def sensitivity(given: Given) -> Output:
     """Print on which kernels, stages, ranks and factors a figure of the step time depends.
 
     --shapley NAME,NAME  divide the joint gain of up to ten parts among them, such as gemm,rank,step
+
+    example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95 --samples 8192
     """
     job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
@@ -39,17 +34,14 @@ def sensitivity(given: Given) -> Output:
     return Output({"job": job.name, **plain(found)}, [table, "\n".join(lines)])
 
 
-@command(
-    "gpt3-175b-h100-4096 --part rank --at 1.605",
-    SIMULATED,
-    OBJECTIVE,
-    how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}},
-)
+@command(SIMULATED, OBJECTIVE, how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
 def target(given: Given) -> Output:
     """Print how much a part may vary for a figure of the step time to meet a target.
 
     --part PART  the part, such as all_gather
     --at X  the target, in the figure's unit
+
+    example: prism-jax target gpt3-175b-h100-4096 --part rank --at 1.605
     """
     job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
@@ -65,14 +57,9 @@ def target(given: Given) -> Output:
 
 
 @command(
-    "gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2",
     SIMULATED,
     OBJECTIVE,
-    how={
-        "--cost": REQUIRED,
-        "--budget": {**REQUIRED, "type": float},
-        "--iterations": (count, 20),
-    },
+    how={"--cost": REQUIRED, "--budget": {**REQUIRED, "type": float}, "--iterations": (count, 20)},
     csv=True,
 )
 def improve(given: Given) -> Output:
@@ -81,6 +68,8 @@ def improve(given: Given) -> Output:
     --cost PART=COST...  the cost of removing all of a part's spread, such as all_gather=3 or rank=2
     --budget B  the budget, in the unit of the costs
     --iterations K  iterations of the descent (20)
+
+    example: prism-jax improve gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2
     """
     job = _load.load(given)
     costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in given.cost)

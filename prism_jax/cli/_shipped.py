@@ -15,9 +15,12 @@ from ._options import Given, Output, arguments, command
 _SOURCES = arguments("--sources  also print where the numbers are from (--json always has it)")
 
 
-@command("--sources", _SOURCES, csv=True)
+@command(_SOURCES, csv=True)
 def jobs(given: Given) -> Output:
-    """List the shipped jobs."""
+    """List the shipped jobs.
+
+    example: prism-jax jobs --sources
+    """
     jobs = [*map(data.load_job, data.list_jobs())]
     rows = [_row(job) for job in jobs]
     columns = (
@@ -59,9 +62,12 @@ def _sources(given: Given, listed: Iterable[Any]) -> str:
     return "\n".join(f"{one.name}: {one.source}" for one in listed if given.sources)
 
 
-@command("--sources", _SOURCES, csv=True)
+@command(_SOURCES, csv=True)
 def models(given: Given) -> Output:
-    """List the shipped models."""
+    """List the shipped models.
+
+    example: prism-jax models --sources
+    """
     models = [*map(data.load_model, data.list_models())]
     sizes = ("num_layers", "hidden_size", "vocab_size", "source")
     rows = [
@@ -81,11 +87,13 @@ def models(given: Given) -> Output:
     return Output({"models": rows}, [Table(columns, rows, most=None), _sources(given, models)])
 
 
-@command("dgx-h100", _SOURCES, how={"names": {"default": [], "nargs": "*"}}, csv=True)
+@command(_SOURCES, how={"names": {"default": [], "nargs": "*"}}, csv=True)
 def hardware(given: Given) -> Output:
     """List the shipped devices and clusters, or some of them.
 
     names NAME  devices or clusters (all)
+
+    example: prism-jax hardware dgx-h100
     """
     known = {*data.list_devices(), *data.list_clusters()}
     for name in given.names:
@@ -136,11 +144,13 @@ def _family(cluster: data.Cluster) -> dict[str, Any]:
     return found
 
 
-@command("--variability")
+@command()
 def kernels(given: Given) -> Output:
     """List the shipped kernel profiles, with their sources.
 
     --variability  how much kernels vary, with sources
+
+    example: prism-jax kernels --variability
     """
     if given.variability:
         return _variability()

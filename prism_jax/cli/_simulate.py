@@ -12,12 +12,15 @@ from ._options import LAW, Given, Output, command
 from ._values import check_out
 
 
-@command("gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles 0.999", LAW, csv=True)
+@command(LAW, csv=True)
 def simulate(given: Given) -> Output:
     """Simulate a job and print the law of its step time.
 
     --epistemic  also print the law of a step of any such run, with the uncertainty of the model
     --out LAW.npz  a file to write the law to, for prism_jax.load_law
+
+    example: prism-jax simulate gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles
+    0.999
     """
     check_out(given.out, ".npz")
     job = _load.load(given)

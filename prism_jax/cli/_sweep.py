@@ -15,20 +15,15 @@ _GRID = tuple((name, given | REQUIRED) for name, given in OVER)
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
 
 
-@command(
-    "gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv",
-    SIMULATED,
-    _GRID,
-    RAY,
-    how={"--shard": (shard, (1, 1))},
-    csv=True,
-)
+@command(SIMULATED, _GRID, RAY, how={"--shard": (shard, (1, 1))}, csv=True)
 def sweep(given: Given) -> Output:
     """Simulate a job over a grid of values.
 
     --out DIR  a folder for the rows (Parquet); rows that are already there are not simulated again
     --shard I/N  simulate only share I of N of the rows; others simulate the rest into the same
         --out
+
+    example: prism-jax sweep gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv
     """
     check_out_folder(given.out)
     grid = points(given.over)

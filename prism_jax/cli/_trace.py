@@ -32,13 +32,15 @@ def read_names(given: Given) -> Any:
     return prism.trace.read_range_names(given.names) if given.names else None
 
 
-@command("traces/ --format kineto", _formats())
+@command(_formats())
 def trace(given: Given) -> Output:
     """Print what a profiler's trace contains, and what can and cannot be learned from it.
 
     trace TRACE  a file, or a folder with a file for each rank
     --ops OPS  a .parquet file to write the ops of all ranks to
     --job JOB  a .toml file with the layout and schedule, for --ops
+
+    example: prism-jax trace traces/ --format kineto
     """
     names = read_names(given)
     job = _job_of_ops(given)
@@ -108,13 +110,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 20]}...{name[-17:]}"
 
 
-@command(
-    "trace.parquet --job job.toml --out profile",
-    _formats("ops, ", "ops"),
-    STEPS,
-    PROGRESS,
-    how={"--job": REQUIRED, "--out": REQUIRED},
-)
+@command(_formats("ops, ", "ops"), STEPS, PROGRESS, how={"--job": REQUIRED, "--out": REQUIRED})
 def fit(given: Given) -> Output:
     """Fit the latencies of a traced job, and write them as a profile.
 
@@ -122,6 +118,8 @@ def fit(given: Given) -> Output:
         rank
     --job JOB  a .toml file with the layout and the schedule
     --out PROFILE  the folder to write
+
+    example: prism-jax fit trace.parquet --job job.toml --out profile
     """
     check_out_folder(given.out)
     job = data.load_job(given.job)

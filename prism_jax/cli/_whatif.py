@@ -8,11 +8,7 @@ from ._options import SIMULATED, Given, Output, command
 from ._values import named_factor
 
 
-@command(
-    "gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8",
-    SIMULATED,
-    csv=True,
-)
+@command(SIMULATED, csv=True)
 def whatif(given: Given) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
 
@@ -22,6 +18,8 @@ def whatif(given: Given) -> Output:
     --link NAME:F...  a link of the cluster has F times less bandwidth
     --kernel KIND:F...  a kind of kernel takes F times as long, such as all_gather:0.8
     --change KEY=VALUE...  a key of the job, such as schedule.virtual_stages=6
+
+    example: prism-jax whatif gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8
     """
     job = _load.load(given)
     changed = {text: _load.load(given, text) for text in given.change}
