@@ -1,10 +1,11 @@
-"""Kernels that were measured: those of this machine, and tables of them as laws by shape."""
+"""Kernels: the shipped profiles, those of this machine, and measured ones as laws by shape."""
 
 import datetime
 import os
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from .. import data
@@ -18,6 +19,43 @@ from ._values import check_out_folder, count, number
 
 _FILES = ("shapes.csv", "source.toml")
 _SECONDS, _QUICK = 600.0, 60.0
+
+
+@command()
+def kernels(given: Given) -> Output:
+    """List the shipped kernel profiles, with their sources.
+
+    --variability  how much kernels vary, with sources
+
+    example: prism-jax kernels --variability
+    """
+    if given.variability:
+        return _variability()
+    sources = [data.load_source(name) for name in data.list_kernels()]
+    stacks = [data.load_software(name) for name in data.list_software()]
+    blocks = []
+    for source in sources:
+        lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
+        lines += [f"  chosen: {c.name} = {c.value}: {c.reason}" for c in source.constants]
+        blocks.append("\n".join(lines))
+    for stack in stacks:
+        switches = (f"  {key} = {value}" for key, value in stack.training.items())
+        blocks.append("\n".join([f"software {stack.name}: {stack.source}", *switches]))
+    return Output(msgspec.to_builtins({"kernels": sources, "software": stacks}), blocks)
+
+
+def _variability() -> Output:
+    """The laws of all profiles as a table, and below it their numbered sources."""
+    found = {name: data.load_variability(name) for name in data.list_kernels()}
+    laws = [law for of_profile in found.values() for law in of_profile]
+    sources = list(dict.fromkeys(law.source for law in laws))
+    names = [name for name, of_profile in found.items() for _ in of_profile]
+    number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
+    table = data.law_table(laws, number)
+    rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
+    table = Table(("profile", *table.header()), rows, most=None)
+    notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
+    return Output(msgspec.to_builtins({"variability": found}), [table, notes])
 
 
 @command(PROGRESS, how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED}, csv=True)

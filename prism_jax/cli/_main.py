@@ -16,14 +16,14 @@ from .._interrupt import check_interrupt, ending_at_interrupt
 # The file of each command, which is the function of its name there; in the order of `--help`.
 # fmt: off
 COMMANDS = {
-    "simulate": "simulate", "diagnose": "measured", "sensitivity": "sensitivity",
-    "criticality": "criticality", "timeline": "criticality", "report": "report",
-    "whatif": "whatif", "place": "place", "improve": "sensitivity", "target": "sensitivity",
-    "sweep": "sweep", "layouts": "layouts", "compare": "compare", "run": "run",
-    "predict": "predict", "memory": "predict", "import": "job_files", "trace": "trace",
+    "simulate": "predict", "diagnose": "measured", "sensitivity": "sensitivity",
+    "criticality": "sensitivity", "timeline": "sensitivity", "report": "predict",
+    "whatif": "sensitivity", "place": "layouts", "improve": "sensitivity",
+    "target": "sensitivity", "sweep": "compare", "layouts": "layouts", "compare": "compare",
+    "run": "run", "predict": "predict", "memory": "predict", "import": "files", "trace": "trace",
     "fit": "trace", "measure": "kernels", "fit-kernels": "kernels", "calibrate": "measured",
-    "score": "measured", "init": "job_files", "show": "job_files", "jobs": "shipped",
-    "models": "shipped", "hardware": "shipped", "kernels": "shipped", "doctor": "installation",
+    "score": "measured", "init": "files", "show": "files", "jobs": "files", "models": "files",
+    "hardware": "files", "kernels": "kernels", "doctor": "installation",
     "completion": "installation",
 }
 # fmt: on

@@ -1,9 +1,19 @@
-"""What needs no sampling: the step without variability, and the memory."""
+"""The step time of a job: without variability, simulated, and as a page; and its memory."""
 
+import dataclasses
+import shlex
+from typing import Any
+
+import numpy as np
+
+from .._files import shown
+from .._interrupt import told_interrupt
+from .._misc import counted
 from .._summary import plain
-from ..data import load_job
+from ..data import layout_and_order, load_job
 from . import _load, _prism as prism
-from ._options import ALLOW_OOM, NO_PROFILE, SET, Given, Output, command
+from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
+from ._values import check_out, objective, quantile
 
 
 @command(NO_PROFILE, SET, ALLOW_OOM, csv=True)
@@ -54,3 +64,170 @@ def memory(given: Given) -> Output:
     )
     table = found.summary().named(job.name, most=None)
     return Output({**plain(found), "fits": found.fits}, [table, text])
+
+
+@command(LAW, csv=True)
+def simulate(given: Given) -> Output:
+    """Simulate a job and print the law of its step time.
+
+    --epistemic  also print the law of a step of any such run, with the uncertainty of the model
+    --out LAW.npz  a file to write the law to, for prism_jax.load_law
+
+    example: prism-jax simulate gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles
+    0.999
+    """
+    check_out(given.out, ".npz")
+    job = _load.load(given)
+    if given.epistemic and job.modelled is None:
+        raise ValueError(
+            f"{shown(given.job)}: this has no model, and it is not known how far its level may be "
+            "off; leave `--epistemic` out, or give a job with a model."
+        )
+    program, options = _load.compiled(given, job)
+    drawn = {"sampling": given.sampling, "allocations": given.allocations}
+    law = prism.engine.simulate(program, **drawn, **options)
+    if given.out is not None:
+        prism.law.save_law(law, given.out)
+    # Of a job as it is shipped; a changed one was not measured.
+    measured = None if job.job is None or given.overrides else job.job.measured
+    levels = {**prism.law.QUANTILES, **given.quantiles}
+    future = None if job.modelled is None else prism.calibration.epistemic(job.modelled, law)
+    expected = None if future is None else future.intervals(levels)
+    table = prism.law.law_table(law, levels, measured and measured.figures, expected)
+    result = {"job": job.name, "world_size": job.of.layout.world_size, **law.to_json(levels)}
+    if future is not None:
+        result["prediction_interval_90"] = plain(expected)
+        result["expected_error"] = _load.expected_error_json(future.error)
+    if job.job is not None and job.job.kernels is not None:
+        sources = job.job.kernels.sources
+        result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
+        result["notes"] = list(_load.all_notes(job.job))
+    if measured is not None:
+        known = plain(measured).items()
+        result["measured"] = {name: value for name, value in known if value is not None}
+        result["relative_error"] = {
+            row["figure"]: row["predicted_s"] / row["measured_s"] - 1
+            for row in table.rows
+            if row["measured_s"] is not None
+        }
+    per_gpu = prism.prediction.throughput(job.job, law.mean)
+    if per_gpu is not None:
+        result["throughput"] = plain(per_gpu)
+    result["exposed_data_parallel_s"] = _exposed(program, options)
+    if given.epistemic and future is not None:
+        result["epistemic"] = future.to_json()
+    _load.tell_interrupted("steps", law, law.num_samples)
+    what = layout_and_order(job.of.layout, job.of.schedule)
+    title = f"{job.name}: {what}, {program.num_ops:,} ops"
+    table = dataclasses.replace(table, title="")
+    return Output(result, [title, table, "\n".join(_below(law, future, result, per_gpu))])
+
+
+def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:
+    """What is said below the table: first what an interval means, last the simulation's noise."""
+    lines = [] if future is None else [f"90 % of such runs: {future.error}"]
+    if result.get("measured"):
+        lines.append(f"measured: {result['measured'].get('source')}")
+    lines += [] if per_gpu is None else per_gpu.lines()
+    exposed = result["exposed_data_parallel_s"]
+    if exposed["mean"] > 0:
+        lines.append(
+            f"exposed communication of data parallelism: {exposed['mean']:.3g} s of a step on "
+            f"average, p95 {exposed['p95']:.3g} s"
+        )
+    lines += law.about_allocations()
+    lines += [str(future)] * ("epistemic" in result)
+    if future is not None:
+        lines.append(prism.law.about_noise(law, future.intervals()))
+    lines.append(
+        f"{counted(law.num_samples, 'step')} ({law.sampling} sampling, replicas: {law.replicas}); "
+        f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
+        f"({result['samples_per_s']:,.0f} steps/s)"
+    )
+    return lines
+
+
+def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
+    """The exposed communication of data parallelism, in seconds of a step."""
+    options = {name: options[name] for name in ("num_samples", "key")}
+    found = prism.analysis.exposed_data_parallel(program, **options)
+    p50, p95 = np.quantile(found, (0.5, 0.95)).tolist()
+    return {"mean": float(found.mean()), "p50": p50, "p95": p95}
+
+
+@command(LAW, OBJECTIVE, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
+def report(given: Given) -> Output:
+    """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
+
+    --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
+    --measured STEP_TIMES  diagnose these step times, as of `prism-jax diagnose`
+    --out PAGE.html  the file to write
+
+    example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
+    """
+    check_out(given.out, ".html")
+    job = _load.load(given)
+    wanted = objective(given.objective)
+    if given.measured is not None and job.modelled is None:
+        raise ValueError(
+            f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
+        )
+    prism.report.check_matplotlib()
+    measured = [] if given.measured is None else prism.trace.read_runs(given.measured)
+    program, options = _load.compiled(given, job)
+    found = prism.report.gather(
+        job.of,
+        program,
+        **options,
+        sampling=given.sampling,
+        allocations=given.allocations,
+        levels={**prism.law.QUANTILES, **given.quantiles},
+        objective=wanted,
+        quantile=given.quantile,
+        measured=measured,
+        commands=_commands(given),
+        seed=str(given.seed),
+    )
+    prism.report.save_html(found, given.out)
+    if any("interrupted" in why for why in found.missing.values()):
+        told_interrupt()
+    for name, why in found.missing.items():
+        _load.tell_note(f"{name}: {why}")
+    law = found.law
+    levels = {name: float(law.quantile(q)) for name, q in found.levels.items()}
+    result = {
+        "job": job.name,
+        "out": given.out,
+        "step_time_s": {"mean": law.mean, **levels},
+        "num_samples": law.num_samples,
+        "missing": found.missing,
+    }
+    text = (
+        f"{job.name}: mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written "
+        f"to {shown(given.out)}, which any browser opens"
+    )
+    return Output(result, [text])
+
+
+def _commands(given: Given) -> dict[str, str]:
+    """A command that prints a figure of the page again, for the function behind each figure. All
+    figures except the law use few steps.
+    """
+    job = [given.job, *(word for one in given.overrides for word in ("--set", one))]
+    seed = ["--seed", str(given.seed), *["--allow-oom"] * given.allow_oom]
+    few = [*job, "--samples", str(min(given.samples, prism.report.MOST_STEPS)), *seed]
+    law = [*job, "--samples", str(given.samples), *seed, "--sampling", given.sampling]
+    if given.allocations is not None:
+        law += ["--allocations", str(given.allocations)]
+    if given.quantiles:
+        law += ["--quantiles", ",".join(f"{q:.12g}" for q in given.quantiles.values())]
+    step = ["--quantile", f"{given.quantile:g}", "--out", "step.json"]
+    words = {
+        "simulate": ["simulate", *law],
+        "sensitivity": ["sensitivity", *few, "--objective", given.objective],
+        "criticality": ["criticality", *few],
+        "memory": ["memory", *job],
+        "sample_step": ["timeline", *few, *step],
+        "load_job": ["show", *job],
+    }
+    return {name: shlex.join(["prism-jax", *line]) for name, line in words.items()}

@@ -1,9 +1,15 @@
-"""What variability costs: of each part, down to a target, and within a budget."""
+"""What variability costs, of each part and within a budget; what is critical; and what-ifs."""
 
-from .._summary import Column, Table, plain
+from typing import Any
+
+import numpy as np
+
+from .._files import shown
+from .._misc import counted, quoted, unknown_name
+from .._summary import Column, Table, picked, plain
 from . import _load, _prism as prism
 from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, command
-from ._values import count, named_factor, objective
+from ._values import check_out, count, named_factor, objective, quantile
 
 
 @command(SIMULATED, OBJECTIVE, TOP, how={"--shapley": (str, "")}, csv=True)
@@ -18,11 +24,11 @@ def sensitivity(given: Given) -> Output:
     program, options = _load.compiled(given, job)
     shapley = [name.strip() for name in given.shapley.split(",") if name.strip()]
     found = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
-    shown, others = found.parts[: given.top], found.parts[given.top :]
-    longest = max((part.mean.value for part in shown if part.mean), default=0.0)
+    first, others = found.parts[: given.top], found.parts[given.top :]
+    longest = max((part.mean.value for part in first if part.mean), default=0.0)
     long = [part for part in others if part.mean and part.mean.value > longest]
-    rows = [*shown, *long, *(part for part in others if part not in long)]
-    table = found.summary().named(job.name, rows=rows, most=len(shown) + len(long))
+    rows = [*first, *long, *(part for part in others if part not in long)]
+    table = found.summary().named(job.name, rows=rows, most=len(first) + len(long))
     lines = [
         "mean, spread: what a part's latency and variability cost, to first order; gain: without "
         "its variability",
@@ -90,3 +96,189 @@ def improve(given: Given) -> Output:
     shares = (Column("part"), Column("share of its spread to remove", "share", ".3f"))
     table = Table(shares, sorted(parts, key=lambda row: -row["share"]), most=None)
     return Output({"job": job.name, **plain(found)}, [title, table, "\n".join(lines)])
+
+
+@command(SIMULATED, TOP, how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
+def criticality(given: Given) -> Output:
+    """Print how often ranks, stages and ops are critical, and how much communication is exposed.
+
+    --of {ranks,stages,ops}  print a table of ranks, stages or ops (ranks)
+    --band A:B  use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)
+
+    example: prism-jax criticality gpt3-175b-h100-4096 --of stages --band 0.94:0.96
+    """
+    job, band = _load.load(given), _band(given.band)
+    program, options = _load.compiled(given, job)
+    found = prism.analysis.criticality(program, band=band, **options)
+    frame = found.table(given.of)
+    rows = frame.to_dicts()
+    exposed = _levels(found.exposed_communication)
+    data_parallel = _levels(found.exposed_data_parallel)
+    result = {
+        "job": job.name,
+        "band": band,
+        given.of: rows,
+        "exposed_communication": exposed,
+        "exposed_data_parallel": data_parallel,
+        **picked(found, "num_steps", "num_replicas_seen", "notes"),
+    }
+    title = f"{job.name}: {given.of} on the critical path"
+    columns = [
+        Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
+        for name in frame.columns
+        if name != "standard_error"  # The digits say it.
+        # Each step passes through all stages.
+        and not (given.of == "stages" and name == "probability")
+    ]
+    lines = [
+        f"exposed communication{what}, of a step: "
+        + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
+        for what, shares in (("", exposed), (" of data parallelism", data_parallel))
+    ]
+    seen = counted(round(found.num_replicas_seen), "replica")
+    lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}", *found.notes]
+    return Output(result, [title, Table(columns, rows, most=given.top), "\n".join(lines)])
+
+
+def _levels(shares: np.ndarray) -> dict[str, float]:
+    found = {f"p{level}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
+    return {"mean": float(np.mean(shares)), **found}
+
+
+def _band(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high)
+    except ValueError:
+        raise ValueError(
+            f"--band `{quoted(text)}` must be two quantiles, such as 0.94:0.96."
+        ) from None
+
+
+@command(SIMULATED, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
+def timeline(given: Given) -> Output:
+    """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
+
+    --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
+    --out FILE  the JSON file to write
+
+    example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
+    """
+    check_out(given.out, ".json")
+    job = _load.load(given)
+    program, options = _load.compiled(given, job)
+    step = prism.analysis.sample_step(program, quantile=given.quantile, **options)
+    prism.plot.save_chrome_trace(step, given.out)
+    result = {
+        "job": job.name,
+        "out": given.out,
+        **picked(step, "quantile", "step_s", "num_ranks", "last_rank"),
+        "num_ops": len(step.receivers),
+        "critical_ops": len(step.path),
+        "num_samples": given.samples,
+    }
+    of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
+    text = (
+        f"{job.name}: a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of "
+        f"{given.samples:,}{of}\n"
+        f"{len(step.receivers):,} ops on {step.num_ranks} pipeline ranks, {len(step.path):,} of "
+        f"them on the critical path, which ends on rank {step.last_rank}\n"
+        f"written to {shown(given.out)}; open it in ui.perfetto.dev"
+    )
+    return Output(result, [text])
+
+
+@command(SIMULATED, csv=True)
+def whatif(given: Given) -> Output:
+    """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
+
+    --slow-rank stage=S:F...  the rank of one replica that runs stage S (or rank=R) is F times
+        slower
+    --hot-node stage=S:F...  a node whose GPUs run stage S (or rank=R) is F times slower
+    --link NAME:F...  a link of the cluster has F times less bandwidth
+    --kernel KIND:F...  a kind of kernel takes F times as long, such as all_gather:0.8
+    --change KEY=VALUE...  a key of the job, such as schedule.virtual_stages=6
+
+    example: prism-jax whatif gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8
+    """
+    job = _load.load(given)
+    changed = {text: _load.load(given, text) for text in given.change}
+    for text in given.link:
+        changed[f"link {text}"] = _load.load(given, _slower_link(given, job, text))
+    slow = {f"slow rank {text}": _place(text, "--slow-rank") for text in given.slow_rank}
+    hot = {f"hot node {text}": _place(text, "--hot-node") for text in given.hot_node}
+    places = slow | hot
+    kernels = {text: named_factor(text, "--kernel", "all_gather:0.8") for text in given.kernel}
+    if not (changed or places or kernels):
+        raise ValueError(
+            "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
+            "--change."
+        )
+    program, options = _load.compiled(given, job)
+    scenarios = {}
+    of_node = max(job.devices_per_node // program.group_size, 1) if hot else 1
+    for name, (of, number, factor) in places.items():
+        rank = number if of == "rank" else _rank_of_stage(program, number)
+        replicas = min(of_node, program.num_replicas) if name in hot else 1
+        scenarios[name] = prism.analysis.slow_rank(program, rank, factor, replicas=replicas)
+    for text, (kind, factor) in kernels.items():
+        scenarios[f"kernel {text}"] = prism.analysis.scale_kernel(program, kind, factor)
+    for text, other in changed.items():
+        scenarios[text] = prism.analysis.Scenario(other.compile())
+        if other.job and job.job and other.job.cluster != job.job.cluster:
+            _load.tell_notes([other.job])
+    found = prism.analysis.what_if(program, scenarios, **options)
+    mean, throughput = found.before["mean"].value, prism.prediction.throughput
+    each = {"as it is": throughput(job.job, mean)}
+    for name, changes in found.changes.items():
+        other = changed.get(name, job).job or job.job
+        each[name] = throughput(other, mean + changes["mean"].value)
+    figures = ("world_size", "tokens_per_s_per_gpu", "mfu")  # A profile has none.
+    speed = {name: picked(one, *figures) for name, one in each.items() if one is not None}
+    columns = [
+        Column("scenario"),
+        Column("GPUs", "world_size"),
+        Column("tokens/s per GPU", "tokens_per_s_per_gpu", ",.0f"),
+        Column("MFU", "mfu", ".1f", "%", scale=100),
+    ]
+    speeds = Table(columns, [{"scenario": name, **one} for name, one in speed.items()], most=None)
+    sizes = {name: one["world_size"] for name, one in speed.items()}
+    notes = _load.other_sizes(sizes, sizes["as it is"]) if speed else []
+    table = found.summary().named(job.name, most=None)
+    result = {"job": job.name, **plain(found), "throughput": speed}
+    return Output(result, [table, *[speeds] * bool(speed), *notes])
+
+
+def _slower_link(given: Given, job: _load.Loaded, text: str) -> str:
+    """The change of a job's key for `--link`."""
+    name, factor = named_factor(text, "--link", "infiniband:1.5")
+    if job.job is None:
+        raise ValueError(f"{shown(given.job)}: this is a profile, without links; give a job.")
+    if job.job.cluster is None:
+        raise ValueError(
+            f"{shown(given.job)}: this job names no cluster, so it has no links; give a job "
+            "with a `cluster`."
+        )
+    links = {link.name: link for link in job.job.cluster.links}
+    if name not in links:
+        raise ValueError(unknown_name("link", name, links))
+    bandwidth = links[name].bandwidth_bytes_per_s / factor
+    return f"cluster.links.{name}.bandwidth_bytes_per_s={bandwidth!r}"
+
+
+def _place(text: str, option: str) -> tuple[str, int, float]:
+    place, factor = named_factor(text, option, "stage=7:1.2")
+    of, _, number = place.partition("=")
+    if of not in ("stage", "rank") or not (number.isdecimal() and len(number) <= 9):
+        raise ValueError(
+            f"{option} `{quoted(text)}` must be a stage or rank and a factor, such as "
+            "`stage=7:1.2` or `rank=0:1.2`."
+        )
+    return of, int(number), factor
+
+
+def _rank_of_stage(program: Any, stage: int) -> int:
+    ranks = prism.analysis.ranks_of_stages(program)
+    if stage >= len(ranks):
+        raise ValueError(f"There is no stage {stage}; the program has 0 to {len(ranks) - 1}.")
+    return int(ranks[stage])
