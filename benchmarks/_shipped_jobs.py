@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 import prism_jax as prism
-from prism_jax.data import list_jobs
+from prism_jax.data import list_names
 
 from ._means import VARIABILITY
 from ._tables import percent, table
@@ -29,7 +29,7 @@ _PUBLISHED = {"convolutions": "up to 44 %", "attention across frames": "over 60 
 
 def flagship_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
     """A row for each shipped job with a measured mean or median; `folder` is not read."""
-    for name in list_jobs():
+    for name in list_names("job"):
         job = prism.load_job(name)
         measured = job.measured and (job.measured.mean_s or job.measured.p50_s)
         if measured and name not in _NOT:

@@ -10,11 +10,7 @@ import msgspec
 import pytest
 
 from prism_jax.data import (
-    list_clusters,
-    list_devices,
-    list_jobs,
-    list_kernels,
-    list_software,
+    list_names,
     load_cluster,
     load_device,
     load_job,
@@ -47,7 +43,7 @@ def test_importing_data_is_light():
     assert out.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", list_devices())
+@pytest.mark.parametrize("name", list_names("device"))
 def test_devices(name):
     device = load_device(name)
     assert device.name == name
@@ -68,7 +64,7 @@ def test_each_number_of_a_machine_has_its_source_beside_it(folder):
                 assert "# source: " in value or value.strip().startswith('"'), (path, line)
 
 
-@pytest.mark.parametrize("name", list_clusters())
+@pytest.mark.parametrize("name", list_names("cluster"))
 def test_clusters(name):
     one, cluster = load_cluster(name, 1), load_cluster(name, 10_000)
     assert cluster.name == name
@@ -185,7 +181,7 @@ def test_models(name):
     assert model.source
 
 
-@pytest.mark.parametrize("name", list_jobs())
+@pytest.mark.parametrize("name", list_names("job"))
 def test_jobs(name):
     job = load_job(name)
     assert job.name == name
@@ -215,7 +211,7 @@ def test_measured_steps_are_those_of_the_logs(shared):
         assert measured.p95_s == pytest.approx(seconds.quantile(0.95), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", list_kernels())
+@pytest.mark.parametrize("name", list_names("profile of kernels"))
 def test_kernels_have_a_source(name):
     source = load_source(name)
     assert source.licence
@@ -338,9 +334,11 @@ def test_a_file_of_ones_own(tmp_path):
     assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
     assert "device `gpu` has no table" in job.kernels.notes[0]
     assert "the table of `dgx-h100` is used" in job.kernels.notes[1]
-    for name in list_clusters():
+    for name in list_names("cluster"):
         cluster = load_cluster(name, 1)
-        machines = [m for m in (cluster.device.name, name) if m not in list_kernels()]
+        machines = [
+            m for m in (cluster.device.name, name) if m not in list_names("profile of kernels")
+        ]
         assert len(load_kernels(cluster).notes) == len(machines), name
     assert load_job(str(path), "layout.tp=4").layout.tp == 4
 
@@ -359,7 +357,7 @@ def test_structs_are_immutable():
 
 
 def test_a_stack_sets_what_a_job_does_not():
-    for name in list_software():
+    for name in list_names("software stack"):
         assert load_software(name).source
     old = load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
     assert old is not None

@@ -15,7 +15,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._main import COMMANDS, make_parser
 from prism_jax.cli._options import arguments
-from prism_jax.data import list_jobs
+from prism_jax.data import list_names
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -84,7 +84,8 @@ def test_the_shell_completes_commands_options_and_names(shell, capsys):
     assert completed("prism-jax", "sim") == ["simulate"]
     assert completed("prism-jax", "simulate", "--samp") == ["--samples", "--sampling"]
     assert completed("prism-jax", "simulate", "--sampling", "s") == ["sobol"]
-    assert completed("prism-jax", "predict", "gpt3") == [j for j in list_jobs() if "gpt3" in j]
+    named = [name for name in list_names("job") if "gpt3" in name]
+    assert completed("prism-jax", "predict", "gpt3") == named
     assert "dgx-h100" in completed("prism-jax", "import", "--cluster", "dgx")
     assert completed("prism-jax", "calibrate", "--to", "x") == []  # So that files are completed.
 
@@ -171,7 +172,7 @@ def test_the_wheel_runs_where_there_is_no_checkout(built, tmp_path):
     assert pathlib.Path(where).is_relative_to(site)
     command = tmp_path / "venv/bin/prism-jax"
     assert run(command, "--version").startswith("prism-jax ")
-    assert set(list_jobs()) <= set(run(command, "jobs").split())
+    assert set(list_names("job")) <= set(run(command, "jobs").split())
     words = [command, "simulate", "megatron-22b-a100-8", "--samples", "200", "--json"]
     found = json.loads(run(*words))
     assert 0.9 < found["step_time_s"]["mean"] < 1.2

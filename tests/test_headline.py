@@ -10,7 +10,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.calibration import epistemic
 from prism_jax.cli import main
-from prism_jax.data import list_clusters, load_cluster
+from prism_jax.data import list_names, load_cluster
 from prism_jax.data._check import SHIPPED
 from prism_jax.law import about_noise, law_table
 from prism_jax.prediction import levels_of_law
@@ -106,7 +106,7 @@ def test_the_command_of_runs_prints_what_one_would_bet_on(job, capsys):
 
 
 def test_shipped_hardware_is_what_other_hardware_is_compared_with():
-    clusters = [load_cluster(name, 100_000) for name in list_clusters()]
+    clusters = [load_cluster(name, 100_000) for name in list_names("cluster")]
     links = [link for cluster in clusters for link in cluster.links]
     devices = [cluster.device for cluster in clusters]
     values = {

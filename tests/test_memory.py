@@ -12,7 +12,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import list_jobs, load_job
+from prism_jax.data import list_names, load_job
 from prism_jax.prediction import costly_keys
 from prism_jax.prediction._advice import _toml, check_memory, fixes
 from prism_jax.prediction._memory import _peaks
@@ -211,7 +211,7 @@ def test_a_split_backward_keeps_until_its_weights():
     assert _peaks(prism.CustomSchedule([tokens], [0]), stages)[0]["x"] == 3.0
 
 
-@pytest.mark.parametrize("name", list_jobs())
+@pytest.mark.parametrize("name", list_names("job"))
 def test_shipped_jobs_fit(name):
     job = load_job(name)
     memory = prism.memory(job)

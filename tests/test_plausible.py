@@ -11,7 +11,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._load import tell_unit
-from prism_jax.data import Link, list_clusters, list_jobs, list_models, notes_of
+from prism_jax.data import Link, list_names, notes_of
 from prism_jax.prediction import idle_keys, throughput
 
 
@@ -19,7 +19,7 @@ _JOB = "megatron-175b-a100-64"
 _EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
-@pytest.mark.parametrize("name", list_jobs())
+@pytest.mark.parametrize("name", list_names("job"))
 def test_shipped_jobs_are_plausible(name):
     job = prism.load_job(name)
     assert notes_of(job) == job.notes
@@ -89,12 +89,12 @@ def test_a_job_that_does_not_fit_its_layout_has_no_such_notes():
 
 def test_shipped_clusters_and_models_are_plausible():
     job = prism.load_job(_JOB)
-    for name in list_clusters():
+    for name in list_names("cluster"):
         changed = prism.load_job(_JOB, [f"cluster={name}", "num_nodes=100", "training.dtype=bf16"])
         assert notes_of(changed) == changed.notes, name
     whole = ("layout.pp=1", "layout.dp=8", "schedule.kind=1f1b", "schedule.virtual_stages=1")
     job = prism.load_job(_JOB, whole)  # With one stage, which each number of layers fits.
-    for name in list_models():
+    for name in list_names("model"):
         assert notes_of(msgspec.structs.replace(job, model=prism.load_model(name))) == job.notes
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import job_keys, list_jobs, list_models
+from prism_jax.data import job_keys, list_names
 
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -51,7 +51,7 @@ def test_every_key_says_what_it_is():
             assert any(key.endswith(f".{field.name}") for key in numbers)
 
 
-@pytest.mark.parametrize("name", list_jobs())
+@pytest.mark.parametrize("name", list_names("job"))
 def test_every_value_of_a_job_is_shown(name, capsys):
     assert main(["show", name, "--set", "schedule.blocking=true", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -97,6 +97,6 @@ def test_a_first_job_is_valid_and_each_of_its_comments_too(tmp_path, capsys):
 def test_models_are_listed_with_their_parameters(capsys):
     assert main(["models", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["models"]
-    assert [model["name"] for model in found] == list(list_models())
+    assert [model["name"] for model in found] == list(list_names("model"))
     sizes = {model["name"]: model["parameters"] for model in found}
     assert 4.0e11 < sizes["llama-3.1-405b"] < 4.1e11

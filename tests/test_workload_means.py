@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from benchmarks._means import VARIABILITY, mean_rows, mean_table
 from benchmarks._published import published
 from benchmarks._published_jobs import of_steps
-from prism_jax.data import Job, Kernels, list_jobs, load_device, load_job
+from prism_jax.data import Job, Kernels, list_names, load_device, load_job
 from prism_jax.prediction import memory, predict
 from prism_jax.schedule import evaluate, make_schedule
 from prism_jax.workload import Block, Kernel, block_mean, has_experts, rows_of
@@ -85,7 +85,7 @@ def estimate(job: Job) -> float:
 # `docs/accuracy.md` says why these are further off.
 _FURTHER = {"deepseek-v3-gb300-256", "llama-3-405b-h100-8192", "llama-3-405b-h100-16384"}
 _FURTHER |= {"dlrm-dcnv2-gb300-64"}
-_MEASURED = [name for name in list_jobs() if load_job(name).measured and name not in _FURTHER]
+_MEASURED = [name for name in list_names("job") if load_job(name).measured and name not in _FURTHER]
 
 
 @pytest.mark.parametrize("name", _MEASURED)

@@ -160,7 +160,7 @@ def jobs(given: Given) -> Output:
 
     example: prism-jax jobs --sources
     """
-    jobs = [*map(data.load_job, data.list_jobs())]
+    jobs = [*map(data.load_job, data.list_names("job"))]
     rows = [_row(job) for job in jobs]
     columns = (
         Column("job", "name"),
@@ -207,7 +207,7 @@ def models(given: Given) -> Output:
 
     example: prism-jax models --sources
     """
-    models = [*map(data.load_model, data.list_models())]
+    models = [*map(data.load_model, data.list_names("model"))]
     sizes = ("num_layers", "hidden_size", "vocab_size", "source")
     rows = [
         {
@@ -234,15 +234,16 @@ def hardware(given: Given) -> Output:
 
     example: prism-jax hardware dgx-h100
     """
-    known = {*data.list_devices(), *data.list_clusters()}
+    of_devices, of_clusters = data.list_names("device"), data.list_names("cluster")
+    known = {*of_devices, *of_clusters}
     for name in given.names:
         if name not in known:
             raise ValueError(unknown_name("device or cluster", name, known))
     wanted = {*given.names} or known
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
-    clusters = [data.load_cluster(name, 10**6) for name in data.list_clusters() if name in wanted]
+    clusters = [data.load_cluster(name, 10**6) for name in of_clusters if name in wanted]
     wanted |= {cluster.device.name for cluster in clusters}
-    devices = [one for one in map(data.load_device, data.list_devices()) if one.name in wanted]
+    devices = [data.load_device(name) for name in of_devices if name in wanted]
     peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
     columns = (
         Column("device", "name"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._cache import VARIABLE, cache_folder
 from .._summary import Table
-from ..data import list_clusters, list_failures, list_jobs
+from ..data import list_names
 from ._load import use_all_cores
 from ._options import Given, Output, command
 
@@ -162,6 +162,6 @@ def _words(action: argparse.Action) -> str:
     """The values of an argument that have names."""
     if action.choices is not None:
         return " ".join(map(str, action.choices))
-    names = {"JOB": list_jobs, "CLUSTER": list_clusters, "FAILURES": list_failures}
-    listed = names.get(str(action.metavar))
-    return " ".join(listed()) if listed is not None else ""
+    kinds = {"JOB": "job", "CLUSTER": "cluster", "FAILURES": "count of failures"}
+    kind = kinds.get(str(action.metavar))
+    return "" if kind is None else " ".join(list_names(kind))

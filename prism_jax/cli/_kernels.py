@@ -31,8 +31,8 @@ def kernels(given: Given) -> Output:
     """
     if given.variability:
         return _variability()
-    sources = [data.load_source(name) for name in data.list_kernels()]
-    stacks = [data.load_software(name) for name in data.list_software()]
+    sources = [data.load_source(name) for name in data.list_names("profile of kernels")]
+    stacks = [data.load_software(name) for name in data.list_names("software stack")]
     blocks = []
     for source in sources:
         lines = [f"{source.name}: {source.who}, {source.when}; {source.licence}"]
@@ -46,7 +46,7 @@ def kernels(given: Given) -> Output:
 
 def _variability() -> Output:
     """The laws of all profiles as a table, and below it their numbered sources."""
-    found = {name: data.load_variability(name) for name in data.list_kernels()}
+    found = {name: data.load_variability(name) for name in data.list_names("profile of kernels")}
     laws = [law for of_profile in found.values() for law in of_profile]
     sources = list(dict.fromkeys(law.source for law in laws))
     names = [name for name, of_profile in found.items() for _ in of_profile]

@@ -14,13 +14,7 @@ from ._failures import (
 )
 from ._find import (
     is_profile as is_profile,
-    list_clusters as list_clusters,
-    list_devices as list_devices,
-    list_failures as list_failures,
-    list_jobs as list_jobs,
-    list_kernels as list_kernels,
-    list_models as list_models,
-    list_software as list_software,
+    list_names as list_names,
 )
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (

@@ -14,25 +14,31 @@ _FOLDERS = {
     "device": "hardware/devices",
     "cluster": "hardware/clusters",
     "count of failures": "hardware/failures",
+    "profile of kernels": "kernels",
     "software stack": "kernels/software",
 }
 
 
-def data_folder(kind: str) -> pathlib.Path:
-    """The folder of a kind, such as `"hardware/devices"`, in the wheel or in the checkout."""
+def data_folder(folder: str) -> pathlib.Path:
+    """A folder such as `"hardware/devices"`, in the wheel or in the checkout."""
     package = pathlib.Path(str(importlib.resources.files("prism_jax.data")))
-    installed = package / kind
-    return installed if installed.is_dir() else package.parents[1] / kind
+    installed = package / folder
+    return installed if installed.is_dir() else package.parents[1] / folder
 
 
-def list_names(kind: str) -> tuple[str, ...]:
-    """The sorted names of the shipped files of `kind`."""
-    folder = data_folder(kind)
-    if kind == "kernels":
-        names = (path.parent.name for path in folder.glob("*/source.toml"))
-    else:
-        names = (path.stem for path in folder.glob("*.toml"))
-    return tuple(sorted(names))
+def list_names(what: str) -> tuple[str, ...]:
+    """The sorted names of what is shipped.
+
+    **Arguments:**
+
+    - `what`: of which kind, as messages call it: `job`, `model`, `device`, `cluster` (families of
+        them), `count of failures`, `profile of kernels` (of devices and of clusters), or `software
+        stack`.
+    """
+    folder = data_folder(_FOLDERS[what])
+    if what == "profile of kernels":
+        return tuple(sorted(path.parent.name for path in folder.glob("*/source.toml")))
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
 def is_path(name: str | os.PathLike[str]) -> bool:
@@ -40,41 +46,6 @@ def is_path(name: str | os.PathLike[str]) -> bool:
     if not isinstance(name, str):
         return True
     return name.endswith(".toml") or "/" in name or os.sep in name or name in (".", "..")
-
-
-def list_jobs() -> tuple[str, ...]:
-    """The names of the shipped jobs."""
-    return list_names("jobs")
-
-
-def list_models() -> tuple[str, ...]:
-    """The names of the shipped models."""
-    return list_names("jobs/models")
-
-
-def list_devices() -> tuple[str, ...]:
-    """The names of the shipped devices."""
-    return list_names("hardware/devices")
-
-
-def list_clusters() -> tuple[str, ...]:
-    """The names of the shipped families of clusters."""
-    return list_names("hardware/clusters")
-
-
-def list_kernels() -> tuple[str, ...]:
-    """The names of the shipped profiles of kernels: of devices and of clusters."""
-    return list_names("kernels")
-
-
-def list_software() -> tuple[str, ...]:
-    """The names of the shipped stacks."""
-    return list_names("kernels/software")
-
-
-def list_failures() -> tuple[str, ...]:
-    """The names of the shipped counts of failures."""
-    return list_names("hardware/failures")
 
 
 def find_file(
@@ -87,16 +58,16 @@ def find_file(
 
     A `ValueError` if there is no such file.
     """
-    folder, by = _FOLDERS[what], f"{shown(given_by)}: " if given_by else ""
+    known, by = list_names(what), f"{shown(given_by)}: " if given_by else ""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
             f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the "
             "name of a shipped one, or the path of a `.toml` file."
         )
     if not is_path(name):
-        if name not in list_names(folder):
-            raise ValueError(by + unknown_name(what, name, list_names(folder)))
-        return data_folder(folder) / f"{name}.toml"
+        if name not in known:
+            raise ValueError(by + unknown_name(what, name, known))
+        return data_folder(_FOLDERS[what]) / f"{name}.toml"
     name = os.fspath(name)
     # By the name as given, because `pathlib` drops a `/` at its end.
     if given_by is not None and not os.path.isabs(name):
@@ -109,7 +80,7 @@ def find_file(
     if not os.path.exists(name):
         raise ValueError(
             f"{by}{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
-            f"names: {', '.join(list_names(folder)[:12]) or 'none'}."
+            f"names: {', '.join(known[:12]) or 'none'}."
         )
     return pathlib.Path(name)
 

@@ -10,7 +10,7 @@ import msgspec
 from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
-from ._find import find_file, is_path, list_clusters, list_devices, list_models
+from ._find import find_file, is_path, list_names
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._kernels import apply_calibrated
@@ -197,7 +197,7 @@ def _resolve(
         return
     for override in changes:
         if override.keys[:3] == ("cluster", "device", "power"):
-            known = (name for name in list_devices() if load_device(name).power)
+            known = (name for name in list_names("device") if load_device(name).power)
             raise ValueError(
                 f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
                 f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
@@ -277,11 +277,11 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     table: dict[str, Any] = msgspec.to_builtins(job)
     del table["kernels"]
     model, cluster = job.model, job.cluster
-    if model is not None and model.name in list_models() and load_model(model.name) == model:
+    if model is not None and model.name in list_names("model") and load_model(model.name) == model:
         table["model"] = model.name
     if cluster is not None:
         name, nodes = cluster.name, cluster.num_nodes
-        if name in list_clusters() and load_cluster(name, nodes) == cluster:
+        if name in list_names("cluster") and load_cluster(name, nodes) == cluster:
             table |= {"cluster": name, "num_nodes": nodes}
         elif len(cluster.links) > 1 and cluster.links[-1].group == cluster.num_devices:
             # Without `group` it joins all devices, for any number of nodes; a single link may be

@@ -3,8 +3,8 @@
 import itertools as it
 import os
 import pathlib
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -22,27 +22,35 @@ from ._variations import Variation, read_variations
 
 # Used for machines without a folder of their own, because efficiencies and factors have no unit.
 _DEFAULT = {"device": "h100-sxm", "cluster": "dgx-h100"}
-# Kernel, variant, size, efficiency, and seconds for each call.
-_Row: TypeAlias = tuple[str, str, float, float, float]
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class EfficiencyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EfficiencyRow(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"variant": "dtype"}
+):
     """A row of a device's `efficiency.csv`."""
 
     kernel: Name
     size: Positive
     efficiency: Positive
-    dtype: Label = ""
+    variant: Label = ""
     latency_s: NonNegative = 0.0
 
 
-class CollectiveRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CollectiveRow(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"variant": "link", "size": "bytes"},
+):
     """A row of a cluster's `efficiency.csv`."""
 
     kernel: Name
-    bytes: Positive
+    size: Positive
     efficiency: Positive
-    link: Label = ""
+    variant: Label = ""
+    latency_s: ClassVar[float] = 0.0
 
 
 def load_kernels(cluster: Cluster) -> Kernels:
@@ -59,16 +67,8 @@ def load_kernels(cluster: Cluster) -> Kernels:
     """
     device, of_device = _folder("device", cluster.device)
     network, of_network = _folder("cluster", cluster)
-    rows: list[_Row] = [
-        (row.kernel, row.dtype, row.size, row.efficiency, row.latency_s)
-        for _, row in read_rows(device / "efficiency.csv", EfficiencyRow)
-    ]
-    efficiency = _tables(rows, device)
-    rows = [
-        (row.kernel, row.link, row.bytes, row.efficiency, 0.0)
-        for _, row in read_rows(network / "efficiency.csv", CollectiveRow)
-    ]
-    efficiency += _tables(_by_place(rows, cluster), network)
+    efficiency = _tables(_rows(device, EfficiencyRow), device)
+    efficiency += _tables(_by_place(_rows(network, CollectiveRow), cluster), network)
     path = network / "variability.csv"
     variability = read_variations(device / "variability.csv") + read_variations(path)
     laws = [(law.kernel, law.component) for law in variability]
@@ -123,14 +123,14 @@ def links_without_table(cluster: Cluster) -> tuple[str, ...]:
     folder, source = _folder("cluster", cluster)
     if source.stands_in_for:  # `Kernels.notes` warns about these.
         return ()
-    known = {row.link for _, row in read_rows(folder / "efficiency.csv", CollectiveRow)}
+    known = {row.variant for row in _rows(folder, CollectiveRow)}
     return tuple(link.name for link in cluster.links if link.name not in known)
 
 
 def load_source(name: str) -> Source:
     """Where the numbers of `kernels/<name>/` are from."""
-    if name not in list_names("kernels"):
-        raise ValueError(unknown_name("profile of kernels", name, list_names("kernels")))
+    if name not in (known := list_names("profile of kernels")):
+        raise ValueError(unknown_name("profile of kernels", name, known))
     return _source_of(data_folder("kernels") / name)
 
 
@@ -157,7 +157,7 @@ def _folder(what: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]
             )
         return folder, _source_of(folder)
     if given is None:
-        given = name if name in list_names("kernels") else _DEFAULT[what]
+        given = name if name in list_names("profile of kernels") else _DEFAULT[what]
     source = load_source(given)
     if given != name:
         stands_in_for = f"{what} `{name}`" if name else what
@@ -165,25 +165,35 @@ def _folder(what: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]
     return data_folder("kernels") / given, source
 
 
-def _by_place(rows: list[_Row], cluster: Cluster) -> list[_Row]:
+def _rows(folder: pathlib.Path, row_type: type[_T]) -> list[_T]:
+    return [row for _, row in read_rows(folder / "efficiency.csv", row_type)]
+
+
+def _by_place(rows: Sequence[CollectiveRow], cluster: Cluster) -> list[CollectiveRow]:
     """The rows of a table for the links of a cluster, whose names may differ from the table's."""
-    names = list(dict.fromkeys(link for _, link, *_ in rows if link)) or [""]
-    found = [row for row in rows if not row[1]]
+    names = list(dict.fromkeys(row.variant for row in rows if row.variant)) or [""]
+    found = [row for row in rows if not row.variant]
     for place, link in enumerate(cluster.links):
         known = names[-1] if place else names[0]
         known = link.name if link.name in names else known
-        found += [(row[0], link.name, *row[2:]) for row in rows if row[1] == known]
+        of_link = (row for row in rows if row.variant == known)
+        found += [msgspec.structs.replace(row, variant=link.name) for row in of_link]
     return found
 
 
-def _tables(rows: list[_Row], folder: pathlib.Path) -> tuple[Efficiency, ...]:
+def _tables(
+    rows: Sequence[EfficiencyRow | CollectiveRow], folder: pathlib.Path
+) -> tuple[Efficiency, ...]:
     tables = []
-    for (kernel, variant), group in it.groupby(sorted(rows), key=lambda row: row[:2]):
-        _, _, sizes, values, latencies = zip(*group, strict=True)
+    ordered = sorted(rows, key=lambda row: (row.kernel, row.variant, row.size))
+    for about, group in it.groupby(ordered, key=lambda row: (row.kernel, row.variant)):
+        sizes, values, latencies = zip(
+            *((row.size, row.efficiency, row.latency_s) for row in group), strict=True
+        )
         if len({*sizes}) < len(sizes):
             raise ValueError(
-                f"{shown(folder / 'efficiency.csv')}: `{quoted(kernel)}` has two rows of one size; "
-                "keep one."
+                f"{shown(folder / 'efficiency.csv')}: `{quoted(about[0])}` has two rows of one "
+                "size; keep one."
             )
-        tables.append(Efficiency(kernel, variant, sizes, values, max(latencies)))
+        tables.append(Efficiency(*about, sizes, values, max(latencies)))
     return tuple(tables)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .._files import shown
 from .._misc import quoted
-from ..data import Job, Layout, list_clusters, load_cluster, make_job, read_text
+from ..data import Job, Layout, list_names, load_cluster, make_job, read_text
 from ._megatron import megatron_reader, read_megatron
 from ._megatron_flags import parse_command, parse_model_config
 from ._models import ARCHITECTURES
@@ -123,7 +123,7 @@ def import_job(
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     raw = convert(read := reader(table, strict=strict), num_gpus, where)
     raw["cluster"] = cluster or _CLUSTER
-    if raw["cluster"] in list_clusters():
+    if raw["cluster"] in list_names("cluster"):
         raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
     raw["name"] = quoted(path.stem)
