@@ -13,7 +13,9 @@ import numpy as np
 import polars as pl
 
 from prism_jax.cluster import Measured, shape_latencies
-from prism_jax.data import ShapeTable, load_shapes, shape_key
+from prism_jax.data import ShapeTable
+from prism_jax.data._load_kernels import load_shapes
+from prism_jax.data._shapes import shape_key
 from prism_jax.trace import measured_kernels
 
 from ._rows import attempt, note

@@ -13,8 +13,8 @@ from scipy.optimize import least_squares
 
 from prism_jax._estimate import in_core
 from prism_jax.calibration._observe import upper_spread
-from prism_jax.data import Priors, Sampled, Variation, load_priors
-from prism_jax.data._priors import Line, Prior
+from prism_jax.data import Priors, Variation, load_priors
+from prism_jax.data._priors import Line, Prior, Sampled
 from prism_jax.program import variability_of
 
 from ._published_models import device_of, has_experts

@@ -7,7 +7,8 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import Layer, Model, load_architecture, load_job, load_model, repeat_layers
+from prism_jax.data import Layer, Model, load_job, load_model, repeat_layers
+from prism_jax.data._model import load_architecture
 from prism_jax.workload import count_parameters, widen
 
 from .documents import ROOT

@@ -24,7 +24,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cli._main import make_parser, options_of
-from prism_jax.data import load_architecture
+from prism_jax.data._model import load_architecture
 from prism_jax.trace import read_range_names
 
 from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_lines, row_codes

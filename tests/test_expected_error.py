@@ -11,12 +11,12 @@ import prism_jax as prism
 from prism_jax.calibration import epistemic
 from prism_jax.data import (
     Calibrated,
-    ErrorClass,
     Layer,
     Uncertainty,
     generation_of,
     load_expected_errors,
 )
+from prism_jax.data._priors import ErrorClass
 from prism_jax.prediction import ExpectedError, class_of, levels_of_law
 
 

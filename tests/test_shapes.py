@@ -28,13 +28,13 @@ from prism_jax.data import (
     convert,
     load_cluster,
     load_kernels,
-    load_shapes,
     outside,
     parse_product,
-    read_shapes,
     read_toml,
     save_shapes,
 )
+from prism_jax.data._load_kernels import load_shapes
+from prism_jax.data._shapes import read_shapes
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -36,7 +36,6 @@ from ._kernels import (
     Uncertainty as Uncertainty,
     apply_calibrated as apply_calibrated,
 )
-from ._layers import load_architecture as load_architecture, repeat_layers as repeat_layers
 from ._load import (
     check_job_path as check_job_path,
     load_cluster as load_cluster,
@@ -48,21 +47,18 @@ from ._load import (
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
-    load_shapes as load_shapes,
     load_source as load_source,
     load_variability as load_variability,
     save_shapes as save_shapes,
     save_source as save_source,
 )
-from ._model import Layer as Layer, Model as Model
+from ._model import Layer as Layer, Model as Model, repeat_layers as repeat_layers
 from ._override import (
     apply_kernel_override as apply_kernel_override,
     parse_override as parse_override,
 )
 from ._priors import (
-    ErrorClass as ErrorClass,
     Priors as Priors,
-    Sampled as Sampled,
     generation_of as generation_of,
     load_expected_errors as load_expected_errors,
     load_priors as load_priors,
@@ -81,20 +77,16 @@ from ._reference import (
     assumed_keys as assumed_keys,
     job_keys as job_keys,
     toml_value as toml_value,
-    unit as unit,
 )
 from ._shapes import (
     Product as Product,
-    Shapes as Shapes,
     ShapeTable as ShapeTable,
     Term as Term,
     column as column,
     outside as outside,
     parse_product as parse_product,
-    read_shapes as read_shapes,
-    shape_key as shape_key,
 )
-from ._training import Software as Software, Training as Training, load_software as load_software
+from ._training import Training as Training, load_software as load_software
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,

@@ -1,10 +1,16 @@
-"""Models: a list of layers, each a list of modules."""
+"""Models: a list of layers, each a list of modules; and layers in a file of their own, to compare
+architectures of one job.
+"""
 
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .._files import shown
+from .._misc import whole_number
+from ._read import located, read_struct
 from ._types import MOST_LAYERS, Count, Label, Layers, Name
 
 
@@ -137,3 +143,51 @@ def check_layers(layers: Sequence[Layer]) -> None:
     count = sum(layer.repeat for layer in layers)
     if count > MOST_LAYERS:
         raise ValueError(f"`layers` has {count:,} layers; give at most {MOST_LAYERS:,}.")
+
+
+class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The layers of a model, without its width.
+
+    **Attributes:**
+
+    - `layers`, `modules`: as in `Model`.
+    - `num_layers`: the depth to which the layers are repeated, if not once.
+    - `source`: where the architecture is from.
+    """
+
+    layers: tuple[Layer, ...]
+    modules: dict[Name, dict[str, Any]] = {}
+    num_layers: Layers = 0
+    source: str = ""
+
+
+def load_architecture(path: str | os.PathLike[str]) -> Architecture:
+    """Loads a file of `kind = "layers"`, its layers repeated to their depth. A `ValueError` of one
+    sentence names the file and the key.
+    """
+    read = read_struct(path, "layers", Architecture)
+    with located(shown(path)):
+        check_layers(read.layers)
+        layers = _repeated(read.layers, read.num_layers) if read.num_layers else read.layers
+    return msgspec.structs.replace(read, layers=layers)
+
+
+def repeat_layers(model: Model, num_layers: int) -> Model:
+    """The model with its layers, in their order, repeated to a depth (as Composer does,
+    arXiv:2510.00379). Its parameters are those of its ends and a multiple of those of its layers.
+
+    **Raises:**
+
+    `ValueError` if the depth is not a whole number of at least one, or not a multiple of the number
+    of layers.
+    """
+    num_layers = whole_number(num_layers, "num_layers", most=MOST_LAYERS)
+    block = model.layers and _repeated(model.layers, num_layers)
+    return msgspec.structs.replace(model, layers=block, num_layers=num_layers)
+
+
+def _repeated(block: Sequence[Layer], num_layers: int) -> tuple[Layer, ...]:
+    depth = sum(layer.repeat for layer in block)
+    if num_layers % depth:
+        raise ValueError(f"`num_layers` is {num_layers}, but must be a multiple of {depth} layers.")
+    return tuple(block) * (num_layers // depth)

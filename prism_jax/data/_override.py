@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from .._misc import quoted, unknown_name
 from ._job import Job
 from ._kernels import Kernels
+from ._model import load_architecture
 from ._read import located, parse_toml, struct_type, types_of
 from ._variations import SHARED, Variation, replace_variations
 
@@ -159,3 +161,40 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
     parameters = {**law.parameters, parameter: float(value)}
     changed = msgspec.structs.replace(law, parameters=parameters, source=source)
     return tuple(changed if one is law else one for one in laws)
+
+
+def put_layers(raw: dict[str, Any], overrides: Sequence[Override]) -> list[Override]:
+    """Replaces the layers of a job's model by those of the file that an override names, if one
+    does, in place. Returns the other overrides, which change what the file gives.
+
+    The settings of the job's modules that the new layers do not name stay, because `first` and
+    `last` may need them.
+    """
+    of_layers = [one for one in overrides if one.keys[0] == "layers"]
+    if of_layers:
+        with located(f"override `{of_layers[-1]}`"):
+            _put(raw, of_layers)
+    return [one for one in overrides if one.keys[0] != "layers"]
+
+
+def _put(raw: dict[str, Any], overrides: Sequence[Override]) -> None:
+    *earlier, override = overrides
+    if earlier:
+        raise ValueError(f"`{earlier[0]}` was given, too; give the file of layers once.")
+    path = override.value
+    if override.keys != ("layers",):
+        raise ValueError(
+            "`layers` names a file and has no keys of its own; give `layers=FILE`, or set a key of "
+            "the model, such as `model.num_heads`."
+        )
+    if not isinstance(path, str) or not path:
+        raise ValueError("it does not name a file; give that of an architecture: `layers=FILE`.")
+    if not isinstance(raw.get("model"), dict):
+        raise ValueError("the job has no model; leave `layers` out.")
+    found = load_architecture(path)
+    layers, depth = msgspec.to_builtins(found.layers), sum(layer.repeat for layer in found.layers)
+    named = {name for layer in found.layers for name in layer.modules}
+    given = raw["model"].get("modules")
+    others = given.items() if isinstance(given, dict) else ()
+    modules = {name: table for name, table in others if name not in named} | found.modules
+    raw["model"] |= {"layers": layers, "modules": modules, "num_layers": depth}
