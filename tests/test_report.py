@@ -20,7 +20,7 @@ import pytest
 import prism_jax as prism
 from prism_jax import report as reports
 from prism_jax.analysis import LEVELS, P50, P95
-from prism_jax.cli import main
+from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
 from prism_jax.law import law_table
 
@@ -263,7 +263,7 @@ def test_bad_input_is_one_sentence_before_anything_is_computed(
     more, match, no_simulation, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: job.compile())
+    monkeypatch.setattr("prism_jax.cli._load.compiled", _load.program_of)
     assert main(["report", "megatron-22b-a100-8", *more]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

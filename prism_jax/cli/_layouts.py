@@ -134,13 +134,9 @@ def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
     """The job with a cluster that is large enough, and the number of sequences in a step."""
     changes = [*given.overrides, *changes]
     job = load_job(given.job, changes)
-    if job.model is None or job.cluster is None or job.training is None:
-        raise ValueError(
-            f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
-            "`training` to find layouts."
-        )
-    nodes = -(-given.gpus // job.cluster.devices_per_node)
-    if nodes > job.cluster.num_nodes:
+    cluster = prism.lowering.parts_of(job, "find layouts").cluster
+    nodes = -(-given.gpus // cluster.devices_per_node)
+    if nodes > cluster.num_nodes:
         job = load_job(given.job, [*changes, f"cluster.num_nodes={nodes}"])
     return job, given.batch or job.batch_size
 
@@ -210,7 +206,7 @@ def place(given: Given) -> Output:
     import jax
 
     wanted, name = objective(given.objective), shown(given.job)
-    world_size = job.of.layout.world_size
+    world_size = job.layout.world_size
     if world_size > _MOST_GPUS:
         raise ValueError(f"{name}: it has {world_size:,} GPUs; up to {_MOST_GPUS:,} can be placed.")
     program, options = _load.compiled(given, job)
@@ -222,7 +218,7 @@ def place(given: Given) -> Output:
                 f"{name}: the GPUs of this job do not differ; give measured --factors."
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
-    devices = job.devices_per_node
+    devices = _load.devices_per_node(job)
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(

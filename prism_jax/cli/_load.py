@@ -1,7 +1,6 @@
 """Loads the job or the profile of a command, and what every analysis of it needs."""
 
 import contextlib
-import dataclasses
 import itertools as it
 import os
 import sys
@@ -21,62 +20,57 @@ from ._options import Given
 _OTHER_UNIT = 200.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """The job or the profile that was named on the command line, and its name."""
-
-    name: str
-    of: "Job | prism.profile.Profile"
-    allow_oom: bool
-
-    @property
-    def job(self) -> Any:
-        """The job; `None` for a profile."""
-        return self.of if isinstance(self.of, Job) else None
-
-    @property
-    def modelled(self) -> Any:
-        """The job, if it has a model, so that the errors of such predictions are known."""
-        return None if self.job is None or self.job.model is None else self.job
-
-    @property
-    def devices_per_node(self) -> int:
-        return 8 if self.job is None else self.job.cluster.devices_per_node
-
-    def compile(self) -> Any:
-        """The program. JAX is imported only here."""
-        if not isinstance(self.of, Job):
-            return prism.profile.compile_profile(self.of)
-        if not self.allow_oom:
-            prism.prediction.check_memory(self.of)
-        return prism.program.compile_job(self.of)
-
-
-def load(given: Given, *changes: str) -> Loaded:
+def load(given: Given, *changes: str) -> Any:
     """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
-    A job that needs more memory than its devices have is not compiled, except with `--allow-oom`.
     `changes` are made after those of `--set`.
     """
     name, overrides = given.job, [*given.overrides, *changes]
     if not is_profile(name):
-        job = load_job(name, overrides)
-        return Loaded(job.name, job, given.allow_oom)
+        return load_job(name, overrides)
     if overrides:
         raise ValueError(
             f"{shown(name)}: this is a profile, whose latencies were measured; `--set` changes "
             "jobs."
         )
-    profile = prism.profile.load_profile(name)
-    return Loaded(profile.name or name, profile, False)
+    return prism.profile.load_profile(name)
 
 
-def compiled(given: Given, job: Loaded) -> tuple[Any, dict[str, Any]]:
+def job_of(found: Any) -> Any:
+    """What was loaded; `None` if it is a profile."""
+    return found if isinstance(found, Job) else None
+
+
+def has_model(found: Any) -> bool:
+    """Whether steps are predicted from a model, so that the errors of such predictions are known.
+    A job without one cannot be compiled.
+    """
+    return isinstance(found, Job) and found.model is not None
+
+
+def devices_per_node(found: Any) -> int:
+    """How many devices a node has; eight, if only latencies are known."""
+    job = job_of(found)
+    return 8 if job is None else job.cluster.devices_per_node
+
+
+def program_of(given: Given, found: Any) -> Any:
+    """The program of a job or a profile. A job that needs more memory than its devices have is not
+    compiled, except with `--allow-oom`. JAX is imported only here.
+    """
+    if not isinstance(found, Job):
+        return prism.profile.compile_profile(found)
+    if not given.allow_oom:
+        prism.prediction.check_memory(found)
+    return prism.program.compile_job(found)
+
+
+def compiled(given: Given, found: Any) -> tuple[Any, dict[str, Any]]:
     """The program of a job, and the options of all functions that simulate it."""
     use_all_cores()
-    say(given, f"compiling {job.name}")
-    program = job.compile()
-    tell_notes([job.job])
+    say(given, f"compiling {found.name}")
+    program = program_of(given, found)
+    tell_notes([job_of(found)])
     number = "" if given.samples is None else f"{given.samples:,} "
     say(given, f"simulating {number}steps of {program.num_ops:,} ops")
     return program, options_of(given)

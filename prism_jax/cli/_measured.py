@@ -177,7 +177,8 @@ def diagnose(given: Given) -> Output:
     if given.names and not given.trace:
         raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
     job = _load.load(given)
-    if job.job is None or (job.modelled is None and given.trace is None):
+    has_model = _load.has_model(job)
+    if not (has_model or (_load.job_of(job) and given.trace is not None)):
         what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
         raise ValueError(f"{shown(given.job)}: {what}.")
     runs: list[Any] = [] if given.measured is None else prism.trace.read_runs(given.measured)
@@ -186,19 +187,19 @@ def diagnose(given: Given) -> Output:
     ranks: list[Any] = []
     if given.trace:
         ranks = prism.trace.rank_times(prism.trace.read_ranks(given.trace), read_names(given))
-    if job.modelled is None:
-        found = prism.diagnosis.diagnose_ranks(job.job, ranks)
+    if not has_model:
+        found = prism.diagnosis.diagnose_ranks(job, ranks)
     else:
         if not given.allow_oom:
-            prism.prediction.check_memory(job.job)
+            prism.prediction.check_memory(job)
         typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
         where = given.measured or given.trace or "--step-time"
-        _load.tell_unit(where, typical, prism.prediction.predict(job.job).mean)
-        _load.tell_notes([job.job])
+        _load.tell_unit(where, typical, prism.prediction.predict(job).mean)
+        _load.tell_notes([job])
         _load.use_all_cores()
         _load.say(given, f"simulating causes and changes of {job.name}")
         options = {"num_samples": given.samples, "key": _load.key_of(given)}
-        causes = prism.diagnosis.hypotheses(job.job, **options)
+        causes = prism.diagnosis.hypotheses(job, **options)
         found = prism.diagnosis.diagnose(causes, runs, ranks)
     lines = "\n".join([f"{job.name}:", *found.lines()])
     result = {"job": job.name, **plain(found), "tell": found.tell}

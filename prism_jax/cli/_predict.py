@@ -78,46 +78,47 @@ def simulate(given: Given) -> Output:
     """
     check_out(given.out, ".npz")
     job = _load.load(given)
-    if given.epistemic and job.modelled is None:
+    if given.epistemic and not _load.has_model(job):
         raise ValueError(
             f"{shown(given.job)}: this has no model, and it is not known how far its level may be "
             "off; leave `--epistemic` out, or give a job with a model."
         )
     program, options = _load.compiled(given, job)
+    known = _load.job_of(job)
     drawn = {"sampling": given.sampling, "allocations": given.allocations}
     law = prism.engine.simulate(program, **drawn, **options)
     if given.out is not None:
         prism.law.save_law(law, given.out)
     # Of a job as it is shipped; a changed one was not measured.
-    measured = None if job.job is None or given.overrides else job.job.measured
+    measured = None if known is None or given.overrides else known.measured
     levels = {**prism.law.QUANTILES, **given.quantiles}
-    future = None if job.modelled is None else prism.calibration.epistemic(job.modelled, law)
+    future = None if known is None else prism.calibration.epistemic(known, law)
     expected = None if future is None else future.intervals(levels)
     table = prism.law.law_table(law, levels, measured and measured.figures, expected)
-    result = {"job": job.name, "world_size": job.of.layout.world_size, **law.to_json(levels)}
+    result = {"job": job.name, "world_size": job.layout.world_size, **law.to_json(levels)}
     if future is not None:
         result["prediction_interval_90"] = plain(expected)
         result["expected_error"] = _load.expected_error_json(future.error)
-    if job.job is not None and job.job.kernels is not None:
-        sources = job.job.kernels.sources
+    if known is not None:
+        sources = known.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
-        result["notes"] = list(_load.all_notes(job.job))
+        result["notes"] = list(_load.all_notes(known))
     if measured is not None:
-        known = plain(measured).items()
-        result["measured"] = {name: value for name, value in known if value is not None}
+        figures = plain(measured).items()
+        result["measured"] = {name: value for name, value in figures if value is not None}
         result["relative_error"] = {
             row["figure"]: row["predicted_s"] / row["measured_s"] - 1
             for row in table.rows
             if row["measured_s"] is not None
         }
-    per_gpu = prism.prediction.throughput(job.job, law.mean)
+    per_gpu = prism.prediction.throughput(known, law.mean)
     if per_gpu is not None:
         result["throughput"] = plain(per_gpu)
     result["exposed_data_parallel_s"] = _exposed(program, options)
     if given.epistemic and future is not None:
         result["epistemic"] = future.to_json()
     _load.tell_interrupted("steps", law, law.num_samples)
-    what = layout_and_order(job.of.layout, job.of.schedule)
+    what = layout_and_order(job.layout, job.schedule)
     title = f"{job.name}: {what}, {program.num_ops:,} ops"
     table = dataclasses.replace(table, title="")
     return Output(result, [title, table, "\n".join(_below(law, future, result, per_gpu))])
@@ -168,7 +169,7 @@ def report(given: Given) -> Output:
     check_out(given.out, ".html")
     job = _load.load(given)
     wanted = objective(given.objective)
-    if given.measured is not None and job.modelled is None:
+    if given.measured is not None and not _load.has_model(job):
         raise ValueError(
             f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
         )
@@ -176,7 +177,7 @@ def report(given: Given) -> Output:
     measured = [] if given.measured is None else prism.trace.read_runs(given.measured)
     program, options = _load.compiled(given, job)
     found = prism.report.gather(
-        job.of,
+        job,
         program,
         **options,
         sampling=given.sampling,

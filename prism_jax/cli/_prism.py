@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         importers as importers,
         law as law,
         layouts as layouts,
+        lowering as lowering,
         measure as measure,
         placement as placement,
         plot as plot,

@@ -64,10 +64,11 @@ def run(given: Given) -> Output:
     example: prism-jax run gpt3-175b-h100-4096 --steps 100000 --deadline 7
     """
     job = _load.load(given)
-    failures, world_size = load_failures(given.failures), job.of.layout.world_size
-    steps, costs = _steps(given, job.job), _costs(given, failures, world_size)
+    failures, world_size = load_failures(given.failures), job.layout.world_size
+    known = _load.job_of(job)
+    steps, costs = _steps(given, known), _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
-    level, drift = (0.0, 0.0) if job.job is None else prism.calibration.level_of_runs(job.job)
+    level, drift = (0.0, 0.0) if known is None else prism.calibration.level_of_runs(known)
     level = level if given.level is None else given.level
     law = prism.runs.training_run(
         program,
@@ -83,7 +84,7 @@ def run(given: Given) -> Output:
         derivatives=given.derivatives,
         **options,
     )
-    error = None if job.modelled is None else prism.prediction.expected_error(job.modelled)
+    error = None if known is None else prism.prediction.expected_error(known)
     future = law
     if error is not None:
         future = law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))

@@ -216,7 +216,7 @@ def whatif(given: Given) -> Output:
         )
     program, options = _load.compiled(given, job)
     scenarios = {}
-    of_node = max(job.devices_per_node // program.group_size, 1) if hot else 1
+    of_node = max(_load.devices_per_node(job) // program.group_size, 1) if hot else 1
     for name, (of, number, factor) in places.items():
         rank = number if of == "rank" else _rank_of_stage(program, number)
         replicas = min(of_node, program.num_replicas) if name in hot else 1
@@ -224,14 +224,14 @@ def whatif(given: Given) -> Output:
     for text, (kind, factor) in kernels.items():
         scenarios[f"kernel {text}"] = prism.analysis.scale_kernel(program, kind, factor)
     for text, other in changed.items():
-        scenarios[text] = prism.analysis.Scenario(other.compile())
-        if other.job and job.job and other.job.cluster != job.job.cluster:
-            _load.tell_notes([other.job])
+        scenarios[text] = prism.analysis.Scenario(_load.program_of(given, other))
+        if other.cluster != job.cluster:
+            _load.tell_notes([other])
     found = prism.analysis.what_if(program, scenarios, **options)
     mean, throughput = found.before["mean"].value, prism.prediction.throughput
-    each = {"as it is": throughput(job.job, mean)}
+    each = {"as it is": throughput(_load.job_of(job), mean)}
     for name, changes in found.changes.items():
-        other = changed.get(name, job).job or job.job
+        other = _load.job_of(changed.get(name, job))
         each[name] = throughput(other, mean + changes["mean"].value)
     figures = ("world_size", "tokens_per_s_per_gpu", "mfu")  # A profile has none.
     speed = {name: picked(one, *figures) for name, one in each.items() if one is not None}
@@ -249,17 +249,17 @@ def whatif(given: Given) -> Output:
     return Output(result, [table, *[speeds] * bool(speed), *notes])
 
 
-def _slower_link(given: Given, job: _load.Loaded, text: str) -> str:
+def _slower_link(given: Given, job: Any, text: str) -> str:
     """The change of a job's key for `--link`."""
     name, factor = named_factor(text, "--link", "infiniband:1.5")
-    if job.job is None:
+    if _load.job_of(job) is None:
         raise ValueError(f"{shown(given.job)}: this is a profile, without links; give a job.")
-    if job.job.cluster is None:
+    if job.cluster is None:
         raise ValueError(
             f"{shown(given.job)}: this job names no cluster, so it has no links; give a job "
             "with a `cluster`."
         )
-    links = {link.name: link for link in job.job.cluster.links}
+    links = {link.name: link for link in job.cluster.links}
     if name not in links:
         raise ValueError(unknown_name("link", name, links))
     bandwidth = links[name].bandwidth_bytes_per_s / factor
