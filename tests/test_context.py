@@ -9,7 +9,7 @@ import pytest
 
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer
-from prism_jax.importers import from_megatron
+from prism_jax.importers._megatron import megatron_reader, read_megatron
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._costs import Costs
@@ -257,9 +257,10 @@ def test_arguments_of_megatron(given, kind):
         "bf16": True,
     }
     more = {} if given is None else {"cp-comm-type": given}
-    assert from_megatron({**arguments, **more}, 8, "")["training"]["cp_comm_type"] == kind
+    read = megatron_reader({**arguments, **more})
+    assert read_megatron(read, 8, "")["training"]["cp_comm_type"] == kind
     mixed = {**arguments, "cp-comm-type": "a2a p2p"}
     with pytest.raises(ValueError, match="`cp-comm-type` a2a p2p"):
-        from_megatron(mixed, 8, "")
+        read_megatron(megatron_reader(mixed), 8, "")
     del mixed["context-parallel-size"]
-    assert from_megatron(mixed, 8, "")["training"]["cp_comm_type"] == "p2p"
+    assert read_megatron(megatron_reader(mixed), 8, "")["training"]["cp_comm_type"] == "p2p"

@@ -13,12 +13,17 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
-from prism_jax.importers import from_megatron, import_job
+from prism_jax.importers import import_job
 from prism_jax.importers._megatron import layers_of_layout, megatron_reader, read_megatron
 from prism_jax.importers._megatron_flags import known_flags, parse_command, parse_model_config
 from prism_jax.importers._megatron_model import repeated
 from prism_jax.prediction import memory
 from prism_jax.workload import count_parameters
+
+
+def from_megatron(arguments, num_gpus, where):
+    """The tables of a job from flags."""
+    return read_megatron(megatron_reader(arguments), num_gpus, where)
 
 
 def _shape(kind, hidden, ffn, layers, heads, words, expert_ffn=None):

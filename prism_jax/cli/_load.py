@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from typing import Any
 
+import numpy as np
+
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._summary import picked
@@ -160,6 +162,12 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
         f"note: the jobs have different numbers of GPUs ({listed}), so their steps may have other "
         "numbers of tokens; compare tokens/s per GPU."
     ]
+
+
+def levels_of(values: np.ndarray, levels: Iterable[int]) -> dict[str, float]:
+    """The mean and some percentiles, as `--json` prints them."""
+    found = {f"p{level}": float(np.quantile(values, level / 100)) for level in levels}
+    return {"mean": float(np.mean(values)), **found}
 
 
 def expected_error_json(error: Any) -> dict[str, Any]:

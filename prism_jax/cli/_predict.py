@@ -4,8 +4,6 @@ import dataclasses
 import shlex
 from typing import Any
 
-import numpy as np
-
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import counted
@@ -152,8 +150,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     """The exposed communication of data parallelism, in seconds of a step."""
     options = {name: options[name] for name in ("num_samples", "key")}
     found = prism.analysis.exposed_data_parallel(program, **options)
-    p50, p95 = np.quantile(found, (0.5, 0.95)).tolist()
-    return {"mean": float(found.mean()), "p50": p50, "p95": p95}
+    return _load.levels_of(found, (50, 95))
 
 
 @command(LAW, OBJECTIVE, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})

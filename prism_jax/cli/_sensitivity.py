@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
@@ -112,8 +110,9 @@ def criticality(given: Given) -> Output:
     found = prism.analysis.criticality(program, band=band, **options)
     frame = found.table(given.of)
     rows = frame.to_dicts()
-    exposed = _levels(found.exposed_communication)
-    data_parallel = _levels(found.exposed_data_parallel)
+    levels = (5, 50, 95)
+    exposed = _load.levels_of(found.exposed_communication, levels)
+    data_parallel = _load.levels_of(found.exposed_data_parallel, levels)
     result = {
         "job": job.name,
         "band": band,
@@ -138,11 +137,6 @@ def criticality(given: Given) -> Output:
     seen = counted(round(found.num_replicas_seen), "replica")
     lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}", *found.notes]
     return Output(result, [title, Table(columns, rows, most=given.top), "\n".join(lines)])
-
-
-def _levels(shares: np.ndarray) -> dict[str, float]:
-    found = {f"p{level}": float(np.quantile(shares, level / 100)) for level in (5, 50, 95)}
-    return {"mean": float(np.mean(shares)), **found}
 
 
 def _band(text: str) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from .._files import shown
-from .._misc import quoted, unknown_name
+from .._misc import quoted
 from ._find import find_file
-from ._read import convert, located, read_toml, types_of
+from ._read import convert, read_toml
 from ._types import Count, Label, Name, NonNegative, Text
 
 
@@ -193,15 +193,13 @@ def load_software(name: str | os.PathLike[str], given_by: pathlib.Path | None = 
     raw = read_toml(path, "software")
     raw.setdefault("name", quoted(path.stem))
     found = convert(raw, Software, lambda key: shown(path))
-    known = [f"training.{key}" for key in types_of(Training) if key not in _OF_A_JOB]
-    with located(shown(path)):
-        for key in found.training:
-            if f"training.{key}" not in known:
-                raise ValueError(unknown_name("key", f"training.{key}", known))
-    given = {"microbatch_size": 1, "sequence_length": 1, **found.training}
-    convert({"training": given}, _Switches, lambda key: shown(path))
+    convert({"training": found.training}, _Switches, lambda key: shown(path))
     return found
 
 
-class _Switches(msgspec.Struct, frozen=True):
-    training: Training
+_KEYS = [
+    (field.name, field.type, field.default)
+    for field in msgspec.structs.fields(Training)
+    if field.name not in _OF_A_JOB
+]
+_Switches = msgspec.defstruct("_Switches", [("training", msgspec.defstruct("_Training", _KEYS))])

@@ -17,13 +17,18 @@ _IN_FP8 = {
 _ENDS = {"embedding": "embedding_counts_as_layer", "loss": "head_counts_as_layer"}
 
 
-def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) -> Table:
+def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) -> Reader:
+    """Reads flags, each without its dashes, by their usual names; see `Reader` for `strict`."""
+    return Reader(usual_names(arguments), strict=strict)
+
+
+def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job. Flags that are not known
     are left out.
 
     **Arguments:**
 
-    - `arguments`: each flag without its dashes, with its value.
+    - `read`: from `megatron_reader`; gets notes about what was left out.
     - `num_gpus`: the number of GPUs of the job.
     - `where`: the origin of the arguments, for messages.
 
@@ -31,16 +36,6 @@ def from_megatron(arguments: Mapping[str, object], num_gpus: int, where: str) ->
 
     `InexpressibleError` with everything that a job cannot express.
     """
-    return read_megatron(megatron_reader(arguments), num_gpus, where)
-
-
-def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) -> Reader:
-    """Reads flags by their usual names; see `Reader` for `strict`."""
-    return Reader(usual_names(arguments), strict=strict)
-
-
-def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
-    """As `from_megatron`, with notes in `read`."""
     model = model_of(read)
     layout = _layout(read, num_gpus)
     training = _training(read, model)
