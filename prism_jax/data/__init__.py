@@ -12,10 +12,7 @@ from ._failures import (
     UnequalWeeks as UnequalWeeks,
     load_failures as load_failures,
 )
-from ._find import (
-    is_profile as is_profile,
-    list_names as list_names,
-)
+from ._find import is_profile as is_profile, list_names as list_names
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (
     Call as Call,
@@ -73,11 +70,7 @@ from ._read import (
     write_csv as write_csv,
     write_toml as write_toml,
 )
-from ._reference import (
-    assumed_keys as assumed_keys,
-    job_keys as job_keys,
-    toml_value as toml_value,
-)
+from ._reference import assumed_keys as assumed_keys, job_keys as job_keys, toml_value as toml_value
 from ._shapes import (
     Product as Product,
     ShapeTable as ShapeTable,

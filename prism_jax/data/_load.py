@@ -16,13 +16,7 @@ from ._job import Job
 from ._kernels import apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
-from ._override import (
-    Override,
-    apply_kernel_override,
-    apply_override,
-    parse_override,
-    put_layers,
-)
+from ._override import Override, apply_kernel_override, apply_override, parse_override, put_layers
 from ._read import check_keys, convert, located, read_toml, write_toml
 from ._training import load_software
 

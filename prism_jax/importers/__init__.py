@@ -1,4 +1,1 @@
-from ._job import (
-    Imported as Imported,
-    import_job as import_job,
-)
+from ._job import Imported as Imported, import_job as import_job
