@@ -25,12 +25,11 @@ from prism_jax.cluster import (
 from prism_jax.data import (
     Kernels,
     Source,
-    convert,
     load_cluster,
     load_kernels,
     outside,
     parse_product,
-    read_toml,
+    read_struct,
     save_shapes,
 )
 from prism_jax.data._load_kernels import load_shapes
@@ -155,7 +154,7 @@ def test_arrays_and_numbers_have_one_law():
 def test_every_shipped_table_has_a_source_and_known_columns():
     for device, _ in DEVICES.values():
         path = _ROOT / "kernels" / "shapes" / device / "source.toml"
-        source = convert(read_toml(path, "source"), Source, str)
+        source = read_struct(path, "source", Source)
         assert "benchmarks/fit_operators.py" in source.constants[0].value
     for table in _shipped():
         assert {*table.ranges} == {*find_kind(table.kernel).columns}

@@ -61,7 +61,6 @@ from ._priors import (
     load_priors as load_priors,
 )
 from ._read import (
-    convert as convert,
     located as located,
     read_rows as read_rows,
     read_struct as read_struct,

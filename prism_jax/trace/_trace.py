@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from .._files import Path, shown
 from .._misc import quoted, unknown_name
-from ..data import Call, Job, Outline, convert, located, read_toml
+from ..data import Call, Job, Outline, located, read_struct
 
 
 # Ops that a worker runs for each microbatch of each of its stages, and their letters in the tokens
@@ -127,7 +127,7 @@ def read_range_names(path: Path) -> RangeNames:
     `ValueError` for another file, an invalid regular expression, other groups than those above, or
     an unknown op or degree.
     """
-    names = convert(read_toml(path, "ranges"), RangeNames, lambda key: shown(path))
+    names = read_struct(path, "ranges", RangeNames)
     with located(shown(path)):
         for rule in names.ops:
             _check(rule.range, {"microbatch", "stage"}, set())
