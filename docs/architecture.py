@@ -16,11 +16,15 @@ def arrows() -> dict[str, list[str]]:
     """
     graph = grimp.build_graph("prism_jax")
     uses: dict[str, set[str]] = {}
+
+    def used(module: str) -> set[str]:
+        """The packages that a module imports, also by way of files at the top."""
+        found = graph.find_modules_directly_imported_by(module)
+        return set().union(*({name} if (name := _package(one)) else used(one) for one in found))
+
     for module in graph.modules:
-        package = _package(module)
-        found = map(_package, graph.find_modules_directly_imported_by(module))
-        if package:
-            uses.setdefault(package, set()).update(one for one in found if one not in ("", package))
+        if package := _package(module):
+            uses.setdefault(package, set()).update(used(module) - {package})
     below: dict[str, set[str]] = {}
 
     def reach(package: str) -> set[str]:

@@ -6,6 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
+    from . import (
+        analysis as analysis,
+        calibration as calibration,
+        cluster as cluster,
+        diagnosis as diagnosis,
+        engine as engine,
+        importers as importers,
+        law as law,
+        layouts as layouts,
+        lowering as lowering,
+        measure as measure,
+        placement as placement,
+        prediction as prediction,
+        profile as profile,
+        program as program,
+        runs as runs,
+        trace as trace,
+        workload as workload,
+    )
     from ._public import *  # noqa: F403
     from .schedules import *  # noqa: F403
 

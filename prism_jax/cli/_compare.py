@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
+import prism_jax as prism
+
 from .. import data
 from .._summary import Column, Table, picked, plain
 from ..data import load_job
-from . import _load, _prism as prism
+from . import _load
 from ._options import (
     ALLOW_OOM,
     COST,

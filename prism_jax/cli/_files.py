@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
+import prism_jax as prism
+
 from .. import data
 from .._files import shown, written_whole
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
-from . import _load, _prism as prism
+from . import _load
 from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, arguments, command
 from ._values import count
 

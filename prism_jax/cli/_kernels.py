@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import prism_jax as prism
+
 from .. import data
 from .._files import shown
 from .._misc import counted, quoted
 from .._summary import Column, Table, plain
-from . import _load, _prism as prism
+from . import _load
 from ._options import PROGRESS, REQUIRED, Given, Output, command
 from ._values import check_out_folder, count, number
 

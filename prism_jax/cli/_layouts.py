@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import prism_jax as prism
+
 from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import picked
 from ..data import load_job
-from . import _load, _prism as prism
+from . import _load
 from ._compare import as_json, as_table, check_cost
 from ._options import (
     ALLOW_OOM,

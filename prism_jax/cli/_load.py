@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+import prism_jax as prism
+
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
-from . import _prism as prism
 from ._options import Given
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+import prism_jax as prism
+
 from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, picked, plain
 from ..data import check_job_path, is_profile, law_table, load_job, read_toml, save_job
-from . import _load, _prism as prism
+from . import _load
 from ._options import (
     ALLOW_OOM,
     NO_PROFILE,

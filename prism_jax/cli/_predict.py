@@ -4,12 +4,14 @@ import dataclasses
 import shlex
 from typing import Any
 
+import prism_jax as prism
+
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import counted
 from .._summary import plain
 from ..data import layout_and_order, load_job
-from . import _load, _prism as prism
+from . import _load
 from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
 from ._values import check_out, objective, quantile
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+import prism_jax as prism
+
 from .._summary import Column, Table, picked, plain
 from ..data import load_failures
-from . import _load, _prism as prism
+from . import _load
 from ._compare import cost
 from ._options import ALLOW_OOM, JOB, PRICE, RANDOM, Given, Output, command
 from ._values import count, number, tokens, whole

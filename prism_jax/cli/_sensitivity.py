@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import prism_jax as prism
+
 from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
-from . import _load, _prism as prism
+from . import _load
 from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, command
 from ._values import check_out, count, named_factor, objective, quantile
 

@@ -4,11 +4,13 @@ import dataclasses
 import itertools as it
 from typing import Any
 
+import prism_jax as prism
+
 from .. import data
 from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, plain
-from . import _load, _prism as prism
+from . import _load
 from ._options import PROGRESS, REQUIRED, STEPS, Arguments, Given, Output, arguments, command
 from ._values import check_out_folder
 

@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+import prism_jax as prism
+
 from .._files import check_writable, shown
 from .._misc import quoted
-from . import _prism as prism
 
 
 T = TypeVar("T")
