@@ -66,7 +66,8 @@ def compare(given: Given) -> Output:
     _load.use_all_cores()
     found = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(given))
     _load.tell_notes(jobs)
-    return Output(as_json(found, len(jobs), given), [as_table(found, len(jobs), given)])
+    result, table = ranked(found, len(jobs), given)
+    return Output(result, [table])
 
 
 def check_cost(given: Given) -> None:
@@ -81,64 +82,54 @@ def cost(given: Given, gpus: int, seconds: float) -> dict[str, float]:
     return {"gpu_hours": hours} | ({} if given.price is None else {"cost": hours * given.price})
 
 
-def _cost_of(given: Given, one: Any) -> dict[str, float]:
-    """The cost of training on the given tokens, if any, at the throughput of a ranked layout."""
-    if given.tokens is None:
-        return {}
-    return cost(given, one.gpus, given.tokens / one.tokens_per_s)
-
-
-def as_json(found: Any, top: int, given: Given) -> dict[str, Any]:
-    """A ranking, as `--json` prints it, with its first `top` jobs."""
-    return {
+def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
+    """The first `top` jobs of a ranking: as `--json` prints them, and as a table, which says how
+    much longer the objective of the best job by mean is.
+    """
+    rows = [_row(one, given) for one in found.layouts[:top]]
+    if given.tokens is not None:
+        rows = [row | cost(given, row["gpus"], given.tokens / row["tokens_per_s"]) for row in rows]
+    result = {
         **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
         "num_layouts": found.num_given,
-        "layouts": [_row(one, given) | _cost_of(given, one) for one in found.layouts[:top]],
-        "best_by_mean": _row(found.best_by_mean, given),
+        "layouts": plain(rows),
+        "best_by_mean": plain(_row(found.best_by_mean, given)),
         "loss_of_best_by_mean": plain(found.loss),
     }
-
-
-def _widened(given: Given) -> bool:
-    """Whether the models were given a number of parameters, which only `compare` does."""
-    return getattr(given, "parameters", None) is not None
-
-
-def _size_of(one: Any) -> dict[str, int]:
-    """The width and the number of parameters of a ranked job's model."""
-    model = one.job.model
-    return {"hidden_size": model.hidden_size, "parameters": prism.workload.count_parameters(model)}
+    return result, _table(found, rows)
 
 
 def _row(one: Any, given: Given) -> dict[str, Any]:
-    job = one.job
+    """A ranked job. Its model has a size of its own where `compare` gives all a size."""
+    job, size = one.job, {}
+    if getattr(given, "parameters", None) is not None:
+        size = {
+            "hidden_size": job.model.hidden_size,
+            "parameters": prism.workload.count_parameters(job.model),
+        }
     figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
     return {
         "name": job.name,
-        **(_size_of(one) if _widened(given) else {}),
+        **size,
         **picked(job, "layout", "schedule"),
         **picked(job.training, "microbatch_size", "zero", "recompute"),
-        **picked(one, *figures, "per_unit", "tokens_per_s"),
+        **{name: getattr(one, name) for name in (*figures, "per_unit", "tokens_per_s")},
         "predicted_s": one.prediction.mean,
         "memory_bytes": one.memory_bytes,
     }
 
 
-_SIZES = (
-    Column("width", "job.model.hidden_size", ",d"),
-    Column("parameters", lambda one: _size_of(one)["parameters"], ",d"),
-)
-
-
-def as_table(found: Any, top: int, given: Given) -> Table:
-    """The first `top` jobs, and how much longer the objective of the best job by mean is."""
+def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
+    """The first rows of a ranking."""
     simulated, best = found.num_samples > 0, found.best_by_mean
+    size = (Column("width", "hidden_size", ",d"), Column("parameters", "parameters", ",d"))
+    costs = (Column("GPU hours", "gpu_hours", ",.0f"), Column("cost", "cost", ",.0f"))
     by_unit = Column(f"per {found.unit}", "per_unit", ".4g", "µs", scale=1e6)
     columns = (
         Column("rank"),
         *([Column("by mean", "rank_by_mean")] if simulated else []),
-        Column("layout", "job.name"),
-        *(_SIZES if _widened(given) else ()),
+        Column("layout", "name"),
+        *(column for column in size if column.of in rows[0]),
         Column("GPUs", "gpus"),
         _rounded("objective" if simulated else found.objective, "value"),
         *([by_unit] if found.unit != "step" else []),
@@ -146,20 +137,14 @@ def as_table(found: Any, top: int, given: Given) -> Table:
         *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
         Column("GB", "memory_bytes", ".1f", scale=1e-9),
         Column("MFU", "mfu", ".1f", "%", scale=100),
-        Column("tokens/s/GPU", lambda one: one.tokens_per_s / one.gpus, ",.0f"),
-        *(
-            Column(
-                name.replace("gpu_hours", "GPU hours"),
-                lambda one, name=name: _cost_of(given, one)[name],
-                ",.0f",
-            )
-            for name in _cost_of(given, best)
-        ),
+        Column("tokens/s/GPU", lambda row: row["tokens_per_s"] / row["gpus"], ",.0f"),
+        *(column for column in costs if column.of in rows[0]),
     )
     per = "" if found.unit == "step" else f" per {found.unit}"
     title = f"by {found.objective}{per}; {found.num_given:,} layouts"
+    listed = [*rows, *found.layouts[len(rows) :]]  # More than `rows` are only counted.
     if not simulated:
-        return Table(columns, found.layouts, f"{title}, none simulated", found.notes, top)
+        return Table(columns, listed, f"{title}, none simulated", found.notes, len(rows))
     title += (
         f", of which {found.num_simulated:,} were simulated: {found.num_samples:,} steps each, "
         "with common random numbers"
@@ -167,7 +152,7 @@ def as_table(found: Any, top: int, given: Given) -> Table:
     note = "The best is also the best by mean."
     if best.rank > 1:
         note = f"The best by mean, {best.job.name}, is {found.loss} s worse by {found.objective}."
-    return Table(columns, found.layouts, title, (note, *found.notes), top)
+    return Table(columns, listed, title, (note, *found.notes), len(rows))
 
 
 def _rounded(name: str, of: str) -> Column:

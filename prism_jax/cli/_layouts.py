@@ -15,7 +15,7 @@ from .._misc import counted, quoted, unknown_name
 from .._summary import picked
 from ..data import load_job
 from . import _load
-from ._compare import as_json, as_table, check_cost
+from ._compare import check_cost, ranked
 from ._options import (
     ALLOW_OOM,
     COST,
@@ -99,8 +99,9 @@ def layouts(given: Given) -> Output:
     _load.tell_notes([job for job, _ in jobs])
     blocks, results = [], []
     for changes, (job, batch), one in zip(all_changes, jobs, rankings, strict=False):
-        results.append({"over": changes, "sequences": batch, **as_json(one, given.top, given)})
-        blocks += [_title(given, job, batch, changes), as_table(one, given.top, given)]
+        result, table = ranked(one, given.top, given)
+        results.append({"over": changes, "sequences": batch, **result})
+        blocks += [_title(given, job, batch, changes), table]
     return Output({"job": jobs[0][0].name, "gpus": given.gpus, "searches": results}, blocks)
 
 

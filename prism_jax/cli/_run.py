@@ -87,9 +87,7 @@ def run(given: Given) -> Output:
         **options,
     )
     error = None if known is None else prism.prediction.expected_error(known)
-    future = law
-    if error is not None:
-        future = law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
+    future = law if error is None else law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
     names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
     result: dict[str, Any] = {
         "job": job.name,
