@@ -218,8 +218,6 @@ def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(given) as executor:
-        if executor is None:
-            _load.use_all_cores()
         _load.say(given, f"compiling and simulating {len(jobs):,} rows of {given.samples:,} steps")
         where = {"out": given.out, "executor": executor, "shard": given.shard}
         return prism.analysis.sweep_points(many, **where, **_load.options_of(given))

@@ -117,8 +117,6 @@ def _searched(
     if given.by == "mean":
         options["num_samples"] = None
     else:
-        if options["executor"] is None:
-            _load.use_all_cores()
         options |= _load.options_of(given) | {"progress": not given.json or given.progress}
     try:
         listed = enumerate_layouts(*asked, any_memory=True, **parts)

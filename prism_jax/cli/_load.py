@@ -178,10 +178,13 @@ def expected_error_json(error: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def ray_executor(given: Given) -> Iterator[Executor | None]:
-    """The executor of `--ray`; `None` without it. Ctrl-C and errors end the work of its workers."""
+    """The executor of `--ray`; `None` without it, where this process uses all cores. Ctrl-C and
+    errors end the work of its workers.
+    """
     if given.ray is None:
         if given.worker_gpus is not None:
             raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
+        use_all_cores()
         yield None
         return
     where = None if given.ray is True else given.ray
