@@ -258,9 +258,9 @@ def test_arguments_of_megatron(given, kind):
     }
     more = {} if given is None else {"cp-comm-type": given}
     read = megatron_reader({**arguments, **more})
-    assert read_megatron(read, 8, "")["training"]["cp_comm_type"] == kind
+    assert read_megatron(read, 8)["training"]["cp_comm_type"] == kind
     mixed = {**arguments, "cp-comm-type": "a2a p2p"}
     with pytest.raises(ValueError, match="`cp-comm-type` a2a p2p"):
-        read_megatron(megatron_reader(mixed), 8, "")
+        read_megatron(megatron_reader(mixed), 8)
     del mixed["context-parallel-size"]
-    assert read_megatron(megatron_reader(mixed), 8, "")["training"]["cp_comm_type"] == "p2p"
+    assert read_megatron(megatron_reader(mixed), 8)["training"]["cp_comm_type"] == "p2p"

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from .._files import shown
 from .._misc import quoted
-from ..data import Job, Layout, list_names, load_cluster, make_job, read_text
+from ..data import Job, Layout, list_names, load_cluster, located, make_job, read_text
 from ._megatron import megatron_reader, read_megatron
 from ._megatron_flags import parse_command, parse_model_config
 from ._models import ARCHITECTURES
-from ._problems import InexpressibleError, Reader, Table
+from ._problems import Reader, Table
 
 
 # Configurations are a few kilobytes.
@@ -118,10 +118,17 @@ def import_job(
     """
     where, path = shown(path), pathlib.Path(path)
     suffix = path.suffix.lower()
-    table = _table(path, where)
-    _, reader, convert = _KINDS[suffix]
+    if suffix not in _KINDS:
+        raise ValueError(
+            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
+            "`.sh` or `.txt`."
+        )
+    parse, reader, convert = _KINDS[suffix]
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    raw = convert(read := reader(table, strict=strict), num_gpus, where)
+    text = read_text(path, _MOST)
+    with located(where):
+        read = reader(_table(parse, text), strict=strict)
+        raw = convert(read, num_gpus)
     raw["cluster"] = cluster or _CLUSTER
     if raw["cluster"] in list_names("cluster"):
         raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
@@ -175,24 +182,17 @@ def _published_batch(kind: str, model: Table) -> _Batch | None:
     return _PUBLISHED.get((kind, model["hidden_size"], layers, model["vocab_size"]))
 
 
-def _table(path: pathlib.Path, where: str) -> dict[str, Any]:
+def _table(parse: Callable[[str], Any], text: str) -> dict[str, Any]:
     """The keys and values of a file."""
-    if path.suffix.lower() not in _KINDS:
-        raise ValueError(
-            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
-            "`.sh` or `.txt`."
-        )
-    parse, *_ = _KINDS[path.suffix.lower()]
-    text = read_text(path, _MOST)
     try:
         table = parse(text)
     except (ValueError, RecursionError) as error:
         problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
         if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
             problem = "the JSON ends early, as of a download that was cut"
-        raise ValueError(f"{where}: it cannot be read: {problem}; give another file.") from None
+        raise ValueError(f"it cannot be read: {problem}; give another file.") from None
     if not isinstance(table, dict):
-        raise ValueError(f"{where}: this is not a table of keys; give a model's configuration.")
+        raise ValueError("this is not a table of keys; give a model's configuration.")
     return table
 
 
@@ -222,7 +222,7 @@ def _hugging_face_reader(config: Mapping[str, object], *, strict: bool = False) 
     return read
 
 
-def _read_hugging_face(read: Reader, num_gpus: int, where: str) -> Table:
+def _read_hugging_face(read: Reader, num_gpus: int) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job. A configuration describes
     only the model, so the rest has simple defaults: replicas only, one microbatch of one sequence,
     bfloat16.
@@ -231,23 +231,21 @@ def _read_hugging_face(read: Reader, num_gpus: int, where: str) -> Table:
 
     - `read`: the table of the file; gets notes about what was assumed.
     - `num_gpus`: the number of GPUs of the job.
-    - `where`: the origin of the table, for messages.
 
     **Raises:**
 
-    `InexpressibleError` for an unknown architecture, and for sizes that are missing or contradict
+    `ValueError` for an unknown architecture, and for sizes that are missing or contradict
     each other.
     """
     kind = read.text("model_type")
     if kind not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        problem = f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}"
-        raise InexpressibleError(where, [problem])
+        read.problems.append(f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}")
+        read.check()
     model = ARCHITECTURES[kind](read)
     longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
     read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
-    if read.problems:
-        raise InexpressibleError(where, read.problems)
+    read.check()
     return {
         "model": model,
         "layout": {"dp": num_gpus},

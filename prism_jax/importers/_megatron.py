@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from .._misc import quoted
 from ._megatron_flags import check_flags, usual_names
 from ._megatron_model import has_encoder, model_of
-from ._problems import MOST_LAYERS, InexpressibleError, Reader, Table, is_off
+from ._problems import MOST_LAYERS, Reader, Table, is_off
 
 
 _IN_FP8 = {
@@ -22,7 +22,7 @@ def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) ->
     return Reader(usual_names(arguments), strict=strict)
 
 
-def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
+def read_megatron(read: Reader, num_gpus: int) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job. Flags that are not known
     are left out.
 
@@ -30,19 +30,17 @@ def read_megatron(read: Reader, num_gpus: int, where: str) -> Table:
 
     - `read`: from `megatron_reader`; gets notes about what was left out.
     - `num_gpus`: the number of GPUs of the job.
-    - `where`: the origin of the arguments, for messages.
 
     **Raises:**
 
-    `InexpressibleError` with everything that a job cannot express.
+    `ValueError` with everything that a job cannot express.
     """
     model = model_of(read)
     layout = _layout(read, num_gpus)
     training = _training(read, model)
     schedule = _schedule(read, model, layout, training)
     check_flags(read, training["dtype"])
-    if read.problems:
-        raise InexpressibleError(where, read.problems)
+    read.check()
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
 
 

@@ -1,4 +1,4 @@
-"""Everything in a configuration of another framework that a job cannot express."""
+"""A configuration of another framework, and everything in it that a job cannot express."""
 
 import itertools as it
 from collections.abc import Iterable, Mapping
@@ -8,20 +8,6 @@ from .._misc import quoted
 
 
 Table = dict[str, Any]
-
-
-class InexpressibleError(ValueError):
-    """Raised with everything in a configuration that a job cannot express.
-
-    **Attributes:**
-
-    - `problems`: one clause for each.
-    """
-
-    def __init__(self, where: str, problems: Iterable[str]):
-        self.problems = tuple(dict.fromkeys(problems))
-        listed = "; ".join(quoted(problem, 300) for problem in self.problems)
-        super().__init__(f"{where}: this cannot be expressed as a job: {listed}.")
 
 
 class Reader:
@@ -112,6 +98,12 @@ class Reader:
     def unread(self) -> list[str]:
         """The keys that were not read."""
         return [key for key in self._table if key not in self._seen]
+
+    def check(self) -> None:
+        """Raises a `ValueError` with everything that a job cannot express."""
+        if self.problems:
+            listed = "; ".join(quoted(one, 300) for one in dict.fromkeys(self.problems))
+            raise ValueError(f"this cannot be expressed as a job: {listed}.")
 
 
 def merged(names: Iterable[tuple[str, ...]]) -> list[Table]:
