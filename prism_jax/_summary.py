@@ -93,18 +93,15 @@ class Table:
 
     def text(self) -> str:
         """Columns of text, those of numbers to the right."""
-        rows = self.cells()
-        columns = [*zip(*rows, strict=True)]
-        right = [all(number_of(text) is not None for text in column) for column in columns]
-        if self.columns:
-            rows = [self.header(), *rows]
-            columns = [*zip(*rows, strict=True)]
-        widths = [max(map(len, column)) for column in columns]
+        body = self.cells()
+        rows = [self.header(), *body] if self.columns else body
+        of_numbers = [None not in map(number_of, column) for column in zip(*body, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
                 cell.rjust(width) if number else cell.ljust(width)
                 for cell, width, number in zip(
-                    row, widths, right or [False] * len(row), strict=True
+                    row, widths, of_numbers or [False] * len(row), strict=True
                 )
             ).rstrip()
             for row in rows

@@ -117,18 +117,8 @@ def import_job(
     cannot express.
     """
     where, path = shown(path), pathlib.Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in _KINDS:
-        raise ValueError(
-            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
-            "`.sh` or `.txt`."
-        )
-    parse, reader, convert = _KINDS[suffix]
+    read, raw = _read(path, where, num_gpus, strict)
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    text = read_text(path, _MOST)
-    with located(where):
-        read = reader(_table(parse, text), strict=strict)
-        raw = convert(read, num_gpus)
     raw["cluster"] = cluster or _CLUSTER
     if raw["cluster"] in list_names("cluster"):
         raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
@@ -139,7 +129,7 @@ def import_job(
     if batch is not None and "schedule.num_microbatches" in keys:
         both = "`--batch` and `schedule.num_microbatches`"
         raise ValueError(f"{where}: {both} say the same; give one of them.")
-    if batch is None and suffix == ".json" and "schedule.num_microbatches" not in keys:
+    if batch is None and path.suffix.lower() == ".json" and "schedule.num_microbatches" not in keys:
         published = _published_batch(read.text("model_type"), raw["model"])
         asked = "the batch is not known; give the sequences of a step with `--batch`"
     if published is not None:
@@ -182,18 +172,27 @@ def _published_batch(kind: str, model: Table) -> _Batch | None:
     return _PUBLISHED.get((kind, model["hidden_size"], layers, model["vocab_size"]))
 
 
-def _table(parse: Callable[[str], Any], text: str) -> dict[str, Any]:
-    """The keys and values of a file."""
-    try:
-        table = parse(text)
-    except (ValueError, RecursionError) as error:
-        problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
-        if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
-            problem = "the JSON ends early, as of a download that was cut"
-        raise ValueError(f"it cannot be read: {problem}; give another file.") from None
-    if not isinstance(table, dict):
-        raise ValueError("this is not a table of keys; give a model's configuration.")
-    return table
+def _read(path: pathlib.Path, where: str, num_gpus: int, strict: bool) -> tuple[Reader, Table]:
+    """What has read a file, and the tables of a job that it made."""
+    if path.suffix.lower() not in _KINDS:
+        raise ValueError(
+            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
+            "`.sh` or `.txt`."
+        )
+    parse, reader, convert = _KINDS[path.suffix.lower()]
+    text = read_text(path, _MOST)
+    with located(where):
+        try:
+            table = parse(text)
+        except (ValueError, RecursionError) as error:
+            problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
+            if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
+                problem = "the JSON ends early, as of a download that was cut"
+            raise ValueError(f"it cannot be read: {problem}; give another file.") from None
+        if not isinstance(table, dict):
+            raise ValueError("this is not a table of keys; give a model's configuration.")
+        read = reader(table, strict=strict)
+        return read, convert(read, num_gpus)
 
 
 def _replicas(layout: Layout, num_gpus: int, where: str) -> int:
