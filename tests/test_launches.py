@@ -8,7 +8,7 @@ from prism_jax import predict
 from prism_jax.data import load_job
 from prism_jax.workload import Load
 from prism_jax.workload._parts import _fullest
-from prism_jax.workload.modules._load import dropless_concentration
+from prism_jax.workload.modules._routing import dropless_concentration
 
 
 _SLOW_HOST = ("training.host_module_s=1", "training.host_experts_s=5")

@@ -17,7 +17,7 @@ from prism_jax.data import load_job, load_model
 from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline, read_profile_traces
 from prism_jax.workload import count_parameters
-from prism_jax.workload.modules._embedding_bags import EmbeddingTable, vectors_of
+from prism_jax.workload.modules._recommender import EmbeddingTable, vectors_of
 
 from .helpers import kernels_of, lower_job
 

@@ -1,11 +1,18 @@
-"""The base class of the modules of a layer."""
+"""The base classes of the modules of a layer, and how a module is made from its table in a file."""
 
 import abc
-from typing import ClassVar, NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import msgspec
+
+from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
-from .._block import Kernel, Segment
+from .._block import Kernel, Linear, Segment
 from .._costs import Costs
+from .._parts import segment
+from ._gather import gradients
 
 
 class Parameters(NamedTuple):
@@ -110,3 +117,121 @@ class AbstractModule(abc.ABC):
         """
         del costs
         return 0.0
+
+
+class AbstractFirstModule(AbstractModule):
+    """The first module of a model, without a norm and a residual. Nothing waits for its backward,
+    but this needs the last gradient to arrive, so that all of it belongs to backward-weight.
+    """
+
+    in_residual = False
+
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
+        return self.gradients(costs, before) if weights else [segment(before)]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        return self.gradients(costs, [])
+
+    @abc.abstractmethod
+    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+        """The segments of its backward. The arguments are those of `forward`."""
+
+
+class AbstractSampleModule(AbstractModule):
+    """A module without a norm and a residual, in which no GPU waits for another: serial matrices,
+    and what is moved besides.
+    """
+
+    in_residual = False
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        """Fits any layout, because every GPU has all of the module."""
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+        products = [one.forward for one in self.linears(costs)]
+        return [segment([*before, *products, *self.moved(costs, backward=False)])]
+
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
+        products = (kernel for one in self.linears(costs) for kernel in gradients(one, weights))
+        return [segment([*before, *self.moved(costs, backward=True), *products])]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        return [segment([one.wgrad for one in self.linears(costs)])]
+
+    def linears(self, costs: Costs) -> list[Linear]:
+        """The matrices, in order."""
+        del costs
+        return []
+
+    def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
+        """The kernels besides those of the matrices."""
+        del costs, backward
+        return []
+
+
+def modules() -> dict[str, type[AbstractModule]]:
+    """The modules that files can name, including those of other packages."""
+    return {cls.kind: cls for cls in subclasses(AbstractModule) if cls.kind is not None}
+
+
+def make_module(model: Model, name: str) -> AbstractModule:
+    """The module that a model calls `name`.
+
+    **Arguments:**
+
+    - `model`: the model. Its `modules` may have a table with this name; its own keys are used for
+        keys that the table does not have.
+    - `name`: the name of the table, or a kind of module.
+
+    **Returns:**
+
+    The module.
+
+    **Raises:**
+
+    A `ValueError` of one sentence for an unknown kind or key, or an invalid value.
+    """
+    table = dict((model.modules or {}).get(name, {}))
+    kind, known = table.pop("kind", name), modules()
+    if not isinstance(kind, str) or kind not in known:
+        raise ValueError(unknown_name("module", kind, known))
+    fields = {field.name for field in dataclasses.fields(known[kind])}  # pyright: ignore
+    where = f"model.modules.{name}"
+    for key in table:
+        if key not in fields:
+            own = (f"{where}.{field}" for field in fields)
+            raise ValueError(unknown_name("key", f"{where}.{key}", own))
+    shared = {key: getattr(model, key, None) for key in fields}
+    given = {key: value for key, value in shared.items() if value is not None} | table
+    try:
+        made = msgspec.convert(given, known[kind])
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        missing = message.removeprefix("Object missing required field `")
+        if missing != message:
+            inner = f"{where}.{path.rstrip('`')}" if path else "model"
+            missing = quoted(f"{inner}.{missing.rstrip('`')}")
+            raise ValueError(
+                f"the key `{missing}` is missing, which the module `{quoted(name)}` needs; add it."
+            ) from None
+        key = f"{where}.{path.rstrip('`')}" if path else where
+        raise ValueError(f"the key `{quoted(key)}` cannot be used: {quoted(message)}.") from None
+    _check_inner(table, made, where)
+    return made
+
+
+def _check_inner(given: Any, made: Any, where: str) -> None:
+    """Raises a `ValueError` for an unknown key of a table within the table of a module."""
+    if isinstance(given, Mapping) and dataclasses.is_dataclass(made):
+        own = [f"{where}.{field.name}" for field in dataclasses.fields(made)]
+        for key, value in given.items():
+            if f"{where}.{key}" not in own:
+                raise ValueError(unknown_name("key", f"{where}.{key}", own))
+            _check_inner(value, getattr(made, key), f"{where}.{key}")
+    elif isinstance(given, Sequence) and isinstance(made, tuple):
+        for i, both in enumerate(zip(given, made, strict=True)):
+            _check_inner(*both, f"{where}[{i}]")

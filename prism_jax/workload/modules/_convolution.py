@@ -12,8 +12,8 @@ from ...cluster import compute_latency
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear
 from .._costs import Costs
-from ._base import Parameters
-from ._dense_layers import AbstractSampleModule, check_data_parallel
+from ._base import AbstractSampleModule, Parameters
+from ._gather import check_data_parallel
 
 
 def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int = 1) -> Linear:

@@ -8,7 +8,7 @@ input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_redu
 
 import msgspec
 
-from ...data import Model
+from ...data import Layout, Model
 from .._block import Kernel, Linear, Segment
 from .._costs import Costs
 from .._parts import row, segment, without
@@ -121,6 +121,15 @@ def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:
     if value % degree != 0:
         raise ValueError(
             f"`layout.{name}` = {degree} does not divide `model.{key}` = {value}; use a divisor."
+        )
+
+
+def check_data_parallel(kind: str, layout: Layout) -> None:
+    """Raises a `ValueError` of one sentence if a layout splits samples or the model."""
+    if layout.world_size != layout.dp:
+        raise ValueError(
+            f"`layout` is {layout.degrees}, but a model with `{kind}` is data parallel; use of "
+            "`layout` only `dp`."
         )
 
 

@@ -17,10 +17,16 @@ from .._block import Kernel, Linear, Load, Segment
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
-from ._check_experts import check_degrees, check_routing
 from ._gather import cast, cast_gradient, gradients
-from ._load import check_load, draw_popularity, dropless_concentration, with_load
 from ._mlp import MLP, Activation, gate_factor
+from ._routing import (
+    check_degrees,
+    check_load,
+    check_routing,
+    draw_popularity,
+    dropless_concentration,
+    with_load,
+)
 
 
 # DeepEP's host waits in each forward for how many tokens arrive (its README, "Normal kernels"),
@@ -111,13 +117,7 @@ class MoE(AbstractModule):
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_routing(self)
         check_degrees(self, layout, training)
-        check_load(
-            self.num_experts,
-            concentration=self.load_concentration,
-            seed=self.load_seed,
-            popularity=self.load_popularity,
-            capacity_factor=self.capacity_factor,
-        )
+        check_load(self)
         for mlp in self.shared:
             mlp.check(model, layout, training)
 

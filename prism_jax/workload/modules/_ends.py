@@ -1,3 +1,5 @@
+"""The ends of a language model, and the input of a multi-token-prediction layer."""
+
 import dataclasses
 from typing import ClassVar
 
@@ -5,8 +7,98 @@ from ...data import Layout, Model, Training
 from .._block import Kernel, Linear, Segment
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters
-from ._gather import gradients, gradients_of_input, norm_parameters
+from ._base import AbstractFirstModule, AbstractModule, Parameters
+from ._gather import (
+    close_backward,
+    close_module,
+    gradients,
+    gradients_of_input,
+    norm_parameters,
+    open_module,
+    weight_gradients,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding(AbstractFirstModule):
+    """Token embedding. Each rank of a tensor-parallel group has a part of the vocabulary."""
+
+    kind: ClassVar[str] = "embedding"
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        """Any vocabulary can be split, because it is padded."""
+
+    def parameters(self, model: Model) -> Parameters:
+        positions = model.max_positions if model.position == "learned" else 0
+        return Parameters(model.vocab_size * model.hidden_size, positions * model.hidden_size)
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+        values = costs.tokens * costs.model.hidden_size
+        kernels = [*before, costs.move("embedding", 4 * values)]
+        if costs.model.position == "learned":
+            num_bytes = 6 * costs.norm_tokens * costs.model.hidden_size
+            kernels.append(costs.move("elementwise", num_bytes))
+        if costs.layout.tp == 1:
+            return [segment(kernels)]
+        kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
+        return [segment(kernels, costs.collective(kind, 2 * values, costs.tp))]
+
+    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+        """Adds the gradients to the rows of the tokens, in float32."""
+        values = costs.tokens * costs.model.hidden_size
+        add = segment([*before, costs.move("embedding", 10 * values)])
+        if not costs.splits_sequence:
+            return [add]
+        return [segment([], costs.collective("all_gather", 2 * values, costs.tp)), add]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        # The words themselves, in eight bytes each, and the mask of a dropout.
+        mask = costs.norm_tokens * costs.model.hidden_size if costs.model.dropout else 0
+        return {"embedding": 8 * costs.tokens + mask}
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection(AbstractModule):
+    """The input of a multi-token-prediction layer: the hidden states and the embeddings of the next
+    tokens, each after a norm, are concatenated and projected back to the hidden size.
+    """
+
+    in_residual = False
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        """Its matrix is split by the hidden size."""
+
+    def parameters(self, model: Model) -> Parameters:
+        return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+        linear = self._linear(costs)
+        norms = [costs.norm(), costs.norm()]
+        rest = close_module(costs, [linear.forward], linear.forward)
+        words = Embedding().forward(costs, before)
+        return [*words, *open_module(costs, norms, linear.forward, rest)]
+
+    def backward(
+        self, costs: Costs, before: list[Kernel], *, weights: bool = True
+    ) -> list[Segment]:
+        linear = self._linear(costs)
+        rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
+        words = Embedding().backward(costs, [], weights=weights)
+        return [*open_module(costs, before, linear.dgrad, rest), *words]
+
+    def backward_weight(self, costs: Costs) -> list[Segment]:
+        words = Embedding().backward_weight(costs)
+        return [*weight_gradients(costs, self._linear(costs)), *words]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        # Inputs and outputs of both norms.
+        values = 4 * costs.norm_tokens * costs.model.hidden_size
+        words = Embedding().activations(costs)
+        return {"projection": costs.activation_bytes * values, **words}
+
+    def _linear(self, costs: Costs) -> Linear:
+        hidden = costs.model.hidden_size
+        return costs.linear(costs.tokens, hidden, 2 * hidden // costs.layout.tp)
 
 
 @dataclasses.dataclass(frozen=True)
