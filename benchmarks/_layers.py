@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from prism_jax import data
+from prism_jax.lowering import parts_of
 from prism_jax.workload import Segment, split_mean
 from prism_jax.workload._architecture import layers_of
-from prism_jax.workload._costs import Costs
 from prism_jax.workload._parts import block
 
 from ._published_models import EXPERTS, cluster_of, job_on, switches_of
@@ -80,7 +80,7 @@ def _predicted(row: dict[str, str]) -> tuple[float, float]:
     job_of(lambda _: job, row)
     (part,) = layers_of(job.model)
     (experts,) = part.modules
-    costs = Costs(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
+    costs = parts_of(job)
     blocks = dtype == "fp8" and not re.search("delayed|tensor|current|row", recipe)
     longer = _BY_BLOCKS if blocks else _SUSTAINED
     forward, backward = (

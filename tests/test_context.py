@@ -12,7 +12,6 @@ from prism_jax.data._model import Layer
 from prism_jax.importers._megatron import megatron_reader, read_megatron
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Branches, block_mean
-from prism_jax.workload._costs import Costs
 from prism_jax.workload._memory import memory_of_stages
 from prism_jax.workload.modules import make_module
 from prism_jax.workload.modules._core import Core
@@ -202,7 +201,7 @@ def test_what_is_kept_for_the_backward():
     for kind in ("all_gather", "a2a"):
         assert found[kind].kept["attention"] == 3 * (kept + 2 * _TOKENS * _WIDTH)
     job = _job()
-    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
+    costs = parts_of(job)
     for kind, blocks in {"p2p": 2, "all_gather": _CP, "a2a": 0}.items():
         training = msgspec.structs.replace(costs.training, cp_comm_type=kind)
         own = msgspec.structs.replace(costs, training=training)

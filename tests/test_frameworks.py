@@ -8,7 +8,6 @@ import pytest
 import prism_jax as prism
 from prism_jax.data import load_job, load_priors
 from prism_jax.lowering import parts_of
-from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import MLP
 
 from .helpers import kernels_of, lower_job
@@ -31,7 +30,7 @@ def _job(*changes):
 
 
 def _costs(job):
-    return Costs(*msgspec.structs.astuple(parts_of(job)))
+    return parts_of(job)
 
 
 @pytest.mark.parametrize("tp", [("layout.tp=1",), ("layout.tp=8", "layout.dp=2")])
@@ -84,7 +83,7 @@ def test_broadcasts_in_turn_pass_along_the_ring_once_for_each_gpu():
     plain = ("training.zero=1", "training.overlap_param_gather=false")
     job, turns = _job(*plain), _job(*plain, "training.gather_in_turn=true")
     costs = _costs(job)
-    hops = costs.collective("all_gather", 0, costs.dp).mean
+    hops = costs.collective("all_gather", 0, costs.group("dp")).mean
     more = prism.predict(turns).mean - prism.predict(job).mean
     assert more == pytest.approx((job.layout.dp - 1) * hops, rel=1e-6)
 

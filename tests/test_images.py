@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 import prism_jax as prism
 from prism_jax.data import load_job, load_model
@@ -16,8 +16,7 @@ from prism_jax.data._model import Layer, Model
 from prism_jax.lowering import parts_of
 from prism_jax.measure._calls import _convolution
 from prism_jax.prediction import class_of
-from prism_jax.workload import count_parameters
-from prism_jax.workload._costs import Costs
+from prism_jax.workload import Costs, count_parameters
 from prism_jax.workload._split import balanced_layers
 from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
@@ -32,7 +31,7 @@ _WIDTHS, _PIXELS = (320, 640, 1280, 1280), (4096, 1024, 256, 64)
 
 def _costs(*overrides: str) -> Costs:
     job: Any = load_job(_UNET, overrides)
-    return Costs(*astuple(parts_of(job)))
+    return parts_of(job)
 
 
 def _flop(block, *kinds: str) -> float:
@@ -235,7 +234,7 @@ def test_what_a_block_of_flux_reads_and_writes(text, backward):
         job: Any = load_job(
             _FLUX, (*words, "training.microbatch_size=2", f"model.hidden_size={width}")
         )
-        costs = Costs(*astuple(parts_of(job)))
+        costs = parts_of(job)
         block = StreamBlock(4, ffn, text)
         found.append(_moved(block.moved(costs, backward=backward)))
     streams, passes = (2 if text else 1), (3 if backward else 2)

@@ -204,7 +204,7 @@ def test_logits_are_on_the_last_rank_only():
 
 
 def test_a_split_backward_keeps_until_its_weights():
-    stages = [StageMemory(0.0, 0.0, {"x": 1.0}, {}, {"workspace": 0.25})]
+    stages = [StageMemory({}, {"x": 1.0}, {}, {"workspace": 0.25})]
     whole = prism.CustomSchedule([["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]], [0])
     assert _peaks(whole, stages) == [{"x": 2.0, "workspace": 0.25}]
     tokens = ["0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0W1", "0I2", "0W2"]

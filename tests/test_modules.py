@@ -13,7 +13,6 @@ from prism_jax.data import Model, ScheduleConfig, load_job, load_model
 from prism_jax.data._model import Layer
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
-from prism_jax.workload._costs import Costs
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._gather import close_backward, close_module, open_module
 
@@ -180,7 +179,7 @@ def test_each_forward_of_deepep_waits_for_the_number_of_tokens(dispatcher, graph
 
 def test_grouped_products_are_as_efficient_as_one_of_them():
     job = load_job("megatron-22b-a100-8")
-    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
+    costs = parts_of(job)
     one, many = costs.linear(2048, 4096, 2048), costs.linear(2048, 4096, 2048, groups=16)
     for kind in ("forward", "dgrad", "wgrad"):
         single, grouped = getattr(one, kind).mean, getattr(many, kind).mean
@@ -192,7 +191,7 @@ def test_gradients_of_experts_are_added_in_float32():
     """With few tokens each, they take as long as their bytes: 8 of a gradient, 2 of a weight."""
     job = load_job("megatron-22b-a100-8")
     job = msgspec.structs.replace(job, model=load_model("mixtral-8x7b"))
-    costs = Costs(*msgspec.structs.astuple(parts_of(job)))
+    costs = parts_of(job)
     experts, one = costs.linear(1, 4096, 2048, groups=16), costs.linear(1, 4096, 2048)
     assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
     assert experts.wgrad.mean / one.wgrad.mean == pytest.approx(16, rel=0.1)

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ..schedule import AbstractSchedule, OpGraph, phases_of
-from ..workload import Block, JobParts, Reduction, Segment, Workload, lower
+from ..workload import Block, Costs, Reduction, Segment, Workload, lower
 
 
-def lower_chains(job: JobParts, schedule: AbstractSchedule) -> Workload:
+def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
     """`lower`, for a schedule that may have several chains, such as DualPipe.
 
     A rank holds a copy of the parameters for each chain. The copies of a stage reduce their

@@ -3,11 +3,11 @@
 from .._misc import check_type
 from ..data import Job, check_parts
 from ..schedule import AbstractSchedule, ForwardOnly, OpGraph, op_graph, order_of
-from ..workload import JobParts, Workload, block_means
+from ..workload import Costs, Workload, block_means
 from ._chains import lower_chains
 
 
-def parts_of(job: Job, purpose: str = "predict its step") -> JobParts:
+def parts_of(job: Job, purpose: str = "predict its step") -> Costs:
     """The parts of a job that has a model and a machine.
 
     **Raises:**
@@ -20,11 +20,11 @@ def parts_of(job: Job, purpose: str = "predict its step") -> JobParts:
             f"Job `{job.name}` has a layout and a schedule only; add `model`, `cluster` and "
             f"`training` to {purpose}."
         )
-    return JobParts(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
+    return Costs(job.model, job.layout, job.schedule, job.training, job.cluster, job.kernels)
 
 
 def lay_out(
-    job: JobParts, order: AbstractSchedule | None = None
+    job: Costs, order: AbstractSchedule | None = None
 ) -> tuple[AbstractSchedule, OpGraph, Workload]:
     """The schedule of a step, which knows the costs of its ops, their graph, and their kernels.
 
@@ -47,7 +47,7 @@ def lay_out(
     return order, graph_of(job, order), workload
 
 
-def graph_of(job: JobParts, order: AbstractSchedule) -> OpGraph:
+def graph_of(job: Costs, order: AbstractSchedule) -> OpGraph:
     """The graph of an order, in which send_recvs block if the job or else the schedule says so."""
     blocking = job.schedule.blocking
     return op_graph(order, blocking=order.blocking if blocking is None else blocking)

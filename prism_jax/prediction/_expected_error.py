@@ -12,7 +12,7 @@ from jaxtyping import Float
 from .._misc import counted
 from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors
 from ..lowering import parts_of
-from ..workload import JobParts, has_experts, has_tables
+from ..workload import Costs, has_experts, has_tables
 from ._predict import constant_step
 
 
@@ -136,7 +136,7 @@ def class_of(job: Job) -> tuple[str, ...]:
     )
 
 
-def _runs_forward(parts: JobParts) -> bool:
+def _runs_forward(parts: Costs) -> bool:
     """Whether no layer has a backward."""
     layers = parts.model.layers
     frozen = layers is not None and all(layer.frozen for layer in layers)

@@ -12,15 +12,7 @@ from .._summary import Column, Shown, Table
 from ..data import Job
 from ..lowering import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
-from ..workload import (
-    Held,
-    JobParts,
-    Sizes,
-    StageMemory,
-    add_sizes,
-    held_by_stages,
-    memory_of_stages,
-)
+from ..workload import Costs, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
 
 
 # The memory of libraries: workspaces of cuBLAS and fused kernels. In Megatron-LM's golden values on
@@ -119,17 +111,12 @@ def memory(job: Job) -> Memory:
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     stages = [*it.chain(*chains)]
-    each = 4 if parts.training.forward_only else 8  # A value of a table, and its one moment.
-    static = [
-        _static(parts, one) | {"tables": each * one.tables, "frozen": 2 * one.frozen}
-        for one in stages
-    ]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
         found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(parts)}
         for stage, where in enumerate(order.stage_to_rank):
             if where == rank:
-                add_sizes(found, static[stage])
+                add_sizes(found, stages[stage].held)
         add_sizes(found, peak)
         held = {name: float(size) for name, size in found.items() if size}
         ranks.append(RankMemory(rank, sum(held.values()), held))
@@ -145,44 +132,17 @@ def least_bytes(job: Job) -> float:
     order = order_of(parts.schedule, parts.layout, parts.training)
     needed = np.full(order.num_ranks, float(_RUNTIME))
     for chain in order.ranks_of_chains:
-        held = held_by_stages(parts, chain)
-        for rank, one in zip(chain, held, strict=True):
-            needed[rank] += sum(_static(parts, one).values())
+        for rank, one in zip(chain, held_by_stages(parts, chain), strict=True):
+            needed[rank] += sum(one.values())
     return float(needed.max())
 
 
-def _static(job: JobParts, stage: StageMemory | Held) -> Sizes:
-    """The parameters, gradients and optimizer states of a stage."""
-    layout, training = job.layout, job.training
-    gradient = 4 if training.gradient_dtype == "fp32" else 2
-    # Optimizers read float32 gradients; if they are reduced in another dtype, there is a copy.
-    state = {"adam": 12, "adagrad": 8}[training.optimizer] + (0 if gradient == 4 else 4)
-    if training.forward_only:
-        gradient = state = 0
-    replicas = expert_replicas = 1
-    if training.zero:
-        instances, stage_ranks = training.optimizer_instances, layout.tp * layout.cp * layout.dp
-        replicas = layout.dp * layout.cp // instances
-        expert_replicas = stage_ranks // (layout.ep * layout.expert_tp) // instances
-    both = stage.dense + stage.experts
-    sharded = stage.dense / replicas + stage.experts / expert_replicas
-    resharded = training.zero == 3 and training.reshard_after_forward
-    return {
-        "parameters": 2 * (sharded if resharded else both),
-        "gradients": gradient * (sharded if training.zero >= 2 else both),
-        "optimizer": state * sharded,
-    }
-
-
-def _communication(job: JobParts) -> Sizes:
+def _communication(costs: Costs) -> Sizes:
     """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
-    layout, training, model = job.layout, job.training, job.model
-    tokens = 2.0 * training.microbatch_size * training.sequence_length / layout.cp
-    states = tokens * model.hidden_size
-    split = training.sequence_parallel and layout.tp > 1
+    model = costs.model
     own = (layer.hidden_size or model.hidden_size for layer in model.layers or ())
-    gathered = tokens * max((model.hidden_size, *own)) if split else 0.0
-    sent = 2 * states / (layout.tp if split else 1) if layout.pp > 1 else 0.0
+    gathered = 2.0 * costs.tokens * max((model.hidden_size, *own)) if costs.splits_sequence else 0.0
+    sent = 4.0 * costs.states if costs.layout.pp > 1 else 0.0
     return {"communication": gathered + sent}
 
 

@@ -30,7 +30,7 @@ from ..schedule import (
     OpGraph,
     latest_ends,
 )
-from ..workload import Block, JobParts, Workload, block_mean, block_means, has_experts
+from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts
 from ._assemble import assemble
 from ._program import Program
 from ._rank_power import rank_of_power
@@ -92,11 +92,11 @@ def compile_program(
         config, order = schedule, None
     else:
         config, order = _config_of(schedule, layout), schedule
-    return _compile(JobParts(model, layout, config, training, cluster, kernels), order, variability)
+    return _compile(Costs(model, layout, config, training, cluster, kernels), order, variability)
 
 
 def _compile(
-    job: JobParts,
+    job: Costs,
     order: AbstractSchedule | None = None,
     variability: Variability | None = None,
 ) -> Program:

@@ -13,12 +13,13 @@ from ._block import (
     Segment as Segment,
     Workload as Workload,
 )
-from ._costs import JobParts as JobParts
+from ._costs import Costs as Costs
 from ._lower import lower as lower
 from ._memory import (
     Sizes as Sizes,
     StageMemory as StageMemory,
     add_sizes as add_sizes,
+    held_by_stages as held_by_stages,
     memory_of_stages as memory_of_stages,
 )
 from ._parts import (
@@ -29,9 +30,7 @@ from ._parts import (
 )
 from ._passes import pair as pair
 from ._split import (
-    Held as Held,
     check_split as check_split,
-    held_by_stages as held_by_stages,
     layers_of_stages as layers_of_stages,
 )
 from ._widen import widen as widen

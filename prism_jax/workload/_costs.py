@@ -29,8 +29,9 @@ _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, 
 _ROW_SCALED = 1.27
 
 
-class JobParts(msgspec.Struct, frozen=True):
-    """What the kernels of a step follow from.
+class Costs(msgspec.Struct, frozen=True):
+    """What the kernels of a step follow from, and their costs. Sizes are those of one GPU and one
+    microbatch.
 
     **Attributes:**
 
@@ -45,10 +46,6 @@ class JobParts(msgspec.Struct, frozen=True):
     training: Training
     cluster: Cluster
     kernels: Kernels
-
-
-class Costs(JobParts, frozen=True):
-    """Computes the costs of the kernels of a job. Sizes are those of one GPU and one microbatch."""
 
     @property
     def tokens(self) -> int:
@@ -88,29 +85,14 @@ class Costs(JobParts, frozen=True):
         """Whether selective recomputation includes the module with this name."""
         return self.training.recompute == "selective" and name in self.training.recompute_modules
 
-    @property
-    def tp(self) -> Group:
-        return group_of("tp", self.layout)
+    def group(self, name: str) -> Group:
+        """A group of ranks, named as in `group_of`."""
+        return group_of(name, self.layout)
 
     @property
-    def cp(self) -> Group:
-        return group_of("cp", self.layout)
-
-    @property
-    def dp(self) -> Group:
-        return group_of("dp", self.layout)
-
-    @property
-    def ep(self) -> Group:
-        return group_of("ep", self.layout)
-
-    @property
-    def etp(self) -> Group:
-        return group_of("etp", self.layout)
-
-    @property
-    def edp(self) -> Group:
-        return group_of("edp", self.layout)
+    def replicas(self) -> tuple[Group, Group]:
+        """The groups that reduce the gradients of dense parameters, and of those of experts."""
+        return self.group("dp"), self.group("edp")
 
     @property
     def expert_ranks(self) -> int | None:
@@ -205,14 +187,14 @@ class Costs(JobParts, frozen=True):
         """The all_to_all of a microbatch's tokens to their experts, or back; `None` if every rank
         has all experts.
         """
-        if self.ep.size == 1:
+        if self.group("ep").size == 1:
             return None
         token_bytes = 2 * self.states
-        whole = self.collective("all_to_all", routing.copies * token_bytes, self.ep)
+        whole = self.collective("all_to_all", routing.copies * token_bytes, self.group("ep"))
         if self.training.token_dispatcher == "alltoall":
             return whole
         kind = self.training.token_dispatcher
-        on = self.ep, self.cluster, self.kernels
+        on = self.group("ep"), self.cluster, self.kernels
         seconds = dispatch_latency(kind, token_bytes, routing, *on)
         return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=seconds)
 
@@ -241,7 +223,7 @@ class Costs(JobParts, frozen=True):
         """A tensor-parallel collective in as many pieces as the group has members. One piece, the
         first to arrive or the last to leave, is exposed; the others overlap with a GEMM.
         """
-        whole, pieces = self.collective(kind, num_bytes, self.tp), self.layout.tp
+        whole, pieces = self.collective(kind, num_bytes, self.group("tp")), self.layout.tp
 
         def some(count: int) -> Kernel:
             size = whole.size.replace(f"{num_bytes}B", f"{num_bytes * count // pieces}B", 1)

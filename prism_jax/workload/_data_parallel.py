@@ -27,6 +27,7 @@ from ._units import (
     instance,
     reduces_each_microbatch,
     scattered,
+    sharded_parameters,
     shards,
     shared,
 )
@@ -53,7 +54,7 @@ def _of_rank(
     share_gradients, share_parameters = shards(costs.training)
     # Each backward may have reduced its own gradients.
     reduces = not reduces_each_microbatch(costs.training)
-    if reduces and max(costs.dp.size, costs.edp.size) > 1:
+    if reduces and any(group.size > 1 for group in costs.replicas):
         if not costs.training.overlap_grad_reduce:
             held = sum_held(parameters_of_rank(costs.layout, stages, rank))
             last = [*_kernels(costs, held), *last]
@@ -90,7 +91,7 @@ def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
     ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
     num_bytes = costs.gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
     if shards(training)[0]:
-        num_bytes /= instance(costs.dp, training)[0].size
+        num_bytes /= instance(costs.group("dp"), training)[0].size
     return [costs.collective("all_reduce", num_bytes, ends)]
 
 
@@ -142,7 +143,7 @@ def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
         return ()
     if not (sent and costs.scatters_send_recv):
         return ()
-    return _row([costs.collective("all_gather", 2 * costs.states, costs.tp)])
+    return _row([costs.collective("all_gather", 2 * costs.states, costs.group("tp"))])
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
@@ -155,7 +156,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if training.forward_only:
         return block([(host, 1)])
     of_ranks = [parameters_of_rank(costs.layout, stages, r) for r in range(costs.layout.pp)]
-    shards_of = [_shard(costs, sum_held(one)) for one in of_ranks]
+    shards_of = [sharded_parameters(costs, sum_held(one)) for one in of_ranks]
     shard = max(shards_of)
     segments = []
     if training.optimizer == "adam":
@@ -168,7 +169,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if training.zero and not shards(training)[1]:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)
-        for parameters, group in zip(of_stages, (costs.dp, costs.edp), strict=True):
+        for parameters, group in zip(of_stages, costs.replicas, strict=True):
             if group.size == 1 or not sum(parameters):
                 continue
             kernel = _gathered(costs, 2 * sum(parameters), instance(group, training)[0])
@@ -188,14 +189,6 @@ def _gathered(costs: Costs, num_bytes: float, group: Group) -> Kernel:
     hops = costs.collective("all_gather", 0, group).mean
     size = f"{kernel.size} in turn"
     return msgspec.structs.replace(kernel, size=size, mean=kernel.mean + (group.size - 1) * hops)
-
-
-def _shard(costs: Costs, held: Held) -> float:
-    """The number of parameters that a GPU updates."""
-    if not costs.training.zero:
-        return sum(held)
-    groups = zip(held, (costs.dp, costs.edp), strict=True)
-    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 
 def _hide(

@@ -9,7 +9,7 @@ import msgspec
 
 from ._architecture import Part, Parts, recomputed
 from ._block import Block, Segment, Workload
-from ._costs import Costs, JobParts
+from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
 from ._parts import block, block_flops, block_means, segment
 from ._passes import passes_of
@@ -18,7 +18,7 @@ from ._units import Unit, backward_unit, backward_weight_unit, beside_layers, fo
 
 
 def lower(
-    job: JobParts,
+    job: Costs,
     stage_to_rank: Sequence[int],
     phases: Collection[str] = ("F", "B", "I", "W", "FB"),
 ) -> Workload:
@@ -47,7 +47,7 @@ def lower(
         compute=waited * kernels.compute,
         floor_s=0.0 if training.cuda_graphs == "iteration" else training.launch_floor_s,
     )
-    costs = Costs(**msgspec.structs.asdict(msgspec.structs.replace(job, kernels=kernels)))
+    costs = msgspec.structs.replace(job, kernels=kernels)
     stages = deal(job, stage_to_rank)
     forward = _with_received(costs, stages, _blocks(costs, stages, forward_unit), -1)
     backward = tuple(() for _ in forward)
@@ -155,7 +155,7 @@ def _all_wait(costs: Costs, within: Block) -> Block:
     """If ranks do not wait within a unit, all ranks that share its parameters wait at its end."""
     if costs.layout.tp * costs.layout.cp > 1:
         return within
-    ranks = costs.dp.size // costs.training.optimizer_instances
+    ranks = costs.group("dp").size // costs.training.optimizer_instances
 
     def wait(one: Segment) -> Segment:
         known = one.members or one.collective or one.branches

@@ -4,15 +4,14 @@ import functools as ft
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from ._architecture import Part, Parts, recomputed
-from ._costs import Costs, JobParts
+from ._costs import Costs
 from ._split import Held, check_split, deal, held_of
 from ._units import (
     beside_layers,
     instance,
     reduces_each_microbatch,
+    sharded_parameters,
     shards,
     shared,
     shared_of_unit,
@@ -31,32 +30,28 @@ def add_sizes(total: Sizes, more: Mapping[str, float], times: float = 1) -> Size
 
 
 class StageMemory(NamedTuple):
-    """The memory of one stage on one GPU, in bytes by part; parameters are counted.
+    """The memory of one stage on one GPU, in bytes by part.
 
     **Attributes:**
 
-    - `dense`, `experts`: how many parameters it holds.
+    - `held`: what it always holds: `parameters`, `gradients`, `optimizer`, the values of embedding
+        `tables`, and parameters that are `frozen`, which are not trained.
     - `kept`: the activations of each microbatch that are kept from its forward to its backward.
     - `forward`: the additional memory at the end of its forward.
     - `backward`: the additional memory of its backward, besides the activations of all
         microbatches.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
-    - `tables`: how many values of embedding tables it holds.
-    - `frozen`: how many parameters it holds that are not trained.
     """
 
-    dense: float
-    experts: float
+    held: Mapping[str, float]
     kept: Mapping[str, float]
     forward: Mapping[str, float]
     backward: Mapping[str, float]
     summed: float = 0.0
-    tables: float = 0.0
-    frozen: float = 0.0
 
 
-def memory_of_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[StageMemory, ...]:
+def memory_of_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[StageMemory, ...]:
     """The memory of each global virtual stage; the arguments are those of `lower`.
 
     **Raises:**
@@ -66,8 +61,16 @@ def memory_of_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[Stage
     check_split(job.model, job.layout, job.schedule, job.training)
     stages = deal(job, stage_to_rank)
     # Most stages are equal.
-    of_stage = ft.cache(ft.partial(_stage_memory, Costs(**msgspec.structs.asdict(job))))
+    of_stage = ft.cache(ft.partial(_stage_memory, job))
     return tuple(map(of_stage, stages.parts, stages.parameters))
+
+
+def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...]:
+    """The parameters, gradients and optimizer states of each stage on one GPU, in bytes. The
+    arguments are those of `lower`.
+    """
+    parameters = deal(job, stage_to_rank).parameters
+    return tuple(_static(job, held_of(one, job.layout)) for one in parameters)
 
 
 def _stage_memory(costs: Costs, parts: Parts, parameters: Parameters) -> StageMemory:
@@ -102,18 +105,34 @@ def _stage_memory(costs: Costs, parts: Parts, parameters: Parameters) -> StageMe
     backward: Sizes = {"workspace": beyond} if beyond else {"logits": besides}
     backward["gathered"] = whole + scattered
     summed = _summed(costs, held)
+    value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
+    tables = value * _tables(costs, parts, parameters)
+    others = {"tables": tables, "frozen": 2 * _frozen(costs, parts)}
     if training.forward_only:
         kept, forward, backward, summed = {}, _largest(costs, parts), {}, 0.0
     return StageMemory(
-        dense=held.dense,
-        experts=held.experts,
+        held=_static(costs, held) | others,
         kept=kept,
         forward={**forward, "gathered": whole},
         backward=backward,
         summed=summed,
-        tables=_tables(costs, parts, parameters),
-        frozen=_frozen(costs, parts),
     )
+
+
+def _static(costs: Costs, held: Held) -> Sizes:
+    """The parameters, gradients and optimizer states of a stage, in bytes."""
+    training, gradient = costs.training, costs.gradient_bytes
+    # Optimizers read float32 gradients; if they are reduced in another dtype, there is a copy.
+    state = {"adam": 12, "adagrad": 8}[training.optimizer] + (0 if gradient == 4 else 4)
+    if training.forward_only:
+        gradient = state = 0
+    whole, sharded = sum(held), sharded_parameters(costs, held)
+    resharded = shards(training)[1] and training.reshard_after_forward
+    return {
+        "parameters": 2 * (sharded if resharded else whole),
+        "gradients": gradient * (sharded if shards(training)[0] else whole),
+        "optimizer": state * sharded,
+    }
 
 
 def _largest(costs: Costs, parts: Parts) -> Sizes:

@@ -18,7 +18,7 @@ from ._architecture import (
     parts_of_stages,
     total_parameters,
 )
-from ._costs import JobParts
+from ._costs import Costs
 from .modules import Parameters
 
 
@@ -55,7 +55,7 @@ class Stages(msgspec.Struct, frozen=True):
         return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
 
 
-def deal(job: JobParts, stage_to_rank: Sequence[int]) -> Stages:
+def deal(job: Costs, stage_to_rank: Sequence[int]) -> Stages:
     """Distributes the layers over the stages. See `layers_of_stages`."""
     schedule = job.schedule
     group = min(schedule.microbatch_group_size or job.layout.pp, schedule.num_microbatches)
@@ -210,11 +210,6 @@ def held_of(total: Parameters, layout: Layout) -> Held:
     """The parameters on one GPU, before sharding over the replicas."""
     experts = total.experts / (layout.ep * layout.expert_tp)
     return Held(total.split / layout.tp + total.copied, experts)
-
-
-def held_by_stages(job: JobParts, stage_to_rank: Sequence[int]) -> tuple[Held, ...]:
-    """The parameters that one GPU holds of each stage. The arguments are those of `lower`."""
-    return tuple(held_of(one, job.layout) for one in deal(job, stage_to_rank).parameters)
 
 
 def sum_held(held: Iterable[Held]) -> Held:

@@ -160,13 +160,21 @@ def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
     """The numbers of parameters that one GPU holds and others hold too, each with the group of
     replicas that reduce their gradients and can shard them.
     """
-    groups = zip(held, (costs.dp, costs.edp), strict=True)
+    groups = zip(held, costs.replicas, strict=True)
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
 def shared_of_unit(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
     """`shared` of the unsharded parameters of a unit."""
     return shared(costs, held_of(part.parameters(costs.model), costs.layout))
+
+
+def sharded_parameters(costs: Costs, held: Held) -> float:
+    """The number of parameters that a GPU updates."""
+    if not costs.training.zero:
+        return sum(held)
+    groups = zip(held, costs.replicas, strict=True)
+    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
 
 
 def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]:

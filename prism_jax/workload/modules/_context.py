@@ -153,7 +153,7 @@ def _ring(
     costs: Costs, core: Core, before: list[Kernel], steps: list[list[Kernel]], sends: int
 ) -> Segment:
     """The steps of a ring, overlapped with sends of blocks of keys and values."""
-    send = costs.ring(costs.activation_bytes * _kv_values(core), costs.cp)
+    send = costs.ring(costs.activation_bytes * _kv_values(core), costs.group("cp"))
     beside = costs.beside(it.chain.from_iterable(steps), *[send] * sends)
     return segment(before, None, beside, members=_slowest(costs, core))
 
@@ -165,7 +165,7 @@ def _sums(costs: Costs, core: Core, values: int) -> list[Kernel]:
 
 def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:
     num_bytes = costs.activation_bytes * core.ranks * _kv_values(core)
-    return costs.collective(kind, num_bytes, costs.cp)
+    return costs.collective(kind, num_bytes, costs.group("cp"))
 
 
 def _sorted(costs: Costs, core: Core) -> list[Kernel]:
@@ -188,7 +188,7 @@ def _exchanged(
     """Kernels between two all_to_alls of `enter` and `leave` values, each between two copies."""
     copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
     sent = [
-        costs.collective("all_to_all", costs.activation_bytes * number, costs.cp)
+        costs.collective("all_to_all", costs.activation_bytes * number, costs.group("cp"))
         for number in (enter, leave)
     ]
     return [

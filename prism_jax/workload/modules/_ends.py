@@ -41,7 +41,7 @@ class Embedding(AbstractFirstModule):
         if costs.layout.tp == 1:
             return [segment(kernels)]
         kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
-        return [segment(kernels, costs.collective(kind, 2 * values, costs.tp))]
+        return [segment(kernels, costs.collective(kind, 2 * values, costs.group("tp")))]
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
         """Adds the gradients to the rows of the tokens, in float32."""
@@ -49,7 +49,7 @@ class Embedding(AbstractFirstModule):
         add = segment([*before, costs.move("embedding", 10 * values)])
         if not costs.splits_sequence:
             return [add]
-        return [segment([], costs.collective("all_gather", 2 * values, costs.tp)), add]
+        return [segment([], costs.collective("all_gather", 2 * values, costs.group("tp"))), add]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The words themselves, in eight bytes each, and the mask of a dropout.
@@ -125,11 +125,11 @@ class Head(AbstractModule):
         loss = costs.move("loss", 20 * tokens * vocabulary)
         if costs.layout.tp == 1:
             return [segment([*norm, *logits, loss])]
-        small = costs.collective("all_reduce", 4 * tokens, costs.tp)
+        small = costs.collective("all_reduce", 4 * tokens, costs.group("tp"))
         closing = [segment(logits, small), segment([loss], small), segment([], small)]
         if not costs.splits_sequence:
             return [segment(norm), *closing]
-        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
+        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.group("tp"))
         return [segment(norm, gather), *closing]
 
     def backward(
@@ -151,7 +151,7 @@ class Head(AbstractModule):
         kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]
         if not costs.splits_sequence:
             return [segment(kernels)]
-        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.tp)
+        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.group("tp"))
         return [segment([], gather), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:

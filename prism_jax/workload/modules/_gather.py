@@ -25,7 +25,7 @@ def open_module(
     first, *later = rest
     # A product that other pieces run beside already hides none of these.
     if not costs.training.tp_overlap or gemm not in dict(first.kernels):
-        gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
         return [segment(kernels, gather), *rest]
     bare, beside = costs.in_pieces("all_gather", tp_bytes(costs), gemm)
     changed = msgspec.structs.replace(
@@ -40,7 +40,7 @@ def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segm
         return [segment(kernels)]
     kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
     if not (costs.splits_sequence and costs.training.tp_overlap):
-        return [segment(kernels, costs.collective(kind, tp_bytes(costs), costs.tp))]
+        return [segment(kernels, costs.collective(kind, tp_bytes(costs), costs.group("tp")))]
     bare, beside = costs.in_pieces(kind, tp_bytes(costs), gemm)
     return [Segment(without(row(kernels), gemm), bare, (beside,))]
 
@@ -61,15 +61,15 @@ def gradients_of_input(
         return [segment([*kernels, *dgrad, *wgrad])]
     beside = costs.training.overlap_tp_backward
     if not costs.splits_sequence:
-        reduce = costs.collective("all_reduce", num_bytes, costs.tp)
+        reduce = costs.collective("all_reduce", num_bytes, costs.group("tp"))
         if not (wgrad and beside):
             # A backward-input ends with the reduction, so nothing is left to run beside it.
             return [segment([*kernels, *dgrad, *wgrad], reduce)]
         return [segment([*kernels, *dgrad], None, costs.beside(wgrad, reduce))]
-    scatter = costs.collective("reduce_scatter", num_bytes, costs.tp)
+    scatter = costs.collective("reduce_scatter", num_bytes, costs.group("tp"))
     if not wgrad:
         return [segment([*kernels, *dgrad], scatter)]
-    gather = costs.collective("all_gather", num_bytes, costs.tp)
+    gather = costs.collective("all_gather", num_bytes, costs.group("tp"))
     if not beside:
         return [segment([*kernels, *dgrad], gather), segment(wgrad, scatter)]
     branches = costs.beside(dgrad, gather), costs.beside(wgrad, scatter)
@@ -81,7 +81,7 @@ def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> list[Segm
     rest = [linear.wgrad for linear in others]
     if not costs.splits_sequence:
         return [segment([*rest, inputs.wgrad])]
-    gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+    gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
     if not (rest and costs.training.overlap_tp_backward):
         return [segment(rest, gather), segment([inputs.wgrad])]
     return [segment([inputs.wgrad], None, costs.beside(rest, gather))]

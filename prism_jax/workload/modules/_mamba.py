@@ -125,7 +125,7 @@ class Mamba(AbstractModule):
             return [], [kernel for part in parts for kernel in part]
         widths = (self.input_width, self.inner_size)
         values = [costs.tokens * width // costs.layout.tp for width in widths]
-        sent = [costs.collective("all_to_all", 2 * size, costs.cp) for size in values]
+        sent = [costs.collective("all_to_all", 2 * size, costs.group("cp")) for size in values]
         return [segment(part, one) for part, one in zip(parts, sent, strict=False)], parts[-1]
 
     def _linears(self, costs: Costs) -> tuple[Linear, Linear]:

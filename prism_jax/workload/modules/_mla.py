@@ -106,7 +106,7 @@ class MLA(AbstractModule):
         ]
         opening: list[Segment] = []
         if costs.splits_sequence:
-            gather = costs.collective("all_gather", tp_bytes(costs), costs.tp)
+            gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
             opening = [segment(before, gather), *(self._gather(costs, []) if again else [])]
             before = []
         segments, left = backward_core(costs, self._core(costs), [*before, *kernels])
@@ -174,7 +174,7 @@ class MLA(AbstractModule):
     def _gather(self, costs: Costs, kernels: list[Kernel]) -> list[Segment]:
         if not costs.splits_sequence:
             return [segment(kernels)]
-        gather = costs.collective("all_gather", self._latent_bytes(costs), costs.tp)
+        gather = costs.collective("all_gather", self._latent_bytes(costs), costs.group("tp"))
         return [segment(kernels, gather)]
 
     def _latent_norms(self, costs: Costs, passes: int) -> Kernel:

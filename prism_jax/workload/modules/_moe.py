@@ -242,11 +242,12 @@ class MoE(AbstractModule):
         if sent and shared and costs.training.overlap_shared_experts:
             alone = [kernel for one in shared for kernel, n in one.kernels for _ in range(n)]
             out = [segment(first, None, costs.beside(alone, sent), members=ranks)]
-        if costs.etp.size == 1:
+        etp = costs.group("etp")
+        if etp.size == 1:
             return [*out, closed([*sort, *experts, *sort], send)]
-        gathered = 2 * self.top_k * costs.norm_tokens * costs.model.hidden_size * costs.etp.size
-        gather = costs.collective("all_gather", gathered, costs.etp)
-        scatter = costs.collective("reduce_scatter", gathered, costs.etp)
+        gathered = 2 * self.top_k * costs.states * etp.size
+        gather = costs.collective("all_gather", gathered, etp)
+        scatter = costs.collective("reduce_scatter", gathered, etp)
         if send is None:
             return [*shared, segment(first, gather), segment(experts, scatter)]
         return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
@@ -280,18 +281,17 @@ class MoE(AbstractModule):
 
     def _permute_to_send(self, costs: Costs) -> list[Kernel]:
         """A permutation if a rank has all experts, or sends a copy of a token to each of them."""
-        once = costs.training.token_dispatcher != "alltoall" and costs.ep.size > 1
+        once = costs.training.token_dispatcher != "alltoall" and costs.group("ep").size > 1
         return [] if once else [self._permute(costs)]
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
-        num_bytes = 2 * (1 + self.top_k) * costs.norm_tokens * costs.model.hidden_size
-        return costs.move("elementwise", num_bytes)
+        return costs.move("elementwise", 2 * (1 + self.top_k) * costs.states)
 
     def _counted(self, costs: Costs) -> list[Kernel]:
         """The wait for the number of tokens, unless CUDA graphs replay the step."""
         replayed = costs.training.cuda_graphs == "iteration"
-        if replayed or costs.training.token_dispatcher != "deepep" or costs.ep.size == 1:
+        if replayed or costs.training.token_dispatcher != "deepep" or costs.group("ep").size == 1:
             return []
         return [Kernel("host", "counts of tokens", _COUNTED_S)]
 

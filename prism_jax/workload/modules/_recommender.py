@@ -267,5 +267,5 @@ class EmbeddingBags(AbstractFirstModule):
         _, sent, *_ = self._values(costs)
         if costs.layout.ep == 1 or not sent:
             return segment([*first, *bottom])
-        exchange = costs.collective("all_to_all", 2 * sent, costs.ep)
+        exchange = costs.collective("all_to_all", 2 * sent, costs.group("ep"))
         return segment(first, None, costs.beside(bottom, exchange), members=costs.expert_ranks)
