@@ -28,7 +28,6 @@ from ._units import (
     reduces_each_microbatch,
     scattered,
     sharded_parameters,
-    shards,
     shared,
 )
 
@@ -50,21 +49,17 @@ def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, 
 def _of_rank(
     costs: Costs, stages: Stages, rank: int, row_of: Callable[[Held], Block]
 ) -> Iterator[Reduction]:
-    last = _of_embedding(costs, stages, rank)
-    share_gradients, share_parameters = shards(costs.training)
+    last, training = _of_embedding(costs, stages, rank), costs.training
     # Each backward may have reduced its own gradients.
-    reduces = not reduces_each_microbatch(costs.training)
+    reduces = not reduces_each_microbatch(training)
     if reduces and any(group.size > 1 for group in costs.replicas):
-        if not costs.training.overlap_grad_reduce:
+        if not training.overlap_grad_reduce:
             held = sum_held(parameters_of_rank(costs.layout, stages, rank))
             last = [*_kernels(costs, held), *last]
         else:
-            first = stages.of_rank(0)[0]
             for stage in stages.of_rank(rank):
-                # Where parameters are gathered a backward is more than its pieces.
-                cut = stage == first and not share_parameters
-                for held, piece in _buckets(costs, stages, stage, cut=cut):
-                    yield Reduction(row_of(held), (stage,), piece, each_turn=share_gradients)
+                for held, piece in _buckets(costs, stages, stage):
+                    yield Reduction(row_of(held), (stage,), piece, each_turn=training.zero >= 2)
     if last:
         yield Reduction(_row(last))
 
@@ -90,21 +85,20 @@ def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
     apart = max(stages.ends) - min(stages.ends)
     ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
     num_bytes = costs.gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
-    if shards(training)[0]:
-        num_bytes /= instance(costs.group("dp"), training)[0].size
+    if training.zero >= 2:
+        num_bytes /= instance(costs, costs.group("dp")).size
     return [costs.collective("all_reduce", num_bytes, ends)]
 
 
-def _buckets(
-    costs: Costs, stages: Stages, stage: int, *, cut: bool
-) -> list[tuple[Held, Block | None]]:
+def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block | None]]:
     """The parameters of each bucket of a stage in the order of its backward, and the piece of the
     backward that ends with them; `None` if there is one bucket. Buckets end with layers.
     """
     whole = held_of(stages.parameters[stage], costs.layout)
-    if not cut:
-        return [(whole, None)]
     training = costs.training
+    # Where parameters are gathered, a backward is more than its pieces.
+    if stage != stages.of_rank(0)[0] or training.zero == 3:
+        return [(whole, None)]
     most = training.gradient_bucket_size
     most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
     pieces: list[list[tuple[Part, bool]]] = [[]]
@@ -119,11 +113,7 @@ def _buckets(
             held[-1] = sum_held([held[-1], of_part])
     if len(pieces) == 1:
         return [(whole, None)]
-
-    @ft.cache
-    def segments_of(part: Part, again: bool):
-        return backward_part(costs, part, again=again)
-
+    segments_of = ft.cache(ft.partial(backward_part, costs))
     blocks = [
         block((segments_of(*one), count) for one, count in Counter(piece).items())
         for piece in pieces
@@ -166,13 +156,13 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
     num_bytes = {"adam": 30, "adagrad": 22}[training.optimizer]
     segments += [segment([costs.move("optimizer", num_bytes * shard)]), *host]
-    if training.zero and not shards(training)[1]:
+    if 0 < training.zero < 3:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)
         for parameters, group in zip(of_stages, costs.replicas, strict=True):
             if group.size == 1 or not sum(parameters):
                 continue
-            kernel = _gathered(costs, 2 * sum(parameters), instance(group, training)[0])
+            kernel = _gathered(costs, 2 * sum(parameters), instance(costs, group))
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, parameters, block_means(forward))
             segments.append(segment([], kernel))

@@ -3,18 +3,18 @@
 import functools as ft
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from ._architecture import Part, Parts, recomputed
+from ._architecture import Parts, recomputed
 from ._block import Block, Segment, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
 from ._parts import block, block_flops, block_means, segment
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
-from ._units import Unit, backward_unit, backward_weight_unit, beside_layers, forward_unit
+from ._units import Unit, overlaps_layers, unit_of
 
 
 def lower(
@@ -49,23 +49,21 @@ def lower(
     )
     costs = msgspec.structs.replace(job, kernels=kernels)
     stages = deal(job, stage_to_rank)
-    forward = _with_received(costs, stages, _blocks(costs, stages, forward_unit), -1)
+    forward = _with_received(costs, stages, _blocks(costs, stages, "F"), -1)
     backward = tuple(() for _ in forward)
-    backward_input = backward_weight = ()
+    halves = {"I": (), "W": ()}
     if not training.forward_only:
-        backward = _blocks(costs, stages, backward_unit, back=True)
-        if "I" in phases or "W" in phases:
-            without_weights = ft.partial(backward_unit, weights=False)
-            backward_input = _blocks(costs, stages, without_weights, back=True)
-            backward_weight = _blocks(costs, stages, backward_weight_unit, back=True)
+        backward = _blocks(costs, stages, "B", back=True)
+        if not halves.keys().isdisjoint(phases):
+            halves = {phase: _blocks(costs, stages, phase, back=True) for phase in halves}
     limited = _limited(costs, stages, forward, backward)
     if not training.forward_only:
         backward = _with_received(costs, stages, backward, 1)
     return Workload(
         forward=forward,
         backward=backward,
-        backward_input=_with_received(costs, stages, backward_input, 1),
-        backward_weight=backward_weight,
+        backward_input=_with_received(costs, stages, halves["I"], 1),
+        backward_weight=halves["W"],
         send_recv={pair: costs.send_recv(*pair) for pair in pairs_of_ranks(stages)},
         reductions=reductions_of_ranks(costs, stages),
         contention=kernels.overlap.contention,
@@ -85,19 +83,13 @@ def _model_flop(costs: Costs, stages: Stages, forward: Sequence[Block]) -> tuple
     if costs.training.forward_only:
         return flop
     if any(part.frozen for parts in stages.parts for part, _ in parts):
-        trained = block_flops(_blocks(costs, stages, forward_unit, back=True))
+        trained = block_flops(_blocks(costs, stages, "F", back=True))
     return tuple(one + 2 * own for one, own in zip(flop, trained, strict=True))
 
 
-def _blocks(
-    costs: Costs,
-    stages: Stages,
-    unit_of: Callable[[Costs, Part, bool], Unit],
-    *,
-    back: bool = False,
-) -> tuple[Block, ...]:
+def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> tuple[Block, ...]:
     """The block of each stage in one phase, whose units run in order or `back` through it."""
-    unit = ft.cache(ft.partial(unit_of, costs))
+    unit = ft.cache(ft.partial(unit_of, costs, phase))
 
     @ft.cache
     def block_of(parts: Parts) -> Block:
@@ -181,6 +173,6 @@ def _limited(
 def _group_size(costs: Costs) -> int:
     """The number of ranks of a stage that meet in every microbatch."""
     layout = costs.layout
-    if beside_layers(costs.training):
+    if overlaps_layers(costs.training):
         return layout.tp * layout.cp * layout.dp
     return math.lcm(layout.tp * layout.cp, costs.expert_ranks or 1)

@@ -8,11 +8,10 @@ from ._architecture import Part, Parts, recomputed
 from ._costs import Costs
 from ._split import Held, check_split, deal, held_of
 from ._units import (
-    beside_layers,
     instance,
+    overlaps_layers,
     reduces_each_microbatch,
     sharded_parameters,
-    shards,
     shared,
     shared_of_unit,
 )
@@ -127,10 +126,10 @@ def _static(costs: Costs, held: Held) -> Sizes:
     if training.forward_only:
         gradient = state = 0
     whole, sharded = sum(held), sharded_parameters(costs, held)
-    resharded = shards(training)[1] and training.reshard_after_forward
+    resharded = training.zero == 3 and training.reshard_after_forward
     return {
         "parameters": 2 * (sharded if resharded else whole),
-        "gradients": gradient * (sharded if shards(training)[0] else whole),
+        "gradients": gradient * (sharded if training.zero >= 2 else whole),
         "optimizer": state * sharded,
     }
 
@@ -163,10 +162,10 @@ def _frozen(costs: Costs, parts: Parts) -> float:
 def _summed(costs: Costs, held: Held) -> float:
     """The gradients of a stage that are unsharded until they are reduce-scattered."""
     training = costs.training
-    if not shards(training)[0] or reduces_each_microbatch(training):
+    if training.zero < 2 or reduces_each_microbatch(training):
         return 0.0
     return costs.gradient_bytes * sum(
-        number for number, group in shared(costs, held) if instance(group, training)[0].size > 1
+        number for number, group in shared(costs, held) if instance(costs, group).size > 1
     )
 
 
@@ -177,13 +176,13 @@ def _units(costs: Costs, parts: Parts) -> tuple[float, float]:
     """
     training = costs.training
     whole = scattered = 0.0
-    if not beside_layers(training):
+    if not overlaps_layers(training):
         return whole, scattered
     sizes: list[float] = []
     for one, count in parts:
         sizes += [sum(n for n, _ in shared_of_unit(costs, one))] * count
     sizes.sort(reverse=True)
-    if shards(training)[1] and training.reshard_after_forward:
+    if training.zero == 3 and training.reshard_after_forward:
         whole = 2 * sum(sizes[: 1 + training.prefetch])
     if reduces_each_microbatch(training):
         scattered = costs.gradient_bytes * sum(sizes[: 1 + (training.prefetch > 0)])

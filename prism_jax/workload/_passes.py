@@ -25,7 +25,7 @@ from ._block import Block, Branches, Kernel, Ordered, Passes, Segment
 from ._costs import Costs
 from ._parts import block
 from ._split import Stages
-from ._units import backward_part, beside_layers, forward_part, launched, launches
+from ._units import backward_part, forward_part, launched, launches, overlaps_layers
 
 
 # How much longer the host launches a pair than its two parts: each layer is cut into the nodes of a
@@ -40,7 +40,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     overlap with the collectives of parameters.
     """
     training = costs.training
-    if costs.layout.ep == 1 or training.forward_only or beside_layers(training):
+    if costs.layout.ep == 1 or training.forward_only or overlaps_layers(training):
         return None
 
     @ft.cache
@@ -49,7 +49,7 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
         found: list[tuple[tuple[Segment, ...], int]] = []
         seconds = 0.0
         for part, count, again in recomputed(parts, training, back=back):
-            both = backward_part(costs, part, again=again) if back else forward_part(costs, part)
+            both = backward_part(costs, part, again) if back else forward_part(costs, part)
             found.append((tuple(both), count))
             seconds += count * (1 + (back and again)) * launches(costs, part)
         return tuple(found[::-1] if back else found), _IN_PAIRS * seconds

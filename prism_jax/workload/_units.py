@@ -38,36 +38,28 @@ class Unit(NamedTuple):
     reductions: tuple[Kernel, ...] = ()
 
 
-def forward_unit(costs: Costs, part: Part, again: bool) -> Unit:
-    """A unit in the forward of a microbatch, whether or not it is computed `again` later."""
-    del again
-    gathered = _gathers(costs, part)
-    copied = _copies(costs, part, gathered=bool(gathered), reduced=False)
-    segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
-    return Unit(segments, gathered)
-
-
-def backward_unit(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Unit:
-    """A unit in the backward of a microbatch. The arguments are those of `backward_part`."""
-    segments = backward_part(costs, part, again=again, weights=weights)
-    segments = launched(segments, (2 if again else 1) * launches(costs, part))
-    reduced = _reductions(costs, part) if weights else ()
+def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
+    """A unit in a phase of ops, as those of `lower`; `again` says whether its backward recomputes
+    it.
+    """
+    training, weights = costs.training, phase in ("B", "W")
     # The backward of the last part of a model directly follows its forward, so that it still has
     # its parameters: PyTorch's FSDP keeps those of the root, and torchtitan those of the head.
     last = isinstance(part.modules[-1], Head | PatchHead)
-    kept = last or not costs.training.reshard_after_forward
-    gathered = () if kept else _gathers(costs, part)
+    kept = phase != "F" and (phase == "W" or last or not training.reshard_after_forward)
+    gathered = () if kept else _collectives(costs, part, "all_gather")
+    reduced = _collectives(costs, part, "reduce_scatter") if weights else ()
     copied = _copies(costs, part, gathered=bool(gathered), reduced=bool(reduced))
+    if phase == "F":
+        segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
+        return Unit(segments, gathered)
+    if phase == "W":
+        own = part.costs(costs)
+        segments = [one for module in reversed(part.modules) for one in module.backward_weight(own)]
+    else:
+        segments = backward_part(costs, part, again, weights=weights)
+        segments = launched(segments, (1 + again) * launches(costs, part))
     return Unit([*segments, *copied], gathered, reduced)
-
-
-def backward_weight_unit(costs: Costs, part: Part, again: bool) -> Unit:
-    """A unit in the phase backward-weight."""
-    del again
-    own, reduced = part.costs(costs), _reductions(costs, part)
-    copied = _copies(costs, part, gathered=False, reduced=bool(reduced))
-    segments = [one for module in reversed(part.modules) for one in module.backward_weight(own)]
-    return Unit([*segments, *copied], (), reduced)
 
 
 def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segment]:
@@ -95,7 +87,7 @@ def _without_end(segments: list[Segment], product: Kernel) -> list[Segment]:
     return [*rest, Segment(last.kernels, None, last.branches[:-1])]
 
 
-def backward_part(costs: Costs, part: Part, *, again: bool, weights: bool = True) -> list[Segment]:
+def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> list[Segment]:
     """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
     they include its forward, which is recomputed. Without `weights`, they are those of its phase
     backward-input.
@@ -133,27 +125,19 @@ def launched(segments: list[Segment], seconds: float) -> list[Segment]:
     return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments
 
 
-def shards(training: Training) -> tuple[bool, bool]:
-    """Whether gradients are sharded over the replicas, and whether parameters are."""
-    return training.zero >= 2, training.zero == 3
-
-
 def reduces_each_microbatch(training: Training) -> bool:
     """Whether each microbatch reduce-scatters its gradients, layer by layer."""
-    return shards(training)[0] and not training.accumulate_gradients
+    return training.zero >= 2 and not training.accumulate_gradients
 
 
-def beside_layers(training: Training) -> bool:
+def overlaps_layers(training: Training) -> bool:
     """Whether each microbatch gathers parameters or reduce-scatters gradients layer by layer."""
-    return shards(training)[1] or reduces_each_microbatch(training)
+    return training.zero == 3 or reduces_each_microbatch(training)
 
 
-def instance(group: Group, training: Training) -> tuple[Group, Group]:
-    """Of a group that reduces gradients: the ranks of one optimizer, and the peers of a shard."""
-    instances = training.optimizer_instances
-    size = group.size // instances
-    peers = Group(f"{group.name}-peers", instances, size * group.stride)
-    return Group(group.name, size, group.stride), peers
+def instance(costs: Costs, group: Group) -> Group:
+    """Of a group that reduces gradients: the ranks of one optimizer."""
+    return Group(group.name, group.size // costs.training.optimizer_instances, group.stride)
 
 
 def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
@@ -174,40 +158,33 @@ def sharded_parameters(costs: Costs, held: Held) -> float:
     if not costs.training.zero:
         return sum(held)
     groups = zip(held, costs.replicas, strict=True)
-    return sum(number / instance(group, costs.training)[0].size for number, group in groups)
+    return sum(number / instance(costs, group).size for number, group in groups)
 
 
 def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]:
     """The collectives that reduce the gradients of sharded parameters."""
-    size = costs.gradient_bytes * parameters
-    inner, peers = instance(group, costs.training)
+    size, inner = costs.gradient_bytes * parameters, instance(costs, group)
     yield costs.collective("reduce_scatter", size, inner)
-    if peers.size > 1:
+    instances = costs.training.optimizer_instances
+    if instances > 1:  # The peers of a shard.
+        peers = Group(f"{group.name}-peers", instances, inner.size * group.stride)
         yield costs.collective("all_reduce", size / inner.size, peers)
 
 
-def _gathers(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """The all_gathers of the parameters of a unit; none if each replica has all of them."""
-    if not shards(costs.training)[1]:
+def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
+    """The all_gathers of the parameters of a unit, none if each replica has all of them; or the
+    reduce_scatters of its gradients, none if they are accumulated first.
+    """
+    gathers, found = kind == "all_gather", []
+    if not (costs.training.zero == 3 if gathers else reduces_each_microbatch(costs.training)):
         return ()
-    found = [
-        costs.collective("all_gather", 2 * parameters, instance(group, costs.training)[0])
-        for parameters, group in shared_of_unit(costs, part)
-    ]
-    return _beside_layers(found)
-
-
-def _reductions(costs: Costs, part: Part) -> tuple[Kernel, ...]:
-    """The reduce_scatters of the gradients of a unit; none if they are accumulated first."""
-    if not reduces_each_microbatch(costs.training):
-        return ()
-    each = shared_of_unit(costs, part)
-    return _beside_layers([kernel for one in each for kernel in scattered(costs, *one)])
-
-
-def _beside_layers(collectives: list[Kernel]) -> tuple[Kernel, ...]:
-    """Collectives of shards, without those of one rank, which take no time."""
-    return tuple(msgspec.structs.replace(one, group="fsdp") for one in collectives if one.mean)
+    for number, group in shared_of_unit(costs, part):
+        if gathers:
+            found.append(costs.collective(kind, 2 * number, instance(costs, group)))
+        else:
+            found += scattered(costs, number, group)
+    # Those of one rank take no time.
+    return tuple(msgspec.structs.replace(one, group="fsdp") for one in found if one.mean)
 
 
 def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> list[Segment]:
