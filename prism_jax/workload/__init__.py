@@ -2,6 +2,7 @@ from ._architecture import (
     count_parameters as count_parameters,
     has_experts as has_experts,
     has_tables as has_tables,
+    widen as widen,
 )
 from ._block import (
     Block as Block,
@@ -33,4 +34,3 @@ from ._split import (
     check_split as check_split,
     layers_of_stages as layers_of_stages,
 )
-from ._widen import widen as widen

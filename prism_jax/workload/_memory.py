@@ -4,7 +4,7 @@ import functools as ft
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ._architecture import Part, Parts, recomputed
+from ._architecture import Part, Parts, recomputed, total_parameters
 from ._costs import Costs
 from ._split import Held, check_split, deal, held_of
 from ._units import (
@@ -153,9 +153,8 @@ def _frozen(costs: Costs, parts: Parts) -> float:
     """The parameters of a stage that are not trained, of which each replica has all. Values of
     tables are in float32, so that each counts as two.
     """
-    total, frozen = Parameters(), tuple(one for one in parts if one[0].frozen)
-    for part, count in frozen:
-        total = total.plus(part.held(costs.model), count)
+    frozen = tuple(one for one in parts if one[0].frozen)
+    total = total_parameters(costs.model, parts, frozen=True)
     return sum(held_of(total, costs.layout)) + 2 * _tables(costs, frozen, total)
 
 
