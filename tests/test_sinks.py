@@ -12,9 +12,7 @@ import prism_jax as prism
 from prism_jax.analysis import exposed_data_parallel
 from prism_jax.data import load_job
 from prism_jax.latency import AbstractLatency
-from prism_jax.lowering import sinks_of
-from prism_jax.lowering._frame import frame_of
-from prism_jax.lowering._sinks import Sink, cut_at_sinks, when_reduced
+from prism_jax.lowering import Sink, cut_at_sinks, frame_of, sinks_of, when_reduced
 from prism_jax.prediction._predict import run
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import InterleavedOneFOneB, OneFOneB, op_graph

@@ -1,6 +1,13 @@
-from ._chains import lower_chains as lower_chains, number_microbatches as number_microbatches
-from ._frame import Frame as Frame, blocks_of_kinds as blocks_of_kinds, frame_of as frame_of
-from ._lay_out import graph_of as graph_of, lay_out as lay_out, parts_of as parts_of
+from ._lay_out import (
+    Frame as Frame,
+    blocks_of_kinds as blocks_of_kinds,
+    frame_of as frame_of,
+    graph_of as graph_of,
+    lay_out as lay_out,
+    lower_chains as lower_chains,
+    number_microbatches as number_microbatches,
+    parts_of as parts_of,
+)
 from ._sinks import (
     Sink as Sink,
     cut_at_sinks as cut_at_sinks,

@@ -1,10 +1,29 @@
-"""A job with a model and a machine as the graph of its ops and their kernels."""
+"""A job with a model and a machine as the graph of its ops, their kinds and their kernels; also for
+schedules of several chains of stages, each of which is the whole model.
+"""
+
+import dataclasses
+import functools as ft
+import itertools as it
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from jaxtyping import Bool, Int
 
 from .._misc import check_type
 from ..data import Job, check_parts
-from ..schedule import AbstractSchedule, ForwardOnly, OpGraph, op_graph, order_of
-from ..workload import Costs, Workload, block_means
-from ._chains import lower_chains
+from ..schedule import (
+    SEND_RECV,
+    AbstractSchedule,
+    ForwardOnly,
+    OpGraph,
+    op_graph,
+    order_of,
+    phases_of,
+)
+from ..workload import Block, Costs, Reduction, Segment, Workload, block_means, lower, pair
 
 
 def parts_of(job: Job, purpose: str = "predict its step") -> Costs:
@@ -59,3 +78,142 @@ def _with_costs(schedule: AbstractSchedule, workload: Workload) -> AbstractSched
     means = {name: block_means(getattr(workload, name)) for name in names}
     send_recv = max((kernel.mean for kernel in workload.send_recv.values()), default=0.0)
     return schedule.with_costs(**means, send_recv=send_recv)
+
+
+def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
+    """`lower`, for a schedule that may have several chains, such as DualPipe.
+
+    A rank holds a copy of the parameters for each chain. The copies of a stage reduce their
+    gradients together, over all replicas, and share the optimizer's states.
+    """
+    runs = phases_of(schedule)
+    chains = [lower(job, ranks, runs) for ranks in schedule.ranks_of_chains]
+    if len(chains) == 1:
+        return chains[0]
+    if job.training.accumulate_gradients:
+        raise ValueError(
+            "the schedule has two copies of the model, whose gradients cannot be accumulated in "
+            "turn; leave `training.accumulate_gradients` false, or use a schedule of one copy."
+        )
+    copies = msgspec.structs.replace(job.layout, dp=job.layout.dp * len(chains))
+    of_copies = msgspec.structs.replace(job, layout=copies)
+    passes = [one.passes for one in chains if one.passes is not None]
+    reduced = [lower(of_copies, ranks, runs) for ranks in schedule.ranks_of_chains]
+    phases = ("forward", "backward", "backward_input", "backward_weight")
+    pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
+    return msgspec.structs.replace(
+        chains[0],
+        **_joined(chains, (*phases, "model_flop")),
+        passes=pairs,
+        send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
+        reductions=tuple(
+            tuple(
+                _of_copies(one, schedule.chain_starts, chain)
+                for chain, reductions in enumerate(of_rank)
+                for one in reductions
+            )
+            for of_rank in zip(*(one.reductions for one in reduced), strict=True)
+        ),
+        # What a step has besides its kernels, it has once.
+        tail=(*reduced[0].tail, *it.chain(*(_without_host(one.tail) for one in reduced[1:]))),
+    )
+
+
+def _joined(chains: Sequence[Any], phases: Sequence[str]) -> dict[str, tuple]:
+    """What the stages of each chain have in some phases, of all chains."""
+    return {name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases}
+
+
+def _without_host(block: Block) -> Block:
+    def kept(one: Segment) -> Segment:
+        kernels = tuple(row for row in one.kernels if row[0].kind != "host")
+        return msgspec.structs.replace(one, kernels=kernels)
+
+    return tuple((kept(one), times) for one, times in block)
+
+
+def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:
+    """A reduction of one chain that also waits for the copies of its stage."""
+    starts = (chain_starts[chain], *chain_starts[:chain], *chain_starts[chain + 1 :])
+    stages = tuple(start + stage for stage in one.stages for start in starts)
+    return Reduction(one.kernels, stages)
+
+
+def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:
+    """The graph with distinct numbers for the microbatches of different chains."""
+    chain = np.searchsorted(np.array(chain_starts), graph.stage, side="right") - 1
+    each = graph.microbatch.max(initial=0) + 1
+    return dataclasses.replace(graph, microbatch=graph.microbatch + chain * each)
+
+
+class OpKind(NamedTuple):
+    """Everything that decides the kernels of an op; see `OpGraph`."""
+
+    phase: str
+    stage: int
+    other: int
+    rank: int
+    peer: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Frame:
+    """The parts of a step that do not depend on latencies.
+
+    **Attributes:**
+
+    - `graph`: the ops.
+    - `kinds`: the kinds of ops, each once.
+    - `kind_of`: for each op, the position of its kind.
+    """
+
+    graph: OpGraph
+    kinds: tuple[OpKind, ...]
+    kind_of: Int[np.ndarray, "ops"]
+
+    @property
+    def is_send_recv(self) -> Bool[np.ndarray, "ops"]:
+        """Whether each op is a send_recv."""
+        return np.array([kind.phase == SEND_RECV for kind in self.kinds], bool)[self.kind_of]
+
+
+# As many as the graphs that `op_graph` keeps and returns again.
+@ft.lru_cache(maxsize=4)
+def frame_of(graph: OpGraph) -> Frame:
+    """The kinds of the ops of a graph."""
+    columns = (graph.phase, graph.stage, graph.other_stage, graph.rank, graph.peer)
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
+    kind_of = np.array([numbers[row] for row in rows])
+    return Frame(graph, tuple(OpKind(*row) for row in numbers), kind_of)
+
+
+def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
+    """The block of each kind of op. Equal pairs of stages share a block, as do sends between the
+    same two ranks.
+    """
+    pairs: dict[tuple[int, int], Block] = {}
+    sends = {ends: ((Segment((), one), 1),) for ends, one in workload.send_recv.items()}
+    phases = {
+        "F": workload.forward,
+        "B": workload.backward,
+        "I": workload.backward_input,
+        "W": workload.backward_weight,
+    }
+
+    def of_kind(kind: OpKind) -> Block:
+        if kind.phase == SEND_RECV:
+            return sends.get((kind.rank, kind.peer), ())
+        if kind.phase in phases:
+            return phases[kind.phase][kind.stage]
+        apart = workload.forward[kind.stage] + workload.backward[kind.other]
+        passes = workload.passes
+        if passes is None:
+            return apart
+        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other])
+        if alike not in pairs:
+            beside = pair(passes, kind.stage, kind.other)
+            pairs[alike] = apart if beside is None else beside
+        return pairs[alike]
+
+    return [of_kind(kind) for kind in kinds]
