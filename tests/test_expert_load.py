@@ -12,7 +12,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.collapse import Loads, Unevenness, fullest, gpu_factors
-from prism_jax.collapse._loaded import added_load, at_fullest, fuller
+from prism_jax.collapse._collapse import added_load, at_fullest, fuller
 from prism_jax.collapse._segment import segment_maxima
 
 from .helpers import by_numpy, lognormal

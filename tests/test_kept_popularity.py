@@ -7,7 +7,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.collapse import Collapse, Loads, Unevenness, class_moments, fullest, gpu_factors
-from prism_jax.collapse._loaded import added_load, deciding, fuller
+from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
 from prism_jax.program._block_laws import _gpu_spread

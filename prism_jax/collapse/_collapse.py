@@ -4,7 +4,18 @@ A block is a row of segments. Within a segment every member of the tensor- and c
 group runs its kernels independently, perhaps overlapped with collectives; then a collective waits
 for the slowest. Cumulants of sums add up; `_segment` has those of the slowest member, `_branches`
 those of overlapped compute and collectives.
+
+With loads of expert-parallel groups, a member with the load `l` takes `X + l Y` in a segment, times
+the factor of its GPU; the segment waits for the slowest member. The members are the independent
+ones of `Fullest`, with three moments, as `segment_maxima` requires. The difference to the fullest
+of members that share a fixed number of tokens is added at the speed of the mean GPU: it is large if
+one member has most tokens, and this member may be on any GPU.
+
+A member's load is drawn anew for each microbatch, layer and step. If the popularities of experts
+are known, they are constant, also over replicas, and only the counts of tokens are drawn.
 """
+
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,7 +25,6 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray
 from ._branches import Overlaps, branch_moments
 from ._expert_load import Fullest
-from ._loaded import Deciding, added_load, at_fullest, deciding, fuller
 from ._segment import Group, root, segment_alone, segment_maxima, shape_of
 
 
@@ -75,6 +85,19 @@ class Collapse(eqx.Module):
     overlaps: Overlaps | None
     outer_overlaps: Overlaps | None
     loads: Float[Array, "loads kernels"] | None
+
+
+class Deciding(NamedTuple):
+    """Which members of segments decide when these end, as of `Fullest`.
+
+    **Attributes:**
+
+    - `share`: the part of the members.
+    - `first`: `(segments, members)`, one for the fullest; `None` where it is never known.
+    """
+
+    share: Float[Array, " segments"]
+    first: Float[Array, "segments members"] | None
 
 
 def segment_skewness(
@@ -182,3 +205,76 @@ def _shared(
 def _moments(cumulants: Float[Array, "3 *shape"]) -> Float[Array, "3 *shape"]:
     """The mean, the standard deviation and the skewness."""
     return jnp.stack([cumulants[0], *shape_of(cumulants[1], cumulants[2])])
+
+
+def added_load(
+    loads: Float[Array, "loads kernels"],
+    cumulants: Float[Array, "3 kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Float[Array, "3 segments"]:
+    """The contribution of loads to the cumulants of each member's part of a segment."""
+    mean, variance = _loaded(loads, cumulants[:2], segments)
+    middle, spread, skewed = load.member[:, :, None]
+    return jnp.stack(
+        [
+            jnp.sum(mean * (middle - 1), axis=0),
+            jnp.sum(mean**2 * spread + variance * (spread + middle**2 - 1), axis=0),
+            jnp.sum(mean**3 * skewed, axis=0),
+        ]
+    )
+
+
+def deciding(
+    loads: Float[Array, "loads kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Deciding:
+    """Which members of segments decide when these end."""
+    there = segments @ loads.T > 0
+    shares = jnp.where(there, load.share[None, :], 1)
+    share = jnp.min(shares, axis=1, initial=1)
+    return Deciding(share, None if load.first is None else load.first[jnp.argmin(shares, axis=1)])
+
+
+def fuller(
+    slowest: Float[Array, "4 segments nodes"],
+    loads: Float[Array, "loads kernels"],
+    cumulants: Float[Array, "3 kernels"],
+    segments: Float[Array, "segments kernels"],
+    load: Fullest,
+) -> Float[Array, "4 segments nodes"]:
+    """The slowest of independent members, corrected for the difference to the true fullest member.
+
+    **Arguments:**
+
+    - `slowest`: the result of `segment_maxima` for each segment.
+    - `loads`, `cumulants`, `segments`, `load`: as in `added_load`.
+    """
+    (mean,) = _loaded(loads, cumulants[:1], segments)
+    powers = jnp.stack([mean, mean**2, mean**3])
+    more = jnp.sum(powers * load.correction[:, :, None], axis=1)[:, :, None]
+    first, variance, third = slowest[:3] + more
+    # The part that other GPUs share is at most the rest.
+    return jnp.stack([first, jnp.maximum(variance, 0), third, slowest[3]])
+
+
+def at_fullest(
+    loads: Float[Array, "loads kernels"], cumulants: Float[Array, "3 kernels"], load: Fullest
+) -> Float[Array, "3 kernels"]:
+    """The cumulants of each kernel at the load of the fullest member, for collectives."""
+    none = (1 - jnp.sum(loads, axis=0))[None]
+    middle, spread, skewed = load.load @ loads + none * jnp.asarray([[1], [0], [0]], none.dtype)
+    mean, variance, third = cumulants
+    return jnp.stack(
+        [
+            mean * middle,
+            variance * (middle**2 + spread) + mean**2 * spread,
+            third * middle**3 + mean**3 * skewed,
+        ]
+    )
+
+
+def _loaded(loads, cumulants, segments) -> Float[Array, "orders loads segments"]:
+    """The cumulants of the part of each segment that each load acts on."""
+    return jnp.einsum("lk,jk,sk->jls", loads, cumulants, segments)

@@ -1,12 +1,19 @@
+"""The static parts of the collapse: the contents of blocks, and the loads of members."""
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
-from ..workload import Block, Branches, Kernel, Row, Segment, rows_of
+from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
+from ._expert_load import Loads, Unevenness
 
 
 def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
@@ -130,3 +137,71 @@ def count_calls(block: Block, members: int) -> dict[Kernel, int]:
             for kernel, count in row:
                 calls[kernel] += repeats * count * (members if by_member else 1)
     return calls
+
+
+_SIZES = ("members", "counts", "experts", "split", "capacity")
+
+
+class ExpertLoads(eqx.Module):
+    """The loads of a program's expert-parallel groups, and the kernels that they act on.
+
+    **Attributes:**
+
+    - `unevenness`: the parameters of each load.
+    - `members`, `counts`, `experts`, `split`, `capacity`: as in `Loads`. Static.
+    - `kernels`: `(loads, kernels)`, whether a load acts on a kernel. Static.
+    - `shares`: as in `Loads`. Static.
+    """
+
+    unevenness: Unevenness
+    members: FrozenArray = eqx.field(static=True)
+    counts: FrozenArray = eqx.field(static=True)
+    experts: FrozenArray = eqx.field(static=True)
+    split: FrozenArray = eqx.field(static=True)
+    capacity: FrozenArray = eqx.field(static=True)
+    kernels: FrozenArray = eqx.field(static=True)
+    shares: FrozenArray | None = eqx.field(static=True, default=None)
+
+    def laws(self, dtype: DTypeLike) -> Loads:
+        """The laws without their parameters, as arrays."""
+        sizes: dict[str, Any] = {
+            name: jnp.asarray(getattr(self, name).value, dtype) for name in _SIZES
+        }
+        if not np.isfinite(self.capacity.value).any():
+            sizes["capacity"] = None
+        shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
+        return Loads(**sizes, shares=shares)
+
+    def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
+        """One where a load acts on a kernel, padded to `number` kernels."""
+        kernels = self.kernels.value
+        return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
+
+
+def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | None:
+    """The loads of a program's kernels; `None` if all loads are equal."""
+    loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
+    if not loads:
+        return None
+    sizes = {name: FrozenArray(np.array([getattr(one, name) for one in loads])) for name in _SIZES}
+    return ExpertLoads(
+        unevenness=Unevenness(
+            jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
+        ),
+        kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
+        shares=_shares(loads),
+        **sizes,
+    )
+
+
+def _shares(loads: Sequence[Load]) -> FrozenArray | None:
+    """The popularities of experts, by member, if some are known."""
+    if not any(one.popularity for one in loads):
+        return None
+    room = (max(one.members for one in loads), max(one.experts for one in loads))
+    found = np.full((len(loads), *room), np.nan)
+    for row, one in zip(found, loads, strict=True):
+        if one.popularity:
+            shares = np.array(one.popularity) / np.sum(one.popularity)
+            row[: one.members, : one.experts] = shares.reshape(one.members, one.experts)
+    return FrozenArray(found)
