@@ -389,11 +389,11 @@ def test_short_sequences_fill_a_tile():
     costs = _costs()
     for backward in (False, True):
         core = Core(256, 16, 16, 16, 16, 72, 72, causal=False)
-        (kernel,) = core.backward(costs) if backward else core.forward(costs)
+        (kernel,) = core.kernels(costs, backward=backward)
         assert kernel.flop == 2 * 256 * 16 * 16 * 16 * 72 * (5 if backward else 2)
         whole = costs.attention("", 8 * 4 * kernel.flop, 0, backward=backward)
         assert kernel.mean == pytest.approx(whole.mean, rel=1e-12)
-    long = Core(1, 128, 64, 16, 16, 72, 72, causal=False).forward(costs)[0]
+    long = Core(1, 128, 64, 16, 16, 72, 72, causal=False).kernels(costs, backward=False)[0]
     assert long.mean == costs.attention("", long.flop, 2 * 16 * 192 * 144, backward=False).mean
 
 

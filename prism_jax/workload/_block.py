@@ -154,6 +154,12 @@ def _nests(one: Segment) -> bool:
     return any(branches.within for branches in one.branches)
 
 
+Segments = list[Segment]  # In order.
+
+# Segments in order, and the kernels of another one after them, which is not closed yet.
+Open = tuple[Segments, list[Kernel]]
+
+
 class Reduction(msgspec.Struct, frozen=True):
     """Gradients of a pipeline rank that are reduced over the replicas together.
 

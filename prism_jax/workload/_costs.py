@@ -81,7 +81,7 @@ class Costs(msgspec.Struct, frozen=True):
         """The bytes of a gradient that is accumulated and reduced."""
         return 4 if self.training.gradient_dtype == "fp32" else 2
 
-    def recomputes(self, name: str) -> bool:
+    def recomputes(self, name: str | None) -> bool:
         """Whether selective recomputation includes the module with this name."""
         return self.training.recompute == "selective" and name in self.training.recompute_modules
 

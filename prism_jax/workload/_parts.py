@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ._block import Block, Branches, Kernel, Load, Row, Segment
+from ._block import Block, Branches, Kernel, Load, Row, Segment, Segments
 
 
 def segment(
@@ -32,7 +32,7 @@ def without(kernels: Row, one: Kernel) -> Row:
     return tuple((+counts).items())
 
 
-def block(parts: Iterable[tuple[list[Segment], int]]) -> Block:
+def block(parts: Iterable[tuple[Segments, int]]) -> Block:
     """A block of lists of segments, each with how often it occurs.
 
     Segments without a collective, at which members do not wait, are merged.

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ._architecture import Parts, recomputed
-from ._block import Block, Branches, Kernel, Ordered, Passes, Segment
+from ._block import Block, Branches, Kernel, Ordered, Passes, Segment, Segments
 from ._costs import Costs
 from ._parts import block
 from ._split import Stages
@@ -85,17 +85,17 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
     return block([(launched(joined, seconds), 1)])
 
 
-def _column(compute: list[Segment], exchange: Kernel, contention: tuple[float, float]) -> Segment:
+def _column(compute: Segments, exchange: Kernel, contention: tuple[float, float]) -> Segment:
     """Compute that overlaps with an exchange, after which all meet."""
     within = block([(_joined(compute), 1)])
     return Segment((), None, (Branches((), (((exchange, 1),),), contention, within),))
 
 
-def _joined(segments: Iterable[Segment]) -> list[Segment]:
+def _joined(segments: Iterable[Segment]) -> Segments:
     """Segments in order, in which compute without a wait is merged into the segment after it:
     members are then as late as the slowest in both together, not as the slowest in each.
     """
-    found: list[Segment] = []
+    found: Segments = []
     loose: Counter[Kernel] = Counter()
     for one in segments:
         if loose and any(branches.within for branches in one.branches):
@@ -115,9 +115,7 @@ def _exchange(one: Segment) -> bool:
     return closing is not None and (closing.kind, closing.group) == ("all_to_all", "ep")
 
 
-def _cut(
-    row: list[Segment], places: list[int]
-) -> tuple[list[tuple[list[Segment], Kernel]], list[Segment]]:
+def _cut(row: Segments, places: list[int]) -> tuple[list[tuple[Segments, Kernel]], Segments]:
     """The segments up to and including each exchange, and those after the last exchange."""
     parts, start = [], 0
     for place in places:

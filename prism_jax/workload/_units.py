@@ -16,7 +16,7 @@ import msgspec
 from ..cluster import Group
 from ..data import Training
 from ._architecture import Part
-from ._block import Kernel, Segment
+from ._block import Kernel, Segment, Segments
 from ._costs import Costs
 from ._parts import block, block_mean, segment, without
 from ._split import Held, held_of
@@ -33,7 +33,7 @@ class Unit(NamedTuple):
     - `reductions`: the collectives that reduce its gradients after it has run.
     """
 
-    segments: list[Segment]
+    segments: Segments
     gathers: tuple[Kernel, ...] = ()
     reductions: tuple[Kernel, ...] = ()
 
@@ -62,12 +62,12 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
     return Unit([*segments, *copied], gathered, reduced)
 
 
-def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segment]:
+def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
     """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
     it is recomputed for the backward, which may not need its end.
     """
     costs = part.costs(costs)
-    segments: list[Segment] = []
+    segments: Segments = []
     before: list[Kernel] = []
     for module in part.modules:
         norm = [costs.norm()] if module.in_residual else []
@@ -79,7 +79,7 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> list[Segme
     return [*segments, segment(before)]
 
 
-def _without_end(segments: list[Segment], product: Kernel) -> list[Segment]:
+def _without_end(segments: Segments, product: Kernel) -> Segments:
     """The segments of a module before its last product, with which its output is scattered."""
     *rest, last = segments
     if product in dict(last.kernels):
@@ -87,7 +87,7 @@ def _without_end(segments: list[Segment], product: Kernel) -> list[Segment]:
     return [*rest, Segment(last.kernels, None, last.branches[:-1])]
 
 
-def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> list[Segment]:
+def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Segments:
     """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
     they include its forward, which is recomputed. Without `weights`, they are those of its phase
     backward-input.
@@ -116,7 +116,7 @@ def launches(costs: Costs, part: Part) -> float:
     return sum(experts if kind == "moe" else usual for kind in kinds)
 
 
-def launched(segments: list[Segment], seconds: float) -> list[Segment]:
+def launched(segments: Segments, seconds: float) -> Segments:
     """Segments, followed by what is left of the time that the host needs to launch them.
 
     The host runs ahead of the GPU, so that only the sum over a layer counts, not each kernel.
@@ -187,7 +187,7 @@ def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
     return tuple(msgspec.structs.replace(one, group="fsdp") for one in found if one.mean)
 
 
-def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> list[Segment]:
+def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segments:
     """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
     they are `reduced`.
     """

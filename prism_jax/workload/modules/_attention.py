@@ -2,32 +2,16 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Open
 from .._costs import Costs
-from ._base import AbstractModule, Parameters
-from ._context import (
-    backward_core,
-    check_context,
-    copied_values,
-    core_buffers,
-    core_of,
-    forward_core,
-)
+from ._base import AbstractPairModule, Parameters
+from ._context import check_context, copied_values, core_buffers, core_of, run_core
 from ._core import Core
-from ._gather import (
-    cast,
-    cast_gradient,
-    check_divides,
-    close_backward,
-    close_module,
-    gradients,
-    open_module,
-    weight_gradients,
-)
+from ._gather import cast, cast_gradient, check_divides, gradients
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention(AbstractModule):
+class Attention(AbstractPairModule):
     """Multi-head or grouped-query attention: causal, bidirectional, or cross-attention.
 
     **Attributes:**
@@ -75,8 +59,8 @@ class Attention(AbstractModule):
                 f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
                 f"{model.hidden_size}; give `model.head_size`."
             )
-        check_divides(("tp", layout.tp), "num_heads", self.num_heads)
-        check_divides(("tp", layout.tp), "num_kv_heads", self.kv_heads)
+        check_divides(layout, "num_heads", self.num_heads)
+        check_divides(layout, "num_kv_heads", self.kv_heads)
         if self.num_heads % self.kv_heads != 0:
             raise ValueError(
                 f"`model.num_kv_heads` = {self.kv_heads} does not divide `model.num_heads` = "
@@ -105,42 +89,27 @@ class Attention(AbstractModule):
             split += qkv
         return Parameters(split, copied + (model.hidden_size if model.bias else 0))
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
-        tokens, width, _ = self._shape(costs)
-        qkv, out = self._linears(costs)
-        first = [
-            *cast(costs, tokens * costs.model.hidden_size),
-            qkv.forward,
-            *(one.forward for one in self._of_context(costs)),
-            *self._norms(costs, 2),
-            *self._rotary(costs),
-        ]
-        segments, left = forward_core(costs, self._core(costs), first)
-        last = [*left, *cast(costs, tokens * width), out.forward]
-        rest = [*segments, *close_module(costs, last, out.forward)]
-        return open_module(costs, before, qkv.forward, rest)
+    def linears(self, costs: Costs) -> list[Linear]:
+        tokens, width, qkv = self._shape(costs)
+        hidden = costs.model.hidden_size
+        made = qkv if self.context_length is None else width
+        ends = [costs.linear(tokens, made, hidden), costs.linear(tokens, hidden, width)]
+        return ends + self._of_context(costs)
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
-        tokens, _, qkv_width = self._shape(costs)
-        qkv, out = self._linears(costs)
-        first = [
-            *cast_gradient(costs, tokens * costs.model.hidden_size),
-            *gradients(out, weights),
-        ]
-        inputs = [
-            *self._rotary(costs),
-            *self._norms(costs, 3),
-            *(kernel for one in self._of_context(costs) for kernel in gradients(one, weights)),
-            *cast_gradient(costs, tokens * qkv_width),
-        ]
-        segments, left = backward_core(costs, self._core(costs), first)
-        rest = [*segments, *close_backward(costs, left + inputs, qkv, weights)]
-        return open_module(costs, before, out.dgrad, rest)
-
-    def backward_weight(self, costs: Costs) -> list[Segment]:
-        return weight_gradients(costs, *self._linears(costs), *self._of_context(costs))
+    def between(
+        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+    ) -> Open:
+        tokens, width, qkv = self._shape(costs)
+        core, of_context = self._core(costs), self._of_context(costs)
+        if backward:
+            segments, left = run_core(costs, core, made, backward=True)
+            left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
+            left += [kernel for one in of_context for kernel in gradients(one, weights)]
+            return segments, [*left, *cast_gradient(costs, tokens * qkv)]
+        made = [*made, *(one.forward for one in of_context)]
+        made += [*self._norms(costs, 2), *self._rotary(costs)]
+        segments, left = run_core(costs, core, made, backward=False)
+        return segments, [*left, *cast(costs, tokens * width)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, width, qkv = self._shape(costs)
@@ -160,12 +129,6 @@ class Attention(AbstractModule):
         dim, tp = self.head_dim(costs.model), costs.layout.tp
         qkv = (self.num_heads + 2 * self.kv_heads) * dim // tp
         return costs.tokens, self.num_heads * dim // tp, qkv
-
-    def _linears(self, costs: Costs) -> tuple[Linear, Linear]:
-        tokens, width, qkv = self._shape(costs)
-        hidden = costs.model.hidden_size
-        made = qkv if self.context_length is None else width
-        return costs.linear(tokens, made, hidden), costs.linear(tokens, hidden, width)
 
     def _of_context(self, costs: Costs) -> list[Linear]:
         """The matrix that computes keys and values from a context."""

@@ -9,10 +9,18 @@ import msgspec
 
 from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Open, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._gather import gradients
+from ._gather import (
+    cast,
+    cast_gradient,
+    close_backward,
+    close_module,
+    gradients,
+    open_module,
+    weight_gradients,
+)
 
 
 class Parameters(NamedTuple):
@@ -66,7 +74,7 @@ class AbstractModule(abc.ABC):
         """The parameters of the module, without its norm."""
 
     @abc.abstractmethod
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         """The segments of the forward of one microbatch.
 
         **Arguments:**
@@ -76,9 +84,7 @@ class AbstractModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         """The segments of the backward of one microbatch.
 
         **Arguments:**
@@ -89,7 +95,7 @@ class AbstractModule(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         """The segments of the gradients of the weights alone: the phase backward-weight."""
 
     @abc.abstractmethod
@@ -126,17 +132,50 @@ class AbstractFirstModule(AbstractModule):
 
     in_residual = False
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         return self.gradients(costs, before) if weights else [segment(before)]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         return self.gradients(costs, [])
 
     @abc.abstractmethod
-    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         """The segments of its backward. The arguments are those of `forward`."""
+
+
+class AbstractPairModule(AbstractModule):
+    """A module between two matrices that a tensor-parallel group splits: the first by what it
+    makes of the gathered input, the last by what it reads.
+    """
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
+        first, last, *_ = self.linears(costs)
+        made = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
+        segments, left = self.between(costs, made, backward=False)
+        rest = [*segments, *close_module(costs, [*left, last.forward], last.forward)]
+        return open_module(costs, before, first.forward, rest)
+
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
+        first, last, *_ = self.linears(costs)
+        again = self.forward(costs, []) if costs.recomputes(self.kind) else []
+        made = cast_gradient(costs, costs.tokens * costs.model.hidden_size)
+        made += gradients(last, weights)
+        segments, left = self.between(costs, made, backward=True, weights=weights)
+        rest = [*segments, *close_backward(costs, left, first, weights)]
+        return [*again, *open_module(costs, before, last.dgrad, rest)]
+
+    def backward_weight(self, costs: Costs) -> Segments:
+        return weight_gradients(costs, *self.linears(costs))
+
+    @abc.abstractmethod
+    def linears(self, costs: Costs) -> Sequence[Linear]:
+        """The first matrix, the last, and others between them."""
+
+    @abc.abstractmethod
+    def between(
+        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+    ) -> Open:
+        """What runs between the two matrices, after the kernels of the one that comes first."""
 
 
 class AbstractSampleModule(AbstractModule):
@@ -149,17 +188,15 @@ class AbstractSampleModule(AbstractModule):
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         """Fits any layout, because every GPU has all of the module."""
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         products = [one.forward for one in self.linears(costs)]
         return [segment([*before, *products, *self.moved(costs, backward=False)])]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         products = (kernel for one in self.linears(costs) for kernel in gradients(one, weights))
         return [segment([*before, *self.moved(costs, backward=True), *products])]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         return [segment([one.wgrad for one in self.linears(costs)])]
 
     def linears(self, costs: Costs) -> list[Linear]:

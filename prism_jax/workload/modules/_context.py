@@ -16,7 +16,7 @@ the sequence. Without this balance the last rank has the most work, and the othe
 import itertools as it
 
 from ...data import Layout, Training
-from .._block import Kernel, Segment
+from .._block import Kernel, Open, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._core import Core
@@ -41,46 +41,35 @@ def core_of(
     return Core(*sizes, window, causal, first, ranks)
 
 
-def forward_core(
-    costs: Costs, core: Core, before: list[Kernel]
-) -> tuple[list[Segment], list[Kernel]]:
-    """The core with its exchanges: segments, and the remaining kernels of an open segment.
+def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) -> Open:
+    """The core with its exchanges.
 
     **Arguments:**
 
-    - `before`: the kernels that compute queries, keys and values.
+    - `before`: the kernels that compute queries, keys and values; or, in the backward, the gradient
+        of the core's output.
     """
     if core.ranks == 1:
-        return [], [*before, *core.forward(costs)]
-    made, out = _values(core)
-    if costs.training.cp_comm_type == "p2p":
-        steps = [step.forward(costs) for step in _steps(core)]
+        return [], [*before, *core.kernels(costs, backward=backward)]
+    (made, out), how = _values(core), costs.training.cp_comm_type
+    if how == "a2a":
+        kernels = _of_heads(core).kernels(costs, backward=backward)
+        enter, leave = (out, made) if backward else (made, out)
+        return _exchanged(costs, before, enter, kernels, leave)
+    if how == "p2p":
+        steps = [step.kernels(costs, backward=backward) for step in _steps(core)]
+        if backward:
+            # Keys and values in all steps but the last, their gradients in all but the first.
+            ring = _ring(costs, core, before, steps, 2 * (core.ranks - 1))
+            return _waited(costs, core, [ring], _sums(costs, core, made))
         ring = _ring(costs, core, before, steps[:-1], core.ranks - 1)
         return _waited(costs, core, [ring], [*steps[-1], *_sums(costs, core, out)])
-    if costs.training.cp_comm_type == "all_gather":
-        gather = segment(before, _over_ranks(costs, core, "all_gather"))
-        return _waited(costs, core, [gather], [*_sorted(costs, core), *core.forward(costs)])
-    return _exchanged(costs, before, made, _of_heads(core).forward(costs), out)
-
-
-def backward_core(
-    costs: Costs, core: Core, before: list[Kernel]
-) -> tuple[list[Segment], list[Kernel]]:
-    """As `forward_core`, where `before` computes the gradient of the core's output."""
-    if core.ranks == 1:
-        return [], [*before, *core.backward(costs)]
-    made, out = _values(core)
-    if costs.training.cp_comm_type == "p2p":
-        steps = [step.backward(costs) for step in _steps(core)]
-        # Keys and values in all steps but the last, their gradients in all but the first.
-        ring = _ring(costs, core, before, steps, 2 * (core.ranks - 1))
-        return _waited(costs, core, [ring], _sums(costs, core, made))
-    if costs.training.cp_comm_type == "all_gather":
-        gather = segment(before, _over_ranks(costs, core, "all_gather"))
-        kernels = [*_sorted(costs, core), *core.backward(costs), *_sorted(costs, core)]
-        segments, left = _waited(costs, core, [gather], kernels)
-        return [*segments, segment(left, _over_ranks(costs, core, "reduce_scatter"))], []
-    return _exchanged(costs, before, out, _of_heads(core).backward(costs), made)
+    gather = segment(before, _over_ranks(costs, core, "all_gather"))
+    kernels = [*_sorted(costs, core), *core.kernels(costs, backward=backward)]
+    if not backward:
+        return _waited(costs, core, [gather], kernels)
+    segments, left = _waited(costs, core, [gather], [*kernels, *_sorted(costs, core)])
+    return [*segments, segment(left, _over_ranks(costs, core, "reduce_scatter"))], []
 
 
 def copied_values(costs: Costs, core: Core) -> int:
@@ -184,7 +173,7 @@ def _of_heads(core: Core) -> Core:
 
 def _exchanged(
     costs: Costs, before: list[Kernel], enter: int, kernels: list[Kernel], leave: int
-) -> tuple[list[Segment], list[Kernel]]:
+) -> Open:
     """Kernels between two all_to_alls of `enter` and `leave` values, each between two copies."""
     copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
     sent = [
@@ -202,9 +191,7 @@ def _slowest(costs: Costs, core: Core) -> int | None:
     return None if core.first is None else costs.layout.tp
 
 
-def _waited(
-    costs: Costs, core: Core, segments: list[Segment], left: list[Kernel]
-) -> tuple[list[Segment], list[Kernel]]:
+def _waited(costs: Costs, core: Core, segments: Segments, left: list[Kernel]) -> Open:
     """Ends the segment of the remaining kernels if they take longer on some ranks than others."""
     if core.first is None:
         return segments, left

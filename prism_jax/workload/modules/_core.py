@@ -55,36 +55,30 @@ class Core(NamedTuple):
             seen = self._pairs_up_to(self.first + self.queries) - self._pairs_up_to(self.first)
         return seen if self.causal else 2 * seen
 
-    def forward(self, costs: Costs) -> list[Kernel]:
+    def kernels(self, costs: Costs, *, backward: bool) -> list[Kernel]:
+        """The kernels of its forward, or its backward."""
         if costs.training.attention != "unfused":
-            return [self._fused(costs, backward=False)]
+            return [self._fused(costs, backward=backward)]
         batch, queries, keys = self._shape
         dtype, scores = costs.base_dtype, batch * queries * keys
-        kernels = [
-            costs.gemm(queries, keys, self.key_size, dtype, batch),
-            costs.move("elementwise", 4 * scores),  # Scale, mask and softmax are one kernel.
-            costs.gemm(queries, self.value_size, keys, dtype, batch),
-        ]
-        if costs.model.dropout:
-            kernels.append(costs.move("elementwise", 5 * scores))
-        return kernels
-
-    def backward(self, costs: Costs) -> list[Kernel]:
-        if costs.training.attention != "unfused":
-            return [self._fused(costs, backward=True)]
-        batch, queries, keys = self._shape
-        dtype, scores = costs.base_dtype, batch * queries * keys
-        kernels = self.forward(costs) if costs.recomputes("core_attn") else []
-        kernels += [
+        dropout = [costs.move("elementwise", 5 * scores)] if costs.model.dropout else []
+        if not backward:
+            return [
+                costs.gemm(queries, keys, self.key_size, dtype, batch),
+                costs.move("elementwise", 4 * scores),  # Scale, mask and softmax are one kernel.
+                costs.gemm(queries, self.value_size, keys, dtype, batch),
+                *dropout,
+            ]
+        again = self.kernels(costs, backward=False) if costs.recomputes("core_attn") else []
+        return [
+            *again,
             costs.gemm(keys, self.value_size, queries, dtype, batch),
             costs.gemm(queries, keys, self.value_size, dtype, batch),
             costs.move("elementwise", 6 * scores),
             costs.gemm(queries, self.key_size, keys, dtype, batch),
             costs.gemm(keys, self.key_size, queries, dtype, batch),
+            *dropout,
         ]
-        if costs.model.dropout:
-            kernels.append(costs.move("elementwise", 5 * scores))
-        return kernels
 
     def activations(self, costs: Costs) -> dict[str, float]:
         """In bytes: the softmax before and after dropout, or the statistics of the fused kernel."""

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, AbstractSampleModule, Parameters
@@ -97,10 +97,10 @@ class PatchEmbedding(AbstractFirstModule):
         total = sum((inputs + 1) * hidden for inputs in matrices)
         return Parameters(copied=total + (self.num_classes or 0) * hidden)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         return [segment([*before, *(one.forward for one in self._linears(costs))])]
 
-    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         of_patches, *others = self._linears(costs)
         kernels = (kernel for one in others for kernel in gradients(one, True))
         return [segment([*before, of_patches.wgrad, *kernels])]
@@ -154,20 +154,18 @@ class PatchHead(AbstractModule):
         modulation = 2 * hidden * (1 + (hidden if self.own_matrix else 0))
         return Parameters(copied=(hidden + 1) * self.out_values + modulation)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         modulated = [costs.norm(), costs.move("elementwise", 4 * costs.states)]
         kernels = [one.forward for one in self._linears(costs)]
         return [segment([*before, *modulated, *kernels, self._loss(costs)])]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         kernels = [one.dgrad for one in self._linears(costs)]
         kernels += [one.wgrad for one in self._linears(costs)] if weights else []
         modulated = [costs.move("elementwise", 6 * costs.states), costs.norm(3)]
         return [segment([*before, self._loss(costs), *kernels, *modulated])]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         return [segment([one.wgrad for one in self._linears(costs)])]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -262,8 +260,7 @@ class StreamBlock(AbstractSampleModule):
                 kernels += cast_gradient(costs, costs.tokens * outputs)
             else:
                 kernels += cast(costs, costs.tokens * inputs)
-        core = self._core(costs)
-        return kernels + (core.backward(costs) if backward else core.forward(costs))
+        return kernels + self._core(costs).kernels(costs, backward=backward)
 
     @property
     def _streams(self) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, Parameters
@@ -32,7 +32,7 @@ class Embedding(AbstractFirstModule):
         positions = model.max_positions if model.position == "learned" else 0
         return Parameters(model.vocab_size * model.hidden_size, positions * model.hidden_size)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         values = costs.tokens * costs.model.hidden_size
         kernels = [*before, costs.move("embedding", 4 * values)]
         if costs.model.position == "learned":
@@ -43,7 +43,7 @@ class Embedding(AbstractFirstModule):
         kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
         return [segment(kernels, costs.collective(kind, 2 * values, costs.group("tp")))]
 
-    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         """Adds the gradients to the rows of the tokens, in float32."""
         values = costs.tokens * costs.model.hidden_size
         add = segment([*before, costs.move("embedding", 10 * values)])
@@ -71,22 +71,20 @@ class Projection(AbstractModule):
     def parameters(self, model: Model) -> Parameters:
         return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         linear = self._linear(costs)
         norms = [costs.norm(), costs.norm()]
         rest = close_module(costs, [linear.forward], linear.forward)
         words = Embedding().forward(costs, before)
         return [*words, *open_module(costs, norms, linear.forward, rest)]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         linear = self._linear(costs)
         rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
         words = Embedding().backward(costs, [], weights=weights)
         return [*open_module(costs, before, linear.dgrad, rest), *words]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         words = Embedding().backward_weight(costs)
         return [*weight_gradients(costs, self._linear(costs)), *words]
 
@@ -117,7 +115,7 @@ class Head(AbstractModule):
         transform = model.hidden_size * (model.hidden_size + 1) + norm_parameters(model)
         return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         tokens, hidden, vocabulary = self._shape(costs)
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
         logits = [costs.gemm(tokens, vocabulary, hidden, self._dtype(costs))]
@@ -132,9 +130,7 @@ class Head(AbstractModule):
         gather = costs.collective("all_gather", 2 * tokens * hidden, costs.group("tp"))
         return [segment(norm, gather), *closing]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         tokens, hidden, vocabulary = self._shape(costs)
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
         dgrad = costs.gemm(tokens, hidden, vocabulary, self._dtype(costs))
@@ -145,7 +141,7 @@ class Head(AbstractModule):
         segments = gradients_of_input(costs, loss, [dgrad], [wgrad] if weights else [], num_bytes)
         return [*segments, norm]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         tokens, hidden, vocabulary = self._shape(costs)
         wgrad = costs.gemm(vocabulary, hidden, tokens, self._dtype(costs), added=True)
         kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]

@@ -9,14 +9,12 @@ input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_redu
 import msgspec
 
 from ...data import Layout, Model
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Segment, Segments
 from .._costs import Costs
 from .._parts import row, segment, without
 
 
-def open_module(
-    costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: list[Segment]
-) -> list[Segment]:
+def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: Segments) -> Segments:
     """The kernels before a gather, and the rest. In the first segment of the rest, `gemm` may
     overlap with the pieces of the gather.
     """
@@ -34,7 +32,7 @@ def open_module(
     return [segment(kernels, bare), changed, *later]
 
 
-def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segment]:
+def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> Segments:
     """The kernels before the output of a module, of which `gemm` is the last."""
     if costs.layout.tp == 1:
         return [segment(kernels)]
@@ -45,9 +43,7 @@ def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> list[Segm
     return [Segment(without(row(kernels), gemm), bare, (beside,))]
 
 
-def close_backward(
-    costs: Costs, kernels: list[Kernel], inputs: Linear, weights: bool
-) -> list[Segment]:
+def close_backward(costs: Costs, kernels: list[Kernel], inputs: Linear, weights: bool) -> Segments:
     """The end of a backward: the gradients of the matrix that reads the gathered input."""
     dgrad, wgrad = inputs.dgrad, inputs.wgrad
     return gradients_of_input(costs, kernels, [dgrad], [wgrad] if weights else [], tp_bytes(costs))
@@ -55,7 +51,7 @@ def close_backward(
 
 def gradients_of_input(
     costs: Costs, kernels: list[Kernel], dgrad: list[Kernel], wgrad: list[Kernel], num_bytes: int
-) -> list[Segment]:
+) -> Segments:
     """The same for any matrix whose input and input gradient each have `num_bytes`."""
     if costs.layout.tp == 1:
         return [segment([*kernels, *dgrad, *wgrad])]
@@ -76,7 +72,7 @@ def gradients_of_input(
     return [segment(kernels, None, *branches)]
 
 
-def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> list[Segment]:
+def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
     """The phase backward-weight. The input is gathered again beside kernels without it."""
     rest = [linear.wgrad for linear in others]
     if not costs.splits_sequence:
@@ -115,12 +111,11 @@ def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
     return [costs.move("elementwise", num_bytes * values)] if narrow else []
 
 
-def check_divides(layout_degree: tuple[str, int], key: str, value: int) -> None:
-    """Raises if a degree of the layout does not divide a size of the model."""
-    name, degree = layout_degree
-    if value % degree != 0:
+def check_divides(layout: Layout, key: str, value: int) -> None:
+    """Raises if the tensor-parallel degree of a layout does not divide a size of the model."""
+    if value % layout.tp != 0:
         raise ValueError(
-            f"`layout.{name}` = {degree} does not divide `model.{key}` = {value}; use a divisor."
+            f"`layout.tp` = {layout.tp} does not divide `model.{key}` = {value}; use a divisor."
         )
 
 

@@ -2,24 +2,15 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Open
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters
-from ._gather import (
-    cast,
-    cast_gradient,
-    check_divides,
-    close_backward,
-    close_module,
-    gradients,
-    open_module,
-    weight_gradients,
-)
+from ._base import AbstractPairModule, Parameters
+from ._gather import cast, cast_gradient, check_divides
 
 
 @dataclasses.dataclass(frozen=True)
-class Mamba(AbstractModule):
+class Mamba(AbstractPairModule):
     """A Mamba-2 mixer: a short convolution and a state-space scan between two matrices.
 
     The cost of the scan is that of the products of its chunks (Dao and Gu 2024, arXiv:2405.21060,
@@ -63,8 +54,8 @@ class Mamba(AbstractModule):
         return self.inner_size + self.conv_width + self.mamba_num_heads
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        check_divides(("tp", layout.tp), "mamba_num_heads", self.mamba_num_heads)
-        check_divides(("tp", layout.tp), "num_groups", self.num_groups)
+        check_divides(layout, "mamba_num_heads", self.mamba_num_heads)
+        check_divides(layout, "num_groups", self.num_groups)
         for key in ("mamba_num_heads", "num_groups"):
             if getattr(self, key) // layout.tp % layout.cp != 0:
                 raise ValueError(
@@ -78,62 +69,38 @@ class Mamba(AbstractModule):
         # Decay, skip and step of each head, and the norm before the last matrix.
         return Parameters(matrices + conv + 3 * self.mamba_num_heads + self.inner_size)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
-        first, last = self._linears(costs)
-        enter = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
-        scan = [self._move(costs, 2 * self.conv_width), *self._scan(costs)]
-        leave = [
-            self._move(costs, 3 * self.inner_size),  # Gated and normed.
-            *cast(costs, costs.tokens * self.inner_size // costs.layout.tp),
-            last.forward,
-        ]
-        segments, kernels = self._exchanged(costs, [enter, scan, leave])
-        rest = [*segments, *close_module(costs, kernels, last.forward)]
-        return open_module(costs, before, first.forward, rest)
-
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
-        first, last = self._linears(costs)
-        enter = [
-            *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
-            *gradients(last, weights),
-            self._move(costs, 6 * self.inner_size),
-        ]
-        # Each product has two gradients; the states are made again.
-        scan = [*(3 * self._scan(costs)), self._move(costs, 4 * self.conv_width)]
-        leave = cast_gradient(costs, costs.tokens * self.input_width // costs.layout.tp)
-        segments, kernels = self._exchanged(costs, [enter, scan, leave])
-        rest = [*segments, *close_backward(costs, kernels, first, weights)]
-        return open_module(costs, before, last.dgrad, rest)
-
-    def backward_weight(self, costs: Costs) -> list[Segment]:
-        return weight_gradients(costs, *self._linears(costs))
-
-    def activations(self, costs: Costs) -> dict[str, float]:
-        # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
-        width = (self.input_width + self.conv_width + 2 * self.inner_size) // costs.layout.tp
-        return {"mamba": costs.activation_bytes * costs.tokens * width}
-
-    def _exchanged(
-        self, costs: Costs, parts: list[list[Kernel]]
-    ) -> tuple[list[Segment], list[Kernel]]:
-        """Kernels before, in and after the scan, with an all_to_all between them. The last kernels
-        are those of an open segment.
-        """
-        if costs.layout.cp == 1:
-            return [], [kernel for part in parts for kernel in part]
-        widths = (self.input_width, self.inner_size)
-        values = [costs.tokens * width // costs.layout.tp for width in widths]
-        sent = [costs.collective("all_to_all", 2 * size, costs.group("cp")) for size in values]
-        return [segment(part, one) for part, one in zip(parts, sent, strict=False)], parts[-1]
-
-    def _linears(self, costs: Costs) -> tuple[Linear, Linear]:
+    def linears(self, costs: Costs) -> tuple[Linear, Linear]:
         tp, hidden = costs.layout.tp, costs.model.hidden_size
         return (
             costs.linear(costs.tokens, self.input_width // tp, hidden),
             costs.linear(costs.tokens, hidden, self.inner_size // tp),
         )
+
+    def between(
+        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+    ) -> Open:
+        tokens, tp = costs.tokens, costs.layout.tp
+        if backward:
+            made = [*made, self._move(costs, 6 * self.inner_size)]
+            # Each product has two gradients; the states are made again.
+            scan = [*(3 * self._scan(costs)), self._move(costs, 4 * self.conv_width)]
+            leave = cast_gradient(costs, tokens * self.input_width // tp)
+        else:
+            scan = [self._move(costs, 2 * self.conv_width), *self._scan(costs)]
+            leave = [self._move(costs, 3 * self.inner_size)]  # Gated and normed.
+            leave += cast(costs, tokens * self.inner_size // tp)
+        if costs.layout.cp == 1:
+            return [], [*made, *scan, *leave]
+        sent = [
+            costs.collective("all_to_all", 2 * (tokens * width // tp), costs.group("cp"))
+            for width in (self.input_width, self.inner_size)
+        ]
+        return [segment(made, sent[0]), segment(scan, sent[1])], leave
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
+        width = (self.input_width + self.conv_width + 2 * self.inner_size) // costs.layout.tp
+        return {"mamba": costs.activation_bytes * costs.tokens * width}
 
     def _scan(self, costs: Costs) -> list[Kernel]:
         layout, length = costs.layout, costs.training.sequence_length

@@ -2,18 +2,11 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
-from ._context import (
-    backward_core,
-    check_context,
-    copied_values,
-    core_buffers,
-    core_of,
-    forward_core,
-)
+from ._context import check_context, copied_values, core_buffers, core_of, run_core
 from ._core import Core
 from ._gather import (
     cast,
@@ -63,7 +56,7 @@ class MLA(AbstractModule):
         return (self.q_lora_rank or 0) + self.kv_lora_rank + self.qk_rope_head_size
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        check_divides(("tp", layout.tp), "num_heads", self.num_heads)
+        check_divides(layout, "num_heads", self.num_heads)
         check_context(layout, training, {"num_heads": self.num_heads})
 
     def parameters(self, model: Model) -> Parameters:
@@ -75,18 +68,16 @@ class MLA(AbstractModule):
         copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
         return Parameters(split, copied)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)
         hidden = costs.norm_tokens * costs.model.hidden_size
         first = [*before, *cast(costs, hidden), down.forward, self._latent_norms(costs, 2)]
-        segments, left = forward_core(costs, self._core(costs), self._heads(costs))
+        segments, left = run_core(costs, self._core(costs), self._heads(costs), backward=False)
         last = [*left, *cast(costs, self._value_size(costs)), out.forward]
         closing = close_module(costs, last, out.forward)
         return [*self._gather(costs, first), *segments, *closing]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         down, ups, out = self._linears(costs)
         again = costs.recomputes("mla_up_proj")
         kernels = [
@@ -104,17 +95,18 @@ class MLA(AbstractModule):
             *cast_gradient(costs, costs.norm_tokens * self.latent_size),
             *gradients(down, weights),
         ]
-        opening: list[Segment] = []
+        opening: Segments = []
         if costs.splits_sequence:
             gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
             opening = [segment(before, gather), *(self._gather(costs, []) if again else [])]
             before = []
-        segments, left = backward_core(costs, self._core(costs), [*before, *kernels])
+        made = [*before, *kernels]
+        segments, left = run_core(costs, self._core(costs), made, backward=True)
         inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
         closing = gradients_of_input(costs, inputs, *read)
         return [*opening, *segments, *closing, segment(last)]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         down, ups, out = self._linears(costs)
         kernels = [out.wgrad, *(up.wgrad for up in ups), down.wgrad]
         return [*self._gather(costs, []), segment(kernels)]
@@ -171,7 +163,7 @@ class MLA(AbstractModule):
         width = self.latent_size + (0 if self.q_lora_rank else costs.model.hidden_size)
         return 2 * costs.tokens * width
 
-    def _gather(self, costs: Costs, kernels: list[Kernel]) -> list[Segment]:
+    def _gather(self, costs: Costs, kernels: list[Kernel]) -> Segments:
         if not costs.splits_sequence:
             return [segment(kernels)]
         gather = costs.collective("all_gather", self._latent_bytes(costs), costs.group("tp"))

@@ -13,7 +13,7 @@ from ...data import (
     Seed,
     Training,
 )
-from .._block import Kernel, Linear, Load, Segment
+from .._block import Kernel, Linear, Load, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
@@ -131,7 +131,7 @@ class MoE(AbstractModule):
             total = total.plus(mlp.parameters(model))
         return total
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         hidden = costs.model.hidden_size
@@ -146,9 +146,7 @@ class MoE(AbstractModule):
         shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
         return [*self._exchange(costs, route, experts, shared), segment(permute)]
 
-    def backward(
-        self, costs: Costs, before: list[Kernel], *, weights: bool = True
-    ) -> list[Segment]:
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))
@@ -169,7 +167,7 @@ class MoE(AbstractModule):
         permute = self._permute_to_send(costs)
         last = [*permute, self._choose(costs), *gradients(router, weights)]
         shared = [one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)]
-        forward: list[Segment] = []
+        forward: Segments = []
         if costs.recomputes("moe"):
             forward = self.forward(costs, [])
         elif costs.recomputes("shared_experts"):
@@ -177,7 +175,7 @@ class MoE(AbstractModule):
         found = self._exchange(costs, [*before, *permute], experts, shared)
         return [*forward, *found, segment(last)]
 
-    def backward_weight(self, costs: Costs) -> list[Segment]:
+    def backward_weight(self, costs: Costs) -> Segments:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
         router, *experts = [linear.wgrad for linear in self._linears(costs)]
         loaded = segment(with_load(experts, self._load(costs)), members=costs.expert_ranks)
@@ -219,8 +217,8 @@ class MoE(AbstractModule):
         )
 
     def _exchange(
-        self, costs: Costs, first: list[Kernel], experts: list[Kernel], shared: list[Segment]
-    ) -> list[Segment]:
+        self, costs: Costs, first: list[Kernel], experts: list[Kernel], shared: Segments
+    ) -> Segments:
         """Sends tokens to the experts, through them and back; all their ranks wait for the slowest.
         The shared experts run before the first exchange, or overlap with it.
         """

@@ -12,7 +12,7 @@ from msgspec.structs import astuple, replace
 
 from ...cluster import gemm_latency
 from ...data import Count, Layout, Model, Positive, Training
-from .._block import Kernel, Linear, Segment
+from .._block import Kernel, Linear, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractSampleModule, Parameters
@@ -235,7 +235,7 @@ class EmbeddingBags(AbstractFirstModule):
         held = [one.held for one in place(self.tables, gpus)]
         return max(held) / (sum(held) or 1)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         bottom = [one.forward for one in self.bottom.linears(costs)]
         looked_up, sent, received, whole = self._values(costs)
         # Reads rows in float32, and writes their sums.
@@ -244,7 +244,7 @@ class EmbeddingBags(AbstractFirstModule):
         joined = costs.move("elementwise", 2 * (received + whole))
         return [self._exchanged(costs, [*before, pool], bottom), segment([joined])]
 
-    def gradients(self, costs: Costs, before: list[Kernel]) -> list[Segment]:
+    def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         # Without the first, which is the gradient of the features.
         bottom = [k for one in self.bottom.linears(costs) for k in gradients(one, True)]
         # Of each row that was looked up: reads its gradient, the row and its state; writes both.
