@@ -120,7 +120,8 @@ def fullest(
     def spread(moments: Moments) -> Moments:
         return (moments.at[0].add(-1) * powers).at[0].add(1)
 
-    correction = (load - _independent(member, of_ranks)) * powers
+    # Less the fullest of independent members.
+    correction = (load - _of_one(member, of_ranks)) * powers
     return Fullest(spread(load), spread(member), correction, rivals / loads.members, first)
 
 
@@ -141,7 +142,7 @@ def _drawn_anew(loads: Loads, concentration, scores) -> tuple[Moments, Moments]:
         sizes = (loads.members, loads.experts, loads.capacity)
         fullest_cut, cut = cut_loads(each[0].T, concentration, stretch, *sizes)
         limited = jnp.isfinite(loads.capacity)
-        one = _cut(load, loads.capacity)
+        one = _of_one(load, _scores(load.dtype), loads.capacity)
         load = jnp.where(limited & (loads.experts > 1), fullest_cut, one)
         member = jnp.where(limited, cut, member)
     return load, member
@@ -168,18 +169,15 @@ def _fullest_uncut(most, concentration, stretch) -> Moments:
     return (found.at[0].set(mean) * powers).at[0].add(1)
 
 
-def _independent(member: Moments, scores) -> Moments:
-    """The fullest of independent members, with the scores of one that it has at `_scores`."""
-    std, skewness = shape_of(member[1], member[2])
-    mean, *rest = _moments(std[None, :] * cube_normal(scores, skewness[None, :]))
-    return jnp.stack([member[0] + mean, *rest])
-
-
-def _cut(load: Moments, most) -> Moments:
-    """The moments of a load that is truncated at `most`."""
+def _of_one(load: Moments, scores, most=None) -> Moments:
+    """The moments of a load whose normal score is each of `scores` at `_scores`, truncated at
+    `most` if that is given.
+    """
     std, skewness = shape_of(load[1], load[2])
-    apart = std[None, :] * cube_normal(_scores(std.dtype), skewness[None, :])
-    mean, *rest = _moments(jnp.minimum(apart, (most - load[0])[None, :]))
+    apart = std[None, :] * cube_normal(scores, skewness[None, :])
+    if most is not None:
+        apart = jnp.minimum(apart, (most - load[0])[None, :])
+    mean, *rest = _moments(apart)
     return jnp.stack([load[0] + mean, *rest])
 
 

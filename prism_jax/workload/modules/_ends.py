@@ -12,9 +12,9 @@ from ._gather import (
     close_backward,
     close_module,
     gradients,
-    gradients_of_input,
     norm_parameters,
     open_module,
+    tp_bytes,
     weight_gradients,
 )
 
@@ -116,9 +116,9 @@ class Head(AbstractModule):
         return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        tokens, hidden, vocabulary = self._shape(costs)
+        tokens, _, vocabulary = self._shape(costs)
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
-        logits = [costs.gemm(tokens, vocabulary, hidden, self._dtype(costs))]
+        logits = [self._words(costs).forward]
         # In float32: conversion, maximum, subtraction, and the sum of exponentials.
         loss = costs.move("loss", 20 * tokens * vocabulary)
         if costs.layout.tp == 1:
@@ -127,27 +127,22 @@ class Head(AbstractModule):
         closing = [segment(logits, small), segment([loss], small), segment([], small)]
         if not costs.splits_sequence:
             return [segment(norm), *closing]
-        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.group("tp"))
+        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
         return [segment(norm, gather), *closing]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        tokens, hidden, vocabulary = self._shape(costs)
+        tokens, _, vocabulary = self._shape(costs)
         loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
-        dgrad = costs.gemm(tokens, hidden, vocabulary, self._dtype(costs))
-        wgrad = costs.gemm(vocabulary, hidden, tokens, self._dtype(costs), added=True)
         transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
-        norm = segment([*transform, costs.norm(3)])
-        num_bytes = 2 * tokens * hidden
-        segments = gradients_of_input(costs, loss, [dgrad], [wgrad] if weights else [], num_bytes)
-        return [*segments, norm]
+        segments = close_backward(costs, loss, self._words(costs), weights)
+        return [*segments, segment([*transform, costs.norm(3)])]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        tokens, hidden, vocabulary = self._shape(costs)
-        wgrad = costs.gemm(vocabulary, hidden, tokens, self._dtype(costs), added=True)
-        kernels = [wgrad, *(linear.wgrad for linear in self._transform(costs))]
+        linears = [self._words(costs), *self._transform(costs)]
+        kernels = [linear.wgrad for linear in linears]
         if not costs.splits_sequence:
             return [segment(kernels)]
-        gather = costs.collective("all_gather", 2 * tokens * hidden, costs.group("tp"))
+        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
         return [segment([], gather), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -164,8 +159,15 @@ class Head(AbstractModule):
         hidden = costs.model.hidden_size
         return [costs.linear(costs.norm_tokens, hidden, hidden, costs.base_dtype)]
 
-    def _dtype(self, costs: Costs) -> str:
-        return costs.training.dtype if costs.training.fp8_head else costs.base_dtype
+    def _words(self, costs: Costs) -> Linear:
+        """The matrix that makes the logits."""
+        tokens, hidden, vocabulary = self._shape(costs)
+        dtype = costs.training.dtype if costs.training.fp8_head else costs.base_dtype
+        return Linear(
+            costs.gemm(tokens, vocabulary, hidden, dtype),
+            costs.gemm(tokens, hidden, vocabulary, dtype),
+            costs.gemm(vocabulary, hidden, tokens, dtype, added=True),
+        )
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
