@@ -1,25 +1,28 @@
 """Evaluates a JAX function by NumPy: on small arrays, to compile takes far longer than to run."""
 
+import functools as ft
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from ._flat import COLUMNS, Flat, flat
 from ._operations import OPERATIONS, wide
 
 
 _MOST_TRACES, _MOST_CALLS = 256, 4096
-_traces: dict[Any, tuple[ClosedJaxpr, Any]] = {}
-_calls: dict[tuple[int, bytes], tuple[ClosedJaxpr, list[Any]]] = {}
+_traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
+_calls: dict[tuple[ClosedJaxpr, bytes], list[Any]] = {}
+# The name that JAX has for what `by_columns` gives, which stays whole.
+_COLUMNS = "columns"
 
 
+@np.errstate(all="ignore")
 def on_host(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, with every real number in double precision until the end.
 
@@ -39,25 +42,36 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     arrays = jax.tree.leaves(eqx.filter(args, eqx.is_array))
     if any(isinstance(x, Tracer) for x in arrays):
         return function(*args)
-    trace, leaves, of_result = traced(function, args)
-    whole = flat(trace)
-    with np.errstate(all="ignore"):
-        values = values_of(whole, leaves)
-    return on_device(values, whole, trace, of_result)
+    trace = traced(function, args)
+    return trace.on_device(values_of(trace.flat, trace.leaves))
 
 
-def on_device(values: list[Any], whole: Flat, trace: ClosedJaxpr, of_result: Any) -> Any:
-    """What the function returns that was traced, from all its values."""
-    with np.errstate(all="ignore"):
-        pairs = zip(whole.outputs, trace.out_avals, strict=True)
-        found = [np.asarray(values[number], out.dtype) for number, out in pairs]
-    return eqx.combine(jax.tree.unflatten(of_result[0], jax.device_put(found)), of_result[1])
+class Trace(NamedTuple):
+    """What JAX has traced of a function.
 
+    **Attributes:**
 
-def traced(function: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, list[Any], Any]:
-    """What JAX traces of a function, once for each structure of its arguments; its inputs, with
-    real numbers in double precision; and the structure and the static leaves of what it returns.
+    - `flat`: its operations.
+    - `leaves`: its inputs, with real numbers in double precision.
+    - `results`: the shape and dtype of each array that it returns, in their structure.
+    - `static`: what it returns besides arrays.
     """
+
+    flat: "Flat"
+    leaves: list[np.ndarray]
+    results: Any
+    static: Any
+
+    def on_device(self, values: list[Any]) -> Any:
+        """What the function returns, from all its values."""
+        shapes, structure = jax.tree.flatten(self.results)
+        pairs = zip(self.flat.outputs, shapes, strict=True)
+        found = [np.asarray(values[number], out.dtype) for number, out in pairs]
+        return eqx.combine(jax.tree.unflatten(structure, jax.device_put(found)), self.static)
+
+
+def traced(function: Callable[..., Any], args: Any) -> Trace:
+    """What JAX traces of a function, once for each structure of its arguments."""
     arrays, static = eqx.partition(args, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -67,23 +81,9 @@ def traced(function: Callable[..., Any], args: Any) -> tuple[ClosedJaxpr, list[A
     if about not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
-        _traces[about] = _traced(function, static, tree, leaves)
-    trace, of_result = _traces[about]
-    return trace, [wide(np.asarray(x)) for x in leaves], of_result
-
-
-def _traced(function, static, tree, leaves) -> tuple[ClosedJaxpr, Any]:
-    """The traced function; and the structure and the static leaves of what it returns."""
-    about: list[Any] = []
-
-    def flat(*leaves):
-        args = eqx.combine(jax.tree.unflatten(tree, leaves), static)
-        found, static_part = eqx.partition(function(*args), eqx.is_array)
-        found, of_result = jax.tree.flatten(found)
-        about[:] = [of_result, static_part]
-        return found
-
-    return jax.make_jaxpr(flat)(*leaves), about
+        _traces[about] = eqx.filter_make_jaxpr(function)(*args)
+    trace, results, rest = _traces[about]
+    return Trace(flat(trace), [wide(np.asarray(x)) for x in leaves], results, rest)
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -92,8 +92,78 @@ def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
 
     each = jax.vmap(function, in_axes=1, out_axes=1)
-    each.__name__ = COLUMNS
+    each.__name__ = _COLUMNS
     return jax.jit(each)
+
+
+class Operation(NamedTuple):
+    """An equation, and the numbers of the values that it reads and writes."""
+
+    equation: JaxprEqn
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+class Flat(NamedTuple):
+    """A traced function as one list of operations without functions within functions.
+
+    **Attributes:**
+
+    - `inputs`, `outputs`: the numbers of the values that are its arguments and results.
+    - `start`: all values, as far as they are constants.
+    - `operations`: in order, without those that no result depends on.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    start: list[Any]
+    operations: list[Operation]
+
+
+@ft.lru_cache(maxsize=4096)
+def flat(function: ClosedJaxpr | Jaxpr) -> Flat:
+    """The list of a traced function's operations, made once."""
+    start: list[Any] = []
+    operations: list[Operation] = []
+
+    def new(value=None) -> int:
+        start.append(value)
+        return len(start) - 1
+
+    def walk(function, inputs) -> list[int]:
+        jaxpr = function.jaxpr if isinstance(function, ClosedJaxpr) else function
+        number = dict(zip(jaxpr.invars, inputs, strict=True))
+        constants = function.consts if isinstance(function, ClosedJaxpr) else []
+        for var, constant in zip(jaxpr.constvars, constants, strict=True):
+            number[var] = new(wide(np.asarray(constant)))
+
+        def of(var):
+            return new(wide(np.asarray(var.val))) if isinstance(var, Literal) else number[var]
+
+        for equation in jaxpr.eqns:
+            reads = [of(var) for var in equation.invars]
+            if _is_inlined(equation):
+                writes = walk(equation.params["jaxpr"], reads)
+            else:
+                writes = [new() for _ in equation.outvars]
+                operations.append(Operation(equation, tuple(reads), tuple(writes)))
+            number.update(zip(equation.outvars, writes, strict=True))
+        return [of(var) for var in jaxpr.outvars]
+
+    jaxpr = function.jaxpr if isinstance(function, ClosedJaxpr) else function
+    inputs = [new() for _ in jaxpr.invars]
+    outputs = walk(function, inputs)
+    used, kept = {*outputs}, []
+    for operation in reversed(operations):
+        if not used.isdisjoint(operation.writes):
+            kept.append(operation)
+            used.update(operation.reads)
+    return Flat(tuple(inputs), tuple(outputs), start, kept[::-1])
+
+
+def _is_inlined(equation: JaxprEqn) -> bool:
+    name = equation.primitive.name
+    return name == "remat2" or (name == "jit" and equation.params["name"] != _COLUMNS)
 
 
 def evaluated(function: ClosedJaxpr | Jaxpr, args: Sequence[Any]) -> list[Any]:
@@ -115,21 +185,19 @@ def values_of(whole: Flat, args: Sequence[Any]) -> list[Any]:
     return values
 
 
-def _result(equation, args: list[Any]) -> list[Any]:
+def _result(equation: JaxprEqn, args: list[Any]) -> list[Any]:
     """The values of one equation."""
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    if name in _CALLS:
+        return _CALLS[name](equation.params, args)
     if name in OPERATIONS:
         found = OPERATIONS[name](equation, *args)
-    elif name in NESTED:
-        return evaluated(params[NESTED[name]], args)
-    elif name in _CONTROL:
-        return _CONTROL[name](params, args)
     else:
         args = [
             x if _is_key(y.aval) else jnp.asarray(x, y.aval.dtype)
             for x, y in zip(args, equation.invars, strict=True)
         ]
-        found = equation.primitive.bind(*args, **params)
+        found = equation.primitive.bind(*args, **equation.params)
         found = jax.tree.map(lambda x: x if _is_key(x) else wide(np.asarray(x)), found)
     return list(found) if equation.primitive.multiple_results else [found]
 
@@ -145,36 +213,28 @@ def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
     about = hashlib.blake2b(digest_size=16)
     for x in args:
         about.update(np.ascontiguousarray(x).data)
-    key = id(function), about.digest()
+    key = function, about.digest()
     if key not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        _calls[key] = function, evaluated(function, args)  # Kept, so that its number stays its own.
-    return _calls[key][1]
-
-
-# Equations that call a function of their own: under which name they have it.
-NESTED = {
-    "jit": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
+        _calls[key] = evaluated(function, args)
+    return _calls[key]
 
 
 def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     slices = args[num_consts + num_carry :]
-    length = params["length"]
-    each: list[Any] = [None] * length
+    function, length = params["jaxpr"], params["length"]
+    shapes = function.out_avals[num_carry:]
+    rows = [wide(np.zeros((length, *x.shape), x.dtype)) for x in shapes]
     call = evaluated if num_carry else _called_once
     for i in reversed(range(length)) if params["reverse"] else range(length):
-        found = call(params["jaxpr"], [*consts, *carry, *(x[i] for x in slices)])
-        carry, each[i] = found[:num_carry], found[num_carry:]
-    if not length:
-        shapes = params["jaxpr"].out_avals[num_carry:]
-        return [*carry, *(wide(np.zeros((0, *x.shape), x.dtype)) for x in shapes)]
-    return [*carry, *(np.stack(x) for x in zip(*each, strict=True))]
+        found = call(function, [*consts, *carry, *(x[i] for x in slices)])
+        carry = found[:num_carry]
+        for row, x in zip(rows, found[num_carry:], strict=True):
+            row[i] = x
+    return [*carry, *rows]
 
 
 def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
@@ -193,13 +253,18 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
     return carry
 
 
-def _cond(params: dict[str, Any], args: list[Any]) -> list[Any]:
-    return evaluated(branch_of(params, args), args[1:])
-
-
 def branch_of(params: dict[str, Any], args: list[Any]) -> ClosedJaxpr:
+    """The function that a `cond` calls."""
     branches = params["branches"]
     return branches[min(max(int(args[0]), 0), len(branches) - 1)]
 
 
-_CONTROL: dict[str, Callable[..., list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
+# Equations that call functions of their own.
+_CALLS: dict[str, Callable[[dict[str, Any], list[Any]], list[Any]]] = {
+    "cond": lambda params, args: evaluated(branch_of(params, args), args[1:]),
+    "custom_jvp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
+    "custom_vjp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
+    "jit": lambda params, args: evaluated(params["jaxpr"], args),
+    "scan": _scan,
+    "while": _while,
+}

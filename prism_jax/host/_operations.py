@@ -2,6 +2,7 @@
 arguments. Real numbers are in double precision, whatever the equation says.
 """
 
+import operator
 import string
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,6 @@ from typing import Any
 import numpy as np
 from jax import lax
 from scipy import special
-
-from ._places import pad_places, places_of_gather, places_of_scatter
 
 
 def wide(x: np.ndarray) -> np.ndarray:
@@ -68,12 +67,14 @@ def _slice(equation, x):
 
 
 def _pad(equation, x, fill):
-    inner, elements, kept, into = pad_places(equation, x.shape)
-    spread = np.full(inner, fill)
-    spread[elements] = x
-    whole = np.full(_shape(equation), fill)
-    whole[into] = spread[kept]
-    return whole
+    config = equation.params["padding_config"]
+    apart = [n + max(n - 1, 0) * gap for n, (_, _, gap) in zip(x.shape, config, strict=True)]
+    spread = np.full(apart, fill)
+    spread[tuple(slice(None, None, gap + 1) for _, _, gap in config)] = x
+    pairs = zip(apart, config, strict=True)  # Less than zero cuts.
+    kept = tuple(slice(max(-low, 0), n + min(high, 0)) for n, (low, high, _) in pairs)
+    edges = [(max(low, 0), max(high, 0)) for low, high, _ in config]
+    return np.pad(spread[kept], edges, constant_values=fill)
 
 
 def dot_names(equation, ndim_x: int, ndim_y: int) -> tuple[str, str, str]:
@@ -109,34 +110,75 @@ def _split(equation, x):
     return np.split(x, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
 
 
+def _places(shape, windows, indices, about) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The place in an array of each element of a gathered or scattered one, and whether there is
+    such a place.
+
+    **Arguments:**
+
+    - `windows`: how much of each axis of the array a window takes.
+    - `about`: JAX's numbers of dimensions: the axes of the result that lie in windows; those of the
+        array that windows lack; those that indices count; and batched axes of the array and of the
+        indices.
+    """
+    in_windows, lacking, counted, batched, batched_indices = about
+    lacking = {*lacking, *batched}
+    batch = indices.shape[:-1]
+    ndim = len(batch) + len(in_windows)
+    in_batch = [i for i in range(ndim) if i not in in_windows]
+
+    def spread(x, axes):
+        kept = [1] * ndim
+        for axis, size in zip(axes, np.shape(x), strict=True):
+            kept[axis] = size
+        return np.reshape(x, kept)
+
+    axes = iter(in_windows)
+    places, valid = [], np.ones((1,) * ndim, bool)
+    for axis, size in enumerate(shape):
+        start = np.zeros((1,) * ndim, np.int64)
+        if axis in counted:
+            start = spread(indices[..., counted.index(axis)].astype(np.int64), in_batch)
+            valid = valid & (start >= 0) & (start <= size - windows[axis])
+            start = np.clip(start, 0, size - windows[axis])
+        elif axis in batched:
+            of_indices = batched_indices[batched.index(axis)]
+            start = spread(np.arange(size), [in_batch[of_indices]])
+        if axis not in lacking:
+            start = start + spread(np.arange(windows[axis]), [next(axes)])
+        places.append(start)
+    return tuple(places), valid
+
+
 def _gather(equation, x, indices):
-    places, valid = places_of_gather(equation, x, indices)
+    params = equation.params
+    places, valid = _places(x.shape, params["slice_sizes"], indices, params["dimension_numbers"])
     found = np.broadcast_to(x[places], _shape(equation))
-    if not valid.all():
-        fill = equation.params["fill_value"]
-        if fill is None:
-            real = np.issubdtype(x.dtype, np.inexact)
-            fill = np.nan if real else np.iinfo(x.dtype).min if x.dtype.kind == "i" else 0
-        return np.where(valid, found, fill)
-    return found
+    if valid.all() or "FILL" not in str(params["mode"]):
+        return found
+    fill = params["fill_value"]
+    if fill is None:
+        real = np.issubdtype(x.dtype, np.inexact)
+        fill = np.nan if real else np.iinfo(x.dtype).min if x.dtype.kind == "i" else 0
+    return np.where(valid, found, fill)
 
 
-def _scattered(equation, x, indices, updates):
-    """A copy of an array, the places of updates in it, and these; without those that have none."""
-    places, valid = places_of_scatter(equation, x, indices, updates)
-    return np.array(x), tuple(place[valid] for place in places), updates[valid]
+def _scatter(put: Callable[..., None]) -> Callable[..., Any]:
+    """Puts updates into a copy of an array; those without a place are left out."""
 
+    def scattered(equation, x, indices, updates):
+        about = equation.params["dimension_numbers"]
+        lacking = {*about.inserted_window_dims, *about.operand_batching_dims}
+        sizes = iter(updates.shape[i] for i in about.update_window_dims)
+        windows = [1 if axis in lacking else next(sizes) for axis in range(x.ndim)]
+        places, valid = _places(x.shape, windows, indices, about)
+        valid = np.broadcast_to(valid | ("CLIP" in str(equation.params["mode"])), updates.shape)
+        x = np.array(x)
+        places = tuple(np.broadcast_to(place, updates.shape)[valid] for place in places)
+        put(x, places, updates[valid])
+        return x
 
-def _scatter(equation, x, indices, updates):
-    x, places, updates = _scattered(equation, x, indices, updates)
-    x[places] = updates
-    return x
-
-
-def _scatter_add(equation, x, indices, updates):
-    x, places, updates = _scattered(equation, x, indices, updates)
-    np.add.at(x, places, updates)
-    return x
+    return scattered
 
 
 def _round(equation, x):
@@ -148,59 +190,62 @@ def _power(x, n: int):
     return np.square(x) if n == 2 else x * x * x if n == 3 else x**n  # NumPy's cubes are slow.
 
 
+# Operations that need nothing but their arguments: those of one name in NumPy, and others.
+_SAME_NAMES = (
+    "abs",
+    "add",
+    "cbrt",
+    "exp",
+    "expm1",
+    "floor",
+    "log",
+    "log1p",
+    "sign",
+    "sqrt",
+    "square",
+)
+_PLAIN: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, name) for name in _SAME_NAMES},
+    "add_any": np.add,
+    "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "digamma": special.digamma,
+    "eq": np.equal,
+    "erf": special.erf,
+    "erf_inv": special.erfinv,
+    "erfc": special.erfc,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "igamma": special.gammainc,
+    "igammac": special.gammaincc,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "lgamma": special.gammaln,
+    "lt": np.less,
+    "lt_to": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "pow": np.power,
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "shift_right_logical": np.right_shift,  # Of unsigned numbers, which these are.
+    "stop_gradient": np.asarray,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation that needs nothing but its arguments."""
     return lambda equation, *args: function(*args)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: _plain(function)
-        for name, function in {
-            "abs": np.abs,
-            "add": np.add,
-            "add_any": np.add,
-            "and": np.bitwise_and,
-            "cbrt": np.cbrt,
-            "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-            "digamma": special.digamma,
-            "eq": np.equal,
-            "erf": special.erf,
-            "erf_inv": special.erfinv,
-            "erfc": special.erfc,
-            "exp": np.exp,
-            "expm1": np.expm1,
-            "floor": np.floor,
-            "ge": np.greater_equal,
-            "gt": np.greater,
-            "igamma": special.gammainc,
-            "igammac": special.gammaincc,
-            "is_finite": np.isfinite,
-            "le": np.less_equal,
-            "lgamma": special.gammaln,
-            "log": np.log,
-            "log1p": np.log1p,
-            "lt": np.less,
-            "lt_to": np.less,
-            "max": np.maximum,
-            "min": np.minimum,
-            "mul": np.multiply,
-            "ne": np.not_equal,
-            "neg": np.negative,
-            "not": np.invert,
-            "or": np.bitwise_or,
-            "pow": np.power,
-            "shift_left": np.left_shift,
-            "shift_right_arithmetic": np.right_shift,
-            "shift_right_logical": np.right_shift,  # Of unsigned numbers, which these are.
-            "sign": np.sign,
-            "sqrt": np.sqrt,
-            "square": np.square,
-            "stop_gradient": np.asarray,
-            "sub": np.subtract,
-            "xor": np.bitwise_xor,
-        }.items()
-    },
+    **{name: _plain(function) for name, function in _PLAIN.items()},
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda equation, *x: np.concatenate(x, axis=equation.params["dimension"]),
@@ -220,8 +265,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "reduce_sum": _reduced(np.sum),
     "reshape": lambda equation, x: np.reshape(x, _shape(equation)),
     "round": _round,
-    "scatter": _scatter,
-    "scatter-add": _scatter_add,
+    "scatter": _scatter(operator.setitem),
+    "scatter-add": _scatter(np.add.at),
     "select_n": _select,
     "slice": _slice,
     "split": _split,

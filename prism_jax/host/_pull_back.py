@@ -4,6 +4,7 @@ JAX can differentiate a function before it is traced, but to trace the derivativ
 operations takes seconds.
 """
 
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,15 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from ._flat import Flat, flat
-from ._on_host import branch_of, evaluated, on_device, traced, values_of
-from ._slopes import has_slopes, slopes
+from ._on_host import Flat, branch_of, evaluated, flat, traced, values_of
+from ._slopes import SLOPES
 
 
-_MOST_EQUATIONS = 4096
-_of_equations: dict[Any, tuple[JaxprEqn, ClosedJaxpr]] = {}
-
-
+@np.errstate(all="ignore")
 def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], Any]]:
     """What a function gives, and how derivatives go back through it: `jax.vjp` by NumPy, of several
     figures at once.
@@ -37,20 +34,18 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     gives those with respect to the real numbers in the last of `args`, of its structure and dtypes
     and with the same axis, as NumPy arrays. `None` stands for what is not a real number.
     """
-    trace, leaves, of_result = traced(function, args)
-    whole = flat(trace)
-    with np.errstate(all="ignore"):
-        values = values_of(whole, leaves)
+    trace = traced(function, args)
+    values = values_of(trace.flat, trace.leaves)
     arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
-    others = len(leaves) - len(arrays)
+    others = len(trace.leaves) - len(arrays)
     active = [False] * others + [_is_real(x) for x in arrays]
 
+    @np.errstate(all="ignore")
     def backward(of_outs: Any) -> Any:
-        pairs = zip(jax.tree.leaves(of_outs), trace.out_avals, strict=True)
+        pairs = zip(jax.tree.leaves(of_outs), jax.tree.leaves(trace.results), strict=True)
         given = [np.asarray(x, np.float64) if _is_real(out) else None for x, out in pairs]
         zeros = np.zeros(next(len(x) for x in given if x is not None))
-        with np.errstate(all="ignore"):
-            found = _back(whole, values, given, active)[others:]
+        found = _back(trace.flat, values, given, active)[others:]
         found = [
             np.multiply.outer(zeros, x) if of_x is None else of_x
             for x, of_x in zip(arrays, found, strict=True)
@@ -59,7 +54,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         every = [of_x.astype(x.dtype) if _is_real(x) else None for x, of_x in pairs]
         return jax.tree.unflatten(structure, every)
 
-    return on_device(values, whole, trace, of_result), backward
+    return trace.on_device(values), backward
 
 
 def _is_real(x: Any) -> bool:
@@ -120,17 +115,9 @@ def _through(
         return None, *_pulled_back(branch, args[1:], of_outs, wanted[1:])
     if name == "scan":
         return _through_scan(params, of_outs, args, wanted)
-    if not has_slopes(name):
+    if name not in SLOPES:
         return _by_jax(equation, of_outs, args, wanted)
-    if equation.primitive.multiple_results:
-        some = next(x for x in of_outs if x is not None)
-        of_outs = [
-            np.zeros((len(some), *out.shape)) if x is None else x
-            for x, out in zip(of_outs, outs, strict=True)
-        ]
-        found = slopes(equation, of_outs, outs, args)
-    else:
-        found = slopes(equation, of_outs[0], outs[0], args)
+    found = SLOPES[name](equation, of_outs[0], outs[0], *args)
     return [one() if use else None for one, use in zip(found, wanted, strict=True)]
 
 
@@ -186,47 +173,42 @@ def _sum(x: np.ndarray | None, y: np.ndarray | None) -> np.ndarray | None:
 
 def _by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None]:
     """The same for an operation that has derivatives of its own in JAX."""
-    pairs = zip(equation.invars, args, wanted, strict=True)
-    given = {var: (x, use) for var, x, use in pairs if not isinstance(var, Literal)}
-    inputs = [x for x, _ in given.values()]
-    about = id(equation), tuple(wanted), *(x is not None and len(x) for x in of_outs)
-    if about not in _of_equations:
-        if len(_of_equations) >= _MOST_EQUATIONS:
-            _of_equations.clear()
-        uses = [use for _, use in given.values()]
-        _of_equations[about] = equation, _derivative(equation, list(given), uses, of_outs)
-    of_outs = [x for x in of_outs if x is not None]
-    found = iter(evaluated(_of_equations[about][1], [*inputs, *of_outs]))
-    of_variables = {var: next(found) for var, (_, use) in given.items() if use}
-    # Where a variable is given twice, the first has the derivatives of both.
-    return [None if isinstance(x, Literal) else of_variables.pop(x, None) for x in equation.invars]
+    figures = tuple(None if x is None else len(x) for x in of_outs)
+    function = _derivative(equation, tuple(wanted), figures)
+    found = iter(evaluated(function, [*args, *(x for x in of_outs if x is not None)]))
+    return [next(found) if use else None for use in wanted]
 
 
-def _derivative(equation: JaxprEqn, variables, uses, of_outs) -> ClosedJaxpr:
-    """The derivatives with respect to used variables, from all variables and what is given of
-    results, as JAX traces it.
+@ft.lru_cache(maxsize=4096)
+def _derivative(
+    equation: JaxprEqn, wanted: tuple[bool, ...], figures: tuple[int | None, ...]
+) -> ClosedJaxpr:
+    """The derivatives with respect to the wanted arguments of an equation, as JAX traces them: from
+    all arguments, and from those with respect to results, for results that have some.
     """
-    every: list[Any] = [x.aval for x in (*variables, *equation.outvars)]
+    variables = [*dict.fromkeys(x for x in equation.invars if not isinstance(x, Literal))]
     about = DebugInfo("vjp_on_host", equation.primitive.name, None, None)
     alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=about)
     function = jaxpr_as_fun(ClosedJaxpr(alone, []))
-    number, given = len(variables), [x is not None for x in of_outs]
+    number = len(wanted)
 
-    def of_used(*inputs):
-        values, of_results = inputs[:number], inputs[number:]
+    def of_wanted(*inputs):
+        args, of_results = inputs[:number], inputs[number:]
 
-        def results(*used):
-            rest = iter(used)
-            pairs = zip(values, uses, strict=True)
-            found = function(*(next(rest) if use else x for x, use in pairs))
-            return [x for x, keep in zip(found, given, strict=True) if keep]
+        def results(*some):
+            rest = iter(some)
+            used = (next(rest) if use else x for x, use in zip(args, wanted, strict=True))
+            # Where a variable is given twice, the second has the derivatives of both.
+            pairs = zip(equation.invars, used, strict=True)
+            values = {var: x for var, x in pairs if not isinstance(var, Literal)}
+            found = function(*values.values())
+            return [x for x, given in zip(found, figures, strict=True) if given is not None]
 
-        used = [x for x, use in zip(values, uses, strict=True) if use]
-        return jax.vmap(jax.vjp(results, *used)[1])(list(of_results))
+        some = [x for x, use in zip(args, wanted, strict=True) if use]
+        return jax.vmap(jax.vjp(results, *some)[1])(list(of_results))
 
-    outs = zip(of_outs, every[number:], strict=True)
-    shapes = [
-        *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in every[:number]),
-        *(jax.ShapeDtypeStruct(x.shape, out.dtype) for x, out in outs if x is not None),
-    ]
-    return jax.make_jaxpr(of_used)(*shapes)
+    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
+    for x, given in zip(equation.outvars, figures, strict=True):
+        if given is not None:
+            shapes.append(jax.ShapeDtypeStruct((given, *x.aval.shape), x.aval.dtype))
+    return jax.make_jaxpr(of_wanted)(*shapes)

@@ -10,7 +10,6 @@ import numpy as np
 from scipy import special
 
 from ._operations import dot_names
-from ._places import pad_places, places_of_gather, places_of_scatter
 
 
 _ROOT_OF_PI = math.sqrt(math.pi)
@@ -26,7 +25,7 @@ def _power_by_exponent(z, x, y):
 
 
 # By elements: the derivative of the result `z` with respect to each argument.
-_SLOPES: dict[str, Sequence[Callable[..., Any] | float]] = {
+_OF_ELEMENTS: dict[str, Sequence[Callable[..., Any] | float]] = {
     "abs": [lambda z, x: np.where(x >= 0, 1, -1)],
     "add": [1, 1],
     "add_any": [1, 1],
@@ -52,39 +51,20 @@ _SLOPES: dict[str, Sequence[Callable[..., Any] | float]] = {
     "squeeze": [1],
     "sub": [1, -1],
 }
-_FLAT = {"floor", "round", "sign", "stop_gradient"}
 
 
-def has_slopes(name: str) -> bool:
-    """Whether NumPy has the derivatives of an operation; JAX has those of others."""
-    return name in _SLOPES or name in _FLAT or name in _MOVED or name == "integer_pow"
+def _by_elements(of_each: Sequence[Callable[..., Any] | float]) -> Callable[..., Any]:
+    """The derivatives of an operation, from the slopes of its result in its arguments."""
 
+    def found(equation, g, z, *args):
+        def one(x, slope):
+            slope = slope(z, *args) if callable(slope) else slope
+            return _summed(g if isinstance(slope, int) and slope == 1 else g * slope, np.shape(x))
 
-def slopes(equation, of_result: Any, result: Any, args: list[Any]) -> list[Callable[[], Any]]:
-    """The derivatives with respect to each argument of an equation, which are computed when they
-    are called.
+        pairs = zip(args, of_each, strict=True)
+        return [lambda x=x, slope=slope: one(x, slope) for x, slope in pairs]
 
-    **Arguments:**
-
-    - `of_result`: the derivatives with respect to the result, `(figures, *shape)`; or a list of
-        these if there are several results.
-    """
-    name = equation.primitive.name
-    if name in _FLAT:
-        return [lambda: None] * len(args)
-    if name == "integer_pow":
-        n, x = equation.params["y"], args[0]
-        return [lambda: of_result * (n * x ** (n - 1) if n else np.zeros(np.shape(x)))]
-    if name not in _SLOPES:
-        return _MOVED[name](equation, of_result, result, *args)
-
-    def one(x, slope):
-        slope = slope(result, *args) if callable(slope) else slope
-        found = of_result if isinstance(slope, int) and slope == 1 else of_result * slope
-        return _summed(found, np.shape(x))
-
-    pairs = zip(args, _SLOPES[name], strict=True)
-    return [lambda x=x, slope=slope: one(x, slope) for x, slope in pairs]
+    return found
 
 
 def _summed(found, shape):
@@ -95,10 +75,6 @@ def _summed(found, shape):
         shared = tuple(1 + axis for axis, size in enumerate(shape) if size == 1)
         found = found.sum(axis=shared if shape else tuple(range(1, found.ndim)))
     return found.reshape(len(found), *shape)
-
-
-def _zeros(of_result, x) -> np.ndarray:
-    return np.zeros((len(of_result), *np.shape(x)))
 
 
 def _broadcast(equation, g, z, x, *_):
@@ -124,28 +100,9 @@ def _stacked(equation, g, z, *args):
     return [lambda i=i: np.take(g, i, axis=axis) for i in range(len(args))]
 
 
-def _unstacked(equation, g, z, x):
-    return [lambda: np.stack(g, axis=1 + equation.params["axis"])]
-
-
-def _split(equation, g, z, x):
-    return [lambda: np.concatenate(g, axis=1 + equation.params["axis"])]
-
-
-def _padded(equation, g, z, x, fill):
-    inner, elements, kept, into = pad_places(equation, x.shape)
-
-    def of_x():
-        spread = np.zeros((len(g), *inner))
-        spread[(slice(None), *kept)] = g[(slice(None), *into)]
-        return spread[(slice(None), *elements)]
-
-    return [of_x, lambda: g.reshape(len(g), -1).sum(1) - of_x().reshape(len(g), -1).sum(1)]
-
-
 def _sliced(equation, g, z, x):
     def of_x():
-        params, whole = equation.params, _zeros(g, x)
+        params, whole = equation.params, np.zeros((len(g), *x.shape))
         steps = params["strides"] or (1,) * x.ndim
         some = map(slice, params["start_indices"], params["limit_indices"], steps)
         whole[(slice(None), *some)] = g
@@ -154,56 +111,9 @@ def _sliced(equation, g, z, x):
     return [of_x]
 
 
-def _gathered(equation, g, z, x, indices):
-    def of_x():
-        places, valid = places_of_gather(equation, x, indices)
-        whole = _zeros(g, x)
-        taken: Any = slice(None), *(np.broadcast_to(place, g.shape[1:]) for place in places)
-        np.add.at(whole, taken, np.where(valid, g, 0))
-        return whole
-
-    return [of_x, lambda: None]
-
-
-def _scattered(equation, g, z, x, indices, updates, *, added: bool):
-    places, valid = places_of_scatter(equation, x, indices, updates)
-    taken = (slice(None), *(place[valid] for place in places))
-
-    def of_x():
-        whole = np.array(g)
-        if not added:
-            whole[taken] = 0
-        return whole
-
-    def of_updates():
-        found = _zeros(g, updates)
-        found[:, valid] = g[taken]
-        return found
-
-    return [of_x, lambda: None, of_updates]
-
-
 def _reduced_sum(equation, g, z, x):
     axes = tuple(1 + axis for axis in equation.params["axes"])
     return [lambda: np.broadcast_to(np.expand_dims(g, axes), (len(g), *x.shape))]
-
-
-def _reduced_most(equation, g, z, x):
-    axes = tuple(equation.params["axes"])
-
-    def of_x():
-        most = x == np.expand_dims(z, axes)
-        share = most / most.sum(axis=axes, keepdims=True)
-        return np.expand_dims(g, tuple(1 + axis for axis in axes)) * share
-
-    return [of_x]
-
-
-def _cumsum(equation, g, z, x):
-    axis = 1 + equation.params["axis"]
-    if equation.params["reverse"]:
-        return [lambda: np.cumsum(g, axis=axis)]
-    return [lambda: np.flip(np.cumsum(np.flip(g, axis), axis=axis), axis)]
 
 
 def _dot(equation, g, z, x, y):
@@ -221,31 +131,31 @@ def _selected(equation, g, z, which, *cases):
     ]
 
 
-def _clamped(equation, g, z, low, x, high):
-    def one(place, where):
-        return lambda: _summed(np.where(where, g, 0), np.shape(place))
-
-    within = (x > low) & (x < high)
-    return [one(low, low > x), one(x, within), one(high, high < x)]
+def _power(equation, g, z, x):
+    n = equation.params["y"]
+    return [lambda: g * (n * x ** (n - 1) if n else np.zeros(np.shape(x)))]
 
 
-_MOVED: dict[str, Callable[..., list[Callable[[], Any]]]] = {
+def _flat(equation, g, z, x):
+    return [lambda: None]
+
+
+# From an equation, the derivatives with respect to its result, `(figures, *shape)`, its result and
+# its arguments: a function for each argument, which computes the derivatives with respect to it.
+# For operations that are not here, because they are rare, JAX has them.
+SLOPES: dict[str, Callable[..., list[Callable[[], Any]]]] = {
+    **{name: _by_elements(of_each) for name, of_each in _OF_ELEMENTS.items()},
     "broadcast_in_dim": _broadcast,
-    "clamp": _clamped,
     "concatenate": _concatenated,
-    "cumsum": _cumsum,
     "dot_general": _dot,
-    "gather": _gathered,
-    "pad": _padded,
-    "reduce_max": _reduced_most,
-    "reduce_min": _reduced_most,
+    "floor": _flat,
+    "integer_pow": _power,
     "reduce_sum": _reduced_sum,
-    "scatter": lambda *args: _scattered(*args, added=False),
-    "scatter-add": lambda *args: _scattered(*args, added=True),
+    "round": _flat,
     "select_n": _selected,
+    "sign": _flat,
     "slice": _sliced,
-    "split": _split,
     "stack": _stacked,
+    "stop_gradient": _flat,
     "transpose": _transposed,
-    "unstack": _unstacked,
 }
