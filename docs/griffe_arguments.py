@@ -1,5 +1,5 @@
-"""For the API reference: docstrings of `__init__` that are assigned below a class, and formulas as
-text, for what sets formulas comes from the network.
+"""For the API reference: docstrings of `__init__`, also those that are assigned below a class, and
+formulas as text, for what sets formulas comes from the network.
 """
 
 import ast
@@ -22,13 +22,13 @@ _SYMBOLS = {
 
 
 class Arguments(griffe.Extension):
-    """Adds `Name.__init__.__doc__ = "..."` to the docstrings of `Name` and of its subclasses."""
+    """Adds the docstring of `Name.__init__` to those of `Name` and of its subclasses."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def on_module_node(self, *, node: Any, **_: Any) -> None:
-        """Collects the assignments of a file."""
+        """Collects those of a file."""
         for statement in getattr(node, "body", ()):
             match statement:
                 case ast.Assign(
@@ -36,6 +36,11 @@ class Arguments(griffe.Extension):
                     value=ast.Constant(str(text)),
                 ):
                     self._texts[name] = text
+                case ast.ClassDef(name=name, body=body):
+                    functions = (x for x in body if isinstance(x, ast.FunctionDef))
+                    texts = {x.name: ast.get_docstring(x) for x in functions}
+                    if text := texts.get("__init__"):
+                        self._texts[name] = text
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Adds them."""

@@ -20,6 +20,10 @@ class Constant(AbstractParametric):
     value: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, value: ArrayLike):
+        """**Arguments:**
+
+        - `value`: the latency, in seconds. Must be non-negative.
+        """
         (self.value,) = as_parameters(value)
         check_held("value", value, self.value)
 
@@ -38,12 +42,6 @@ class Constant(AbstractParametric):
 
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.zeros_like(self.value)
-
-
-Constant.__init__.__doc__ = """**Arguments:**
-
-- `value`: the latency, in seconds. Must be non-negative.
-"""
 
 
 @log_sigma.register(Constant)

@@ -117,6 +117,11 @@ class Empirical(AbstractLatency):
     table: Float[Array, "... nodes"]
 
     def __init__(self, table: ArrayLike | Sequence[float]):
+        """**Arguments:**
+
+        - `table`: latencies, in seconds, non-decreasing along the trailing axis, which has at least
+            three nodes. The axes before it are the batch axes.
+        """
         (self.table,) = as_parameters(table)
 
     def __check_init__(self) -> None:
@@ -175,13 +180,6 @@ class Empirical(AbstractLatency):
             return np.isfinite(table) & (steps >= 0)
 
         return (Rule("table", self.table, rises, "finite and non-decreasing along its last axis"),)
-
-
-Empirical.__init__.__doc__ = """**Arguments:**
-
-- `table`: latencies, in seconds, non-decreasing along the trailing axis, which has at least three
-    nodes. The axes before it are the batch axes.
-"""
 
 
 def empirical_from_samples(samples: ArrayLike | Sequence[float], num_nodes: int = 129) -> Empirical:

@@ -178,6 +178,12 @@ class Gamma(AbstractParametric):
     cv: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, location: ArrayLike, cv: ArrayLike):
+        """**Arguments:**
+
+        - `location`: the mean, in seconds. Must be non-negative.
+        - `cv`: the coefficient of variation, the standard deviation over the mean. Must be
+            non-negative; zero gives a constant.
+        """
         self.location, self.cv = as_parameters(location, cv)
         check_held("location", location, self.location)
 
@@ -222,14 +228,6 @@ class Gamma(AbstractParametric):
 
     def third_moment(self) -> Float[Array, "..."]:
         return 2.0 * self.location**3 * self.cv**4
-
-
-Gamma.__init__.__doc__ = """**Arguments:**
-
-- `location`: the mean, in seconds. Must be non-negative.
-- `cv`: the coefficient of variation, the standard deviation over the mean. Must be non-negative;
-    zero gives a constant.
-"""
 
 
 @scale_spread.register(Gamma)

@@ -31,6 +31,12 @@ class LogNormal(AbstractParametric):
     sigma: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, median: ArrayLike, sigma: ArrayLike):
+        """**Arguments:**
+
+        - `median`: the median, in seconds. Must be non-negative.
+        - `sigma`: the standard deviation of the logarithm. Must be non-negative; zero gives a
+            constant.
+        """
         self.median, self.sigma = as_parameters(median, sigma)
         check_held("median", median, self.median)
 
@@ -59,13 +65,6 @@ class LogNormal(AbstractParametric):
         return (self.median * jnp.exp(0.5 * self.sigma**2)) ** 3 * growth**2 * (growth + 3.0)
 
 
-LogNormal.__init__.__doc__ = """**Arguments:**
-
-- `median`: the median, in seconds. Must be non-negative.
-- `sigma`: the standard deviation of the logarithm. Must be non-negative; zero gives a constant.
-"""
-
-
 @log_sigma.register(LogNormal)
 def _(law):
     return law.sigma
@@ -91,6 +90,13 @@ class ShiftedLogNormal(AbstractParametric):
     sigma: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, shift: ArrayLike, median: ArrayLike, sigma: ArrayLike):
+        """**Arguments:**
+
+        - `shift`: the minimum latency $s$, in seconds. Must be non-negative.
+        - `median`: the median $m$ of the log-normal part, in seconds. Must be non-negative.
+        - `sigma`: the standard deviation of the logarithm of that part. Must be non-negative; zero
+            gives a constant.
+        """
         self.shift, self.median, self.sigma = as_parameters(shift, median, sigma)
 
     @staticmethod
@@ -130,12 +136,3 @@ class ShiftedLogNormal(AbstractParametric):
 
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(self._above.third_moment(), self.batch_shape)
-
-
-ShiftedLogNormal.__init__.__doc__ = """**Arguments:**
-
-- `shift`: the minimum latency $s$, in seconds. Must be non-negative.
-- `median`: the median $m$ of the log-normal part, in seconds. Must be non-negative.
-- `sigma`: the standard deviation of the logarithm of that part. Must be non-negative; zero gives a
-    constant.
-"""

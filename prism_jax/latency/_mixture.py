@@ -183,6 +183,12 @@ class Mixture(AbstractLatency):
     def __init__(
         self, weights: ArrayLike | Sequence[float], components: tuple[AbstractLatency, ...]
     ):
+        """**Arguments:**
+
+        - `weights`: the weight of each component, along the trailing axis; they need not sum to
+            one. The axes before it are batch axes.
+        - `components`: the laws of the components. Their batches broadcast.
+        """
         like = [np.zeros((), component.dtype) for component in components]
         self.weights = as_parameters(weights, *like)[0]
         self.components = tuple(components)
@@ -233,11 +239,3 @@ class Mixture(AbstractLatency):
 
         allowed = "finite, at least 0, and not all 0"
         return (Rule("weights", self.weights, adds_up, allowed),)
-
-
-Mixture.__init__.__doc__ = """**Arguments:**
-
-- `weights`: the weight of each component, along the trailing axis; they need not sum to one. The
-    axes before it are batch axes.
-- `components`: the laws of the components. Their batches broadcast.
-"""

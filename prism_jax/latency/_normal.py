@@ -27,6 +27,12 @@ class Normal(AbstractParametric):
     std: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, location: ArrayLike, std: ArrayLike):
+        """**Arguments:**
+
+        - `location`: the mean before truncation, in seconds. Must be non-negative.
+        - `std`: the standard deviation before truncation, in seconds. Must be non-negative; zero
+            gives a constant.
+        """
         self.location, self.std = as_parameters(location, std)
         check_held("location", location, self.location)
 
@@ -91,14 +97,6 @@ class Normal(AbstractParametric):
     def third_moment(self) -> Float[Array, "..."]:
         depth, hazard = self._hazard()
         return self.std**3 * hazard * ((hazard + depth) * (2.0 * hazard + depth) - 1.0)
-
-
-Normal.__init__.__doc__ = """**Arguments:**
-
-- `location`: the mean before truncation, in seconds. Must be non-negative.
-- `std`: the standard deviation before truncation, in seconds. Must be non-negative; zero gives a
-    constant.
-"""
 
 
 @scale_spread.register(Normal)

@@ -82,6 +82,13 @@ class ThreeMoment(AbstractParametric):
     skewness: Float[Array, "..."] = parameter("finite")
 
     def __init__(self, location: ArrayLike, std: ArrayLike, skewness: ArrayLike):
+        """**Arguments:**
+
+        - `location`: the mean, in seconds.
+        - `std`: the standard deviation, in seconds. Must be non-negative; zero gives a constant.
+        - `skewness`: the third central moment over the cube of the standard deviation; keep it
+            between about -1 and 1.
+        """
         self.location, self.std, self.skewness = as_parameters(location, std, skewness)
         check_held("location", location, self.location)
 
@@ -107,12 +114,3 @@ class ThreeMoment(AbstractParametric):
         _, b1, b2, b3 = _hermite(self.skewness)
         moment = b2 * (6.0 * b1**2 + 8.0 * b2**2 + 36.0 * b1 * b3 + 108.0 * b3**2)
         return jnp.broadcast_to(self.std**3 * moment, self.batch_shape)
-
-
-ThreeMoment.__init__.__doc__ = """**Arguments:**
-
-- `location`: the mean, in seconds.
-- `std`: the standard deviation, in seconds. Must be non-negative; zero gives a constant.
-- `skewness`: the third central moment over the cube of the standard deviation; keep it between
-    about -1 and 1.
-"""

@@ -25,6 +25,11 @@ class Scaled(AbstractParametric):
     factor: Float[Array, "..."] = parameter("finite and at least 0")
 
     def __init__(self, base: AbstractLatency, factor: ArrayLike):
+        """**Arguments:**
+
+        - `base`: the latency to scale.
+        - `factor`: the factor. Must be non-negative; broadcasts against the batch of `base`.
+        """
         self.base = base
         self.factor = _like(factor, base)
         check_held("factor", factor, self.factor)
@@ -48,13 +53,6 @@ class Scaled(AbstractParametric):
         return self.factor**3 * self.base.third_moment()
 
 
-Scaled.__init__.__doc__ = """**Arguments:**
-
-- `base`: the latency to scale.
-- `factor`: the factor. Must be non-negative; broadcasts against the batch of `base`.
-"""
-
-
 class Shifted(AbstractParametric):
     """A latency plus an offset."""
 
@@ -62,6 +60,11 @@ class Shifted(AbstractParametric):
     offset: Float[Array, "..."] = parameter("finite")
 
     def __init__(self, base: AbstractLatency, offset: ArrayLike):
+        """**Arguments:**
+
+        - `base`: the latency to shift.
+        - `offset`: the offset, in seconds; broadcasts against the batch of `base`.
+        """
         self.base = base
         self.offset = _like(offset, base)
 
@@ -79,13 +82,6 @@ class Shifted(AbstractParametric):
 
     def third_moment(self) -> Float[Array, "..."]:
         return jnp.broadcast_to(self.base.third_moment(), self.batch_shape)
-
-
-Shifted.__init__.__doc__ = """**Arguments:**
-
-- `base`: the latency to shift.
-- `offset`: the offset, in seconds; broadcasts against the batch of `base`.
-"""
 
 
 # The files of the families say what these two are for them.

@@ -23,6 +23,12 @@ class Weibull(AbstractParametric):
     shape: Float[Array, "..."] = parameter("positive")
 
     def __init__(self, scale: ArrayLike, shape: ArrayLike):
+        r"""**Arguments:**
+
+        - `scale`: the scale $\lambda$, in seconds, which is exceeded with probability $1 / e$. Must
+            be non-negative.
+        - `shape`: the shape $k$. Must be positive; infinity gives a constant.
+        """
         self.scale, self.shape = as_parameters(scale, shape)
         check_held("scale", scale, self.scale)
 
@@ -60,11 +66,3 @@ class Weibull(AbstractParametric):
 
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
-
-
-Weibull.__init__.__doc__ = r"""**Arguments:**
-
-- `scale`: the scale $\lambda$, in seconds, which is exceeded with probability $1 / e$. Must be
-    non-negative.
-- `shape`: the shape $k$. Must be positive; infinity gives a constant.
-"""
