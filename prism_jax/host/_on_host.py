@@ -185,7 +185,7 @@ def values_of(whole: Flat, args: Sequence[Any]) -> list[Any]:
     return values
 
 
-def _result(equation: JaxprEqn, args: list[Any]) -> list[Any]:
+def _result(equation, args: list[Any]) -> list[Any]:
     """The values of one equation."""
     name = equation.primitive.name
     if name in _CALLS:

@@ -207,8 +207,9 @@ def _derivative(
         some = [x for x, use in zip(args, wanted, strict=True) if use]
         return jax.vmap(jax.vjp(results, *some)[1])(list(of_results))
 
-    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
-    for x, given in zip(equation.outvars, figures, strict=True):
+    every: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in every[:number]]
+    for x, given in zip(every[number:], figures, strict=True):
         if given is not None:
-            shapes.append(jax.ShapeDtypeStruct((given, *x.aval.shape), x.aval.dtype))
+            shapes.append(jax.ShapeDtypeStruct((given, *x.shape), x.dtype))
     return jax.make_jaxpr(of_wanted)(*shapes)
