@@ -12,7 +12,7 @@ from prism_jax.plot._chrome_trace import op_name
 from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
 from prism_jax.profile._clean import constant_parts
 from prism_jax.profile._profile import WorkerMean
-from prism_jax.program import op_latencies, replay, step_graph, with_constants
+from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace
@@ -150,7 +150,7 @@ def test_a_constant_part_is_time_before_the_op(blocking):
     parts = {("forward-compute", 1): 0.3, ("backward-compute", 2): 0.2}
     nodes = list(zip(step.kind, step.members, strict=True))
     constant = np.array([[parts.get((kind, members[0]), 0.0)] for kind, members in nodes])
-    split = with_constants(step, parts)
+    split = step_graph(job, outline(trace), constants=parts)
     old = iter(seconds)
     apart = [
         np.full(30, parts[kind.removeprefix("constant "), members[0]])
@@ -164,7 +164,6 @@ def test_a_constant_part_is_time_before_the_op(blocking):
     )
     assert split.phases == step.phases
     assert split.computes.sum() == step.computes.sum()
-    assert with_constants(step, {}) is step
 
 
 def test_a_sleep_beside_positions_and_stalls():

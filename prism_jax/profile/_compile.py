@@ -14,7 +14,6 @@ from ..program import (
     assemble,
     step_graph,
     variability_of,
-    with_constants,
 )
 from ..workload import Block, Kernel, Segment
 from ._clean import position_factors
@@ -49,7 +48,8 @@ def compile_profile(profile: Profile) -> Program:
     step = step_graph(profile.job, profile.outline)
     with located(where):
         _check_positions(profile, step)
-        step = with_constants(step, _constants(profile, step))
+        if constants := _constants(profile, step):
+            step = step_graph(profile.job, profile.outline, constants=constants)
         variability = variability_of(profile.variability)
     if profile.sets:
         length = min(len(profile.sets[0]), profile.schedule.num_microbatches)

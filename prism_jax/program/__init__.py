@@ -7,27 +7,31 @@ from ._block_laws import (
     collapse_of as collapse_of,
     kernels_of as kernels_of,
 )
-from ._check import (
-    all_laws as all_laws,
-    check_means as check_means,
-    check_scale as check_scale,
-    check_variability as check_variability,
-)
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
-from ._constants import CONSTANT as CONSTANT, with_constants as with_constants
 from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
 from ._save import digest as digest, load_program as load_program, save_program as save_program
-from ._step_graph import LAUNCH as LAUNCH, StepGraph as StepGraph, step_graph as step_graph
-from ._table import relative_cumulants as relative_cumulants
+from ._step_graph import (
+    CONSTANT as CONSTANT,
+    LAUNCH as LAUNCH,
+    StepGraph as StepGraph,
+    step_graph as step_graph,
+)
+from ._table import (
+    check_means as check_means,
+    check_scale as check_scale,
+    relative_cumulants as relative_cumulants,
+)
 from ._variability import (
     Network as Network,
     Sets as Sets,
     Stall as Stall,
     Variability as Variability,
+    all_laws as all_laws,
+    check_variability as check_variability,
     variability_of as variability_of,
 )

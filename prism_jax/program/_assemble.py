@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from .._misc import FrozenArray, unknown_name
+from .._misc import FrozenArray, unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
 from ..collapse import count_calls, expert_loads, lay_out
 from ..latency import Constant
@@ -18,10 +18,13 @@ from ..lowering import Sink
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
-from ._check import check_arguments, check_means, check_variability
 from ._program import Ops, Program, Rows, Sinks, Stratum
-from ._table import LatencyTable
-from ._variability import Variability
+from ._table import LatencyTable, check_means
+from ._variability import Variability, check_variability
+
+
+# GPUs, and copies of the pipeline, are counted in 32 bits.
+_MOST = 2**31 - 1
 
 
 def assemble(
@@ -67,7 +70,7 @@ def assemble(
     """
     variability = Variability() if variability is None else variability
     sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
-    check_arguments(graph, blocks, sinks, group_size, num_replicas)
+    _check_arguments(graph, blocks, sinks, group_size, num_replicas)
     check_variability(variability)
     different, block_of_op = _number_blocks(blocks)
     reduced = [sink.reduction for sink in sinks]
@@ -111,6 +114,29 @@ def assemble(
         world_size=world_size,
         loads=loads,
     )
+
+
+def _check_arguments(
+    graph: OpGraph,
+    blocks: Sequence[Block],
+    sinks: Sequence[Sink],
+    group_size: int,
+    num_replicas: int,
+) -> None:
+    """Raises a `ValueError` of one sentence for arguments that do not fit."""
+    whole_number(group_size, "group_size", most=_MOST)
+    whole_number(num_replicas, "num_replicas", most=_MOST)
+    if len(blocks) != graph.num_ops:
+        raise ValueError(
+            f"{len(blocks)} blocks were given for the ops; give one for each of the "
+            f"{graph.num_ops} ops of the graph."
+        )
+    ranks = [sink.rank for sink in sinks]
+    if ranks != sorted(ranks) or set(ranks) != set(range(graph.num_ranks)):
+        raise ValueError(
+            f"The sinks are of the ranks {ranks}; give some for each of the {graph.num_ranks} "
+            "pipeline ranks, one rank after the other."
+        )
 
 
 def _number(items: Iterable) -> dict:

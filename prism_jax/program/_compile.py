@@ -3,11 +3,15 @@ arrays.
 """
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..cluster import clock_factors
 from ..data import (
     Cluster,
+    Device,
     Job,
     Kernels,
     Layout,
@@ -16,6 +20,7 @@ from ..data import (
     Training,
     has_seconds,
 )
+from ..latency import Empirical
 from ..lowering import (
     blocks_of_kinds,
     cut_at_sinks,
@@ -25,16 +30,17 @@ from ..lowering import (
     parts_of,
     sinks_of,
 )
-from ..schedule import (
-    AbstractSchedule,
-    OpGraph,
-    latest_ends,
-)
-from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts
+from ..schedule import AbstractSchedule, OpGraph, latest_ends
+from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts, split_mean
 from ._assemble import assemble
 from ._program import Program
-from ._rank_power import rank_of_power
 from ._variability import Variability, variability_of
+
+
+# Kernels that the clock bounds. All others only move bytes, and do not feel it.
+_BOUND = ("gemm", "convolution", "attention")
+# `Empirical` has its nodes at equally spaced normal scores from -6 to 6.
+_SCORES = np.linspace(-6.0, 6.0, 129)
 
 
 def compile_job(job: Job) -> Program:
@@ -111,7 +117,7 @@ def _compile(
             kernels.variability,
             step_s=step_s,
             experts=has_experts(job.model),
-            by_power=lambda: rank_of_power(cluster.device, blocks),
+            by_power=lambda: _rank_of_power(cluster.device, blocks),
         )
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
@@ -136,6 +142,38 @@ def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
     """
     (end,) = latest_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
     return float(end) + block_mean(workload.tail)
+
+
+def _rank_of_power(device: Device, blocks: Sequence[Block]) -> Empirical:
+    """The factor of a GPU on its compute, from what GPUs of a device leak.
+
+    The factors of products and of attention, weighted with their shares of the job's compute. A GPU
+    has one factor for all of it, so that ops with larger shares get too little.
+
+    **Arguments:**
+
+    - `device`: the job's device.
+    - `blocks`: the block of each op.
+
+    **Raises:**
+
+    `ValueError` if it is not known what the device draws.
+    """
+    if device.power is None:
+        raise ValueError(
+            f"the law of the rank: what the device `{device.name}` draws is not known; give "
+            "another family than `power`, or add `[power]` to the device's file."
+        )
+    compute: defaultdict[str, float] = defaultdict(float)
+    known = {id(block): block for block in blocks}  # Most ops have the same block.
+    for key, number in Counter(map(id, blocks)).items():
+        for kind, seconds in split_mean(known[key])[0].items():
+            compute[kind] += number * seconds
+    total = sum(compute.values()) or 1.0
+    table = np.ones_like(_SCORES)
+    for kind in _BOUND:
+        table += compute[kind] / total * (clock_factors(device.power, kind, _SCORES) - 1)
+    return Empirical(table)
 
 
 def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools as it
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -13,6 +14,7 @@ from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
 
 
 LAUNCH = "launch "  # The time of a worker before an op that runs once.
+CONSTANT = "constant "  # Before the kind of the op that it is a part of, such as a sleep.
 PIPELINE = "pipeline"
 SLOW_LINK = " slow link"  # For send_recvs between nodes, if a trace shows them.
 
@@ -58,13 +60,18 @@ class StepGraph:
         return tuple(kind for _, kind in sorted(mine))
 
 
-def step_graph(job: Job, outline: Outline) -> StepGraph:
+def step_graph(
+    job: Job, outline: Outline, *, constants: Collection[tuple[str, int]] = ()
+) -> StepGraph:
     """Builds the graph of all replicas of a job.
 
     **Arguments:**
 
     - `job`: a job with its layout and schedule.
     - `outline`: the ops of workers before and after the pipeline.
+    - `constants`: kinds of compute on workers that have a constant part, which is another op before
+        each of theirs. Its kind begins with `constant`. It waits for what the op would wait for,
+        and is not compute.
 
     **Raises:**
 
@@ -82,14 +89,13 @@ def step_graph(job: Job, outline: Outline) -> StepGraph:
         )
     nodes = _Nodes(dp, pp)
     nodes.add_calls(outline.before)
-    part = _Pipeline(pipeline, schedule, job.schedule.num_microbatches, outline.slow_links)
+    part = _Pipeline(pipeline, schedule, outline, constants)
     for worker in range(dp * pp):
-        nodes.add(
-            LAUNCH + PIPELINE, worker, nodes.done[worker], **part.recorded_launch(worker % pp)
-        )
+        recorded = part.recorded_launch(worker % pp)
+        nodes.add(LAUNCH + PIPELINE, worker, nodes.done[worker], **recorded)
     # The ops in which replicas wait for one another.
     for together in [range(dp)] if outline.gathered else [[d] for d in range(dp)]:
-        nodes.add_pipelines(part, together, outline.gathered)
+        nodes.add_pipelines(part, together)
     nodes.add_calls(outline.after)
     return nodes.finished()
 
@@ -107,11 +113,14 @@ class _Pipeline:
         self,
         graph: OpGraph,
         schedule: AbstractSchedule,
-        num_microbatches: int,
-        slow_links: Sequence[tuple[int, int]],
+        outline: Outline,
+        constants: Collection[tuple[str, int]],
     ):
-        self.graph, self.num_microbatches = graph, num_microbatches
-        self.slow_links = {frozenset(pair) for pair in slow_links}
+        self.graph, self.num_microbatches = graph, schedule.num_microbatches
+        columns = graph.phase, graph.stage, graph.microbatch, graph.rank, graph.peer
+        self.ops = list(zip(*(column.tolist() for column in columns), strict=True))
+        self.gathered, self.constants = outline.gathered, constants
+        self.slow_links = {frozenset(pair) for pair in outline.slow_links}
         ranks = stages_of_ranks(schedule.stage_to_rank, schedule.num_ranks)
         self.local = {stage: number for stages in ranks for number, stage in enumerate(stages)}
         self.several = schedule.num_stages > schedule.num_ranks
@@ -122,14 +131,9 @@ class _Pipeline:
     def call(self, stage: int, microbatch: int) -> int:
         return self.local[stage] * self.num_microbatches + microbatch
 
-    def number(self, d: int, op: int) -> dict:
-        """The phase, call and microbatch of an op. Microbatches are numbered over all replicas."""
-        microbatch = int(self.graph.microbatch[op])
-        numbers = {"call": microbatch, "microbatch": d * self.num_microbatches + microbatch}
-        return {"phase": str(self.graph.phase[op]), **numbers}
-
-    def is_slow(self, members: tuple[int, int]) -> bool:
-        return frozenset(members) in self.slow_links
+    def number(self, d: int, microbatch: int) -> dict:
+        """The number of a microbatch in its replica, and over all replicas."""
+        return {"call": microbatch, "microbatch": d * self.num_microbatches + microbatch}
 
     def first(self, rank: int) -> tuple[list[int], int]:
         """The ops that a rank receives from before its first op, and this op."""
@@ -140,8 +144,7 @@ class _Pipeline:
     def recorded_launch(self, rank: int) -> dict:
         """The op of a trace that starts when a rank reaches its pipeline."""
         received, op = self.first(rank)
-        stage, microbatch = int(self.graph.stage[op]), int(self.graph.microbatch[op])
-        phase = str(self.graph.phase[op])
+        phase, stage, microbatch, *_ = self.ops[op]
         back = "forward" if phase == "F" else "backward"
         name = f"{back}-recv" if received else _NAMES[phase]
         return {"op": name, "calls": (self.call(stage, microbatch),)}
@@ -150,22 +153,29 @@ class _Pipeline:
 _NAMES = {letter: op for op, letter in LETTERS.items()}
 
 
+class _Node(NamedTuple):
+    """An op: what a `StepGraph` and an `OpGraph` have of it."""
+
+    kind: str
+    op: str
+    calls: tuple[int, ...]
+    call: int
+    members: tuple[int, ...]
+    twin: bool
+    phase: str
+    stage: int
+    microbatch: int
+    rank: int
+    peer: int
+    predecessors: tuple[int, ...]
+
+
 class _Nodes:
     """Nodes in the order of addition, each after all nodes that it waits for."""
 
     def __init__(self, dp: int, pp: int):
         self.shape = dp, pp
-        self.columns: dict[str, list] = {
-            name: []
-            for name in (
-                *("kind", "op", "calls", "call", "members", "twin"),
-                *("phase", "stage", "microbatch"),
-            )
-        }
-        self.peer: list[int] = []
-        self.backward: list[bool] = []
-        self.predecessors: list[tuple[int, ...]] = []
-        self.worker: list[int] = []
+        self.nodes: list[_Node] = []
         self.done: list[tuple[int, ...]] = [()] * (dp * pp)  # The last ops of each worker.
         self.orders: list[list[int]] = [[] for _ in range(dp * pp)]
 
@@ -184,21 +194,17 @@ class _Nodes:
         peer: int = -1,
         twin: bool = False,
     ) -> int:
-        node = len(self.worker)
+        """Adds a node, and returns its number. One without a phase is the last of its workers."""
         members = members or (worker,)
         op, calls = op or kind.removeprefix(LAUNCH), calls or (0,) * len(members)
-        row = (kind, op, calls, call, members, twin, phase or kind)
-        row = (*row, worker % self.shape[1], microbatch)
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
-        self.worker.append(worker)
-        self.peer.append(peer)
-        self.backward.append(kind.startswith("backward"))
-        self.predecessors.append(tuple(sorted(set(predecessors))))
+        place = phase or kind, worker % self.shape[1], microbatch, worker, peer
+        before = tuple(sorted(set(predecessors)))
+        self.nodes.append(_Node(kind, op, calls, call, members, twin, *place, before))
+        number = len(self.nodes) - 1
         if not phase:
             for member in members:
-                self.done[member] = (node,)
-        return node
+                self.done[member] = (number,)
+        return number
 
     def add_calls(self, calls) -> None:
         dp, pp = self.shape
@@ -220,9 +226,7 @@ class _Nodes:
         d, s = groups((worker // pp, worker % pp), (dp, pp))[scope]
         return tuple((d * pp + s).tolist())
 
-    def add_pipelines(
-        self, part: _Pipeline, replicas: Sequence[int], gathered: Sequence[str]
-    ) -> None:
+    def add_pipelines(self, part: _Pipeline, replicas: Sequence[int]) -> None:
         graph, pp = part.graph, self.shape[1]
         starts: dict[tuple[int, int], tuple[int, ...]] = {}  # Further waits of first ops.
         for d, rank in it.product(replicas, range(pp)):
@@ -230,66 +234,67 @@ class _Nodes:
             for op in received or [first]:
                 starts[d, op] = (*starts.get((d, op), ()), *self.done[d * pp + rank])
         new: dict[int, list[int]] = {d: [] for d in replicas}
-        seen: dict[tuple[int, ...], int] = {}
+        seen: set[tuple[int, ...]] = set()
 
         def waits_of(d: int, op: int) -> list[int]:
             return [*(new[d][p] for p in graph.predecessors[op]), *starts.get((d, op), ())]
 
-        for op, d in it.product(range(graph.num_ops), replicas):
-            if graph.phase[op] == SEND_RECV:
-                node = self._add_send_recv(part, d, op, waits_of(d, op), seen)
+        for (op, (phase, stage, microbatch, rank, _)), d in it.product(
+            enumerate(part.ops), replicas
+        ):
+            if phase == SEND_RECV:
+                node = self._add_send_recv(part, op, waits_of(d, op), seen, d)
             else:
-                stage, microbatch = int(graph.stage[op]), int(graph.microbatch[op])
-                name, calls = _NAMES[str(graph.phase[op])], (part.call(stage, microbatch),)
-                kind = part.kind(name, stage)
+                kind, worker = part.kind(_NAMES[phase], stage), d * pp + rank
+                about = {"op": _NAMES[phase], "calls": (part.call(stage, microbatch),)}
+                about |= part.number(d, microbatch)
                 # All replicas have reached an op before any of them runs it.
-                whom = replicas if kind in gathered else [d]
+                whom = replicas if kind in part.gathered else [d]
                 waits = [n for other in whom for n in waits_of(other, op)]
-                worker = d * pp + int(graph.rank[op])
-                node = self.add(kind, worker, waits, op=name, calls=calls, **part.number(d, op))
+                if (kind, worker) in part.constants:
+                    part_of = CONSTANT + kind
+                    waits = [self.add(part_of, worker, waits, phase=part_of, **about)]
+                node = self.add(kind, worker, waits, phase=phase, **about)
                 self.orders[worker].append(node)
             new[d].append(node)
         for d, s in it.product(replicas, range(pp)):
             self.done[d * pp + s] = tuple(new[d][n] for n in graph.last[s])
 
     def _add_send_recv(
-        self, part: _Pipeline, d: int, op: int, waits: list[int], seen: dict[tuple[int, ...], int]
+        self, part: _Pipeline, op: int, waits: list[int], seen: set[tuple[int, ...]], d: int
     ) -> int:
-        graph, pp = part.graph, self.shape[1]
-        rank, peer = int(graph.rank[op]), int(graph.peer[op])
-        stage, microbatch = int(graph.stage[op]), int(graph.microbatch[op])
-        name, other = ("backward", stage - 1) if graph.backward[op] else ("forward", stage + 1)
-        members = d * pp + rank, d * pp + peer
-        key = (*sorted(waits), *sorted((rank, peer)))
-        node = self.add(
-            part.kind(f"{name}-send_recv{SLOW_LINK * part.is_slow(members)}", stage),
+        phase, stage, microbatch, *ends = part.ops[op]
+        back = bool(part.graph.backward[op])
+        name, other = ("backward", stage - 1) if back else ("forward", stage + 1)
+        members = d * self.shape[1] + ends[0], d * self.shape[1] + ends[1]
+        slow = frozenset(members) in part.slow_links
+        key = (*sorted(waits), *sorted(ends))
+        twin = key in seen
+        seen.add(key)
+        return self.add(
+            part.kind(f"{name}-send_recv{SLOW_LINK * slow}", stage),
             members[0],
             waits,
             op=name,
             calls=(part.call(stage, microbatch), part.call(other, microbatch)),
             members=members,
             peer=members[1],
-            twin=key in seen,
-            **part.number(d, op),
+            twin=twin,
+            phase=phase,
+            **part.number(d, microbatch),
         )
-        seen.setdefault(key, node)
-        return node
 
     def finished(self) -> StepGraph:
-        c = self.columns
-        none = np.full(len(self.worker), -1)
+        columns = dict(zip(_Node._fields, zip(*self.nodes, strict=True), strict=True))
+        none = np.full(len(self.nodes), -1)
+        names = "phase", "stage", "microbatch", "rank", "peer"
         graph = OpGraph(
-            phase=np.array(c["phase"]),
-            stage=np.array(c["stage"]),
-            microbatch=np.array(c["microbatch"]),
-            rank=np.array(self.worker),
-            peer=np.array(self.peer),
+            **{name: np.array(columns[name]) for name in names},
             other_stage=none,
             other_microbatch=none,
-            backward=np.array(self.backward),
-            predecessors=tuple(self.predecessors),
-            orders=tuple(tuple(order) for order in self.orders),
+            backward=np.array([kind.startswith("backward") for kind in columns["kind"]]),
+            predecessors=columns["predecessors"],
+            orders=tuple(map(tuple, self.orders)),
             last=tuple(self.done),
         )
-        names = ("kind", "op", "calls", "call", "members", "twin")
-        return StepGraph(graph, **{name: tuple(c[name]) for name in names})
+        return StepGraph(graph, **{name: columns[name] for name in _Node._fields[:6]})

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -71,3 +72,49 @@ def kernel_cumulants(
     variance, third = shapes[1] * mean**2, shapes[2] * mean**3
     varies = variance > least_std(mean.dtype) ** 2
     return jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])
+
+
+def check_means(mean: np.ndarray, names: Sequence[str], dtype: DTypeLike) -> None:
+    """Raises a `ValueError` of one sentence if a mean latency cannot be computed with in `dtype`.
+
+    **Arguments:**
+
+    - `mean`: the mean latencies, in seconds.
+    - `names`: what has them.
+    """
+    info, longest = np.finfo(dtype), mean.max(initial=0)
+    # Derivatives hold squares of the longest; what shorter ones lose does not matter beside it.
+    most = float(info.max) ** 0.47
+    problems = (
+        (
+            ~(np.isfinite(mean) & (mean >= 0)),
+            "negative or not finite; give one that is finite and not negative",
+        ),
+        (
+            (mean > 0) & (mean < info.tiny),
+            f"less than the least number that {info.dtype} holds, {info.tiny:.2g} s; give 0 or a "
+            "longer one, or set `jax_enable_x64`",
+        ),
+        (
+            (mean == longest) & (mean > 0) & ~((mean >= 1 / most) & (mean <= most)),
+            f"and the longest must be between {1 / most:.0e} and {most:.0e} s in {info.dtype}; "
+            "give all latencies in another unit, or set `jax_enable_x64`",
+        ),
+    )
+    for where, problem in problems:
+        if where.any():
+            first = int(np.argmax(where))
+            raise ValueError(
+                f"{names[first]} has a mean latency of {mean[first]:.6g} s, {problem}."
+            )
+
+
+def check_scale(name: str, mean: float, dtype: DTypeLike) -> None:
+    """Raises a `ValueError` of one sentence if `dtype` does not hold cubes of a law's mean."""
+    most = float(np.finfo(dtype).max) ** 0.32
+    if not 1 / most <= mean <= most:
+        raise ValueError(
+            f"The law of {name} has a mean of {mean:.6g}, and {np.finfo(dtype).dtype} holds cubes "
+            f"of {1 / most:.0e} to {most:.0e} only; give means as numbers, and the law, with a "
+            "mean of about one, as the residual of a kind in `variability`."
+        )

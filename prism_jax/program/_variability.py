@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..data import SECONDS, Variation
-from ..latency import AbstractLatency, Scaled, make_latency, scale_spread
+from ..latency import AbstractLatency, Scaled, check, make_latency, scale_spread
 
 
 class Sets(eqx.Module):
@@ -214,3 +214,41 @@ def _stall(variation: Variation) -> Stall:
 
 def _parameter(value: float) -> Float[Array, ""]:
     return jax.device_put(np.float64(value))  # In the default dtype, and nothing is compiled.
+
+
+def all_laws(variability: Variability) -> dict[str, AbstractLatency]:
+    """All laws by what they are laws of; first the residuals, in the order of the kinds' names."""
+    laws = {f"residual of {kind}": law for kind, law in sorted(variability.residual.items())}
+    for kind, stall in sorted(variability.stalls.items()):
+        laws[f"stall of {kind}"] = stall.size
+    for name in ("rank", "step", "worker_step", "microbatch"):
+        law = getattr(variability, name)
+        if isinstance(law, AbstractLatency):
+            laws[f"{name} factor"] = law
+    return laws
+
+
+def check_variability(variability: Variability) -> None:
+    """Raises a `ValueError` of one sentence if a law or a rate has impossible parameters."""
+    sets = variability.microbatch
+    if isinstance(sets, Sets) and (problem := sets.problem()):
+        raise ValueError(f"The law of the microbatch factor cannot be used: {problem}.")
+    for name, law in all_laws(variability).items():
+        try:
+            check(law)
+        except ValueError as error:
+            raise ValueError(f"The law of the {name} cannot be used: {error}") from None
+    for kind, stall in variability.stalls.items():
+        if not 0 <= float(stall.rate) < 1:
+            raise ValueError(
+                f"The stall rate of `{kind}` is {float(stall.rate)}; it counts stalls per call and "
+                "must be at least 0 and below 1."
+            )
+    network = variability.network
+    if network is not None and not (
+        0 <= float(network.probability) < 1 and float(network.slowdown) > 0
+    ):
+        raise ValueError(
+            f"The network is congested with probability {float(network.probability)} and slowdown "
+            f"{float(network.slowdown)}; give a probability in [0, 1) and a positive slowdown."
+        )
