@@ -1,19 +1,28 @@
 from ._base import AbstractSchedule as AbstractSchedule
 from ._custom import (
     CustomSchedule as CustomSchedule,
+    ForwardOnly as ForwardOnly,
+    Repeated as Repeated,
     load_schedule as load_schedule,
     save_schedule as save_schedule,
 )
-from ._derived import ForwardOnly as ForwardOnly, Repeated as Repeated
-from ._evaluate import Timeline as Timeline, evaluate as evaluate
+from ._evaluate import (
+    Timeline as Timeline,
+    evaluate as evaluate,
+    latest_ends as latest_ends,
+    replay as replay,
+)
 from ._graph import OpGraph as OpGraph, op_graph as op_graph
-from ._interleaved import (
+from ._in_turns import (
+    ZBH1 as ZBH1,
+    ZBH2 as ZBH2,
+    GPipe as GPipe,
     InterleavedOneFOneB as InterleavedOneFOneB,
     InterleavedZeroBubble as InterleavedZeroBubble,
     LoopedBFS as LoopedBFS,
+    OneFOneB as OneFOneB,
     OverlappedOneFOneB as OverlappedOneFOneB,
 )
-from ._one_stage import ZBH1 as ZBH1, ZBH2 as ZBH2, GPipe as GPipe, OneFOneB as OneFOneB
 from ._ops import (
     OVERLAPPED as OVERLAPPED,
     PHASES as PHASES,
@@ -30,7 +39,6 @@ from ._registry import (
     schedule_name as schedule_name,
     schedules as schedules,
 )
-from ._replay import latest_ends as latest_ends, replay as replay
 from ._two_way import Chimera as Chimera, DualPipe as DualPipe, DualPipeV as DualPipeV
 from ._v_shape import (
     ZBV as ZBV,

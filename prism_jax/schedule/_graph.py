@@ -173,17 +173,15 @@ def _topological_order(nodes: _Nodes, num_nodes: int, describe: Callable[[int], 
 
 def _cycle(nodes: _Nodes, missing: list[int]) -> list[int]:
     """The nodes of one cycle of waits, among those that never start; the lowest comes first."""
-    waits = [[] for _ in missing]
-    for other, node in zip(nodes.before.tolist(), nodes.after.tolist(), strict=True):
-        waits[node].append(other)
+    edges = zip(nodes.before.tolist(), nodes.after.tolist(), strict=True)
+    # Of those that a node waits for, the first that never starts.
+    waits = {node: other for other, node in reversed([*edges]) if missing[other]}
     node = next(node for node, count in enumerate(missing) if count)
-    seen = {}
-    path = []
-    while node not in seen:
-        seen[node] = len(path)
-        path.append(node)
-        node = next(other for other in waits[node] if missing[other])
-    cycle = path[seen[node] :]
+    path: dict[int, None] = {}
+    while node not in path:
+        path[node] = None
+        node = waits[node]
+    cycle = [*path][[*path].index(node) :]
     first = cycle.index(min(cycle))
     return cycle[first:] + cycle[:first]
 

@@ -134,23 +134,14 @@ def actions_of(ops: Any) -> list[Action]:
     return list(map(Action, *(getattr(ops, name).tolist() for name in Action._fields)))
 
 
-# The tensors of a stage and microbatch. A backward-input gives the same tensor as a whole backward.
-ACTIVATION, GRADIENT, WEIGHT_GRADIENT = range(3)
-_TENSORS = {"F": ACTIVATION, "B": GRADIENT, "I": GRADIENT, "W": WEIGHT_GRADIENT}
-
-
 class Parts(NamedTuple):
-    """The forwards and backwards that ops consist of: two for an overlapped pair, else one.
-
-    `tensor` is the tensor that a part produces.
-    """
+    """The forwards and backwards that ops consist of: two for an overlapped pair, else one."""
 
     op: Int[np.ndarray, "parts"]
     phase: Shaped[np.ndarray, "parts"]
     stage: Int[np.ndarray, "parts"]
     microbatch: Int[np.ndarray, "parts"]
     rank: Int[np.ndarray, "parts"]
-    tensor: Int[np.ndarray, "parts"]
 
 
 def parts_of(ops: Ops) -> Parts:
@@ -158,17 +149,12 @@ def parts_of(ops: Ops) -> Parts:
     pairs = ops.phase == OVERLAPPED
     op = np.repeat(np.arange(len(pairs)), 1 + pairs)
     second = np.append(False, op[1:] == op[:-1])[: len(op)]
-    phase = np.where(pairs[op], np.where(second, "B", "F"), ops.phase[op])
-    tensor = np.zeros(len(op), np.int64)
-    for letter, made in _TENSORS.items():
-        tensor[phase == letter] = made
     return Parts(
         op=op,
-        phase=phase,
+        phase=np.where(pairs[op], np.where(second, "B", "F"), ops.phase[op]),
         stage=np.where(second, ops.other_stage[op], ops.stage[op]),
         microbatch=np.where(second, ops.other_microbatch[op], ops.microbatch[op]),
         rank=ops.rank[op],
-        tensor=tensor,
     )
 
 

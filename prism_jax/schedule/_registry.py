@@ -5,8 +5,7 @@ import dataclasses
 from .._misc import subclasses, unknown_name
 from ..data import Layout, ScheduleConfig, Training
 from ._base import AbstractSchedule
-from ._custom import CustomSchedule, places
-from ._derived import ForwardOnly
+from ._custom import CustomSchedule, ForwardOnly, places
 
 
 TRACED = "traced"  # The kind of schedule whose order is taken from a trace.

@@ -7,7 +7,7 @@ from ._base import AbstractCounted, check_positive
 from ._custom import CustomSchedule
 from ._evaluate import evaluate
 from ._fill import Pipe, Rule, fill
-from ._one_stage import ZBH1, ZBH2, alternate
+from ._in_turns import ZBH1, ZBH2, alternate
 from ._ops import peak_in_flight
 from ._v_shape import ZBV, VHalf, VMin, v_shape
 
