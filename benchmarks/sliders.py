@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import prism_jax as prism
-from prism_jax.analysis import LEVELS, P50, P95, Rare, moved, sliders
+from prism_jax.analysis import LEVELS, P95, Rare, moved, sliders
 from prism_jax.engine import SimulatedSteps, simulated_steps
 
 
@@ -39,7 +39,7 @@ def _errors_of(name: str) -> Iterator[np.ndarray]:
         simulated = np.quantile(steps, LEVELS) - (before := np.quantile(own.steps, LEVELS))
         by_slider = found.at(each) - found.law
         allowed = np.maximum(SHARE * np.abs(simulated), LEAST * before)
-        off = ((by_slider - simulated) / allowed)[[P50, P95]]
+        off = ((by_slider - simulated) / allowed)[LEVELS.searchsorted([0.5, 0.95])]
         shown = ", ".join(f"{name} {value:.3g}" for name, value in each.items())
         print(
             f"{name:22} {shown:55} p95 {by_slider[P95]:+.4f} s by slider, "

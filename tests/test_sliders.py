@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from prism_jax.analysis import LEVELS, P95, Rare, Smooth, moved, sliders
-from prism_jax.analysis._sliders import _with_slow_gpus
+from prism_jax.analysis import LEVELS, P95, Rare, moved, sliders
+from prism_jax.analysis._sliders import Smooth, _with_slow_gpus
 from prism_jax.engine import simulated_steps
 from prism_jax.latency import LogNormal, Mixture
 from prism_jax.program import Stall, Variability

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, load_job, rank_layouts, sweep
-from prism_jax.analysis import Points, grid, sweep_points
+from prism_jax.analysis import Points, sweep_points
+from prism_jax.analysis._sweep import grid
 from prism_jax.cli import main
 from prism_jax.schedule import OneFOneB
 from prism_jax.workers import RayExecutor, prepare_worker, run_tasks

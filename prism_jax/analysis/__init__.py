@@ -35,20 +35,17 @@ from ._sample_step import SampledStep as SampledStep, sample_step as sample_step
 from ._sensitivity import Part as Part, Sensitivity as Sensitivity, sensitivity as sensitivity
 from ._sliders import (
     LEVELS as LEVELS,
-    P50 as P50,
     P95 as P95,
     SHARED as SHARED,
     AbstractSlider as AbstractSlider,
     Rare as Rare,
     Sliders as Sliders,
-    Smooth as Smooth,
     moved as moved,
     sliders as sliders,
 )
 from ._sweep import (
     Points as Points,
     alike as alike,
-    grid as grid,
     open_parts as open_parts,
     sweep as sweep,
     sweep_points as sweep_points,

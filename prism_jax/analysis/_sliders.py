@@ -23,7 +23,7 @@ from ._knobs import Label, parts_of, turned
 _HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
 # The levels of a law, dense in both tails. They include p5, p50, p95 and p99.
 LEVELS = np.array([*_HALF, 500, *(1000 - x for x in reversed(_HALF))]) / 1000
-P50, P95 = (LEVELS.tolist().index(level) for level in (0.5, 0.95))
+P95 = LEVELS.tolist().index(0.95)
 _MOST, _POSITIONS = 6, 25
 # From a parameter's own value to the one beside it, for the derivative.
 _NEAR = 0.1

@@ -147,6 +147,10 @@ class Placed:
     def num_steps(self) -> int:
         return len(self.factor)
 
+    def times(self, slowest: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
+        """The step times, in seconds."""
+        return self.factor * slowest + self.tail
+
 
 def placed(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Placed:
     """Draws what steps have in common."""

@@ -194,8 +194,7 @@ def _with_known_gpus(program: Program, nodes: Nodes) -> Program:
 
 
 def _step_times(steps: Placed, nodes: Nodes, order: Order) -> Float[np.ndarray, " steps"]:
-    ready = replicas_ready(steps, *nodes.slowest(order))
-    return steps.factor * ready.max(axis=0) + steps.tail
+    return steps.times(replicas_ready(steps, *nodes.slowest(order)).max(axis=0))
 
 
 def _figure(
@@ -225,5 +224,4 @@ def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:
     rows[:, position, position] = least[::ranks][:replicas, None]
     noise = np.repeat(np.arange(replicas), ranks)
     ready = replicas_ready(steps, rows.reshape(-1, ranks), noise)
-    latest = ready.reshape(replicas, ranks, -1).min(axis=1).max(axis=0)
-    return steps.factor * latest + steps.tail
+    return steps.times(ready.reshape(replicas, ranks, -1).min(axis=1).max(axis=0))

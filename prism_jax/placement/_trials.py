@@ -63,16 +63,13 @@ class Trials:
     ):
         count = _steps_of_all(program, nodes)
         self.nodes, self._tried = nodes, set[int]()
-        if count >= _STEPS[0]:
-            self.steps = placed(program, num_samples=count, key=key)
-            self._cost, self._ready_of = (
-                count * program.num_ops,
-                ft.partial(replicas_ready, self.steps),
-            )
-        else:
-            self.steps = placed(program, num_samples=_LIKENED_STEPS, key=key)
-            few = int(np.clip(_FEW_OPS // program.num_ops, *_FEW))
-            self._cost, self._ready_of = few * program.num_ops, _likened(self.steps, few)
+        likened = count < _STEPS[0]
+        self.steps = placed(program, num_samples=_LIKENED_STEPS if likened else count, key=key)
+        self._ready_of = ft.partial(replicas_ready, self.steps)
+        if likened:
+            count = int(np.clip(_FEW_OPS // program.num_ops, *_FEW))
+            self._ready_of = _likened(self.steps, count)
+        self._cost = count * program.num_ops
         self._objective, self._sign = objective, 1
         self._left, self._advance = float(most_ops(program, nodes)), advance
         self._ready: dict[bytes, np.ndarray] = {}
@@ -121,7 +118,7 @@ class Trials:
         (ready,) = self._ready_in([replicas])
         decisive = np.argmax(ready, axis=0)
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
-        times = self._times(ready.max(axis=0))
+        times = self.steps.times(ready.max(axis=0))
         change = self._objective.slope(times, bandwidth(times)) * self.steps.factor
         some = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
         some = some[change[some] != 0]
@@ -166,11 +163,9 @@ class Trials:
         self._left -= ops
         self._advance(ops)
 
-    def _times(self, latest: Float[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
-        return self.steps.factor * latest + self.steps.tail
-
     def _figures(self, latest: Iterable[np.ndarray]) -> Float[np.ndarray, " orders"]:
-        return np.array([self._sign * self._objective.value(self._times(one)) for one in latest])
+        value, times = self._objective.value, self.steps.times
+        return self._sign * np.array([value(times(one)) for one in latest])
 
 
 def _latest_but(

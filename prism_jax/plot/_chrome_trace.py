@@ -179,13 +179,13 @@ def _of_ranks(step: SampledStep) -> Iterator[Event]:
 
 def _critical_path(step: SampledStep) -> Iterator[Event]:
     """The critical path again, in one row, in a category of its own."""
-    ops = step.ops
-    pieces = []
-    for op in step.path.tolist():
-        start, end = ops["start_s"][op].item(), ops["end_s"][op].item()
-        pieces.append((f"{op_name(step, op)} on rank {ops['rank'][op]}", start, end))
-    start, end = step.reduction_s[step.last_rank].tolist()
-    pieces += [("gradients", start, end), ("after the barrier", step.barrier_s, step.step_s)]
+    ranks, starts, ends = (step.ops[name] for name in ("rank", "start_s", "end_s"))
+    pieces = [
+        (f"{op_name(step, op)} on rank {ranks[op]}", starts[op].item(), ends[op].item())
+        for op in step.path.tolist()
+    ]
+    pieces.append(("gradients", *step.reduction_s[step.last_rank].tolist()))
+    pieces.append(("after the barrier", step.barrier_s, step.step_s))
     where = _thread(step, step.num_ranks, 0)
     for name, start, end in pieces:
         if end > start:

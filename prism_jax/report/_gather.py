@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import (
-    LEVELS,
+    P95,
     SHARED,
     AbstractObjective,
     Criticality,
@@ -240,9 +240,8 @@ def _first(report: Report) -> str:
 
 def _best_slower(found: Sliders | None) -> tuple[str, float] | None:
     """Which parameter to lower by a tenth for the most at p95, and by how many seconds."""
-    at = LEVELS.tolist().index(0.95)
     gains = [
-        (-float(one.change(0.9 * one.own)[at]), one.name)
+        (-float(one.change(0.9 * one.own)[P95]), one.name)
         for one in (found.sliders if found else ())
         if one.own
     ]

@@ -288,8 +288,7 @@ class _Simulation:
         the error of the sum of their steps, as `noise`.
         """
         which = rng.integers(len(self.factors), size=(number, _SETS))
-        noise, factors = self.noise * rng.normal(size=number), self.factors[which]
-        if self.level:  # The same random numbers as without.
-            levels = np.exp(self.level * rng.spawn(1)[0].normal(size=(number, 1)))
-            factors = factors * levels * np.exp(-(self.level**2) / 2)
-        return factors, noise
+        noise = self.noise * rng.normal(size=number)
+        # By a generator of their own: the other random numbers are the same whatever the level.
+        levels = np.exp(self.level * rng.spawn(1)[0].normal(size=(number, 1)))
+        return self.factors[which] * levels * np.exp(-(self.level**2) / 2), noise
