@@ -372,7 +372,7 @@ def test_layouts_come_by_prediction_and_few_are_predicted(jobs):
 def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):
     """With a clock that ticks whenever it is read."""
     every = [one.job.name for one in _by_mean(jobs, None).layouts]
-    monkeypatch.setattr("prism_jax.layouts._best_first.time.monotonic", it.count().__next__)
+    monkeypatch.setattr("prism_jax.layouts._search.time.monotonic", it.count().__next__)
     lengths = []
     for budget in (20, 30, 40, 1000):
         found = _by_mean(jobs, budget)
@@ -430,7 +430,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
 
 
 def test_ctrl_c_leaves_what_is_known(jobs, monkeypatch):
-    from prism_jax.layouts._ranking import Search
+    from prism_jax.layouts._search import Search
 
     add = Search.add
 

@@ -175,8 +175,9 @@ def check_steps(objective: AbstractObjective, num_samples: int) -> None:
     each = check_num_samples(num_samples)
     share = objective.share
     if share < 1 and share * each < _FEWEST_BEYOND:
+        do = "does" if num_samples == 1 else "do"
         raise ValueError(
-            f"{counted(num_samples, 'step')} do{'es' * (num_samples == 1)} not reach as far as "
+            f"{counted(num_samples, 'step')} {do} not reach as far as "
             f"{objective}; simulate at least {math.ceil(_FEWEST_BEYOND / share):,}."
         )
 

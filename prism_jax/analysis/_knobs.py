@@ -53,9 +53,9 @@ def parts_of(program: Program) -> dict[str, list[str]]:
 
 
 def turned(program: Program, factors: Mapping[Label, ArrayLike]) -> Program:
-    """The program with factors on some knobs. Differentiable. Programs that differ only by knobs
-    share their compiled code, also with that for no factors. An `adjustment` that the program
-    already has is multiplied by the new one.
+    """The program with factors on some knobs. Differentiable. Programs with other factors, or with
+    none, share its compiled code. An `adjustment` that the program already has is multiplied by
+    the new one.
     """
     return on_host(_turned, program, _knobs(program, factors))
 

@@ -65,7 +65,9 @@ TELLS = {
     "stalls": "times of slow steps beside logs of garbage collection, checkpoints and data",
     "drift": "clocks, temperatures and the step time again after a restart",
 }
-_FLAG, _ORDER, _PRECISION, _MACHINE = "a flag", "the order of work", "the precision", "the machine"
+# What has to be changed, the cheapest first.
+_COSTS = ("a flag", "the order of work", "the precision", "the machine")
+_FLAG, _ORDER, _PRECISION, _MACHINE = _COSTS
 # What is tried of `training`, where it differs from what the job has.
 _FLAGS = (
     "overlap_grad_reduce=true overlap_param_gather=true overlap_tp_backward=true tp_overlap=true "
@@ -199,14 +201,13 @@ def cheapest_changes(usual: Simulated, most: int = 5) -> tuple[Change, ...]:
     the precision, then the machine. Each fits in memory, and is simulated with common random
     numbers.
     """
-    costs = (_FLAG, _ORDER, _PRECISION, _MACHINE)
     found = []
     for _, cost, texts, other in _predicted(usual.job)[:most]:
         steps = usual.of(Scenario(compile_job(other)))
         before, after = (np.quantile(x, (0.5, 0.95)) for x in (usual.steps, steps))
         if max((before - after) / before) > _LEAST:
             found.append(Change(texts, cost, *(before - after).tolist()))
-    return tuple(sorted(found, key=lambda one: (costs.index(one.cost), -one.p95)))
+    return tuple(sorted(found, key=lambda one: (_COSTS.index(one.cost), -one.p95)))
 
 
 def quickest_change(job: Job) -> tuple[tuple[str, ...], float] | None:

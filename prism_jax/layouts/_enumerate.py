@@ -140,8 +140,9 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
         for number in (world_size - away, world_size + away):
             if number > 0 and len(near) < 2 and any(True for _ in layouts_of(asked, number)):
                 near.append(number)
-    fixes = [] if near else [*_dividing_values(asked, world_size)]
-    fixes += [f"{' or '.join(f'{n:,}' for n in sorted(near))} GPUs"] * bool(near)
+    fixes = [*_dividing_values(asked, world_size)]
+    if near:
+        fixes = [f"{' or '.join(f'{n:,}' for n in sorted(near))} GPUs"]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
         f"No layout of the space divides {world_size:,} GPUs, the {asked.model.num_layers} layers "

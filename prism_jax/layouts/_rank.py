@@ -35,9 +35,9 @@ from ..prediction import memory
 from ..program import compile_job
 from ..random import check_key, key_data
 from ..workers import run_tasks
-from ._best_first import BestFirst, EndedError, Watch
 from ._enumerate import check_memory_margin, schedule_of
-from ._ranking import FIGURES, Ranking, Search, made, works_of
+from ._ranking import Ranking, made
+from ._search import FIGURES, EndedError, Search, Watch, best_first, works_of
 
 
 # How many layouts are simulated at once by workers, after the first.
@@ -104,21 +104,21 @@ def rank_layouts(
     """
     objective = Quantile(0.95) if objective is None else objective
     _check(jobs, objective, num_samples, key, top, memory_margin)
-    search = Search(jobs, *works_of(jobs), objective, num_samples, top)
+    search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin)
     with interruptible() as interrupt:
         watch = Watch(budget, interrupt, search.progress if progress else None)
-        search.queue = BestFirst(jobs, memory_margin, search.scaled, watch)
+        queue = best_first(search, watch)
         with contextlib.suppress(EndedError):
             if num_samples is None:
-                search.order = [*it.islice(search.queue, top)]
+                search.order = [*it.islice(queue, top)]
             else:
                 assert key is not None
                 folder = None if out is None else pathlib.Path(out)
-                _simulate_all(search, key, folder, executor, watch)
+                _simulate_all(search, queue, key, folder, executor, watch)
     search.ended = watch.ended
     if not search.found:
-        if search.ended and search.queue.predicted:  # What is known is predicted.
-            first = sorted(search.queue.predicted, key=search.predicted)
+        if search.ended and search.predictions:  # What is known is predicted.
+            first = sorted(search.predictions, key=search.predicted)
             search.order, search.num_samples = first[:top], None
         elif num_samples is not None or not search.order:
             _nothing(search)
@@ -127,6 +127,7 @@ def rank_layouts(
 
 def _simulate_all(
     search: Search,
+    queue: Iterator[int],
     key: PRNGKeyArray,
     folder: pathlib.Path | None,
     executor: Executor | None,
@@ -154,7 +155,7 @@ def _simulate_all(
                 if folder is not None:
                     write_part(folder, _row(search, number, found))
 
-    queue, size = iter(search.queue), search.top if executor else 1
+    size = search.top if executor else 1
     with _own_thread(executor) as workers:
         while wave := [*it.islice(queue, size)]:
             last = search.last()
@@ -198,7 +199,7 @@ def _row(search: Search, number: int, found: Bootstrapped | str) -> dict[str, An
     row: dict[str, Any] = {
         "row": number,
         "layout": job.name,
-        "predicted_s": search.queue.predicted[number].mean,
+        "predicted_s": search.predictions[number].mean,
         "memory_bytes": memory(job).fullest.bytes,
         "refused": found if isinstance(found, str) else None,
     }
@@ -274,14 +275,15 @@ def _check(jobs, objective, num_samples, key, top, memory_margin) -> None:
 
 def _nothing(search: Search) -> None:
     """Raises what there is to say where no layout was found."""
-    queue = search.queue
     if search.ended == "interrupted":
         raise KeyboardInterrupt
     if search.ended:
         raise ValueError("The budget ended before any layout was predicted; give more seconds.")
-    if queue.refused:
-        raise ValueError(f"None of the jobs can be simulated: {next(iter(queue.refused.values()))}")
+    if search.refused:
+        raise ValueError(
+            f"None of the jobs can be simulated: {next(iter(search.refused.values()))}"
+        )
     raise NothingFitsError(
-        f"None of the {queue.num_too_large:,} layouts leaves the memory free that it must; use "
+        f"None of the {search.num_too_large:,} layouts leaves the memory free that it must; use "
         "more GPUs, or a smaller `memory_margin`."
     )

@@ -1,4 +1,4 @@
-"""The result of a search for layouts, and what it is made of."""
+"""The result of a search for layouts, and how it is made."""
 
 import dataclasses
 import functools
@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._estimate import Estimate
-from ..analysis import AbstractObjective, Bootstrapped, combined
+from ..analysis import Bootstrapped, combined
 from ..data import Job
 from ..prediction import Prediction, memory
-from ._best_first import BestFirst
-
-
-# What is known of each simulated job, in this order.
-FIGURES = ("objective", "mean", "p95", "p99")
+from ._search import Search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,78 +125,6 @@ class Ranking:
         )
 
 
-@dataclasses.dataclass
-class Search:
-    """The state of a search.
-
-    **Attributes:**
-
-    - `unit`, `work`: what times are compared for, and how many of these a step of each job has.
-    - `num_samples`: steps of each layout; `None` for a ranking by predictions.
-    - `top`: how many layouts to be sure of.
-    - `queue`: the jobs in the order of the search.
-    - `found`: the figures of each simulated job.
-    - `order`: the numbers of jobs in the order in which they were taken from the queue.
-    - `ended`: as in [`Ranking`][].
-    """
-
-    jobs: Sequence[Job]
-    unit: str
-    work: Sequence[int]
-    objective: AbstractObjective
-    num_samples: int | None
-    top: int
-    queue: BestFirst = dataclasses.field(init=False)
-    found: dict[int, Bootstrapped] = dataclasses.field(default_factory=dict)
-    order: list[int] = dataclasses.field(default_factory=list)
-    ended: str = ""
-
-    def scaled(self, seconds: float, number: int) -> float:
-        """A time of a job, for as much work as a step of the first job does."""
-        return seconds * (self.work[0] / self.work[number])
-
-    def value(self, number: int, figure: str = "objective") -> float:
-        return self.scaled(float(self.found[number].values[FIGURES.index(figure)]), number)
-
-    def predicted(self, number: int) -> float:
-        return self.scaled(self.queue.predicted[number].mean, number)
-
-    def last(self) -> float:
-        """The objective of the `top`-th best so far; infinite if there are fewer."""
-        values = sorted(map(self.value, self.found))
-        return values[self.top - 1] if len(values) >= self.top else math.inf
-
-    def add(self, number: int, found: Bootstrapped | str) -> None:
-        """Adds the figures of a job, or why it cannot be simulated."""
-        if isinstance(found, str):
-            self.queue.refused[number] = found
-        else:
-            self.found[number] = found
-
-    def progress(self) -> str:
-        """The best so far; empty if nothing is known."""
-        predicted = self.queue.predicted
-        if not predicted:
-            return ""
-        if self.found:
-            best = min(self.found, key=self.value)
-            what = f"{self.objective} {self.found[best].values[0]:.5g} s"
-        else:
-            best = min(predicted, key=self.predicted)
-            what = f"predicted {predicted[best].mean:.5g} s"
-        return (
-            f"{len(predicted):,} of {len(self.jobs):,} layouts predicted, {len(self.found):,} "
-            f"simulated; best so far: {self.jobs[best].name}, {what}"
-        )
-
-
-def works_of(jobs: Sequence[Job]) -> tuple[str, list[int]]:
-    """What the times of jobs are compared for, and how many of these each job does in a step."""
-    words = all(job.model is None or job.model.vocab_size for job in jobs)
-    work = [max(job.tokens_per_step if words else job.batch_size, 1) for job in jobs]
-    return "step" if len({*work}) == 1 else "token" if words else "sample", work
-
-
 def made(search: Search) -> Ranking:
     """The ranking of all that a search has found."""
     simulated, order = search.num_samples is not None, search.order
@@ -209,7 +133,7 @@ def made(search: Search) -> Ranking:
     by_mean = sorted(order, key=lambda i: search.value(i, "mean")) if simulated else order
     layouts = []
     for rank, i in enumerate(order, 1):
-        prediction = search.queue.predicted[i]
+        prediction = search.predictions[i]
         if simulated:
             value, mean, p95, p99 = search.found[i].estimates()
             (behind,) = _difference(search, i, order[0]).estimates()
@@ -241,11 +165,11 @@ def _difference(search: Search, number: int, other: int) -> Bootstrapped:
 
 
 def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
-    notes, queue = [], search.queue
-    left = len(search.jobs) - len(layouts) - len(queue.refused) - queue.num_too_large
+    notes = []
+    left = len(search.jobs) - len(layouts) - len(search.refused) - search.num_too_large
     ranked = {one.job.name for one in layouts}
-    others = (i for i in queue.predicted if search.jobs[i].name not in ranked)
-    least = min([queue.least, *map(search.predicted, others)])
+    others = (i for i in search.predictions if search.jobs[i].name not in ranked)
+    least = min([search.least, *map(search.predicted, others)])
     if left and search.ended:
         notes.append(
             f"The search was ended ({search.ended}): {left:,} layouts are left out, and none of "
@@ -257,11 +181,11 @@ def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
             f"{left:,} layouts are left out: without variability, none of them takes less than "
             f"{least:.5g} s, so none is among the first {search.top:,}."
         )
-    if queue.num_too_large:
-        notes.append(f"{queue.num_too_large:,} layouts that were looked at need too much memory.")
-    if queue.refused:
-        why = next(iter(queue.refused.values()))
-        notes.append(f"{len(queue.refused):,} layouts cannot be simulated; the first: {why}")
+    if search.num_too_large:
+        notes.append(f"{search.num_too_large:,} layouts that were looked at need too much memory.")
+    if search.refused:
+        why = next(iter(search.refused.values()))
+        notes.append(f"{len(search.refused):,} layouts cannot be simulated; the first: {why}")
     if search.unit != "step":
         tokens = sorted(one.job.tokens_per_step for one in layouts)
         notes.append(

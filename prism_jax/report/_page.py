@@ -81,7 +81,7 @@ def html_page(report: Report) -> str:
         tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
         tag("ol", *(tag("li", text) for text in headline(report)), class_="lead"),
         _tiles(report),
-        *(tag("p", note, class_="note") for note in (*_notes(report.of), *_interrupted(report))),
+        *(tag("p", note, class_="note") for note in _notes(report)),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *main),
         tag("script", Markup(resource("_page.js") + resource("_sliders.js"))),
@@ -112,12 +112,6 @@ def _tiles(report: Report) -> Markup:
         figures["tokens per GPU"] = f"{found.tokens_per_s_per_gpu:,.0f} /s"
         figures["fullest GPU"] = f"{found.memory_bytes / 1e9:.1f} GB"
     return tiles(figures)
-
-
-def _interrupted(report: Report) -> list[str]:
-    law = report.law
-    about = f"Interrupted after {law.num_samples:,} of {law.requested:,} steps"
-    return [f"{about}; the law has only these steps."] * ("law" in report.missing)
 
 
 def _origin(report: Report) -> Iterable[Block]:
@@ -199,9 +193,13 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
     yield Table(header, rows, "Means of published steps, from configuration alone")
 
 
-def _notes(of: Job | Profile) -> Sequence[str]:
+def _notes(report: Report) -> Iterable[str]:
     """Warnings to read before the figures."""
-    return notes_of(of) if isinstance(of, Job) else of.fitted.notes
+    of, law = report.of, report.law
+    yield from notes_of(of) if isinstance(of, Job) else of.fitted.notes
+    if "law" in report.missing:
+        about = f"Interrupted after {law.num_samples:,} of {law.requested:,} steps"
+        yield f"{about}; the law has only these steps."
 
 
 def _of_job(job: Job) -> Iterable[Block]:
