@@ -56,15 +56,13 @@ def bucket(number: int, least: int, step: int = 2) -> int:
     return size
 
 
-def to_lanes(levels: Levels, num_sinks: int, least: tuple[int, int] = (1024, 2)) -> Lanes:
-    """Pads a graph to its bucket of shapes, with room for so many sinks, and at least so many
-    levels and lanes.
-    """
+def to_lanes(levels: Levels, num_sinks: int) -> Lanes:
+    """Pads a graph to its bucket of shapes, with room for so many sinks."""
     number, width = levels.ops.value.shape
     sinks = levels.sinks.value
     shape = (
-        bucket(number, least[0], 4),
-        bucket(width, least[1]),
+        bucket(number, 1024, 4),
+        bucket(width, 2),
         bucket(levels.reads.value.shape[2], 2),
     )
     of_sinks = (num_sinks, bucket(sinks.shape[1], 1))
@@ -92,12 +90,12 @@ def cells(levels: Levels, width: int) -> Int[np.ndarray, " ops_and_none"]:
 
 
 def in_lanes(
-    levels: Levels, of_ops: Shaped[np.ndarray, " ops"], shape: tuple[int, int], fill: int = 0
+    levels: Levels, of_ops: Shaped[np.ndarray, " ops"], shape: tuple[int, int]
 ) -> Shaped[Array, "levels width"]:
     """A number for each op, where its lane is."""
     lanes = levels.ops.value
-    values = np.append(of_ops, of_ops.dtype.type(fill))
-    return padded(values[lanes].astype(np.int32), shape, fill)
+    values = np.append(of_ops, of_ops.dtype.type(0))
+    return padded(values[lanes].astype(np.int32), shape)
 
 
 def padded(

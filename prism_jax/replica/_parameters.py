@@ -1,6 +1,7 @@
 """The parameters of a program, padded; and the derivative with respect to them, without padding."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -42,7 +43,7 @@ def parameters_of(program: Program) -> Parameters:
     return Parameters(every_kind(program), program.loads and program.loads.unevenness, **arrays)
 
 
-def _arrays(program: Program) -> dict[str, Float[Array, " n"]]:
+def _arrays(program: Program) -> dict[str, Any]:
     """The parameters of a program that are padded, by their names in `Parameters`."""
     table, adjustment = program.latencies, program.adjustment
     found = {"mean": table.mean, "loading": table.loading}

@@ -139,7 +139,7 @@ def structure_of(program: Program) -> Structure:
     """The structure of a program."""
     direct, tail = program.blocks.direct.value, np.array([program.tail])
     return Structure(
-        graph=graph_of(program),
+        graph=_graph(program),
         classes=_classes(program),
         sinks=_sinks(program),
         tail=jax.device_put(np.int32(program.tail)),
@@ -165,11 +165,10 @@ def _sinks(program: Program) -> Sinks:
     )
 
 
-def graph_of(program: Program, least: tuple[int, int] = (1024, 2)) -> Graph:
-    """The ops of one replica, with room for at least so many levels and lanes."""
+def _graph(program: Program) -> Graph:
     ops, rows, blocks = program.ops, program.rows, program.blocks
     num_ranks = ranks_of(program)
-    lanes = to_lanes(program.levels, _sinks_of(program), least)
+    lanes = to_lanes(program.levels, _sinks_of(program))
     shape = lanes.ops.shape[0], lanes.width
     # Where the data of a microbatch make no difference, nothing is drawn for it.
     least_microbatches = 256 if program.variability.microbatch is None else 64
