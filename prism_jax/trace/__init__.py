@@ -1,4 +1,4 @@
-# Profiles become a trace in steps: `_kineto`, `_chakra` and `_nsight` read the spans of a rank
+# Profiles become a trace in steps: `_profilers` and `_chakra` read the spans of a rank
 # (`_spans`), `_rank_ops` gives the ops that are among them, by the names of `_trace`, and
 # `_join_ranks` a table of the ops of all ranks. `_read_trace` checks such a table, which a file may
 # hold too, for the `_trace`. `_read_ranks` calls them in this order.

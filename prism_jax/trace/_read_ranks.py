@@ -13,9 +13,8 @@ from ..data import Job, located
 from ..schedule import AbstractSchedule
 from ._chakra import read_chakra
 from ._join_ranks import join_ranks
-from ._kineto import read_kineto
-from ._nsight import read_nsight
 from ._orders import stated_schedule
+from ._profilers import read_kineto, read_nsight
 from ._rank_ops import rank_ops
 from ._read_trace import trace_of_rows
 from ._spans import RankTrace
