@@ -1,5 +1,6 @@
 """Reads a trace: a table of ops with their starts and durations, checked against a job."""
 
+import math
 import os
 from collections.abc import Collection
 
@@ -204,17 +205,13 @@ def _placed(
     earlier row.
     """
     number = np.searchsorted(steps, part["step"].to_numpy())
-    index = tuple(part[c].to_numpy() for c in ("dp_rank", "stage", "seq_id"))
-    place = np.ravel_multi_index((number, *index), shape)[::-1]
-    tables, again, other = [], 0, np.zeros((), bool)
-    for column in (part["start_ts"], part["start_ts"] + part["duration"]):
-        values = column.to_numpy()[::-1]
-        table = np.full(shape, np.nan)
+    index = (part[name].to_numpy() for name in ("dp_rank", "stage", "seq_id"))
+    place = np.ravel_multi_index((number, *index), shape)
+    start, duration = (part[name].to_numpy() for name in ("start_ts", "duration"))
+    times, tables = (start, start + duration), np.full((2, math.prod(shape)), np.nan)
+    for table, values in zip(tables, times, strict=True):
         # Backwards, so that the first of duplicate rows is written last and remains.
-        table.reshape(-1)[place] = values
-        again = len(place) - int(np.count_nonzero(~np.isnan(table)))
-        if again:
-            other = other | (table.reshape(-1)[place] != values)
-        tables.append(table)
-    contradicting = int(np.sum(other))
-    return tables[0], tables[1], again - contradicting, contradicting
+        table[place[::-1]] = values[::-1]
+    again = len(place) - int(np.count_nonzero(~np.isnan(tables[0])))
+    contradicting = int(np.sum(np.any(tables[:, place] != times, axis=0))) if again else 0
+    return *tables.reshape(2, *shape), again - contradicting, contradicting
