@@ -223,15 +223,15 @@ def own_profile(tmp_path, monkeypatch):
     """A copy of the folder of kernels, which a test may spoil."""
     import shutil
 
-    from prism_jax.data import _find, _load_kernels
+    from prism_jax.data import _load_kernels, _read
 
-    original = _find.data_folder
+    original = _read.data_folder
 
     def data_folder(kind):
         return tmp_path / "kernels" if kind == "kernels" else original(kind)
 
     shutil.copytree(original("kernels"), tmp_path / "kernels")
-    monkeypatch.setattr(_find, "data_folder", data_folder)
+    monkeypatch.setattr(_read, "data_folder", data_folder)
     monkeypatch.setattr(_load_kernels, "data_folder", data_folder)
     return tmp_path / "kernels"
 

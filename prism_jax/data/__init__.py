@@ -12,7 +12,6 @@ from ._failures import (
     UnequalWeeks as UnequalWeeks,
     load_failures as load_failures,
 )
-from ._find import is_profile as is_profile, list_names as list_names
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (
     Call as Call,
@@ -61,6 +60,8 @@ from ._priors import (
     load_priors as load_priors,
 )
 from ._read import (
+    is_profile as is_profile,
+    list_names as list_names,
     located as located,
     read_rows as read_rows,
     read_struct as read_struct,

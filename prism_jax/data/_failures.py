@@ -6,8 +6,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from .._files import shown
-from ._find import find_file
-from ._read import read_struct
+from ._read import find_file, read_struct
 from ._types import Count, Name, NonNegative, Positive, Text
 
 

@@ -10,15 +10,15 @@ import msgspec
 from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
-from ._find import find_file, is_path, list_names
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._kernels import apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override, put_layers
-from ._read import check_keys, convert, located, read_toml, write_toml
+from ._read import find_file, is_path, list_names, located, read_toml, write_toml
 from ._training import load_software
+from ._types import check_keys, convert
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -10,11 +10,10 @@ import msgspec
 
 from .._files import shown
 from .._misc import quoted, unknown_name
-from ._find import data_folder, is_path, list_names
 from ._hardware import Cluster, Device
 from ._kernels import Efficiency, Kernels, Overlap, Source
 from ._priors import load_priors
-from ._read import read_rows, read_struct, write_toml
+from ._read import data_folder, is_path, list_names, read_rows, read_struct, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._types import Label, Name, NonNegative, Positive
 from ._variations import Variation, read_variations

@@ -11,7 +11,8 @@ from .._misc import quoted, unknown_name
 from ._job import Job
 from ._kernels import Kernels
 from ._model import load_architecture
-from ._read import located, parse_toml, struct_type, types_of
+from ._read import located, parse_toml
+from ._types import struct_type, types_of
 from ._variations import SHARED, Variation, replace_variations
 
 

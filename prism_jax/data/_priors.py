@@ -8,8 +8,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from ._find import data_folder
-from ._read import read_struct
+from ._read import data_folder, read_struct
 from ._types import NonNegative, Number, Positive, Text
 
 

@@ -1,20 +1,23 @@
-"""Reads and converts files, with an error of one sentence for each mistake in them."""
+"""Finds files, shipped ones by name and others by path, and reads and writes them, with an error of
+one sentence for each mistake in them.
+"""
 
 import contextlib
 import csv
+import importlib.resources
 import io
 import os
 import pathlib
 import re
 import tomllib
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from .._files import read_file, shown, written_whole
 from .._misc import MOST_QUOTED, quoted, unknown_name
+from ._types import convert, explain
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -27,6 +30,86 @@ _MOST_CSV = 2**26
 _MOST_PARTS = 12
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _DEEP = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{_MOST_PARTS},}}")
+_FOLDERS = {
+    "job": "jobs",
+    "model": "jobs/models",
+    "device": "hardware/devices",
+    "cluster": "hardware/clusters",
+    "count of failures": "hardware/failures",
+    "profile of kernels": "kernels",
+    "software stack": "kernels/software",
+}
+
+
+def data_folder(folder: str) -> pathlib.Path:
+    """A folder such as `"hardware/devices"`, in the wheel or in the checkout."""
+    package = pathlib.Path(str(importlib.resources.files("prism_jax.data")))
+    installed = package / folder
+    return installed if installed.is_dir() else package.parents[1] / folder
+
+
+def list_names(what: str) -> tuple[str, ...]:
+    """The sorted names of what is shipped.
+
+    **Arguments:**
+
+    - `what`: of which kind, as messages call it: `job`, `model`, `device`, `cluster` (families of
+        them), `count of failures`, `profile of kernels` (of devices and of clusters), or `software
+        stack`.
+    """
+    folder = data_folder(_FOLDERS[what])
+    if what == "profile of kernels":
+        return tuple(sorted(path.parent.name for path in folder.glob("*/source.toml")))
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+
+
+def is_path(name: str | os.PathLike[str]) -> bool:
+    """Whether `name` is a path rather than the name of a shipped file."""
+    if not isinstance(name, str):
+        return True
+    return name.endswith(".toml") or "/" in name or os.sep in name or name in (".", "..")
+
+
+def find_file(
+    what: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
+) -> pathlib.Path:
+    """The file with a name or a path. A relative path is first looked up in the folder of the file
+    that gives it.
+
+    **Raises:**
+
+    A `ValueError` if there is no such file.
+    """
+    known, by = list_names(what), f"{shown(given_by)}: " if given_by else ""
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(
+            f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the "
+            "name of a shipped one, or the path of a `.toml` file."
+        )
+    if not is_path(name):
+        if name not in known:
+            raise ValueError(by + unknown_name(what, name, known))
+        return data_folder(_FOLDERS[what]) / f"{name}.toml"
+    name = os.fspath(name)
+    # By the name as given, because `pathlib` drops a `/` at its end.
+    if given_by is not None and not os.path.isabs(name):
+        beside = os.path.join(given_by.parent, name)
+        name = beside if os.path.exists(beside) else name
+    if os.path.isdir(name):
+        raise ValueError(
+            f"{by}{shown(name)}: this is a folder, but a {what} is a `.toml` file; give the file."
+        )
+    if not os.path.exists(name):
+        raise ValueError(
+            f"{by}{shown(name)}: there is no such file; give a `.toml` file, or one of the shipped "
+            f"names: {', '.join(known[:12]) or 'none'}."
+        )
+    return pathlib.Path(name)
+
+
+def is_profile(name: str | os.PathLike[str]) -> bool:
+    """Whether a path is the folder of a profile."""
+    return os.path.isfile(os.path.join(name, "profile.toml"))
 
 
 @contextlib.contextmanager
@@ -145,7 +228,7 @@ def read_rows(path: pathlib.Path, row_type: type[_T]) -> Iterator[tuple[str, _T]
         try:
             yield where, msgspec.convert(cells, row_type, strict=False)
         except msgspec.ValidationError as error:
-            key, problem = _explain(cells, error)
+            key, problem = explain(cells, error)
             raise ValueError(f"{where}: column `{key}` {problem}.") from None
 
 
@@ -179,107 +262,13 @@ def write_toml(path: pathlib.Path, kind: str, table: dict[str, Any]) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def check_keys(
-    raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
-) -> None:
-    """Raises if `raw` has a key that `cls` does not have. The message names similar keys."""
-    known = types_of(cls)
-    for key, value in raw.items():
-        if key not in known:
-            sentence = unknown_name("key", f"{prefix}{key}", (f"{prefix}{k}" for k in known))
-            raise ValueError(f"{where(prefix + key)}: {sentence}")
-        if (inner := struct_type(known[key])) is None:
-            continue
-        items = enumerate(value) if isinstance(value, list) else [(None, value)]
-        for i, item in items:
-            if isinstance(item, dict):
-                place = key if i is None else f"{key}[{i}]"
-                check_keys(item, inner, where, f"{prefix}{place}.")
-
-
-def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> _T:
-    """Converts a table to `cls`.
-
-    **Arguments:**
-
-    - `raw`: the table.
-    - `cls`: the class to convert it to.
-    - `where`: returns the origin of a dotted key, such as the path of its file.
-
-    **Raises:**
-
-    A `ValueError` of one sentence that names the origin and the key.
-    """
-    check_keys(raw, cls, where)
-    try:
-        return msgspec.convert(raw, cls)
-    except msgspec.ValidationError as error:
-        key, problem = _explain(raw, error)
-        choices = _choices(cls, key) if "enum" in problem else ()
-        allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
-        raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
-
-
 def read_struct(path: str | os.PathLike[str], kind: str, cls: type[_T]) -> _T:
     """The content of a file of `kind`. A `ValueError` names the file and the key."""
     return convert(read_toml(path, kind), cls, lambda key: shown(path))
 
 
-def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
-    """The types of the keys of a struct; empty for `None`."""
-    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)} if cls else {}
-
-
-def _choices(cls: Any, key: str) -> tuple[Any, ...]:
-    """The allowed values of an enumeration at a dotted key of a struct."""
-    for name in re.sub(r"\[[^]]*\]", "", key).split("."):
-        cls = types_of(struct_type(cls)).get(name)
-    return _literals(cls)
-
-
-def _literals(annotation: Any) -> tuple[Any, ...]:
-    """The values of the `Literal` in an annotation."""
-    arguments = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Literal:
-        return arguments
-    return next(filter(None, map(_literals, arguments)), ())
-
-
-def struct_type(annotation: Any) -> type[msgspec.Struct] | None:
-    """The struct within an annotation such as `tuple[Link, ...]` or `Model | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
-        return annotation
-    for argument in typing.get_args(annotation):
-        found = struct_type(argument)
-        if found is not None:
-            return found
-    return None
-
-
 def _one_line(error: object) -> str:
     return quoted(" ".join(str(error).split()).rstrip("."), 2 * MOST_QUOTED)
-
-
-def _explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
-    """The dotted key that an error of msgspec is about, and the problem with its value."""
-    message, _, path = str(error).partition(" - at `")
-    path = path.rstrip("`").removeprefix("$").removeprefix(".")
-    missing = re.fullmatch(r"Object missing required field `(.*)`", message)
-    if missing:
-        return quoted(f"{path}.{missing[1]}" if path else missing[1]), "is missing; add it"
-    value: Any = raw
-    for part in re.findall(r"[^.\[\]]+", path):
-        try:
-            value = value[int(part)] if isinstance(value, list | tuple) else value[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            break
-    if isinstance(value, dict):
-        what = "a table"
-    else:
-        what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
-    problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
-    problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
-    return quoted(path), f"is {what}: {problem}"
 
 
 def without_none(x: Any) -> Any:

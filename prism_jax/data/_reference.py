@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from ._job import Job
-from ._read import struct_type
 from ._training import load_software
+from ._types import struct_type
 
 
 # The units of keys by the ends of their names.

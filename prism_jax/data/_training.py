@@ -10,9 +10,8 @@ import msgspec
 
 from .._files import shown
 from .._misc import quoted
-from ._find import find_file
-from ._read import convert, read_toml
-from ._types import Count, Label, Name, NonNegative, Text
+from ._read import find_file, read_toml
+from ._types import Count, Label, Name, NonNegative, Text, convert
 
 
 # Keys that belong to the job itself, so no software stack may set them.

@@ -1,9 +1,19 @@
-"""Numbers and texts that a file may hold. Numbers are finite: NaN and infinity fail the bounds."""
+"""Numbers and texts that a file may hold, and tables that are converted to structs of them, with an
+error of one sentence for each mistake. Numbers are finite: NaN and infinity fail the bounds.
+"""
 
-from typing import Annotated, TypeAlias
+import re
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta
 
+from .._misc import MOST_QUOTED, quoted, unknown_name
+
+
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=10**9)]
 Seed: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -24,3 +34,97 @@ Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 # Texts that messages and tables show: short, on one line, without control characters.
 Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+def check_keys(
+    raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
+) -> None:
+    """Raises if `raw` has a key that `cls` does not have. The message names similar keys."""
+    known = types_of(cls)
+    for key, value in raw.items():
+        if key not in known:
+            sentence = unknown_name("key", f"{prefix}{key}", (f"{prefix}{k}" for k in known))
+            raise ValueError(f"{where(prefix + key)}: {sentence}")
+        if (inner := struct_type(known[key])) is None:
+            continue
+        items = enumerate(value) if isinstance(value, list) else [(None, value)]
+        for i, item in items:
+            if isinstance(item, dict):
+                place = key if i is None else f"{key}[{i}]"
+                check_keys(item, inner, where, f"{prefix}{place}.")
+
+
+def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> _T:
+    """Converts a table to `cls`.
+
+    **Arguments:**
+
+    - `raw`: the table.
+    - `cls`: the class to convert it to.
+    - `where`: returns the origin of a dotted key, such as the path of its file.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names the origin and the key.
+    """
+    check_keys(raw, cls, where)
+    try:
+        return msgspec.convert(raw, cls)
+    except msgspec.ValidationError as error:
+        key, problem = explain(raw, error)
+        choices = _choices(cls, key) if "enum" in problem else ()
+        allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
+        raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
+
+
+def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
+    """The types of the keys of a struct; empty for `None`."""
+    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)} if cls else {}
+
+
+def _choices(cls: Any, key: str) -> tuple[Any, ...]:
+    """The allowed values of an enumeration at a dotted key of a struct."""
+    for name in re.sub(r"\[[^]]*\]", "", key).split("."):
+        cls = types_of(struct_type(cls)).get(name)
+    return _literals(cls)
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    """The values of the `Literal` in an annotation."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return arguments
+    return next(filter(None, map(_literals, arguments)), ())
+
+
+def struct_type(annotation: Any) -> type[msgspec.Struct] | None:
+    """The struct within an annotation such as `tuple[Link, ...]` or `Model | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        return annotation
+    for argument in typing.get_args(annotation):
+        found = struct_type(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
+    """The dotted key that an error of msgspec is about, and the problem with its value."""
+    message, _, path = str(error).partition(" - at `")
+    path = path.rstrip("`").removeprefix("$").removeprefix(".")
+    missing = re.fullmatch(r"Object missing required field `(.*)`", message)
+    if missing:
+        return quoted(f"{path}.{missing[1]}" if path else missing[1]), "is missing; add it"
+    value: Any = raw
+    for part in re.findall(r"[^.\[\]]+", path):
+        try:
+            value = value[int(part)] if isinstance(value, list | tuple) else value[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            break
+    if isinstance(value, dict):
+        what = "a table"
+    else:
+        what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
+    problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
+    problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
+    return quoted(path), f"is {what}: {problem}"
