@@ -5,8 +5,7 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Open
 from .._costs import Costs
 from ._base import AbstractPairModule, Parameters
-from ._context import check_context, copied_values, core_buffers, core_of, run_core
-from ._core import Core
+from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
 from ._gather import cast, cast_gradient, check_divides, gradients
 
 

@@ -1,11 +1,28 @@
-"""The core of attention: scores, their softmax and the weighted sum of the values."""
+"""The core of attention: scores, their softmax and the weighted sum of the values; and how the
+queries of a rank attend to keys and values of the whole sequence in a context-parallel group:
 
+- `p2p`: blocks of keys and values are sent around a ring, overlapped with the core of the current
+    block. In the backward, their gradients are sent around as well (Liu et al. 2023,
+    arXiv:2310.01889).
+- `all_gather`: keys and values are gathered for the core, and again for its backward, whose
+    gradients are scattered (Llama 3, arXiv:2407.21783, section 3.3.2).
+- `a2a`: tokens are exchanged for heads and back, so that a rank has all tokens of some heads
+    (Jacobs et al. 2023, arXiv:2309.14509).
+
+All sends, activations and copies are as in TransformerEngine 2 (`context_parallel.py`), from which
+the names are. With a causal mask, ranks have equal work if each has an early and a late chunk of
+the sequence. Without this balance the last rank has the most work, and the others wait for it.
+"""
+
+import itertools as it
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from .._block import Kernel
+from ...data import Layout, Training
+from .._block import Kernel, Open, Segment, Segments
 from .._costs import Costs
+from .._parts import segment
 
 
 # The queries and keys of a tile of the fused kernel: those of FlashAttention-2 for heads of 65 to
@@ -59,7 +76,7 @@ class Core(NamedTuple):
         """The kernels of its forward, or its backward."""
         if costs.training.attention != "unfused":
             return [self._fused(costs, backward=backward)]
-        batch, queries, keys = self._shape
+        batch, queries, keys = self.sequences * self.num_heads, self.queries, self.keys
         dtype, scores = costs.base_dtype, batch * queries * keys
         dropout = [costs.move("elementwise", 5 * scores)] if costs.model.dropout else []
         if not backward:
@@ -82,16 +99,12 @@ class Core(NamedTuple):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         """In bytes: the softmax before and after dropout, or the statistics of the fused kernel."""
-        batch, queries, keys = self._shape
+        rows = self.sequences * self.num_heads * self.queries
         if costs.recomputes("core_attn"):
             return {"core_attention": 0}
         if costs.training.attention != "unfused":
-            return {"core_attention": 4 * batch * queries}
-        return {"core_attention": (5 if costs.model.dropout else 2) * batch * queries * keys}
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return self.sequences * self.num_heads, self.queries, self.keys
+            return {"core_attention": 4 * rows}
+        return {"core_attention": (5 if costs.model.dropout else 2) * rows * self.keys}
 
     def _pairs_up_to(self, end: int) -> float:
         """The pairs of the queries before `end`, which attend to the keys before them in the
@@ -116,3 +129,172 @@ class Core(NamedTuple):
         unused = max(_TILE[0] / self.queries, 1.0) * max(_TILE[1] / self.keys, 1.0)
         kernel = costs.attention(size, unused * flop, num_bytes, backward=backward)
         return replace(kernel, flop=flop)
+
+
+def core_of(
+    costs: Costs,
+    num_heads: int,
+    kv_heads: int,
+    key_size: int,
+    value_size: int,
+    window: int | None = None,
+    causal: bool = True,
+) -> Core:
+    """The core of self-attention for the queries of one rank or, without balance, the last rank."""
+    training, ranks = costs.training, costs.layout.cp
+    keys = training.sequence_length
+    queries = keys // ranks
+    uneven = causal and not training.cp_load_balance and training.cp_comm_type != "a2a"
+    first = keys - queries if ranks > 1 and uneven else None
+    sizes = (training.microbatch_size, queries, keys, num_heads, kv_heads, key_size, value_size)
+    return Core(*sizes, window, causal, first, ranks)
+
+
+def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) -> Open:
+    """The core with its exchanges.
+
+    **Arguments:**
+
+    - `before`: the kernels that compute queries, keys and values; or, in the backward, the gradient
+        of the core's output.
+    """
+    if core.ranks == 1:
+        return [], [*before, *core.kernels(costs, backward=backward)]
+    (made, out), how = _values(core), costs.training.cp_comm_type
+    if how == "a2a":
+        # The whole sequence, and some of the heads.
+        heads, kv_heads = core.num_heads // core.ranks, core.kv_heads // core.ranks
+        own = core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
+        kernels = own.kernels(costs, backward=backward)
+        enter, leave = (out, made) if backward else (made, out)
+        return _exchanged(costs, before, enter, kernels, leave)
+    if how == "p2p":
+        steps = [step.kernels(costs, backward=backward) for step in _steps(core)]
+        # Keys and values in all steps but the last, their gradients in all but the first.
+        last, sends = ([], 2) if backward else (steps.pop(), 1)
+        ring = _ring(costs, core, before, steps, sends * (core.ranks - 1))
+        left = [*last, *_sums(costs, core, made if backward else out)]
+        return _waited(costs, core, [ring], left)
+    gather = segment(before, _over_ranks(costs, core, "all_gather"))
+    kernels = [*_sorted(costs, core), *core.kernels(costs, backward=backward)]
+    kernels += _sorted(costs, core) if backward else []
+    segments, left = _waited(costs, core, [gather], kernels)
+    if not backward:
+        return segments, left
+    return [*segments, segment(left, _over_ranks(costs, core, "reduce_scatter"))], []
+
+
+def copied_values(costs: Costs, core: Core) -> int:
+    """How many values are kept twice: the output of a core is reordered for the next kernel, and
+    both orders are kept for the backward.
+    """
+    return 0 if core.ranks == 1 or costs.training.cp_comm_type == "p2p" else _values(core)[1]
+
+
+def core_buffers(costs: Costs, core: Core) -> float:
+    """The bytes that the backward needs besides gradients: the keys and values of other ranks with
+    their gradients, either of all ranks or of those whose blocks are in transit.
+    """
+    if core.ranks == 1 or costs.training.cp_comm_type == "a2a":
+        return 0.0
+    blocks = 2 if costs.training.cp_comm_type == "p2p" else core.ranks
+    return 2.0 * costs.activation_bytes * blocks * _kv_values(core)
+
+
+def check_context(
+    layout: Layout, training: Training, heads: dict[str, int], window: int | None = None
+) -> None:
+    """Raises a `ValueError` if attention cannot be split over a context-parallel group.
+
+    **Arguments:**
+
+    - `heads`: the numbers of heads, by their keys in the model.
+    - `window`: as in `Core`.
+    """
+    if layout.cp == 1:
+        return
+    if training.cp_comm_type == "p2p" and window is not None:
+        raise ValueError(
+            f"`window` = {window} leaves the steps of a ring unequal work, which is not known "
+            'here; use `training.cp_comm_type` = "all_gather" or "a2a".'
+        )
+    for key, number in heads.items():
+        if training.cp_comm_type == "a2a" and number % (layout.tp * layout.cp) != 0:
+            raise ValueError(
+                f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide `model.{key}` "
+                f'= {number}, which `training.cp_comm_type` = "a2a" distributes over the ranks; '
+                'use a divisor, or "p2p".'
+            )
+
+
+def _values(core: Core) -> tuple[int, int]:
+    """The number of values in the queries, keys and values of a rank, and in the core's output."""
+    tokens = core.sequences * core.queries
+    queries, out = (tokens * core.num_heads * size for size in (core.key_size, core.value_size))
+    return queries + _kv_values(core), out
+
+
+def _kv_values(core: Core) -> int:
+    """The number of values in the keys and values of a rank."""
+    sizes = core.key_size + core.value_size
+    return core.sequences * core.queries * core.kv_heads * sizes
+
+
+def _steps(core: Core) -> list[Core]:
+    """The cores of a ring: with the rank's own keys, and with the keys of each other rank. With
+    balance, each of them has half of the pairs under a causal mask; otherwise the last rank attends
+    to all keys of the ranks before it.
+    """
+    own = core._replace(keys=core.queries, first=None, ranks=1)
+    other = own if core.first is None else own._replace(causal=False)
+    return [own, *[other] * (core.ranks - 1)]
+
+
+def _ring(
+    costs: Costs, core: Core, before: list[Kernel], steps: list[list[Kernel]], sends: int
+) -> Segment:
+    """The steps of a ring, overlapped with sends of blocks of keys and values."""
+    send = costs.ring(costs.activation_bytes * _kv_values(core), costs.group("cp"))
+    beside = costs.beside(it.chain.from_iterable(steps), *[send] * sends)
+    # Without balance, only the last rank has a core as long as this one.
+    return segment(before, None, beside, members=None if core.first is None else costs.layout.tp)
+
+
+def _sums(costs: Costs, core: Core, values: int) -> list[Kernel]:
+    """Adds up the results of the steps of a ring."""
+    return (core.ranks - 1) * [costs.move("elementwise", 3 * costs.activation_bytes * values)]
+
+
+def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:
+    num_bytes = costs.activation_bytes * core.ranks * _kv_values(core)
+    return costs.collective(kind, num_bytes, costs.group("cp"))
+
+
+def _sorted(costs: Costs, core: Core) -> list[Kernel]:
+    """Puts early and late chunks in the order of the sequence, or back."""
+    if not (core.causal and costs.training.cp_load_balance):
+        return []
+    num_bytes = 2 * costs.activation_bytes * core.ranks * _kv_values(core)
+    return [costs.move("elementwise", num_bytes)]
+
+
+def _exchanged(
+    costs: Costs, before: list[Kernel], enter: int, kernels: list[Kernel], leave: int
+) -> Open:
+    """Kernels between two all_to_alls of `enter` and `leave` values, each between two copies."""
+    copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
+    sent = [
+        costs.collective("all_to_all", costs.activation_bytes * number, costs.group("cp"))
+        for number in (enter, leave)
+    ]
+    return [
+        segment([*before, copies[0]], sent[0]),
+        segment([copies[0], *kernels, copies[1]], sent[1]),
+    ], [copies[1]]
+
+
+def _waited(costs: Costs, core: Core, segments: Segments, left: list[Kernel]) -> Open:
+    """Ends the segment of the remaining kernels if they take longer on some ranks than others."""
+    if core.first is None:
+        return segments, left
+    return [*segments, segment(left, members=costs.layout.tp)], []

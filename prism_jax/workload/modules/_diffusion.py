@@ -8,8 +8,7 @@ from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, AbstractSampleModule, Parameters
-from ._context import core_of
-from ._core import Core
+from ._core import Core, core_of
 from ._gather import cast, cast_gradient, check_data_parallel, gradients, norm_parameters
 
 

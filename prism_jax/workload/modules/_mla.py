@@ -6,8 +6,7 @@ from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters
-from ._context import check_context, copied_values, core_buffers, core_of, run_core
-from ._core import Core
+from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
 from ._gather import (
     cast,
     cast_gradient,
