@@ -16,12 +16,12 @@ from prism_jax.cluster import (
     Measured,
     attention_sizes,
     cross_validate,
-    find_kind,
     fit_shapes,
     gemm_latency,
     shape_latencies,
     shape_latency,
 )
+from prism_jax.cluster._fit_shapes import find_kind
 from prism_jax.data import (
     Kernels,
     Source,

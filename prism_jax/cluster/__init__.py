@@ -19,11 +19,9 @@ from ._compute import (
 )
 from ._fit_shapes import (
     KINDS as KINDS,
-    Kind as Kind,
     Measured as Measured,
     attention_sizes as attention_sizes,
     cross_validate as cross_validate,
-    find_kind as find_kind,
     fit_shapes as fit_shapes,
     shape_latencies as shape_latencies,
 )

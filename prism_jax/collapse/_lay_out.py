@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -139,38 +139,29 @@ def count_calls(block: Block, members: int) -> dict[Kernel, int]:
     return calls
 
 
-_SIZES = ("members", "counts", "experts", "split", "capacity")
-
-
 class ExpertLoads(eqx.Module):
     """The loads of a program's expert-parallel groups, and the kernels that they act on.
 
     **Attributes:**
 
     - `unevenness`: the parameters of each load.
-    - `members`, `counts`, `experts`, `split`, `capacity`: as in `Loads`. Static.
+    - `sizes`: `(5, loads)`, the rows are `members`, `counts`, `experts`, `split` and `capacity` of
+        `Loads`. Static.
     - `kernels`: `(loads, kernels)`, whether a load acts on a kernel. Static.
     - `shares`: as in `Loads`. Static.
     """
 
     unevenness: Unevenness
-    members: FrozenArray = eqx.field(static=True)
-    counts: FrozenArray = eqx.field(static=True)
-    experts: FrozenArray = eqx.field(static=True)
-    split: FrozenArray = eqx.field(static=True)
-    capacity: FrozenArray = eqx.field(static=True)
+    sizes: FrozenArray = eqx.field(static=True)
     kernels: FrozenArray = eqx.field(static=True)
     shares: FrozenArray | None = eqx.field(static=True, default=None)
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        sizes: dict[str, Any] = {
-            name: jnp.asarray(getattr(self, name).value, dtype) for name in _SIZES
-        }
-        if not np.isfinite(self.capacity.value).any():
-            sizes["capacity"] = None
+        *sizes, capacity = (jnp.asarray(row, dtype) for row in self.sizes.value)
+        limited = np.isfinite(self.sizes.value[-1]).any()
         shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
-        return Loads(**sizes, shares=shares)
+        return Loads(*sizes, capacity if limited else None, shares)
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a load acts on a kernel, padded to `number` kernels."""
@@ -183,14 +174,14 @@ def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | N
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
-    sizes = {name: FrozenArray(np.array([getattr(one, name) for one in loads])) for name in _SIZES}
+    sizes = [(one.members, one.counts, one.experts, one.split, one.capacity) for one in loads]
     return ExpertLoads(
         unevenness=Unevenness(
             jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
         ),
         kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
         shares=_shares(loads),
-        **sizes,
+        sizes=FrozenArray(np.array(sizes, float).T),
     )
 
 
