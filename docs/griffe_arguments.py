@@ -1,4 +1,4 @@
-"""For the API reference: docstrings of `__init__`, also those that are assigned below a class, and
+"""For the API reference: the arguments of classes, also of those that inherit their `__init__`, and
 formulas as text, for what sets formulas comes from the network.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 import griffe
 
 
+_ARGUMENTS = "**Arguments:**"
 _FORMULA = re.compile(r"\$([^$\n]+)\$")
 _SYMBOLS = {
     r"\mu": "μ",
@@ -22,7 +23,9 @@ _SYMBOLS = {
 
 
 class Arguments(griffe.Extension):
-    """Adds the docstring of `Name.__init__` to those of `Name` and of its subclasses."""
+    """Adds what `Name.__init__` takes to the docstrings of `Name` and of its subclasses. It stands
+    in the docstring of `__init__` or, for dataclasses, in that of the class.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -30,24 +33,19 @@ class Arguments(griffe.Extension):
     def on_module_node(self, *, node: Any, **_: Any) -> None:
         """Collects those of a file."""
         for statement in getattr(node, "body", ()):
-            match statement:
-                case ast.Assign(
-                    targets=[ast.Attribute(ast.Attribute(ast.Name(name), "__init__"), "__doc__")],
-                    value=ast.Constant(str(text)),
-                ):
-                    self._texts[name] = text
-                case ast.ClassDef(name=name, body=body):
-                    functions = (x for x in body if isinstance(x, ast.FunctionDef))
-                    texts = {x.name: ast.get_docstring(x) for x in functions}
-                    if text := texts.get("__init__"):
-                        self._texts[name] = text
+            if isinstance(statement, ast.ClassDef):
+                functions = (x for x in statement.body if isinstance(x, ast.FunctionDef))
+                texts = [ast.get_docstring(x) for x in functions if x.name == "__init__"]
+                for text in (*texts, ast.get_docstring(statement)):
+                    if text and _ARGUMENTS in text:
+                        self._texts[statement.name] = text[text.index(_ARGUMENTS) :]
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Adds them."""
         for cls in _classes(pkg):
             names = [cls.name, *(str(base).rpartition(".")[2] for base in cls.bases)]
             text = next((self._texts[name] for name in names if name in self._texts), None)
-            if cls.docstring is not None and text is not None:
+            if cls.docstring and text and _ARGUMENTS not in cls.docstring.value:
                 cls.docstring.value += f"\n\n{text}"
             for documented in (cls, *cls.functions.values(), *cls.attributes.values()):
                 if documented.docstring is not None:

@@ -37,6 +37,13 @@ class Outlying(AbstractLatency):
 
     law: Mixture
 
+    def __init__(self, law: Mixture):
+        """**Arguments:**
+
+        - `law`: the mixture of the body and the outliers.
+        """
+        self.law = law
+
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return self.law.batch_shape
@@ -58,9 +65,3 @@ class Outlying(AbstractLatency):
 
     def rules(self) -> tuple[Rule, ...]:
         return self.law.rules()
-
-
-Outlying.__init__.__doc__ = """**Arguments:**
-
-- `law`: the mixture of the body and the outliers.
-"""

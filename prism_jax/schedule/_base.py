@@ -1,8 +1,12 @@
 import abc
 import dataclasses
+import inspect
 import itertools as it
 import operator
-from typing import ClassVar
+from typing import ClassVar, TypeVar, dataclass_transform
+
+
+T = TypeVar("T")
 
 
 class AbstractSchedule(abc.ABC):
@@ -76,6 +80,17 @@ class AbstractSchedule(abc.ABC):
     def num_stages(self) -> int:
         """The number of global virtual stages."""
         return len(self.stage_to_rank)
+
+
+@dataclass_transform(frozen_default=True)
+def described(cls: type[T]) -> type[T]:
+    """A frozen dataclass whose `__init__` is described by the arguments in its docstring."""
+    made = dataclasses.dataclass(frozen=True)(cls)
+    made.__init__.__doc__ = "".join(inspect.cleandoc(cls.__doc__ or "").partition(_ARGUMENTS)[1:])
+    return made
+
+
+_ARGUMENTS = "**Arguments:**"
 
 
 def check_positive(**counts: object) -> None:

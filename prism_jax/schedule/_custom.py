@@ -12,7 +12,7 @@ import numpy as np
 
 from .._files import shown, written_whole
 from ..data import read_text
-from ._base import AbstractSchedule, check_positive
+from ._base import AbstractSchedule, check_positive, described
 from ._needs import find_needs
 from ._ops import Ops, actions_of, ops_of, parse_orders, parts_of, schedule_parts
 
@@ -223,9 +223,14 @@ class _OfAnother(AbstractSchedule):
         return self.schedule.chain_starts
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class ForwardOnly(_OfAnother):
-    """The forwards of a schedule in its order, as for an evaluation or a prefill."""
+    """The forwards of a schedule in its order, as for an evaluation or a prefill.
+
+    **Arguments:**
+
+    - `schedule`: the schedule of a step with backwards.
+    """
 
     def orders(self) -> list[list[str]]:
         parts = schedule_parts(self.schedule)
@@ -237,13 +242,7 @@ class ForwardOnly(_OfAnother):
         return orders
 
 
-ForwardOnly.__init__.__doc__ = """**Arguments:**
-
-- `schedule`: the schedule of a step with backwards.
-"""
-
-
-@dataclasses.dataclass(frozen=True)
+@described
 class Repeated(_OfAnother):
     """Several steps of a schedule without a barrier between them.
 
@@ -252,6 +251,11 @@ class Repeated(_OfAnother):
     norm turns out too large; so a rank that ends early starts its next step early. The time of a
     step is then the time of `num_steps` steps minus that of `num_steps - 1`. There are no
     optimizers and reductions between the steps: a program has them only once, at its end.
+
+    **Arguments:**
+
+    - `schedule`: the schedule of one step.
+    - `num_steps`: the number of steps.
     """
 
     num_steps: int
@@ -278,10 +282,3 @@ class Repeated(_OfAnother):
             ]
             for order in ops.orders
         ]
-
-
-Repeated.__init__.__doc__ = """**Arguments:**
-
-- `schedule`: the schedule of one step.
-- `num_steps`: the number of steps.
-"""

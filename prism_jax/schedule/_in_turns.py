@@ -1,10 +1,9 @@
 """Schedules whose stages are dealt out to the ranks in turns: one to each, or several."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ._base import AbstractCounted, check_positive
+from ._base import AbstractCounted, check_positive, described
 
 
 def alternate(
@@ -30,9 +29,15 @@ def alternate(
     return [*order, *weights[max(len(weights) - late, 0) :]]
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class AbstractOneStage(AbstractCounted):
-    """Abstract base class for schedules with one stage on each rank."""
+    """Abstract base class for schedules with one stage on each rank.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks, which is the number of stages.
+    - `num_microbatches`: the number of microbatches in a step.
+    """
 
     @property
     def stage_to_rank(self) -> tuple[int, ...]:
@@ -41,13 +46,6 @@ class AbstractOneStage(AbstractCounted):
     def _of_phase(self, phase: str, stage: int) -> list[str]:
         """The ops of a phase and stage."""
         return [f"{stage}{phase}{i}" for i in range(self.num_microbatches)]
-
-
-AbstractOneStage.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks, which is the number of stages.
-- `num_microbatches`: the number of microbatches in a step.
-"""
 
 
 class GPipe(AbstractOneStage):
@@ -110,9 +108,16 @@ class ZBH2(AbstractOneStage):
         return alternate(forwards, backwards, warmup, weights, late=2 * rank)
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class AbstractLooped(AbstractCounted):
-    """Abstract base class for schedules whose stage `c * num_ranks + r` is on rank `r`."""
+    """Abstract base class for schedules whose stage `c * num_ranks + r` is on rank `r`.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `virtual_stages`: the number of stages on each rank.
+    """
 
     virtual_stages: int
 
@@ -126,14 +131,6 @@ class AbstractLooped(AbstractCounted):
 
     def _stages(self, rank: int) -> range:
         return range(rank, self.num_stages, self.num_ranks)
-
-
-AbstractLooped.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank.
-"""
 
 
 class LoopedBFS(AbstractLooped):
@@ -151,11 +148,21 @@ class LoopedBFS(AbstractLooped):
         return forwards + [f"{s}B{i}" for s in reversed(stages) for i in reversed(microbatches)]
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class AbstractInterleaved(AbstractLooped):
     """Abstract base class for schedules that run groups of microbatches through each stage in turn.
 
     Stage `c * num_ranks + r` is on rank `r`.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `virtual_stages`: the number of stages on each rank.
+    - `microbatch_group_size`: how many microbatches run through a stage before the rank turns to
+        its next stage (Megatron's `microbatch_group_size_per_vp_stage`); the last group may be
+        shorter. Default `num_ranks`. PyTorch's `Interleaved1F1B` and `InterleavedZeroBubble` have
+        `num_microbatches // max(1, num_microbatches // num_ranks)`.
     """
 
     whole_groups = True  # With others, orders can deadlock.
@@ -187,18 +194,6 @@ class AbstractInterleaved(AbstractLooped):
         the first group in all stages except the last.
         """
         return hops * (self.num_ranks - 1 - rank) + (self.virtual_stages - 1) * self.group_size
-
-
-AbstractInterleaved.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank.
-- `microbatch_group_size`: how many microbatches run through a stage before the rank turns to its
-    next stage (Megatron's `microbatch_group_size_per_vp_stage`); the last group may be shorter.
-    Default `num_ranks`. PyTorch's `Interleaved1F1B` and `InterleavedZeroBubble` have
-    `num_microbatches // max(1, num_microbatches // num_ranks)`.
-"""
 
 
 class InterleavedOneFOneB(AbstractInterleaved):

@@ -1,18 +1,24 @@
 """Pipelines of whole models from opposite ends of the ranks, and such a pair cut in half."""
 
-import dataclasses
 import itertools as it
 from collections import deque
 from typing import ClassVar
 
-from ._base import AbstractCounted
+from ._base import AbstractCounted, described
 from ._fill import Pipe, fill_units
 from ._v_shape import AbstractVShape, v_shape
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class AbstractTwoWay(AbstractCounted):
-    """Abstract base class for two pipelines of whole models from opposite ends of the ranks."""
+    """Abstract base class for two pipelines of whole models from opposite ends of the ranks.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks, which must be even.
+    - `num_microbatches`: the number of microbatches in a step, in both directions together, which
+        must be even.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,14 +36,6 @@ class AbstractTwoWay(AbstractCounted):
     @property
     def chain_starts(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return 0, self.num_ranks
-
-
-AbstractTwoWay.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks, which must be even.
-- `num_microbatches`: the number of microbatches in a step, in both directions together, which must
-    be even.
-"""
 
 
 class Chimera(AbstractTwoWay):

@@ -1,9 +1,8 @@
 """Schedules whose stages are placed down the ranks and back up: in a V, or in several waves."""
 
-import dataclasses
 from typing import ClassVar
 
-from ._base import AbstractCounted, check_positive
+from ._base import AbstractCounted, check_positive, described
 from ._custom import CustomSchedule
 from ._fill import Pipe, fill, fill_units
 from ._ops import peak_in_flight
@@ -18,12 +17,18 @@ def v_shape(num_ranks: int) -> tuple[int, ...]:
     return ranks + ranks[::-1]
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class AbstractVShape(AbstractCounted):
     """Abstract base class for schedules with two stages on each rank, placed in a V.
 
     Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so that the first and the last stage share
     a rank.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `virtual_stages`: the number of stages on each rank, which must be two.
     """
 
     virtual_stages: int = 2
@@ -40,14 +45,6 @@ class AbstractVShape(AbstractCounted):
     @property
     def stage_to_rank(self) -> tuple[int, ...]:
         return v_shape(self.num_ranks)
-
-
-AbstractVShape.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank, which must be two.
-"""
 
 
 class ZBV(AbstractVShape):
@@ -157,7 +154,7 @@ def _repeat(
     return fill(blocks, Pipe(places, cost=lambda *_: 1.0), [most] * num_ranks)
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class Hanayo(AbstractCounted):
     """Wave-like pipelines: the stages run down the ranks and back up, once or several times.
 
@@ -166,6 +163,12 @@ class Hanayo(AbstractCounted):
     holds at most `num_ranks` microbatches of each of its stages. Source: Liu et al., 2023. The
     orders here are found by list scheduling, under the assumption that a backward takes as long as
     two forwards.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `virtual_stages`: the number of stages on each rank: two for each wave.
     """
 
     kind: ClassVar[str] = "hanayo"
@@ -195,11 +198,3 @@ class Hanayo(AbstractCounted):
 
         limits = [p * self.virtual_stages] * p
         return fill_units(one_by_one, self.num_microbatches, p, Pipe(places), limits)
-
-
-Hanayo.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank: two for each wave.
-"""

@@ -3,7 +3,7 @@ import functools as ft
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from ._base import AbstractCounted, check_positive
+from ._base import AbstractCounted, check_positive, described
 from ._custom import CustomSchedule
 from ._evaluate import evaluate
 from ._fill import Pipe, Rule, fill
@@ -15,7 +15,7 @@ from ._v_shape import ZBV, VHalf, VMin, v_shape
 Cost = float | tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@described
 class ZBGreedy(AbstractCounted):
     """The best zero-bubble schedule that list scheduling finds for given costs and memory.
 
@@ -26,6 +26,17 @@ class ZBGreedy(AbstractCounted):
 
     Costs are optional. Without them, the schedule uses the costs of the program that it is compiled
     to; outside of a program, every op costs one and send_recvs cost nothing.
+
+    **Arguments:**
+
+    - `num_ranks`: the number of pipeline ranks.
+    - `num_microbatches`: the number of microbatches in a step.
+    - `virtual_stages`: the number of stages on each rank, one or two.
+    - `memory_limit`: the most (stage, microbatch) pairs whose activations a rank may hold. Default
+        `num_ranks * virtual_stages`, which is what the first rank holds in 1F1B.
+    - `forward`, `backward_input`, `backward_weight`: the cost of an op: one number, or one for each
+        stage.
+    - `send_recv`: the cost of sending a tensor to another rank.
     """
 
     kind: ClassVar[str] = "zb-greedy"
@@ -81,19 +92,6 @@ class ZBGreedy(AbstractCounted):
 
     def orders(self) -> list[list[str]]:
         return [list(order) for order in _best(self)]
-
-
-ZBGreedy.__init__.__doc__ = """**Arguments:**
-
-- `num_ranks`: the number of pipeline ranks.
-- `num_microbatches`: the number of microbatches in a step.
-- `virtual_stages`: the number of stages on each rank, one or two.
-- `memory_limit`: the most (stage, microbatch) pairs whose activations a rank may hold. Default
-    `num_ranks * virtual_stages`, which is what the first rank holds in 1F1B.
-- `forward`, `backward_input`, `backward_weight`: the cost of an op: one number, or one for each
-    stage.
-- `send_recv`: the cost of sending a tensor to another rank.
-"""
 
 
 # Each of these is the best in some of the reference cases, and no other improves on all of them.
