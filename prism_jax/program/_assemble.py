@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +90,7 @@ def assemble(
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
-    stalls = stall_entries(variability, different, block_of_op, group_size)
+    stall_ops, stall_kinds, stall_counts = _stalls(variability, different, block_of_op, group_size)
     return Program(
         latencies=table,
         variability=variability,
@@ -105,10 +104,10 @@ def assemble(
             contention=contention,
         ),
         tail=classes[(tail, world_size)] if tail else -1,
-        stall_ops=FrozenArray(stalls.op),
-        stall_kinds=FrozenArray(stalls.kind),
-        stall_counts=FrozenArray(stalls.calls),
-        strata=make_strata(variability, stalls),
+        stall_ops=stall_ops,
+        stall_kinds=stall_kinds,
+        stall_counts=stall_counts,
+        strata=_make_strata(variability, stall_kinds.value, stall_counts.value),
         num_replicas=num_replicas,
         group_size=group_size,
         world_size=world_size,
@@ -205,43 +204,21 @@ def _latency_table(
 
 # Kinds that a variability profile may name although a job has no such kernel.
 KINDS = (
-    "gemm",
-    "convolution",
-    "attention",
-    "elementwise",
-    "norm",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send_recv",
-    "embedding",
-    "copies",
-    "loss",
-    "optimizer",
-    "host",
+    *("gemm", "convolution", "attention", "elementwise", "norm", "embedding", "loss", "optimizer"),
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"),
+    *("copies", "host"),
 )
 
 
-class StallEntries(NamedTuple):
-    """The kernels that may stall, op after op.
-
-    `kind` is the position of the kernel's kind in `sorted(variability.stalls)`; `calls` is the
-    number of calls by all members.
-    """
-
-    op: Int[np.ndarray, "stalls"]
-    kind: Int[np.ndarray, "stalls"]
-    calls: Int[np.ndarray, "stalls"]
-
-
-def stall_entries(
+def _stalls(
     variability: Variability,
     different: Sequence[Block],
     block_of_op: Int[np.ndarray, "ops"],
     group_size: int,
-) -> StallEntries:
-    """Finds the kernels that may stall in ops whose blocks are `different[block_of_op]`."""
+) -> list[FrozenArray]:
+    """The kernels that may stall in ops whose blocks are `different[block_of_op]`, op after op: the
+    op of each, the position of its kind, and its number of calls by all members.
+    """
     position = {kind: number for number, kind in enumerate(sorted(variability.stalls))}
     stalling = [
         [
@@ -253,10 +230,12 @@ def stall_entries(
     ]
     kinds = take(ragged([[kind for kind, _ in row] for row in stalling]), block_of_op)
     calls = take(ragged([[calls for _, calls in row] for row in stalling]), block_of_op)
-    return StallEntries(row_numbers(kinds), kinds.values, calls.values)
+    return [FrozenArray(column) for column in (row_numbers(kinds), kinds.values, calls.values)]
 
 
-def make_strata(variability: Variability, entries: StallEntries) -> tuple[Stratum, ...]:
+def _make_strata(
+    variability: Variability, kind: Int[np.ndarray, "stalls"], calls: Int[np.ndarray, "stalls"]
+) -> tuple[Stratum, ...]:
     """The strata: half of the samples follow the law, the other half is spread over rare events."""
     regimes = np.ones(1)
     if variability.network is not None:
@@ -264,9 +243,9 @@ def make_strata(variability: Variability, entries: StallEntries) -> tuple[Stratu
         regimes = np.array([1 - congested, congested])
         regimes = (regimes + 0.5) / 2
     stalls = np.ones(1)
-    if len(entries.op):
+    if len(kind):
         rates = [float(stall.rate) for _, stall in sorted(variability.stalls.items())]
-        rate = float(np.bincount(entries.kind, entries.calls, len(rates)) @ rates)
+        rate = float(np.bincount(kind, calls, len(rates)) @ rates)
         if rate > 20:
             raise ValueError(
                 f"A replica's step has {rate:.3g} stalls on average; stalls are rare pauses, so "

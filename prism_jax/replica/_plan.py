@@ -17,7 +17,7 @@ from ._structure import Classes, Structure, structure_of
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
-# and strata of `make_strata`, each number has less than 0.4 of the probability of the one before.
+# and strata of `assemble`, each number has less than 0.4 of the probability of the one before.
 _MORE_STALLS = 16
 
 
