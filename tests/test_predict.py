@@ -89,11 +89,14 @@ def test_bad_input_of_a_prediction_is_one_sentence(words, message, capsys):
         ("1f1b", True),
     ],
 )
-def test_the_ends_of_ranks_are_those_of_a_replay(kind, blocking):
+def test_an_op_starts_when_all_before_it_have_ended(kind, blocking):
     stages = 2 if kind in ("dual-pipe-v", "v-half") else 1
     schedule = make_schedule(kind, num_ranks=4, num_microbatches=8, virtual_stages=stages)
     graph = op_graph(schedule, blocking=blocking)
     latencies = np.random.default_rng(0).lognormal(size=graph.num_ops)
-    _, ends = replay(graph.predecessors, latencies)
+    ends: list[float] = []
+    for before, latency in zip(graph.predecessors, latencies.tolist(), strict=True):
+        ends.append(max((ends[op] for op in before), default=0.0) + latency)
     expected = [max(ends[op] for op in last) for last in graph.last]
+    assert replay(graph.predecessors, latencies)[1].tolist() == ends
     assert latest_ends(graph, latencies, graph.last).tolist() == expected

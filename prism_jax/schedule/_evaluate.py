@@ -1,15 +1,13 @@
 """When the ops of a graph run on the host, with given latencies."""
 
 import dataclasses
-import functools as ft
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from .._misc import check_type
-from .._ragged import pad, ragged
 from ._base import AbstractSchedule
 from ._custom import CustomSchedule
 from ._graph import OpGraph, op_graph
@@ -94,7 +92,7 @@ def evaluate(
         op=tuple([tokens[op] for op in order] for order in graph.orders),
         start=tuple(starts[list(order)] for order in graph.orders),
         end=tuple(ends[list(order)] for order in graph.orders),
-        rank_ends=np.array([ends[list(ops)].max(initial=0.0) for ops in graph.last]),
+        rank_ends=_latest(ends, graph.last),
         busy=np.array([latency[list(order)].sum() for order in graph.orders]),
     )
 
@@ -205,56 +203,10 @@ def replay(
 def latest_ends(
     graph: OpGraph, latencies: Float[np.ndarray, " ops"], groups: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, " groups"]:
-    """When each of some groups of ops has ended, if every op starts as soon as it can, from zero.
-
-    As `replay`, bit by bit, and four times as fast where each send_recv waits for one op only.
-    """
-    small = _contracted(graph)
-    if small is None:
-        number, ends = np.arange(graph.num_ops), replay(graph.predecessors, latencies)[1]
-    else:
-        number, computes, first, second, delay = small
-        delays = np.append(latencies, 0.0)[delay].tolist()
-        found = [0.0]
-        # Numbers of Python are faster one by one than arrays of a few.
-        for one, other, sent, latency in zip(
-            first, second, delays, latencies[computes].tolist(), strict=True
-        ):
-            start, arrival = found[one], found[other] + sent
-            found.append((start if start > arrival else arrival) + latency)
-        ends = np.array(found)
-    return np.array([ends[number[list(ops)]].max(initial=0.0) for ops in groups])
+    """When each of some groups of ops has ended, if every op starts as soon as it can."""
+    _, ends = replay(graph.predecessors, latencies)
+    return _latest(ends, groups)
 
 
-_Contracted = tuple[
-    Int[np.ndarray, " all"], Int[np.ndarray, " ops"], list[int], list[int], Int[np.ndarray, " ops"]
-]
-
-
-# As many as the graphs that `op_graph` keeps and returns again.
-@ft.lru_cache(maxsize=4)
-def _contracted(graph: OpGraph) -> _Contracted | None:
-    """The ops that compute, numbered from one, with send_recvs as delays; zero stands for none.
-
-    **Returns:**
-
-    The number of each op of the graph; for each op that computes, its place in the graph, the two
-    that it waits for, and the send_recv that brings the tensor of the second, or -1. `None` where a
-    send_recv waits for several ops, or an op for more than two or two of them.
-    """
-    sends = np.append(graph.is_send_recv, False)  # The last stands for none.
-    rows = ragged(graph.predecessors)
-    counts = np.diff(rows.starts)
-    if counts.max(initial=0) > 2 or (counts[sends[:-1]] != 1).any():
-        return None
-    one, other = np.pad(pad(rows, -1), ((0, 0), (0, 1)), constant_values=-1)[:, :2].T
-    one, other = np.where(sends[one], other, one), np.where(sends[one], one, other)
-    ops = np.flatnonzero(~sends[:-1])
-    if sends[one[ops]].any():
-        return None
-    number = np.append(np.cumsum(~sends[:-1]), 0)
-    delay = np.where(sends[other], other, -1)[ops]
-    # Of the ops that a send_recv waits for, the one that computes.
-    source = np.append(one, -1)
-    second = np.where(delay >= 0, source[delay], other[ops])
-    return number[:-1], ops, number[one[ops]].tolist(), number[second].tolist(), delay
+def _latest(ends: np.ndarray, groups: Sequence[Sequence[int]]) -> Float[np.ndarray, " groups"]:
+    return np.array([ends[list(ops)].max(initial=0.0) for ops in groups])
