@@ -158,10 +158,12 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        *sizes, capacity = (jnp.asarray(row, dtype) for row in self.sizes.value)
+        sizes = (jnp.asarray(row, dtype) for row in self.sizes.value)
+        members, counts, experts, split, capacity = sizes
         limited = np.isfinite(self.sizes.value[-1]).any()
         shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
-        return Loads(*sizes, capacity if limited else None, shares)
+        capacity = capacity if limited else None
+        return Loads(members, counts, experts, split, capacity, shares)
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a load acts on a kernel, padded to `number` kernels."""

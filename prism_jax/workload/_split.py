@@ -189,12 +189,13 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
 
 def _check_lengths(model: Model, training: Training) -> None:
     """Refuses a length of sequences that no layer has: it would only change what tokens/s count."""
-    own = [layer.sequence_length for layer in model.layers or ()]
-    if own and None not in own and training.sequence_length not in own:
+    own = [layer.sequence_length or 0 for layer in model.layers or ()]
+    if own and all(own) and training.sequence_length not in own:
+        lengths = "/".join(map(str, sorted({*own})))
         raise ValueError(
             f"`training.sequence_length` = {training.sequence_length} is that of no layer of the "
-            f"model, whose layers have {'/'.join(map(str, sorted({*own})))} of their own; use one "
-            "of these, or change the layers' with it."
+            f"model, whose layers have {lengths} of their own; use one of these, or change the "
+            "layers' with it."
         )
 
 
