@@ -361,7 +361,7 @@ def test_a_short_run_leans_on_other_systems():
         steps[: number // 10] *= 1.3
         observed = observe([steps])
         spreads.append(spread_of(observed, priors))
-        shares.append(law_of_steps([observed], spreads[-1], priors).share)
+        shares.append(law_of_steps([observed], spreads[-1], priors).outlier_share)
     assert spreads == sorted(spreads)
     assert priors.step_spread.value < spreads[0] < 0.01
     assert spreads[-1] == pytest.approx(0.01, rel=0.02)

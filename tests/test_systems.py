@@ -94,7 +94,7 @@ def test_systems_of_which_nothing_is_known_spread_as_the_law_says():
     laws = laws_of_systems(priors, 0.002, 4000)
     logs = np.log([law.sigma for law in laws])
     assert np.exp(np.median(logs)) == pytest.approx(0.002, rel=0.05)
-    assert all(0 < law.share <= 0.2 and law.excess > 0 for law in laws)
+    assert all(0 < law.outlier_share <= 0.2 and law.outlier_excess > 0 for law in laws)
     # Student's law, and that of the mean of so many.
     number, deviation = priors.system_spread.number, priors.system_spread.deviation
     expected = deviation * np.sqrt((1 + 1 / number) * (number - 1) / (number - 3))

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from .._estimate import in_core
 from .._misc import bisect, counted
-from ..data import Kernels, Measured, Priors, Variation
+from ..data import Measured, Priors, Variation
 
 
 # An autocovariance is significant if it is this many times that of white noise.
@@ -23,8 +23,6 @@ _MOST_OUTLIERS = 0.2
 # The body may be this much wider than the core, which leaves out steps that are far off.
 _WIDER = 1.25
 _HALVINGS = 14
-# The names of the parameters of the law of a step in files.
-_NAMES = ("sigma", "outlier_share", "outlier_excess", "outlier_sigma")
 
 
 Steps = Float[np.ndarray, " steps"]
@@ -189,42 +187,35 @@ def _autocovariance(core: Steps, lag: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class StepLaw:
-    """The law of the factor that all ops of a step share, relative to the median; see `Outlying`.
+    """The law of the factor that all ops of a step share, relative to the median, with the names of
+    parameters in files; see `Outlying`.
 
     **Attributes:**
 
     - `sigma`: the spread of the body.
-    - `share`, `excess`, `outlier_sigma`: the parameters of outliers.
+    - `outlier_share`, `outlier_excess`, `outlier_sigma`: the parameters of outliers.
     """
 
     sigma: float
-    share: float
-    excess: float
+    outlier_share: float
+    outlier_excess: float
     outlier_sigma: float
 
     def factors(self, number: int) -> Float[np.ndarray, " number"]:
         """`number` factors of mean one, evenly spaced in probability, in a fixed shuffled order."""
-        slow = round(self.share * number)
+        slow = round(self.outlier_share * number)
         parts = [np.exp(self.sigma * _scores(number - slow))]
-        parts.append(1 + self.excess * np.exp(self.outlier_sigma * _scores(slow)))
+        parts.append(1 + self.outlier_excess * np.exp(self.outlier_sigma * _scores(slow)))
         factors = np.concatenate(parts)
         return np.random.default_rng(0).permutation(factors / factors.mean())
 
     def variation(self, source: str) -> Variation:
         """The law as it is written to a file."""
-        parameters: dict[str, float] = dict(zip(_NAMES, dataclasses.astuple(self), strict=True))
-        return Variation("", "step", "lognormal-outliers", parameters, source)
+        return Variation("", "step", "lognormal-outliers", dataclasses.asdict(self), source)
 
 
 def _scores(number: int) -> Float[np.ndarray, " number"]:
     return ndtri((np.arange(number) + 0.5) / max(number, 1))
-
-
-def step_law_of(kernels: Kernels) -> StepLaw:
-    """The law that the kernels of a calibrated job have."""
-    variation = kernels.find_variation("step")
-    assert variation is not None
-    return StepLaw(*(variation.parameters[name] for name in _NAMES))
 
 
 def spread_of(observed: Observed, priors: Priors) -> float:

@@ -26,7 +26,7 @@ from ..engine import Plain, prepare, steps_of_run
 from ..prediction import constant_step, with_level
 from ..program import compile_job
 from ..workers import run_tasks
-from ._observe import Observed, Runs, Steps, core_spread, observe, spread_of, step_law_of
+from ._observe import Observed, Runs, StepLaw, Steps, core_spread, observe, spread_of
 
 
 # The collectives between replicas, which share one law.
@@ -258,9 +258,11 @@ def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tup
     `p50_s`, `p95 / p50` and `core_spread`, each as a pair.
     """
     assert job.kernels is not None
+    law = job.kernels.find_variation("step")
+    assert law is not None
     # Simulated without the factor of a step, which is independent of the rest and multiplied on.
     steps = steps_of_kernels(job, job.kernels, jax.random.key(1), num_samples)
-    steps = steps * step_law_of(job.kernels).factors(len(steps))
+    steps = steps * StepLaw(**law.parameters).factors(len(steps))
     each = [_figures(run) for run in runs]
     ours, theirs = _figures(steps), np.median(each, axis=0)
     names = ("p50_s", "p95 / p50", "core_spread")
