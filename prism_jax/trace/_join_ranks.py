@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from .._estimate import typical
 from .._misc import counted, quoted
 from ..data import Job, Layout
 from ..schedule import AbstractSchedule
@@ -238,9 +239,8 @@ def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
             alike = one.host == other.host != ""
             if other.rank in seen or not (both or alike):
                 continue
-            apart = np.array([other.collectives[k][1] - one.collectives[k][1] for k in both] or [0])
-            median = float(np.median(apart))
-            scatter = 1.4826 * float(np.median(np.abs(apart - median)))
+            apart = [other.collectives[k][1] - one.collectives[k][1] for k in both] or [0]
+            median, scatter = (float(x[0]) for x in typical(np.array(apart, float), (0,)))
             is_apart = not alike and abs(median) > _BY_CHANCE * scatter
             seen[other.rank] = seen[one.rank] + round(median)
             offsets[other.rank] = offsets[one.rank] - (round(median) if is_apart else 0)
