@@ -144,7 +144,8 @@ def _separated(
     (residual, worker_step), _ = _inner(body - whole, data)
     of_replica, of_step = data_means(data, body)
     loadings = np.ones(body.shape[1:3]) if known is None else known
-    rank = _rank(body, whole, loadings, residual.known, of_replica)
+    number = count(body, (3, 4))
+    rank = between_workers(number, whole, loadings, residual.known, of_replica)
     worker = without_data(whole, loadings, rank.known, of_replica)
     step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
     return find_loadings(body - worker - step.by_group), worker, rank, step, of_step
@@ -155,17 +156,6 @@ def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Log
     apart = rest - np.log(data.relative)
     left = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
     return within(left, data.slopes(~np.isnan(rest))), left
-
-
-def _rank(body: Logs, worker, loadings, noise: float, data: float) -> Variance:
-    """The variance of persistent differences between workers, from their effects by phase."""
-    number = count(body, (3, 4))
-    cells = np.sum(number, axis=2)[:, :, 0, 0]
-    of_worker = np.sum(worker * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
-    of_worker = np.where(cells > 0, of_worker, np.nan)
-    by_stage = mean(np.where(number[:1] > 0, loadings[None, :, :, None, None], np.nan), (2,))
-    own = noise * float(np.mean(1 / cells[cells > 0]))
-    return between_workers(of_worker, by_stage.reshape(-1), own, data)
 
 
 def _of_data(

@@ -205,7 +205,7 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
 
 
 def between_workers(
-    worker: np.ndarray, loadings: np.ndarray, noise: float, data: float
+    number: np.ndarray, effects: np.ndarray, loadings: np.ndarray, noise: float, data: float
 ) -> Variance:
     """The variance of persistent differences between the workers of a stage.
 
@@ -214,20 +214,24 @@ def between_workers(
 
     **Arguments:**
 
-    - `worker`: `(replicas, stages)`, the logarithms of the means of workers; `nan` for missing
-        ones.
-    - `loadings`: `(stages,)`, their loadings on the data.
-    - `noise`, `data`: the variance of `worker` from ops, and the variance of the data of a replica.
+    - `number`, `effects`: `(replicas, stages, phases, 1, 1)`, how many ops a worker has in a phase,
+        and the logarithms of their means.
+    - `loadings`: `(stages, phases)`, their loadings on the data.
+    - `noise`, `data`: the variances of an op, and of the data of a replica.
     """
-    there = ~np.isnan(worker)
-    number = np.sum(there, axis=0)
-    df = float(np.sum(np.maximum(number - 1, 0)))
+    cells = np.sum(number, axis=2)[:, :, 0, 0]
+    there = cells > 0
+    worker = np.sum(effects * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
+    by_stage = mean(np.where(number[:1] > 0, loadings[None, :, :, None, None], np.nan), (2,))
+    noise *= float(np.mean(1 / cells[there]))
+    replicas = np.sum(there, axis=0)
+    df = float(np.sum(np.maximum(replicas - 1, 0)))
     if df == 0:
         return Variance(None, note="one replica: workers of a stage cannot be compared")
-    used = there & (number > 1)
-    centre = np.sum(np.where(there, worker, 0), axis=0) / np.maximum(number, 1)
+    used = there & (replicas > 1)
+    centre = np.sum(np.where(there, worker, 0), axis=0) / np.maximum(replicas, 1)
     rows = np.where(used, worker - centre, 0)
-    unit = np.where(used, loadings, 0)
+    unit = np.where(used, by_stage.reshape(-1), 0)
     length = np.maximum(np.sqrt(np.sum(unit**2, axis=1)), 1e-300)
     along = np.sum(rows * unit, axis=1) / length
     along_df = df / max(np.sum(used) / max(np.sum(used.any(axis=1)), 1), 1)
