@@ -141,6 +141,13 @@ def test_the_op_table_of_a_trace_is_the_same_trace(tmp_path, made, capsys):
         np.testing.assert_array_equal(one.end[op], other.end[op])
 
 
+def test_a_profile_has_the_notes_of_its_table_of_ops_too(tmp_path, made):
+    folder = _write(tmp_path / "k", made, only=[0, 1, 2])
+    unit, missing = read_profile_traces(folder, made.job, time_unit="s").notes
+    assert unit.startswith("a step takes")
+    assert missing.startswith("1 worker of 4 has no trace")
+
+
 def test_a_replica_with_a_missing_rank_is_left_out(tmp_path, made):
     folder = _write(tmp_path / "k", made, only=[0, 1, 2])
     trace = read_profile_traces(folder, made.job)

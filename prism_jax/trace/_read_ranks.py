@@ -66,7 +66,7 @@ def read_profile_traces(
     with located(shown(path)):
         hints = [_ends_early(sorted(cut))] if cut else []
         trace = trace_of_rows(table.lazy(), job, schedule, *hints)
-    return dataclasses.replace(trace, notes=tuple(notes))
+    return dataclasses.replace(trace, notes=(*trace.notes, *notes))
 
 
 def write_ops(
