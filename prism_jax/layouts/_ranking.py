@@ -103,26 +103,25 @@ class Ranking:
         """A polars frame with a row for each layout, the best first."""
         import polars as pl
 
-        return pl.DataFrame(
-            [
-                {
-                    "layout": one.job.name,
-                    "GPUs": one.gpus,
-                    f"{self.objective} [s]": one.value.value,
-                    "behind [s]": one.behind.value,
-                    "error of it [s]": one.behind.standard_error,
-                    "mean [s]": one.mean.value,
-                    "p95 [s]": one.p95.value,
-                    "p99 [s]": one.p99.value,
-                    "memory [GB]": one.memory_bytes / 1e9,
-                    "MFU [%]": 100 * one.mfu,
-                    "tokens/s": one.tokens_per_s,
-                    "rank": one.rank,
-                    "rank by mean": one.rank_by_mean,
-                }
-                for one in self.layouts
-            ]
-        )
+        rows = [
+            {
+                "layout": one.job.name,
+                "GPUs": one.gpus,
+                f"{self.objective} [s]": one.value.value,
+                "behind [s]": one.behind.value,
+                "error of it [s]": one.behind.standard_error,
+                "mean [s]": one.mean.value,
+                "p95 [s]": one.p95.value,
+                "p99 [s]": one.p99.value,
+                "memory [GB]": one.memory_bytes / 1e9,
+                "MFU [%]": 100 * one.mfu,
+                "tokens/s": one.tokens_per_s,
+                "rank": one.rank,
+                "rank by mean": one.rank_by_mean,
+            }
+            for one in self.layouts
+        ]
+        return pl.DataFrame(rows)
 
 
 def made(search: Search) -> Ranking:

@@ -70,11 +70,18 @@ class Runs:
     - `parts`: the seconds of each run by `PARTS`, which add up to its length; `slow` is zero here.
     - `interruptions`: the number of interruptions by cause.
     - `exposed`: the seconds of each run, weighted by the factors of its weeks.
+    - `rates`: as in `Hazards`.
     """
 
     parts: Float[np.ndarray, "runs parts"]
     interruptions: Int[np.ndarray, "runs causes"]
     exposed: Float[np.ndarray, "runs"]
+    rates: Float[np.ndarray, "runs causes"]
+
+    @property
+    def seconds(self) -> Float[np.ndarray, "runs"]:
+        """The length of each run."""
+        return self.parts.sum(axis=1)
 
 
 def run_cycles(
@@ -148,7 +155,7 @@ def run_cycles(
             complete[needs] = np.maximum(complete[needs], spares[needs, empty[needs]])
             wait[going] = np.maximum(complete[going] - clock[going] - unnoticed[going], 0)
     weighted = clock if hazards.weeks is None else exposed(clock, hazards.weeks)
-    return Runs(parts, interruptions, weighted)
+    return Runs(parts, interruptions, weighted, hazards.rates)
 
 
 def _repairs(number: int, costs: RunCosts, rng: np.random.Generator) -> np.ndarray:

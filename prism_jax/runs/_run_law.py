@@ -130,20 +130,17 @@ class RunLaw(Shown):
         return Table((), rows, f"Law of a training run, of {len(self.days):,} simulated")
 
 
-def of_rates(
-    runs: Runs, rates: Float[np.ndarray, "runs causes"], names: Sequence[str]
-) -> dict[str, Estimate]:
+def of_rates(runs: Runs, names: Sequence[str]) -> dict[str, Estimate]:
     """The derivatives of the mean length in the logarithm of each rate, in days, by the score of
     the law of the interruptions: a Poisson process over the seconds of a run, each weighted by the
     factor of its week.
     """
-    seconds = runs.parts.sum(axis=1)
-    score = runs.interruptions - rates * runs.exposed[:, None]
-    centred = (seconds - seconds.mean()) / DAY
+    score = runs.interruptions - runs.rates * runs.exposed[:, None]
+    centred = (runs.seconds - runs.seconds.mean()) / DAY
     return {
         f"rate of {name}": mean_of(centred * score[:, i])
         for i, name in enumerate(names)
-        if rates[:, i].any()
+        if runs.rates[:, i].any()
     }
 
 
@@ -160,8 +157,7 @@ def of_costs(
                 simulate(dataclasses.replace(costs, **{name: value * math.exp(apart)}), number)
                 for apart in (-_APART, _APART)
             )
-            longer = more.parts.sum(axis=1) - less.parts.sum(axis=1)
-            found[name] = mean_of(longer / (2 * _APART) / DAY)
+            found[name] = mean_of((more.seconds - less.seconds) / (2 * _APART) / DAY)
     return found
 
 

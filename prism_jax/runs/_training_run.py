@@ -150,8 +150,8 @@ def training_run(
         seeds=np.asarray(key_data(key)).tolist(),
     )
     with progress_bar(num_runs, progress, "runs", "run") as bar:
-        runs, drawn = simulation.runs(costs, num_runs, bar)
-    return _law_of_runs(simulation, costs, runs, drawn, num_runs, derivatives, best)
+        runs = simulation.runs(costs, num_runs, bar)
+    return _law_of_runs(simulation, costs, runs, num_runs, derivatives, best)
 
 
 def _check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time) -> None:
@@ -176,7 +176,6 @@ def _law_of_runs(
     simulation: "_Simulation",
     costs: RunCosts,
     runs: Runs,
-    drawn: Float[np.ndarray, "runs causes"],
     num_runs: int,
     derivatives: bool,
     best: float,
@@ -184,14 +183,12 @@ def _law_of_runs(
     """What the runs show, and what others show that differ from them in one number."""
     names, found, saves = [cause.name for cause in simulation.failures.causes], {}, None
     if simulation.find_s < math.inf:
-        never, _ = dataclasses.replace(simulation, find_s=math.inf).runs(costs, len(drawn))
-        longer = never.parts.sum(axis=1) - runs.parts[: len(never.parts)].sum(axis=1)
-        saves = mean_of(longer / DAY)
-    if derivatives and len(drawn) == num_runs:
-        found = of_rates(runs, drawn, names)
-        found |= of_costs(lambda c, number: simulation.runs(c, number)[0], costs, num_runs)
+        never = dataclasses.replace(simulation, find_s=math.inf).runs(costs, len(runs.parts))
+        saves = mean_of((never.seconds - runs.seconds[: len(never.parts)]) / DAY)
+    if derivatives and len(runs.parts) == num_runs:
+        found = of_rates(runs, names) | of_costs(simulation.runs, costs, num_runs)
     return RunLaw(
-        days=np.sort(runs.parts.sum(axis=1)) / DAY,
+        days=np.sort(runs.seconds) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
         interruptions=dict(zip(names, runs.interruptions.mean(axis=0).tolist(), strict=True)),
         interval_s=costs.interval_s,
@@ -243,23 +240,22 @@ class _Simulation:
 
     def runs(
         self, costs: RunCosts, number: int, advance: Callable[[float], object] = lambda count: None
-    ) -> tuple[Runs, Float[np.ndarray, "runs causes"]]:
-        """Runs with their rates, each time of the same random numbers; after Ctrl-C the first."""
+    ) -> Runs:
+        """Runs, each time of the same random numbers; after Ctrl-C the first."""
         sequence = np.random.SeedSequence(self.seeds)
         options = {"num_spares": self.num_spares, "known_rates": self.known_rates}
-        blocks, rates = [], []
+        blocks = []
         with interruptible() as interrupt:
             for begin in range(0, number, _BLOCK):
                 rng = np.random.default_rng(sequence.spawn(1)[0])
                 count = min(_BLOCK, number - begin)
                 hazards = draw_hazards(self.failures, self.devices, count, rng, **options)
                 blocks.append(self._block(costs, hazards, rng))
-                rates.append(hazards.rates)
                 advance(count)
                 if interrupt.take():  # The law says how many runs it has.
                     break
-        fields = zip(*(dataclasses.astuple(runs) for runs in blocks), strict=True)
-        return Runs(*map(np.concatenate, fields)), np.concatenate(rates)
+        fields = zip(*(vars(runs).values() for runs in blocks), strict=True)
+        return Runs(*map(np.concatenate, fields))
 
     def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
         number = len(hazards.rates)
