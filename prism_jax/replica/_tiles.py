@@ -186,11 +186,7 @@ def tiles_of(plan: Plan) -> int:
     of_sample = plan.dtype.itemsize * rows + len(lanes.ops) * -(-lanes.width // 8)
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
     most = int(_SHARE_OF_MEMORY * memory / (of_sample * TILE))
-    return _power_of_two(min(max(most, 2), _MOST_WIDE_TILES))
-
-
-def _power_of_two(number: int) -> int:
-    return 2 ** (number.bit_length() - 1)
+    return 2 ** (min(max(most, 2), _MOST_WIDE_TILES).bit_length() - 1)
 
 
 def _wide() -> bool:
