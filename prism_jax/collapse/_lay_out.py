@@ -158,12 +158,10 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        sizes = (jnp.asarray(row, dtype) for row in self.sizes.value)
-        members, counts, experts, split, capacity = sizes
-        limited = np.isfinite(self.sizes.value[-1]).any()
+        members, counts, experts, split, capacity = jnp.asarray(self.sizes.value, dtype)
+        limited = capacity if np.isfinite(self.sizes.value[-1]).any() else None
         shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
-        capacity = capacity if limited else None
-        return Loads(members, counts, experts, split, capacity, shares)
+        return Loads(members, counts, experts, split, limited, shares)
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a load acts on a kernel, padded to `number` kernels."""

@@ -37,7 +37,7 @@ class Sink(NamedTuple):
 
 def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
     """The sinks of a graph: those of a rank in order of time; the last is the end of the rank."""
-    turns = _turns(graph) if any(map(_staged, workload.reductions)) else {}
+    turns = _turns(graph)
     found: list[Sink] = []
     for rank, reductions in enumerate(workload.reductions):
         of_ops: dict[tuple[int, ...], list[Reduction]] = {}
@@ -59,10 +59,6 @@ def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
             end = before._replace(ops=ops, reduction=before.reduction + end.reduction)
         found += [*mine, end]
     return tuple(found)
-
-
-def _staged(reductions: Sequence[Reduction]) -> bool:
-    return any(one.stages for one in reductions)
 
 
 # As many as the graphs that `op_graph` keeps and returns again.

@@ -21,7 +21,7 @@ from ._architecture import Part, reads_words_last, recomputed
 from ._block import Block, Kernel, Reduction
 from ._costs import Costs
 from ._parts import block, block_means, segment
-from ._split import Held, Stages, held_of, parameters_of_rank, sum_held
+from ._split import Held, Stages, held_of, sum_held
 from ._units import (
     backward_part,
     instance,
@@ -54,7 +54,7 @@ def _of_rank(
     reduces = not reduces_each_microbatch(training)
     if reduces and any(group.size > 1 for group in costs.replicas):
         if not training.overlap_grad_reduce:
-            held = sum_held(parameters_of_rank(costs.layout, stages, rank))
+            held = sum_held(stages.held_by_rank(rank))
             last = [*_kernels(costs, held), *last]
         else:
             for stage in stages.of_rank(rank):
@@ -94,7 +94,7 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     """The parameters of each bucket of a stage in the order of its backward, and the piece of the
     backward that ends with them; `None` if there is one bucket. Buckets end with layers.
     """
-    whole = held_of(stages.parameters[stage], costs.layout)
+    whole = stages.held[stage]
     training = costs.training
     # Where parameters are gathered, a backward is more than its pieces.
     if stage != stages.of_rank(0)[0] or training.zero == 3:
@@ -145,7 +145,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     host = [segment([Kernel("host", "", constant)])] if constant else []
     if training.forward_only:
         return block([(host, 1)])
-    of_ranks = [parameters_of_rank(costs.layout, stages, r) for r in range(costs.layout.pp)]
+    of_ranks = [stages.held_by_rank(rank) for rank in range(costs.layout.pp)]
     shards_of = [sharded_parameters(costs, sum_held(one)) for one in of_ranks]
     shard = max(shards_of)
     segments = []

@@ -61,20 +61,20 @@ def memory_of_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[StageMem
     stages = deal(job, stage_to_rank)
     # Most stages are equal.
     of_stage = ft.cache(ft.partial(_stage_memory, job))
-    return tuple(map(of_stage, stages.parts, stages.parameters))
+    return tuple(map(of_stage, stages.parts))
 
 
 def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...]:
     """The parameters, gradients and optimizer states of each stage on one GPU, in bytes. The
     arguments are those of `lower`.
     """
-    parameters = deal(job, stage_to_rank).parameters
-    return tuple(_static(job, held_of(one, job.layout)) for one in parameters)
+    return tuple(_static(job, held) for held in deal(job, stage_to_rank).held)
 
 
-def _stage_memory(costs: Costs, parts: Parts, parameters: Parameters) -> StageMemory:
+def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     """The memory of a stage."""
-    training, held = costs.training, held_of(parameters, costs.layout)
+    training, parameters = costs.training, total_parameters(costs.model, parts)
+    held = held_of(parameters, costs.layout)
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0

@@ -22,6 +22,15 @@ from ._costs import Costs
 from .modules import Parameters
 
 
+class Held(NamedTuple):
+    """The numbers of parameters on one GPU: those of experts, and all others, without those of
+    embedding tables.
+    """
+
+    dense: float
+    experts: float
+
+
 class Stages(msgspec.Struct, frozen=True):
     """How the layers of a model are distributed over stages, and the stages over pipeline ranks.
 
@@ -29,14 +38,14 @@ class Stages(msgspec.Struct, frozen=True):
 
     - `layers`: the number of layers in each global virtual stage.
     - `parts`: the parts of each stage.
-    - `parameters`: the parameters of each stage, with its copy of the embedding if it needs one.
+    - `held`: the parameters of each stage on one GPU, with a copy of the embedding where needed.
     - `rank`: the pipeline rank of each stage.
     - `group`: how many microbatches a rank runs through one of its stages before the next stage.
     """
 
     layers: tuple[int, ...]
     parts: tuple[Parts, ...]
-    parameters: tuple[Parameters, ...]
+    held: tuple[Held, ...]
     rank: tuple[int, ...]
     group: int
 
@@ -54,6 +63,10 @@ class Stages(msgspec.Struct, frozen=True):
     def of_rank(self, rank: int) -> tuple[int, ...]:
         return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
 
+    def held_by_rank(self, rank: int) -> tuple[Held, ...]:
+        """The parameters that one GPU of a pipeline rank holds of each of its stages."""
+        return tuple(self.held[stage] for stage in self.of_rank(rank))
+
 
 def deal(job: Costs, stage_to_rank: Sequence[int]) -> Stages:
     """Distributes the layers over the stages. See `layers_of_stages`."""
@@ -61,9 +74,9 @@ def deal(job: Costs, stage_to_rank: Sequence[int]) -> Stages:
     group = min(schedule.microbatch_group_size or job.layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(job.model, job.layout, schedule)
     parts = parts_of_stages(job.model, layers, stage_to_rank[0] != stage_to_rank[-1])
-    parameters_of = ft.cache(ft.partial(total_parameters, job.model))  # Most stages are equal.
-    parameters = tuple(map(parameters_of, parts))
-    return Stages(layers, parts, parameters, tuple(stage_to_rank), group)
+    held = ft.cache(lambda one: held_of(total_parameters(job.model, one), job.layout))
+    # Most stages are equal.
+    return Stages(layers, parts, tuple(map(held, parts)), tuple(stage_to_rank), group)
 
 
 def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> tuple[int, ...]:
@@ -210,15 +223,6 @@ def _check_widths(model: Model, layout: Layout) -> None:
         )
 
 
-class Held(NamedTuple):
-    """The numbers of parameters on one GPU: those of experts, and all others, without those of
-    embedding tables.
-    """
-
-    dense: float
-    experts: float
-
-
 def held_of(total: Parameters, layout: Layout) -> Held:
     """The parameters on one GPU, before sharding over the replicas."""
     experts = total.experts / (layout.ep * layout.expert_tp)
@@ -228,11 +232,6 @@ def held_of(total: Parameters, layout: Layout) -> Held:
 def sum_held(held: Iterable[Held]) -> Held:
     """The sum of parameters on one GPU."""
     return Held(*(sum(column) for column in zip(*held, strict=True)))
-
-
-def parameters_of_rank(layout: Layout, stages: Stages, rank: int) -> tuple[Held, ...]:
-    """The parameters that one GPU of a pipeline rank holds of each of its virtual stages."""
-    return tuple(held_of(stages.parameters[stage], layout) for stage in stages.of_rank(rank))
 
 
 def pairs_of_ranks(stages: Stages) -> tuple[tuple[int, int], ...]:
