@@ -15,7 +15,7 @@ from ._units import (
     shared,
     shared_of_unit,
 )
-from .modules import EmbeddingBags, Parameters
+from .modules import EmbeddingBags
 
 
 Sizes = dict[str, float]  # In bytes, by part.
@@ -73,8 +73,8 @@ def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...
 
 def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     """The memory of a stage."""
-    training, parameters = costs.training, total_parameters(costs.model, parts)
-    held = held_of(parameters, costs.layout)
+    training = costs.training
+    (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
@@ -105,8 +105,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     backward["gathered"] = whole + scattered
     summed = _summed(costs, held)
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
-    tables = value * _tables(costs, parts, parameters)
-    others = {"tables": tables, "frozen": 2 * _frozen(costs, parts)}
+    others = {"tables": value * tables, "frozen": 2 * sum(frozen) + 4 * fixed}
     if training.forward_only:
         kept, forward, backward, summed = {}, _largest(costs, parts), {}, 0.0
     return StageMemory(
@@ -142,20 +141,15 @@ def _largest(costs: Costs, parts: Parts) -> Sizes:
     return max(each, key=lambda sizes: sum(sizes.values()), default={})
 
 
-def _tables(costs: Costs, parts: Parts, parameters: Parameters) -> float:
-    """The values of embedding tables on the GPU with the most of them."""
-    modules = (module for part, _ in parts for module in part.modules)
-    shares = [one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags)]
-    return parameters.tables * sum(shares)
-
-
-def _frozen(costs: Costs, parts: Parts) -> float:
-    """The parameters of a stage that are not trained, of which each replica has all. Values of
-    tables are in float32, so that each counts as two.
+def _held(costs: Costs, parts: Parts, *, frozen: bool) -> tuple[Held, float]:
+    """The parameters of a stage on one GPU, and the values of embedding tables on the GPU with the
+    most of them; of what is trained, or of what is `frozen`, of which each replica has all.
     """
-    frozen = tuple(one for one in parts if one[0].frozen)
-    total = total_parameters(costs.model, parts, frozen=True)
-    return sum(held_of(total, costs.layout)) + 2 * _tables(costs, frozen, total)
+    total = total_parameters(costs.model, parts, frozen=frozen)
+    mine = (part for part, _ in parts if part.frozen or not frozen)
+    modules = (module for part in mine for module in part.modules)
+    shares = (one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags))
+    return held_of(total, costs.layout), total.tables * sum(shares)
 
 
 def _summed(costs: Costs, held: Held) -> float:

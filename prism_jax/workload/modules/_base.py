@@ -175,7 +175,13 @@ class AbstractPairModule(AbstractModule):
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
-        """What runs between the two matrices, after the kernels of the one that comes first."""
+        """What runs between the two matrices.
+
+        **Arguments:**
+
+        - `made`: the kernels of the matrix before, which is the last one in the backward.
+        - `weights`: as in `backward`.
+        """
 
 
 class AbstractSampleModule(AbstractModule):
