@@ -105,6 +105,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     backward["gathered"] = whole + scattered
     summed = _summed(costs, held)
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
+    # Those of frozen tables are in float32, too.
     others = {"tables": value * tables, "frozen": 2 * sum(frozen) + 4 * fixed}
     if training.forward_only:
         kept, forward, backward, summed = {}, _largest(costs, parts), {}, 0.0

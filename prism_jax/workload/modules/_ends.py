@@ -11,6 +11,7 @@ from ._base import AbstractFirstModule, AbstractModule, Parameters
 from ._gather import (
     close_backward,
     close_module,
+    gather_states,
     gradients,
     norm_parameters,
     open_module,
@@ -33,27 +34,21 @@ class Embedding(AbstractFirstModule):
         return Parameters(model.vocab_size * model.hidden_size, positions * model.hidden_size)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        values = costs.tokens * costs.model.hidden_size
-        kernels = [*before, costs.move("embedding", 4 * values)]
+        kernels = [*before, costs.move("embedding", 2 * tp_bytes(costs))]
         if costs.model.position == "learned":
-            num_bytes = 6 * costs.norm_tokens * costs.model.hidden_size
-            kernels.append(costs.move("elementwise", num_bytes))
-        if costs.layout.tp == 1:
-            return [segment(kernels)]
-        kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
-        return [segment(kernels, costs.collective(kind, 2 * values, costs.group("tp")))]
+            kernels.append(costs.move("elementwise", 6 * costs.states))
+        return close_module(costs, kernels)
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         """Adds the gradients to the rows of the tokens, in float32."""
-        values = costs.tokens * costs.model.hidden_size
-        add = segment([*before, costs.move("embedding", 10 * values)])
+        add = segment([*before, costs.move("embedding", 5 * tp_bytes(costs))])
         if not costs.splits_sequence:
             return [add]
-        return [segment([], costs.collective("all_gather", 2 * values, costs.group("tp"))), add]
+        return [segment([], gather_states(costs)), add]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The words themselves, in eight bytes each, and the mask of a dropout.
-        mask = costs.norm_tokens * costs.model.hidden_size if costs.model.dropout else 0
+        mask = costs.states if costs.model.dropout else 0
         return {"embedding": 8 * costs.tokens + mask}
 
 
@@ -90,7 +85,7 @@ class Projection(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # Inputs and outputs of both norms.
-        values = 4 * costs.norm_tokens * costs.model.hidden_size
+        values = 4 * costs.states
         words = Embedding().activations(costs)
         return {"projection": costs.activation_bytes * values, **words}
 
@@ -127,8 +122,7 @@ class Head(AbstractModule):
         closing = [segment(logits, small), segment([loss], small), segment([], small)]
         if not costs.splits_sequence:
             return [segment(norm), *closing]
-        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
-        return [segment(norm, gather), *closing]
+        return [segment(norm, gather_states(costs)), *closing]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         tokens, _, vocabulary = self._shape(costs)
@@ -142,8 +136,7 @@ class Head(AbstractModule):
         kernels = [linear.wgrad for linear in linears]
         if not costs.splits_sequence:
             return [segment(kernels)]
-        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
-        return [segment([], gather), segment(kernels)]
+        return [segment([], gather_states(costs)), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         """The inputs of the norm and of the head, and the softmax of the logits in float32."""

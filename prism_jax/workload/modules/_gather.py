@@ -6,6 +6,8 @@ also gathers the input again, overlapped with the dgrad GEMM, and scatters the g
 input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_reduce ends each module.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ...data import Layout, Model
@@ -23,8 +25,7 @@ def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: Segment
     first, *later = rest
     # A product that other pieces run beside already hides none of these.
     if not costs.training.tp_overlap or gemm not in dict(first.kernels):
-        gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
-        return [segment(kernels, gather), *rest]
+        return [segment(kernels, gather_states(costs)), *rest]
     bare, beside = costs.in_pieces("all_gather", tp_bytes(costs), gemm)
     changed = msgspec.structs.replace(
         first, kernels=without(first.kernels, gemm), branches=(beside, *first.branches)
@@ -32,12 +33,12 @@ def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: Segment
     return [segment(kernels, bare), changed, *later]
 
 
-def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> Segments:
-    """The kernels before the output of a module, of which `gemm` is the last."""
+def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel | None = None) -> Segments:
+    """The kernels before the output of a module, of which `gemm`, if it is one, is the last."""
     if costs.layout.tp == 1:
         return [segment(kernels)]
     kind = "reduce_scatter" if costs.splits_sequence else "all_reduce"
-    if not (costs.splits_sequence and costs.training.tp_overlap):
+    if gemm is None or not (costs.splits_sequence and costs.training.tp_overlap):
         return [segment(kernels, costs.collective(kind, tp_bytes(costs), costs.group("tp")))]
     bare, beside = costs.in_pieces(kind, tp_bytes(costs), gemm)
     return [Segment(without(row(kernels), gemm), bare, (beside,))]
@@ -45,14 +46,15 @@ def close_module(costs: Costs, kernels: list[Kernel], gemm: Kernel) -> Segments:
 
 def close_backward(costs: Costs, kernels: list[Kernel], inputs: Linear, weights: bool) -> Segments:
     """The end of a backward: the gradients of the matrix that reads the gathered input."""
-    dgrad, wgrad = inputs.dgrad, inputs.wgrad
-    return gradients_of_input(costs, kernels, [dgrad], [wgrad] if weights else [], tp_bytes(costs))
+    return gradients_of_input(costs, kernels, [inputs], weights, tp_bytes(costs))
 
 
 def gradients_of_input(
-    costs: Costs, kernels: list[Kernel], dgrad: list[Kernel], wgrad: list[Kernel], num_bytes: int
+    costs: Costs, kernels: list[Kernel], linears: Sequence[Linear], weights: bool, num_bytes: int
 ) -> Segments:
-    """The same for any matrix whose input and input gradient each have `num_bytes`."""
+    """The same for matrices whose input and input gradient each have `num_bytes`."""
+    dgrad = [one.dgrad for one in linears]
+    wgrad = [one.wgrad for one in linears] if weights else []
     if costs.layout.tp == 1:
         return [segment([*kernels, *dgrad, *wgrad])]
     beside = costs.training.overlap_tp_backward
@@ -77,7 +79,7 @@ def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
     rest = [linear.wgrad for linear in others]
     if not costs.splits_sequence:
         return [segment([*rest, inputs.wgrad])]
-    gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
+    gather = gather_states(costs)
     if not (rest and costs.training.overlap_tp_backward):
         return [segment(rest, gather), segment([inputs.wgrad])]
     return [segment([inputs.wgrad], None, costs.beside(rest, gather))]
@@ -86,6 +88,11 @@ def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:
     """The kernels of a matrix in a backward."""
     return [linear.dgrad, linear.wgrad] if weights else [linear.dgrad]
+
+
+def gather_states(costs: Costs) -> Kernel:
+    """Gathers the hidden states of a microbatch."""
+    return costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
 
 
 def tp_bytes(costs: Costs) -> int:

@@ -12,9 +12,9 @@ from ._gather import (
     cast_gradient,
     check_divides,
     close_module,
+    gather_states,
     gradients,
     gradients_of_input,
-    tp_bytes,
 )
 
 
@@ -69,10 +69,10 @@ class MLA(AbstractModule):
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)
-        hidden = costs.norm_tokens * costs.model.hidden_size
-        first = [*before, *cast(costs, hidden), down.forward, self._latent_norms(costs, 2)]
+        first = [*before, *cast(costs, costs.states), down.forward, self._latent_norms(costs, 2)]
         segments, left = run_core(costs, self._core(costs), self._heads(costs), backward=False)
-        last = [*left, *cast(costs, self._value_size(costs)), out.forward]
+        values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
+        last = [*left, *cast(costs, values), out.forward]
         closing = close_module(costs, last, out.forward)
         return [*self._gather(costs, first), *segments, *closing]
 
@@ -84,11 +84,6 @@ class MLA(AbstractModule):
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(out, weights),
         ]
-        read = (
-            [up.dgrad for up in ups],
-            [up.wgrad for up in ups] if weights else [],
-            self._latent_bytes(costs),
-        )
         last = [
             self._latent_norms(costs, 3),
             *cast_gradient(costs, costs.norm_tokens * self.latent_size),
@@ -96,13 +91,13 @@ class MLA(AbstractModule):
         ]
         opening: Segments = []
         if costs.splits_sequence:
-            gather = costs.collective("all_gather", tp_bytes(costs), costs.group("tp"))
-            opening = [segment(before, gather), *(self._gather(costs, []) if again else [])]
+            opening = [segment(before, gather_states(costs))]
+            opening += self._gather(costs, []) if again else []
             before = []
         made = [*before, *kernels]
         segments, left = run_core(costs, self._core(costs), made, backward=True)
         inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
-        closing = gradients_of_input(costs, inputs, *read)
+        closing = gradients_of_input(costs, inputs, ups, weights, self._latent_bytes(costs))
         return [*opening, *segments, *closing, segment(last)]
 
     def backward_weight(self, costs: Costs) -> Segments:
@@ -149,9 +144,6 @@ class MLA(AbstractModule):
         """The number of values that the matrices compute from the latents."""
         heads = self.num_heads // costs.layout.tp
         return costs.tokens * heads * (self.query_size + self.qk_head_size + self.value_head_size)
-
-    def _value_size(self, costs: Costs) -> int:
-        return costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
 
     def _core(self, costs: Costs) -> Core:
         heads = self.num_heads // costs.layout.tp
