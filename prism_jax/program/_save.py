@@ -222,9 +222,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _fields(cls: type) -> list[str]:
     """The names of the fields that are written."""
-    if dataclasses.is_dataclass(cls):
-        return [field.name for field in dataclasses.fields(cls)]
-    return list(getattr(cls, "_fields", ()))
+    return [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
 
 
 def _name_of(cls: type) -> str:

@@ -20,10 +20,7 @@ SEND_RECV = "SR"
 # The most digits that an integer of NumPy holds.
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _SINGLE = re.compile(f"{_NUMBER}([FBIW]){_NUMBER}")
-_SINGLES = re.compile(f"(?:{_NUMBER}[FBIW]{_NUMBER} )*+")
 _PAIR = re.compile(rf"\({_NUMBER}F{_NUMBER};{_NUMBER}B{_NUMBER}\)OVERLAP_F_B")
-_BLANK_LETTERS = str.maketrans("FBIW", "    ")
-_ONLY_LETTERS = str.maketrans("", "", "0123456789 ")
 
 
 class Action(NamedTuple):
@@ -105,28 +102,18 @@ def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:
     """
     lengths = [len(order) for order in orders]
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    # A schedule without ranks is treated as one rank without ops.
-    tables = [_columns(order, rank) for rank, order in enumerate(orders or [[]])]
+    actions = [
+        parse_token(token, rank, position)
+        for rank, order in enumerate(orders)
+        for position, token in enumerate(order)
+    ]
+    columns = zip(*actions, strict=True) if actions else [()] * len(Action._fields)
+    dtypes = ["U2"] + [np.int64] * 4
     return Ops(
-        *(np.concatenate(column) for column in zip(*tables, strict=True)),
+        *(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)),
         rank=np.repeat(np.arange(len(orders)), lengths),
         orders=[range(end - n, end) for end, n in zip(ends, lengths, strict=True)],
     )
-
-
-def _columns(tokens: Sequence[object], rank: int) -> list[np.ndarray]:
-    """The ops of a rank: an array for each field of an `Action`."""
-    words = [token for token in tokens if isinstance(token, str)]
-    text = " ".join(words) + " "
-    # Orders are long, and nearly all of single ops, which read much faster as one text.
-    if text.count(" ") == len(words) == len(tokens) and _SINGLES.fullmatch(text):
-        numbers = np.array(text.translate(_BLANK_LETTERS).split(), np.int64).reshape(-1, 2)
-        letters = np.array([*text.translate(_ONLY_LETTERS)], "U2")
-        return [letters, *numbers.T, *np.full((2, len(words)), -1)]
-    actions = [parse_token(token, rank, i) for i, token in enumerate(tokens)]
-    columns = zip(*actions, strict=True) if actions else [()] * len(Action._fields)
-    dtypes = ["U2"] + [np.int64] * 4
-    return [np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]
 
 
 def actions_of(ops: Any) -> list[Action]:
