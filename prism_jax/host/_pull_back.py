@@ -113,8 +113,8 @@ def _through(
     if name == "cond":
         branch = branch_of(params, args)
         return None, *_pulled_back(branch, args[1:], of_outs, wanted[1:])
-    if name == "scan":
-        return _through_scan(params, of_outs, args, wanted)
+    if name == "scan" and not params["num_carry"]:
+        return _through_map(params, of_outs, args, wanted)
     if name not in SLOPES:
         return _by_jax(equation, of_outs, args, wanted)
     found = SLOPES[name](equation, of_outs[0], outs[0], *args)
@@ -131,40 +131,27 @@ def _through_columns(
     return None if slopes is None else np.einsum("foc,onc->fnc", of_outs, slopes)
 
 
-def _through_scan(params: dict[str, Any], of_outs, args, wanted) -> list[np.ndarray | None]:
-    """Backward through the iterations of a loop, those first that came last."""
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
-    first = num_consts + num_carry
-    consts, carry, slices = args[:num_consts], args[num_consts:first], args[first:]
-    function, length = params["jaxpr"], params["length"]
-    order = range(length)[::-1] if params["reverse"] else range(length)
-    carries = [carry]
-    for i in [*order][:-1] if num_carry else []:
-        inputs = [*consts, *carries[-1], *(x[i] for x in slices)]
-        carries.append(evaluated(function, inputs)[:num_carry])
-    # All that is carried may depend on what one iteration is given.
-    active = [*wanted[:num_consts], *[any(wanted)] * num_carry, *wanted[first:]]
-    of_consts, of_carry = [None] * num_consts, list(of_outs[:num_carry])
+def _through_map(params: dict[str, Any], of_outs, args, wanted) -> list[np.ndarray | None]:
+    """Backward through a loop that carries nothing from one iteration to the next."""
+    number, length = params["num_consts"], params["length"]
+    consts, slices = args[:number], args[number:]
+    of_consts: list[Any] = [None] * number
     figures = next(len(x) for x in of_outs if x is not None)
     of_slices = [
-        np.zeros((length, figures, *x.shape[1:])) if use else None
-        for x, use in zip(slices, wanted[first:], strict=True)
+        np.zeros((figures, *x.shape)) if use else None
+        for x, use in zip(slices, wanted[number:], strict=True)
     ]
-    for turn, i in reversed([*enumerate(order)]):
-        of_each = [None if x is None else x[:, i] for x in of_outs[num_carry:]]
-        given = [x if x is not None and x.any() else None for x in (*of_carry, *of_each)]
+    for i in reversed(range(length)):
+        given = [x[:, i] if x is not None and x[:, i].any() else None for x in of_outs]
         if all(x is None for x in given):
             continue
-        before = carries[turn] if num_carry else []
-        inputs = [*consts, *before, *(x[i] for x in slices)]
-        found = _pulled_back(function, inputs, given, active)
-        of_consts = [_sum(x, y) for x, y in zip(of_consts, found[:num_consts], strict=True)]
-        of_carry = found[num_consts:first]
-        for whole, one in zip(of_slices, found[first:], strict=True):
+        inputs = [*consts, *(x[i] for x in slices)]
+        found = _pulled_back(params["jaxpr"], inputs, given, wanted)
+        of_consts = [_sum(x, y) for x, y in zip(of_consts, found[:number], strict=True)]
+        for whole, one in zip(of_slices, found[number:], strict=True):
             if whole is not None and one is not None:
-                whole[i] = one
-    moved = [None if x is None else np.moveaxis(x, 0, 1) for x in of_slices]
-    return [*of_consts, *of_carry, *moved]
+                whole[:, i] = one
+    return [*of_consts, *of_slices]
 
 
 def _sum(x: np.ndarray | None, y: np.ndarray | None) -> np.ndarray | None:
