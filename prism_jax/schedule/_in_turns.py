@@ -1,27 +1,23 @@
 """Schedules whose stages are dealt out to the ranks in turns: one to each, or several."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from ._base import AbstractCounted, check_positive, described
 
 
-def alternate(
-    forwards: Sequence[str],
-    backwards: Sequence[str],
-    warmup: int,
-    weights: Sequence[str] = (),
-    late: int = 0,
-) -> list[str]:
+def alternate(tokens: Iterable[Sequence[str]], warmup: int, late: int = 0) -> list[str]:
     """An order that alternates between a forward and a backward, after a warm-up of forwards.
 
     **Arguments:**
 
-    - `forwards`, `backwards`: the tokens of both.
+    - `tokens`: of the forwards, of the backwards and, where these are split, of their
+        backward-weights.
     - `warmup`: how many forwards come before all others.
-    - `weights`: the backward-weights of the backwards.
-    - `late`: each of them is deferred by so many backwards.
+    - `late`: each backward-weight is deferred by so many backwards.
     """
+    forwards, backwards, *split = tokens
+    weights = [token for of_phase in split for token in of_phase]
     order = [*forwards[:warmup]]
     for k, backward in enumerate(backwards):
         order += [*forwards[warmup + k : warmup + k + 1], backward]
@@ -72,8 +68,8 @@ class OneFOneB(AbstractOneStage):
     blocking = True  # As Megatron-LM's, which cannot overlap them.
 
     def _order(self, rank: int) -> list[str]:
-        forwards, backwards = (self._of_phase(phase, rank) for phase in "FB")
-        return alternate(forwards, backwards, self.num_ranks - 1 - rank)
+        tokens = (self._of_phase(phase, rank) for phase in "FB")
+        return alternate(tokens, self.num_ranks - 1 - rank)
 
 
 class ZBH1(AbstractOneStage):
@@ -87,8 +83,8 @@ class ZBH1(AbstractOneStage):
     kind: ClassVar[str] = "zb-h1"
 
     def _order(self, rank: int) -> list[str]:
-        forwards, backwards, weights = (self._of_phase(phase, rank) for phase in "FIW")
-        return alternate(forwards, backwards, self.num_ranks - 1 - rank, weights, late=rank)
+        tokens = (self._of_phase(phase, rank) for phase in "FIW")
+        return alternate(tokens, self.num_ranks - 1 - rank, late=rank)
 
 
 class ZBH2(AbstractOneStage):
@@ -103,9 +99,8 @@ class ZBH2(AbstractOneStage):
     kind: ClassVar[str] = "zb-h2"
 
     def _order(self, rank: int) -> list[str]:
-        forwards, backwards, weights = (self._of_phase(phase, rank) for phase in "FIW")
-        warmup = 2 * (self.num_ranks - 1 - rank)
-        return alternate(forwards, backwards, warmup, weights, late=2 * rank)
+        tokens = (self._of_phase(phase, rank) for phase in "FIW")
+        return alternate(tokens, 2 * (self.num_ranks - 1 - rank), late=2 * rank)
 
 
 @described
@@ -212,8 +207,7 @@ class InterleavedOneFOneB(AbstractInterleaved):
     kind: ClassVar[str] = "interleaved-1f1b"
 
     def _order(self, rank: int) -> list[str]:
-        forwards, backwards = (self._turns(phase, rank) for phase in "FB")
-        return alternate(forwards, backwards, self._warmup(rank, 2))
+        return alternate((self._turns(phase, rank) for phase in "FB"), self._warmup(rank, 2))
 
 
 class OverlappedOneFOneB(AbstractInterleaved):
@@ -255,5 +249,5 @@ class InterleavedZeroBubble(AbstractInterleaved):
     kind: ClassVar[str] = "interleaved-zero-bubble"
 
     def _order(self, rank: int) -> list[str]:
-        forwards, backwards, weights = (self._turns(phase, rank) for phase in "FIW")
-        return alternate(forwards, backwards, self._warmup(rank, 1), weights, late=rank)
+        tokens = (self._turns(phase, rank) for phase in "FIW")
+        return alternate(tokens, self._warmup(rank, 1), late=rank)

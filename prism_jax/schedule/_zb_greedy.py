@@ -151,8 +151,8 @@ def _plain_order(schedule: ZBGreedy, limit: int, rank: int) -> list[str]:
         down, up = rank, 2 * p - 1 - rank
         ops = f"{down}F", f"{up}F", f"{up}I", f"{up}W", f"{down}I", f"{down}W"
         return [f"{op}{i}" for i in microbatches for op in ops]
-    forwards, backwards, weights = ([f"{rank}{x}{i}" for i in microbatches] for x in "FIW")
-    return alternate(forwards, backwards, min(p - 1 - rank, limit - 1), weights)
+    tokens = ([f"{rank}{x}{i}" for i in microbatches] for x in "FIW")
+    return alternate(tokens, min(p - 1 - rank, limit - 1))
 
 
 def _by_stage(cost: Cost | None, num_stages: int) -> Sequence[float]:
