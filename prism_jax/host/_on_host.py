@@ -46,7 +46,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     return trace.on_device(values_of(trace.flat, trace.leaves))
 
 
-class Trace(NamedTuple):
+class Traced(NamedTuple):
     """What JAX has traced of a function.
 
     **Attributes:**
@@ -70,7 +70,7 @@ class Trace(NamedTuple):
         return eqx.combine(jax.tree.unflatten(structure, jax.device_put(found)), self.static)
 
 
-def traced(function: Callable[..., Any], args: Any) -> Trace:
+def traced(function: Callable[..., Any], args: Any) -> Traced:
     """What JAX traces of a function, once for each structure of its arguments."""
     arrays, static = eqx.partition(args, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
@@ -83,7 +83,7 @@ def traced(function: Callable[..., Any], args: Any) -> Trace:
             _traces.clear()
         _traces[about] = eqx.filter_make_jaxpr(function)(*args)
     trace, results, rest = _traces[about]
-    return Trace(flat(trace), [wide(np.asarray(x)) for x in leaves], results, rest)
+    return Traced(flat(trace), [wide(np.asarray(x)) for x in leaves], results, rest)
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -69,7 +69,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     number, a string, or a container of these.
     """
     check_type(program, Program, "program", "write `save_program(program, path)`")
-    writer = _Writer(dict(_known_classes()), {})
+    writer = _Writer(_known_classes(), {})
     about = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
     arrays = {name: frozen.value for frozen, name in writer.names.items()}
     write_archive(path, about, arrays)
@@ -86,7 +86,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     about, arrays = read_archive(path, _About, *_WHAT)
     try:
         frozen = {name: FrozenArray(array) for name, array in arrays.items()}
-        program = _Reader(dict(_known_classes()), frozen).decode(about.program)
+        program = _Reader(_known_classes(), frozen).decode(about.program)
         if isinstance(program, Program) and digest(program) == about.digest:
             return program
     except _MissingError as missing:
@@ -229,18 +229,17 @@ def _name_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _known_classes() -> Iterator[tuple[str, type]]:
-    """The dataclasses that a program may contain, with their names."""
-    todo, seen = [Program], set()
+def _known_classes() -> dict[str, type]:
+    """The dataclasses that a program may contain, by their names."""
+    todo, seen = [Program], dict[type, None]()
     while todo:
         cls = todo.pop()
-        if cls in seen:
-            continue
-        seen.add(cls)
-        yield _name_of(cls), cls
-        todo += cls.__subclasses__()
-        for hint in typing.get_type_hints(cls).values():
-            todo += _dataclasses_in(hint)
+        if cls not in seen:
+            seen[cls] = None
+            todo += cls.__subclasses__()
+            for hint in typing.get_type_hints(cls).values():
+                todo += _dataclasses_in(hint)
+    return {_name_of(cls): cls for cls in seen}
 
 
 def _dataclasses_in(hint: Any) -> Iterator[type]:

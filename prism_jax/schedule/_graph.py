@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, Shaped
 
 from .._ragged import group
 from ._base import AbstractSchedule
-from ._needs import Needs, find_needs, from_other_ranks
+from ._needs import Needs, find_needs
 from ._ops import SEND_RECV, Ops, actions_of, describe, ops_of
 
 
@@ -105,8 +105,10 @@ class _Nodes(NamedTuple):
 @ft.lru_cache(maxsize=4)
 def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
     ops = ops_of(schedule)
-    found = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
-    needs = from_other_ranks(ops, found)
+    every = find_needs(ops, schedule.stage_to_rank, schedule.chain_starts)
+    # The others follow from the orders.
+    sent = ops.rank[every.producer] != ops.rank[every.consumer]
+    needs = Needs(*(column[sent] for column in every))
     nodes = (_blocking if blocking else _asynchronous)(ops, needs)
     num_ops, num_sends = len(ops.rank), len(needs.producer)
     name = ft.partial(_describe, ops, needs)

@@ -56,12 +56,6 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
     return needs
 
 
-def from_other_ranks(ops: Ops, needs: Needs) -> Needs:
-    """Those that are sent, in the order of the receivers. All others follow from the orders."""
-    sent = ops.rank[needs.producer] != ops.rank[needs.consumer]
-    return Needs(*(column[sent] for column in needs))
-
-
 def _without_producers(parts: Parts, num_stages: int, chain_starts: tuple[int, ...]) -> Needs:
     """All that parts read, first from their own stages, then from the stages next to them."""
     forward, weight = parts.phase == "F", parts.phase == "W"
