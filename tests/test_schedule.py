@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import inspect
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ from prism_jax.schedule import (
     CustomSchedule,
     DualPipe,
     DualPipeV,
+    ForwardOnly,
     GPipe,
     Hanayo,
     InterleavedOneFOneB,
@@ -22,6 +24,7 @@ from prism_jax.schedule import (
     LoopedBFS,
     OneFOneB,
     OverlappedOneFOneB,
+    Repeated,
     VHalf,
     VMin,
     ZBGreedy,
@@ -371,3 +374,11 @@ def test_registry_errors(kind, options, message):
 def test_schedules_are_known_in_any_spelling(text, name):
     options = {"num_ranks": 2, "num_microbatches": 8}
     assert make_schedule(text, **options) == make_schedule(name, **options)
+
+
+def test_each_schedule_says_what_it_takes():
+    kinds = {*schedules().values(), CustomSchedule, ForwardOnly, Repeated}
+    for cls in (cls for cls in kinds if cls.__module__.startswith("prism_jax.")):
+        taken, text = [*inspect.signature(cls).parameters], cls.__init__.__doc__ or ""
+        assert "**Arguments:**" in text
+        assert all(f"`{name}`" in text for name in taken), (cls, taken)
