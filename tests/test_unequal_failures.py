@@ -122,7 +122,7 @@ def _step():
 def test_derivatives_in_rates_are_differences_where_weeks_differ():
     """By how much more of a cause lengthens runs, some of which meet a bad week."""
     made = {"device_hours": 24 * 7, "restart_s": 9000.0, "blocking_s": 60.0, "source": "made"}
-    options = {"key": jax.random.key(0), "num_steps": int(1.5 * WEEK), "num_runs": _RUNS}
+    options = {"key": jax.random.key(0), "num_steps": int(1.5 * WEEK), "num_runs": 8_000}
 
     def law(scale, **more):
         cause = Cause(name="gpu", count=20 * scale)
