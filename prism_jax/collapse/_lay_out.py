@@ -158,7 +158,8 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        members, counts, experts, split, capacity = jnp.asarray(self.sizes.value, dtype)
+        rows = (jnp.asarray(row, dtype) for row in self.sizes.value)  # JAX compiles slices.
+        members, counts, experts, split, capacity = rows
         limited = capacity if np.isfinite(self.sizes.value[-1]).any() else None
         shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
         return Loads(members, counts, experts, split, limited, shares)
