@@ -172,8 +172,10 @@ def test_parameter_values_and_keys_do_not_compile_again():
 
 @pytest.mark.slow
 def test_a_second_program_of_a_bucket_compiles_nothing():
-    """Other schedules, microbatches, replicas and costs; values and derivatives."""
-    from prism_jax.analysis import Quantile, estimate
+    """Other schedules, microbatches, replicas and costs: values, derivatives, ends of replicas and
+    what-ifs.
+    """
+    from prism_jax.analysis import Quantile, estimate, slow_rank, what_if
 
     variability = Variability(residual={"gemm": lognormal(0.05)}, rank=lognormal(0.02))
     programs = [
@@ -187,6 +189,8 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
         simulate(program, num_samples=9_000, key=jax.random.key(1), sampling="plain")
         arguments = {"num_samples": 9_000, "key": jax.random.key(1)}
         eqx.filter_grad(estimate)(program, Quantile(0.9), **arguments)
+        sample_replica_ends(program, jnp.arange(9, dtype=jnp.uint32), jax.random.key(1))
+        what_if(program, {"slow": slow_rank(program, 1, 1.2)}, **arguments)
 
     with compilations() as compiled:
         run(programs[0])

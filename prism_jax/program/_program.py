@@ -1,4 +1,10 @@
-"""The program: everything that the engine needs of a training step."""
+"""The program: everything that the engine needs of a training step.
+
+It is written to be read: arrays have as many entries as there are ops, and everything but the
+parameters is static, so that a gradient is a program, too. Compiled functions take the same as a
+`replica.Plan`, whose arrays are padded and are arguments, so that a second graph of a bucket
+compiles nothing.
+"""
 
 import equinox as eqx
 import jax
