@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .._misc import check_type
 from .._summary import Column, Shown, Table
 from ..data import Job
 from ..lowering import parts_of
@@ -102,7 +101,6 @@ def memory(job: Job) -> Memory:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    check_type(job, Job, "job", "use `load_job` to get one")
     parts = parts_of(job, "compute its memory")
     try:
         order = order_of(parts.schedule, parts.layout, parts.training)
