@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..engine import critical_paths, simulated_steps
+from ..maxplus import critical_ops, op_ends, predecessors_of
 from ..program import Program
 from ._criticality import op_labels
 
@@ -97,13 +98,12 @@ def sample_step(
     chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
     (found,) = critical_paths(simulated, chosen)
     factor, sink = float(found.factor[0]), int(found.sink[0])
-    before, levels = _predecessors(program), program.levels
-    starts, ends = _run(before, levels.ops.value, found.latency[:, 0] * factor)
-    sinks = levels.sink_ops.value
-    at_sinks = np.append(ends, 0.0)[sinks].max(axis=1)
-    path = _path(before, ends, sinks[sink])
-    critical = np.zeros(len(ends), bool)
-    critical[path] = True
+    before, levels = predecessors_of(program.levels), program.levels
+    every_end = op_ends(levels, (found.latency * factor).astype(np.float64))
+    critical = critical_ops(levels, every_end, found.sink)[:, 0]
+    every_end = every_end[:, 0]  # Of all ops, and at last of "no op".
+    starts, ends = every_end[before[:-1]].max(axis=1), every_end[:-1]
+    at_sinks = every_end[levels.sink_ops.value].max(axis=1)
     ready = at_sinks + np.maximum(found.reductions[:, 0].astype(float), 0.0) * factor
     of_ranks = program.sinks.rank.value
     ready = np.maximum.reduceat(ready, np.searchsorted(of_ranks, np.unique(of_ranks)))
@@ -111,7 +111,7 @@ def sample_step(
     times = {"start_s": starts, "end_s": ends, "critical": critical}
     return SampledStep(
         ops=op_labels(program) | times,
-        path=path,
+        path=np.flatnonzero(critical),  # An op waits for those before it.
         receivers=_receivers(program, before),
         reduction_s=np.stack([at_sinks[program.sinks.last], ready], axis=1),
         last_rank=rank,
@@ -120,37 +120,6 @@ def sample_step(
         quantile=float(quantile),
         num_replicas=program.num_replicas,
     )
-
-
-def _predecessors(program: Program) -> Int[np.ndarray, "ops fan_in"]:
-    """The ops that each op waits for, padded with -1."""
-    levels = program.levels
-    there = levels.ops.value >= 0
-    before = np.full((program.num_ops, levels.predecessors.value.shape[2]), -1)
-    before[levels.ops.value[there]] = levels.predecessors.value[there]
-    return before
-
-
-def _run(before, lanes, latency) -> tuple[np.ndarray, np.ndarray]:
-    """The starts and the ends of all ops, one level after the other."""
-    starts = np.zeros(len(latency))
-    ends = np.zeros(len(latency) + 1)  # The last one stands for "waits for nothing".
-    for level in lanes:
-        ops = level[level >= 0]
-        starts[ops] = ends[before[ops]].max(axis=1)
-        ends[ops] = starts[ops] + latency[ops]
-    return starts, ends[:-1]
-
-
-def _path(before, ends, last: Int[np.ndarray, " fan"]) -> Int[np.ndarray, " path"]:
-    """The critical path: from the latest of the last ops back, each time to the latest op that an
-    op waits for. Of equally late ops it takes the first, as the derivative does.
-    """
-    path, waits = [], last
-    while (waits := waits[waits >= 0]).size:
-        path.append(waits[np.argmax(ends[waits])])
-        waits = before[path[-1]]
-    return np.array(path[::-1], np.int64)
 
 
 def _receivers(program: Program, before) -> Int[np.ndarray, " ops"]:

@@ -12,6 +12,7 @@ from ._paths import (
     critical_ops as critical_ops,
     latest_ends as latest_ends,
     op_ends as op_ends,
+    predecessors_of as predecessors_of,
 )
 from ._propagate import (
     AbstractOpLaw as AbstractOpLaw,

@@ -28,6 +28,13 @@ def cell_latencies(
     return lax.fori_loop(0, lanes.num_levels, step, drawn)
 
 
+def predecessors_of(levels: Levels) -> Int[np.ndarray, "ops_and_none fan_in"]:
+    """The ops that each op waits for, or -1; at last those of "no op"."""
+    found = np.full((levels.num_ops + 1, levels.predecessors.value.shape[2]), -1)
+    found[levels.ops.value] = levels.predecessors.value
+    return found
+
+
 def op_ends(
     levels: Levels, latencies: Float[np.ndarray, "ops samples"]
 ) -> Float[np.ndarray, "ops_and_none samples"]:
@@ -53,7 +60,7 @@ def critical_ops(
     - `ends`: from `op_ends`.
     - `sink`: the number of the sink in each sample.
     """
-    columns, before = np.arange(len(sink)), _predecessors(levels)
+    columns, before = np.arange(len(sink)), predecessors_of(levels)
     critical, some = np.zeros(ends.shape, bool), levels.sink_ops.value[sink]
     while (some >= 0).any():
         op = some[columns, ends[some, columns[:, None]].argmax(axis=1)]
@@ -68,7 +75,7 @@ def latest_ends(
     at_sinks: Float[np.ndarray, "sinks samples"],
 ) -> Float[np.ndarray, "ops samples"]:
     """How late each op may end, in seconds, if no sink is to end later than given."""
-    before = _predecessors(levels)
+    before = predecessors_of(levels)
     op, which = np.nonzero(before >= 0)
     after = pad(group(before[op, which], op, levels.num_ops), -1)
     late = np.full((len(latencies) + 1, latencies.shape[1]), np.inf, latencies.dtype)
@@ -80,10 +87,3 @@ def latest_ends(
         late[ops] = np.minimum(late[ops], starts[after[ops]].min(axis=1))
         starts[ops] = late[ops] - latencies[ops]
     return late[:-1]
-
-
-def _predecessors(levels: Levels) -> Int[np.ndarray, "ops_and_none fan_in"]:
-    """The ops that each op waits for, or -1; at last those of "no op"."""
-    found = np.full((levels.num_ops + 1, levels.predecessors.value.shape[2]), -1)
-    found[levels.ops.value] = levels.predecessors.value
-    return found
