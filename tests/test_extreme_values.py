@@ -1,5 +1,7 @@
 """Latencies and laws beyond what single precision holds the powers of: right, or refused."""
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -78,10 +80,10 @@ def test_what_is_far_shorter_than_the_rest_changes_nothing(shorter, sigma, singl
     ]
     noise = np.hypot(laws[0].errors.mean, laws[1].errors.mean)
     assert laws[1].mean == pytest.approx(laws[0].mean, abs=4 * noise)
-    found = jax.tree.leaves([_derivatives(program, one) for one in (prism.Mean(), prism.Std())])
-    assert all(np.isfinite(x).all() for x in found)
+    found = [_derivatives(program, one) for one in (prism.Mean(), prism.Std())]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
     # Homogeneous of degree one in all means: Euler's theorem.
-    of_means, _ = _derivatives(program, prism.Mean())
+    of_means, _ = found[0]
     means = np.asarray(program.latencies.mean)
     assert of_means @ means == pytest.approx(laws[1].mean, abs=4 * np.sqrt(5) * laws[1].errors.mean)
 
@@ -146,21 +148,29 @@ def test_means_that_were_changed_are_refused_by_the_name_of_the_kernel(single):
             prism.simulate(changed, num_samples=10, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-3, 1e-20, 1e-37])
-def test_the_shares_of_rare_stalls_have_derivatives(rate, single):
-    """The share of the first of three equal ops falls with the rate of the others."""
+@ft.cache
+def _share_and_slope():
+    """The share of stalls that the first of three equal ops has, and its derivative by the rate of
+    the others: compiled once, for all rates.
+    """
 
-    def share(other):
-        stalls = {"gemm": Stall(jnp.asarray(rate), law), "norm": Stall(other, law)}
+    def share(other, rate):
+        stalls = {"gemm": Stall(rate, law), "norm": Stall(other, law)}
         changed = eqx.tree_at(lambda p: p.variability.stalls, program, stalls)
         shares = make_plan(changed).tables.stall_shares
         assert shares is not None
         return shares[0]
 
     law, blocks = lognormal(0.1), [one_kernel(kind, 1.0) for kind in ("gemm", "norm", "norm")]
-    known = Variability(stalls={k: Stall(jnp.asarray(rate), law) for k in ("gemm", "norm")})
+    known = Variability(stalls={k: Stall(jnp.asarray(1e-3), law) for k in ("gemm", "norm")})
     program = assemble(graph_of([(), (), ()]), blocks, variability=known)
-    value, slope = jax.value_and_grad(share)(jnp.asarray(rate))
+    return jax.jit(jax.value_and_grad(share))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3, 1e-20, 1e-37])
+def test_the_shares_of_rare_stalls_have_derivatives(rate, single):
+    """The share of the first of three equal ops falls with the rate of the others."""
+    value, slope = _share_and_slope()(jnp.asarray(rate), jnp.asarray(rate))
     assert value == (pytest.approx(1 / 3) if rate else 0)
     # The derivative of r / (r + 2 s) with respect to s is -2 r / (r + 2 s)^2.
     assert rate * float(slope) == pytest.approx(-2 / 9 if rate else 0, rel=1e-5)
