@@ -38,7 +38,7 @@ browser:
 # What depends on the machine; see benchmarks/throughput.py for what the figures mean.
 bench: .venv/dev
 	$(BIN)/python benchmarks/throughput.py
-	$(BIN)/pytest -q benchmarks
+	$(BIN)/pytest -q tests/test_baselines.py
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -8,7 +8,6 @@ independent, and the truth is the law of the whole population, exactly.
 """
 
 import dataclasses
-import sys
 
 import jax
 import numpy as np
@@ -21,30 +20,34 @@ from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 from tests.helpers import lognormal, pipeline_program
 
+from ._coverage import coverage, repeated
+from ._tables import options
+
 
 _POPULATION, _STEPS = 4_000, 8
 _ALLOCATIONS = (4, 20, 100, 400)
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 
 
-def main(repetitions: int) -> None:
+def main() -> None:
     """For each number of allocations K and each figure, how often an interval that is given
     contains the truth, and how often none is."""
+    repetitions = options(__doc__, repetitions={"dest": "repetitions", "type": int}).repetitions
     population = _population()
     truth = figures(merge_chunks(population), quantiles=_QUANTILES)
     for number in _ALLOCATIONS:
         rng = np.random.default_rng(number)
-        held: dict[str, list[bool]] = {name: [] for name in truth}
-        for _ in range(repetitions):
-            drawn = [population[i] for i in rng.integers(len(population), size=number)]
-            found = figures(merge_allocations(drawn), quantiles=_QUANTILES)
-            for name, (_, (low, high)) in found.items():
-                if low == low:
-                    held[name].append(low <= truth[name][0] <= high)
-        for name, mine in held.items():
-            coverage = np.mean(mine) if mine else np.nan
-            label = f"allocations, K = {number}: {name}"
-            print(f"{label:<28} {coverage:.3f} {1 - len(mine) / repetitions:.3f}", flush=True)
+
+        def drawn(_, number=number, rng=rng):
+            some = [population[i] for i in rng.integers(len(population), size=number)]
+            found = figures(merge_allocations(some), quantiles=_QUANTILES)
+            return {name: (value, *interval) for name, (value, interval) in found.items()}
+
+        for name, found in repeated(drawn, range(repetitions)).items():
+            held, withheld = coverage(found, truth[name][0])
+            print(
+                f"{f'allocations, K = {number}: {name}':<28} {held:.3f} {withheld:.3f}", flush=True
+            )
 
 
 def _population() -> list[Law]:
@@ -56,14 +59,14 @@ def _population() -> list[Law]:
     steps = np.concatenate(list(step_times(run, chunks))).reshape(_POPULATION, _STEPS)
     errors = errors_of(chunks[0].decision, steps[0].copy())
     about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
+    about |= {"requested": _STEPS, "effective_samples": float(_STEPS)}
     grid, population = grid_of(steps.ravel()), []
     for mine in steps:
         accumulator = Accumulator(grid)
         accumulator.add(mine)
-        law = accumulator.law(errors, requested=_STEPS, effective_samples=float(_STEPS), **about)
-        population.append(law)
+        population.append(accumulator.law(errors, **about))
     return population
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

@@ -5,7 +5,6 @@ Reads `faults/infinitehbd_faults.csv`. `fitted` gives the numbers of
 """
 
 import math
-import pathlib
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ from prism_jax.runs import RunCosts
 from prism_jax.runs._cycles import run_cycles
 from prism_jax.runs._rates import draw_hazards
 
-from ._tables import table
+from ._tables import Folder, Row, table_of
 
 
 DAY = 86_400.0
@@ -30,7 +29,7 @@ _SHORT_DAYS = 10 / 1440
 _RUNS = 20_000
 
 
-def faults(folder: pathlib.Path) -> pl.DataFrame:
+def faults(folder: Folder) -> pl.DataFrame:
     """The faults, by the day on which they start."""
     return pl.read_csv(folder / "infinitehbd_faults.csv").sort("start_day")
 
@@ -45,18 +44,13 @@ def fitted(rows: pl.DataFrame, begin: float, end: float) -> Failures:
     weeks = np.bincount(((rows["start_day"] - begin) // 7).cast(int))[: int((end - begin) // 7)]
     found: Any = stats.weibull_min.fit(_repairs(rows, end), floc=0)
     shape, _, scale = map(float, found)
-    return Failures(
-        device_hours=_SERVERS * _DEVICES * 24 * (end - begin),
-        # Announced, so that a run without costs lasts as many days as it works.
-        causes=(Cause(name="fault", count=len(rows), takes_node=True, announced=True),),
-        restart_s=0.0,
-        blocking_s=0.0,
-        source="stepfun-ai/InfiniteHBD-Trace",
-        repair_s=DAY * scale * math.gamma(1 + 1 / shape),
-        repair_power=1 / shape,
-        nodes=UnequalNodes(_shape(_by_server(rows)), _DEVICES),
-        weeks=UnequalWeeks(_shape(weeks), (end - begin) / 7),
-    )
+    hours = _SERVERS * _DEVICES * 24 * (end - begin)
+    # Announced, so that a run without costs lasts as many days as it works.
+    cause = Cause(name="fault", count=len(rows), takes_node=True, announced=True)
+    keys: Any = {"repair_s": DAY * scale * math.gamma(1 + 1 / shape), "repair_power": 1 / shape}
+    keys["nodes"] = UnequalNodes(_shape(_by_server(rows)), _DEVICES)
+    keys["weeks"] = UnequalWeeks(_shape(weeks), (end - begin) / 7)
+    return Failures(hours, (cause,), 0.0, 0.0, "stepfun-ai/InfiniteHBD-Trace", **keys)
 
 
 def _shape(counts: np.ndarray) -> float:
@@ -68,9 +62,8 @@ def _repairs(rows: pl.DataFrame, end: float) -> stats.CensoredData:
     """The days of repairs, of which some are only known to be short, or to last beyond the end."""
     lasts, going = _lasts(rows, end)
     short = ~going & (lasts < _SHORT_DAYS)
-    return stats.CensoredData(
-        lasts[~going & ~short], left=np.full(short.sum(), _SHORT_DAYS), right=lasts[going]
-    )
+    limits = np.full(short.sum(), _SHORT_DAYS)
+    return stats.CensoredData(lasts[~going & ~short], left=limits, right=lasts[going])
 
 
 def _lasts(rows: pl.DataFrame, end: float) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +72,7 @@ def _lasts(rows: pl.DataFrame, end: float) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(until, end) - rows["start_day"].to_numpy(), until > end
 
 
-def fault_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+def fault_rows(folder: Folder) -> list[Row]:
     """Figures of the last third of the days, as predicted from those before and as they were."""
     rows, split = faults(folder), 2 / 3 * _DAYS
     before = fitted(rows, 0, split)
@@ -90,13 +83,12 @@ def fault_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 def _interruptions(failures: Failures, devices: int, days: float) -> Float[np.ndarray, "runs"]:
     """The interruptions of simulated runs of so many days."""
     rng = np.random.default_rng(0)
-    hazards = draw_hazards(failures, devices, _RUNS, rng)
-    work = np.full(_RUNS, days * DAY)
-    runs = run_cycles(work, np.ones((_RUNS, 1)), hazards, RunCosts(days * DAY, 0.0, 0.0), rng)
+    hazards, costs = draw_hazards(failures, devices, _RUNS, rng), RunCosts(days * DAY, 0.0, 0.0)
+    runs = run_cycles(np.full(_RUNS, days * DAY), np.ones((_RUNS, 1)), hazards, costs, rng)
     return runs.interruptions.sum(axis=1)
 
 
-def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[Row]:
     happened = len(rows.filter(pl.col("start_day") >= split))
     cases = {"faults": before, "faults, if all weeks were alike": _alike(before, "weeks")}
     cases["faults, if servers were too"] = _alike(before, "weeks", "nodes")
@@ -108,7 +100,7 @@ def _count_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict
     return found
 
 
-def _row(name: str, predicted: float, happened: float) -> dict[str, Any]:
+def _row(name: str, predicted: float, happened: float) -> Row:
     return {"name": name, "predicted": float(predicted), "happened": float(happened)}
 
 
@@ -116,23 +108,20 @@ def _alike(failures: Failures, *names: str) -> Failures:
     return msgspec.structs.replace(failures, **dict.fromkeys(names))
 
 
-def _server_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+def _server_rows(before: Any, rows: pl.DataFrame, split: float) -> list[Row]:
     """How unequal servers are, and whether those that were bad stay bad."""
     one = _interruptions(_alike(before, "weeks"), _DEVICES, _DAYS - split)
     early = _by_server(rows.filter(pl.col("start_day") < split))
     late = _by_server(rows.filter(pl.col("start_day") >= split))
     # A gamma law of rates is one again once faults were counted.
-    assert before.nodes is not None
     shares = (before.nodes.shape + early) / (before.nodes.shape + early.mean())
     bad = early >= 2
     shared, seen = shares[bad].sum() / shares.sum(), late[bad].sum() / late.sum()
     spread = late.var(ddof=1) / late.mean()
     name = f"share of faults on the {bad.sum()} servers with two or more before"
-    return [
-        _row("variance over mean of the faults of a server", one.var() / one.mean(), spread),
-        _row(name, shared, seen),
-        _row("the same, if all servers were alike", bad.mean(), seen),
-    ]
+    first = _row("variance over mean of the faults of a server", one.var() / one.mean(), spread)
+    alike = _row("the same, if all servers were alike", bad.mean(), seen)
+    return [first, _row(name, shared, seen), alike]
 
 
 def _by_server(rows: pl.DataFrame) -> Float[np.ndarray, "servers"]:
@@ -141,10 +130,10 @@ def _by_server(rows: pl.DataFrame) -> Float[np.ndarray, "servers"]:
     return np.bincount(names - 1, minlength=_SERVERS).astype(float)
 
 
-def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dict[str, Any]]:
+def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[Row]:
     """Quantiles of repairs; what happened by Kaplan and Meier, for some are not over."""
-    shape, power = 1 / before.repair_power, before.repair_power
-    law = stats.weibull_min(shape, scale=before.repair_s / 3600 / math.gamma(1 + power))
+    scale = before.repair_s / 3600 / math.gamma(1 + before.repair_power)
+    law = stats.weibull_min(1 / before.repair_power, scale=scale)
     after = rows.filter(pl.col("start_day") >= split)
     lasts, going = _lasts(after, _DAYS)
     seen = stats.ecdf(stats.CensoredData(24 * lasts[~going], right=24 * lasts[going])).cdf
@@ -154,10 +143,9 @@ def _repair_rows(before: Failures, rows: pl.DataFrame, split: float) -> list[dic
     return [_row(f"hours of repair, p{round(100 * q)}", *values) for q, *values in rows_of]
 
 
-def fault_table(rows: list[dict[str, Any]]) -> str:
+def fault_table(rows: list[Row]) -> str:
     """A table in Markdown."""
-    cells = []
-    for row in rows:
-        span = f"{row['low']:.0f} .. {row['high']:.0f}" if "low" in row else ""
-        cells.append((row["name"], f"{row['predicted']:.3g}", span, f"{row['happened']:.3g}"))
-    return table(("last third of the days", "predicted", "90 % interval", "happened"), cells)
+    span = "{low:.0f} .. {high:.0f}".format
+    shown = [row | {"span": span(**row) if "low" in row else ""} for row in rows]
+    columns = {"last third of the days": "{name}", "predicted": "{predicted:.3g}"}
+    return table_of(shown, columns | {"90 % interval": "{span}", "happened": "{happened:.3g}"})

@@ -5,9 +5,9 @@ document. So the compute is uneven, but the shapes are the same. Needs the extra
 """
 
 import contextlib
-import dataclasses
 import pathlib
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from torch.nn import functional
 WARM_UP = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnJob:
+class OwnJob(NamedTuple):
     """What is trained.
 
     **Attributes:**
@@ -92,14 +91,14 @@ class _Model(nn.Module):
         return x
 
 
-def run_rank_of_jobs(rank: int, jobs: list[tuple[OwnJob, str]]) -> None:
-    """Runs a rank of some jobs of equally many ranks, one after the other."""
+def run_ranks(rank: int, jobs: list[tuple[OwnJob, str]]) -> None:
+    """A rank of some jobs of equally many ranks, one after the other: trains, and writes the rank's
+    trace and when its steps started and ended."""
     for job, folder in jobs:
-        run_rank(rank, job, folder)
+        _run_rank(rank, job, folder)
 
 
-def run_rank(rank: int, job: OwnJob, folder: str) -> None:
-    """Trains, and writes the rank's trace and when its steps started and ended."""
+def _run_rank(rank: int, job: OwnJob, folder: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     store = f"file://{pathlib.Path(folder).resolve()}/store"
@@ -150,9 +149,8 @@ def _fsdp(job: OwnJob, rank: int, model: _Model):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (job.ranks,))
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh)
 
     def step(number: int) -> None:
         for m in range(job.microbatches):
@@ -183,10 +181,10 @@ def _pipeline(job: OwnJob, rank: int, model: _Model):
 
     stage.forward_one_chunk, stage.backward_one_chunk = named_forward, named_backward
     batch = torch.ones(job.microbatches, job.tokens, job.width)
+    first, last = [batch] * (rank == 0), {"target": batch} if rank == job.ranks - 1 else {}
 
     def step(number: int) -> None:
         now[0] = number
-        args = (batch,) if rank == 0 else ()
-        schedule.step(*args, **({"target": batch} if rank == job.ranks - 1 else {}))
+        schedule.step(*first, **last)
 
     return step

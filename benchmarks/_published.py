@@ -3,7 +3,7 @@
 A row that cannot be written as a job is kept, with the reason.
 """
 
-import functools as ft
+import math
 import pathlib
 import re
 from collections import defaultdict
@@ -16,16 +16,11 @@ from prism_jax import data
 
 from ._families import job_of_family
 from ._published_jobs import name_of, of_steps, table_of
-from ._published_models import GPT, has_experts, job_on, switches_of
+from ._published_models import has_experts
 from ._rows import WORDS, attempt, count, job_of, number, read
 
 
 FAMILIES = "MLPerf families"
-# What the software that all of them use does; the files do not set it.
-_SET = {"source": "MLPerf v6.0", "release": "26.06"}
-# Columns that have the same name here and there, or another one.
-_COLUMNS = {name: name for name in ("gpus", "tp", "pp", "cp", "ep", "pipeline_layout")}
-_COLUMNS |= {"vpp": "vp", "global_batch": "global_batch", "seq": "sequence", "model": "bench"}
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -61,11 +56,9 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
             name = ", ".join(filter(None, row.values()))
             yield _expressed(table, name, _of_vtrain, row, "iteration time (ms)", 1000)
     for row in read(folder / "mlperf" / "scaling_families.csv"):
-        one = _expressed(FAMILIES, row["system"], _of_family, row, "p50")
-        yield msgspec.structs.replace(one, median=True)
+        yield _expressed(FAMILIES, row["system"], job_of_family, row, "p50", median=True)
     for row in _systems_with_experts(folder / "mlperf_v6"):
-        one = _expressed(table_of(row), row["system"], of_steps, row)
-        yield msgspec.structs.replace(one, median=True)
+        yield _expressed(table_of(row), row["system"], of_steps, row, median=True)
 
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
@@ -76,41 +69,22 @@ def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     return [row for i, row in rows if (str(i), row["model"]) not in completed] + further
 
 
-def _expressed(table, name, function, row, column="step_time_s", per_second=1) -> Published:
+def _expressed(table, name, of_row, row, column="step_time_s", per_second=1, median=False):
     time = number(row[column])
     if time is None:
         reason = f"its time is {row[column]}, no number above 0" if row[column] else "no step time"
-        return Published(table, name, 0.0, reason=reason)
-    job, reason = attempt(job_of, function, row)
+        return Published(table, name, 0.0, reason=reason, median=median)
+    job, reason = attempt(job_of, of_row, row)
     family = row.get("family") or table if job else ""
-    return Published(table, name, time / per_second, job, reason, family=family)
+    return Published(table, name, time / per_second, job, reason, median, family)
 
 
 # vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.
 def _of_vtrain(row: dict[str, str]) -> data.Job:
-    number = ft.partial(count, row)
-    tp, pp = number("tensor parallelism"), number("pipeline parallelism")
-    dp, size = number("data parallelism"), number("micro batch")
-    hidden, sequence = number("hidden size"), number("sequence length")
-    sizes = {"hidden_size": hidden, "ffn_size": 4 * hidden, "vocab_size": 51200}
-    sizes |= {"num_layers": number("# layers"), "num_heads": number("attention heads")}
-    software = {"software": "megatron-2021", **switches_of("megatron-2021")}
-    software |= {"dtype": "fp16", "recompute": "full"}
-    microbatches, left = divmod(number("global batch"), dp * size)
-    if left:
-        raise ValueError("its numbers do not divide")
-    return job_on(
-        data.Model(**sizes, max_positions=sequence, **GPT),
-        data.Layout(tp=tp, pp=pp, dp=dp),
-        data.ScheduleConfig("1f1b", microbatches),
-        data.Training(size, sequence, **software),
-        "dgx-a100",
-    )
-
-
-def _of_family(row: dict[str, str]) -> data.Job:
-    sizes = {key: count(row, key) for key in ("microbatches", "dp", "gbs")}
-    return job_of_family({**sizes, "family": row["family"]})
+    degrees = (count(row, f"{kind} parallelism") for kind in ("tensor", "pipeline", "data"))
+    sizes = {"gpus": str(math.prod(degrees)), "ffn": str(4 * count(row, "hidden size"))}
+    sizes |= {name: row[key] for name, key in WORDS["vtrain"]["columns"].items()}
+    return of_steps(defaultdict(str, WORDS["vtrain"]["all"] | sizes))
 
 
 def _systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
@@ -124,26 +98,20 @@ def _systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
         time = number(row["step_time_s"])
         if time is not None and "first" not in row["note"]:
             runs[key][row["run"]].append(time)
+    words = WORDS["mlperf_v6"]
     for row in read(folder / "configs.csv"):
         key = row["system"], row["bench"]
         if not has_experts({"model": row["bench"]}) or not row["tp"] or key not in runs:
             continue
         p50 = np.median([np.median(steps) for steps in runs[key].values()])
         modules = "" if row["recompute"].startswith("none") else row["recompute"].split(" ")[0]
-        found = defaultdict(str, _SET | {name: row[key] for name, key in _COLUMNS.items()})
+        columns = {name: row[theirs] for name, theirs in words["columns"].items()}
+        found = defaultdict(str, words["all"] | columns)
         for said in WORDS["said"]:
-            if said["part"] in row[said["column"]]:
-                found |= said["is"]
-        found |= {
-            "system": row["system"],
-            "gpu_type": f"DGX-{devices[key]}",
-            "micro_batch": row["microbatch"].split(" ")[0],
-            "etp": row["etp"] or "1",
-            "dtype": re.split("[ ;]", row["dtype"])[0],
-            "dispatcher": re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0],
-            "recompute": "selective" if modules else "none",
-            "recompute_modules": modules,
-            "step_time_s": str(p50),
-            "family": f"MLPerf v6.0 {row['bench']}",
-        }
-        yield found
+            found |= said["is"] if said["part"] in row[said["column"]] else {}
+        found |= {"gpu_type": f"DGX-{devices[key]}", "etp": row["etp"] or "1"}
+        found["micro_batch"] = row["microbatch"].split(" ")[0]
+        found["dtype"] = re.split("[ ;]", row["dtype"])[0]
+        found["dispatcher"] = re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0]
+        found |= {"recompute": "selective" if modules else "none", "recompute_modules": modules}
+        yield found | {"step_time_s": str(p50), "family": f"MLPerf v6.0 {row['bench']}"}

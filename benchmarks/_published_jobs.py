@@ -6,6 +6,7 @@ model.
 """
 
 import re
+from collections import defaultdict
 from typing import Any
 
 from prism_jax import data
@@ -22,13 +23,13 @@ _ALL_TO_ALL = ("gptoss", "kimik2")
 
 
 def table_of(row: dict[str, str]) -> str:
-    table = _source_of(row)["table"]
+    table, experts = _source_of(row)["table"], models.has_experts(row)
     if table == "SimuMax, B200":
         kind = "others" if row["cp"] in ("", "1", "1.0") else "context parallel"
-        return f"{table}, {'experts' if models.has_experts(row) else kind}"
+        return f"{table}, {'experts' if experts else kind}"
     if table in ("Megatron-Bridge", "dgxc"):
-        kind = "experts" if models.has_experts(row) else "dense"
-        return f"{table}, {row['gpu_type'].removeprefix('DGX-')}, {kind}"
+        machine = row["gpu_type"].removeprefix("DGX-")
+        return f"{table}, {machine}, {'experts' if experts else 'dense'}"
     if table == "llm-foundry, FSDP":
         return f"{table}, {row['gpu_type']}"
     return table or row["source"].split(" ")[0]
@@ -39,14 +40,12 @@ def _source_of(row: dict[str, str]) -> dict[str, Any]:
 
 
 def name_of(row: dict[str, str]) -> str:
-    degrees = " ".join(
-        f"{k}{row[k].removesuffix('.0')}" for k in ("tp", "pp", "vpp", "cp", "ep", "dp") if row[k]
-    )
-    batch = row["global_batch"].removesuffix(".0")
-    name = f"{row['model']} {row['seq'].removesuffix('.0')} {row['gpus'].removesuffix('.0')} x "
-    name += f"{row['gpu_type']} {row['dtype']} {degrees} batch {batch}"
-    more = (row.get("release", ""), row.get("dispatcher", ""), row.get("balance", "").split(" ")[0])
-    return " ".join([name, *filter(None, more)])
+    whole = {key: text.removesuffix(".0") for key, text in row.items()}
+    degrees = (f"{k}{whole[k]}" for k in ("tp", "pp", "vpp", "cp", "ep", "dp") if row[k])
+    name = "{model} {seq} {gpus} x {gpu_type} {dtype}".format_map(defaultdict(str, whole))
+    more = (row["release"], row["dispatcher"], row["balance"].split(" ")[0])
+    batch = whole.get("global_batch", "")
+    return " ".join([name, " ".join(degrees), "batch", batch, *filter(None, more)])
 
 
 def _dtype(row: dict[str, str]) -> str:
@@ -73,22 +72,14 @@ def of_steps(row: dict[str, str]) -> data.Job:
     # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
     etp = _degree(row, "etp") if row.get("etp") or "Bridge" in row["source"] else None
     layout = data.Layout(**degrees, etp=etp)
-    training = data.Training(
-        microbatch_size=_degree(row, "micro_batch"),
-        sequence_length=_degree(row, "seq"),
-        dtype=WORDS["dtypes"][_dtype(row)],
-        software=stack,
-        **_options(row, stack, source.get("switches", {}), layout),
-    )
-    cluster = models.cluster_of(row["gpu_type"])
-    return models.job_on(
-        model, layout, _schedule(row, model, layout), training, cluster, row["note"]
-    )
+    keys = _options(row, stack, source.get("switches", {}), layout)
+    keys |= {"dtype": WORDS["dtypes"][_dtype(row)], "software": stack}
+    training = data.Training(_degree(row, "micro_batch"), _degree(row, "seq"), **keys)
+    parts = (model, layout, _schedule(row, model, layout), training)
+    return models.job_on(*parts, models.cluster_of(row["gpu_type"]), row["note"])
 
 
-def _options(
-    row: dict[str, str], stack: str, switches: dict[str, Any], layout: data.Layout
-) -> dict[str, Any]:
+def _options(row: dict[str, str], stack: str, switches: dict[str, Any], layout: data.Layout) -> Any:
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
     options = {**models.switches_of(stack), **switches}
@@ -101,21 +92,18 @@ def _options(
         if layout.pp > 1:  # Then it gathers and reduces once a step.
             options |= {"reshard_after_forward": False, "accumulate_gradients": True}
     name, variant = models.plain_name(row["model"]), row["model"].partition("(")[2]
-    if row.get("dispatcher"):
-        options["token_dispatcher"] = row["dispatcher"]
-    elif name.startswith(_ALL_TO_ALL) or variant.startswith("tokendrop"):
-        options["token_dispatcher"] = "alltoall"
-    stated = {"fused_grouped_gemm": "fused_experts"}
-    for name in ("fused_grouped_gemm", "fp8_attention", "fp8_head"):
-        if row.get(name):
-            options[stated.get(name, name)] = row[name] == "1"
+    drops = name.startswith(_ALL_TO_ALL) or variant.startswith("tokendrop")
+    if dispatcher := row.get("dispatcher") or "alltoall" * drops:
+        options["token_dispatcher"] = dispatcher
+    stated = {"fused_grouped_gemm": "fused_experts", "fp8_head": "fp8_head"}
+    stated["fp8_attention"] = "fp8_attention"
+    options |= {key: row[name] == "1" for name, key in stated.items() if row.get(name)}
     if graphs := row.get("cuda_graph", "").partition(":")[0]:
         options["cuda_graphs"] = WORDS["cuda_graphs"].get(graphs, "none")
-    if row.get("recompute_modules"):
-        found, names = row["recompute_modules"].split(), WORDS["recompute_modules"]
+    if found := row.get("recompute_modules", "").split():
+        names = WORDS["recompute_modules"]
         options["recompute_modules"] = tuple(names.get(one, one) for one in found)
-    if row.get("recompute_layers"):
-        layers = _degree(row, "recompute_layers")
+    if layers := count(row, "recompute_layers", 0):
         options |= {"recompute_method": "block", "recompute_layers": layers}
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
@@ -133,19 +121,22 @@ def _as_assumed(row: dict[str, str], assumed: str | None) -> dict[str, str]:
     if assumed == "interleaved" and _degree(row, "pp") > 1:
         layers, pp = _degree(row, "layers"), _degree(row, "pp")
         fewest = next((v for v in range(2, layers) if layers % (pp * v) == 0), 2)
-        return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or str(fewest)}
+        return _filled(row, micro_batch=1, vpp=fewest)
     if assumed == "plain":
-        return row | {"micro_batch": row["micro_batch"] or "1", "vpp": row["vpp"] or "1"}
+        return _filled(row, micro_batch=1, vpp=1)
     if "Megatron-Bridge" in row["source"]:  # It has a column for it, where a dash says none.
-        return row | {"vpp": row["vpp"] or "1"}
+        return _filled(row, vpp=1)
     local = re.search(r"local batch (\d+)", row["note"])
     if local and _degree(row, "pp") == 1:  # Without a pipeline torchtitan does not accumulate.
-        return row | {"micro_batch": row["micro_batch"] or local[1]}
+        return _filled(row, micro_batch=int(local[1]))
     if local and "Interleaved" not in row["note"] and "1F1B" in row["note"]:
         # With one it makes as many microbatches as there are stages.
-        size = max(1, int(local[1]) // _degree(row, "pp"))
-        return row | {"micro_batch": row["micro_batch"] or str(size), "vpp": row["vpp"] or "1"}
+        return _filled(row, micro_batch=max(1, int(local[1]) // _degree(row, "pp")), vpp=1)
     return row
+
+
+def _filled(row: dict[str, str], **numbers: int) -> dict[str, str]:
+    return row | {key: row[key] or str(number) for key, number in numbers.items()}
 
 
 def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> data.ScheduleConfig:
@@ -157,45 +148,37 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
         raise ValueError(f"{num_stages} stages, which are more than its layers")
     # Megatron's way to distribute a number of layers that is two short; otherwise the recipes of
     # Megatron-Bridge fill the stages one by one.
-    uneven = num_stages > 1 and layers % num_stages != 0
-    counted = uneven and not stages and (layers + 2) % num_stages == 0
-    if not stages and uneven and not counted:
+    uneven = not stages and num_stages > 1 and layers % num_stages != 0
+    counted = uneven and (layers + 2) % num_stages == 0
+    if uneven and not counted:
         each = -(-layers // num_stages)
         stages = [max(0, min(each, layers - each * stage)) for stage in range(num_stages)]
-    return data.ScheduleConfig(
-        kind="overlapped-1f1b" if pairs else "interleaved-1f1b" if virtual > 1 else "1f1b",
-        num_microbatches=_degree(row, "global_batch") // (layout.dp * _degree(row, "micro_batch")),
-        virtual_stages=virtual,
-        embedding_counts_as_layer=counted,
-        head_counts_as_layer=counted,
-        layers_per_stage=tuple(stages) if len(set(stages)) > 1 else None,
-    )
+    kind = "overlapped-1f1b" if pairs else "interleaved-1f1b" if virtual > 1 else "1f1b"
+    microbatches = _degree(row, "global_batch") // (layout.dp * _degree(row, "micro_batch"))
+    keys: Any = {"embedding_counts_as_layer": counted, "head_counts_as_layer": counted}
+    keys["layers_per_stage"] = tuple(stages) if len(set(stages)) > 1 else None
+    return data.ScheduleConfig(kind, microbatches, virtual_stages=virtual, **keys)
 
 
 def _check(row: dict[str, str], stack: str) -> None:
     """Raises a `ValueError` for a row that cannot be written as a job."""
-    recompute, pp = row["recompute"], _degree(row, "pp")
-    kinds = ("", "none", "full", "block")
-    kinds = kinds if stack == "torchtitan" else (*kinds, "selective")
-    sharding = f"sharding that jobs do not have: {row['zero']}"
-    reasons = {
-        sharding: row["zero"] and row["zero"] not in WORDS["zero"],
-        f"the layers of {row['model'].partition(' (')[0]} are not known": not models.is_known(row),
-        f"no device {row['gpu_type']}": not models.device_of(row["gpu_type"]),
-        f"no dtype {row['dtype']}": _dtype(row) not in WORDS["dtypes"],
-        "`vpp` is not given": pp > 1 and not row["vpp"],
-        "adapters of low rank (LoRA)": "LoRA" in row["note"] or "LoRA" in row["model"],
-        "packed sequences of unknown lengths": "SFT" in row["note"],
-        "the software is not known here": not stack,
-        # That of torchtitan recomputes every other matrix multiplication.
-        "a kind of recomputation that jobs do not have": recompute not in kinds,
-    }
+    pp, zero = _degree(row, "pp"), row["zero"]
+    kinds = ("", "none", "full", "block", *["selective"] * (stack != "torchtitan"))
+    reasons = {f"sharding that jobs do not have: {zero}": zero and zero not in WORDS["zero"]}
+    name, known = row["model"].partition(" (")[0], models.is_known(row)
+    reasons[f"the layers of {name} are not known"] = not known
+    reasons[f"no device {row['gpu_type']}"] = not models.device_of(row["gpu_type"])
+    reasons[f"no dtype {row['dtype']}"] = _dtype(row) not in WORDS["dtypes"]
+    reasons["`vpp` is not given"] = pp > 1 and not row["vpp"]
+    reasons["adapters of low rank (LoRA)"] = "LoRA" in row["note"] or "LoRA" in row["model"]
+    reasons["packed sequences of unknown lengths"] = "SFT" in row["note"]
+    reasons["the software is not known here"] = not stack
+    reasons["a kind of recomputation that jobs do not have"] = row["recompute"] not in kinds
     if reason := next((reason for reason, is_so in reasons.items() if is_so), ""):
         raise ValueError(reason)
-    columns = () if models.has_experts(row) else ("layers",)
-    for key in (*columns, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
+    layers = [] if models.has_experts(row) else ["layers"]
+    for key in (*layers, "seq", "gpus", "tp", "pp", "micro_batch", "global_batch"):
         count(row, key)
-    ranks = _degree(row, "tp") * pp * _degree(row, "cp")
-    replicas, left = divmod(_degree(row, "gpus"), ranks)
+    replicas, left = divmod(_degree(row, "gpus"), _degree(row, "tp") * pp * _degree(row, "cp"))
     if left or _degree(row, "global_batch") % (replicas * _degree(row, "micro_batch")):
         raise ValueError("its numbers do not divide")

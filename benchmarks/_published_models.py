@@ -12,7 +12,6 @@ from prism_jax.workload import count_parameters
 from ._rows import WORDS, count
 
 
-GPT: dict[str, Any] = {"dropout": True}
 # The columns of a layer of experts.
 EXPERTS = {"experts": "num_experts", "topk": "top_k", "expert_ffn": "expert_ffn_size"}
 
@@ -31,8 +30,7 @@ def has_experts(row: dict[str, str]) -> bool:
 
 def _shipped_name(row: dict[str, str]) -> str:
     name, releases = plain_name(row["model"]), WORDS["names"]["releases"]
-    found = (m for part, m in WORDS["shipped"].items() if re.fullmatch(part + releases, name))
-    return next(found, "")
+    return next((m for p, m in WORDS["shipped"].items() if re.fullmatch(p + releases, name)), "")
 
 
 def _is_named(kind: str, name: str) -> bool:
@@ -66,23 +64,14 @@ def model_of(row: dict[str, str]) -> data.Model:
 
 def _described(row: dict[str, str]) -> data.Model:
     """A model by its columns."""
-    number = ft.partial(count, row)
-    name = plain_name(row["model"])
+    number, name = ft.partial(count, row), plain_name(row["model"])
     kind = next((one for one in WORDS["layers"] if re.search(one["name"], name)), {})
     keys = (WORDS["modern"] if kind.get("modern", True) else {}) | kind.get("keys", {})
+    sizes = {key: number(column) for column, key in WORDS["sizes"].items()}
+    positions = number("seq") if kind.get("positions") == "seq" else 2048
     layers = _layers_with_experts(number) if has_experts(row) else {}
-    return data.Model(
-        num_layers=number("layers"),
-        hidden_size=number("hidden"),
-        num_heads=number("heads"),
-        num_kv_heads=number("kv_heads"),
-        head_size=number("head_dim", 0, 0) or None,
-        ffn_size=number("ffn"),
-        vocab_size=number("vocab"),
-        max_positions=number("seq") if name.startswith("mpt") else 2048,
-        **keys,
-        **layers,
-    )
+    head_size = number("head_dim", 0, 0) or None
+    return data.Model(**sizes, head_size=head_size, max_positions=positions, **keys, **layers)
 
 
 def _layers_with_experts(number: Any) -> dict[str, Any]:
@@ -91,19 +80,18 @@ def _layers_with_experts(number: Any) -> dict[str, Any]:
     layers = (data.Layer(("attention", last), count) for count, last in kinds if count)
     moe = {key: number(name) for name, key in EXPERTS.items()}
     if shared := number("shared_ffn", 0, 0):
-        moe |= {"shared_ffn_size": shared}
+        moe["shared_ffn_size"] = shared
     return {"layers": tuple(layers), "modules": {"moe": moe}}
 
 
-def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
+def _variant(model: Any, row: dict[str, str]) -> data.Model:
     """A shipped model, as the brackets after its name and its columns say."""
-    _, _, variant = row["model"].partition("(")
+    variant = row["model"].partition("(")[2]
     if "oss20b" in plain_name(row["model"]):  # It has fewer layers and experts.
         row = {"layers": "24", "experts": "32"} | {key: text for key, text in row.items() if text}
     bracket = re.match(r"(\d+) layers", variant)
     given = count(row, "layers", int(bracket[1]) if bracket else 0, 0)
     model = _with_columns(model, row)
-    assert model.layers is not None
     whole = sum(_counted(layer) * layer.repeat for layer in model.layers)
     if bracket or given not in (0, whole):
         dense = count(row, "dense_layers", 1 if bracket else model.layers[0].repeat, 0)
@@ -114,16 +102,17 @@ def _variant(model: data.Model, row: dict[str, str]) -> data.Model:
     return msgspec.structs.replace(model, num_mtp_layers=0) if without else model
 
 
-def _with_columns(model: data.Model, row: dict[str, str]) -> data.Model:
+def _with_columns(model: Any, row: dict[str, str]) -> Any:
     """A model with the sizes that a row has, which hold over those of its name."""
-    keys = {"hidden": "hidden_size", "heads": "num_heads", "vocab": "vocab_size"}
-    if model.num_kv_heads is not None:
-        keys["kv_heads"] = "num_kv_heads"
-    given = {key: n for name, key in keys.items() if (n := count(row, name, 0, 0))}
-    assert model.modules is not None
-    moe = {key: n for name, key in EXPERTS.items() if (n := count(row, name, 0, 0))}
-    modules = {**model.modules, "moe": model.modules["moe"] | moe}
-    return msgspec.structs.replace(model, modules=modules, **given)
+
+    def given(columns: dict[str, str]) -> dict[str, int]:
+        return {key: n for column, key in columns.items() if (n := count(row, column, 0, 0))}
+
+    # These do not hold over a model with layers of its own.
+    others = {"layers", "ffn", *["kv_heads"] * (model.num_kv_heads is None)}
+    sizes = {column: key for column, key in WORDS["sizes"].items() if column not in others}
+    modules = {**model.modules, "moe": model.modules["moe"] | given(EXPERTS)}
+    return msgspec.structs.replace(model, modules=modules, **given(sizes))
 
 
 def _counted(layer: data.Layer) -> int:
@@ -133,25 +122,21 @@ def _counted(layer: data.Layer) -> int:
     return len(layer.modules) if "mamba" in layer.modules else len(mixers)
 
 
-def _first_layers(model: data.Model, number: int, num_dense: int) -> data.Model:
+def _first_layers(model: Any, number: int, num_dense: int) -> data.Model:
     """So many layers of a model, of which so many are dense if its first ones are.
 
     The rows of SimuMax do not say how many of four layers are dense; the peaks of memory that their
     notes print do. `prism.memory` of the same jobs is within 2 % of each of them with one dense
     layer, and where there is no pipeline 13 % above with none and 16 % below with two.
     """
-    assert model.layers is not None
     *first, last = model.layers
     repeats = [num_dense] * len(first)
     left, odd = divmod(number - sum(repeats), _counted(last))
     if len(first) > 1 or odd or left < 1:
         raise ValueError(f"{number} layers are not some of its model")
-    layers = tuple(
-        msgspec.structs.replace(layer, repeat=repeat)
-        for layer, repeat in zip(model.layers, (*repeats, left), strict=True)
-        if repeat
-    )
-    return msgspec.structs.replace(model, layers=layers, num_layers=sum(repeats) + left)
+    repeats, replace = [*repeats, left], msgspec.structs.replace
+    layers = (replace(one, repeat=n) for one, n in zip(model.layers, repeats, strict=True) if n)
+    return replace(model, layers=tuple(layers), num_layers=sum(repeats))
 
 
 def device_of(name: str) -> str:
@@ -188,8 +173,8 @@ def job_on(model, layout, schedule, training, cluster: str, note: str = "") -> d
         machine = msgspec.structs.replace(machine, links=(*inner, last))
     if training.zero < 2 and layout.ep == 1:
         _check_memory(model, layout, machine)
-    parts = {"model": model, "cluster": machine, "training": training, "kernels": kernels}
-    return data.Job(layout, schedule, name="published", **parts)
+    about = {"name": "published", "model": model, "training": training}
+    return data.Job(layout, schedule, cluster=machine, kernels=kernels, **about)
 
 
 def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:

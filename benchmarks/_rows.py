@@ -2,6 +2,7 @@
 others.
 """
 
+import argparse
 import csv
 import math
 import pathlib
@@ -11,15 +12,38 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from prism_jax import data
 from prism_jax.data import check_parts
+from prism_jax.prediction import predict
 from prism_jax.workload import check_split
+
+from ._tables import Row
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
-WORDS: Any = tomllib.loads(pathlib.Path(__file__).with_name("published.toml").read_text())
-"""What words of published rows are in jobs."""
+
+
+def words(name: str) -> Any:
+    """The contents of a TOML file beside this one."""
+    return tomllib.loads(pathlib.Path(__file__).with_name(f"{name}.toml").read_text())
+
+
+# What words of published rows are in jobs.
+WORDS = words("published")
+
+
+def measurements(text: str) -> pathlib.Path:
+    """The folder of `--data`, for `argparse`."""
+    if not (folder := pathlib.Path(text)).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}; name one with --data")
+    return folder.resolve()
+
+
+# What `argparse` has of `--data`.
+MEASUREMENTS: Any = {"type": measurements, "default": str(DATA), "help": "the measurements"}
 
 
 def read(path: pathlib.Path) -> list[dict[str, str]]:
@@ -38,10 +62,8 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
     try:
         return function(*arguments), ""
     except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, ValueError) and reason:
-            return None, reason
-        return None, f"its values cannot be used ({type(error).__name__}: {reason})"
+        reason = isinstance(error, ValueError) and str(error)
+        return None, reason or f"its values cannot be used ({type(error).__name__}: {error})"
 
 
 def count(row: dict[str, str], key: str, default: int | None = None, least: int = 1) -> int:
@@ -72,20 +94,27 @@ def job_of(function: Callable[[dict[str, str]], data.Job], row: dict[str, str]) 
 
     A `ValueError` where nothing can be predicted for it.
     """
-    job = function(row)
-    assert job.model is not None
-    assert job.training is not None
-    assert job.cluster is not None
+    job: Any = function(row)
     check_parts(job.model, job.layout, job.schedule, job.training, job.cluster)
     check_split(job.model, job.layout, job.schedule, job.training)
     return job
 
 
+def with_kernels(job: Any, **changes: Any) -> data.Job:
+    """A job with other values of keys of its kernels."""
+    kernels = msgspec.structs.replace(job.kernels, **changes)
+    return msgspec.structs.replace(job, kernels=kernels)
+
+
+def slower(kernels: Any, factor: Callable[[Any], float]) -> tuple[Any, ...]:
+    """The tables of efficiency with which kernels take longer by a factor of each table."""
+    each = [(one, tuple(x / factor(one) for x in one.values)) for one in kernels.efficiency]
+    return tuple(msgspec.structs.replace(one, values=values) for one, values in each)
+
+
 def predicted(job: data.Job | None, reason: str = "") -> tuple[float, str]:
     """The predicted step time of a job in seconds, or 0 and the reason why there is none."""
-    import prism_jax as prism
-
-    found, wrong = attempt(prism.predict, job) if job else (None, reason)
+    found, wrong = attempt(predict, job) if job else (None, reason)
     return (found.mean, "") if found else (0.0, wrong)
 
 
@@ -94,7 +123,7 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def reason_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
+def reason_lines(rows: Iterable[Row]) -> list[str]:
     """How many rows have which reason, in Markdown."""
     reasons = Counter(row["reason"] for row in rows if "reason" in row)
     return [f"- {number}: {reason}" for reason, number in reasons.most_common()]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 from scipy.optimize import least_squares
 
 from prism_jax._estimate import in_core
@@ -72,23 +73,21 @@ class Laws(NamedTuple):
     def parameters(self, is_blackwell: bool) -> dict[str, float]:
         return {"sigma": self.blackwell if is_blackwell else self.hopper, **self.seconds}
 
-    def spread(self, one: System) -> float:
-        """The predicted spread, without that of kernels."""
-        return spread_at(self.parameters(one.is_blackwell), one.seconds, one.experts)
 
-
-def spread_at(parameters: dict[str, float], seconds: float, experts: bool) -> float:
-    law = variability_of(
-        [Variation("", "step", "lognormal", parameters)], step_s=seconds, experts=experts
-    ).step
-    return float(law.sigma)  # pyright: ignore
+def spread_at(parameters: dict[str, float], one: System) -> float:
+    """The predicted spread of a system's steps, without that of kernels."""
+    law = Variation("", "step", "lognormal", parameters)
+    found: Any = variability_of([law], step_s=one.seconds, experts=one.experts)
+    return float(found.step.sigma)
 
 
 def systems(folder: pathlib.Path) -> list[System]:
     """Those of `mlperf` and of `mlperf_v6` in a folder; a missing table is noted on stderr."""
     found = []
-    tables = {"mlperf/step_times.parquet": _older, "mlperf_v6/step_times.csv": _v6}
-    for name, steps_of in tables.items():
+    for name, steps_of in (
+        ("mlperf/step_times.parquet", _older),
+        ("mlperf_v6/step_times.csv", _v6),
+    ):
         if (path := folder / name).is_file():
             found += _each(steps_of(path), path.parent)
         else:
@@ -114,16 +113,13 @@ def _v6(path: pathlib.Path) -> pl.DataFrame:
 def _complete(table: pl.DataFrame, number: str, text: str) -> pl.DataFrame:
     """A table with all columns that are read, and without rows that have no time, which are counted
     on stderr. Where steps have no numbers they are in order."""
-    texts = (*_SYSTEM, "run", "device", text)
-    every = (*texts, number, "step_time_s")
-    table = table.with_columns(pl.lit(None).alias(n) for n in every if n not in table.columns)
+    texts, time = (*_SYSTEM, "run", "device", text), pl.col("step_time_s")
+    lacking = {*texts, number, "step_time_s"}.difference(table.columns)
+    table = table.with_columns(pl.lit(None).alias(name) for name in lacking)
     order = pl.int_range(1, pl.len() + 1).over(*_SYSTEM, "run")
-    table = table.with_columns(
-        *(pl.col(name).cast(pl.String).fill_null("") for name in texts),
-        pl.col("step_time_s").cast(pl.Float64, strict=False),
-        pl.col(number).cast(pl.Int64, strict=False).fill_null(order),
-    )
-    time = pl.col("step_time_s")
+    made = [pl.col(name).cast(pl.String).fill_null("") for name in texts]
+    made += [time.cast(pl.Float64, strict=False), pl.col(number).cast(pl.Int64, strict=False)]
+    table = table.with_columns(*made[:-1], made[-1].fill_null(order))
     kept = table.filter(time.is_finite() & (time > 0))
     if len(kept) < len(table):
         note(f"{len(table) - len(kept)} steps without a time are left out")
@@ -138,11 +134,12 @@ def _each(table, folder: pathlib.Path) -> Iterator[System]:
             told.append(str(msgspec.json.decode(path.read_bytes()).get("accelerator_model_name")))
         runs = [run["step_time_s"].to_numpy() for run in part.partition_by("run")]
         device = device_of(" ".join(filter(None, told)) or system)
-        experts = has_experts({"model": bench})
-        yield _system(f"{round_} {system} {bench}", device, experts, runs)
+        about = f"{round_} {system} {bench}", device, has_experts({"model": bench})
+        yield System(*about, *_figures(runs))
 
 
-def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -> System:
+def _figures(runs: Sequence[np.ndarray]) -> tuple[Any, ...]:
+    """Those of a system from `seconds` on."""
     levels = np.array([np.median(run) for run in runs])
     long = [run for run in runs if len(run) >= _LONG] or [*runs]
     relative = [run / np.median(run) - 1 for run in long]
@@ -151,12 +148,10 @@ def _system(name: str, device: str, experts: bool, runs: Sequence[np.ndarray]) -
     share = len(slow) / sum(map(len, long))
     excess = float(np.median(slow)) / spread if len(slow) and spread else np.nan
     tail = float(np.median([np.quantile(one, 0.95) for one in relative]))
-    ends = [len(run) // 5 or 1 for run in long]
-    drifts = [
-        np.log(np.median(run[:n]) / np.median(run[-n:])) for run, n in zip(long, ends, strict=True)
-    ]
-    rest = (tail, np.log(levels / np.median(levels)), float(np.median(drifts)))
-    return System(name, device, experts, float(np.median(levels)), spread, share, excess, *rest)
+    ends = [(run[: len(run) // 5 or 1], run[-(len(run) // 5 or 1) :]) for run in long]
+    drift = np.median([np.log(np.median(first) / np.median(last)) for first, last in ends])
+    median = float(np.median(levels))
+    return median, spread, share, excess, tail, np.log(levels / median), float(drift)
 
 
 def fitted(every: Sequence[System]) -> Laws:
@@ -166,19 +161,20 @@ def fitted(every: Sequence[System]) -> Laws:
     """
     shortest = min((s.seconds for s in every if s.experts and s.seconds > 1), default=np.inf)
 
-    def laws(logs: np.ndarray) -> tuple[float, float, dict[str, float]]:
+    def laws(logs: np.ndarray) -> Laws:
         hopper, blackwell, dense, experts = np.exp(logs).tolist()
         seconds = {"seconds": dense, "experts_seconds": experts}
-        return hopper, blackwell, {**seconds, "seconds_share": experts / shortest}
+        seconds["seconds_share"] = experts / shortest
+        return Laws(hopper, blackwell, seconds, load_priors())
 
     def errors(logs: np.ndarray) -> list[float]:
-        known = Laws(*laws(logs), load_priors())
-        return [float(np.log(known.spread(one) / one.spread)) for one in every]
+        of = {is_blackwell: laws(logs).parameters(is_blackwell) for is_blackwell in (False, True)}
+        return [float(np.log(spread_at(of[s.is_blackwell], s) / s.spread)) for s in every]
 
     start = np.log([0.002, 0.005, 0.003, 0.1])
     found = least_squares(errors, start, loss="soft_l1", f_scale=_FAR, diff_step=1e-4).x
     deviation = float(np.sqrt(np.sum(np.square(errors(found))) / (len(every) - len(start))))
-    return Laws(*laws(found), _priors(every, deviation))
+    return laws(found)._replace(priors=_priors(every, deviation))
 
 
 def _priors(every: Sequence[System], deviation: float) -> Priors:
@@ -189,9 +185,8 @@ def _priors(every: Sequence[System], deviation: float) -> Priors:
     left = excesses - excesses.mean() - slope * (shares - shares.mean())
     around = float(np.sqrt(np.sum(left**2) / (len(seen) - 2)))
     about = {"number": len(every), "systems": tuple(one.name for one in every)}
-    spread = msgspec.structs.replace(shipped.system_spread, deviation=deviation, **about)
     moments = float(shares.mean()), float(shares.std(ddof=1)), len(seen)
-    changes: dict[str, Any] = {"system_spread": spread}
+    changes: Any = {"system_spread": replace(shipped.system_spread, deviation=deviation, **about)}
     changes["system_shares"] = Sampled(*moments, _SOURCE)
     changes["system_excess"] = Line(float(excesses.mean()), slope, around, _SOURCE)
     for suffix, experts in (("", False), ("_experts", True)):
@@ -203,4 +198,4 @@ def _priors(every: Sequence[System], deviation: float) -> Priors:
             wide = float(np.median(np.abs(drifts - np.median(drifts)))) * 1.4826
             changes[f"level{suffix}"] = Prior(0.0, float(np.sqrt(squares / free)), _SOURCE)
             changes[f"drift{suffix}"] = Prior(float(np.median(drifts)), wide, _SOURCE)
-    return msgspec.structs.replace(shipped, **changes)
+    return replace(shipped, **changes)

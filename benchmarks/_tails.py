@@ -5,7 +5,6 @@ own. For any other system the shipped laws hold.
 """
 
 import functools as ft
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +17,11 @@ from prism_jax import data
 from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
 
+from ._families import tail_of
 from ._published import published
-from ._rows import attempt, note
+from ._rows import attempt, note, with_kernels
 from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
-from ._tables import by, table
+from ._tables import Folder, Row, by, table, table_of
 
 
 _SAMPLES = 8192
@@ -30,14 +30,13 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 _NEAR = 0.02  # A published median of a name is that of the same bench.
 
 
-def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+def system_rows(folder: Folder) -> list[Row]:
     """A row for each system of `mlperf` and `mlperf_v6` in a folder like `../shared/data`.
 
     Where a system cannot be written as a job, its step is taken as measured, and the spread of
     steps as that of the law alone.
     """
-    every = systems(folder)
-    used = {*data.load_priors().system_spread.systems}
+    every, used = systems(folder), {*data.load_priors().system_spread.systems}
     shown = [one for one in every if one.name in used]
     whole = len(shown) == len(used)  # Otherwise nothing can be fitted anew.
 
@@ -49,80 +48,62 @@ def system_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     rows = []
     for one in every:
         laws = without(one.machine) if whole and one.name in used else None
-        near = (
-            row.job
-            for row in jobs
-            if row.name in one.name.split(" ") and abs(row.seconds / one.seconds - 1) < _NEAR
-        )
-        rows.append(_row(one, laws, next(near, None)))
+        mine = [row for row in jobs if row.name in one.name.split(" ")]
+        near = [row.job for row in mine if abs(row.seconds / one.seconds - 1) < _NEAR]
+        rows.append(_row(one, laws, next(iter(near), None)))
     return rows
 
 
-def _row(one: System, laws: Laws | None, job: data.Job | None) -> dict[str, Any]:
+def _row(one: System, laws: Laws | None, job: data.Job | None) -> Row:
     simulated, reason = attempt(_simulated, job, laws, one) if job else (None, "")
     if reason:
         note(f"{one.name} cannot be simulated: {reason}")
     if simulated is None:
-        cluster = "hgx-b200" if one.is_blackwell else "dgx-h100"
-        given = _shipped(cluster) if laws is None else laws.parameters(one.is_blackwell)
-        spread = spread_at(given, one.seconds, one.experts)
+        given = _shipped(one.is_blackwell) if laws is None else laws.parameters(one.is_blackwell)
+        spread = spread_at(given, one)
         found, tail = {}, float(np.exp(1.6449 * spread))
     else:
-        spread, tail, seconds = simulated
-        found = {"predicted": seconds}
+        spread, tail, found = simulated
     priors = data.load_priors() if laws is None else laws.priors
     drawn = [law.factors(_DRAWN) for law in laws_of_systems(priors, spread, _DRAWN)]
-    tails = [np.quantile(steps, 0.95) / np.median(steps) for steps in drawn]
-    low, high = (float(edge) for edge in np.quantile(tails, [0.05, 0.95]))
-    return {
-        "table": one.group,
-        "name": one.name,
-        "measured": one.seconds,
-        **found,
-        "measured_p95_over_p50": 1 + one.tail,
-        "predicted_p95_over_p50": tail,
-        "band": [low, high],
-        "inside": low <= 1 + one.tail <= high,
-        "left_out": laws is not None,
-    }
+    low, high = np.quantile([tail_of(steps) for steps in drawn], [0.05, 0.95]).tolist()
+    row: Row = {"table": one.group, "name": one.name, "measured": one.seconds, **found}
+    row |= {"measured_p95_over_p50": 1 + one.tail, "predicted_p95_over_p50": tail}
+    row |= {"band": [low, high], "inside": low <= 1 + one.tail <= high}
+    return row | {"left_out": laws is not None}
 
 
 @ft.cache
-def _shipped(cluster: str) -> dict[str, float]:
-    variations = data.load_variability(cluster)
+def _shipped(is_blackwell: bool) -> dict[str, float]:
+    variations = data.load_variability("hgx-b200" if is_blackwell else "dgx-h100")
     return next(one.parameters for one in variations if one.component == "step")
 
 
-def _simulated(job: data.Job, laws: Laws | None, one: System) -> tuple[float, float, float]:
-    """The spread, p95/p50 and the median of a job's steps."""
-    assert job.kernels is not None
+def _simulated(job: Any, laws: Laws | None, one: System) -> tuple[float, float, Row]:
+    """The spread, p95/p50 and, as `predicted`, the median of a job's steps."""
     if laws is not None:
         step = data.Variation("", "step", "lognormal", laws.parameters(one.is_blackwell))
         variability = data.replace_variations(job.kernels.variability, [step])
-        kernels = msgspec.structs.replace(job.kernels, variability=variability)
-        job = msgspec.structs.replace(job, kernels=kernels)
+        job = with_kernels(job, variability=variability)
     key = jax.random.key(0)
     law = prism.simulate(prism.compile_job(job), num_samples=_SAMPLES, key=key)
     median, high = (float(law.quantile(q)) for q in (0.5, 0.95))
-    return upper_spread(np.asarray(law.quantile(_LEVELS))), high / median, median
+    spread = upper_spread(np.asarray(law.quantile(_LEVELS)))
+    return spread, high / median, {"predicted": median}
 
 
-def system_table(rows: Sequence[dict[str, Any]]) -> str:
+_COLUMNS = {"systems": "{table}", "system": "{name}", "p50": "{p50}"}
+_COLUMNS |= {"p50, measured": "{measured:.4g} s", "p95/p50": "{predicted_p95_over_p50:.4f}"}
+_COLUMNS["of 90 % of systems"] = "{band[0]:.4f} .. {band[1]:.4f}"
+_COLUMNS["p95/p50, measured"] = "{measured_p95_over_p50:.4f}{out}"
+
+
+def system_table(rows: Sequence[Row]) -> str:
     """In Markdown."""
-    header = ("systems", "system", "p50", "p50, measured", "p95/p50", "of 90 % of systems")
-    header += ("p95/p50, measured",)
-    cells = (
-        (
-            row["table"],
-            row["name"],
-            f"{row['predicted']:.4g} s" if "predicted" in row else "",
-            f"{row['measured']:.4g} s",
-            f"{row['predicted_p95_over_p50']:.4f}",
-            "{:.4f} .. {:.4f}".format(*row["band"]),
-            f"{row['measured_p95_over_p50']:.4f}" + " (out)" * (not row["inside"]),
-        )
-        for row in rows
-    )
+    shown = []
+    for row in rows:
+        p50 = f"{row['predicted']:.4g} s" if "predicted" in row else ""
+        shown.append(row | {"p50": p50, "out": " (out)" * (not row["inside"])})
     groups = []
     for name, mine in [("all", rows), *sorted(by("table", rows).items())]:
         tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]
@@ -132,14 +113,19 @@ def system_table(rows: Sequence[dict[str, Any]]) -> str:
         held = f"{inside} of {len(mine)} ({100 * inside / max(1, len(mine)):.0f} %)"
         groups.append((name, len(mine), ratio, held))
     sums = table(("systems", "number", "predicted over measured, median", "in the band"), groups)
-    return f"{table(header, cells)}\n\n{sums}"
+    return f"{table_of(shown, _COLUMNS)}\n\n{sums}"
 
 
-def laws_table(folder: pathlib.Path) -> str:
+def systems_text(folder: Folder) -> str:
+    """Both tables of systems, and that of the laws."""
+    return f"{system_table(system_rows(folder))}\n\n{laws_table(folder)}"
+
+
+def laws_table(folder: Folder) -> str:
     """The laws over all systems, as in `kernels/priors.toml` and `kernels/*/variability.csv`."""
     found = fitted(systems(folder))
-    sigmas = {"sigma, H100": found.hopper, "sigma, B200": found.blackwell}
-    cells = [(f"`{name}`", f"{value:.4g}") for name, value in (sigmas | found.seconds).items()]
+    values = {"sigma, H100": found.hopper, "sigma, B200": found.blackwell, **found.seconds}
+    cells = [(f"`{name}`", f"{value:.4g}") for name, value in values.items()]
     for name in OF_SYSTEMS:
         law = msgspec.to_builtins(getattr(found.priors, name))
         numbers = [f"{k} {v:.4g}" for k, v in law.items() if isinstance(v, int | float)]

@@ -9,12 +9,10 @@ import numpy as np
 
 import prism_jax as prism
 from prism_jax import replica
-from prism_jax.latency import LogNormal
-from prism_jax.program import Variability
 from prism_jax.random import key_data, normals
 from prism_jax.replica._op_law import Single
 
-from ._graph import SIGMA
+from ._baselines import SIGMA
 
 
 _WIDTH = 8  # Ops of a level of draws.
@@ -24,10 +22,9 @@ def program(graph, num_replicas: int = 1):
     """The reference step as a program, of a kind of kernel for each stage and phase."""
     kinds = [f"{phase} {stage}" for phase, stage in zip(graph.phase, graph.stage, strict=True)]
     each = zip(graph.means, graph.predecessors, kinds, graph.stage, strict=True)
-    law = LogNormal(jnp.exp(-(jnp.asarray(SIGMA) ** 2) / 2), jnp.asarray(SIGMA))
-    variability = Variability(residual=dict.fromkeys(kinds, law))
-    ops = [prism.Op(*one) for one in each]
-    return prism.compile_graph(ops, variability=variability, num_replicas=num_replicas)
+    law = prism.latency.LogNormal(jnp.exp(-(jnp.asarray(SIGMA) ** 2) / 2), jnp.asarray(SIGMA))
+    laws: Any = {"variability": prism.Variability(residual=dict.fromkeys(kinds, law))}
+    return prism.compile_graph([prism.Op(*one) for one in each], num_replicas=num_replicas, **laws)
 
 
 def draws(the_program, num_samples: int, key) -> float:
@@ -35,21 +32,20 @@ def draws(the_program, num_samples: int, key) -> float:
     # The row of each op's law, eight to a level, all of them full.
     levels = -(-the_program.num_ops // _WIDTH)
     rows = jnp.asarray(np.resize(the_program.ops.row.value, (levels, _WIDTH)))
-    shared = (replica.make_plan(the_program), key_data(key), rows)
-    batches = _batches(_sum_of_draws, shared, num_samples)
+    batches = _batches(_sum_of_draws, the_program, num_samples, key, rows)
     return sum(float(np.sum(x.samples(), dtype=float)) for x in batches) / num_samples
 
 
-def _batches(function, shared, num_samples: int):
-    size = replica.tiles_of(shared[0])
+def _batches(function, the_program, num_samples: int, key, *more):
+    plan = replica.make_plan(the_program)
+    shared, size = (plan, key_data(key), *more), replica.tiles_of(plan)
     return replica.tiles(function, shared, num_samples, per_batch=size)
 
 
 def _sum_of_draws(shared, ids):
     plan, key, rows = shared
     graph = plan.structure.graph
-    one = jnp.ones((len(graph.row_class), 1), plan.dtype)
-    calm = jnp.zeros((1,), jnp.int32)
+    one, calm = jnp.ones((len(graph.row_class), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
     rest = graph.row_class, graph.mixed, one, plan.tables.nodes, calm
     law: Any = replica.class_laws(plan, *rest).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
@@ -75,18 +71,18 @@ def value_and_gradient(the_program, num_samples: int, key):
     of the program, in one pass.
     """
     total, of_tables = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
-    of_tables = jax.tree.map(lambda g: (g / num_samples)[None], of_tables)
+    of_tables = jax.tree.map(lambda g: g[None], of_tables)
     return total, jax.block_until_ready(replica.gradients_of(the_program, of_tables)[0])
 
 
 def _over_tiles(function, the_program, num_samples, key):
-    shared = (replica.make_plan(the_program), key_data(key))
+    """The means over samples of what a function of a tile sums."""
     totals: Any = None
-    for batch in _batches(function, shared, num_samples):
+    for batch in _batches(function, the_program, num_samples, key):
         found = jax.tree.map(lambda x: x.sum(axis=0, dtype=float), batch.by_tile())
         totals = found if totals is None else jax.tree.map(np.add, totals, found)
-    total, of_tables = totals
-    return float(total) / num_samples, of_tables
+    total, of_tables = jax.tree.map(lambda x: x / num_samples, totals)
+    return float(total), of_tables
 
 
 def _value_of_tile(shared, ids):

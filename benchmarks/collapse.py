@@ -5,17 +5,16 @@ NumPy (`tests/independent.py`), for two ranks, three microbatches and two replic
 """
 
 import itertools as it
-import pathlib
 import sys
+from typing import Any
 
 import jax
 import numpy as np
 
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import line, table
-from prism_jax.program import Variability
+from benchmarks._tables import line, options, table
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
@@ -30,6 +29,7 @@ _ORDERS = [["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"], ["0F0", "0B0", "0F1", "0B
 
 def main() -> None:
     """Prints a table in Markdown."""
+    options(__doc__)
     figures = ("mean", "std", "p5", "p50", "p95", "p99")
     print(table(("sigma of compute", "segments", "members", *figures), []))
     for sigma, segments, members in it.product(_SIGMAS, _SEGMENTS, _MEMBERS):
@@ -43,22 +43,19 @@ def _errors(sigma: float, segments: int, members: int) -> list[float]:
     sent = Kernel("send_recv", "", 5e-4, "network")
     forward, backward = (((Segment(((gemm, n),), gather), segments),) for n in (1, 2))
     ranks = {(0, 1): sent, (1, 0): sent}
-    step = Step(
-        [forward] * 2, [backward] * 2, ranks, [()] * 2, (), _ORDERS, members, 2, frozenset()
-    )
+    rest = (ranks, [()] * 2, (), _ORDERS, members, 2, frozenset())
+    step = Step([forward] * 2, [backward] * 2, *rest)
     sigmas = {"gemm": sigma, "all_gather": 2 * sigma, "send_recv": sigma}
     graph = op_graph(OneFOneB(2, 3))
     blocks = {"F": forward, "B": backward, "SR": ((Segment((), sent), 1),)}
-    variability = Variability(
-        residual={kind: lognormal(s) for kind, s in sigmas.items()}, rank=lognormal(_RANK)
-    )
-    options = {"variability": variability, "group_size": members, "num_replicas": 2}
-    program = assemble(graph, [blocks[phase] for phase in graph.phase], **options)
+    residual: Any = {kind: lognormal(s) for kind, s in sigmas.items()}
+    keys: Any = {"variability": prism.Variability(residual=residual, rank=lognormal(_RANK))}
+    keys |= {"group_size": members, "num_replicas": 2}
+    program = assemble(graph, [blocks[phase] for phase in graph.phase], **keys)
     law = prism.simulate(program, num_samples=200_000, key=jax.random.key(0), sampling="plain")
     drawn = simulate_steps(step, Laws(sigmas, _RANK), 400_000 // members, seed=1)
-    found = [law.mean / drawn.mean(), law.std / drawn.std()]
-    found += [law.quantile(q) / np.quantile(drawn, q) for q in _LEVELS]
-    return [float(x) - 1 for x in found]
+    quantiles = (law.quantile(q) / np.quantile(drawn, q) for q in _LEVELS)
+    return [float(x) - 1 for x in (law.mean / drawn.mean(), law.std / drawn.std(), *quantiles)]
 
 
 if __name__ == "__main__":

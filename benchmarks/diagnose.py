@@ -10,28 +10,23 @@ backward, or with steps in which a rank sleeps; needs the extra `torch`. `found`
 or among the indistinguishable.
 """
 
-import argparse
-import dataclasses
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import by, table
+from benchmarks._rows import with_kernels
+from benchmarks._tables import Row, Rows, by, options, table
 from benchmarks.own_traces import record_jobs
 from prism_jax.data import Variation, replace_variations
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
 from prism_jax.diagnosis._changes import simulated
-from prism_jax.lowering import parts_of
 from prism_jax.prediction import expected_error, levels_of_law
 from prism_jax.trace import rank_times, read_ranks
 
@@ -42,20 +37,17 @@ _TOGETHER = 24  # Jobs recorded by the same processes, as most of the time is th
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Known causes, diagnosed.")
-    parser.add_argument("--seeds", type=int, default=30, help="of each cause (30)")
-    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
-    parser.add_argument("--traces", action="store_true", help="by traces of jobs trained here")
-    given = parser.parse_args()
+    about = {"seeds": (30, "of each cause (30)"), "first": (0, "the first seed (0)")}
+    given = options(__doc__, traces=(False, "by traces of jobs trained here"), **about)
     rows_of = _by_traces if given.traces else _by_simulation
     rows = rows_of(range(given.first, given.first + given.seeds))
     header = ("cause", "seeds", "found", "normal", "wrong_above_0.8", "most_wrong", "rank_named")
     print(table(header, (_sums(*one) for one in by("cause", rows).items())))
 
 
-def _by_simulation(seeds: range) -> Iterator[dict[str, Any]]:
+def _by_simulation(seeds: range) -> Rows:
     """A row for each cause and seed. How strong a cause is follows from the seed."""
-    job = prism.load_job(_JOB)
+    job: Any = prism.load_job(_JOB)
     of = hypotheses(job, key=jax.random.key(7))
     program = prism.compile_job(job)
     off = ("overlap_grad_reduce=false", "overlap_param_gather=false", "tp_overlap=false")
@@ -64,19 +56,16 @@ def _by_simulation(seeds: range) -> Iterator[dict[str, Any]]:
     def stalling(share: float, calls: int = 1) -> Any:
         """The program in which so many steps stall, given how many calls may stall."""
         pause = {"rate": share / calls, "median_s": 0.5, "sigma": 0.8}
-        law, kernels = Variation("gemm", "stall", "lognormal", pause, ""), parts_of(job).kernels
-        laws = replace_variations(kernels.variability, [law])
-        kernels = msgspec.structs.replace(kernels, variability=laws)
-        return prism.compile_job(msgspec.structs.replace(job, kernels=kernels))
+        law = Variation("gemm", "stall", "lognormal", pause, "")
+        laws = replace_variations(job.kernels.variability, [law])
+        return prism.compile_job(with_kernels(job, variability=laws))
 
     calls = int(stalling(1e-9).stall_counts.value.sum()) * program.num_replicas
     usual = simulated(job, 8192, jax.random.key(1))
-    scenarios = {
-        "slow-rank": [prism.slow_rank(usual.run.program, 1, x) for x in (1.15, 1.3, 1.6)],
-        "no-overlap": [prism.Scenario(prism.compile_job(late))],
-        "stalls": [prism.Scenario(stalling(x, calls)) for x in (0.05, 0.1)],
-        "nothing": [prism.Scenario(program)],
-    }
+    scenarios = {"slow-rank": [prism.slow_rank(usual.run.program, 1, x) for x in (1.15, 1.3, 1.6)]}
+    scenarios["no-overlap"] = [prism.Scenario(prism.compile_job(late))]
+    scenarios["stalls"] = [prism.Scenario(stalling(x, calls)) for x in (0.05, 0.1)]
+    scenarios["nothing"] = [prism.Scenario(program)]
     for cause, of_cause in scenarios.items():
         simulated_steps = [usual.of(scenario) for scenario in of_cause]
         for seed in seeds:
@@ -86,7 +75,7 @@ def _by_simulation(seeds: range) -> Iterator[dict[str, Any]]:
             yield _row(cause, diagnose(of, [steps * level]))
 
 
-def _by_traces(seeds: range) -> Iterator[dict[str, Any]]:
+def _by_traces(seeds: range) -> Rows:
     """A row for each cause and seed, of jobs that are trained and traced here."""
     from benchmarks._own_jobs import OwnJob
 
@@ -98,30 +87,26 @@ def _by_traces(seeds: range) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as temporary:
             jobs = {}
             for cause, seed in pairs[start : start + _TOGETHER]:
-                job = dataclasses.replace(sound, seed=seed, **changes[cause])
-                jobs[pathlib.Path(temporary) / f"{cause}-{seed}"] = job
+                folder = pathlib.Path(temporary) / f"{cause}-{seed}"
+                jobs[folder] = sound._replace(seed=seed, **changes[cause])
             record_jobs(jobs)
             for folder in jobs:
-                found = diagnose_ranks(
-                    prism.load_job(folder / "job.toml"), rank_times(read_ranks(folder))
-                )
+                times = rank_times(read_ranks(folder))
+                found = diagnose_ranks(prism.load_job(folder / "job.toml"), times)
                 yield _row(folder.name.rpartition("-")[0], found)
 
 
-def _row(cause: str, found: Any) -> dict[str, Any]:
-    row = {
-        "cause": cause,
-        "found": any(one.name == cause and one.indistinguishable for one in found.causes),
-        "normal": found.normal,
-        "wrong": max((one.probability for one in found.causes if one.name != cause), default=0.0),
-        "rank": None if found.ranks is None else found.ranks.rank,
-    }
+def _row(cause: str, found: Any) -> Row:
+    first = any(one.name == cause and one.indistinguishable for one in found.causes)
+    wrong = max((one.probability for one in found.causes if one.name != cause), default=0.0)
+    row = {"cause": cause, "found": first, "normal": found.normal, "wrong": wrong}
+    row["rank"] = None if found.ranks is None else found.ranks.rank
     print(*row.values(), file=sys.stderr, flush=True)
     return row
 
 
-def _sums(cause: str, mine: list[dict[str, Any]]) -> list[str]:
-    """How often a cause is found, normal, or another is above 0.8."""
+def _sums(cause: str, mine: list[Row]) -> list[str]:
+    """Of how many, and how often a cause is found, normal, or another is above 0.8."""
     found, normal = (sum(row[name] for row in mine) for name in ("found", "normal"))
     wrong = [row["wrong"] for row in mine]
     above, named = sum(x > 0.8 for x in wrong), sum(row["rank"] == 1 for row in mine)

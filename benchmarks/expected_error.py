@@ -17,62 +17,47 @@ where the data names none, those of one model of a source. The weighed families 
 data, or whole sources.
 """
 
-import argparse
 import functools as ft
-import pathlib
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from benchmarks._means import VARIABILITY
 from benchmarks._published import published
-from benchmarks._rows import DATA, ROOT, predicted
-from benchmarks._tables import percent, table
+from benchmarks._rows import MEASUREMENTS, ROOT, note, predicted
+from benchmarks._tables import Folder, Row, Rows, by, options, table_of
 from prism_jax.data import generation_of
 from prism_jax.workload import has_experts
 
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
+_FAR = float(stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 # With the last, the law of a kind holds 95 % and more of a generation that is left out whole.
 _WHOLE = 4  # The parts of a class: the kind of model, FSDP, the generation and the software.
 _HALF, _ABOVE = 8, 0.5  # Rows with which a family weighs a half; the weight of the class above.
 _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_error.py)"
 
 
-class Row(NamedTuple):
-    error: float
-    family: str
-    left_out: str
-    key: tuple[str, bool, str, str]
-    source: str
-    job: Any
-    held: bool = False
-    shipped: bool = False
-
-
-def rows_of(folder: pathlib.Path) -> list[Row]:
+def rows_of(folder: Folder) -> list[Row]:
     """The logarithms of measured over predicted seconds."""
     found = []
     for one in published(folder):
-        if (job := one.job) is None or not (job.model and job.training and job.cluster):
-            continue
+        job: Any = one.job
         mean, _ = predicted(job)
-        if not mean:
-            continue
-        error = float(np.log(one.seconds / mean))
-        kind = ("experts" if has_experts(job.model) else "dense", job.training.zero == 3)
-        key = (*kind, generation_of(job.cluster.device.name), job.training.software or "")
-        model = f"{one.table} {job.model.num_layers} {job.model.hidden_size}"
-        left_out = one.family if one.family != one.table else model
-        found.append(Row(error, one.family, left_out, key, one.table.split(",")[0], job))
+        if mean:
+            error = float(np.log(one.seconds / mean))
+            kind = ("experts" if has_experts(job.model) else "dense", job.training.zero == 3)
+            key = (*kind, generation_of(job.cluster.device.name), job.training.software or "")
+            model = f"{one.table} {job.model.num_layers} {job.model.hidden_size}"
+            left_out = one.family if one.family != one.table else model
+            about = {"error": error, "family": one.family, "left_out": left_out, "key": key}
+            found.append(about | {"source": one.table.split(",")[0], "job": job})
     return found
 
 
@@ -86,27 +71,31 @@ def law_of(rows: list[Row], classes: list[tuple[Any, ...]]) -> tuple[float, floa
     """The bias and the spread of the last of `classes`, each of which is part of the one before."""
     errors, weights, families = np.zeros(0), np.zeros(0), {}
     for key in classes:
-        families = defaultdict(list)
-        for row in _of(rows, key):
-            families[row.family].append(row.error)
-        each = [np.full(len(e), 1 / (len(e) + _HALF)) for e in families.values()]
-        errors = np.concatenate([errors, *families.values()])
+        families = by("family", _of(rows, key))
+        each = [np.full(len(some), 1 / (len(some) + _HALF)) for some in families.values()]
+        mine = [row["error"] for some in families.values() for row in some]
+        errors = np.concatenate([errors, mine])
         weights = np.concatenate([weights * _ABOVE, *each])
         weights = weights / weights.sum()
     bias = _quantile(errors, weights, 0.5)
     wider = np.sqrt(1 + 1 / max(1, len(families)))
     half = _quantile(np.abs(errors - bias), weights, _LEVEL) * wider
-    return bias, float(half / stdtrit(_DEGREES, (1 + _LEVEL) / 2))
+    return bias, float(half / _FAR)
 
 
 def _of(rows: list[Row], key: tuple[Any, ...]) -> list[Row]:
     """The rows of a class."""
-    return [row for row in rows if row.key[: len(key)] == key]
+    return [row for row in rows if row["key"][: len(key)] == key]
+
+
+def _counted(rows: list[Row]) -> Counter[tuple[Any, ...]]:
+    """How many rows each class has."""
+    return Counter(one for row in rows for one in classes_of(row["key"]))
 
 
 def enough(rows: list[Row], key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """A class and those above it, as far down as they have enough rows."""
-    counts = Counter(one for row in rows for one in classes_of(row.key))
+    counts = _counted(rows)
     return [one for one in classes_of(key) if not one or counts[one] >= _FEWEST]
 
 
@@ -118,63 +107,51 @@ def _quantile(values: np.ndarray, weights: np.ndarray, q: float) -> float:
 
 def _held(rows: list[Row]) -> list[Row]:
     """The rows, with whether the interval of the rows of others, and the shipped one, hold them."""
-    far = float(stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 
     @ft.cache
     def law(name: str, key: tuple[Any, ...]) -> tuple[float, float]:
-        return law_of([row for row in rows if row.left_out != name], enough(rows, key))
+        return law_of([row for row in rows if row["left_out"] != name], enough(rows, key))
 
     found = []
     for row in rows:
-        bias, spread = law(row.left_out, row.key)
-        low, high = prism.expected_error(row.job).interval(_LEVEL)
-        held = bool(abs(row.error - bias) <= spread * far)
-        found.append(row._replace(held=held, shipped=bool(low <= np.exp(row.error) <= high)))
+        bias, spread = law(row["left_out"], row["key"])
+        low, high = prism.expected_error(row["job"]).interval(_LEVEL)
+        held = bool(abs(row["error"] - bias) <= spread * _FAR)
+        shipped = bool(low <= np.exp(row["error"]) <= high)
+        found.append(row | {"held": held, "shipped": shipped})
     return found
 
 
-def expected_rows(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+def expected_rows(folder: Folder) -> Rows:
     """A row for each class with enough published steps below a folder: how many of them the
     intervals from other families hold, and the shipped ones. The first is that of all."""
+
+    def held(some: list[Row]) -> float:
+        return float(np.mean([row["held"] for row in some]))
+
     rows = _held(rows_of(folder))
-    counts = Counter(one for row in rows for one in classes_of(row.key))
-    for key in sorted(one for one, count in counts.items() if count >= _FEWEST or not one):
+    for key in sorted(one for one, n in _counted(rows).items() if n >= _FEWEST or not one):
         mine = _of(rows, key)
-        low, middle, high = np.quantile([np.exp(row.error) for row in mine], [0.05, 0.5, 0.95])
-        families = dict.fromkeys(row.family for row in mine)
-        shares = [np.mean([r.held for r in mine if r.family == family]) for family in families]
-        yield {
-            "class": named(key),
-            "rows": len(mine),
-            "families": len(families),
-            "median": middle,
-            "p5": low,
-            "p95": high,
-            "left_out": np.mean([row.held for row in mine]),
-            "left_out_by_family": np.mean(shares),
-            "shipped": np.mean([row.shipped for row in mine]),
-        }
+        low, middle, high = np.quantile([np.exp(row["error"]) for row in mine], [0.05, 0.5, 0.95])
+        families = by("family", mine)
+        fsdp = ["FSDP" if one else "no FSDP" for one in key[1:2]]
+        name = ", ".join([*key[:1], *fsdp, *key[2:]]) or "all"
+        row = {"class": name, "rows": len(mine), "families": len(families)}
+        row |= {"median": middle, "p5": low, "p95": high}
+        row["left_out"] = held(mine)
+        row["left_out_by_family"] = np.mean([held(some) for some in families.values()])
+        yield row | {"shipped": np.mean([row["shipped"] for row in mine])}
 
 
-def expected_table(rows: list[dict[str, Any]]) -> str:
-    """In Markdown: measured over predicted, less one, and the shares of rows in 90 % intervals."""
-    header = ("class", "rows", "families", "median error", "90 % of rows")
-    header += ("held, left out", "each family once", "held by the shipped")
-    cells = []
-    for row in rows:
-        low, middle, high = (row[name] - 1 for name in ("p5", "median", "p95"))
-        shares = (row[name] for name in ("left_out", "left_out_by_family", "shipped"))
-        span = f"{100 * low:+.0f} .. {percent(high, 0)}"
-        first = row["class"], f"{row['rows']:,}", row["families"], percent(middle), span
-        cells.append((*first, *(f"{100 * share:.0f} %" for share in shares)))
-    return table(header, cells)
-
-
-def named(key: tuple[Any, ...]) -> str:
-    if not key:
-        return "all"
-    fsdp = ["FSDP" if one else "no FSDP" for one in key[1:2]]
-    return ", ".join([key[0], *fsdp, *key[2:]])
+def expected_table(rows: list[Row]) -> str:
+    """In Markdown: measured over predicted, minus one, and the shares of rows in 90 % intervals."""
+    columns = {"class": "{class}", "rows": "{rows:,}", "families": "{families}"}
+    columns |= {"median error": "{middle:+.1%}", "90 % of rows": "{low:+.0fc} .. {high:+.0%}"}
+    columns |= {"held, left out": "{left_out:.0%}", "each family once": "{left_out_by_family:.0%}"}
+    columns["held by the shipped"] = "{shipped:.0%}"
+    names = {"low": "p5", "middle": "median", "high": "p95"}
+    shown = [row | {name: row[key] - 1 for name, key in names.items()} for row in rows]
+    return table_of(shown, columns)
 
 
 def file_of_laws(rows: list[Row]) -> str:
@@ -182,33 +159,27 @@ def file_of_laws(rows: list[Row]) -> str:
     constants = {"degrees": _DEGREES, "variability": round(VARIABILITY - 1, 4), "unknown": _UNKNOWN}
     lines = ['kind = "expected-errors"', f'source = "{_SOURCE}"']
     lines += [f"{name} = {value}" for name, value in constants.items()]
-    counts = Counter(one for row in rows for one in classes_of(row.key))
-    for key in sorted(one for one in counts if counts[one] >= _FEWEST or not one[3:]):
-        if len(key) < 2:  # Laws of these are only above those of classes.
-            continue
+    # Laws of classes with fewer parts than two are only above those of others.
+    shown = [one for one, n in _counted(rows).items() if n >= _FEWEST or not one[3:]]
+    for key in sorted(one for one in shown if len(one) >= 2):
         classes = enough(rows, key)
         bias, spread = law_of(rows, classes)
         used = _of(rows, classes[-1])
-        sources = ", ".join(f"{n} {name}" for name, n in Counter(r.source for r in used).items())
+        sources = ", ".join(f"{n} {name}" for name, n in Counter(r["source"] for r in used).items())
         lines += ["", "[[classes]]", f'model = "{key[0]}"', f"fsdp = {str(key[1]).lower()}"]
-        names = zip(("generation", "software"), key[2:], strict=False)
-        lines += [f'{name} = "{value}"' for name, value in names]
-        lines += [f"bias = {bias:.4f}", f"spread = {spread:.4f}", f"num_runs = {len(used)}"]
-        lines += [f'table = "{sources}"']
+        for name, value in zip(("generation", "software"), key[2:], strict=False):
+            lines.append(f'{name} = "{value}"')
+        lines += [f"bias = {bias:.4f}", f"spread = {spread:.4f}"]
+        lines += [f"num_runs = {len(used)}", f'table = "{sources}"']
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the laws of expected errors.")
-    parser.add_argument("--data", type=pathlib.Path, default=DATA)
-    arguments = parser.parse_args()
-    if not arguments.data.is_dir():
-        parser.error(f"there is no folder {arguments.data}; name one with --data")
-    rows = rows_of(arguments.data)
-    if not rows:
-        parser.error(f"{arguments.data} has no step that can be predicted; nothing was written")
-    path = ROOT / "kernels" / "expected_errors.toml"
-    path.write_text(file_of_laws(rows))
+    folder = options(__doc__, data=MEASUREMENTS).data
+    if not (rows := rows_of(folder)):
+        note(f"{folder} has no step that can be predicted; nothing was written")
+        sys.exit(2)
+    (ROOT / "kernels" / "expected_errors.toml").write_text(file_of_laws(rows))
 
 
 if __name__ == "__main__":

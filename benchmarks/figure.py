@@ -7,66 +7,50 @@ the odd steps of a traced job with a slow worker, from a profile that is fitted 
 and from the same ops sampled one by one.
 """
 
-import pathlib
 import sys
 
 import jax
 import matplotlib
 import matplotlib.pyplot as plt
-import msgspec
 import numpy as np
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._families import families
+from benchmarks._families import calibrated_to, families
 from benchmarks._rows import DATA, ROOT
-from benchmarks._traces import independent
+from benchmarks._tables import options
+from benchmarks.own_traces import independent
 
 
 FAMILY = "A gpt3 H100 tp4pp8 mb16 (Eos-DFW v3.1)"
 
 
 def main() -> None:
+    options(__doc__)
     matplotlib.use("Agg")
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
-    law, steps = scaled()
-    prism.plot.histogram(law, steps, ax=axes[0])
-    axes[0].set_title("GPT-3 175B, 4,096 to 6,144 GPUs", loc="left", y=1.22)
-    law, other, steps = traced()
-    prism.plot.cdf(law, steps, ax=axes[1])
-    levels = np.linspace(0.0005, 0.9995, 1000)
-    x = np.asarray(other.quantile(levels))
-    axes[1].plot(x, levels, color="0.5", linestyle=":", label="ops sampled one by one")
-    axes[1].legend()
-    axes[1].set_title("a slow worker among 64 GPUs", loc="left")
-    path = ROOT / "docs/measured.png"
-    figure.savefig(path, dpi=80, pil_kwargs={"optimize": True})
-
-
-def scaled():
-    """The law of the larger system, and its measured steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     small, large = families(DATA / "mlperf")[FAMILY]
-    key = jax.random.key(0)
-    found = prism.calibrate(small.job, small.runs, source=small.name, key=key).calibrated
-    kernels = prism.data.apply_calibrated(large.job.kernels, found, "calibrated")
-    job = msgspec.structs.replace(large.job, kernels=kernels)
-    law = prism.simulate(prism.compile_job(job), num_samples=100_000, key=key)
-    return law, np.concatenate(large.runs)
-
-
-def traced():
-    """The law of a fitted profile, that of its ops sampled one by one, and the other steps."""
-    folder, key = DATA / "straggler_traces", jax.random.key(0)
+    (job,) = calibrated_to([small], [large], source=small.name)
+    prism.plot.histogram(_law(prism.compile_job(job), 100_000), np.concatenate(large.runs), ax=left)
+    left.set_title("GPT-3 175B, 4,096 to 6,144 GPUs", loc="left", y=1.22)
+    folder = DATA / "straggler_traces"
     job = prism.load_job(folder / "slow_worker_job.toml")
     trace = prism.read_trace(folder / "slow_worker.parquet", job)
     profile = prism.fit_profile(trace[::2])
-    law, other = (
-        prism.simulate(prism.compile_profile(one), num_samples=50_000, key=key)
-        for one in (profile, independent(trace[::2], profile))
-    )
-    return law, other, trace.step_times()[1::2]
+    laws = (profile, independent(trace[::2], profile))
+    law, other = (_law(prism.compile_profile(one), 50_000) for one in laws)
+    prism.plot.cdf(law, trace.step_times()[1::2], ax=right)
+    levels = np.linspace(0.0005, 0.9995, 1000)
+    x = np.asarray(other.quantile(levels))
+    right.plot(x, levels, color="0.5", linestyle=":", label="ops sampled one by one")
+    right.legend()
+    right.set_title("a slow worker among 64 GPUs", loc="left")
+    figure.savefig(ROOT / "docs/measured.png", dpi=80, pil_kwargs={"optimize": True})
+
+
+def _law(program, num_samples: int):
+    return prism.simulate(program, num_samples=num_samples, key=jax.random.key(0))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ The share of a group of parts in the spread of the step time is its Shapley valu
 this group and all other parts: the mean of the gain of removing it first and of removing it last.
 """
 
-import argparse
-import os
-import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -18,24 +15,23 @@ import numpy as np
 from scipy.stats import spearmanr
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._tables import table
-from benchmarks.placement import program_of
-from prism_jax import Quantile, Std, load_job, place, sensitivity, simulate
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+import prism_jax as prism
+from benchmarks._tables import print_parts, table
+from benchmarks.placement import figures_of, program_of
 from prism_jax.analysis._estimate import figure
 from prism_jax.analysis._knobs import ELEMENTARY, parts_of, varied
 from prism_jax.cluster import COLLECTIVES
-from prism_jax.latency import Normal
-from prism_jax.program import Variability, compile_job
-from prism_jax.schedule import OneFOneB
 from tests import test_trends as toy
 
 
 JOBS = ("gpt3-175b-h100-4096", "gpt3-175b-h100-768", "megatron-175b-a100-64")
-SAMPLES = 40_000
 _PLACED = ("megatron-175b-a100-64", "gpt3-175b-h100-768")
 _SPREADS = (0.02, 0.05, 0.1, 0.14)
+
+
+def _sampled() -> Any:
+    return {"num_samples": 40_000, "key": jax.random.key(0)}
 
 
 def communication() -> str:
@@ -46,7 +42,7 @@ def communication() -> str:
 
 
 def _communication(job: str, wider: float) -> tuple[str, ...]:
-    program = compile_job(load_job(job))
+    program = prism.compile_job(prism.load_job(job))
     groups = parts_of(program)
     parts = {name for group in ELEMENTARY for name in groups[group]}
     kernels = {name for name in parts if name.removeprefix("stalls of ") in COLLECTIVES}
@@ -57,9 +53,8 @@ def _communication(job: str, wider: float) -> tuple[str, ...]:
         """The spread and p95."""
         factors = dict.fromkeys(own, wider) | dict.fromkeys(without, 0.0)
         changed = varied(program, factors)
-        options: dict[str, Any] = {"num_samples": SAMPLES, "key": jax.random.key(0)}
-        value, simulated, _ = figure(changed, Std(), **options)
-        return np.array([value, Quantile(0.95).value(simulated.steps)])
+        value, simulated, _ = figure(changed, prism.Std(), **_sampled())
+        return np.array([value, prism.Quantile(0.95).value(simulated.steps)])
 
     whole, rest, alone, none = of(set()), of(mine), of(parts - mine), of(parts)
     of_std, of_p95 = ((whole - rest) + (alone - none)) / (2 * (whole - none))
@@ -74,9 +69,8 @@ def ranks() -> str:
 
 
 def _ranks(job: str) -> tuple[Any, ...]:
-    program = compile_job(load_job(job))
-    options: dict[str, Any] = {"num_samples": SAMPLES, "key": jax.random.key(0), "parts": []}
-    parts = sensitivity(program, Quantile(0.95), **options).parts
+    program = prism.compile_job(prism.load_job(job))
+    parts = prism.sensitivity(program, prism.Quantile(0.95), parts=[], **_sampled()).parts
     cost = {one.name: one.spread.value for one in parts if one.group == "kernel" and one.spread}
     laws = program.variability.residual
     cv = {kind: float(np.sqrt(law.variance()) / law.mean()) for kind, law in laws.items()}
@@ -89,13 +83,13 @@ def _ranks(job: str) -> tuple[Any, ...]:
 
 def slow_stages() -> str:
     """By how much p95 rises in percent, for a slow stage at each position."""
-    at = toy._program_of_costs(16, Variability(residual={"gemm": Normal(1.0, 0.02)}))
+    law = prism.latency.Normal(1.0, 0.02)
+    at = toy._program_of_costs(16, prism.Variability(residual={"gemm": law}))
+    options: Any = _sampled() | {"num_samples": 1_000_000}
     cells = []
     for last, reported in ((1.0, toy._EVEN), (1.1, toy._HEAVY_END)):
-        even, *laws = (
-            simulate(at(toy._slow(stage, 1.2, last)), num_samples=1_000_000, key=jax.random.key(0))
-            for stage in (None, *range(8))
-        )
+        stages = (None, *range(8))
+        even, *laws = (prism.simulate(at(toy._slow(one, 1.2, last)), **options) for one in stages)
         base = even.quantile(0.95)
         low, high = laws[0].quantile_interval(0.95)
         error = 100 * float(np.hypot(1, 1) * (high - low) / 3.92 / base)
@@ -114,11 +108,12 @@ def placements() -> str:
 def _placements() -> Iterator[tuple[str, ...]]:
     even = [(f"normal, CV {cv:.0%}", cv, 1.0) for cv in _SPREADS]
     even += [(f"one node {factor} times slower", 0.0, factor) for factor in (1.2, 1.35, 2.0)]
-    cases = [(name, compile_job(load_job(name)), even) for name in _PLACED]
+    cases = [(name, prism.compile_job(prism.load_job(name)), even) for name in _PLACED]
     # A pipeline whose last stage takes longer, so that it matters who runs it.
     for last in (1.1, 1.26, 1.5):
         forward = np.array([1.0] * 7 + [last])
-        program = program_of(OneFOneB(8, 64), 4, 8, forward=forward, backward=2 * forward)
+        schedule, costs = prism.schedules.OneFOneB(8, 64), {"forward": forward}
+        program = program_of(schedule, 4, 8, backward=2 * forward, **costs)
         nodes = [(f"one node x {factor}", 0.0, factor) for factor in (1.1, 1.26, 1.5)]
         cases.append((f"1f1b 8 x 64, 4 replicas, last stage x {last}", program, nodes))
     for name, program, nodes in cases:
@@ -126,27 +121,11 @@ def _placements() -> Iterator[tuple[str, ...]]:
         for label, cv, factor in nodes:
             factors = np.exp(cv * np.random.default_rng(0).standard_normal(number))
             factors[0] *= factor
-            found = place(program, factors, devices_per_node=8, key=jax.random.key(0))
-            figures: Any = found.before, found.after, found.worst, found.bound
+            found = prism.place(program, factors, devices_per_node=8, key=jax.random.key(0))
             gain = f"{found.worst.value / found.after.value:.3f}"
-            yield name, label, *(f"{one.value:.4f} s" for one in figures), gain
-
-
-def main() -> None:
-    parts = {
-        "communication": communication,
-        "ranks": ranks,
-        "slow_stages": slow_stages,
-        "placements": placements,
-    }
-    parser = argparse.ArgumentParser(description="PRISM's findings, on shipped jobs.")
-    parser.add_argument("--only", choices=parts, help="one table only")
-    only = parser.parse_args().only
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    for name, text_of in parts.items():
-        if only in (None, name):
-            print(text_of(), end="\n\n", flush=True)
+            yield name, label, *figures_of(found), gain
 
 
 if __name__ == "__main__":
-    main()
+    parts = (communication, ranks, slow_stages, placements)
+    print_parts(__doc__, {one.__name__: one for one in parts})

@@ -12,12 +12,8 @@ of the program: nine in ten do not exceed it. `cost` is the CPU time of value an
 parameters over that of the value.
 """
 
-import argparse
-import os
-import pathlib
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -26,11 +22,10 @@ import numpy as np
 from scipy.special import ndtri, stdtr
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _coverage
-from benchmarks._programs import programs
-from benchmarks._tables import by, table
+from benchmarks._coverage import programs
+from benchmarks._tables import Row, Rows, by, options, table, table_of, use_all_cores
 from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std, _estimate
 from prism_jax.analysis._bootstrap import stacked
 from prism_jax.engine import simulated_steps
@@ -63,7 +58,7 @@ class Parameters:
         return [float(np.sum(np.asarray(slopes[i]) * self.leaves[i])) for i in self.varied]
 
 
-def pairs_of(name: str, program: Any) -> Iterator[dict[str, Any]]:
+def pairs_of(name: str, program: Any) -> Rows:
     """All parameters and objectives of a program."""
     parameters = Parameters(program)
     found = _estimate.figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
@@ -71,35 +66,29 @@ def pairs_of(name: str, program: Any) -> Iterator[dict[str, Any]]:
     moved = MOVED * float(np.std(steps))
     slopes = parameters.relative(_estimate.figure_gradient(found))
     changes = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
-    objectives = [
-        Mean(),
-        Std(),
-        Quantile(0.9),
-        CVaR(0.9),
-        Exceedance(float(np.quantile(steps, 0.9))),
-    ]
-    options: dict[str, Any] = {"num_samples": NUM_SAMPLES, "margin": MARGIN}
-    options["key"] = jax.random.key(3)
+    objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
+    objectives.append(Exceedance(float(np.quantile(steps, 0.9))))
     for objective in objectives:  # Compiles.
-        _derivatives(program, parameters, objective, options)
-    each = [_derivatives(program, parameters, objective, options) for objective in objectives]
-    theirs = _central_differences(program, parameters, changes, objectives, options)
+        _derivatives(program, parameters, objective)
+    each = [_derivatives(program, parameters, objective) for objective in objectives]
+    theirs = _central_differences(program, parameters, changes, objectives)
     value, both = np.sum([seconds for *_, seconds in each], axis=0)
     for o, (objective, (ours, estimator, _)) in enumerate(zip(objectives, each, strict=True)):
         about = {"program": name, "cost": both / value, "estimator": estimator}
         about["objective"] = type(objective).__name__
-        for row in _compared(parameters, ours, theirs[:, o]):
-            yield about | row
+        yield from (about | row for row in _compared(parameters, ours, theirs[:, o]))
 
 
-def _derivatives(
-    program, parameters: Parameters, objective, options: dict[str, Any]
-) -> tuple[np.ndarray, str, tuple[float, float]]:
+def _sampled() -> Any:
+    return {"num_samples": NUM_SAMPLES, "margin": MARGIN, "key": jax.random.key(3)}
+
+
+def _derivatives(program, parameters: Parameters, objective) -> tuple[np.ndarray, str, Any]:
     """Derivatives by parameter, in rows: of all samples, then of each resample; the estimator; and
     the seconds of CPU time of the value, and of value and derivatives.
     """
     start = time.process_time()
-    found = _estimate.figure(program, objective, **options)
+    found = _estimate.figure(program, objective, **_sampled())
     middle = time.process_time()
     jax.block_until_ready(_estimate.figure_gradient(found))
     seconds = middle - start, time.process_time() - start
@@ -107,16 +96,14 @@ def _derivatives(
     return rows, _coverage.name_of(objective, found), seconds
 
 
-def _central_differences(
-    program, parameters: Parameters, by, objectives, options: dict[str, Any]
-) -> np.ndarray:
+def _central_differences(program, parameters: Parameters, by, objectives) -> np.ndarray:
     """Central differences by row, as in `_derivatives`, objective and parameter, with common random
     numbers.
     """
-    like = simulated_steps(program, **options)
+    like = simulated_steps(program, **_sampled())
 
     def figures(i, by):
-        simulated = simulated_steps(parameters.changed(i, by), like=like, **options)
+        simulated = simulated_steps(parameters.changed(i, by), like=like, **_sampled())
         each = (_estimate.figure_of(simulated, objective) for objective in objectives)
         found = stacked(*map(_estimate.figure_value, each))
         return np.concatenate([found.values[None], found.resampled])
@@ -126,9 +113,7 @@ def _central_differences(
     return np.stack(found, axis=2)
 
 
-def _compared(
-    parameters: Parameters, ours: np.ndarray, theirs: np.ndarray
-) -> Iterator[dict[str, Any]]:
+def _compared(parameters: Parameters, ours: np.ndarray, theirs: np.ndarray) -> Rows:
     """A row for each parameter: its derivative beside its central difference."""
     largest = np.abs(ours[0]).max()
     for p, i in enumerate(parameters.varied):
@@ -137,16 +122,13 @@ def _compared(
         # The error of single precision and of the third derivative.
         scatter = np.hypot(scatter, 2e-4 * max(abs(theirs[0, p]), 1e-3 * largest))
         t = float(gap[0] / scatter) if scatter > 0 else 0.0
-        yield {
-            "parameter": parameters.paths[i],
-            "derivative": f"{ours[0, p]:.5g} +- {error:.1g}",
-            "difference": f"{theirs[0, p]:.5g}",
-            "z": float(ndtri(stdtr(len(gap) - 2, t))),
-            "relative_error": float(error / largest) if largest else 0.0,
-        }
+        row: Row = {"parameter": parameters.paths[i]}
+        row["derivative"] = f"{ours[0, p]:.5g} +- {error:.1g}"
+        row |= {"difference": f"{theirs[0, p]:.5g}", "z": float(ndtri(stdtr(len(gap) - 2, t)))}
+        yield row | {"relative_error": float(error / largest) if largest else 0.0}
 
 
-def _tables(rows: list[dict[str, Any]]) -> str:
+def _tables(rows: list[Row]) -> str:
     """In Markdown: by estimator, and of the pairs that differ most."""
     cells, of_estimator = [], by("estimator", rows)
     for name in _coverage.NAMES.values():
@@ -157,26 +139,22 @@ def _tables(rows: list[dict[str, Any]]) -> str:
             cost = f"{np.median([row['cost'] for row in mine]):.1f}"
             cells.append((name, len(mine), *figures, f"{100 * error:.2f} %", cost))
     header = ("estimator", "pairs", "largest z", "share of z above 2", "mean z", "relative error")
-    names = ("program", "parameter", "objective", "derivative", "difference")
-    worst = (
-        (*(f"`{row[n]}`" if n == "parameter" else row[n] for n in names), f"{row['z']:+.1f}")
-        for row in sorted(rows, key=lambda row: -abs(row["z"]))[:5]
-    )
-    of_worst = table((*names[:-1], "central difference", "z"), worst)
+    columns = {"program": "{program}", "parameter": "`{parameter}`", "objective": "{objective}"}
+    columns |= {"derivative": "{derivative}", "central difference": "{difference}"}
+    worst = sorted(rows, key=lambda row: -abs(row["z"]))[:5]
+    of_worst = table_of(worst, columns | {"z": "{z:+.1f}"})
     return f"{table((*header, 'cost'), cells)}\n\nThe largest differences are:\n\n{of_worst}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Derivatives against central differences.")
-    about = "print only the coverage of 95 %% intervals, in N repetitions"
-    parser.add_argument("--coverage", type=int, metavar="N", help=about)
-    parser.add_argument("--of", choices=_coverage.KINDS, help="with --coverage: only these")
-    arguments = parser.parse_args()
+    known: Any = {"of": {"choices": _coverage.KINDS, "help": "with --coverage: only these"}}
+    known["coverage"] = (int, "only that of 95 %% intervals, in so many repetitions")
+    given = options(__doc__, **known)
     jax.config.update("jax_enable_x64", True)
-    if arguments.coverage:  # On one device, which is faster for runs so short.
-        print(_coverage.coverage_table(arguments.coverage, arguments.of))
+    if given.coverage:  # On one device, which is faster for runs so short.
+        print(_coverage.coverage_table(given.coverage, given.of))
         return
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    use_all_cores()
     rows = []
     for name, program in programs().items():
         print(f"{name} ...", file=sys.stderr, flush=True)

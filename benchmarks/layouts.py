@@ -8,37 +8,23 @@ before it, so it is not simulated. If the published layout does not fit, the sea
 and says so.
 """
 
-import argparse
-import pathlib
 import sys
 from typing import Any
 
 import jax
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from benchmarks._published import FAMILIES, published
-from benchmarks._rows import DATA
-from benchmarks._tables import line, table
-
-
-# Llama team 2024 (arXiv:2407.21783), table 4: 16,384 GPUs, 16 sequences a replica and step. Their
-# FSDP shards gradients and optimizer (section 3.3.2). The paper does not give the virtual stages;
-# these are the ones with which the layout fits.
-_LLAMA = ["layout.cp=1", "layout.dp=128", "cluster.num_nodes=2048", "schedule.num_microbatches=16"]
-_LLAMA += ["training.zero=2", "training.accumulate_gradients=true"]
-_JOBS: dict[str, tuple[str, list[str]]] = {
-    "Llama 3, 16,384 H100": ("llama-3.1-405b-h100-65536", _LLAMA),
-    "MLPerf v3.1, GPT-3, 4,096 H100": ("gpt3-175b-h100-4096", []),
-    "MLPerf v3.1, GPT-3, 768 H100": ("gpt3-175b-h100-768", []),
-}
+from benchmarks._rows import DATA, words
+from benchmarks._tables import line, options, table
 
 
 def _jobs() -> dict[str, Any]:
     """The shipped jobs and, if the shared data are there, those of other submissions."""
-    jobs = {name: prism.load_job(job, changes) for name, (job, changes) in _JOBS.items()}
+    shipped = words("assumed")["layouts"].items()
+    jobs = {name: prism.load_job(job, changes) for name, (job, *changes) in shipped}
     rows = published(DATA) if DATA.is_dir() else ()
     others = (one for one in rows if one.table == FAMILIES and one.job is not None)
     return jobs | {f"MLPerf, {one.name}": one.job for one in others}
@@ -49,17 +35,11 @@ def _row(name: str, job: Any, num_samples: int) -> list[str]:
     prediction and, with a number of samples, by the mean and p95 of simulated steps.
     """
     own, fits = prism.predict(job).mean, prism.memory(job).fits
-    rivals = prism.enumerate_layouts(
-        job.model,
-        job.cluster,
-        job.layout.world_size,
-        training=job.training,
-        batch_size=job.batch_size,
-        kernels=job.kernels,
-        space=prism.LayoutSpace(zero=tuple({1: 1, job.training.zero: 1})),
-        any_memory=not fits,
-    )
-    rivals = sorted(rivals, key=_schedule)
+    keys: Any = {name: getattr(job, name) for name in ("training", "batch_size", "kernels")}
+    keys["space"] = prism.LayoutSpace(zero=tuple({1: 1, job.training.zero: 1}))
+    sizes = (job.model, job.cluster, job.layout.world_size)
+    found = prism.enumerate_layouts(*sizes, any_memory=not fits, **keys)
+    rivals = sorted(found, key=_schedule)
     seconds = [prism.predict(one).mean for one in rivals]
 
     def share(rank: int) -> str:
@@ -85,22 +65,20 @@ def _what(job: Any) -> tuple:
 
 
 def _schedule(job: Any) -> tuple:
-    layout, schedule = job.layout, job.schedule
-    return layout.pp, schedule.kind, schedule.virtual_stages, schedule.num_microbatches
+    one = job.schedule
+    return job.layout.pp, one.kind, one.virtual_stages, one.num_microbatches
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=0, help="steps of each layout (none)")
-    parser.add_argument("--only", default="", help="those with this in their names")
-    arguments = parser.parse_args()
+    samples, only = (0, "steps of each layout (none)"), ("", "those with this in their names")
+    given = options(__doc__, samples=samples, only=only)
     header = ["published run", "GPUs", "layouts that fit", "rank by prediction"]
-    if arguments.samples:
+    if given.samples:
         header += ["rank by mean", "rank by p95", "p95, published layout", "p95, best layout"]
     print(table(header, []), flush=True)
     for name, job in _jobs().items():
-        if arguments.only in name:
-            print(line(_row(name, job, arguments.samples)), flush=True)
+        if given.only in name:
+            print(line(_row(name, job, given.samples)), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ search saw. Small jobs: the figure that the search minimises, and its minimum ov
 Large jobs: seconds for all of `place`.
 """
 
-import argparse
 import itertools as it
-import os
-import pathlib
 import sys
 import time
 from typing import Any
@@ -20,32 +17,36 @@ import jax
 import numpy as np
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._tables import table
-from prism_jax import load_job
-from prism_jax.analysis import Quantile, bandwidth
-from prism_jax.placement import place
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._tables import print_parts, table
+from prism_jax import Quantile, Variability, compile_job, load_job, place
+from prism_jax.analysis import bandwidth
 from prism_jax.placement._exchange import search
 from prism_jax.placement._placed import nodes_of, placed
 from prism_jax.placement._placement import _step_times, _with_known_gpus
 from prism_jax.placement._trials import Trials
-from prism_jax.program import Variability, compile_job
-from prism_jax.schedule import GPipe, InterleavedOneFOneB, OneFOneB
+from prism_jax.schedules import GPipe, InterleavedOneFOneB, OneFOneB
 from tests.helpers import lognormal, pipeline_program
 
 
 INSTANCES, RANDOM, CHOSEN_BY, FRESH = 20, 1000, 512, 16384
 _SMALL = [(3, 2), (2, 3), (2, 4), (4, 2), (7, 1)]  # Ranks and replicas.
 _MAIN = "gpt3-175b-h100-4096"
+_SCHEDULES = {"1f1b": OneFOneB, "gpipe": GPipe}
+_SCHEDULES["interleaved"] = lambda ranks, number: InterleavedOneFOneB(ranks, number, 2)
 
 
 def program_of(schedule, num_replicas: int, group_size: int = 1, **options) -> Any:
     """A program whose ops vary by 3 %, and whose step and microbatches do, too."""
     laws: Any = {"rank": lognormal(0.02), "step": lognormal(0.005), "microbatch": lognormal(0.01)}
     options["variability"] = Variability(residual={"gemm": lognormal(0.03)}, **laws)
-    sizes = {"num_replicas": num_replicas, "group_size": group_size}
-    return pipeline_program(schedule, **sizes, **options)
+    return pipeline_program(schedule, num_replicas=num_replicas, group_size=group_size, **options)
+
+
+def figures_of(found: Any) -> list[str]:
+    """As given, placed, worst, and the bound."""
+    figures = found.before, found.after, found.worst, found.bound
+    return [f"{one.value:.4f} s" for one in figures]
 
 
 def _instance(seed: int) -> tuple[tuple[Any, ...], Any, np.ndarray, int]:
@@ -54,9 +55,7 @@ def _instance(seed: int) -> tuple[tuple[Any, ...], Any, np.ndarray, int]:
     ranks, replicas = int(rng.choice([2, 4, 8])), int(rng.choice([2, 4, 8]))
     microbatches = ranks * int(rng.choice([1, 2, 4]))
     kind = str(rng.choice(["1f1b", "gpipe", "interleaved"]))
-    classes = {"1f1b": OneFOneB, "gpipe": GPipe, "interleaved": InterleavedOneFOneB}
-    more = (2,) if kind == "interleaved" else ()
-    schedule = classes[kind](ranks, microbatches, *more)
+    schedule = _SCHEDULES[kind](ranks, microbatches)
     forward = 1 + 0.3 * rng.random(schedule.num_stages)
     # Nodes of one rank of a replica, of half of one, and of two.
     group, devices = [(1, 1), (2, 1), (1, 2)][int(rng.integers(3))]
@@ -71,7 +70,7 @@ def _instance(seed: int) -> tuple[tuple[Any, ...], Any, np.ndarray, int]:
 
 def _against_random(seed: int) -> tuple[Any, ...]:
     about, program, factors, devices = _instance(seed)
-    found = place(program, factors, devices_per_node=devices, key=jax.random.key(seed))
+    found: Any = place(program, factors, devices_per_node=devices, key=jax.random.key(seed))
     nodes = nodes_of(program, factors, devices)
     known, p95 = _with_known_gpus(program, nodes), Quantile(0.95)
     rng = np.random.default_rng(seed)
@@ -84,17 +83,16 @@ def _against_random(seed: int) -> tuple[Any, ...]:
     one, other = (p95.influence(steps, bandwidth(steps)) for steps in (theirs, ours))
     error = np.std(one - other) / np.sqrt(FRESH)
     less = f"{p95.value(theirs) - p95.value(ours):+.4f} +- {error:.4f} s"
-    bound: Any = found.bound
-    seconds = [f"{x:.3f} s" for x in (found.before.value, p95.value(ours), p95.value(theirs))]
-    row = (*about, *seconds, less, f"{bound.value:.3f} s")
+    values = found.before.value, p95.value(ours), p95.value(theirs), found.bound.value
+    *seconds, bound = (f"{x:.3f} s" for x in values)
+    row = (*about, *seconds, less, bound)
     print(*row, sep=", ", file=sys.stderr, flush=True)  # Some take a while.
     return row
 
 
 def _against_all(seed: int) -> tuple[Any, ...]:
     ranks, replicas = _SMALL[seed % len(_SMALL)]
-    rng = np.random.default_rng(seed)
-    program = program_of(OneFOneB(ranks, 4), replicas)
+    rng, program = np.random.default_rng(seed), program_of(OneFOneB(ranks, 4), replicas)
     nodes = nodes_of(program, np.exp(0.05 * rng.standard_normal(ranks * replicas)), 1)
     trials = Trials(_with_known_gpus(program, nodes), nodes, Quantile(0.95), jax.random.key(seed))
     found = float(trials.values([search(trials)])[0])
@@ -104,49 +102,28 @@ def _against_all(seed: int) -> tuple[Any, ...]:
     return job, f"{len(every):,}", f"{found:.6f} s", f"{best:.6f} s"
 
 
-def _large_jobs() -> dict[str, Any]:
-    main = load_job(_MAIN, ["layout.dp=256", "num_nodes=1024"])
-    return {
-        "1f1b 8 x 32, 128 replicas of 8 GPUs": program_of(OneFOneB(8, 32), 128, 8),
-        "1f1b 16 x 64, 64 replicas of 8 GPUs": program_of(OneFOneB(16, 64), 64, 8),
-        f"{_MAIN} with layout.dp=256": compile_job(main),
-    }
-
-
 def _timed(name: str, program) -> tuple[Any, ...]:
     factors = np.exp(0.02 * np.random.default_rng(0).standard_normal(8192))
     start = time.perf_counter()
     found = place(program, factors, devices_per_node=8, key=jax.random.key(0))
     seconds = time.perf_counter() - start
-    figures: Any = found.before, found.after, found.worst, found.bound
-    return name, f"{program.num_ops:,}", f"{seconds:.0f}", *(f"{x.value:.4f} s" for x in figures)
+    return name, f"{program.num_ops:,}", f"{seconds:.0f}", *figures_of(found)
 
 
-def _random_table() -> str:
-    header = ("job", "nodes", "CV", "as given", "placed", "best of 1,000", "lower by", "bound")
-    return table(header, map(_against_random, range(INSTANCES)))
-
-
-def _small_table() -> str:
-    header = ("small job", "placements", "found", "best of all")
-    return table(header, map(_against_all, range(2 * len(_SMALL))))
+_RANDOM = ("job", "nodes", "CV", "as given", "placed", "best of 1,000", "lower by", "bound")
+_ALL = ("small job", "placements", "found", "best of all")
 
 
 def _large_table() -> str:
+    jobs = {"1f1b 8 x 32, 128 replicas of 8 GPUs": program_of(OneFOneB(8, 32), 128, 8)}
+    jobs["1f1b 16 x 64, 64 replicas of 8 GPUs"] = program_of(OneFOneB(16, 64), 64, 8)
+    main = load_job(_MAIN, ["layout.dp=256", "num_nodes=1024"])
+    jobs[f"{_MAIN} with layout.dp=256"] = compile_job(main)
     header = ("large job", "ops", "seconds", "as given", "placed", "worst", "bound")
-    return table(header, it.starmap(_timed, _large_jobs().items()))
-
-
-def main() -> None:
-    parts = {"random": _random_table, "small": _small_table, "large": _large_table}
-    parser = argparse.ArgumentParser(description="Placements against random ones, and all.")
-    parser.add_argument("--only", choices=parts, help="one table only")
-    only = parser.parse_args().only
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
-    for name, text_of in parts.items():
-        if only in (None, name):
-            print(text_of(), end="\n\n", flush=True)
+    return table(header, it.starmap(_timed, jobs.items()))
 
 
 if __name__ == "__main__":
-    main()
+    parts = {"random": lambda: table(_RANDOM, map(_against_random, range(INSTANCES)))}
+    parts["small"] = lambda: table(_ALL, map(_against_all, range(2 * len(_SMALL))))
+    print_parts(__doc__, parts | {"large": _large_table})

@@ -14,21 +14,22 @@ import tempfile
 import time
 
 
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._tables import options
+
+
 _MICROBATCHES, _KERNELS = 8, 400
 _NAME = "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda>"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory of reading a large trace.")
-    parser.add_argument("--kineto", type=float, metavar="GB", default=1.0, help="its size (1)")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        _read(arguments.child)
+    given = options(__doc__, kineto=(1.0, "GB (1)"), child=(str, argparse.SUPPRESS))
+    if given.child:
+        _read(given.child)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "rank0.json"
-        size = _write(path, 1e9 * arguments.kineto) / 1e9
+        size = _write(path, 1e9 * given.kineto) / 1e9
         words = [sys.executable, __file__, "--child", str(path)]
         child = subprocess.run(words, check=True, capture_output=True, text=True)
     peak, seconds = map(float, child.stdout.split())

@@ -8,13 +8,10 @@ import io
 import pathlib
 import sys
 import tokenize
-from collections.abc import Iterable
-from typing import NamedTuple
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._tables import table
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._tables import options, table
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -23,25 +20,22 @@ _NO_CODE |= {tokenize.ENDMARKER}
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Size(NamedTuple):
-    """Of some files: lines of code, of docstrings, and of all kinds; the number of files, the lines
-    of the longest, and those of the longest function without its docstring.
-    """
-
-    code: int
-    docstrings: int
-    lines: int
-    files: int
-    longest_file: int
-    longest_function: int
+# Lines of code, of docstrings, and of all kinds; the number of files, the lines of the longest, and
+# those of the longest function without its docstring.
+_COLUMNS = ("code", "docstrings", "lines", "files", "longest file", "longest function")
 
 
 def main() -> None:
     """Prints a table in Markdown."""
-    sizes = {name: _total(map(_of_file, paths)) for name, paths in _packages().items()}
-    cells = ((name, *(f"{x:,}" for x in size)) for name, size in sizes.items())
-    print(table(["package", *(name.replace("_", " ") for name in Size._fields)], cells))
+    options(__doc__)
     import prism_jax as prism
+
+    cells = []
+    for name, paths in _packages().items():
+        columns = list(zip(*map(_of_file, paths), strict=True))
+        sizes = (*map(sum, columns[:4]), *map(max, columns[4:]))
+        cells.append((name, *(f"{x:,}" for x in sizes)))
+    print(table(("package", *_COLUMNS), cells))
 
     print(f"\n{len(dir(prism))} public names")
 
@@ -50,15 +44,14 @@ def _packages() -> dict[str, list[pathlib.Path]]:
     """The files of each package, of all, and of what is beside it."""
     package = _ROOT / "prism_jax"
     found = {"(top)": sorted(package.glob("*.py"))}
-    for folder in sorted(path.parent for path in package.glob("*/__init__.py")):
-        found[folder.name] = sorted(folder.rglob("*.py"))
+    for path in sorted(package.glob("*/__init__.py")):
+        found[path.parent.name] = sorted(path.parent.rglob("*.py"))
     found["prism_jax"] = [path for paths in found.values() for path in paths]
-    for name in ("tests", "benchmarks"):
-        found[name] = sorted((_ROOT / name).rglob("*.py"))
-    return found
+    return found | {n: sorted((_ROOT / n).rglob("*.py")) for n in ("tests", "benchmarks")}
 
 
-def _of_file(path: pathlib.Path) -> Size:
+def _of_file(path: pathlib.Path) -> tuple[int, ...]:
+    """The values of the columns."""
     text = path.read_text()
     docstrings = _docstrings(tree := ast.parse(text))
     code = set()
@@ -68,7 +61,7 @@ def _of_file(path: pathlib.Path) -> Size:
     functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     longest = max((len(_lines(node) - docstrings) for node in functions), default=0)
     lines = text.count("\n")
-    return Size(len(code - docstrings), len(docstrings), lines, 1, lines, longest)
+    return len(code - docstrings), len(docstrings), lines, 1, lines, longest
 
 
 def _lines(node: ast.stmt) -> set[int]:
@@ -82,11 +75,6 @@ def _docstrings(tree: ast.Module) -> set[int]:
         if isinstance(node, _FUNCTIONS | ast.ClassDef | ast.Module) and ast.get_docstring(node):
             found |= _lines(node.body[0])
     return found
-
-
-def _total(sizes: Iterable[Size]) -> Size:
-    columns = list(zip(*sizes, strict=True))
-    return Size(*map(sum, columns[:4]), *map(max, columns[4:]))
 
 
 if __name__ == "__main__":

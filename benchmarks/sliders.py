@@ -5,13 +5,17 @@ and for two pairs moved together, against fresh simulations with another key.
 """
 
 import itertools as it
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
+from benchmarks._tables import options
 from prism_jax.analysis import LEVELS, P95, Rare, moved, sliders
 from prism_jax.engine import SimulatedSteps, simulated_steps
 
@@ -28,8 +32,7 @@ def _errors_of(name: str) -> Iterator[np.ndarray]:
     moves of p95.
     """
     program = prism.compile_job(prism.load_job(name))
-    found = sliders(program, key=jax.random.key(0))
-    own = _steps(program, {}, None)
+    found, own = sliders(program, key=jax.random.key(0)), _steps(program, {}, None)
     values = [{one.name: x} for one in found.sliders for x in _between(one.values)]
     # The first two sliders of factors, between points.
     smooth = [one for one in found.sliders if not isinstance(one, Rare)][:2]
@@ -41,12 +44,9 @@ def _errors_of(name: str) -> Iterator[np.ndarray]:
         allowed = np.maximum(SHARE * np.abs(simulated), LEAST * before)
         off = ((by_slider - simulated) / allowed)[LEVELS.searchsorted([0.5, 0.95])]
         shown = ", ".join(f"{name} {value:.3g}" for name, value in each.items())
-        print(
-            f"{name:22} {shown:55} p95 {by_slider[P95]:+.4f} s by slider, "
-            f"{simulated[P95]:+.4f} s simulated; error over allowed: "
-            f"p50 {off[0]:+.2f}, p95 {off[1]:+.2f}",
-            flush=True,
-        )
+        moves = f"p95 {by_slider[P95]:+.4f} s by slider, {simulated[P95]:+.4f} s simulated"
+        errors = "p50 {:+.2f}, p95 {:+.2f}".format(*off)
+        print(f"{name:22} {shown:55} {moves}; error over allowed: {errors}", flush=True)
         yield off
 
 
@@ -61,6 +61,7 @@ def _between(values: np.ndarray) -> list[float]:
 
 
 def main() -> None:
+    options(__doc__)
     errors = np.array([off for name in JOBS for off in _errors_of(name)])
     for name, mine in zip(("p50", "p95"), errors.T, strict=True):
         held = np.sum(np.abs(mine) <= 1)

@@ -10,34 +10,28 @@ as JAX's log has them: their number, and XLA's wall seconds; `--json` has them b
 `families`, only what follows a first simulation counts.
 """
 
-import argparse
-import datetime
 import json
 import os
-import pathlib
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import defaultdict
 from typing import Any
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
-from benchmarks._tables import table
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._rows import ROOT, words
+from benchmarks._tables import Row, cells, machine, options, table
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-_WORK = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
+_WORK = words("startup")
 _BEFORE = _WORK.pop("before")
 _BEGIN = "what counts begins at "
 
 
-def measured(work: dict[str, Any], folder: str | None) -> dict[str, Any]:
+def measured(work: dict[str, Any], folder: str | None) -> Row:
     """CPU and wall seconds of one process, and the compiled functions with their seconds, in order.
 
     **Arguments:**
@@ -45,16 +39,16 @@ def measured(work: dict[str, Any], folder: str | None) -> dict[str, Any]:
     - `work`: a `script`, or the words of a `command`.
     - `folder`: for compiled code; nothing is kept by default.
     """
-    words = ["-m", "prism_jax", *work.get("command", "").split()]
+    command = [sys.executable, "-m", "prism_jax", *work.get("command", "").split()]
     if "script" in work:
-        words = ["-c", _BEFORE + work["script"]]
+        command = [sys.executable, "-c", _BEFORE + work["script"]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PRISM_JAX_CACHE": folder or "off"}
     environment["JAX_LOG_COMPILES"] = "1"
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter()
-        streams: Any = {"stdout": log, "stderr": log}
-        child = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, **streams)
+        keys: Any = {"stdout": log, "stderr": log, "cwd": ROOT, "env": environment}
+        child = subprocess.Popen(command, **keys)
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)
@@ -71,49 +65,36 @@ def measured(work: dict[str, Any], folder: str | None) -> dict[str, Any]:
     return {"cpu_s": cpu, "wall_s": wall, "compiled": [(name, float(s)) for name, s in found]}
 
 
-def row_of(name: str) -> dict[str, Any]:
+def row_of(name: str) -> Row:
     """All figures of one kind of work."""
     print(f"{name} ...", file=sys.stderr, flush=True)
-    work = _WORK[name]
+    work, found = _WORK[name], defaultdict(list)
     cold = measured(work, None)
-    compiled = defaultdict(list)
     for function, seconds in cold["compiled"]:
-        compiled[function].append(seconds)
-    each = [[function, len(s), round(sum(s), 3)] for function, s in compiled.items()]
+        found[function].append(seconds)
+    each = [[function, len(s), round(sum(s), 3)] for function, s in found.items()]
     with tempfile.TemporaryDirectory() as folder:
         measured(work, folder)
         warm = measured(work, folder)
-    row = {
-        "what": name,
-        "limit_s": work["cold_s"],
-        "cold_s": cold["cpu_s"],
-        "cold_wall_s": cold["wall_s"],
-    }
-    row |= {
-        "warm_limit_s": work.get("warm_s"),
-        "warm_s": warm["cpu_s"],
-        "compilations": len(cold["compiled"]),
-    }
+    row = {"what": name, "limit_s": work["cold_s"], "cold_s": cold["cpu_s"]}
+    row |= {"cold_wall_s": cold["wall_s"], "warm_limit_s": work.get("warm_s")}
+    row |= {"warm_s": warm["cpu_s"], "compilations": len(cold["compiled"])}
     row["compile_s"] = sum(seconds for _, seconds in cold["compiled"])
     return row | {"by_function": sorted(each, key=lambda one: -one[2])}
 
 
-def cells_of(row: dict[str, Any]) -> list[str]:
+def cells_of(row: Row) -> list[str]:
     keys = ("cold_s", "limit_s", "cold_wall_s", "warm_s", "warm_limit_s")
     figures = ("" if row[key] is None else f"{row[key]:.3g}" for key in keys)
-    return [row["what"], *figures, f"{row['compilations']}, {row['compile_s']:.1f} s"]
+    return [row["what"], *figures, *cells(row, "{compilations}, {compile_s:.1f} s")]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="CPU seconds of commands from their start.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--only", nargs="+", choices=_WORK, metavar="NAME", default=list(_WORK))
-    arguments = parser.parse_args()
-    rows = list(map(row_of, arguments.only))
-    if arguments.json:
-        about = {"machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
-        about |= {"date": str(datetime.date.today()), "python": platform.python_version()}
-        print(json.dumps({**about, "table": rows}, indent=1))
+    only = {"nargs": "+", "choices": _WORK, "metavar": "NAME", "default": list(_WORK)}
+    given = options(__doc__, json=(False, "print one JSON object"), only=only)
+    rows = list(map(row_of, given.only))
+    if given.json:
+        print(json.dumps({**machine(), "table": rows}, indent=1))
         return
     header = ("what", "cold CPU s", "limit", "cold wall s", "warm CPU s", "limit", "compilations")
     print(table(header, map(cells_of, rows)))

@@ -8,22 +8,21 @@ The job is Llama 3.1 405B on 16,384 H100, with the interruptions of Llama 3's 54
 (`tests/runs_by_events.py`).
 """
 
-import argparse
 import math
-import pathlib
 import random
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
+from benchmarks._tables import options
 from prism_jax.data import Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval
 from tests.runs_by_events import run_by_events
@@ -37,10 +36,8 @@ _DAYS = 20  # Of work, in runs that are compared.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    about = "compare with a simulation of events"
-    parser.add_argument("--check-spares", action="store_true", help=about)
-    for text in _checked() if parser.parse_args().check_spares else [_measured()]:
+    given = options(__doc__, check_spares=(False, "compare with a simulation of events"))
+    for text in _checked() if given.check_spares else [_measured()]:
         print(text, flush=True)
 
 
@@ -50,10 +47,9 @@ def _measured() -> str:
     program = prism.compile_job(prism.load_job(_JOB, _LAYOUT))
     law = prism.training_run(program, num_steps=_STEPS, num_runs=_RUNS, key=jax.random.key(0))
     cpu, wall = _cpu_seconds() - before, time.perf_counter() - start
-    return (
-        f"{_RUNS:,} runs of {_STEPS:,} steps, with {sum(law.interruptions.values()):,.0f} "
-        f"interruptions each: {cpu:.0f} CPU s, {wall:.0f} s; mean {law.mean.value:.4g} days"
-    )
+    times = f"{cpu:.0f} CPU s, {wall:.0f} s; mean {law.mean.value:.4g} days"
+    each = f"{sum(law.interruptions.values()):,.0f} interruptions each"
+    return f"{_RUNS:,} runs of {_STEPS:,} steps, with {each}: {times}"
 
 
 def _checked() -> Iterator[str]:
@@ -64,25 +60,18 @@ def _checked() -> Iterator[str]:
     costs = RunCosts(best_interval(lose / (hours * 3600), 30.0), 30.0, 600.0, repair_s=DAY)
     step = prism.compile_graph([prism.Op(1.0)])
     rates = [cause.count / (hours * 3600) for cause in llama.causes]
+    keys: Any = {"failures": Failures(hours, llama.causes, 0.0, 30.0, "made"), "costs": costs}
+    keys |= {"num_steps": round(_DAYS * DAY), "num_runs": _COMPARED, "known_rates": True}
     for spares in (2, 6, 20):
-        mean = prism.training_run(
-            step,
-            num_steps=round(_DAYS * DAY),
-            key=jax.random.key(0),
-            failures=Failures(hours, llama.causes, 0.0, 30.0, "made"),
-            costs=costs,
-            num_spares=spares,
-            known_rates=True,
-            num_runs=_COMPARED,
-        ).mean
+        law = prism.training_run(step, num_spares=spares, key=jax.random.key(0), **keys)
+        mean = law.mean
         run = (random.Random(0), _DAYS * DAY, llama.causes, rates, costs, spares)
         events = [run_by_events(*run)[0] / DAY for _ in range(_EVENTS)]
         theirs, error = statistics.fmean(events), statistics.stdev(events) / math.sqrt(_EVENTS)
         apart = (mean.value - theirs) / math.hypot(error, mean.standard_error)
-        yield (
-            f"{spares} spares: {mean.value:.3f} +- {mean.standard_error:.3f} days; event by event "
-            f"{theirs:.3f} +- {error:.3f}; {apart:+.1f} standard errors apart"
-        )
+        ours = f"{spares} spares: {mean.value:.3f} +- {mean.standard_error:.3f} days"
+        events = f"event by event {theirs:.3f} +- {error:.3f}; {apart:+.1f} standard errors apart"
+        yield f"{ours}; {events}"
 
 
 def _cpu_seconds() -> float:

@@ -10,7 +10,6 @@ were fitted: the standard error of the same figure of the steps themselves. The 
 component hold its distance from the truth, in standard errors.
 """
 
-import pathlib
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,10 @@ import jax
 import numpy as np
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from benchmarks._rows import DATA
-from benchmarks._tables import scattered, table
+from benchmarks._tables import options, scattered, table
 
 
 MAKER = DATA / "straggler_traces" / "make_uneven_trace.py"
@@ -38,10 +36,9 @@ def _made(seed: int, steps: int, of_law: int):
     """A trace and steps to score on: so many of its law or, for 0, its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/uneven"
-        options = {"--seed": seed, "--steps": steps, "--truth": of_law}
-        words = [str(word) for pair in options.items() for word in pair]
-        command = [sys.executable, str(MAKER), out, *words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        words = f"{out} --seed {seed} --steps {steps} --truth {of_law}".split()
+        maker = [sys.executable, str(MAKER), *words]
+        subprocess.run(maker, check=True, stdout=subprocess.DEVNULL)
         trace = prism.read_trace(f"{out}.parquet", prism.load_job(f"{out}_job.toml"))
         name = "truth_step_times" if of_law else "step_times"
         return trace, prism.read_step_times(f"{out}_{name}.csv")
@@ -58,9 +55,15 @@ def _row(seed: int, steps: int) -> tuple[list[str], float]:
     law = prism.simulate(program, num_samples=_SAMPLES, key=jax.random.key(1))
     own = trace.step_times()
     mean = law.mean / truth.mean() - 1, own.std() / len(own) ** 0.5 / own.mean()
-    high = float(law.quantile(0.95)) / np.quantile(truth, 0.95) - 1
-    p95 = high, _scatter(own) / np.quantile(own, 0.95)
-    ratio = f"{law.std / truth.std(ddof=1):.3f} ({_scatter_of_std(own):.3f})"
+    ours, high, other = float(law.quantile(0.95)), *(np.quantile(x, 0.95) for x in (own, truth))
+    # The standard error of the p95, by order statistics.
+    spread = (0.95 * 0.05 / len(own)) ** 0.5
+    low, upper = np.quantile(own, [0.95 - spread, min(0.95 + spread, 1.0)])
+    p95 = ours / other - 1, float(upper - low) / 2 / high
+    # The relative standard error of the standard deviation, by the fourth moment.
+    squares = (own - own.mean()) ** 2
+    scatter = float(squares.std() / squares.mean() / 2 / len(own) ** 0.5)
+    ratio = f"{law.std / truth.std(ddof=1):.3f} ({scatter:.3f})"
     cells = [str(seed), str(steps), f"{of_law:,} others" if of_law else "themselves"]
     cells += [scattered(*mean), scattered(*p95), ratio]
     found = {component.name: component for component in profile.fitted.components}
@@ -71,20 +74,8 @@ def _row(seed: int, steps: int) -> tuple[list[str], float]:
     return cells, seconds
 
 
-def _scatter(steps: np.ndarray) -> float:
-    """The standard error of the p95, by order statistics."""
-    spread = (0.95 * 0.05 / len(steps)) ** 0.5
-    low, high = np.quantile(steps, [0.95 - spread, min(0.95 + spread, 1.0)])
-    return float(high - low) / 2
-
-
-def _scatter_of_std(steps: np.ndarray) -> float:
-    """The relative standard error of the standard deviation, by the fourth moment."""
-    squares = (steps - steps.mean()) ** 2
-    return float(squares.std() / squares.mean() / 2 / len(steps) ** 0.5)
-
-
 def main() -> None:
+    options(__doc__)
     if not MAKER.exists():
         sys.exit(f"there is no {MAKER}")
     rows = [_row(seed, steps) for steps in (300, 48) for seed in _SEEDS]

@@ -20,22 +20,22 @@ from collections.abc import Iterator
 import psutil
 
 
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._tables import options
+
+
 _ROWS, _WORKERS = 48, 4
 _SWEEP = ["sweep", "gpt3-175b-h100-4096", "--samples", "200000"]
 _SWEEP += ["--over", f"kernels.gemm.sigma=0.01:0.1:{_ROWS}"]
 _EVERY = 0.2  # Seconds between two looks.
 # Until its input ends, also because this process did.
-_CLUSTER = f"""
-import sys
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": {_WORKERS}}})
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
+_CLUSTER = "import sys; from ray.cluster_utils import Cluster; "
+_CLUSTER += f"one = Cluster(initialize_head=True, head_node_args={{'num_cpus': {_WORKERS}}}); "
+_CLUSTER += "print(one.address, flush=True); sys.stdin.read(); one.shutdown()"
 
 
 def main() -> None:
+    options(__doc__)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for label in ("one process", "workers", "workers again"):
@@ -65,22 +65,24 @@ def _watched(out: pathlib.Path, more: list[str]) -> dict[str, float]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as sweep:
         ended = False
         while not ended:
-            ended = sweep.poll() is not None
+            ended, times = sweep.poll() is not None, psutil.cpu_times()
+            busy = sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)  # Of all cores.
             look = {"at": time.perf_counter(), "mine": _seconds_of_threads(seen) - before}
-            looks.append(look | {"rows": len(list(out.glob("part-*"))), "busy": _busy()})
+            looks.append(look | {"rows": len(list(out.glob("part-*"))), "busy": busy})
             time.sleep(_EVERY)
     if sweep.returncode or looks[-1]["rows"] != _ROWS:
         raise SystemExit("The sweep failed.")
     first = next(look for look in looks if look["rows"])
     last = next(look for look in looks if look["rows"] == _ROWS)
-    found = {"wall s": looks[-1]["at"] - looks[0]["at"], "CPU s": looks[-1]["mine"]}
-    found |= {"until the first row s": first["at"] - looks[0]["at"]}
-    found |= {"CPU s until the first row": first["mine"]}
+    begin, end = looks[0]["at"], looks[-1]
+    found = {"wall s": end["at"] - begin, "CPU s": end["mine"]}
+    found = {"until the first row s": first["at"] - begin}
+    found["CPU s until the first row"] = first["mine"]
     if number := last["rows"] - first["rows"]:
         total = (last["at"] - first["at"]) * (os.cpu_count() or 1)
         mine, busy = (last[key] - first[key] for key in ("mine", "busy"))
         found |= {"then CPU s a row": mine / number, "then busy %": 100 * mine / total}
-        found |= {"then others %": 100 * (busy - mine) / total}
+        found["then others %"] = 100 * (busy - mine) / total
     return found
 
 
@@ -91,12 +93,6 @@ def _seconds_of_threads(seen: dict[tuple[int, int], float]) -> float:
             with contextlib.suppress(OSError, IndexError):  # It has ended.
                 seen[one.pid, int(path.parent.name)] = int(path.read_text().split()[0]) / 1e9
     return sum(seen.values())
-
-
-def _busy() -> float:
-    """Seconds of all cores so far."""
-    times = psutil.cpu_times()
-    return sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def test_published_series_grow_as_predicted(shared):
 
 
 def test_a_level_is_found_from_series_that_have_it():
-    from benchmarks._level import Series, fitted
+    from benchmarks._growth import Series, fitted
 
     rng = np.random.default_rng(0)
     replicas = np.array([4.0, 32.0, 256.0])

@@ -321,7 +321,7 @@ def test_a_job_without_a_model_has_no_memory():
 )
 def test_peaks_that_megatron_recorded():
     """The last rank's allocator at its fullest, for the arguments that can be expressed."""
-    from benchmarks._memory import memory_rows
+    from benchmarks._parts import memory_rows
 
     found = memory_rows(_DATA / "megatron_golden")
     errors = [abs(row["error"]) for row in found["rows"]]

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks import expected_error
 from benchmarks._growth import growth_rows, growth_table
-from benchmarks._layers import layer_rows, layer_table
 from benchmarks._means import mean_rows, mean_table
-from benchmarks._operators import operator_rows, operator_table
+from benchmarks._parts import layer_rows, layer_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
 from benchmarks._systems import systems
 from benchmarks._tails import system_rows, system_table
+from benchmarks.fit_operators import operator_rows, operator_table
 
 
 _LLAMA = {"source": "dgxc", "model": "Llama3-8B", "layers": "32", "hidden": "4096", "heads": "32"}

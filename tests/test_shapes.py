@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks._operators import DEVICES, operator_rows, operator_table
+from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
 from prism_jax.cli import main
 from prism_jax.cluster import (
     Measured,

@@ -1,4 +1,4 @@
-"""The baselines simulate the same law: `pytest benchmarks` checks it, `make test` does not run it.
+"""The baselines of `benchmarks/throughput.py` simulate the same law.
 
 Baselines that are not installed are skipped. Their docstrings say how to install them.
 """
@@ -11,13 +11,22 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import pytest
 
-from . import _with_libraries, _with_numpy
-from ._graph import MEANS, Graph, reference_graph
+from benchmarks._baselines import (
+    MEANS,
+    by_mc_dagprop,
+    by_simpy,
+    makespans,
+    makespans_in,
+    reference_graph,
+)
 
 
-def _numpy_in_processes(graph: Graph, num_samples: int, seed: int) -> np.ndarray:
+pytestmark = pytest.mark.slow
+
+
+def _numpy_in_processes(*step) -> np.ndarray:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        return _with_numpy.makespans_in(pool, graph, num_samples, seed)
+        return makespans_in(pool, *step)
 
 
 def _mean_and_deviation(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -44,10 +53,10 @@ def test_reference_graph_is_1f1b(stages, microbatches):
 @pytest.mark.parametrize(
     ("library", "simulate", "num_samples"),
     [
-        ("numpy", ft.partial(_with_numpy.makespans, box_muller=False), 40_000),
+        ("numpy", ft.partial(makespans, box_muller=False), 40_000),
         ("numpy", _numpy_in_processes, 100_001),
-        ("simpy", _with_libraries.by_simpy, 2_000),
-        ("mc_dagprop", _with_libraries.by_mc_dagprop, 40_000),
+        ("simpy", by_simpy, 2_000),
+        ("mc_dagprop", by_mc_dagprop, 40_000),
     ],
 )
 @pytest.mark.parametrize(("stages", "microbatches"), [(8, 32), (3, 5)])
@@ -58,5 +67,5 @@ def test_agrees_with_numpy(library, simulate, num_samples, stages, microbatches)
     assert steps.shape == (num_samples,)
     assert steps.dtype == np.float32
     values, squared = _mean_and_deviation(steps)
-    expected, expected_squared = _mean_and_deviation(_with_numpy.makespans(graph, 100_000, 2))
+    expected, expected_squared = _mean_and_deviation(makespans(graph, 100_000, 2))
     assert np.all(np.abs(values - expected) < 5 * np.sqrt(squared + expected_squared))
