@@ -5,12 +5,13 @@ import functools as ft
 import heapq
 import math
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prism_jax.data import Job
+from prism_jax.data import Job, Model
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
@@ -168,6 +169,15 @@ def kernel_flop(kernel: Kernel) -> float:
         ) / products
         return products * head * math.prod(map(int, sizes))
     return 0.0
+
+
+def small_model(**changes: Any) -> Model:
+    """A decoder of width 1,024 with grouped queries, of which tests say the layers."""
+    sizes = {"hidden_size": 1024, "vocab_size": 32000, "ffn_size": 4096}
+    sizes |= {"num_heads": 8, "num_kv_heads": 2}
+    kinds = {"activation": "swiglu", "position": "rotary", "norm": "rmsnorm"}
+    options: Any = sizes | kinds | {"bias": False, "tied_embeddings": False}
+    return Model(**options | changes)
 
 
 def lognormal(sigma: float) -> LogNormal:

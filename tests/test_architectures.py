@@ -7,29 +7,17 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import Layer, Model, load_job, load_model, repeat_layers
+from prism_jax.data import Layer, load_job, load_model, repeat_layers
 from prism_jax.data._model import load_architecture
 from prism_jax.workload import count_parameters, widen
 
 from .documents import ROOT
+from .helpers import small_model
 
 
 _JOB, _HYBRID = ROOT / "examples/job.toml", ROOT / "examples/hybrid_layers.toml"
 _ATTENTION = ROOT / "examples/attention_layers.toml"
-_DENSE = Model(
-    hidden_size=1024,
-    vocab_size=32000,
-    num_layers=6,
-    num_heads=8,
-    num_kv_heads=2,
-    ffn_size=4096,
-    activation="swiglu",
-    position="rotary",
-    norm="rmsnorm",
-    bias=False,
-    tied_embeddings=False,
-    name="dense",
-)
+_DENSE = small_model(num_layers=6, name="dense")
 _BLOCK = (Layer(("mamba", "mlp"), 2), Layer(("attention", "moe")))
 _MODULES = {
     "mamba": {"mamba_num_heads": 32},

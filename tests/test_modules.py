@@ -16,20 +16,10 @@ from prism_jax.workload import Block, Workload, block_mean, count_parameters, lo
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._gather import close_backward, close_module, open_module
 
-from .helpers import kernel_flop, kernels_of, lower_job
+from .helpers import kernel_flop, kernels_of, lower_job, small_model
 
 
-_SMALL = Model(
-    hidden_size=1024,
-    vocab_size=32000,
-    num_heads=8,
-    num_kv_heads=2,
-    ffn_size=4096,
-    activation="swiglu",
-    position="rotary",
-    norm="rmsnorm",
-    bias=False,
-    tied_embeddings=False,
+_SMALL = small_model(
     layers=(
         Layer(("attention", "mlp"), 2),
         Layer(("mla", "moe"), 3),
