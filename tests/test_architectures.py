@@ -79,7 +79,7 @@ def test_parameters_of_repeated_layers_add_up():
     assert repeat_layers(_MIXED, 3) == _MIXED
 
 
-def test_what_has_no_such_width_or_depth_is_refused():
+def test_widths_and_depths_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="must be a multiple of 3 layers"):
         repeat_layers(_MIXED, 4)
     with pytest.raises(ValueError, match="`num_layers=100001` must be at most 100,000"):
@@ -92,7 +92,7 @@ def test_what_has_no_such_width_or_depth_is_refused():
 
 @pytest.mark.parametrize("model", [_DENSE, _MIXED])
 @pytest.mark.parametrize("given", [0, -1, 2.5, 3.0, float("nan"), True, "a", None])
-def test_what_is_no_whole_number_is_refused_in_one_sentence(model, given):
+def test_depths_and_parameters_must_be_whole_numbers(model, given):
     for function, name in ((repeat_layers, "num_layers"), (widen, "parameters")):
         with pytest.raises(ValueError, match=r"a whole number of at least 1\.$") as found:
             function(model, given)
@@ -227,7 +227,7 @@ def test_a_bad_file_is_one_sentence_that_names_it(text, message, tmp_path):
         (["layers=a.toml", "layers=b.toml"], "`layers=b.toml`: `layers=a.toml` was given, too"),
     ],
 )
-def test_what_is_no_file_of_layers_is_refused_in_one_sentence(overrides, message):
+def test_bad_files_of_layers_are_refused_in_one_sentence(overrides, message):
     with pytest.raises(ValueError, match=message) as found:
         load_job(_JOB, overrides)
     assert "\n" not in str(found.value)

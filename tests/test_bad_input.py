@@ -200,7 +200,7 @@ def test_no_character_of_a_name_stands_for_others(name, tmp_path):
     assert prism.sweep(program, values, **options).equals(found)
 
 
-def test_what_is_quoted_is_cut(tmp_path, capsys):
+def test_errors_cut_long_quotations(tmp_path, capsys):
     much = "x" * 10_000_000
     for words in (
         ["simulate", much],
@@ -385,7 +385,7 @@ def test_places_that_take_no_files_before_anything_is_computed(words, capsys, mo
     assert "written" in _refused(words, capsys)
 
 
-def test_what_can_be_swept_is_said_of_lists(capsys):
+def test_sweeps_over_lists_are_refused_with_the_allowed_keys(capsys):
     sweep = ["sweep", _JOB, "--over"]
     for value in ("schedule.orders=[1,2],[2,1]", "model.layers={attention=1}"):
         assert "keys that have one number or word" in _refused([*sweep, value], capsys)

@@ -185,7 +185,7 @@ def test_derivatives_of_every_kernel_equal_differences(spread):
         assert gradient[order, kernel] == pytest.approx(difference, rel=1e-3, abs=1e-4 * scale)
 
 
-def test_what_communication_has_of_the_end_is_what_compute_has_not():
+def test_communication_and_compute_share_the_derivative_of_a_segments_end():
     """A little more of all compute adds the rest of each cumulant, times its order."""
     found = by_numpy(lambda factor: _of_kernels(_cumulants(0.05), factor, apart=True))
     step = 1e-4

@@ -309,7 +309,7 @@ def test_an_earlier_calibration_is_replaced():
     assert step.parameters["sigma"] == 0.5
 
 
-def test_what_another_wrote_is_kept(tmp_path, capsys):
+def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, capsys):
     times = _csv(tmp_path / "steps.csv", [(0, 1.0 + 0.01 * (i % 7)) for i in range(60)])
     out = tmp_path / "job.toml"
     out.write_text("kind = 'job'  # mine\n")

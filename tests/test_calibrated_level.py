@@ -83,7 +83,7 @@ def test_a_step_without_variability_is_that_of_the_program():
     assert constant_step(job)(kernels) == pytest.approx(law.mean, rel=2e-6)
 
 
-def test_the_constant_and_the_exponent_are_what_they_say():
+def test_constant_adds_seconds_and_growth_is_a_power_of_replicas():
     job = _job(16, 16)
     seconds = constant_step(job)
     plain = seconds(_kernels(job))
@@ -94,7 +94,7 @@ def test_the_constant_and_the_exponent_are_what_they_say():
     assert seconds(grown) == pytest.approx(seconds(twice), rel=1e-12)
 
 
-def test_the_network_is_what_is_between_nodes():
+def test_network_factor_slows_only_jobs_of_several_nodes():
     """A factor on it leaves a job within one node as it is, and slows any other."""
     within = load_job("megatron-22b-a100-8")
     for job, slower in ((within, False), (_job(16, 16), True)):
@@ -114,7 +114,7 @@ def test_several_scales_tell_the_level():
 
 
 @pytest.mark.slow
-def test_errors_of_the_level_are_what_it_scatters_by():
+def test_covariance_of_the_level_equals_its_scatter():
     """The covariance is that of medians with independent errors, each moved in turn."""
     given, noise = _given([_job(*scale) for scale in _SCALES], _vague()), np.full(5, 1e-4)
     medians = _medians(given)
@@ -210,7 +210,7 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
     assert "3 jobs for 2 files" in capsys.readouterr().err
 
 
-def test_every_run_is_beside_what_is_calibrated():
+def test_the_agreement_lists_each_run_beside_its_calibration():
     figures = {"p50_s": (1.0, 1.1), "p95 / p50": (1.0, 1.2), "core_spread": (0.1, 0.3)}
     result = {"agreement": figures, "agreement_of_others": []}
     assert "a.csv" not in str(_agreement(result, "a.csv"))

@@ -186,9 +186,7 @@ _UNTIMED = [(1, "a", 4, [], 0, 0, {}), (2, "b", 4, [1], 0, 0, {})]
         ("a.json", b"\xff\xfe", "not a Chakra execution trace"),
     ],
 )
-def test_what_is_no_chakra_trace_is_refused_in_one_sentence(
-    tmp_path, capsys, name, content, message
-):
+def test_bad_chakra_traces_are_refused_in_one_sentence(tmp_path, capsys, name, content, message):
     (tmp_path / name).write_bytes(content)
     assert main(["trace", str(tmp_path / name), "--format", "chakra"]) == 2
     error = capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_missing_files_and_folders_are_one_sentence(tmp_path, capsys):
     _error(["simulate", str(tmp_path)], capsys)
 
 
-def test_json_has_what_other_tools_read(job, capsys):
+def test_json_of_simulate_has_intervals_and_quantiles(job, capsys):
     assert main(["simulate", job, "--samples", "4000", "--seed", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     step_time = found["step_time_s"]
@@ -181,7 +181,7 @@ def test_one_cluster_is_shown_with_its_device(capsys):
     ]
 
 
-def test_what_is_missing_is_named(job, tmp_path, capsys):
+def test_errors_name_missing_keys(job, tmp_path, capsys):
     text = pathlib.Path(job).read_text().replace('cluster = "dgx-a100"\nnum_nodes = 1\n', "")
     (tmp_path / "bare.toml").write_text(text)
     error = _error(["predict", str(tmp_path / "bare.toml")], capsys)
@@ -240,7 +240,7 @@ def test_progress_is_told_where_somebody_looks(job, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_was_compiled_is_kept_for_the_next_time(tmp_path):
+def test_compiled_code_is_kept_for_the_next_process(tmp_path):
     """The second run compiles nothing; none is kept where the user says so."""
     words = ["simulate", "megatron-22b-a100-8", "--samples", "100", "--json"]
     command = [sys.executable, "-m", "prism_jax", *words]

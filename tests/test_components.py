@@ -98,7 +98,7 @@ def test_longer_traces_are_less_biased():
     assert means[1] == pytest.approx(0.9, abs=0.03)
 
 
-def test_what_data_cannot_tell_is_said():
+def test_components_that_data_do_not_determine_have_a_note():
     logs, _ = _made(0, replicas=1, stages=1, steps=30)
     by_name = {c.name: c for c in _components(logs, 10 * np.arange(30))}
     assert by_name["rank"].value is None
@@ -243,7 +243,7 @@ def test_no_latency_at_all():
         assert "takes any time" in component.note
 
 
-def test_what_has_no_latency_is_left_out():
+def test_missing_latencies_do_not_bias_components():
     logs, _ = _made(0, replicas=4, stages=3, steps=40)
     logs[:, 1, 0] = np.nan  # One stage's forward.
     found = _by_name(logs)

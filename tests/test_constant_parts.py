@@ -72,7 +72,7 @@ def test_a_sleep_is_found(dp, pp):
 
 
 @pytest.mark.parametrize(("dp", "pp", "most"), [(1, 2, 0.95 * 0.25), (4, 1, 0.15)])
-def test_what_never_varies_is_no_more_than(dp, pp, most):
+def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
     """95 % of the latency or, beside workers with the same work, what the worker is slower by."""
     job = _job(dp, pp)
     _, found = _found(job, _made_trace(job, 60, _never_varies))

@@ -85,7 +85,7 @@ def test_every_way_computes_as_much(kind, module):
         assert of_split == pytest.approx(of_whole / _CP, rel=1e-12)
 
 
-def test_what_is_sent():
+def test_bytes_sent_by_each_kind_of_context_parallelism():
     """Three layers; two bytes of each value. A ring sends a block at a time, gathers and scatters
     are of the whole, and of what an all_to_all sends a part stays."""
     ring = 3 * 2 * (_CP - 1) * _TOKENS * _KV
@@ -131,7 +131,7 @@ def test_a_ring_runs_beside_the_block_in_hand():
 
 
 @pytest.mark.parametrize(("slower", "hidden"), [(1, True), (4, True), (1000, False)])
-def test_of_a_ring_what_exceeds_is_exposed(slower, hidden):
+def test_a_ring_takes_the_longer_of_compute_and_transfer(slower, hidden):
     """Of C and K side by side the longer one, where K takes a part of C's units: C (1 + a) or K."""
 
     def ring_of(factor):
@@ -192,7 +192,7 @@ def _memory(job):
     return memory_of_stages(parts_of(job), (0,))[0]
 
 
-def test_what_is_kept_for_the_backward():
+def test_memory_kept_by_each_kind_of_context_parallelism():
     """A ring keeps what one rank would; what is put in another order is kept in both. Keys and
     values of other ranks are not kept; they are there again in a backward, with gradients."""
     found = {kind: _memory(_job(f"training.cp_comm_type={kind}")) for kind in _KINDS}
@@ -226,7 +226,7 @@ def test_a_context_is_whole_on_each_rank():
         ((), {"window": 512}, ["`window` = 512", '"all_gather"']),
     ],
 )
-def test_what_cannot_be_split_is_refused(overrides, settings, parts):
+def test_sizes_that_context_parallelism_cannot_split_are_refused(overrides, settings, parts):
     settings = {"head_size": 128, **({"num_kv_heads": 4} if "num_heads" in settings else {})} | (
         settings
     )

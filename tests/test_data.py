@@ -103,7 +103,7 @@ def test_a_family_needs_a_number_of_nodes(tmp_path):
         load_job(tmp_path / "alone.toml")
 
 
-def test_what_stands_in_for_a_table_is_said():
+def test_notes_name_the_tables_that_stand_in_for_others():
     def notes(*overrides):
         return load_job("gpt3-175b-h100-768", overrides).notes
 
@@ -356,7 +356,7 @@ def test_structs_are_immutable():
     assert msgspec.structs.replace(job.layout, tp=2).tp == 2
 
 
-def test_a_stack_sets_what_a_job_does_not():
+def test_a_software_stack_gives_the_defaults_of_a_job():
     for name in list_names("software stack"):
         assert load_software(name).source
     old = load_job("megatron-22b-a100-8", "training.software=megatron-2021").training

@@ -271,7 +271,7 @@ def test_mistakes_in_a_profile(own_profile, file, line, parts):
     assert file in message
 
 
-def test_what_is_constant_has_no_parameters_to_override(own_profile):
+def test_constant_laws_have_no_parameters_to_override(own_profile):
     path = own_profile / "dgx-h100" / "variability.csv"
     rows = path.read_text().splitlines()
     rows = [row if ",network," not in row else ",network,constant,,for a test" for row in rows]

@@ -160,7 +160,7 @@ def test_communication_after_compute_is_missing_overlap():
     assert (sound.nothing or 0) > (late.nothing or 0)
 
 
-def test_a_trace_tells_apart_what_step_times_do_not(of):
+def test_traces_tell_apart_causes_with_equal_step_times(of):
     times = [dataclasses.replace(x, step_s=8 * x.step_s) for x in rank_times(_traces(slow=1))]
     jitter = 1 + 0.001 * np.arange(6)
     times = [dataclasses.replace(x, step_s=x.step_s * jitter, own_s=8 * x.own_s) for x in times]
@@ -211,7 +211,7 @@ def test_bad_input_is_one_sentence(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
-def test_the_command_prints_what_it_found(tmp_path, capsys):
+def test_diagnose_command_names_the_slow_rank(tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(
         'kind = "job"\n[layout]\ndp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
@@ -261,7 +261,7 @@ def test_short_runs_have_a_level_only(of):
 
 
 @pytest.mark.parametrize("factor", [0.3, 100.0])
-def test_what_no_cause_can_do_is_said(of, factor):
+def test_steps_beyond_every_cause_have_no_diagnosis(of, factor):
     found = diagnose(of, [factor * _steps(0)])
     assert (found.normal, found.nothing, found.causes, found.tell) == (False, None, (), {})
     assert "check the unit, and how the job is described" in found.lines()[-1]

@@ -63,7 +63,7 @@ def test_a_norm_that_is_modulated_has_no_parameters_of_its_own():
     assert added == 40 * (2 * 3 - 2 * 2) * model.hidden_size
 
 
-def test_what_modulation_keeps():
+def test_memory_kept_by_modulation():
     job = load_job("dit-xl-2-a100-8")
     parts = prism.memory(job).ranks[0].parts
     values = 28 * 2 * 32 * 256 * 1152
@@ -88,7 +88,7 @@ def test_shipped_jobs_are_predicted(name):
         ("dit-xl-2-a100-8", ("model.modules.patches.context_size=64",), "belong together"),
     ],
 )
-def test_what_cannot_be_is_refused(name, overrides, part):
+def test_impossible_models_of_images_are_refused(name, overrides, part):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         lower_job(load_job(name, overrides))
     assert part in str(raised.value)

@@ -65,6 +65,6 @@ def test_whole_numbers_of_jax_are_not_rounded():
 
 
 @pytest.mark.parametrize("bad", [[], [[1.0]], [np.nan], 1.0, [1j], ["a"]])
-def test_what_is_no_sample_is_refused(bad):
+def test_samples_must_be_finite_step_times(bad):
     with pytest.raises(ValueError, match="must be a list of finite step times"):
         prism.wasserstein(np.asarray(bad), np.ones(1))

@@ -242,7 +242,7 @@ def test_the_api_pages_have_every_public_name_once():
 
 
 @pytest.mark.slow
-def test_the_examples_are_what_their_script_makes(tmp_path):
+def test_examples_equal_the_output_of_their_script(tmp_path):
     """Steps to the tenth of a millisecond, for processors round in another way."""
     subprocess.run([sys.executable, ROOT / "examples/make.py", tmp_path], check=True)
     names = sorted(path.name for path in tmp_path.glob("*.csv"))

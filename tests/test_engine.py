@@ -203,7 +203,7 @@ def test_a_second_program_of_a_bucket_compiles_nothing():
             assert not compiled
 
 
-def test_what_the_host_knows_is_not_compiled():
+def test_parameters_and_index_arrays_compile_nothing():
     """Parameters and index arrays, in shapes that no other test has."""
     with compilations() as compiled:
         law = Scaled(LogNormal(np.ones((3, 5, 7)), np.full((1, 1, 7), 0.05)), 2.0)
@@ -329,7 +329,7 @@ def unchecked(function):
     return inspect.unwrap(function)
 
 
-def test_what_is_no_program_or_key_or_is_traced_is_refused():
+def test_simulate_refuses_bad_programs_bad_keys_and_tracing():
     program = rich_program(8)
     with pytest.raises(ValueError, match="use `compile_job`"):
         unchecked(simulate)("job", num_samples=1, key=jax.random.key(0))  # Without the type hook.
@@ -388,7 +388,7 @@ def _interrupted_after(monkeypatch, owner, name, calls):
 
 
 @pytest.mark.parametrize("calls", [3, 6])  # In the first part, and at the end of one.
-def test_ctrl_c_keeps_what_was_simulated(monkeypatch, calls):
+def test_ctrl_c_keeps_the_steps_simulated_so_far(monkeypatch, calls):
     from prism_jax.step import Reservoir
 
     program = rich_program(8)

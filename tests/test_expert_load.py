@@ -80,7 +80,7 @@ def test_the_mean_of_the_fullest_has_its_derivative(capacity):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("experts", "error"), [(1, 0.002), (4, 0.02)])
-def test_what_is_dropped_is_cut(experts, error):
+def test_capacity_cuts_the_load_of_the_fullest_rank(experts, error):
     cases = [(10.0, 8, 65536), (100.0, 8, 65536), (1000.0, 8, 65536), (1000.0, 64, 262144)]
     capacity = [1.5, 1.25, 1.25, 1.25]
     found = np.asarray(_fullest(*_loads(cases, experts, capacity)).load[0])

@@ -72,7 +72,7 @@ def test_other_units_of_time_change_no_bit(single):
 
 
 @pytest.mark.parametrize(("shorter", "sigma"), [(1e-6, 0.1), (1e-9, 1e-4), (1e-18, 0.1)])
-def test_what_is_far_shorter_than_the_rest_changes_nothing(shorter, sigma, single):
+def test_negligible_ops_change_neither_law_nor_derivatives(shorter, sigma, single):
     alone, program = _program(1e6, sigma=sigma), _program(1e6 * shorter, 1e6, sigma=sigma)
     laws = [
         prism.simulate(one, num_samples=4_000, key=jax.random.key(0), sampling="plain")

@@ -102,7 +102,7 @@ def test_no_published_step_has_forwards_alone():
     assert error.spread > prism.expected_error(load_job(_SMALL)).spread
 
 
-def test_what_follows_the_pipeline_is_the_host():
+def test_tail_of_a_forward_pass_has_only_host_time():
     job = load_job(_SMALL, [_ALONE])
     order = order_of(job.schedule, job.layout, job.training)
     work = lower(parts_of(job), order.stage_to_rank)

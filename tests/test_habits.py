@@ -90,7 +90,7 @@ def test_the_shell_completes_commands_options_and_names(shell, capsys):
     assert completed("prism-jax", "calibrate", "--to", "x") == []  # So that files are completed.
 
 
-def test_doctor_tells_what_is_there_and_what_is_wrong(capsys, monkeypatch, tmp_path):
+def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PRISM_JAX_CACHE", str(tmp_path))
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -134,7 +134,7 @@ def built(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-def test_the_sdist_holds_what_the_wheel_is_made_of(built):
+def test_sdist_contains_all_files_of_the_wheel(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.startswith("prism_jax/")]

@@ -95,7 +95,7 @@ def test_a_run_has_the_error_of_its_steps():
 
 
 @pytest.mark.slow
-def test_the_command_of_runs_prints_what_one_would_bet_on(job, capsys):
+def test_run_command_prints_prediction_intervals(job, capsys):
     words = ["run", _JOB, "--steps", "1000", "--samples", "2000", "--runs", "5000", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
@@ -105,7 +105,7 @@ def test_the_command_of_runs_prints_what_one_would_bet_on(job, capsys):
         np.testing.assert_allclose(interval, expected, rtol=1e-6)
 
 
-def test_shipped_hardware_is_what_other_hardware_is_compared_with():
+def test_bounds_of_plausible_hardware_come_from_shipped_hardware():
     clusters = [load_cluster(name, 100_000) for name in list_names("cluster")]
     links = [link for cluster in clusters for link in cluster.links]
     devices = [cluster.device for cluster in clusters]

@@ -93,7 +93,7 @@ _FUNCTIONS = [
 
 @pytest.mark.parametrize("function", _FUNCTIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_equal_to_what_is_compiled(function, dtype):
+def test_values_on_the_host_equal_compiled_values(function, dtype):
     x = jnp.asarray(_MATRIX, dtype)
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     try:

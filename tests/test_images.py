@@ -202,7 +202,7 @@ def _moved(kernels: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_what_a_block_of_a_unet_reads_and_writes(backward):
+def test_bytes_of_elementwise_kernels_in_a_unet_block(backward):
     """In 16 bits: norms read twice and write, and their gradients read two tensors twice and write
     one; a SiLU reads and writes; 320 + 640 channels are joined to 320; time and a residual are
     added. What a convolution of one pixel does besides is its norm and its residual."""
@@ -229,7 +229,7 @@ def test_what_a_block_of_a_unet_reads_and_writes(backward):
 
 @pytest.mark.parametrize("text", [None, 100])
 @pytest.mark.parametrize("backward", [False, True])
-def test_what_a_block_of_flux_reads_and_writes(text, backward):
+def test_bytes_of_elementwise_kernels_in_a_flux_block(text, backward):
     """In MXFP8, the input of each matrix is cast, or the gradient of its output, besides what it
     is in bf16; both streams of a double block together have as many tokens as one."""
     width, ffn, tokens = 64, 256, 2 * 300
@@ -478,7 +478,7 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
         (_UNET, ("model.modules.halve.kind=[1]",), "No module `[1]`"),
     ],
 )
-def test_what_cannot_be_is_refused(name, overrides, part):
+def test_impossible_unets_and_flux_models_are_refused(name, overrides, part):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         lower_job(load_job(name, overrides))
     assert part in str(raised.value)

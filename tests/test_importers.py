@@ -241,7 +241,7 @@ def test_defaults_of_megatron():
     assert padded["model"]["vocab_size"] == 50_260
 
 
-def test_a_file_says_what_a_command_says():
+def test_model_config_files_and_commands_give_equal_flags():
     flags = parse_command("--num-layers 4 --swiglu --lr 1e-4 --hidden-size=64")
     text = """
 ENV_VARS:
@@ -415,7 +415,7 @@ def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
         ({"no-gradient-accumulation-fusion": True, "exp-avg-dtype": "fp32"}, {}),
     ],
 )
-def test_flags_of_what_is_not_there_change_nothing(change, of):
+def test_flags_of_absent_features_change_nothing(change, of):
     tables = [from_megatron(_SMALL | of | more, 8) for more in ({}, change)]
     assert tables[0] == tables[1]
 
@@ -461,7 +461,7 @@ def test_a_family_has_as_many_nodes_as_the_gpus_need(tmp_path):
         ({"use-megatron-fsdp": True, "data-parallel-sharding-strategy": "optim_grads_params"}, 3),
     ],
 )
-def test_what_replicas_share(flags, zero):
+def test_zero_stage_follows_from_sharding_flags(flags, zero):
     assert from_megatron(_SMALL | flags, 8)["training"]["zero"] == zero
 
 
@@ -851,7 +851,7 @@ def test_a_batch_for_arguments_of_megatron(tmp_path):
     assert job.schedule.num_microbatches == 8
 
 
-def test_a_job_that_does_not_fit_is_written_with_what_would_fit(tmp_path, capsys):
+def test_import_of_a_job_beyond_memory_suggests_overrides(tmp_path, capsys):
     path, out = _file(tmp_path, _LLAMA), tmp_path / "job.toml"
     assert main(_command(path, out, "--batch", "64")) == 1
     (said,) = capsys.readouterr().err.splitlines()

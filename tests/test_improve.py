@@ -68,7 +68,7 @@ def test_a_probability_may_fall_to_zero():
     assert min(found.path) == 0 < found.before.value
 
 
-def test_what_is_affordable_is_the_nearest():
+def test_projection_onto_the_budget_is_the_nearest_point():
     """Against many affordable points: none is nearer."""
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -119,7 +119,7 @@ def test_a_target_is_met(factor):
         (lambda p, o: improve(p, Std(), {"gemm": 1.0}, 1.0, num_iterations=0, **o), "at least 1"),
     ],
 )
-def test_what_cannot_be_improved(call, part):
+def test_improve_refuses_bad_arguments(call, part):
     with pytest.raises(ValueError, match=part):
         call(_program(), {"num_samples": 640, "key": _KEY})
 

@@ -22,7 +22,7 @@ def _latency(kind, worker, call, rng):
     "gathered", [(), ("backward-compute",), ("forward-compute", "backward-compute")]
 )
 @pytest.mark.parametrize("pp", [1, 2])
-def test_what_replicas_begin_together_is_found(gathered, pp):
+def test_waits_of_replicas_within_a_step_are_found(gathered, pp):
     """And shuffled ops have the mean of the steps; without the wait they take far longer."""
     job = Job(Layout(dp=4, pp=pp), ScheduleConfig("1f1b", 2, blocking=False), name="made")
     trace = _made_trace(job, 200, _latency, seed=pp, gathered=gathered)

@@ -141,7 +141,7 @@ def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does(
     assert knee.interval_levels(0.95, 0.95)[1] < high
 
 
-def test_what_goes_with_the_estimate_is_no_noise_of_its_error():
+def test_degrees_of_freedom_leave_out_the_part_explained_by_the_estimate():
     """Student's degrees of normal contributions, and of shares, whose error the share tells."""
     rng = np.random.default_rng(0)
     n = 100_000

@@ -65,7 +65,7 @@ def test_the_fullest_member_is_that_of_counted_tokens():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", [1.0, 1.25, 2.0])
-def test_what_is_dropped_is_cut(capacity):
+def test_capacity_cuts_loads_of_kept_popularities(capacity):
     rng = np.random.default_rng(1)
     shares = [_shares(rng, *case[:3]) for case in _CASES]
     found = np.asarray(_fullest(*_loads(shares, [case[3] for case in _CASES], capacity)).load)
@@ -95,7 +95,7 @@ def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
 
 
 @pytest.mark.slow
-def test_runs_have_on_average_what_is_drawn_anew_for_each_microbatch():
+def test_kept_popularities_have_the_mean_of_redrawn_ones():
     """And those whose experts are equally popular have the same law, whichever way it is made."""
     rng, runs, concentrations = np.random.default_rng(2), 300, (20.0, 200.0, np.inf)
     shares = [_shares(rng, c, 8, 1) for c in concentrations for _ in range(runs)]

@@ -294,7 +294,7 @@ def test_names_of_ranges_may_be_given(tmp_path):
     assert found.microbatches == 2
 
 
-def test_a_trace_of_inference_says_what_it_cannot_tell(shared, capsys):
+def test_an_inference_trace_lists_its_limits(shared, capsys):
     path = shared / "data/kineto/h100_inference.json.gz"
     assert main(["trace", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -327,7 +327,7 @@ def test_an_array_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
         assert beside == {"h": 1, "t": [{"a": 1}, {"b": 2}]} or document is events
 
 
-def test_what_is_no_number_is_none(tmp_path):
+def test_nan_and_infinity_in_json_are_none(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"traceEvents": [{"a": nan, "b": 1}, {"a": -inf}, {"a": 2}], "t": NaN}')
     found = []

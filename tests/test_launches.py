@@ -21,7 +21,7 @@ def _with_experts(*overrides):
     return load_job(_DENSE, [*experts, *short, *overrides])
 
 
-def test_a_layer_takes_at_least_what_the_host_needs_to_launch_it():
+def test_host_launches_bound_the_time_of_a_layer_from_below():
     job = load_job(_DENSE, ["training.recompute=none", *_SLOW_HOST])
     assert job.model is not None
     passes = 2 * job.schedule.num_microbatches
@@ -32,13 +32,13 @@ def test_a_layer_takes_at_least_what_the_host_needs_to_launch_it():
     )
 
 
-def test_what_is_recomputed_is_launched_again():
+def test_recomputed_modules_are_launched_again():
     again = load_job(_DENSE, ["training.recompute=full", *_SLOW_HOST])
     once = load_job(_DENSE, ["training.recompute=none", *_SLOW_HOST])
     assert predict(again).mean / predict(once).mean == pytest.approx(1.5, rel=0.01)
 
 
-def test_cuda_graphs_launch_what_they_replay():
+def test_cuda_graphs_remove_the_launches_they_replay():
     eager, modules, iteration = (
         predict(_with_experts(*_SLOW_HOST, f"training.cuda_graphs={kind}")).mean
         for kind in ("none", "modules", "iteration")
@@ -57,7 +57,7 @@ def test_a_pair_of_passes_takes_longer_to_launch_than_its_two_parts():
     assert pairs / alone == pytest.approx((2 + 2 * 1.4) / 4, rel=0.01)
 
 
-def test_fused_products_of_experts_save_what_is_between_them():
+def test_fused_experts_save_elementwise_time():
     apart, fused, biased = (
         predict(_with_experts(*more)).breakdown["elementwise"]
         for more in ((), ("training.fused_experts=true",), ("model.bias=true",))

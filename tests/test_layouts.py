@@ -117,12 +117,12 @@ def test_numbers_of_gpus_near_one_that_nothing_divides_are_named():
         (16, {"space": prism.LayoutSpace(zero=(4,))}, "space of layouts cannot be used"),  # pyright: ignore
     ],
 )
-def test_what_has_no_layout_is_refused(world_size, changes, message):
+def test_searches_without_any_layout_are_refused(world_size, changes, message):
     with pytest.raises(ValueError, match=message):
         _enumerate(world_size, **changes)
 
 
-def test_a_model_that_is_too_large_says_what_would_hold_it():
+def test_a_too_large_model_names_the_gpus_that_would_hold_it():
     space = prism.LayoutSpace(cp=(1,), microbatch_size=(1,), zero=(1,))
     job = prism.load_job("megatron-22b-a100-8", ["model=llama-3.1-405b", "num_nodes=64"])
     asked = {"job": job, "space": space, "batch_size": 256}
@@ -429,7 +429,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
         prism.rank_layouts(jobs, out=tmp_path / "killed", **(options | {"num_samples": 2048}))
 
 
-def test_ctrl_c_leaves_what_is_known(jobs, monkeypatch):
+def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch):
     from prism_jax.layouts._search import Search
 
     add = Search.add
@@ -477,7 +477,7 @@ def test_times_are_compared_per_token_or_sample():
     assert by_sample.unit == "sample"
 
 
-def test_what_tokens_cost(capsys):
+def test_gpu_hours_and_cost_follow_from_tokens(capsys):
     words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
     assert main([*words, "--tokens", "3e9", "--price", "2"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["searches"]

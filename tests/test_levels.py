@@ -13,7 +13,7 @@ from .helpers import graph_of, one_kernel, random_dag
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("width", [None, 1, 3])
-def test_slots_hold_what_is_read_and_no_fewer_would_do(seed, width):
+def test_slots_hold_all_live_values_with_the_fewest_slots(seed, width):
     predecessors = [*random_dag(seed, num_ops=80), (7, 7)]
     sinks = [(5, 11), (), (80, 5)]
     levels = to_levels(predecessors, sinks, width)

@@ -88,7 +88,7 @@ def test_eulers_identity_and_bounds_hold_exactly():
     assert np.array_equal(criticality, np.sum(on_paths, axis=0))
 
 
-def test_ends_and_derivatives_beyond_what_is_summed_at_once():
+def test_ends_and_derivatives_of_more_levels_than_one_sum():
     """Of more levels than 1024; integers make it exact."""
     rng, number = np.random.default_rng(0), 3_000
     predecessors = [tuple({max(i - 3, 0), max(i - 1 - i % 2, 0)} - {i}) for i in range(number)]

@@ -49,7 +49,7 @@ def _latencies(rng, step, correlation, kinds, rank, rounds=4000):
     return np.exp(step * moments[:, None] + own + np.array(rank)[:, None, None])
 
 
-def test_scatter_is_split_into_what_it_was_made_of():
+def test_scatter_splits_into_its_planted_components():
     kinds = {"gemm": 0.02, "attention": 0.05, "norm": 0.0}
     made = _latencies(np.random.default_rng(0), 0.03, 0.6, kinds, [-0.1, 0.0, 0.1])
     found = split_scatter(made, [*kinds] * 4)
@@ -60,7 +60,7 @@ def test_scatter_is_split_into_what_it_was_made_of():
         assert found.residual[kind] == pytest.approx(sigma, rel=0.05, abs=0.005), kind
 
 
-def test_what_is_not_there_is_not_found():
+def test_absent_components_of_scatter_are_near_zero():
     made = _latencies(np.random.default_rng(1), 0.0, 0.0, {"gemm": 0.02}, [0.0, 0.0])
     found = split_scatter(made, ["gemm"] * 4)
     assert found.step < 0.003
@@ -125,7 +125,7 @@ def test_a_call_is_timed_and_dispatch_is_subtracted():
         time_calls([[short, pause("norm", "", 0.01)]], 0.0)
 
 
-def test_kernels_on_the_measured_machine_take_what_they_took(tiny, tmp_path):
+def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_path):
     """A kernel takes the mean of the calls of its size, and has the laws that were found."""
     _, calls = tiny
     rng = np.random.default_rng(2)

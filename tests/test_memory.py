@@ -130,7 +130,7 @@ def test_gradients_that_nobody_shares_are_not_whole_twice():
     assert memory == prism.memory(_job(*alone))
 
 
-def test_what_is_computed_again_is_not_kept():
+def test_recomputation_keeps_only_inputs():
     """Of each layer, or of every few of them, the input; of the others of a stage, all."""
     one = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.recompute=full")
     states = 2 * 2048 * 12288 / 8  # Sequence parallelism splits them.
@@ -286,7 +286,7 @@ def test_more_microbatches_never_take_less_memory():
     ("overlaps", "instead"),
     [("true", "training.accumulate_gradients=true"), ("false", "training.zero=1")],
 )
-def test_what_sharded_gradients_cost_beside_a_pipeline_is_told(overlaps, instead):
+def test_notes_give_the_cost_of_sharded_gradients_in_a_pipeline(overlaps, instead):
     name = "gpt3-175b-h100-768"
     kept = [f"training.overlap_grad_reduce={overlaps}"]
     job, other = (load_job(name, [*kept, *more]) for more in (["training.zero=2"], [instead]))

@@ -264,7 +264,7 @@ def _latent(*overrides, number=3):
     return _lowered(msgspec.structs.replace(_SMALL, **layers, modules=modules), overrides)[1]
 
 
-def test_latents_are_gathered_again_for_the_gradients_of_what_reads_them():
+def test_latents_are_gathered_once_more_in_the_backward():
     again = ("training.recompute=selective", "training.recompute_modules=['mla_up_proj']")
     for options, expected in ((("training.recompute=none",), (2, 1)), (again, (3, 2))):
         few, many = (_latent(*options, number=number) for number in (3, 4))
@@ -273,7 +273,7 @@ def test_latents_are_gathered_again_for_the_gradients_of_what_reads_them():
             assert added["all_gather"] == count
 
 
-def test_what_latent_attention_multiplies_is_cast():
+def test_inputs_of_latent_attention_are_cast_to_fp8():
     def moved(blocks):
         found = (kernel for block in blocks for kernel in kernels_of(block).items())
         return sum(int(k.size[:-1]) * n for k, n in found if k.kind == "elementwise")
@@ -307,7 +307,7 @@ def test_the_short_form_is_a_list_of_layers():
     assert _lowered(short, overrides)[1] == _lowered(long, overrides)[1]
 
 
-def test_a_window_leaves_what_it_covers():
+def test_windowed_attention_counts_the_pairs_in_its_band():
     window = msgspec.structs.replace(
         _SMALL,
         layers=(Layer(("attention",)),),
@@ -466,7 +466,7 @@ def test_files_that_contradict_themselves(tmp_path, text, part):
     assert part in str(raised.value)
 
 
-def test_every_module_says_what_it_is():
+def test_every_module_has_a_kind_and_a_docstring():
     for kind, cls in modules().items():
         assert cls.kind == kind
         assert cls.__doc__

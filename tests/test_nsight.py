@@ -62,7 +62,7 @@ def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
         (lambda path: None, "there is no such file"),
     ],
 )
-def test_what_is_no_report_is_refused_in_one_sentence(tmp_path, capsys, write, message):
+def test_bad_nsight_reports_are_refused_in_one_sentence(tmp_path, capsys, write, message):
     write(tmp_path / "a.sqlite")
     assert main(["trace", str(tmp_path / "a.sqlite"), "--format", "nsight"]) == 2
     error = capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_rows_without_times_are_refused(tmp_path, column, value):
         "CREATE VIEW StringIds AS SELECT 1 AS id, zeroblob(900000000) AS value",
     ],
 )
-def test_what_computes_its_rows_is_no_table(tmp_path, create):
+def test_views_and_virtual_tables_are_refused(tmp_path, create):
     made = _made_trace(_job(), 2, _plain)
     _export(tmp_path / "a.sqlite", _events(made, 0, 0))
     with sqlite3.connect(tmp_path / "a.sqlite") as db:

@@ -45,14 +45,14 @@ def test_ops_start_where_the_schedule_says(trace):
     assert [call.op for call in outline(trace).before] == ["load-data"]
 
 
-def test_no_op_is_found_to_wait_for_what_starts_later(trace):
+def test_ops_never_wait_for_later_starts(trace):
     """A microbatch's forward on a stage ends before it starts on the next one, on one clock."""
     forward, backward = (trace.end[f"{p}-compute"] for p in ("forward", "backward"))
     assert np.all(trace.start["forward-compute"][:, :, 1:] >= forward[:, :, :-1])
     assert np.all(trace.start["backward-compute"][:, :, :-1] >= backward[:, :, 1:])
 
 
-def test_what_is_in_it():
+def test_contents_of_the_recorded_profile():
     found = contents(read_ranks(_FOLDER), read_range_names(_FOLDER / "names.toml"))
     assert found.ranks == (0, 1, 2, 3)
     assert not found.missing

@@ -100,7 +100,7 @@ def test_exchanges_that_take_no_time_or_all_of_it():
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
-def test_what_one_exchanges_beyond_the_other_is_bare(counts):
+def test_surplus_exchanges_of_a_paired_pass_are_not_hidden(counts):
     rng = np.random.default_rng(3)
     forward, backward = (rng.gamma(2.0, 1e-3, (count, 5)) for count in counts)
     passes = _passes(forward, backward)
@@ -193,7 +193,7 @@ def test_pairs_of_a_job_run_all_of_both():
         assert max(both - exchanges, exchanges) < block_mean(block) < both
 
 
-def test_what_the_host_launches_is_known_of_the_stages_of_both_directions():
+def test_host_launches_of_both_directions_are_equal():
     workload = lower_job(load_job("gpt3-175b-h100-768", (*_EXPERTS, *_TWO_WAYS)))
     assert workload.passes is not None
     for stages in (workload.passes.forward, workload.passes.backward):

@@ -84,7 +84,7 @@ def test_replicas_of_known_gpus():
 
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(3, 2), (2, 3), (6, 1)])
-def test_exchanges_find_what_trying_all_does(ranks, replicas):
+def test_exchange_search_finds_the_best_of_all_placements(ranks, replicas):
     program = _program(OneFOneB(ranks, 3), replicas)
     number = ranks * replicas
     rng = np.random.default_rng(ranks)
@@ -176,7 +176,7 @@ def test_figures_of_orders_nearby_are_the_same(devices):
     np.testing.assert_array_equal(trials.values_near(order, others), trials.values(others))
 
 
-def test_what_is_not_monotone_has_no_bound():
+def test_objectives_that_are_not_monotone_have_no_bound():
     program = _program(OneFOneB(2, 2), 2)
     found = place(
         program,
@@ -198,7 +198,7 @@ def test_what_is_not_monotone_has_no_bound():
         ({"devices_per_node": 0}, "several nodes"),
     ],
 )
-def test_what_cannot_be_placed(options, part):
+def test_place_refuses_bad_arguments(options, part):
     options = {"devices_per_node": 1, "num_samples": 64, "key": jax.random.key(0), **options}
     with pytest.raises(ValueError, match=part):
         place(_program(OneFOneB(2, 2), 2), np.ones(4), **options)

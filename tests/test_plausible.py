@@ -109,7 +109,7 @@ def test_shipped_clusters_and_models_are_plausible():
         ("model.num_kv_heads=8", "has all defaults of GPT .* yet grouped heads"),
     ],
 )
-def test_what_is_probably_wrong_is_said(change, match, capsys):
+def test_implausible_values_have_a_note(change, match, capsys):
     job = prism.load_job(_JOB, [change])
     said = notes_of(job)
     assert sum(bool(re.search(match, note)) for note in said) == 1

@@ -246,7 +246,7 @@ def test_a_law_is_plotted_as_it_is():
     np.testing.assert_allclose(points[:, 0], _LAW.quantile((np.arange(80) + 0.5) / 80))
 
 
-def test_parts_are_plotted_by_what_they_cost():
+def test_tornado_sorts_parts_by_cost():
     found = _sensitivity()
     ax = plot.tornado(found)
     names = [label.get_text() for label in ax.get_yticklabels()]

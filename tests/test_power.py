@@ -100,7 +100,7 @@ def test_the_derivative_of_a_step_is_that_of_differences(limit):
     assert found.seconds_per_w == pytest.approx((higher - lower) / 10, rel=1e-3)
 
 
-def test_the_energy_is_what_each_part_of_a_step_draws():
+def test_energy_is_the_sum_over_parts_of_a_step():
     job = _job(f"{_LIMIT}=600")
     step, found, power = (
         prism.predict(job),
@@ -152,7 +152,7 @@ def test_a_cap_widens_the_law_of_steps():
     assert 0 < tails[0] < tails[1] < tails[2] / 2
 
 
-def test_the_command_prints_what_a_cap_costs(capsys):
+def test_predict_command_prints_the_cost_of_a_power_cap(capsys):
     main(["predict", "examples/job.toml", "--set", f"{_LIMIT}=600"])
     assert "power:   600 W a GPU at most" in capsys.readouterr().out
     main(["predict", "examples/job.toml", "--json"])
@@ -182,7 +182,7 @@ def test_limits_that_mean_nothing_are_refused(job, override, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_law_by_power_needs_a_device_that_says_what_it_draws():
+def test_a_law_by_power_needs_the_power_of_its_device():
     with pytest.raises(ValueError, match="the device `a100-80g-sxm` draws is not known; give"):
         prism.compile_job(prism.load_job("megatron-22b-a100-8", ["kernels.rank=power"]))
     law = Variation("", "rank", "power", {}, "override kernels.rank=power")

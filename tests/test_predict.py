@@ -56,7 +56,7 @@ def test_two_copies_of_a_model_share_the_microbatches():
     assert two.flop_per_s * two.mean == pytest.approx(one.flop_per_s * one.mean)
 
 
-def test_the_command_prints_what_is_predicted(capsys):
+def test_predict_command_prints_the_prediction(capsys):
     assert main(["predict", "gpt3-175b-h100-4096", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     found = prism.predict(prism.load_job("gpt3-175b-h100-4096"))

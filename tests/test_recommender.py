@@ -92,7 +92,7 @@ def test_dot_products_of_pairs():
         (tuple(EmbeddingTable(10, float(n)) for n in (9, 1, 2, 3, 2)), 4 * 9, 4 * 2, 5),
     ],
 )
-def test_what_shards_look_up_and_send(tables, looked_up, sent, received):
+def test_vectors_that_shards_look_up_and_send(tables, looked_up, sent, received):
     assert vectors_of(tables, 4) == pytest.approx((looked_up, sent, received), rel=1e-12)
 
 
@@ -228,7 +228,7 @@ def test_layouts_of_a_recommender_share_its_tables():
         (("model.modules.features.bottom.x=1",), "features.bottom.x"),
     ],
 )
-def test_what_cannot_be_is_refused(overrides, part):
+def test_impossible_recommenders_are_refused(overrides, part):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         lower_job(_job(*overrides))
     assert part in str(raised.value)

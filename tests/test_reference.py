@@ -26,7 +26,7 @@ def test_the_graph_of_packages_is_that_of_the_imports():
     assert (_DOCS / "architecture.md").read_text() == page, "Run `make reference`."
 
 
-def test_what_is_looked_for_is_where_the_page_says():
+def test_the_architecture_page_names_existing_functions():
     page = (_DOCS / "architecture.md").read_text()
     rows = re.findall(r"^\| .* \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
     assert len(rows) == 12
@@ -38,7 +38,7 @@ def test_what_is_looked_for_is_where_the_page_says():
     assert {*re.findall(r"\*\*(\w+)\*\*", told)} == packages
 
 
-def test_every_key_says_what_it_is():
+def test_every_job_key_has_a_description():
     keys = job_keys()
     assert len(keys) > 70
     assert [key.key for key in keys if not (key.about and key.allowed)] == []

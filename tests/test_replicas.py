@@ -274,7 +274,7 @@ def test_a_rate_of_stalls_that_was_zero_when_compiled():
         simulate(with_rate(-0.05), num_samples=10, key=jax.random.key(0))
 
 
-def test_ties_with_what_was_forgotten_keep_their_weight():
+def test_ties_beyond_the_reservoir_keep_their_weight():
     """Half of two million scores tie, more than the reservoir keeps apart."""
     from prism_jax.step import Chances, Reservoir, effective_samples
     from prism_jax.step._selection import sample_weights

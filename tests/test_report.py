@@ -100,14 +100,14 @@ def test_a_page_is_whole_and_loads_nothing(page):
     assert "default-src 'none'" in page
 
 
-def test_what_a_user_wrote_is_a_text_and_nothing_else(page):
+def test_text_of_users_is_escaped_on_the_page(page):
     read = _read(page)
     assert read.tags.count("script") == 1
     assert _EVIL not in page
     assert sum(_EVIL in text for text in read.texts) >= 4
 
 
-def test_a_page_says_what_was_found_and_how(report, page):
+def test_a_page_has_all_figures_of_its_report(report, page):
     text = " ".join(_read(page).texts)
     law = report.law
     expected = report.epistemic.intervals(report.levels)
@@ -152,7 +152,7 @@ def test_expected_errors_are_those_of_the_docs():
         assert line in text
 
 
-def test_what_is_missing_is_told(report):
+def test_a_page_lists_missing_parts(report):
     why = "interrupted"
     left = dict.fromkeys(("sliders", "sensitivities", "criticality", "timeline"), why)
     none = dict.fromkeys(("sliders", "sensitivity", "criticality", "step", "epistemic"))
@@ -162,7 +162,7 @@ def test_what_is_missing_is_told(report):
     assert page.count("Missing: ") == 4
 
 
-def test_ctrl_c_keeps_what_was_computed(report, monkeypatch):
+def test_ctrl_c_keeps_the_parts_of_a_report_so_far(report, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -194,7 +194,7 @@ def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
     assert found.missing.keys() == {"law", *left}
 
 
-def test_a_page_of_a_profile_says_what_only_jobs_have(report):
+def test_a_page_of_a_profile_lists_the_parts_only_jobs_have(report):
     from prism_jax.data import Outline
     from prism_jax.profile import Profile
     from prism_jax.profile._profile import Fitted

@@ -86,7 +86,7 @@ def test_elsewhere_the_vector_rule_is_kept(program):
     assert found == simulate(program, replicas="vector", **options)
 
 
-def test_the_rule_is_the_program_s_whatever_the_key():
+def test_the_rule_of_replicas_does_not_depend_on_the_key():
     laws = [simulate(_tied(), num_samples=2_000, key=jax.random.key(k)) for k in range(2)]
     assert merge_laws(laws).replicas == "exact"
     other = simulate(_tied(), num_samples=2_000, key=jax.random.key(2), replicas="vector")

@@ -168,7 +168,7 @@ def test_a_saved_law_is_read_back(tmp_path):
         load_law(tmp_path / "other.npz")
 
 
-def test_what_does_not_go_together_is_refused():
+def test_incompatible_ways_of_sampling_are_refused():
     program, key = _program(), jax.random.key(0)
     with pytest.raises(ValueError, match="does not go with"):
         simulate(program, num_samples=10, key=key, replicas="explicit", sampling="sobol")

@@ -142,7 +142,7 @@ def test_gains_add_up_to_the_whole_where_parts_do():
         ({"num_samples": 31}, "at least 32"),
     ],
 )
-def test_what_cannot_be_asked(options, part):
+def test_sensitivity_refuses_bad_arguments(options, part):
     options = {"num_samples": 1000, "key": jax.random.key(0), **options}
     with pytest.raises(ValueError, match=part):
         sensitivity(rich_program(), Mean(), **options)
@@ -320,7 +320,7 @@ def test_a_quantile_in_a_gap_of_the_law_has_a_known_error():
     assert np.std(slopes[1:]) > 0.01  # Of a quantile within a cluster it would be 0.0005.
 
 
-def test_a_changed_program_shifts_along_what_still_varies():
+def test_importance_shifts_of_a_changed_program_keep_the_axes():
     """Along the same axes as the program that it is compared with."""
     program, *_ = _sum_of_normals(num_replicas=64)
     first = sampled(prepare(program, jax.random.key(0)), 1_000)
@@ -440,7 +440,7 @@ def test_a_slow_rank_in_one_replica_of_many():
 
 
 @pytest.mark.slow
-def test_a_scaled_collective_is_what_its_mean_says():
+def test_scaling_a_collective_scales_its_mean():
     program = rich_program(stalls={}, network=None)
     found = what_if(
         program,

@@ -66,7 +66,7 @@ def test_copies_of_the_shards():
     assert reduced == pytest.approx(4 * _PARAMETERS / 8, rel=1e-6)
 
 
-def test_what_stays_gathered_is_not_gathered_again():
+def test_parameters_that_stay_gathered_are_gathered_once():
     work = lower_job(_job("training.zero=3", "training.reshard_after_forward=false"))
     assert _bytes(work.backward[0], "all_gather") == {}
     again = lower_job(_job("training.zero=3", "training.recompute=full"))

@@ -136,7 +136,7 @@ def test_derivatives_by_reductions_agree_with_differences():
 
 
 @pytest.mark.slow
-def test_a_step_is_the_sum_of_what_it_owes_to_each_mean():
+def test_the_mean_step_is_homogeneous_in_the_mean_latencies():
     """Steps grow with all means in proportion, also with replicas of which one decides."""
     program = _program()
 

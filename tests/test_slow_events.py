@@ -91,7 +91,7 @@ def _run(slow, find_slow_s=None, **options):
     )
 
 
-def test_finding_saves_what_slow_events_add_minus_restarts():
+def test_finding_saves_the_time_of_slow_events_minus_restarts():
     """Two events a day, of ten hours on average, make steps twice as long."""
     slow = (Slow("gpu", 2, 36_000.0, 2.0),)
     never, hour = _run(slow), _run(slow, 3600.0)
@@ -133,7 +133,7 @@ def test_more_slow_events_than_can_be_held_are_refused():
         _run((Slow("gpu", 1e6, 10.0, 2.0),))
 
 
-def test_the_command_says_what_finding_saves_and_what_it_needs(capsys, tmp_path):
+def test_run_command_prints_the_days_saved_by_finding(capsys, tmp_path):
     words = ["run", "megatron-22b-a100-8", "--steps", "1000", "--samples", "64", "--runs", "100"]
     assert main([*words, "--find-slow", "3600"]) == 2
     error = capsys.readouterr().err

@@ -72,7 +72,7 @@ def test_a_job_has_the_spread_of_its_own_step():
     assert np.array(sigmas) * times == pytest.approx(2 * [0.01], rel=0.01)
 
 
-def test_what_is_shipped_is_what_the_logs_say(shared):
+def test_shipped_laws_of_systems_equal_those_fitted_to_the_logs(shared):
     priors, found = load_priors(), fitted(systems(shared / "data"))
     for name in OF_SYSTEMS:
         ours, theirs = getattr(priors, name), getattr(found.priors, name)

@@ -141,7 +141,7 @@ def test_a_fit_to_half_of_the_steps_predicts_the_others(shared, name, first):
     assert 0.67 - 1.96 * noise < ratio < 1.5 + 1.96 * noise
 
 
-def test_what_a_worker_waits_for_is_found(shared):
+def test_untraced_waits_of_a_worker_are_found(shared):
     """In `slow_worker`, other replicas' last stages wait untraced for that of the slow one."""
     trace, _ = _traced(shared, "slow_worker")
     first = outline(trace).after[0]
@@ -235,7 +235,7 @@ def test_a_median_that_is_off_is_noted():
     assert not noted(skewed(5_000, 0.006))
 
 
-def test_a_law_of_another_mean_is_scaled_by_what_chance_does_not_explain():
+def test_a_law_is_scaled_where_chance_does_not_explain_its_mean():
     """Where processes share cores, the law of what each of them takes has another mean than steps.
     Then all means are scaled; not where chance explains it, as with one step ten times as long.
     """
@@ -324,7 +324,7 @@ def _cv(parameters):
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.05])
-def test_what_a_worker_has_in_one_step_is_a_law_of_the_profile(tmp_path, sigma):
+def test_a_profile_has_the_law_of_a_workers_step_factor(tmp_path, sigma):
     trace = _made_trace(_job(4, 2, 8), 60, _plain, seed=7, worker_step=sigma)
     profile = fit_profile(trace)
     laws, found = _laws_and_components(profile)

@@ -76,7 +76,7 @@ def test_parts_add_up_to_a_run_and_all_its_work_is_done():
 
 
 @pytest.mark.parametrize("background", [0, 900, 2500])
-def test_what_is_announced_loses_nothing(background):
+def test_announced_interruptions_lose_no_work(background):
     costs = RunCosts(1800, 0, 300, background_s=background)
     found = run(costs, hazards((2e-4,), 300, announced=[True]), 300)
     parts = dict(zip(PARTS, found.parts.T, strict=True))
@@ -188,7 +188,7 @@ def test_runs_are_those_of_one_event_after_the_other(spares, background, power, 
         assert distance < 2.23 * np.sqrt(2 / number)
 
 
-def test_the_mean_counts_what_is_announced():
+def test_the_mean_run_counts_announced_interruptions():
     costs = RunCosts(interval_s=1800, blocking_s=60, restart_s=300)
     found = run(costs, hazards((1e-4, 1e-4), 500, announced=[False, True]), 500, hours=1000)
     seconds = found.parts.sum(axis=1)

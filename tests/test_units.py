@@ -148,7 +148,7 @@ def test_equal_layers_are_priced_once():
         assert sum(times for _, times in many) - sum(times for _, times in few) == 56
 
 
-def test_a_row_of_layers_is_what_its_kernels_say():
+def test_prefetched_gathers_run_beside_the_layer_before():
     """The first gather, then every layer beside the gather of the next, by events, and the head."""
     alone, ahead = (_lowered(f"training.prefetch={n}").forward[0] for n in (0, 1))
     compute, exposed = split_mean(alone)

@@ -69,7 +69,7 @@ def test_a_worker_has_one_core_and_the_precision_of_the_driver():
         assert (devices, threads) == (1, "1")
 
 
-def test_what_is_done_is_kept_when_a_worker_dies():
+def test_finished_tasks_are_kept_when_a_worker_dies():
     found = []
     with _spawning(1) as executor:
         results = run_tasks(_dies, [(x,) for x in range(4)], executor)

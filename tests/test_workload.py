@@ -197,12 +197,12 @@ def test_parts_that_are_sent_are_gathered(virtual):
     assert len({id(block) for block in scattered.forward}) <= 3
 
 
-def test_what_is_sent_changes_only_where_ranks_hold_the_same():
+def test_scattered_sends_need_ranks_with_equal_activations():
     for plain in ((), ("layout.tp=1", "layout.dp=512", "training.sequence_parallel=false")):
         assert lower_job(load_job(_H100, plain)) == lower_job(load_job(_H100, (*plain, _SCATTERED)))
 
 
-def test_the_first_bucket_of_a_backward_gathers_what_came():
+def test_pieces_of_a_reduction_add_up_to_the_backward():
     job = load_job(_H100, ("training.sequence_parallel=false", _SCATTERED))
     workload = lower_job(job)
     pieces = [one.piece for one in workload.reductions[0] if one.piece is not None]
