@@ -166,7 +166,7 @@ def test_the_mean_of_a_run_whose_steps_resemble_those_before(between, remembered
 
 
 @pytest.mark.slow
-def test_both_laws_of_one_step_are_the_same():
+def test_kept_and_redrawn_allocations_have_the_same_law():
     program = _program(OneFOneB(4, 8), num_replicas=8)
     anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")
     kept = simulate(program, num_samples=40_000, key=jax.random.key(2), allocations=200)

@@ -119,7 +119,7 @@ def test_without_variance_the_end_is_exact(contention, longer):
     assert block_mean(((one, 3),)) == pytest.approx(3 * (1 + end))
 
 
-def test_without_overlap_it_is_the_sum():
+def test_branches_without_overlap_add_up():
     """What slows so much that nothing is gained leaves one after the other."""
     found = _together(_moments(1.0, 0.1, 0.3, 0.0), _moments(1.1, 0.2, 0.5), _slowdowns((0.5, 2.0)))
     assert found[:2, 0].tolist() == pytest.approx([2.1, 0.1**2 + 0.2**2], rel=2e-4)
@@ -127,7 +127,7 @@ def test_without_overlap_it_is_the_sum():
 
 
 @pytest.mark.parametrize("std", [1e-6, 0.01, 0.3])
-def test_with_full_overlap_it_is_the_maximum(std):
+def test_fully_overlapped_branches_take_their_maximum(std):
     """Of two normals: Clark 1961. The first absolute moments, with another mean of the second."""
     free = _slowdowns((0.0, 0.0))
     found = _together(_moments(1.0, std, 0.0, 0.0), _moments(1.0, std, 0.0), free)

@@ -154,7 +154,7 @@ def _calibrated(job, covariance=None, **changes):
     return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
 
 
-def test_the_law_of_a_run_that_has_not_been():
+def test_epistemic_law_widens_with_the_uncertainty_of_the_level():
     """Known for certain it is the law; else it is as much wider as level and spread are unknown."""
     from prism_jax.program import compile_job
 

@@ -82,7 +82,7 @@ def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
 @pytest.mark.parametrize(
     ("latency", "spread"), [(_alike, 0.2), (_slower, 0.2), (_stages_differ, 0)]
 )
-def test_none_is_found_where_none_is(latency, spread):
+def test_no_constant_part_is_found_in_noise(latency, spread):
     """Also where workers are up to eight times slower, stages differ, or steps share a factor."""
     job, rng, number = _job(4, 2), np.random.default_rng(0), 0
     step = step_graph(job, outline(trace := _made_trace(job, 30, latency)))
@@ -115,7 +115,7 @@ def _number(step, constant):
     return len({(kind, members) for kind, members, seconds in nodes if seconds > 0})
 
 
-def test_the_law_of_a_fit_has_it(tmp_path):
+def test_fitted_laws_keep_the_constant_part(tmp_path):
     """The noise of the other worker on the whole latency would spread steps by three times more."""
     job = _job(2, 1)
     trace = _made_trace(job, 200, _sleeping)

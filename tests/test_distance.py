@@ -24,7 +24,7 @@ def test_the_wasserstein_distance_of_samples_is_that_of_scipy(n, m):
     assert float(in_jax) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_its_derivative_with_respect_to_samples_is_that_of_differences():
+def test_derivative_of_wasserstein_distance_equals_differences():
     rng = np.random.default_rng(0)
     one, two = rng.normal(1.0, 0.1, 12), rng.normal(1.05, 0.2, 30)
     found = jax.grad(prism.wasserstein)(jnp.asarray(one, jnp.float32), two)
@@ -50,7 +50,7 @@ def test_its_influence_is_the_derivative_by_a_weight():
         assert influence[at] == pytest.approx(change / more, abs=1e-5)
 
 
-def test_of_laws_it_is_that_of_their_steps():
+def test_wasserstein_distance_of_laws_equals_that_of_their_steps():
     rng = np.random.default_rng(2)
     one, two = rng.gamma(4.0, 0.2, 5000), rng.gamma(4.0, 0.25, 5000)
     expected = stats.wasserstein_distance(one, two)

@@ -238,7 +238,7 @@ sequence_length = 4096
         ("layout.ep=16", ["`layout.ep` = 16", "`num_experts` = 8"]),
     ],
 )
-def test_loads_that_cannot_be(override, parts, tmp_path, capsys):
+def test_impossible_loads_of_experts_are_refused(override, parts, tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(_SMALL)
     changes = [word for change in override.split() for word in ("--set", change)]

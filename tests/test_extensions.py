@@ -515,6 +515,6 @@ def test_ops_of_one_kind_share_a_law_and_factors():
         ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "only one of its kind `x`"),
     ],
 )
-def test_graphs_that_cannot_be_are_refused(ops, options, match):
+def test_impossible_graphs_are_refused(ops, options, match):
     with pytest.raises(ValueError, match=match):
         prism.compile_graph(ops, **options)

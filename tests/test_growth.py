@@ -56,7 +56,7 @@ def test_published_series_grow_as_predicted(shared):
     assert abs(np.median(errors)) < 0.5
 
 
-def test_a_level_is_found_from_series_that_have_it():
+def test_the_fit_of_the_level_recovers_a_planted_one():
     from benchmarks._growth import Series, fitted
 
     rng = np.random.default_rng(0)

@@ -30,7 +30,7 @@ def _program(num_replicas: int) -> prism.Program:
     )
 
 
-def test_a_sample_that_decides_many_steps_is_no_atom_where_their_own_draws_spread_them():
+def test_intervals_cover_where_few_samples_decide_many_steps():
     program = _program(64)
     laws = [
         prism.simulate(program, num_samples=4_000, key=jax.random.key(seed), sampling="plain")

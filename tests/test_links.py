@@ -53,7 +53,7 @@ def test_the_threshold_is_that_of_the_most_variance_between(seed):
     assert two_classes(np.ones(5)) is None
 
 
-def test_one_law_is_one_class():
+def test_the_best_threshold_explains_two_over_pi_of_a_normal_law():
     """What the best threshold explains of a normal law tends to 2 / pi."""
     found = two_classes(np.exp(np.random.default_rng(0).standard_normal(20_000)))
     assert found is not None

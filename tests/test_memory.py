@@ -108,7 +108,7 @@ def test_microbatches_in_flight_are_those_of_the_schedule(microbatches):
         ("1f1b", 1, 8, 1),
     ],
 )
-def test_gradients_are_whole_of_the_stages_that_sum_and_deal_them(
+def test_unsharded_gradients_are_held_by_the_stages_that_reduce_them(
     kind, virtual, microbatches, whole
 ):
     shape = (f"schedule.kind={kind}", f"schedule.virtual_stages={virtual}")
@@ -149,7 +149,7 @@ def test_recomputation_keeps_only_inputs():
 
 
 @pytest.mark.parametrize("module", ["core_attn", "layernorm", "mlp"])
-def test_modules_that_are_computed_again(module):
+def test_memory_saved_by_recomputing_a_module(module):
     job = _job("training.recompute=none")
     less = _job("training.recompute=selective", f"training.recompute_modules=['{module}']")
     before, after = prism.memory(job).ranks[0].parts, prism.memory(less).ranks[0].parts

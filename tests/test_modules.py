@@ -434,7 +434,7 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
         ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
     ],
 )
-def test_models_that_cannot_be_are_refused(change, overrides, parts):
+def test_impossible_models_are_refused(change, overrides, parts):
     overrides = ("cluster.num_nodes=10000", "layout.tp=2", *overrides)
     if "modules" in change:
         change = {"modules": {**(_SMALL.modules or {}), **change["modules"]}}

@@ -55,7 +55,7 @@ def test_positions_are_found_where_they_are(dp, pp):
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.3])
-def test_none_are_found_where_there_are_none(shared):
+def test_no_factors_of_positions_are_found_in_noise(shared):
     """Also where the replicas share what a microbatch of a step takes."""
     rng, found = np.random.default_rng(0), 0
     job = _job(8, 2)

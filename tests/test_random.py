@@ -73,7 +73,7 @@ def test_neighbours_are_independent(what):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("dieharder") is None, reason="dieharder is not installed")
 @pytest.mark.parametrize("along", ["samples", "ops"])
-def test_dieharder_finds_nothing(along, tmp_path):
+def test_random_stream_passes_dieharder(along, tmp_path):
     """A part of the battery that fits a stream of 256 MiB; a test may be weak by chance."""
     key, size = key_data(jax.random.key(1)), 2**12
     path = tmp_path / "stream.bin"

@@ -272,7 +272,7 @@ def test_a_trace_of_torchrec_is_read(traced, capsys):
     assert set(found["ops"].values()) == {8}
 
 
-def test_a_fit_reads_it_and_asks_for_more_steps(traced, traced_job, tmp_path, capsys):
+def test_a_trace_of_a_recommender_is_replayed_and_read_by_fit(traced, traced_job, tmp_path, capsys):
     """What a fit begins with is there: a replay of the step takes as long as the step."""
     trace = read_profile_traces(traced, load_job(traced_job))
     step = step_graph(trace.job, outline(trace))

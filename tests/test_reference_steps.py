@@ -79,7 +79,7 @@ def test_a_law_over_allocations():
     assert abs(np.mean(means) - law.mean) < 4 * error
 
 
-def test_without_variance_it_is_the_step():
+def test_reference_steps_without_variance_equal_the_step():
     program = _program(2, residual={}, stalls={}, **dict.fromkeys(_FACTORS))
     law = prism.simulate(program, num_samples=16, key=jax.random.key(1), sampling="plain")
     np.testing.assert_allclose(reference_steps(program, 3, 0), law.mean, rtol=1e-12)

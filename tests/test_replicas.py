@@ -96,7 +96,7 @@ def test_too_few_samples_for_a_tail_are_said_to_be():
         assert all(np.isnan(x) for x in interval)
 
 
-def test_one_replica_is_the_replica_itself():
+def test_with_one_replica_each_sample_is_used_once():
     """With R = 1 and no more than the pipeline, a step is one replica sample, used once."""
     program = pipeline_program(
         GPipe(2, 4), variability=Variability(residual={"gemm": lognormal(0.1)})
@@ -328,7 +328,7 @@ def test_effective_samples_are_of_the_full_weights():
     assert found([0, 0, 0], [1] * 3, stalls) == pytest.approx(3)
 
 
-def test_errors_know_that_every_other_sample_is_shifted():
+def test_standard_errors_by_importance_sampling_equal_the_scatter():
     """By importance sampling every other sample is shifted. How many of each there are does not
     scatter: by the bootstrap and by the jackknife, the standard error of the probability of a tail
     is its scatter over 600 runs.

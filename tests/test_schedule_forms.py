@@ -48,7 +48,7 @@ def spans(schedule, cost):
 
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
-def test_one_stage_per_rank(p, cost):
+def test_closed_forms_of_makespans_with_one_stage_per_rank(p, cost):
     f, i, w = cost
     b = i + w
     for m in (1, 2, p, 2 * p + 1):

@@ -478,7 +478,7 @@ def _compare(program, scenario):
 
 
 @pytest.mark.slow
-def test_changes_are_on_top_of_each_other():
+def test_changes_of_a_program_compose_in_any_order():
     program = rich_program(2, stalls={}, network=None)
     both = slow_rank(scale_kernel(program, "gemm", 0.5).program, 1, 1.2, replicas=None).program
     other = scale_kernel(slow_rank(program, 1, 1.2, replicas=None).program, "gemm", 0.5).program

@@ -305,7 +305,7 @@ def test_sinks_that_do_not_fit_are_refused():
         assemble(graph, [one_kernel("gemm", 1.0)] * 8, sinks=[Sink(1, (7,)), Sink(0, (3,))])
 
 
-def test_of_one_reduction_all_is_exposed(monkeypatch):
+def test_a_single_reduction_is_fully_exposed(monkeypatch):
     """Whichever replica is the slowest; and no pilot is drawn for it."""
 
     def refuse(*run, **options):

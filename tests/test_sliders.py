@@ -101,7 +101,7 @@ def test_p95_is_that_of_fresh_simulations_between_the_points(program, found):
     assert off < 0.1 * abs(found.check.simulated - own)
 
 
-def test_own_values_change_nothing_and_slow_gpus_are_a_share(program, found):
+def test_sliders_at_their_own_values_change_nothing(program, found):
     same = moved(program, {slider.name: slider.own for slider in found.sliders})
     before, after = (
         simulated_steps(one, num_samples=512, key=_OTHER).steps

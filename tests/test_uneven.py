@@ -199,7 +199,7 @@ def _logs(rng, *, loadings, together=True, steps=80):
     return data + 0.008 * rng.standard_normal((*data.shape[:1], 3, 2, *data.shape[3:]))
 
 
-def test_loadings_that_do_not_differ_are_one():
+def test_loadings_without_difference_equal_one():
     logs = _logs(np.random.default_rng(1), loadings=np.ones((3, 2)))
     np.testing.assert_array_equal(take_apart(logs, np.arange(80)).data.loadings, 1)
 
@@ -227,7 +227,7 @@ def _with_loading(program, loading):
     return dataclasses.replace(program, latencies=table)
 
 
-def test_a_loading_of_one_is_the_law_without_it():
+def test_loadings_of_one_leave_the_law_unchanged():
     program = pipeline_program(OneFOneB(2, 4), variability=Variability(microbatch=lognormal(0.2)))
     ones = jnp.ones_like(program.latencies.mean)
     np.testing.assert_array_equal(_ends(_with_loading(program, ones)), _ends(program))
@@ -250,7 +250,7 @@ def test_sets_are_drawn_together():
     assert np.max(np.abs(counts - 1000)) < 4 * np.sqrt(1000)
 
 
-def test_sets_of_one_are_a_law_of_independent_microbatches():
+def test_sets_of_one_microbatch_have_independent_factors():
     rng = np.random.default_rng(4)
     factors = rng.gamma(4.0, 0.25, 500)
     sets = Sets(jnp.asarray(factors[:, None]), 1)

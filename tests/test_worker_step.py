@@ -68,7 +68,7 @@ def test_ops_of_a_rank_share_a_draw_and_ranks_and_steps_have_their_own():
 
 
 @pytest.mark.slow
-def test_kept_gpus_draw_it_anew_in_each_step():
+def test_worker_step_factors_are_redrawn_where_gpus_are_kept():
     allocations, steps = 100, 400
 
     def law(**laws):
@@ -111,7 +111,7 @@ def test_the_vector_rule_equals_explicit_replicas(sampling):
 
 
 @pytest.mark.slow
-def test_it_leads_where_it_alone_varies():
+def test_the_worker_step_leads_importance_where_it_alone_varies():
     program = pipeline_program(GPipe(1, 4), variability=Variability(worker_step=lognormal(0.1)))
     lead = leading_axes(program, make_plan(program), jax.random.key(0), importance=True)
     assert lead.axes.worker_steps is not None
@@ -174,7 +174,7 @@ def test_cumulants_of_compute_and_communication_add():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0.0, 0.02], ids=["equal", "unequal"])
-def test_members_drawn_one_by_one_share_it(rank):
+def test_members_of_a_worker_share_its_step_factor(rank):
     residual, samples = {"gemm": 0.03, "all_gather": 0.2}, 20_000
     collective = Kernel("all_gather", "c", 4e-4, "nvlink")
     block = ((Segment(((Kernel("gemm", "a", 1e-3), 2),), collective), 5),)
@@ -224,7 +224,7 @@ def test_derivatives_are_those_of_differences(num_replicas):
 
 
 @pytest.mark.slow
-def test_a_saved_program_has_it(tmp_path):
+def test_saved_programs_keep_the_worker_step(tmp_path):
     program = rich_program(2, worker_step=lognormal(0.05))
     save_program(program, tmp_path / "p.npz")
     again = load_program(tmp_path / "p.npz")
