@@ -76,7 +76,7 @@ def _watched(out: pathlib.Path, more: list[str]) -> dict[str, float]:
     last = next(look for look in looks if look["rows"] == _ROWS)
     begin, end = looks[0]["at"], looks[-1]
     found = {"wall s": end["at"] - begin, "CPU s": end["mine"]}
-    found = {"until the first row s": first["at"] - begin}
+    found["until the first row s"] = first["at"] - begin
     found["CPU s until the first row"] = first["mine"]
     if number := last["rows"] - first["rows"]:
         total = (last["at"] - first["at"]) * (os.cpu_count() or 1)
