@@ -15,11 +15,11 @@ from prism_jax.schedule import OneFOneB
 from .helpers import lognormal, pipeline_program
 
 
-_STEPS = 8_000
+_STEPS, _SCHEDULE = 8_000, OneFOneB(3, 6)
 _FACTORS = ("rank", "step", "worker_step", "microbatch", "network")
 
 
-def _program(num_replicas: int, **laws) -> prism.Program:
+def _program(num_replicas: int, *, schedule=_SCHEDULE, **laws) -> prism.Program:
     everything = {
         "residual": {"gemm": lognormal(0.05), "send_recv": Gamma(1.0, 0.3)},
         "rank": lognormal(0.02),
@@ -30,7 +30,7 @@ def _program(num_replicas: int, **laws) -> prism.Program:
         "stalls": {"gemm": Stall(jnp.asarray(0.002), LogNormal(0.5, 0.5))},
     }
     variability = Variability(**{**everything, **laws})
-    return pipeline_program(OneFOneB(3, 6), variability=variability, num_replicas=num_replicas)
+    return pipeline_program(schedule, variability=variability, num_replicas=num_replicas)
 
 
 def _alike(steps: np.ndarray, law: prism.Law) -> None:
@@ -69,7 +69,8 @@ def test_collapsed_blocks_reductions_on_the_way_and_a_tail():
 
 def test_a_law_over_allocations():
     """Of the means of runs, each on its own GPUs: their spread between the runs."""
-    program, runs, steps = _program(3, rank=lognormal(0.1)), 40, 40
+    program = _program(2, schedule=OneFOneB(2, 3), rank=lognormal(0.1))
+    runs, steps = 40, 40
     law = prism.simulate(program, num_samples=runs * steps, key=jax.random.key(1), allocations=runs)
     assert law.allocations is not None
     means = [np.mean(reference_steps(program, steps, k, same_gpus=True)) for k in range(runs)]
