@@ -31,6 +31,16 @@ _TINY = ("model.hidden_size=32", "model.ffn_size=64", "model.vocab_size=128", "m
 _TINY += ("training.microbatch_size=1", "training.sequence_length=16")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_by_numpy():
+    """The arguments of kernels, for which XLA would compile as much as for the kernels."""
+    rng = np.random.default_rng(0)
+    with pytest.MonkeyPatch.context() as patch:
+        drawn = lambda key, shape, dtype: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
+        patch.setattr(jax.random, "normal", drawn)
+        yield
+
+
 @pytest.fixture(scope="module")
 def tiny():
     """A tiny job, and its calls."""
