@@ -35,7 +35,7 @@ from prism_jax.lowering import parts_of
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
 from prism_jax.workload import block_mean, lower
 
-from .helpers import event_loop_ends, lognormal, pipeline_program, random_dag
+from .helpers import by_numpy, event_loop_ends, lognormal, pipeline_program, random_dag
 from .test_trace import _made_trace, _plain
 
 
@@ -337,30 +337,40 @@ def test_every_family(name):
     shapes |= {"sigma": 0.2, "cv": 0.2, "slow_weight": 0.1}
     shapes |= {"outlier_share": 0.1, "outlier_excess": 2.0, "outlier_sigma": 0.5}
     law = make_latency(name, {parameter: shapes[parameter] for parameter in of.parameters})
-    z = jnp.linspace(-3, 3, 13)
-    x = law.from_normal(z)
+    z, draws = np.linspace(-3, 3, 13), np.random.default_rng(0).standard_normal(20_000)
     assert law.batch_shape == ()
+
+    @by_numpy
+    def run(law):
+        def deviation(z):
+            from_mean = law.from_normal(z) - law.mean()
+            return jnp.stack([from_mean, from_mean**2, from_mean**3])
+
+        x, widened = law.from_normal(z), [scale_spread(law, factor) for factor in (0.0, 1.0)]
+        moments = jnp.stack([law.mean(), law.variance(), law.third_moment()])
+        of_widened = [(wide.mean(), wide.variance()) for wide in widened]
+        both_ways = x, law.to_normal(x), law.from_normal(0.0)
+        return (
+            *both_ways,
+            moments,
+            expectation(deviation, law.dtype),
+            of_widened,
+            law.from_normal(draws),
+        )
+
+    x, score, middle, (mean, *moments), (first, *others), of_widened, steps = run(law)
     assert np.all(np.diff(x) >= 0)
-    if float(law.variance()) > 0:
-        np.testing.assert_allclose(law.to_normal(x), z, atol=1e-6)
-
-    def deviation(z):
-        from_mean = law.from_normal(z) - law.mean()
-        return jnp.stack([from_mean, from_mean**2, from_mean**3])
-
-    first, second, third = expectation(deviation, law.dtype)
-    assert abs(first) < 1e-4 * law.mean()
-    np.testing.assert_allclose(law.variance(), second, rtol=0.05, atol=1e-6)
-    np.testing.assert_allclose(law.third_moment(), third, rtol=0.05, atol=1e-6)
+    if moments[0] > 0:
+        np.testing.assert_allclose(score, z, atol=1e-6)
+    assert abs(first) < 1e-4 * mean
+    np.testing.assert_allclose(moments, others, rtol=0.05, atol=1e-6)
     sigma = log_sigma(law)
     if sigma is not None:
-        np.testing.assert_allclose(x, law.from_normal(0.0) * jnp.exp(sigma * z), rtol=1e-9)
-    for factor in (0.0, 1.0):
-        wide = scale_spread(law, factor)
-        np.testing.assert_allclose(wide.mean(), law.mean(), rtol=1e-4)
-        np.testing.assert_allclose(wide.variance(), factor * law.variance(), rtol=1e-6, atol=1e-12)
-    steps = np.asarray(law.from_normal(np.random.default_rng(0).standard_normal(20_000)))
-    _check_law(prism.compile_graph([prism.Op(law)]), steps, num_samples=20_000)
+        np.testing.assert_allclose(x, middle * np.exp(np.asarray(sigma) * z), rtol=1e-9)
+    for factor, (mean_of_wide, variance) in zip((0.0, 1.0), of_widened, strict=True):
+        np.testing.assert_allclose(mean_of_wide, mean, rtol=1e-4)
+        np.testing.assert_allclose(variance, factor * moments[0], rtol=1e-6, atol=1e-12)
+    _check_law(prism.compile_graph([prism.Op(law)]), np.asarray(steps), num_samples=20_000)
 
 
 @pytest.mark.parametrize("kind", schedules())
