@@ -3,18 +3,20 @@
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
 one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers
-of samples are made smaller, and searches shorter.
+of samples and of runs are made smaller, searches shorter, and the main job.
 """
 
 import ast
 import functools as ft
 import inspect
+import itertools as it
 import operator
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import polars as pl
@@ -30,7 +32,10 @@ from prism_jax.trace import read_range_names
 from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_lines, row_codes
 
 
-_SAMPLES = 1024
+_SAMPLES = 256
+_FEWER = {"--samples": _SAMPLES, "--runs": _SAMPLES}
+# What takes the place of the main job, which the first notebook runs, in blocks of pages.
+_MAIN_JOB, _SMALL_JOB = "gpt3-175b-h100-4096", "examples/job.toml"
 _WITH_ROWS = (ROOT / "README.md", ROOT / "docs/commands.md")
 # Commands that take longest.
 # fmt: off
@@ -69,7 +74,19 @@ _COMMANDS = [tuple(words) for code in (*_ROWS, *_BASH) for words in command_line
 
 @pytest.fixture(autouse=True)
 def _short_searches(monkeypatch):
-    monkeypatch.setattr("prism_jax.placement._trials._MOST_OPS", 2**27)
+    for name in ("_MOST_OPS", "_MOST_OPS_LIKENED"):
+        monkeypatch.setattr(f"prism_jax.placement._trials.{name}", 2**25)
+    monkeypatch.setattr("prism_jax.runs._training_run._GPU_SETS", 8)
+
+
+class _Threads(ThreadPoolExecutor):
+    """What takes the place of processes, each of which would import JAX; `test_workers.py` starts
+    some.
+    """
+
+    def __init__(self, max_workers, *, mp_context, initializer):
+        del mp_context, initializer
+        super().__init__(max_workers)
 
 
 @ft.cache
@@ -82,8 +99,10 @@ def _run(words: tuple[str, ...]) -> None:
         written = _out(other)
         if written and written in words and written != _out(words) and not os.path.exists(written):
             _run(other)
-    fewer = ["--samples", f"{_SAMPLES}"] if "--samples" in _options(words[1]) else []
-    assert main([*words[1:], *fewer]) == 0, " ".join(words)
+    fewer = {option: most for option, most in _FEWER.items() if option in _options(words[1])}
+    fewer |= {"--top": 1} if words[1] == "layouts" else {}
+    added = [str(word) for word in it.chain(*fewer.items())]
+    assert main([*words[1:], *added]) == 0, " ".join(words)
 
 
 def _out(words: tuple[str, ...]) -> str:
@@ -132,11 +151,12 @@ def test_the_blocks_of_a_page_run(page, monkeypatch):
     for code in blocks(page):
         if code.reason:
             continue
+        text = code.text.replace(_MAIN_JOB, _SMALL_JOB)
         if code.language == "bash":
-            for words in command_lines(code.text):
+            for words in command_lines(text):
                 _run(tuple(words))
         elif code.language == "python":
-            _execute(code.text, names, code.name)
+            _execute(text, names, code.name)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -145,6 +165,7 @@ def test_the_cells_of_a_notebook_run(notebook, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     monkeypatch.setenv("PRISM_JAX_CACHE", "off")
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", _Threads)
     names: dict[str, object] = {}
     with jax.numpy_dtype_promotion("standard"):  # What they do with numbers is not ours.
         for code in cells(notebook):
@@ -172,6 +193,7 @@ def _execute(text: str, names: dict[str, object], name: str) -> None:
 
 
 def _with_fewer_samples(text: str) -> str:
+    text = re.sub(r"\btop=\d+", "top=1", text)
     return re.sub(
         r'(num_(?:samples|runs)"?\s*[=:]\s*)([\d_]+)',
         lambda found: f"{found[1]}{min(int(found[2]), _SAMPLES)}",
