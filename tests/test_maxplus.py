@@ -64,7 +64,7 @@ def test_equals_an_event_loop_exactly(width):
         assert np.array_equal(found[:, sample], [expected[list(s)].max() for s in sinks])
 
 
-def _ends_and_criticality(levels, latencies, weights=1.0):
+def _ends_and_criticality(levels, latencies, weights: float | np.ndarray = 1.0):
     """The ends of sinks, and the derivative of their weighted sum with respect to the latencies."""
 
     def total(latencies, weights):
