@@ -1,6 +1,7 @@
 """Two laws: of one step on GPUs that are drawn anew, and of the steps of one allocation."""
 
 import dataclasses
+import functools as ft
 import json
 
 import jax
@@ -98,13 +99,19 @@ def _laws_of_allocations(number: int, steps_each: int = 50, between: float = 1.0
         yield found.law(made_law().errors, **about, compile_s=0.0, run_s=0.0)
 
 
+@ft.cache
+def _population():
+    """Laws of many allocations, and that of all their steps."""
+    laws = [*_laws_of_allocations(500)]
+    return laws, merge_chunks(laws)
+
+
 @pytest.mark.parametrize(
     ("allocations", "given"), [(4, "m"), (20, "ms"), (100, "ms 5 "), (400, "ms595")]
 )
 def test_intervals_are_those_of_as_many_samples_as_there_are_allocations(allocations, given):
     """Allocations are drawn, with replacement, from some whose law is known exactly."""
-    population = [*_laws_of_allocations(500)]
-    law = merge_chunks(population)
+    population, law = _population()
     truth = [law.mean, law.std, *(law.quantile(q) for q in (0.05, 0.5, 0.95))]
     known = np.array([mark != " " for mark in given.ljust(5)])
     rng, repetitions, held = np.random.default_rng(allocations), 150, np.zeros(5)
