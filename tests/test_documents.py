@@ -77,6 +77,7 @@ def _short_searches(monkeypatch):
     for name in ("_MOST_OPS", "_MOST_OPS_LIKENED"):
         monkeypatch.setattr(f"prism_jax.placement._trials.{name}", 2**25)
     monkeypatch.setattr("prism_jax.runs._training_run._GPU_SETS", 8)
+    monkeypatch.setattr("prism_jax.analysis._sensitivity._MOST_GAINS", 2)
 
 
 class _Threads(ThreadPoolExecutor):
