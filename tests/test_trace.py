@@ -55,7 +55,8 @@ def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0, gathered=()):
     step = step_graph(job, Outline((before,), tuple(after), gathered=gathered))
     rng = np.random.default_rng(seed)
     shape = (steps, dp, pp)
-    compute = {op for op, is_one in zip(step.op, step.computes, strict=True) if is_one}
+    computes = step.computes.tolist()  # Of all ops, found anew each time that it is asked for.
+    compute = {op for op, is_one in zip(step.op, computes, strict=True) if is_one}
     pipelined = ["forward-compute", *sorted(compute - {"forward-compute"})]
     pipelined[1:1] = ["forward-send", "forward-recv"]
     pipelined += ["backward-send", "backward-recv"]
@@ -71,7 +72,7 @@ def _made_trace(job, steps, latency, *, seed=0, worker_step=0.0, gathered=()):
             waits = [ends[p] for p in step.graph.predecessors[op]]
             ready, worker, call = max(waits, default=0.0), step.members[op][0], step.call[op]
             seconds = latency(kind, worker, call, rng)
-            if step.computes[op]:
+            if computes[op]:
                 seconds *= common[worker // pp, call] * of_workers[t, worker]
             ends[op] = ready + seconds
             for i, member in enumerate(step.members[op]):
