@@ -80,8 +80,9 @@ def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "
     constant, stage = np.zeros((len(latencies), 1)), step.graph.stage
     same_work = bool(len(step.graph.last) > stage.max() + 1)
     peers: dict[tuple[str, int], list[np.ndarray]] = {}
+    computes = step.computes
     for (kind, _), ops in groups(step).items():
-        if step.computes[ops[0]]:
+        if computes[ops[0]]:
             peers.setdefault((kind, same_work * int(stage[ops[0]])), []).append(ops)
     for workers in peers.values():
         seconds = _constants([latencies[ops] for ops in workers], same_work)
