@@ -184,7 +184,8 @@ class Exceedance(AbstractObjective):
     threshold times the mean derivative of the steps there, as in `Quantile`.
     """
 
-    unit, monotone = "1", True
+    unit = "1"
+    monotone = True
     threshold: float = eqx.field(static=True)
 
     def __check_init__(self) -> None:

@@ -149,7 +149,14 @@ class Packed(NamedTuple):
             tiles_ = slice(start // self.size, (start + number) // self.size)
             yield Packed(self.entries[start : start + number], self.figure[tiles_], self.size)
 
-    def tiles(self, function, shared, inputs, *, per_batch: int) -> Iterator[Batch]:
+    def tiles(
+        self,
+        function: Callable[..., Any],
+        shared: Any,
+        inputs: Callable[[int, int], tuple[np.ndarray, ...]],
+        *,
+        per_batch: int,
+    ) -> Iterator[Batch]:
         options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
         return tiles(function, shared, len(self.entries), inputs, **options)
 
