@@ -143,15 +143,6 @@ def _with_layers(*layers: Layer, **layout: int) -> Any:
     return replace(job, model=replace(job.model, layers=layers, **sizes))
 
 
-@pytest.mark.parametrize(
-    ("name", "length"), [("flux1-gb300-72", 1024), ("stable-diffusion-2-a100-8", 2048)]
-)
-def test_a_sequence_length_that_no_layer_has_is_refused(name, length):
-    """It would change no kernel, and tokens per second all the same."""
-    with pytest.raises(ValueError, match=f"= {length} is that of no layer"):
-        prism.predict(load_job(name, [f"training.sequence_length={length}"]))
-
-
 def test_stages_of_several_widths_are_refused():
     layers = tuple(Layer(("attention", "mlp"), 2, hidden_size=width) for width in (512, 1024))
     lower_job(_with_layers(*layers))

@@ -173,7 +173,6 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
     """Raises a `ValueError` of one sentence if a layout does not fit a model."""
     check_modules(model, layout, training)
     _check_widths(model, layout)
-    _check_lengths(model, training)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
     own = (layer.sequence_length or parts for layer in model.layers or ())
     lengths = {"training": (training.sequence_length,), "model.layers": own}
@@ -198,18 +197,6 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
             f"the {experts} replicas of experts; use a divisor of both."
         )
     layers_of_stages(model, layout, schedule)
-
-
-def _check_lengths(model: Model, training: Training) -> None:
-    """Refuses a length of sequences that no layer has: it would only change what tokens/s count."""
-    own = [layer.sequence_length or 0 for layer in model.layers or ()]
-    if own and all(own) and training.sequence_length not in own:
-        lengths = "/".join(map(str, sorted({*own})))
-        raise ValueError(
-            f"`training.sequence_length` = {training.sequence_length} is that of no layer of the "
-            f"model, whose layers have {lengths} of their own; use one of these, or change the "
-            "layers' with it."
-        )
 
 
 def _check_widths(model: Model, layout: Layout) -> None:
