@@ -39,7 +39,7 @@ def _shares_below(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 # The law of a segment is on a grid in units of its standard deviation, and on every other point of
 # it where pairs of points are integrated.
-_BELOW, _BELOW_WEIGHTS = _shares_below(12)
+_BELOW, _BELOW_WEIGHTS = _shares_below(24)
 _GRID = np.linspace(-7.0, 11.0, 73)
 _COARSE = 2
 
