@@ -189,7 +189,8 @@ def _everywhere(scenario: Scenario) -> bool:
 def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
     if not isinstance(scenario, Scenario):
         raise ValueError(
-            f"`{name}` is a {type(scenario).__name__}; give a `Scenario`, as `slow_rank` makes it."
+            f"`{name}` is of type `{type(scenario).__name__}`; give a `Scenario`, as `slow_rank` "
+            "makes it."
         )
     if _everywhere(scenario):
         return

@@ -44,7 +44,7 @@ class Tables(eqx.Module):
         of `microbatch` perhaps sets.
     - `loading`: what each class has of the factor of its microbatch, by regime: the share of its
         compute; or, for a single kernel, its loading. `None` where no such factor varies.
-    - `stall_shares`: the share of each entry of `Stalls`; `stall_sizes` by kind.
+    - `stall_shares`: the share of each entry of `Graph.stall_op`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.

@@ -97,7 +97,9 @@ class AbstractDecision(abc.ABC):
         """The ends of the sinks `(count, sinks)`; `first` is a multiple of `BLOCK`."""
 
     def errors(self, num_steps: int) -> AbstractErrors:
-        """The standard errors of figures, from the first steps, where they are known."""
+        """The standard errors of figures, from the first steps. Not known of the slower of two
+        decisions, of which no law is made.
+        """
         raise NotImplementedError
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -126,7 +126,3 @@ def with_load(kernels: list, load: Load | None) -> list:
         kernel and msgspec.structs.replace(kernel, size=f"{kernel.size} by load", load=load)
         for kernel in kernels
     ]
-
-
-if TYPE_CHECKING:
-    from ._moe import MoE
