@@ -103,7 +103,7 @@ def test_damaged_and_foreign_programs_are_one_sentence(tmp_path):
         fields = dict(archive)
     about = json.loads(str(fields["about"]))
     for change in (
-        {"format": 2},
+        {"format": 1},
         {"digest": "0"},
         {"program": None},
         {"program": {"class": "prism_jax.program._program.Program", "fields": {}}},
