@@ -20,9 +20,11 @@ from ..engine import (
     pull_back,
     resample,
     simulated_steps,
+    step_parts_of,
     support,
 )
 from ..program import Program
+from ..step import StepParts
 from ._bootstrap import Bootstrapped, bootstrapped, check_objective, evenly, in_order
 from ._objectives import AbstractObjective, Mean, bandwidth
 
@@ -78,7 +80,8 @@ def figure(program: Program, objective: AbstractObjective, **options: Any) -> Fi
 def figure_of(simulated: SimulatedSteps, objective: AbstractObjective) -> Figure:
     """`figure`, from steps that are already simulated."""
     if objective.exceeds is not None and (last := last_draw(simulated, _width(simulated))):
-        simulated, objective = conditional_exceedances(simulated, objective.exceeds, last), Mean()
+        given = step_parts_of(simulated), objective.exceeds, last
+        simulated, objective = conditional_exceedances(simulated, *given), Mean()
     return Figure(objective.value(simulated.steps), simulated, objective)
 
 
@@ -102,7 +105,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
 
 def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
     simulated = found.simulated
-    depends = ft.partial(_weighting, found, _width(simulated), conditional_on(found))
+    depends = ft.partial(_weighting, found, _width(simulated), _left_open(found))
     every = depends(np.ones(len(simulated.steps)), simulated)
     again = (depends(one.counts, one.simulated) for one in resamples)
     pairs = pull_back(it.chain([every], again))
@@ -121,24 +124,26 @@ def _divided(gradient: Program, by: float) -> Program:
     return jax.tree.map(lambda g: jax.device_put(np.asarray(g) / by), gradient)
 
 
-def conditional_on(found: Figure) -> str | None:
-    """The draw of a step that the derivative of a figure leaves open: that of a probability, or of
-    a quantile by the probability that a step takes longer. `None` if it is taken over steps, or if
+def _left_open(found: Figure) -> tuple[StepParts, str] | None:
+    """What steps consist of, and which draw of them the derivative of a quantile leaves open, as it
+    follows from the probability that a step takes longer. `None` if it is taken over steps, or if
     no step ends near the quantile, whatever this draw.
     """
-    _, simulated, objective = found
-    if simulated.exceedance is not None:
-        return simulated.exceedance.last
+    value, simulated, objective = found
     last = None if objective.level is None else last_draw(simulated, _width(simulated))
-    if last is not None:
-        longer = conditional_exceedances(simulated, found.value, last).steps
-        if not np.any(longer * (1 - longer)):
-            return None
-    return last
+    if last is None:
+        return None
+    parts = step_parts_of(simulated)
+    longer = conditional_exceedances(simulated, parts, value, last).steps
+    return (parts, last) if np.any(longer * (1 - longer)) else None
 
 
 def _weighting(
-    found: Figure, width: float, last: str | None, weights: np.ndarray, weighed: SimulatedSteps
+    found: Figure,
+    width: float,
+    left_open: tuple[StepParts, str] | None,
+    weights: np.ndarray,
+    weighed: SimulatedSteps,
 ) -> Weighting:
     """How a figure of weighted steps depends on steps, smoothed over `width` seconds; or how the
     probability that a step takes longer than the quantile does, given all draws but the last.
@@ -148,10 +153,11 @@ def _weighting(
     # Of how many steps lie beyond a threshold, whether or not a draw is left open.
     levels = objective.level, objective.exceeds
     bounded = simulated.exceedance is not None or levels != (None, None)
-    if last and simulated.exceedance is None:
+    if left_open:
+        parts, last = left_open
         at = objective.value(steps)
         unit = 2.0 ** np.frexp(at)[1]  # Single precision does not hold what is per second of any.
-        simulated = conditional_exceedances(simulated, at, last)
+        simulated = conditional_exceedances(simulated, parts, at, last)
         steps, objective = evenly(*in_order(simulated.steps, weights)), Mean()
     of_steps = objective.slope(steps, width), objective.influence(steps, width) / len(steps)
     slope, influence = (unit * np.interp(simulated.steps, steps, x) for x in of_steps)

@@ -16,6 +16,7 @@ from ._simulated_steps import (
     last_draw as last_draw,
     resample as resample,
     simulated_steps as simulated_steps,
+    step_parts_of as step_parts_of,
     steps_of_run as steps_of_run,
     support as support,
 )

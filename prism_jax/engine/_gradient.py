@@ -13,20 +13,19 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ..host import on_host
 from ..program import Program
 from ..replica import (
-    Packed,
     Plan,
     Tables,
     gradients_of,
     led,
-    packed_of,
-    replica_ends,
+    replica_end,
+    tile_size,
+    tiles,
     tiles_of,
     without_graph,
 )
@@ -35,12 +34,13 @@ from ..step import (
     STEP_TILES,
     AbstractOneDecides,
     ConditionalExceedance,
+    StepParts,
     VectorRule,
     last_tables,
     step_parts,
     times_or_chances,
 )
-from ._run import Chunk, Inputs, Run, composed
+from ._run import Chunk, Run, composed, parts_of
 from ._simulated_steps import SimulatedSteps
 from ._weights import through_weights
 
@@ -124,61 +124,58 @@ def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, "
 
 def _through_steps(
     every: Sequence[Weighting], k: int, mine: slice, sums: Tables, of_thresholds: np.ndarray
-) -> Float[np.ndarray, "figures kept sinks"]:
+) -> Float[np.ndarray, "kept sinks figures"]:
     """Backpropagates through the composition of the steps of chunk `k`: adds to the derivatives
     with respect to tables and thresholds, and returns those with respect to the ends of kept
     samples.
     """
-    run, kept = every[0].simulated.run, every[0].simulated.chunks[k].decision.kept
-    sinks = run.program.sinks.number
-    of_ends = np.zeros((len(every), *kept.ends.shape))
-    figure, needed = np.nonzero(np.stack([_that_count(one.relevance()[mine]) for one in every]))
-    slopes = np.stack([one.slope[mine] for one in every])[figure, needed]
-    samples = np.concatenate([_samples(one, k)[needed[figure == f]] for f, one in enumerate(every)])
-    regimes = every[0].simulated.chunks[k].decision.systematic.regimes(0, mine.stop - mine.start)
-    exceedances = [one.simulated.exceedance for one in every]
-    thresholds = np.array([0.0 if one is None else one.threshold for one in exceedances])
-    last = None if exceedances[0] is None else exceedances[0].last
+    run, decision = every[0].simulated.run, every[0].simulated.chunks[k].decision
+    assert isinstance(decision, AbstractOneDecides)
+    kept, number, sinks = decision.kept, mine.stop - mine.start, run.program.sinks.number
+    of_ends = np.zeros((*kept.ends.shape, len(every)))
+    # Figures share the steps and the samples that decide these.
+    needed = np.flatnonzero(np.any([_that_count(one.relevance()[mine]) for one in every], axis=0))
+    samples = decision.samples(0, number)[needed]
+    regimes = decision.systematic.regimes(0, number)[needed]
+    shared = without_graph(run.plan), run.key
+    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed) // len(every))}
     # Some at a time, so that memory holds few of their parts.
-    for packed in packed_of(figure, len(every)).pieces(BLOCK):
+    most = BLOCK // len(every)
+    for start in range(0, len(needed), most):
+        block = slice(start, start + most)
+        some, count = samples[block], len(samples[block])
 
-        def inputs(first, count, packed=packed):
-            some = packed.entries[first : first + count]
-            at = needed[some]
+        def inputs(first, count, start=start):
+            some = slice(start + first, start + first + count)
             ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
             ends[:, :sinks] = kept.ends[samples[some]]
-            return (kept.first + at).astype(np.uint32), ends, regimes[at]
+            return (kept.first + needed[some]).astype(np.uint32), ends, regimes[some]
 
-        slope = np.where(packed.entries >= 0, slopes[packed.entries], 0).astype(run.plan.dtype)
-        of_figure = figure[packed.entries]
-        # Figures differ by their thresholds.
-        exceedance = (
-            None
-            if last is None
-            else ConditionalExceedance(thresholds[of_figure].astype(run.plan.dtype), last)
-        )
-        of_last, of_parts, of_threshold = _through_last(run, packed, inputs, exceedance, slope)
-        np.add.at(of_thresholds, of_figure, of_threshold)
-        packed.add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
+        parts = parts_of(composed(run, count, inputs))
+        of_last, of_parts, of_threshold = _through_last(every, parts, needed[block] + mine.start)
+        of_thresholds += of_threshold
+        _add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
 
         def all_inputs(first, count, inputs=inputs, of_parts=of_parts):
             return *inputs(first, count), *(x[first : first + count] for x in of_parts)
 
-        shared = (without_graph(run.plan), run.key)
-        for batch in packed.tiles(_step_vjp, shared, all_inputs, per_batch=STEP_TILES):
-            packed.add(sums, batch.by_tile(operator.itemgetter(0)), batch.first)
-            of_steps = batch.samples(operator.itemgetter(1))
-            step, sink = np.nonzero(of_steps[:, :sinks])  # Mostly one each.
-            some = packed.entries[batch.first + step]
-            np.add.at(of_ends, (figure[some], samples[some], sink), of_steps[step, sink])
+        for batch in tiles(_step_vjp, shared, count, all_inputs, **options):
+            _add_tiles(sums, batch.by_tile(operator.itemgetter(0)))
+            of_steps = batch.samples(operator.itemgetter(1))[..., :sinks]
+            step, sink = np.nonzero(of_steps.any(axis=1))  # Mostly one each.
+            np.add.at(of_ends, (some[batch.first + step], sink), of_steps[step, :, sink])
     return of_ends
 
 
-def _samples(one: Weighting, k: int) -> np.ndarray:
-    """The sample that decides each step of chunk `k`."""
-    chunk = one.simulated.chunks[k]
-    assert isinstance(chunk.decision, AbstractOneDecides)
-    return chunk.decision.samples(0, chunk.steps)
+def _add(sums, more) -> None:
+    """Adds arrays to those of the same structure."""
+    jax.tree.map(lambda total, x: np.add(total, x, out=total), sums, more)
+
+
+def _add_tiles(sums: Tables, of_tiles: Tables) -> None:
+    """Adds the sums of tiles, one after the other, for any number of devices alike."""
+    for k in range(len(jax.tree.leaves(of_tiles)[0])):
+        _add(sums, jax.tree.map(lambda x, k=k: x[k], of_tiles))
 
 
 def _that_count(size: np.ndarray) -> np.ndarray:
@@ -186,34 +183,30 @@ def _that_count(size: np.ndarray) -> np.ndarray:
     return size * len(size) > _LEAST_SLOPE * size.sum()
 
 
-def _through_last(
-    run: Run,
-    packed: Packed,
-    inputs: Inputs,
-    exceedance: ConditionalExceedance | None,
-    slope: np.ndarray,
-):
-    """From steps back to their parts: the derivatives with respect to the tables of the step's
-    factor and of residuals, by tile; with respect to each array of `StepParts`; and with respect to
-    each threshold.
+def _through_last(every: Sequence[Weighting], parts: StepParts, steps: np.ndarray):
+    """From steps back to their parts, for each figure: the derivatives with respect to the tables
+    of the step's factor and of residuals; with respect to each array of `StepParts`, `(steps,
+    figures)`; and with respect to the threshold.
     """
-    batches = composed(run, len(packed.entries), inputs)
-    parts = [batch.samples(operator.itemgetter(2)) for batch in batches]
-    parts = jax.tree.map(lambda *x: np.concatenate(x).reshape(-1, packed.size), *parts)
-    by_tile = jax.tree.map(lambda x: x.reshape(-1, packed.size), (exceedance, slope))
-    of_last, *of_each = on_host(_last_vjp, last_tables(run.plan.tables), parts, *by_tile)
-    of_parts, of_threshold = jax.tree.map(lambda x: np.asarray(x).reshape(-1), of_each)
-    return of_last, jax.tree.leaves(of_parts), of_threshold
+    run, dtype = every[0].simulated.run, every[0].simulated.run.plan.dtype
+    slopes = np.stack([one.slope[steps] for one in every]).astype(dtype)
+    exceedances = [one.simulated.exceedance for one in every]
+    exceedance = jax.tree.map(lambda *x: np.stack(x), *exceedances)  # They differ by thresholds.
+    of_last, of_parts, of_threshold = on_host(
+        _last_vjp, last_tables(run.plan.tables), parts, exceedance, slopes
+    )
+    of_each = [np.asarray(x).T for x in jax.tree.leaves(of_parts)]
+    return of_last, of_each, np.asarray(of_threshold)
 
 
-def _last_vjp(last, parts, exceedance: ConditionalExceedance | None, slope):
-    def of_tile(parts, exceedance, slope):
+def _last_vjp(last, parts, exceedance: ConditionalExceedance | None, slopes):
+    def of_figure(exceedance, slope):
         real, rest = eqx.partition((last, parts, exceedance), eqx.is_inexact_array)
         _, vjp = jax.vjp(lambda real: times_or_chances(*eqx.combine(real, rest)), real)
         of_last, of_parts, of_exceedance = vjp(slope)[0]
-        return of_last, of_parts, slope * 0 if exceedance is None else of_exceedance.threshold
+        return of_last, of_parts, 0.0 if exceedance is None else of_exceedance.threshold
 
-    return jax.vmap(of_tile)(parts, exceedance, slope)
+    return jax.vmap(of_figure)(exceedance, slopes)
 
 
 def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
@@ -225,28 +218,30 @@ def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
         return eqx.filter(parts, eqx.is_inexact_array)
 
     parts, vjp = jax.vjp(forward, plan.tables, ends)
-    return vjp(jax.tree.unflatten(jax.tree.structure(parts), of_parts))
+    of_parts = jax.tree.unflatten(jax.tree.structure(parts), of_parts)
+    return jax.vmap(vjp, in_axes=1, out_axes=(0, 1))(of_parts)
 
 
 def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables) -> None:
     """Backpropagates through the replica samples that steps depend on: adds to the derivatives with
     respect to tables.
 
-    Each pair of a sample and a deciding sink is backpropagated along one path.
+    Each pair of a sample and a deciding sink is backpropagated along one path, for all figures.
     """
     draws, kept = chunk.draws, chunk.decision.kept
-    figure, needed, sink = np.nonzero(of_ends)
-    given, packed = draws.given(run), packed_of(figure, len(of_ends))
+    needed, sink = np.nonzero(of_ends.any(axis=2))
+    given, figures = draws.given(run), of_ends.shape[2]
 
     def inputs(first, count):
-        some = packed.entries[first : first + count]
+        some = slice(first, first + count)
         ids = kept.ids[needed[some]]
-        weight = np.where(some >= 0, of_ends[figure[some], needed[some], sink[some]], 0)
-        return ids, sink[some].astype(np.int32), weight.astype(kept.ends.dtype), *given(ids)
+        weight = of_ends[needed[some], sink[some]].astype(kept.ends.dtype)
+        return ids, sink[some].astype(np.int32), weight, *given(ids)
 
     shared = (run.plan, draws.sampling.lead, run.key)
-    for batch in packed.tiles(_replica_vjp, shared, inputs, per_batch=tiles_of(run.plan)):
-        packed.add(sums, batch.by_tile(), batch.first)
+    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed) // figures)}
+    for batch in tiles(_replica_vjp, shared, len(needed), inputs, **options):
+        _add_tiles(sums, batch.by_tile())
 
 
 def _replica_vjp(shared, _, ids, sink, weight, *points):
@@ -255,8 +250,7 @@ def _replica_vjp(shared, _, ids, sink, weight, *points):
     sampled, _ = led(plan, lead, ids, key, *points)
 
     def forward(tables):
-        return replica_ends(dataclasses.replace(plan, tables=tables), sampled, key)
+        return replica_end(dataclasses.replace(plan, tables=tables), sampled, sink, key)
 
-    ends, vjp = jax.vjp(forward, plan.tables)
-    mine = jnp.arange(len(ends), dtype=jnp.int32)[:, None] == sink[None, :]
-    return vjp(jnp.where(mine, weight[None, :], 0))[0]
+    _, vjp = jax.vjp(forward, plan.tables)
+    return jax.vmap(vjp, in_axes=1)(weight)[0]

@@ -6,8 +6,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import check_interrupt, interruptible
 from ..host import on_host
@@ -21,6 +22,7 @@ from ..step import (
     Chances,
     ConditionalExceedance,
     Reservoir,
+    StepParts,
     chances_of,
     decide,
     last_tables,
@@ -201,21 +203,27 @@ def decided_chunks(
 
 
 def step_times(
-    run: Run,
-    chunks: Sequence[Chunk],
-    exceedance: ConditionalExceedance | None = None,
-    advance: Advance = lambda steps: None,
+    run: Run, chunks: Sequence[Chunk], advance: Advance = lambda steps: None
 ) -> Iterator[np.ndarray]:
-    """The steps of consecutive chunks, a batch at a time, in order: their times, or the
-    probabilities that they exceed a threshold.
-    """
+    """The times of the steps of consecutive chunks, a batch at a time, in order."""
     for batch in step_tiles(run, chunks):
-        if exceedance is None:
-            yield batch.samples(operator.itemgetter(0))
-        else:
-            last = last_tables(run.plan.tables), batch.samples(operator.itemgetter(2))
-            yield np.asarray(on_host(times_or_chances, *last, exceedance))
+        yield batch.samples(operator.itemgetter(0))
         advance(batch.count)
+
+
+def parts_of(batches: Iterable[Batch]) -> StepParts:
+    """What steps consist of, on the host, from what `step_tile` gives."""
+    parts = [batch.samples(operator.itemgetter(2)) for batch in batches]
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def chances(
+    run: Run, parts: StepParts, exceedance: ConditionalExceedance
+) -> Float[np.ndarray, " steps"]:
+    """The probability of each step that it exceeds a threshold."""
+    return np.asarray(
+        on_host(times_or_chances, last_tables(run.plan.tables), parts, exceedance), np.float64
+    )
 
 
 def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:

@@ -20,12 +20,24 @@ from ..step import (
     ConditionalExceedance,
     OneEach,
     SlowestOf,
+    StepParts,
     VectorRule,
     last_spreads,
 )
 from ._check import check_num_samples
 from ._pilot import sampled
-from ._run import Advance, Chunk, Run, all_draws, decided_chunks, prepare, step_times
+from ._run import (
+    Advance,
+    Chunk,
+    Run,
+    all_draws,
+    chances,
+    decided_chunks,
+    parts_of,
+    prepare,
+    step_tiles,
+    step_times,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +121,10 @@ def steps_of_run(
 
 
 def _of(
-    run: Run,
-    chunks: tuple[Chunk, ...],
-    exceedance: ConditionalExceedance | None = None,
-    advance: Advance = lambda steps: None,
+    run: Run, chunks: tuple[Chunk, ...], advance: Advance = lambda steps: None
 ) -> SimulatedSteps:
-    steps = np.concatenate([*step_times(run, chunks, exceedance, advance)]).astype(np.float64)
-    return SimulatedSteps(steps, run, chunks, exceedance)
+    steps = np.concatenate([*step_times(run, chunks, advance)]).astype(np.float64)
+    return SimulatedSteps(steps, run, chunks)
 
 
 class Again(NamedTuple):
@@ -146,9 +155,10 @@ def resample(simulated: SimulatedSteps) -> Iterator[Again]:
         if simulated.exceedance is None:
             after = np.concatenate([new.decision.scores() for new in each])
             steps = simulated.steps + (after - before)
-            again = dataclasses.replace(simulated, steps=steps, chunks=chunks)
         else:
-            again = _of(simulated.run, chunks, simulated.exceedance)
+            parts = parts_of(step_tiles(simulated.run, chunks))
+            steps = chances(simulated.run, parts, simulated.exceedance)
+        again = dataclasses.replace(simulated, steps=steps, chunks=chunks)
         weights = (np.concatenate(x) for x in zip(*(new[1:] for new in each), strict=True))
         yield Again(again, *weights)
 
@@ -197,12 +207,18 @@ def last_draw(simulated: SimulatedSteps, narrowest: float) -> str | None:
     return None if last is None or spreads[last] <= narrowest else last
 
 
+def step_parts_of(simulated: SimulatedSteps) -> StepParts:
+    """What simulated steps consist of, on the host."""
+    return parts_of(step_tiles(simulated.run, simulated.chunks))
+
+
 def conditional_exceedances(
-    simulated: SimulatedSteps, threshold: float, last: str
+    simulated: SimulatedSteps, parts: StepParts, threshold: float, last: str
 ) -> SimulatedSteps:
     """The same steps as probabilities of taking longer than a threshold in seconds, given all draws
-    of a step except `last`: see `last_draw`.
+    of a step except `last`: see `last_draw`; and what the steps consist of.
     """
-    run = simulated.run
-    exceedance = ConditionalExceedance(jax.device_put(np.asarray(threshold, run.plan.dtype)), last)
-    return _of(run, simulated.chunks, exceedance)
+    at = jax.device_put(np.asarray(threshold, simulated.run.plan.dtype))
+    exceedance = ConditionalExceedance(at, last)
+    steps = chances(simulated.run, parts, exceedance)
+    return dataclasses.replace(simulated, steps=steps, exceedance=exceedance)

@@ -18,4 +18,5 @@ from ._propagate import (
     AbstractOpLaw as AbstractOpLaw,
     Latencies as Latencies,
     propagate as propagate,
+    propagate_to as propagate_to,
 )

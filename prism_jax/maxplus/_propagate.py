@@ -86,9 +86,42 @@ def propagate(
     - `num_samples`: the length of the samples' axis.
     - `dtype`: of the ends.
     """
+    return _ends(*_parted(latencies), lanes, num_samples, dtype)
+
+
+def propagate_to(
+    lanes: Lanes, latencies: Latencies, sink: Int[Array, " samples"], dtype: jnp.dtype
+) -> Float[Array, " samples"]:
+    """The end of one sink in each sample, in seconds: `propagate`, where the derivatives of several
+    figures, by `jax.vmap`, go back along the same paths, which are followed once.
+    """
+    return _end(*_parted(latencies), lanes, sink, dtype)
+
+
+def _parted(latencies: Latencies):
+    """What is differentiated, and the rest."""
     values, rest = eqx.partition((latencies.tables, latencies.common), eqx.is_inexact_array)
-    latencies = dataclasses.replace(latencies, tables=None, common=None)
-    return _ends(values, rest, latencies, lanes, num_samples, dtype)
+    return values, rest, dataclasses.replace(latencies, tables=None, common=None)
+
+
+@eqx.filter_custom_vjp
+def _end(values, rest, latencies, lanes, sink, dtype):
+    ends, _ = _forward(values, rest, latencies, lanes, len(sink), dtype, keep=False)
+    return ends[sink, jnp.arange(len(sink))]
+
+
+@_end.def_fwd
+def _end_forward(perturbed, values, rest, latencies, lanes, sink, dtype):
+    del perturbed
+    number = len(sink)
+    ends, kept = _forward(values, rest, latencies, lanes, number, dtype, keep=True)
+    return ends[sink, jnp.arange(number)], kept
+
+
+@_end.def_bwd
+def _end_backward(kept, cotangent, perturbed, values, rest, latencies, lanes, sink, dtype):
+    del perturbed, dtype
+    return _along_path(values, rest, latencies, lanes, kept, sink, cotangent)
 
 
 @eqx.filter_custom_vjp
@@ -156,37 +189,46 @@ def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
 
 
 @_ends.def_bwd
-def _ends_backward(
-    residuals, cotangent, perturbed, values, rest, latencies, lanes, num_samples, dtype
-):
+def _ends_backward(kept, cotangent, perturbed, values, rest, latencies, lanes, num_samples, dtype):
     del perturbed, dtype
-    choices, at_sinks = residuals
-    columns = jnp.arange(num_samples)
 
     def follow(carry):
         """The path of one sink of each sample, and one sink less to follow."""
         cotangent, gradient = carry
-        sink = jnp.argmax(cotangent != 0, axis=0)
+        sink, columns = jnp.argmax(cotangent != 0, axis=0), jnp.arange(num_samples)
         weight = cotangent[sink, columns]
-        cell = lanes.sink_cells[sink, at_sinks[sink, columns].astype(jnp.int32)]
-        gradient = _along_path(values, rest, latencies, lanes, choices, cell, weight, gradient)
-        return cotangent.at[sink, columns].set(0), gradient
+        more = _along_path(values, rest, latencies, lanes, kept, sink, weight)
+        return cotangent.at[sink, columns].set(0), jax.tree.map(jnp.add, gradient, more)
 
+    start = cotangent, jax.tree.map(jnp.zeros_like, values)
+    return lax.while_loop(lambda carry: jnp.any(carry[0] != 0), follow, start)[1]
+
+
+def _along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
+    """What the latencies on the path to a sink of each sample contribute to the derivatives, from
+    the sink on back to the start.
+
+    That of one second of each sample's end is found first, and weighted then: weights of several
+    figures share the path.
+    """
+    choices, at_sinks = kept
+    cell = lanes.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
     tables, common = values
-    by_sample = jax.tree.map(lambda x: jnp.zeros((len(x), num_samples), x.dtype), tables)
-    start = (by_sample, jax.tree.map(jnp.zeros_like, common))
-    _, (of_tables, of_common) = lax.while_loop(
-        lambda carry: jnp.any(carry[0] != 0), follow, (cotangent, start)
-    )
+    of_second = jax.tree.map(lambda x: jnp.zeros((len(x), len(sink)), x.dtype), tables)
+    start = of_second, jax.tree.map(jnp.zeros_like, common)
+    of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight, start)
 
-    def as_table(total, table):
+    def weighted(total, table):
+        total = total * weight
         return jnp.sum(total, axis=1, keepdims=True) if table.shape[1] == 1 else total
 
-    return jax.tree.map(as_table, of_tables, tables), of_common
+    return jax.tree.map(weighted, of_second, tables), of_common
 
 
-def _along_path(values, rest, latencies, lanes: Lanes, choices, cell, weight, gradient):
-    """Adds what the latencies on a path contribute, from its last cell on back to the start."""
+def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight, gradient):
+    """Adds the derivatives of the ends with respect to tables, by sample, and of the weighted ends
+    with respect to what is common: for every op on the path.
+    """
     width = lanes.width
     samples = cell.shape[0]
     together = min(len(lanes.ops), _LEVELS_AT_ONCE)
@@ -246,8 +288,8 @@ def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
 
 
 def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
-    """What the latencies on the path at one level contribute to the derivative: with respect to the
-    row of each table that they read, and to what is common.
+    """What the latencies on the path at one level contribute to the derivatives: of the ends with
+    respect to the row of each table that they read; of the weighted ends to what is common.
     """
     tables, common = eqx.combine(values, rest)
 
@@ -270,4 +312,8 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
         return mine.latency(op, z[None, :], common)
 
     _, vjp = jax.vjp(latency, inexact)
-    return vjp(jnp.where((lane >= 0) & (lane < lanes.width), weight, 0)[None, :])[0]
+    there = ((lane >= 0) & (lane < lanes.width))[None, :]
+    ((part, of_common),) = vjp(there.astype(z.dtype))
+    if jax.tree.leaves(of_common):
+        ((_, of_common),) = vjp(jnp.where(there, weight, 0))
+    return part, of_common

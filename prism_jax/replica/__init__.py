@@ -8,6 +8,7 @@ from ._ends import (
     TILE as TILE,
     Sampled as Sampled,
     by_strata as by_strata,
+    replica_end as replica_end,
     replica_ends as replica_ends,
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
@@ -44,8 +45,6 @@ from ._rare import (
 )
 from ._tiles import (
     Batch as Batch,
-    Packed as Packed,
-    packed_of as packed_of,
     tile_size as tile_size,
     tiles as tiles,
     tiles_of as tiles_of,

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from ..maxplus import Latencies, propagate
+from ..maxplus import Latencies, propagate, propagate_to
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
@@ -111,6 +111,14 @@ def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "si
     """`sample_replica_ends` from a plan, for as many sinks as there is room for."""
     latencies = replica_latencies(plan, sampled, key)
     return propagate(plan.structure.graph.lanes, latencies, len(sampled.ids), plan.dtype)
+
+
+def replica_end(
+    plan: Plan, sampled: Sampled, sink: Int[Array, " samples"], key: KeyData
+) -> Float[Array, " samples"]:
+    """The end of one sink in each sample: see `propagate_to`."""
+    latencies = replica_latencies(plan, sampled, key)
+    return propagate_to(plan.structure.graph.lanes, latencies, sink, plan.dtype)
 
 
 def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:

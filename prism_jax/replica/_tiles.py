@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -129,58 +129,6 @@ def tile_size(num_samples: int) -> int:
     return TILE if num_samples >= TILE else _SMALL_TILE
 
 
-class Packed(NamedTuple):
-    """Entries of several figures in tiles, so that each tile has entries of one figure only.
-
-    **Attributes:**
-
-    - `entries`: the entry at each place, or -1 for none.
-    - `figure`: the figure of each tile.
-    - `size`: of a tile.
-    """
-
-    entries: np.ndarray
-    figure: np.ndarray
-    size: int
-
-    def pieces(self, number: int) -> Iterator["Packed"]:
-        """The same, at most so many entries at a time."""
-        for start in range(0, len(self.entries), number):
-            tiles_ = slice(start // self.size, (start + number) // self.size)
-            yield Packed(self.entries[start : start + number], self.figure[tiles_], self.size)
-
-    def tiles(
-        self,
-        function: Callable[..., Any],
-        shared: Any,
-        inputs: Callable[[int, int], tuple[np.ndarray, ...]],
-        *,
-        per_batch: int,
-    ) -> Iterator[Batch]:
-        options: dict[str, Any] = {"per_batch": per_batch, "size": self.size}
-        return tiles(function, shared, len(self.entries), inputs, **options)
-
-    def add(self, sums: Any, of_tiles: Any, first: int = 0) -> None:
-        """Adds the sums of tiles, from an entry on, to those of their figures."""
-
-        def add(total, of_tiles):
-            start = first // self.size
-            np.add.at(total, self.figure[start : start + len(of_tiles)], of_tiles)
-
-        jax.tree.map(add, sums, of_tiles)
-
-
-def packed_of(figure: np.ndarray, figures: int) -> Packed:
-    """See [`Packed`][]; `figure` is that of each entry, ascending."""
-    number, size = np.bincount(figure, minlength=figures), tile_size(len(figure) // figures)
-    in_tiles = -(-number // size)
-    of_tile = np.repeat(np.arange(figures), in_tiles)
-    start = size * (np.cumsum(in_tiles) - in_tiles) - (np.cumsum(number) - number)
-    entries = np.full(len(of_tile) * size, -1)
-    entries[np.arange(len(figure)) + start[figure]] = np.arange(len(figure))
-    return Packed(entries, of_tile, size)
-
-
 def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
     lanes = plan.structure.graph.lanes
@@ -268,7 +216,8 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
         if wide:
             return jax.vmap(lambda *tile: function(shared, *tile))(ids, *inputs)
 
-        @ft.partial(jax.jit, inline=True)  # Traced once for its shapes and for the loop.
+        # Traced once for its shapes and for the loop: the type of `turn` must be the same in both.
+        @ft.partial(jax.jit, inline=True)
         def one(turn):
             at_turn = [lax.dynamic_index_in_dim(x, turn, keepdims=False) for x in (ids, *inputs)]
             return function(shared, *at_turn)
@@ -279,10 +228,10 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
 
             return jax.tree.map(place, results, one(turn))
 
-        shapes = jax.eval_shape(one, turns)
+        shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), np.int32))
         empty = jax.tree.map(lambda x: jnp.zeros((len(ids), *x.shape), x.dtype), shapes)
         # As many turns as there are tiles to do, without compiling anew for each number of them.
-        return lax.fori_loop(0, turns, body, empty)
+        return lax.fori_loop(np.int32(0), turns, body, empty)
 
     return jax.shard_map(
         on_device,

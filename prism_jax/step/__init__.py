@@ -20,6 +20,7 @@ from ._selection import (
 )
 from ._step import (
     ConditionalExceedance as ConditionalExceedance,
+    StepParts as StepParts,
     last_spreads as last_spreads,
     last_tables as last_tables,
     step_parts as step_parts,

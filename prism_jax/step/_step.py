@@ -102,12 +102,12 @@ class ConditionalExceedance(eqx.Module):
 
     **Attributes:**
 
-    - `threshold`: in seconds, for all steps or for each.
+    - `threshold`: in seconds.
     - `last`: the draw that is not given: that of the `"step"` factor or of the `"tail"`. It must
         vary.
     """
 
-    threshold: Float[Array, "*steps"] | Float[np.ndarray, "*steps"]
+    threshold: Float[Array, ""] | Float[np.ndarray, ""]
     last: str = eqx.field(static=True)
 
 
@@ -138,7 +138,7 @@ def times_or_chances(
     if exceedance.last == "step":
         assert tables.step is not None
         whole = parts.barrier + parts.tail
-        # Samples that only fill up a tile end at zero.
+        # Steps may take no time.
         whole = jnp.where(whole > 0, whole, threshold)
         score = table_score(tables.step, threshold / whole)
     else:
