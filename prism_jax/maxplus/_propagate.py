@@ -219,7 +219,7 @@ def _along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
     of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight, start)
 
     def weighted(total, table):
-        total = total * weight
+        total = total * weight[None, :]
         return jnp.sum(total, axis=1, keepdims=True) if table.shape[1] == 1 else total
 
     return jax.tree.map(weighted, of_second, tables), of_common
@@ -315,5 +315,5 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
     there = ((lane >= 0) & (lane < lanes.width))[None, :]
     ((part, of_common),) = vjp(there.astype(z.dtype))
     if jax.tree.leaves(of_common):
-        ((_, of_common),) = vjp(jnp.where(there, weight, 0))
+        ((_, of_common),) = vjp(jnp.where(there, weight[None, :], 0))
     return part, of_common
