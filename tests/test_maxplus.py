@@ -9,6 +9,7 @@ from prism_jax.maxplus import (
     critical_ops,
     op_ends,
     propagate,
+    propagate_to,
     to_lanes,
     to_levels,
 )
@@ -20,20 +21,23 @@ class _Given(AbstractOpLaw):
     given: jax.Array
 
     def latency(self, op, z, common):
-        return self.given + z
+        return self.given + z if common is None else self.given + z + common
 
 
-def _ends_of_sinks(levels, latencies):
+def _given(levels, latencies, common=None):
     """With latencies given, and no noise."""
     lanes = to_lanes(levels, len(levels.sinks.value))
-    given = Latencies(
+    return lanes, Latencies(
         tables=_Given(latencies),
         rows=_Given(lanes.ops),
-        common=None,
+        common=common,
         noise=lambda arguments, counter: jnp.zeros(counter.shape, latencies.dtype),
         noise_arguments=None,
     )
-    ends = propagate(lanes, given, latencies.shape[1], latencies.dtype)
+
+
+def _ends_of_sinks(levels, latencies):
+    ends = propagate(*_given(levels, latencies), latencies.shape[1], latencies.dtype)
     return ends[: len(levels.sinks.value)]
 
 
@@ -93,6 +97,26 @@ def test_eulers_identity_and_bounds_hold_exactly():
     sinks = [np.full(2, sink) for sink in range(len(members))]
     on_paths = [critical_ops(levels, op_ends(levels, latencies), sink) for sink in sinks]
     assert np.array_equal(criticality, np.sum(on_paths, axis=0))
+
+
+def test_weights_of_several_figures_share_the_path_to_a_sink_of_each_sample():
+    """Integers and ties make it exact."""
+    predecessors, members = _random_dags(5)
+    rng = np.random.default_rng(0)
+    latencies = rng.integers(0, 4, (len(predecessors), 3)).astype(float)
+    sinks, weights = np.array([4, 0, 2]), rng.integers(-3, 4, (4, 3)).astype(float)
+    levels, at = to_levels(predecessors, members), jnp.asarray(sinks)
+
+    def ends(latencies, common):
+        return propagate_to(*_given(levels, latencies, common), at, latencies.dtype)
+
+    found, vjp = jax.vjp(ends, jnp.asarray(latencies), jnp.zeros((1, 1)))
+    of_latencies, of_common = jax.vmap(vjp)(jnp.asarray(weights))
+    every = np.asarray(_ends_of_sinks(levels, jnp.asarray(latencies)))
+    assert np.array_equal(found, every[sinks, range(3)])
+    on_path = critical_ops(levels, op_ends(levels, latencies), sinks)
+    assert np.array_equal(of_latencies, weights[:, None, :] * on_path)
+    assert np.array_equal(of_common[:, 0, 0], weights @ on_path.sum(axis=0))
 
 
 def test_ends_and_derivatives_of_more_levels_than_one_sum():
