@@ -68,6 +68,10 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     slower = eqx.tree_at(lambda p: p.latencies.mean, program, 2 * program.latencies.mean)
     with pytest.raises(ValueError, match="holds another sweep"):
         sweep(slower, grid, **arguments)
+    monkeypatch.setattr(_sweep, "version", lambda package: "another")
+    with pytest.raises(ValueError, match="holds another sweep"):
+        sweep(program, grid, **arguments)
+    monkeypatch.undo()
     (tmp_path / "out" / "part-000001.parquet").write_text("no table")
     with pytest.raises(ValueError, match="is damaged; remove it"):
         sweep(program, grid, **arguments)

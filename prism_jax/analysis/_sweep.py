@@ -10,6 +10,7 @@ import os
 import pathlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from importlib.metadata import version
 from typing import Any
 
 import equinox as eqx
@@ -232,7 +233,8 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
     folder.mkdir(parents=True, exist_ok=True)
-    note = folder / _ABOUT
+    # Another version may draw other numbers, and rows must not mix.
+    note, about = folder / _ABOUT, {"digest": digest, "version": version("prism-jax")}
     if not note.exists():
         others = any(not file.name.startswith(".") for file in folder.iterdir())
         if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
@@ -240,15 +242,15 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
                 f"`{shown(folder)}` is not empty and holds no {what}; give another folder."
             )
         with written_whole(note, first=True) as partial:
-            partial.write_text(json.dumps({"digest": digest}))
+            partial.write_text(json.dumps(about))
     try:
-        same = json.loads(read_file(note, _MOST_ABOUT))["digest"] == digest
-    except (ValueError, KeyError, TypeError, RecursionError):
+        same = json.loads(read_file(note, _MOST_ABOUT)) == about
+    except (ValueError, RecursionError):
         same = False
     if not same:
         raise ValueError(
-            f"`{shown(folder)}` holds another {what} (other values, samples, seed or job); give "
-            f"another folder, or continue the same {what}."
+            f"`{shown(folder)}` holds another {what} (other values, samples, seed, job or "
+            f"version of prism_jax); give another folder, or continue the same {what}."
         )
     for partial in folder.glob(".part-*.partial"):  # Of sweeps that were killed.
         partial.unlink(missing_ok=True)
