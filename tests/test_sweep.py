@@ -83,6 +83,8 @@ def test_a_full_disk_ends_a_sweep_in_one_sentence(tmp_path, monkeypatch, capsys)
     write = pathlib.Path.write_bytes
 
     def fill(path, content):
+        if path.parent != out:  # Compiled code, which JAX keeps.
+            return write(path, content)
         if len(written) == 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         written.append(path)
