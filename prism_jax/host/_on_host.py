@@ -17,7 +17,7 @@ from ._operations import OPERATIONS, wide
 
 _MOST_TRACES, _MOST_CALLS = 256, 4096
 _traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
-_calls: dict[tuple[ClosedJaxpr, bytes], list[Any]] = {}
+_calls: dict[tuple[Any, bytes], list[Any]] = {}
 # The name that JAX has for what `by_columns` gives, which stays whole.
 _COLUMNS = "columns"
 
@@ -43,7 +43,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     if any(isinstance(x, Tracer) for x in arrays):
         return function(*args)
     trace = traced(function, args)
-    return trace.on_device(values_of(trace.flat, trace.leaves))
+    return trace.on_device(values_of(trace.flat, trace.leaves, all_of_them=False))
 
 
 class Traced(NamedTuple):
@@ -97,11 +97,14 @@ def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Operation(NamedTuple):
-    """An equation, and the numbers of the values that it reads and writes."""
+    """An equation, the numbers of the values that it reads and writes, and those of the values that
+    neither a later one reads nor the function returns.
+    """
 
     equation: JaxprEqn
     reads: tuple[int, ...]
     writes: tuple[int, ...]
+    last: tuple[int, ...] = ()
 
 
 class Flat(NamedTuple):
@@ -156,8 +159,9 @@ def flat(function: ClosedJaxpr | Jaxpr) -> Flat:
     used, kept = {*outputs}, []
     for operation in reversed(operations):
         if not used.isdisjoint(operation.writes):
-            kept.append(operation)
-            used.update(operation.reads)
+            touched = {*operation.reads, *operation.writes}
+            kept.append(operation._replace(last=tuple(touched - used)))
+            used |= touched
     return Flat(tuple(inputs), tuple(outputs), start, kept[::-1])
 
 
@@ -169,19 +173,22 @@ def _is_inlined(equation: JaxprEqn) -> bool:
 def evaluated(function: ClosedJaxpr | Jaxpr, args: Sequence[Any]) -> list[Any]:
     """What a traced function returns."""
     whole = flat(function)
-    values = values_of(whole, args)
+    values = values_of(whole, args, all_of_them=False)
     return [values[number] for number in whole.outputs]
 
 
-def values_of(whole: Flat, args: Sequence[Any]) -> list[Any]:
-    """All values of a traced function."""
+def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> list[Any]:
+    """All values of a traced function, or only its results, in memory that is used again."""
     values = whole.start.copy()
     for number, x in zip(whole.inputs, args, strict=True):
         values[number] = x
-    for equation, reads, writes in whole.operations:
+    for equation, reads, writes, last in whole.operations:
         found = _result(equation, [values[number] for number in reads])
         for number, x in zip(writes, found, strict=True):
             values[number] = x
+        if not all_of_them:
+            for number in last:
+                values[number] = None
     return values
 
 
@@ -206,29 +213,42 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
-    """The same, remembered: programs that differ in one law have most of their segments in common,
-    and each is an iteration of a loop over them.
+def _remembered(
+    key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list[Any]
+) -> list[Any]:
+    """`evaluate(args)`, once: programs that differ in one law have all other laws and most segments
+    in common, and each of these is a loop or an iteration of one.
     """
     about = hashlib.blake2b(digest_size=16)
     for x in args:
         about.update(np.ascontiguousarray(x).data)
-    key = function, about.digest()
-    if key not in _calls:
+    call = key, about.digest()
+    if call not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        _calls[key] = evaluated(function, args)
-    return _calls[key]
+        _calls[call] = evaluate(args)
+    return _calls[call]
 
 
 def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    if params["num_carry"]:
+        return _remembered(params["jaxpr"], ft.partial(_scanned, params, evaluated), args)
+    return _scanned(params, _called_once, args)
+
+
+def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
+    return _remembered(function, ft.partial(evaluated, function), args)
+
+
+def _scanned(
+    params: dict[str, Any], call: Callable[[ClosedJaxpr, list[Any]], list[Any]], args: list[Any]
+) -> list[Any]:
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     slices = args[num_consts + num_carry :]
     function, length = params["jaxpr"], params["length"]
     shapes = function.out_avals[num_carry:]
     rows = [wide(np.zeros((length, *x.shape), x.dtype)) for x in shapes]
-    call = evaluated if num_carry else _called_once
     for i in reversed(range(length)) if params["reverse"] else range(length):
         found = call(function, [*consts, *carry, *(x[i] for x in slices)])
         carry = found[:num_carry]
@@ -238,6 +258,11 @@ def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
 
 
 def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
+    key = params["cond_jaxpr"], params["body_jaxpr"]
+    return _remembered(key, ft.partial(_repeated, params), args)
+
+
+def _repeated(params: dict[str, Any], args: list[Any]) -> list[Any]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition = args[:of_condition]
     body, carry = args[of_condition : of_condition + of_body], args[of_condition + of_body :]

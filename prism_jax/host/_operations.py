@@ -172,13 +172,22 @@ def _scatter(put: Callable[..., None]) -> Callable[..., Any]:
         sizes = iter(updates.shape[i] for i in about.update_window_dims)
         windows = [1 if axis in lacking else next(sizes) for axis in range(x.ndim)]
         places, valid = _places(x.shape, windows, indices, about)
-        valid = np.broadcast_to(valid | ("CLIP" in str(equation.params["mode"])), updates.shape)
+        places = np.broadcast_arrays(*places, updates)[:-1]
+        if not valid.all() and "CLIP" not in str(equation.params["mode"]):
+            valid = np.broadcast_to(valid, updates.shape)
+            places, updates = [place[valid] for place in places], updates[valid]
         x = np.array(x)
-        places = tuple(np.broadcast_to(place, updates.shape)[valid] for place in places)
-        put(x, places, updates[valid])
+        put(x, tuple(places), updates)
         return x
 
     return scattered
+
+
+def _add_at(x: np.ndarray, places: tuple[np.ndarray, ...], updates: np.ndarray) -> None:
+    """`np.add.at`, several times faster."""
+    flat = np.ravel_multi_index(places, x.shape).reshape(-1)
+    added = np.bincount(flat, updates.reshape(-1), x.size).reshape(x.shape)
+    x += added.astype(x.dtype)
 
 
 def _round(equation, x):
@@ -266,7 +275,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "reshape": lambda equation, x: np.reshape(x, _shape(equation)),
     "round": _round,
     "scatter": _scatter(operator.setitem),
-    "scatter-add": _scatter(np.add.at),
+    "scatter-add": _scatter(_add_at),
     "select_n": _select,
     "slice": _slice,
     "split": _split,

@@ -80,7 +80,7 @@ def _back(
 ) -> list[np.ndarray | None]:
     """The same, where all values are known."""
     depends = {number for number, use in zip(whole.inputs, active, strict=True) if use}
-    for equation, reads, writes in whole.operations:
+    for equation, reads, writes, _ in whole.operations:
         if not depends.isdisjoint(reads):
             pairs = zip(writes, equation.outvars, strict=True)
             depends.update(number for number, var in pairs if _is_real(var.aval))
@@ -92,7 +92,7 @@ def _back(
                 found[number] = found[number] + x if number in found else x
 
     add(whole.outputs, of_results)
-    for equation, reads, writes in reversed(whole.operations):
+    for equation, reads, writes, _ in reversed(whole.operations):
         of_outs = [found.pop(number, None) for number in writes]
         if any(x is not None for x in of_outs):
             outs, args = [values[i] for i in writes], [values[i] for i in reads]
