@@ -139,9 +139,15 @@ def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float
 
 
 def in_order(steps: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps in ascending order of their times, and their weights."""
-    order = np.argsort(steps, kind="stable")
-    return steps[order], weights[order]
+    """Steps in ascending order of their times, and their weights; equal steps in their order. Few
+    are, and to sort these by themselves is several times faster than a stable sort of all.
+    """
+    order = np.argsort(steps)
+    times = steps[order]
+    equal = times[1:] == times[:-1]
+    some = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+    order[some] = order[some][np.lexsort((order[some], times[some]))]
+    return times, weights[order]
 
 
 def evenly(times: np.ndarray, weights: np.ndarray) -> Float[np.ndarray, " n"]:

@@ -19,6 +19,7 @@ from ..step import (
     AbstractWeighed,
     ConditionalExceedance,
     OneEach,
+    Resampled,
     SlowestOf,
     StepParts,
     VectorRule,
@@ -133,13 +134,21 @@ class Again(NamedTuple):
     **Attributes:**
 
     - `simulated`: steps that pick samples anew.
-    - `own`: the weight of each of these, for their own draws.
-    - `counts`: the weight of each step that keeps its sample.
+    - `chunks`: the new weights in each chunk.
     """
 
     simulated: SimulatedSteps
-    own: Float[np.ndarray, " n"]
-    counts: Float[np.ndarray, " n"]
+    chunks: tuple[Resampled, ...]
+
+    @property
+    def own(self) -> Float[np.ndarray, " n"]:
+        """The weight of each step that picks anew, for its own draws."""
+        return np.concatenate([one.own for one in self.chunks])
+
+    @property
+    def counts(self) -> Float[np.ndarray, " n"]:
+        """The weight of each step that keeps its sample."""
+        return np.concatenate([one.counts() for one in self.chunks])
 
 
 def resample(simulated: SimulatedSteps) -> Iterator[Again]:
@@ -159,8 +168,7 @@ def resample(simulated: SimulatedSteps) -> Iterator[Again]:
             parts = parts_of(step_tiles(simulated.run, chunks))
             steps = chances(simulated.run, parts, simulated.exceedance)
         again = dataclasses.replace(simulated, steps=steps, chunks=chunks)
-        weights = (np.concatenate(x) for x in zip(*(new[1:] for new in each), strict=True))
-        yield Again(again, *weights)
+        yield Again(again, each)
 
 
 def support(simulated: SimulatedSteps, values: Float[np.ndarray, " n"]) -> float:

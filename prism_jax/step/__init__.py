@@ -6,6 +6,7 @@ from ._decision import (
     AbstractOneDecides as AbstractOneDecides,
     AbstractWeighed as AbstractWeighed,
     OneEach as OneEach,
+    Resampled as Resampled,
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
 )

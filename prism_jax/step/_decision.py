@@ -116,13 +116,13 @@ class Resampled(NamedTuple):
 
     - `decision`: by which steps pick samples anew.
     - `own`: `(steps,)`, the weight of each step that picks anew: its own draws are resampled, too.
-    - `counts`: `(steps,)`, the weight of each step that keeps its sample and its own draws: by how
-        much its sample is more likely to be picked with the new weights.
+    - `counts`: gives `(steps,)`, the weight of each step that keeps its sample and its own draws:
+        by how much its sample is more likely to be picked with the new weights.
     """
 
     decision: "AbstractWeighed"
     own: np.ndarray
-    counts: np.ndarray
+    counts: Callable[[], np.ndarray]
 
 
 class AbstractWeighed(AbstractDecision):
@@ -176,7 +176,7 @@ class OneEach(AbstractOneDecides):
     def resample(self) -> Iterator[Resampled]:
         for factors in resample_factors(self.kept):
             counts = factors / np.mean(factors)
-            yield Resampled(self, counts, counts)
+            yield Resampled(self, counts, lambda counts=counts: counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,14 +225,23 @@ class VectorRule(AbstractOneDecides):
         own = _own_draws(regimes)
         for factors in resample_factors(self.kept):
             again = tuple(one.reweighted(factors[one.order]) for one in self.selections)
-            counts = np.zeros(len(position))
-            for g, (old, new) in enumerate(zip(self.selections, again, strict=True)):
-                mine = np.flatnonzero(regimes == g)
-                counts[mine] = _counts(old, new, position[mine])
-            yield Resampled(dataclasses.replace(self, selections=again), own(), counts)
+            decision = dataclasses.replace(self, selections=again)
+            counts = ft.partial(_counts, self.selections, again, regimes, position)
+            yield Resampled(decision, own(), counts)
 
 
-def _counts(old: Selection, new: Selection, picked: np.ndarray) -> np.ndarray:
+def _counts(
+    before: tuple[Selection, ...], again: tuple[Selection, ...], regimes, position
+) -> np.ndarray:
+    """The `counts` of [`Resampled`][], from selections of each regime."""
+    counts = np.zeros(len(position))
+    for g, (old, new) in enumerate(zip(before, again, strict=True)):
+        mine = np.flatnonzero(regimes == g)
+        counts[mine] = _counts_of_regime(old, new, position[mine])
+    return counts
+
+
+def _counts_of_regime(old: Selection, new: Selection, picked: np.ndarray) -> np.ndarray:
     """By how much the samples that steps picked are more likely to be picked with new weights. If
     there are fewer steps than samples, each of these stands for those of its stratum around it.
     """
@@ -288,8 +297,7 @@ class SlowestOf(AbstractWeighed):
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):
             decision = SlowestOf(tuple(one.decision for one in each))
-            counts = ft.reduce(np.multiply, (one.counts for one in each))
-            yield Resampled(decision, each[0].own, counts)
+            yield Resampled(decision, each[0].own, ft.partial(_product_of_counts, each))
 
     def scores(self) -> np.ndarray:
         return ft.reduce(np.maximum, (one.scores() for one in self.decisions))
@@ -297,3 +305,7 @@ class SlowestOf(AbstractWeighed):
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         each = [one.of_samples(values) for one in self.decisions]
         return max(each, key=lambda x: dot(x, x))  # Of the replicas that fewer samples decide.
+
+
+def _product_of_counts(each: tuple[Resampled, ...]) -> np.ndarray:
+    return ft.reduce(np.multiply, (one.counts() for one in each))
