@@ -28,8 +28,8 @@ from ._plan import Plan, without_graph, without_steps
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth is
-# enough for the direction along given axes.
+# The gradient is the mean over this many samples, or fewer if there are many axes, of which a part
+# is computed at once: the number that is enough for the direction along given axes.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
 _FOR_DIRECTION = 16
@@ -79,39 +79,44 @@ def redirected(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> L
     """The same axes, shifted in the direction of a program with other parameters. What varies less
     in it would only make its samples weigh unlike.
     """
-    gradient = _gradient(program, plan, key, fewer=_FOR_DIRECTION)
+    gradient = _gradient(program, plan, key, whole=False)
     return replace(lead, direction=_direction(gradient, np.asarray(lead.order), plan))
 
 
 def _gradient(
-    program: Program, plan: Plan, key: PRNGKeyArray, *, fewer: int = 1
+    program: Program, plan: Plan, key: PRNGKeyArray, *, whole: bool = True
 ) -> Float[np.ndarray, " axes"]:
     """The mean gradient of the end of a replica without stalls, along all axes: that of the latency
     of each op, if it is on the critical path. By NumPy, because it takes seconds to compile.
 
     **Arguments:**
 
-    - `fewer`: of so many times fewer samples.
+    - `whole`: or of the samples for a direction only.
     """
     number, num_ops = sum(_counts(program)), program.num_ops
     room = bucket(number, 64)  # Of axes and of ops, so that many graphs share what JAX traces.
-    samples = int(np.clip(_PILOT_NUMBERS // room, 16 * fewer, _PILOT_SAMPLES)) // fewer
+    least, most = 16 * _FOR_DIRECTION, _PILOT_SAMPLES
+    at_once = int(np.clip(_PILOT_NUMBERS // room, least, most)) // _FOR_DIRECTION
+    samples = int(np.clip(_PILOT_NUMBERS // room, 16, most)) if whole else at_once
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
     scores = np.zeros((room, samples), plan.dtype)
     scores[:number] = rng.standard_normal((number, samples))
     op = np.where(np.arange(room) < num_ops, np.arange(room), -1)
     axes = _axes(program, plan, np.arange(number), room, op)
+    after = np.asarray(on_host(mean_reductions, without_graph(plan)))[: program.sinks.number]
     of_ops = _in_one_line(program, plan, op), axes, words
-    (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, scores)
-    after = np.asarray(on_host(mean_reductions, without_graph(plan)))
-    after = after[: program.sinks.number, np.asarray(regimes)]
-    levels, critical = program.levels, np.zeros(latencies.shape, plan.dtype)
-    ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
-    sink = (ends[levels.sink_ops.value].max(axis=1) + after).argmax(axis=0)
-    critical[:num_ops] = critical_ops(levels, ends, sink)
-    slopes = backward((critical[None], np.zeros((1, *regimes.shape))))
-    return np.mean(slopes[0, :number], axis=1)
+    levels, slopes = program.levels, np.zeros((number, samples), plan.dtype)
+    for first in range(0, samples, at_once):
+        some = slice(first, first + at_once)
+        ids = np.arange(samples, dtype=np.uint32)[some]
+        (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, ids, scores[:, some])
+        ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
+        sink = (ends[levels.sink_ops.value].max(axis=1) + after[:, regimes]).argmax(axis=0)
+        critical = np.zeros(latencies.shape, plan.dtype)
+        critical[:num_ops] = critical_ops(levels, ends, sink)
+        slopes[:, some] = backward((critical[None], np.zeros((1, *regimes.shape))))[0, :number]
+    return np.mean(slopes, axis=1)
 
 
 def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> Plan:
@@ -132,9 +137,15 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     return without_steps(eqx.tree_at(parts, plan, some, is_leaf=lambda x: x is None))
 
 
-def _latencies(plan: Plan, axes: Axes, key: KeyData, scores: Float[Array, "axes samples"]):
+def _latencies(
+    plan: Plan,
+    axes: Axes,
+    key: KeyData,
+    ids: UInt32[Array, " samples"],
+    scores: Float[Array, "axes samples"],
+):
     """The latencies of ops from scores of all axes, and the network's regimes of the samples."""
-    sampled = by_strata(plan, jnp.arange(scores.shape[1], dtype=jnp.uint32))
+    sampled = by_strata(plan, ids)
     latencies = replica_latencies(plan, replace(sampled, given=(axes, scores)), key)
     law = jax.tree.map(lambda table, row: table[row], latencies.tables, latencies.rows)
     found = law.latency(axes.ops[:, None], jnp.zeros((), plan.dtype), latencies.common)
