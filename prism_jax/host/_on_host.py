@@ -213,9 +213,7 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def _remembered(
-    key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list[Any]
-) -> list[Any]:
+def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list[Any]) -> list[Any]:
     """`evaluate(args)`, once: programs that differ in one law have all other laws and most segments
     in common, and each of these is a loop or an iteration of one.
     """
