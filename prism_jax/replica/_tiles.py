@@ -110,7 +110,7 @@ def tiles(
             count = min(batch, end - start)
             ids = np.arange(start, start + count, dtype=np.uint32)
             slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
-            turns = np.int32(-(-count // (size * devices)))
+            turns = _turns(count, size, devices)
             # JAX sets it within derivatives, and would compile the same anew without it.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
                 arrays = call(turns, slices[0], slices[1:])
@@ -149,33 +149,39 @@ def _wide() -> bool:
     return jax.default_backend() != "cpu"
 
 
+def _turns(count: int, size: int, devices: int) -> np.ndarray:
+    """How many tiles each device computes: of a short batch, the last ones may have fewer."""
+    number = -(-count // size)
+    most = -(-number // devices)
+    return np.clip(number - most * np.arange(devices, dtype=np.int32), 0, most)
+
+
 def _tiled(x: np.ndarray, size: int, tiles: int, devices: int) -> np.ndarray:
     """Tiles for all devices, `tiles` each, of which a short batch fills the first few on each."""
-    turns = -(-len(x) // (size * devices))
-    if len(x) < turns * size * devices:
-        padding = np.zeros((turns * size * devices - len(x), *x.shape[1:]), x.dtype)
-        x = np.concatenate([x, padding])
-    x = x.reshape(devices, turns, size, *x.shape[1:])
-    if turns < tiles:
-        padding = np.zeros((devices, tiles - turns, *x.shape[2:]), x.dtype)
-        x = np.concatenate([x, padding], axis=1)
-    return x.reshape(-1, *x.shape[2:])
+    shape = devices, tiles * size, *x.shape[1:]
+    if len(x) < shape[0] * shape[1]:
+        whole = np.zeros(shape, x.dtype)
+        each = int(_turns(len(x), size, devices)[0]) * size
+        for mine, start in zip(whole, range(0, len(x), each), strict=False):
+            mine[:each][: len(x) - start] = x[start : start + each]
+        x = whole
+    return x.reshape(-1, size, *shape[2:])
 
 
 def _collect(x, count: int, size: int) -> np.ndarray:
     """The tiles that were computed, in the order of ids."""
-    x, devices = _on_host(x), len(jax.devices())
-    turns = -(-count // (size * devices))
-    return x.reshape(devices, -1, *x.shape[1:])[:, :turns].reshape(-1, *x.shape[1:])
+    parts = _on_host(x)
+    turns = int(_turns(count, size, len(parts))[0])
+    return np.concatenate([part[:turns] for part in parts])
 
 
-def _on_host(x) -> np.ndarray:
-    """All of an array, also where other processes hold parts of it."""
+def _on_host(x) -> list[np.ndarray]:
+    """What an array has on each device, also where other processes hold parts of it."""
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
-        return np.asarray(process_allgather(x, tiled=True))
-    return np.asarray(x)
+        return np.split(np.asarray(process_allgather(x, tiled=True)), len(jax.devices()))
+    return [np.asarray(shard.data) for shard in x.addressable_shards]
 
 
 def _on_all_devices(shared: Any) -> Any:
@@ -228,15 +234,16 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
 
             return jax.tree.map(place, results, one(turn))
 
-        shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), np.int32))
+        first = np.int32(0)  # Of the type that the loop counts in.
+        shapes = jax.eval_shape(one, first)
         empty = jax.tree.map(lambda x: jnp.zeros((len(ids), *x.shape), x.dtype), shapes)
         # As many turns as there are tiles to do, without compiling anew for each number of them.
-        return lax.fori_loop(np.int32(0), turns, body, empty)
+        return lax.fori_loop(first, turns[0], body, empty)
 
     return jax.shard_map(
         on_device,
         mesh=_mesh(),
-        in_specs=(whole, whole, tiled, tiled),
+        in_specs=(whole, tiled, tiled, tiled),
         out_specs=tiled,
         check_vma=False,
     )(arrays, turns, jnp.asarray(ids), inputs)
