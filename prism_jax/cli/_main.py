@@ -9,7 +9,7 @@ import importlib
 import keyword
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .._interrupt import check_interrupt, ending_at_interrupt
 
@@ -109,8 +109,10 @@ def _tell(sentence: str) -> None:
     print(f"prism-jax: {sentence}", file=sys.stderr)
 
 
-def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser of the command line, and the parser of each command."""
+def make_parser(
+    names: Iterable[str] = COMMANDS,
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and the parser of each command, of all or some."""
     from .. import __version__
     from .._cache import VARIABLE
 
@@ -121,9 +123,9 @@ def make_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argume
     )
     parser.add_argument("--version", action="version", version=f"prism-jax {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name, file in COMMANDS.items():
+    for name in names:
         function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
-        command = getattr(importlib.import_module(f"{__package__}._{file}"), function)
+        command = getattr(importlib.import_module(f"{__package__}._{COMMANDS[name]}"), function)
         what = command.about
         sub = commands.add_parser(
             name,
@@ -157,12 +159,12 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     from .._misc import unknown_name
 
-    parser, commands = make_parser()
     if not arguments:
         raise ValueError(f"No command was given; use one of {', '.join(COMMANDS)}.")
     name = arguments[0]
-    if not name.startswith("-") and name not in commands:
-        raise ValueError(unknown_name("command", name, commands))
+    if not name.startswith("-") and name not in COMMANDS:
+        raise ValueError(unknown_name("command", name, COMMANDS))
+    parser, commands = make_parser([name] if name in COMMANDS else COMMANDS)
     given, unknown = parser.parse_known_args(arguments)
     for word in unknown:
         if word.startswith("--") and name in commands:

@@ -137,7 +137,7 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
             f"average, p95 {exposed['p95']:.3g} s"
         )
     lines += law.about_allocations()
-    lines += [str(future)] * ("epistemic" in result)
+    lines += [str(future)] if "epistemic" in result else []
     if future is not None:
         lines.append(prism.law.about_noise(law, future.intervals()))
     lines.append(
