@@ -273,17 +273,34 @@ def test_latents_are_gathered_once_more_in_the_backward():
             assert added["all_gather"] == count
 
 
-def test_inputs_of_latent_attention_are_cast_to_fp8():
-    def moved(blocks):
-        found = (kernel for block in blocks for kernel in kernels_of(block).items())
-        return sum(int(k.size[:-1]) * n for k, n in found if k.kind == "elementwise")
+def _elementwise(blocks: tuple[Block, ...]) -> int:
+    """The bytes that elementwise kernels move."""
+    found = (kernel for block in blocks for kernel in kernels_of(block).items())
+    return sum(int(k.size[:-1]) * n for k, n in found if k.kind == "elementwise")
 
+
+def test_inputs_of_latent_attention_are_cast_to_fp8():
     options = ("cluster=dgx-h100", "layout.tp=1")
     wide, narrow = (_latent(*options, f"training.dtype={dtype}") for dtype in ("bf16", "fp8"))
     read, made = 1024 + 256 + 128 + 8 * 128, 1024 + 8 * (192 + 256) + 448
     tokens = 3 * 4 * 2048
-    assert moved(narrow.forward) - moved(wide.forward) == 3 * tokens * read
-    assert moved(narrow.backward) - moved(wide.backward) == 4 * tokens * made
+    assert _elementwise(narrow.forward) - _elementwise(wide.forward) == 3 * tokens * read
+    assert _elementwise(narrow.backward) - _elementwise(wide.backward) == 4 * tokens * made
+
+
+def test_gradients_of_keys_and_values_are_cast_for_the_context_that_they_are_of():
+    tokens, context, width = 128, 512, 1024
+    cross = {"kind": "attention", "causal": False, "context_length": context}
+    layers = {"num_layers": 1, "layers": (Layer(("cross",)),), "modules": {"cross": cross}}
+    model = msgspec.structs.replace(_SMALL, num_kv_heads=8, **layers)
+    options = (f"training.sequence_length={tokens}", "training.microbatch_size=1", "layout.tp=1")
+    both = [
+        _lowered(model, ("cluster=dgx-h100", *options, f"training.dtype={dtype}"))[1].backward
+        for dtype in ("bf16", "fp8")
+    ]
+    # Of queries and of the output; of keys and values.
+    cast = tokens * 2 * width + context * 2 * width
+    assert _elementwise(both[1]) - _elementwise(both[0]) == 4 * cast
 
 
 def test_an_mlp_that_is_computed_again_is_gathered_and_scattered_again():

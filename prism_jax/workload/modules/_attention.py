@@ -98,13 +98,13 @@ class Attention(AbstractPairModule):
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
-        tokens, width, qkv = self._shape(costs)
+        tokens, width, _ = self._shape(costs)
         core, of_context = self._core(costs), self._of_context(costs)
         if backward:
             segments, left = run_core(costs, core, made, backward=True)
             left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
             left += [kernel for one in of_context for kernel in gradients(one, weights)]
-            return segments, [*left, *cast_gradient(costs, tokens * qkv)]
+            return segments, [*left, *cast_gradient(costs, self._made(costs))]
         made = [*made, *(one.forward for one in of_context)]
         made += [*self._norms(costs, 2), *self._rotary(costs)]
         segments, left = run_core(costs, core, made, backward=False)
@@ -113,11 +113,8 @@ class Attention(AbstractPairModule):
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, width, qkv = self._shape(costs)
         normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
-        values = tokens * (qkv + normed + width)
-        if self.context_length is not None:
-            values -= (tokens - self._context_tokens(costs)) * (qkv - width)
         core = self._core(costs)
-        values += copied_values(costs, core)
+        values = self._made(costs) + tokens * (normed + width) + copied_values(costs, core)
         return {"attention": costs.activation_bytes * values, **core.activations(costs)}
 
     def buffers(self, costs: Costs) -> float:
@@ -128,6 +125,12 @@ class Attention(AbstractPairModule):
         dim, tp = self.head_dim(costs.model), costs.layout.tp
         qkv = (self.num_heads + 2 * self.kv_heads) * dim // tp
         return costs.tokens, self.num_heads * dim // tp, qkv
+
+    def _made(self, costs: Costs) -> int:
+        """How many elements queries, keys and values have."""
+        tokens, width, qkv = self._shape(costs)
+        seen = tokens if self.context_length is None else self._context_tokens(costs)
+        return tokens * width + seen * (qkv - width)
 
     def _of_context(self, costs: Costs) -> list[Linear]:
         """The matrix that computes keys and values from a context."""
