@@ -68,8 +68,22 @@ def _pulled_back(
     active: Sequence[bool],
 ) -> list[np.ndarray | None]:
     """The derivatives with respect to those arguments that are active; `None` stands for zeros."""
+    return _back(
+        flat(function), values_of(_read_on_the_way_back(function), args), of_results, active
+    )
+
+
+@ft.lru_cache(maxsize=4096)
+def _read_on_the_way_back(function: ClosedJaxpr | Jaxpr) -> Flat:
+    """A traced function without calls of others whose values are only returned."""
     whole = flat(function)
-    return _back(whole, values_of(whole, args), of_results, active)
+    read = {number for operation in whole.operations for number in operation.reads}
+    kept = [
+        operation
+        for operation in whole.operations
+        if operation.equation.primitive.name in SLOPES or not read.isdisjoint(operation.writes)
+    ]
+    return whole._replace(operations=kept)
 
 
 def _back(
@@ -107,7 +121,7 @@ def _through(
     """The derivatives with respect to the arguments of an equation, at least the wanted ones."""
     name, params = equation.primitive.name, equation.params
     if name == "jit":  # By columns, for others are inlined.
-        if len(of_outs[0]) > len(outs[0]):
+        if len(of_outs[0]) > of_outs[0].shape[1]:  # More figures than results.
             return [_through_columns(params["jaxpr"], of_outs[0], args[0])]
         return _pulled_back(params["jaxpr"], args, of_outs, wanted)
     if name == "cond":
