@@ -59,6 +59,7 @@ def check_key(key: Any) -> None:
         )
 
 
+@jax.jit  # Traced and lowered once for each shape.
 def threefry(
     key: KeyData, first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:

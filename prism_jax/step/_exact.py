@@ -1,7 +1,6 @@
 """Sets up how steps are decided; and the exact rule: the replicas that can be slowest somewhere."""
 
 import dataclasses
-import functools as ft
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -138,6 +137,7 @@ class ExactRule(AbstractDecision):
 
     **Attributes:**
 
+    - `candidates`: see `_candidates`.
     - `one_decides`: whether a step takes the slowest of these as a whole instead, by the vector
         rule with the same random numbers. (It is among them, because it is the slowest at its
         slowest sink.)
@@ -146,6 +146,7 @@ class ExactRule(AbstractDecision):
     kept: Replicas
     systematic: Systematic
     selections: tuple[Selection, ...]
+    candidates: Sequence[tuple[np.ndarray, np.ndarray]]
     one_decides: bool = False
 
     def ends(self, first: int, count: int) -> np.ndarray:
@@ -171,7 +172,7 @@ class ExactRule(AbstractDecision):
             steps = np.flatnonzero(regimes == g)
             if not len(steps):
                 continue
-            chosen, cumulative = self._candidates[g]
+            chosen, cumulative = self.candidates[g]
             mass = cumulative[-1]
             drawn = rng.binomial(selection.num_replicas, min(mass, 1), len(steps))
             drawn = np.maximum(drawn, 1)
@@ -179,27 +180,29 @@ class ExactRule(AbstractDecision):
             starts = np.concatenate([[0], np.cumsum(drawn)[:-1]])
             yield Drawn(g, steps, chosen[np.minimum(picked, len(chosen) - 1)], starts)
 
-    @ft.cached_property
-    def _candidates(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each regime, the positions in its selection of the samples that can be the slowest at
-        a sink, and the weight up to each of them.
-        """
-        found = []
-        for selection in self.selections:
-            share = _CANDIDATES / selection.num_replicas
-            candidate = np.zeros(len(selection.order), bool)
-            for row in self.kept.ends[selection.order].T:
-                slowest = np.argsort(-row, kind="stable")
-                above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
-                candidate[slowest[above < share]] = True
-            chosen = np.flatnonzero(candidate)
-            found.append((chosen, np.cumsum(selection.weights[chosen])))
-        return found
-
     def errors(self, num_steps: int) -> AbstractErrors:
         starts = range(0, min(num_steps, ERROR_STEPS), _BLOCK)
         blocks = [list(self.drawn(start)) for start in starts]
         return DrawnErrors(self.selections, blocks, num_steps)
+
+
+def _candidates(
+    kept: Replicas, selections: Sequence[Selection]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each regime, the positions in its selection of the samples that can be the slowest at a
+    sink, and the weight up to each of them.
+    """
+    found = []
+    for selection in selections:
+        share = _CANDIDATES / selection.num_replicas
+        candidate = np.zeros(len(selection.order), bool)
+        for row in kept.ends[selection.order].T:
+            slowest = np.argsort(-row, kind="stable")
+            above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
+            candidate[slowest[above < share]] = True
+        chosen = np.flatnonzero(candidate)
+        found.append((chosen, np.cumsum(selection.weights[chosen])))
+    return found
 
 
 def decide(
@@ -236,4 +239,6 @@ def decide(
         select(kept, weights, regime == g, num_replicas, whole=exact)
         for g in range(len(probabilities))
     )
-    return (ExactRule if exact else VectorRule)(kept, systematic, selections)
+    if exact:
+        return ExactRule(kept, systematic, selections, _candidates(kept, selections))
+    return VectorRule(kept, systematic, selections)
