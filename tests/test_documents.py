@@ -3,7 +3,7 @@
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
 one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers
-of samples and of runs are made smaller, searches shorter, and the main job.
+of samples, of runs and of microbatches are made smaller, searches shorter, and the main job.
 """
 
 import ast
@@ -34,8 +34,15 @@ from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_line
 
 _SAMPLES = 256
 _FEWER = {"--samples": _SAMPLES, "--runs": _SAMPLES}
-# What takes the place of the main job, which the first notebook runs, in blocks of pages.
-_MAIN_JOB, _SMALL_JOB = "gpt3-175b-h100-4096", "examples/job.toml"
+# What takes the place of the main job: in blocks of pages, and in notebooks one of what is compiled
+# for `examples/job.toml`, with the measurements of the main job.
+_MAIN_JOB, _SMALL_JOB, _SHORT_JOB = "gpt3-175b-h100-4096", "examples/job.toml", "short.toml"
+_SHORTER = {
+    "pp = 8": "pp = 4",
+    "num_microbatches = 16": "num_microbatches = 8",
+    "virtual_stages = 12": "virtual_stages = 2",
+    "tp_overlap = true": "overlap_grad_reduce = false",
+}
 _WITH_ROWS = (ROOT / "README.md", ROOT / "docs/commands.md")
 # Commands that take longest.
 # fmt: off
@@ -59,6 +66,11 @@ def _checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("examples", "jobs", "notebooks", "README.md"):
         (folder / name).symlink_to(ROOT / name)
+    text = (ROOT / f"jobs/{_MAIN_JOB}.toml").read_text()
+    for long, short in _SHORTER.items():
+        assert text.count(long) == 1
+        text = text.replace(long, short)
+    (folder / _SHORT_JOB).write_text(text)
     before = os.getcwd()
     os.chdir(folder)
     yield
@@ -177,7 +189,9 @@ def test_the_cells_of_a_notebook_run(notebook, monkeypatch):
 def _run_cell(code: Code, names: dict[str, object]) -> None:
     if "cluster_study" in code.text:
         pytest.importorskip("simpy")
-    *body, last = ast.parse(_with_fewer_samples(code.text)).body
+    text = code.text.replace(f'"{_MAIN_JOB}"', f'"{_SHORT_JOB}"')
+    text = text.replace("num_microbatches=16", "num_microbatches=8")
+    *body, last = ast.parse(_with_fewer_samples(text)).body
     shown = isinstance(last, ast.Expr) and not code.text.rstrip().endswith(";")
     body += [] if shown else [last]
     exec(compile(ast.Module(body, []), code.name, "exec"), names)

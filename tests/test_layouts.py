@@ -125,7 +125,7 @@ def test_searches_without_any_layout_are_refused(world_size, changes, message):
 def test_a_too_large_model_names_the_gpus_that_would_hold_it():
     space = prism.LayoutSpace(cp=(1,), microbatch_size=(1,), zero=(1,))
     job = prism.load_job("megatron-22b-a100-8", ["model=llama-3.1-405b", "num_nodes=64"])
-    asked = {"job": job, "space": space, "batch_size": 256}
+    asked = {"job": job, "space": space, "batch_size": 64}
     with pytest.raises(ValueError, match=r"`.*` needs least, .* GB; use 128 GPUs, or"):
         _enumerate(64, **asked)
     assert _enumerate(128, **asked)
@@ -141,7 +141,7 @@ def test_a_batch_of_very_many_microbatches_that_cannot_fit_is_refused_at_once(mo
 
     monkeypatch.setattr("prism_jax.layouts._enumerate.memory", memory)
     with pytest.raises(ValueError, match=r"without activations, .* GB; use 128 GPUs, or"):
-        _enumerate(8, job=job, space=None, batch_size=32_768)
+        _enumerate(8, job=job, space=None, batch_size=2_048)
     assert {one.layout.world_size for one in asked} == {128}
 
 
