@@ -81,7 +81,9 @@ _SIGMA, _RANK, _STEP, _STALLS, _SIZE = 0.05, 0.01, 0.005, 0.02, (0.1, 0.5)
 
 def name_of(objective: Any, found: Any) -> str:
     """The estimator of an objective's derivative."""
-    return NAMES[type(objective).__name__ + (_estimate.conditional_on(found) or "")]
+    exceedance, left_open = found.simulated.exceedance, _estimate.left_open(found)
+    last = left_open[1] if left_open else exceedance.last if exceedance else ""
+    return NAMES[type(objective).__name__ + last]
 
 
 def repeated(analysis: Any, seeds: Iterable[int]) -> dict[str, Float[np.ndarray, "seeds 3"]]:

@@ -8,9 +8,9 @@ from prism_jax.engine._run import errors_of
 from prism_jax.law import Accumulator, Allocations, grid_of
 from prism_jax.law._histogram import NUM_BINS, merge_histograms
 from prism_jax.step import VectorRule
-from prism_jax.step._decision import Systematic
 from prism_jax.step._reservoir import Replicas
 from prism_jax.step._selection import select
+from prism_jax.step._systematic import Systematic
 
 from .helpers import made_law
 

@@ -105,7 +105,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
 
 def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
     simulated = found.simulated
-    depends = ft.partial(_weighting, found, _width(simulated), _left_open(found))
+    depends = ft.partial(_weighting, found, _width(simulated), left_open(found))
     every = depends(np.ones(len(simulated.steps)), simulated)
     again = (depends(one.counts, one.simulated) for one in resamples)
     pairs = pull_back(it.chain([every], again))
@@ -124,7 +124,7 @@ def _divided(gradient: Program, by: float) -> Program:
     return jax.tree.map(lambda g: jax.device_put(np.asarray(g) / by), gradient)
 
 
-def _left_open(found: Figure) -> tuple[StepParts, str] | None:
+def left_open(found: Figure) -> tuple[StepParts, str] | None:
     """What steps consist of, and which draw of them the derivative of a quantile leaves open, as it
     follows from the probability that a step takes longer. `None` if it is taken over steps, or if
     no step ends near the quantile, whatever this draw.

@@ -6,6 +6,7 @@ from ._lanes import (
     padded as padded,
     to_lanes as to_lanes,
 )
+from ._latencies import AbstractOpLaw as AbstractOpLaw, Latencies as Latencies
 from ._levels import Levels as Levels, to_levels as to_levels
 from ._paths import (
     cell_latencies as cell_latencies,
@@ -14,9 +15,4 @@ from ._paths import (
     op_ends as op_ends,
     predecessors_of as predecessors_of,
 )
-from ._propagate import (
-    AbstractOpLaw as AbstractOpLaw,
-    Latencies as Latencies,
-    propagate as propagate,
-    propagate_to as propagate_to,
-)
+from ._propagate import propagate as propagate, propagate_to as propagate_to

@@ -1,7 +1,4 @@
 from ._decision import (
-    BLOCK as BLOCK,
-    SILVER as SILVER,
-    STEP_TILES as STEP_TILES,
     AbstractDecision as AbstractDecision,
     AbstractOneDecides as AbstractOneDecides,
     AbstractWeighed as AbstractWeighed,
@@ -27,3 +24,4 @@ from ._step import (
     step_parts as step_parts,
     times_or_chances as times_or_chances,
 )
+from ._systematic import BLOCK as BLOCK, SILVER as SILVER, STEP_TILES as STEP_TILES

@@ -8,13 +8,15 @@ import numpy as np
 from .._estimate import Scatter
 from .._misc import dot
 from ..random import KeyData
-from ._decision import AbstractDecision, OneEach, Systematic, VectorRule
+from ._decision import AbstractDecision, OneEach, VectorRule
 from ._errors import AbstractErrors, SelectionErrors, with_atom
 from ._reservoir import Replicas
 from ._selection import Chances, Selection, sample_weights, select
+from ._systematic import Systematic
 
 
-# Standard errors are found from the first steps: what their scatter adds is known, and taken away.
+# Standard errors use only so many steps, the first; the variance that this subsample adds is
+# subtracted.
 ERROR_STEPS = 2**15
 
 

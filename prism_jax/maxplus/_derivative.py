@@ -1,0 +1,129 @@
+"""Derivatives of the ends of a graph: back along the critical path of each sample."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._lanes import Lanes, followed
+from ._latencies import AbstractOpLaw, Latencies
+
+
+# Levels that the derivative goes back through at once; what it holds of each is kept in a cache.
+_LEVELS_AT_ONCE = 16
+
+
+def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
+    """What the latencies on the path to a sink of each sample contribute to the derivatives, from
+    the sink on back to the start.
+
+    That of one second of each sample's end is found first, and weighted then: weights of several
+    figures share the path.
+    """
+    choices, at_sinks = kept
+    cell = lanes.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
+    tables, common = values
+    of_second = jax.tree.map(lambda x: jnp.zeros((len(x), len(sink)), x.dtype), tables)
+    start = of_second, jax.tree.map(jnp.zeros_like, common)
+    of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight, start)
+
+    def weighted(total, table):
+        total = total * weight[None, :]
+        return jnp.sum(total, axis=1, keepdims=True) if table.shape[1] == 1 else total
+
+    return jax.tree.map(weighted, of_second, tables), of_common
+
+
+def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight, gradient):
+    """Adds the derivatives of the ends with respect to tables, by sample, and of the weighted ends
+    with respect to what is common: for every op on the path.
+    """
+    width = lanes.width
+    samples = cell.shape[0]
+    together = min(len(lanes.ops), _LEVELS_AT_ONCE)
+    tables = values[0]
+
+    # Three loops, with what passes from one to the next in memory: in a single one, XLA would draw
+    # the same noise again for each of its uses.
+    def block(turn, carry):
+        cell, of_tables, of_common = carry
+        first = (blocks - 1 - turn) * together
+        count = jnp.minimum(lanes.num_levels - first, together)
+
+        def walk(i, carry):
+            cell, lane_of, z_of = carry
+            slot = count - 1 - i
+            level = first + slot
+            lane = cell - level * np.int32(width)
+            counter = level.astype(jnp.uint32) * lanes.counters + lane.astype(jnp.uint32)
+            z = latencies.noise(latencies.noise_arguments, counter[None, :])[0]
+            cell = followed(cell, lane, lanes.before[level], choices[level], lanes)
+            return cell, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
+
+        def contribution(slot, carry):
+            parts, of_common = carry
+            at = (first + slot, lane_of[slot], z_of[slot])
+            part, more = _contribution(values, rest, latencies, lanes, *at, weight)
+            parts = jax.tree.map(lambda all, x: all.at[slot].set(x), parts, part)
+            return parts, jax.tree.map(jnp.add, of_common, more)
+
+        def add(slot, totals):
+            rows = latencies.rows_of(first + slot)
+            mine = lane_of[slot][None, :] == np.arange(width, dtype=np.int32)[:, None]
+
+            def of_table(total, row, part):
+                return total.at[row].add(jnp.where(mine, part[slot], 0))
+
+            return jax.tree.map(of_table, totals, _where_there(rows, totals), parts)
+
+        shape = (together, samples)
+        held = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, weight.dtype))
+        cell, lane_of, z_of = lax.fori_loop(0, count, walk, (cell, *held))
+        shape = (together, 1, samples)
+        parts = jax.tree.map(lambda table: jnp.zeros(shape, table.dtype), tables)
+        parts, of_common = lax.fori_loop(0, count, contribution, (parts, of_common))
+        return cell, lax.fori_loop(0, count, add, of_tables), of_common
+
+    blocks = (lanes.num_levels + np.int32(together - 1)) // np.int32(together)
+    return lax.fori_loop(0, blocks, block, (cell, *gradient))[1:]
+
+
+def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
+    """The rows of the tables that exist."""
+    keep = jax.tree.map(lambda table: table is not None, tables, is_leaf=lambda x: x is None)
+    return jax.tree.map(
+        lambda kept, row: row if kept else None, keep, rows, is_leaf=lambda x: x is None
+    )
+
+
+def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
+    """What the latencies on the path at one level contribute to the derivatives: of the ends with
+    respect to the row of each table that they read; of the weighted ends to what is common.
+    """
+    tables, common = eqx.combine(values, rest)
+
+    def at_lane(x):
+        """The value of the lane on the path; zero if no lane of the level is on it."""
+        value = jnp.zeros((1, 1), x.dtype)
+        for j in range(len(x)):
+            value = jnp.where(lane[None, :] == j, x[j : j + 1], value)
+        return value
+
+    rows = latencies.rows_of(level)
+    mine = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
+    op = at_lane(lanes.ops[level][:, None])
+    # XLA would look them up again for each use.
+    mine, op = lax.optimization_barrier((mine, op))
+    inexact, others = eqx.partition((mine, common), eqx.is_inexact_array)
+
+    def latency(inexact):
+        mine, common = eqx.combine(inexact, others)
+        return mine.latency(op, z[None, :], common)
+
+    _, vjp = jax.vjp(latency, inexact)
+    there = ((lane >= 0) & (lane < lanes.width))[None, :]
+    ((part, of_common),) = vjp(there.astype(z.dtype))
+    if jax.tree.leaves(of_common):
+        ((_, of_common),) = vjp(jnp.where(there, weight[None, :], 0))
+    return part, of_common
