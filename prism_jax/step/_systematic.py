@@ -1,4 +1,4 @@
-"""How network regimes and the ranks of replicas are dealt to the steps of a run."""
+"""How network regimes and ranks of replicas are distributed over the steps of a run."""
 
 import dataclasses
 import functools as ft
