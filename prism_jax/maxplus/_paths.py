@@ -40,9 +40,11 @@ def op_ends(
 ) -> Float[np.ndarray, "ops_and_none samples"]:
     """When each op ends, in seconds. The last row stands for "no op", which ends at zero."""
     ends = np.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
-    for lanes, waits_for in zip(levels.ops.value, levels.predecessors.value, strict=True):
-        ops, waits_for = lanes[lanes >= 0], waits_for[lanes >= 0]
-        ends[ops] = ends[waits_for].max(axis=1) + latencies[ops]
+    latencies = np.concatenate([latencies, ends[-1:]])
+    lanes, waits_for = (x.value.astype(np.intp) for x in (levels.ops, levels.predecessors))
+    for ops, before in zip(lanes, waits_for, strict=True):
+        latest = np.maximum.reduce(ends.take(before, axis=0), axis=1)
+        ends[ops] = latest + latencies.take(ops, axis=0)
     return ends
 
 
