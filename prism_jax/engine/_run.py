@@ -15,7 +15,7 @@ from ..host import on_host
 from ..law import LEVELS, Errors, errors_of_figures
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Batch, Plan, make_plan, tiles, without_graph
+from ..replica import Batch, Plan, make_plan, tiles, without_ops
 from ..step import (
     STEP_TILES,
     AbstractDecision,
@@ -251,7 +251,7 @@ def composed(run: Run, number: int, inputs: Inputs, first: int = 0) -> Iterator[
     """What `step_tile` gives for so many steps, from their ids, their ends with room for all sinks,
     and their regimes.
     """
-    shared = without_graph(run.plan), run.key
+    shared = without_ops(run.plan), run.key
     return tiles(step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES)
 
 

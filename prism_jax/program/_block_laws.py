@@ -55,7 +55,7 @@ class BlockLaws(eqx.Module):
 
 
 def block_laws(
-    collapse: Collapse,
+    collapse: Collapse | None,
     variability: Variability,
     mean: Float[Array, " kernels"],
     shapes: Float[Array, "3 kernels"],
@@ -71,7 +71,8 @@ def block_laws(
 
     **Arguments:**
 
-    - `collapse`: their contents.
+    - `collapse`: their contents; `None` if each is one kernel with a law of its own, whose moments
+        are then zero, because a graph of such ops is ready sooner without them.
     - `variability`: the factors that ops share.
     - `mean`, `shapes`, `on_network`: of each kernel, its mean in seconds, its law as of
         `relative_cumulants`, and whether the network's regime acts on it.
@@ -95,16 +96,22 @@ def block_laws(
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
     by_data = variability.microbatch is not None
     apart = by_data or variability.worker_step is not None
-    moments, shared, communication = class_moments(
-        collapse, cumulants, network, groups, load, apart=apart
-    )
+    if collapse is None:
+        moments = jnp.zeros((3, len(direct), *network.shape[1:], groups.slowest.shape[1]), dtype)
+        shared, communication = moments[0], moments[..., 0] if apart else None
+        skewness = jnp.zeros((1,), dtype)
+    else:
+        moments, shared, communication = class_moments(
+            collapse, cumulants, network, groups, load, apart=apart
+        )
+        skewness = segment_skewness(collapse, cumulants)
     seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     return BlockLaws(
         moments=moments * seconds[..., None],
         shared=shared * unit,
         communication=None if communication is None else communication * seconds,
         loading=_loadings(moments, communication, direct, loading) if by_data else None,
-        skewness=segment_skewness(collapse, cumulants),
+        skewness=skewness,
         nodes=groups.slowest,
         at_scores=at_scores,
         on_network=network,
@@ -161,9 +168,11 @@ def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     return (std / law.mean()).astype(dtype)
 
 
-def collapse_of(program: Program) -> Collapse:
-    """The contents of the classes of a program."""
+def collapse_of(program: Program) -> Collapse | None:
+    """The contents of the classes of a program; `None` if each is one kernel."""
     blocks, dtype = program.blocks, program.latencies.mean.dtype
+    if (blocks.direct.value >= 0).all():
+        return None
     members = blocks.members.value
     num_segments = bucket(len(members), 32)
     num_kernels, num_classes = kernels_of(program), classes_of(program)

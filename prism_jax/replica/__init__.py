@@ -35,6 +35,7 @@ from ._plan import (
     gradients_of as gradients_of,
     make_plan as make_plan,
     without_graph as without_graph,
+    without_ops as without_ops,
     without_steps as without_steps,
 )
 from ._rare import (

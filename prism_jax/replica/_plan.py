@@ -113,6 +113,21 @@ def without_steps(plan: Plan) -> Plan:
     return eqx.tree_at(others, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
 
 
+def without_ops(plan: Plan) -> Plan:
+    """The plan of the steps that replicas make; its compiled code serves all graphs, and programs
+    the contents of whose blocks differ. No derivative goes through it.
+    """
+
+    def others(plan: Plan):
+        structure, tables = plan.structure, plan.tables
+        found = [structure.graph, tables.laws, tables.skewness]
+        if structure.reduced or structure.last.collapsed or structure.last.single:
+            return [*found, structure.classes.collapse, structure.classes.loads]
+        return [*found, structure.classes, tables.residuals]
+
+    return eqx.tree_at(others, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
+
+
 def make_plan(program: Program) -> Plan:
     """Computes the tables, on the host unless the program is traced. Differentiable."""
     structure = structure_of(program)

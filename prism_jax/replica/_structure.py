@@ -35,7 +35,7 @@ class Classes(eqx.Module):
         on it.
     - `kind`, `on_network`: for each kernel, its kind, numbered as in `all_kinds`; and whether the
         network's regime acts on it.
-    - `collapse`: the contents of the classes.
+    - `collapse`: the contents of the classes; `None` if each is one kernel.
     - `members`: the number of GPUs in the group of a rank, and the number of all GPUs.
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
     - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Graph.stall_op`.
@@ -48,7 +48,7 @@ class Classes(eqx.Module):
     compute: Bool[Array, " classes"]
     kind: Int[Array, " kernels"]
     on_network: Bool[Array, " kernels"]
-    collapse: Collapse
+    collapse: Collapse | None
     members: Float[Array, "2"]
     loads: Loads | None
     stall_kind: Int[Array, " stalls"] | None
