@@ -21,6 +21,7 @@ def log_density(z: Float[Array, "..."]) -> Float[Array, "..."]:
     return -0.5 * (z * z + _LOG_2_PI)
 
 
+@jax.jit  # Traced once for each shape.
 def log_ndtr(z: Float[Array, "..."]) -> Float[Array, "..."]:
     r"""$\log \Phi(z)$, to full relative accuracy in both tails.
 
@@ -44,8 +45,8 @@ def ndtri_exp(log_p: Float[Array, "..."]) -> Float[Array, "..."]:
     lower = jnp.clip(log_p, -0.5 * _LARGEST**2, deepest)
     z = -jnp.sqrt(-2.0 * lower - jnp.log(-4.0 * np.pi * lower))
     for _ in range(3):
-        error = _log_ndtr(z) - lower
-        z = z - error * jnp.exp(_log_ndtr(z) - log_density(z))
+        log_p_z = _log_ndtr(z)
+        z = z - (log_p_z - lower) * jnp.exp(log_p_z - log_density(z))
     z = jnp.where(log_p < deepest, z, jnp.where(log_p < -0.5, body, upper))
     return jnp.where(log_p < 0, z, jnp.inf)
 

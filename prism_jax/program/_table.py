@@ -50,12 +50,9 @@ def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
 
 def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
     """The mean of each law, and its variance and third central moment over powers of the mean."""
-    columns = []
-    for law in laws:
-        mean = law.mean()
-        column = [mean, law.variance() / mean**2, law.third_moment() / mean**3]
-        columns.append(jnp.stack(column).astype(dtype))
-    return jnp.stack(columns, axis=1)
+    each = [(law.mean(), law.variance(), law.third_moment()) for law in laws]
+    mean, variance, third = (jnp.stack(x) for x in zip(*each, strict=True))
+    return jnp.stack([mean, variance / mean**2, third / mean**3]).astype(dtype)
 
 
 def kernel_cumulants(
