@@ -19,6 +19,7 @@ from jaxtyping import Float
 from ..host import on_host
 from ..program import Program
 from ..replica import (
+    TILE,
     Plan,
     Tables,
     gradients_of,
@@ -140,7 +141,7 @@ def _through_steps(
     shared = without_graph(run.plan), run.key
     options = {"per_batch": STEP_TILES, "size": tile_size(len(needed) // len(every))}
     # Some at a time, so that memory holds few of their parts.
-    most = BLOCK // len(every)
+    most = max(BLOCK // len(every), TILE)
     for start in range(0, len(needed), most):
         block = slice(start, start + most)
         some, count = samples[block], len(samples[block])
