@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from ..host import on_host
+from ..host import vjp_on_host
 from ..program import Program
 from ..replica import (
     TILE,
@@ -35,6 +35,7 @@ from ..step import (
     STEP_TILES,
     AbstractOneDecides,
     ConditionalExceedance,
+    LastTables,
     StepParts,
     VectorRule,
     last_tables,
@@ -189,25 +190,18 @@ def _through_last(every: Sequence[Weighting], parts: StepParts, steps: np.ndarra
     of the step's factor and of residuals; with respect to each array of `StepParts`, `(steps,
     figures)`; and with respect to the threshold.
     """
-    run, dtype = every[0].simulated.run, every[0].simulated.run.plan.dtype
-    slopes = np.stack([one.slope[steps] for one in every]).astype(dtype)
-    exceedances = [one.simulated.exceedance for one in every]
-    exceedance = jax.tree.map(lambda *x: np.stack(x), *exceedances)  # They differ by thresholds.
-    of_last, of_parts, of_threshold = on_host(
-        _last_vjp, last_tables(run.plan.tables), parts, exceedance, slopes
-    )
-    of_each = [np.asarray(x).T for x in jax.tree.leaves(of_parts)]
-    return of_last, of_each, np.asarray(of_threshold)
+    run, found = every[0].simulated.run, []
+    for one in every:
+        parameters = last_tables(run.plan.tables), parts, one.simulated.exceedance
+        _, backward = vjp_on_host(_times_or_chances, parameters)
+        found.append(backward(one.slope[None, steps]))
+    of_last, of_parts, of_exceedance = jax.tree.map(lambda *x: np.concatenate(x), *found)
+    of_threshold = 0.0 if of_exceedance is None else of_exceedance.threshold
+    return of_last, [x.T for x in jax.tree.leaves(of_parts)], of_threshold
 
 
-def _last_vjp(last, parts, exceedance: ConditionalExceedance | None, slopes):
-    def of_figure(exceedance, slope):
-        real, rest = eqx.partition((last, parts, exceedance), eqx.is_inexact_array)
-        _, vjp = jax.vjp(lambda real: times_or_chances(*eqx.combine(real, rest)), real)
-        of_last, of_parts, of_exceedance = vjp(slope)[0]
-        return of_last, of_parts, 0.0 if exceedance is None else of_exceedance.threshold
-
-    return jax.vmap(of_figure)(exceedance, slopes)
+def _times_or_chances(parameters: tuple[LastTables, StepParts, ConditionalExceedance | None]):
+    return times_or_chances(*parameters)
 
 
 def _step_vjp(shared, _, ids, ends, regimes, *of_parts):

@@ -18,6 +18,7 @@ from ._selection import (
 )
 from ._step import (
     ConditionalExceedance as ConditionalExceedance,
+    LastTables as LastTables,
     StepParts as StepParts,
     last_spreads as last_spreads,
     last_tables as last_tables,
