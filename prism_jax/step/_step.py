@@ -183,9 +183,17 @@ def _reductions(
 
     def one(row):
         law, score = row
-        mine = jax.tree.map(lambda x: x if x.shape[0] == 1 else x[regimes], law)
+        mine = jax.tree.map(lambda x: _of_regimes(x, regimes), law)
         return mine.latency(score, plan.tables.residuals)
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
     # number of devices.
     return lax.map(one, (reduction_laws(plan), z))
+
+
+def _of_regimes(x: Array, regimes: Int[Array, " steps"]) -> Array:
+    """`x[regimes]`, without a loop over steps."""
+    found = x[:1]
+    for g in range(1, len(x)):
+        found = jnp.where(regimes == g, x[g], found)
+    return found
