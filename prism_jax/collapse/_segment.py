@@ -84,16 +84,13 @@ def gpu_factors(
     # P(one GPU is below the slowest of the group), which the other GPUs share evenly.
     below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
     shares = below[:, :, None] * jnp.asarray(_BELOW, dtype)[None, None, :]
-    wanted = (
-        score_of_maximum(nodes, count),
-        jax.scipy.special.ndtri(shares).reshape(number, -1),
-        score_of_maximum(jnp.broadcast_to(scores, (number, len(scores))), count),
-    )
+    at = jnp.concatenate([nodes, jnp.broadcast_to(scores, (number, len(scores)))], axis=1)
+    others = jax.scipy.special.ndtri(shares).reshape(number, -1)
     # One call for all: a law without a closed quantile is costly to compile.
-    together = jnp.concatenate(wanted, axis=1).astype(rank.dtype)
+    together = jnp.concatenate([score_of_maximum(at, count), others], axis=1).astype(rank.dtype)
     factors = rank.from_normal(together.reshape(-1)).reshape(together.shape) / rank.mean()
-    sizes = np.cumsum([part.shape[1] for part in wanted])[:-1]
-    slowest, others, at_scores = jnp.split(factors.astype(dtype), sizes, axis=1)
+    places = np.cumsum([nodes.shape[1], len(scores)])
+    slowest, at_scores, others = jnp.split(factors.astype(dtype), places, axis=1)
     return Group(slowest, others.reshape(shares.shape)), at_scores
 
 
