@@ -149,6 +149,21 @@ def test_sdist_contains_all_files_of_the_wheel(built):
     assert not any(part in name for name in held for part in (".venv", "__pycache__"))
 
 
+def test_the_wheel_holds_the_data(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for folder in ("hardware", "kernels", "jobs"):
+        files = [p for p in (_ROOT / folder).rglob("*") if p.is_file()]
+        assert files
+        for file in files:
+            assert file.suffix in (".toml", ".csv"), file
+            assert f"prism_jax/data/{file.relative_to(_ROOT)}" in names
+    files = ("_accuracy.toml", "_page.css", "_page.js", "_sliders.js")
+    assert {f"prism_jax/report/{name}" for name in files} <= names
+    assert not any(name.startswith("tests/") for name in names)
+
+
 def test_the_wheel_runs_where_there_is_no_checkout(built, tmp_path):
     """In an environment of its own, which borrows no more than the packages it depends on."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}

@@ -6,7 +6,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import zipfile
 
 import equinox as eqx
 import numpy as np
@@ -95,28 +94,3 @@ def test_files_that_the_readme_names_exist():
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     assert len(links) > 5
     assert [link for link in links if not (_ROOT / link).exists()] == []
-
-
-def test_the_wheel_holds_the_data(tmp_path):
-    builder = (
-        "import os, sys; os.chdir(sys.argv[1]); import hatchling.build as b;"
-        "print(b.build_wheel(sys.argv[2]))"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", builder, str(_ROOT), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    wheel = zipfile.ZipFile(tmp_path / run.stdout.split()[-1])
-    names = set(wheel.namelist())
-    wheel.close()
-    for folder in ("hardware", "kernels", "jobs"):
-        files = [p for p in (_ROOT / folder).rglob("*") if p.is_file()]
-        assert files
-        for file in files:
-            assert file.suffix in (".toml", ".csv"), file
-            assert f"prism_jax/data/{file.relative_to(_ROOT)}" in names
-    files = ("_accuracy.toml", "_page.css", "_page.js", "_sliders.js")
-    assert {f"prism_jax/report/{name}" for name in files} <= names
-    assert not any(name.startswith("tests/") for name in names)
