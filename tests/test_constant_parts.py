@@ -9,10 +9,18 @@ from prism_jax.analysis import sample_step
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
 from prism_jax.plot._chrome_trace import op_name
-from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
+from prism_jax.profile import (
+    compile_profile,
+    fit_profile,
+    ladder,
+    load_profile,
+    op_latencies,
+    replay,
+    save_profile,
+    step_graph,
+)
 from prism_jax.profile._clean import constant_parts
 from prism_jax.profile._profile import WorkerMean
-from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
+from prism_jax.profile import op_latencies, replay, step_graph
 from prism_jax.profile._observe import with_inner_waits
-from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.trace import outline
 
 from .test_trace import _made_trace

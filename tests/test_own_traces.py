@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prism_jax.data import load_job
-from prism_jax.program import op_latencies, replay, step_graph
+from prism_jax.profile import op_latencies, replay, step_graph
 from prism_jax.trace import (
     contents,
     outline,

@@ -14,7 +14,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.cluster import gemm_latency
 from prism_jax.data import load_job, load_model
-from prism_jax.program import op_latencies, replay, step_graph
+from prism_jax.profile import op_latencies, replay, step_graph
 from prism_jax.trace import outline, read_profile_traces
 from prism_jax.workload import count_parameters
 from prism_jax.workload.modules._recommender import EmbeddingTable, vectors_of

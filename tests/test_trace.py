@@ -12,9 +12,17 @@ from prism_jax.cli import main
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate
 from prism_jax.law import crps, ks_distance
-from prism_jax.profile import compile_profile, fit_profile, ladder, load_profile, save_profile
+from prism_jax.profile import (
+    compile_profile,
+    fit_profile,
+    ladder,
+    load_profile,
+    op_latencies,
+    replay,
+    save_profile,
+    step_graph,
+)
 from prism_jax.profile._fit import match_steps
-from prism_jax.program import op_latencies, replay, step_graph
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
     Trace,

@@ -8,8 +8,15 @@ import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.profile import compile_profile, fit_profile, load_profile, save_profile
-from prism_jax.program import op_latencies, replay, step_graph
+from prism_jax.profile import (
+    compile_profile,
+    fit_profile,
+    load_profile,
+    op_latencies,
+    replay,
+    save_profile,
+    step_graph,
+)
 from prism_jax.schedule import make_schedule, order_of
 from prism_jax.trace import outline, read_profile_traces, read_trace
 

@@ -17,12 +17,15 @@ from prism_jax.profile import (
     fit_profile,
     ladder,
     load_profile,
+    op_latencies,
+    replay,
     save_profile,
     shuffled_means,
+    step_graph,
 )
 from prism_jax.profile._components import take_apart
 from prism_jax.profile._laws import law_of_data
-from prism_jax.program import Sets, Variability, check_variability, op_latencies, replay, step_graph
+from prism_jax.program import Sets, Variability, check_variability
 from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB, replay as replay_graph
 from prism_jax.trace import Trace, outline

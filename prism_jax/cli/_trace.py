@@ -138,9 +138,9 @@ def fit(given: Given) -> Output:
     profile = prism.profile.fit_profile(chosen)
     prism.profile.save_profile(profile, given.out)
     _load.say(given, "replaying the steps with more and more parts sampled from the fitted laws")
-    step = prism.program.step_graph(trace.job, profile.outline)
-    latencies = prism.program.op_latencies(chosen, step)
-    again = prism.program.replay(step, latencies)
+    step = prism.profile.step_graph(trace.job, profile.outline)
+    latencies = prism.profile.op_latencies(chosen, step)
+    again = prism.profile.replay(step, latencies)
     moved = prism.profile.shuffled_means(step, latencies)
     measured, fitted = chosen.step_times(), profile.fitted
     rungs = prism.profile.ladder(chosen, profile)

@@ -9,11 +9,12 @@ from scipy.special import fdtri
 
 from .._estimate import stalled, typical
 from ..data import Variation, load_priors
-from ..program import StepGraph, replay
 from ._components import data_of
 from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds
 from ._observe import Seen
+from ._op_latencies import replay
 from ._profile import PositionFactor
+from ._step_graph import StepGraph
 
 
 # How many standard errors a spread must be too small. The standard error of the logarithm of a

@@ -6,18 +6,11 @@ import jax.numpy as jnp
 
 from .._misc import quoted
 from ..data import located
-from ..program import (
-    CONSTANT,
-    Program,
-    Sets,
-    StepGraph,
-    assemble,
-    step_graph,
-    variability_of,
-)
+from ..program import Program, Sets, assemble, variability_of
 from ..workload import Block, Kernel, Segment
 from ._clean import position_factors
 from ._profile import Profile
+from ._step_graph import CONSTANT, StepGraph, step_graph
 
 
 _SCOPES = {"", "self", "dp", "pp", "last", "world"}

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from .._misc import check_type
 from ..data import Variation, replace_variations
 from ..engine import simulate
-from ..program import CONSTANT
 from ..trace import Trace
 from ._clean import Clean, clean_up
 from ._compile import compile_profile
@@ -19,6 +18,7 @@ from ._laws import Sets, law_of_data, laws_of_kernels
 from ._mean_squares import OfSteps, at_ops, compute_logs, groups
 from ._observe import Seen, notes_of, observe
 from ._profile import Component, Fitted, Profile, WorkerMean
+from ._step_graph import CONSTANT
 
 
 _NUM_SAMPLES = 20_000

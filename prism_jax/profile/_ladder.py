@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float
 
-from ..program import CONSTANT, StepGraph, op_latencies, replay, step_graph
 from ..trace import Trace
 from ._clean import position_factors
 from ._effects import Loadings, find_factor
 from ._laws import factors_at
 from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds, places
+from ._op_latencies import op_latencies, replay
 from ._profile import Profile, WorkerMean
+from ._step_graph import CONSTANT, StepGraph, step_graph
 
 
 # The least number of steps that are replayed for each rung.

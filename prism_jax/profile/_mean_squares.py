@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from ..program import StepGraph
 from ._profile import Component
+from ._step_graph import StepGraph
 
 
 # Latencies whose logarithms differ by less are equal except for rounding.

@@ -12,10 +12,11 @@ from jaxtyping import Float
 from .._estimate import in_core
 from .._misc import counted
 from ..data import Outline
-from ..program import LAUNCH, StepGraph, op_latencies, replay, step_graph
 from ..schedule import SEND_RECV
 from ..trace import COMPUTE, Trace, outline
 from ._mean_squares import Latencies, OfSteps, groups, kinds, slope_of
+from ._op_latencies import op_latencies, replay
+from ._step_graph import LAUNCH, StepGraph, step_graph
 
 
 # The largest error of a replay.

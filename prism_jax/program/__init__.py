@@ -12,15 +12,8 @@ from ._compile import (
     compile_program as compile_program,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
-from ._op_latencies import op_latencies as op_latencies, replay as replay
 from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
 from ._save import digest as digest, load_program as load_program, save_program as save_program
-from ._step_graph import (
-    CONSTANT as CONSTANT,
-    LAUNCH as LAUNCH,
-    StepGraph as StepGraph,
-    step_graph as step_graph,
-)
 from ._table import (
     check_means as check_means,
     check_scale as check_scale,
