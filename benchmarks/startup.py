@@ -5,11 +5,13 @@
 
 Cold, nothing is compiled yet (`PRISM_JAX_CACHE=off`). Warm, the same ran before and its compiled
 code was kept, in a new folder. Commands, scripts and limits are in `startup.toml`. Each limit is of
-the CPU seconds beside it, on an idle machine of two cores. Compilations are those of the cold run,
-as JAX's log has them: their number, and XLA's wall seconds; `--json` has them by function, too. Of
-`families`, only what follows a first simulation counts.
+the CPU seconds beside it, on an idle machine of two cores. Python's own bytecode is there, as an
+installation leaves it. Compilations are those of the cold run, as JAX's log has them: their number,
+and XLA's wall seconds; `--json` has them by function, too. Of `families`, only what follows a first
+simulation counts.
 """
 
+import compileall
 import json
 import os
 import re
@@ -92,6 +94,7 @@ def cells_of(row: Row) -> list[str]:
 def main() -> None:
     only = {"nargs": "+", "choices": _WORK, "metavar": "NAME", "default": list(_WORK)}
     given = options(__doc__, json=(False, "print one JSON object"), only=only)
+    compileall.compile_dir(ROOT / "prism_jax", quiet=1)
     rows = list(map(row_of, given.only))
     if given.json:
         print(json.dumps({**machine(), "table": rows}, indent=1))
