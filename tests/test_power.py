@@ -13,6 +13,8 @@ from prism_jax.cluster import clock_factor, clock_factors, compute_latency, draw
 from prism_jax.data import Power, Variation, load_device, load_kernels
 from prism_jax.prediction import energy
 
+from .helpers import by_numpy
+
 
 _LIMIT = "cluster.device.power.limit_w"
 # Of the 1,000 W that products would draw besides, 512 W are left: a clock of 0.8.
@@ -121,7 +123,8 @@ def _spread(limit):
     """The law of steps, and the spread of GPUs in it."""
     program = prism.compile_job(_job("kernels.rank=power", f"{_LIMIT}={limit}"))
     law = _known(program.variability.rank)
-    return program, float(np.sqrt(law.variance()) / law.mean())
+    mean, variance = by_numpy(lambda law: (law.mean(), law.variance()))(law)
+    return program, float(np.sqrt(variance) / mean)
 
 
 def test_warmer_devices_draw_more_up_to_their_limit():

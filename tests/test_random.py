@@ -14,30 +14,35 @@ from prism_jax.random._elementary import log, sin_half_turns
 from prism_jax.random._threefry import threefry
 
 
+# As they are used: compiled whole.
+_normals, _threefry = jax.jit(normals, static_argnums=3), jax.jit(threefry)
+_exp, _log, _sin_half_turns = map(jax.jit, (exp, log, sin_half_turns))
+
+
 def test_elementary_functions_in_single_precision():
     """Against NumPy in double precision, over their ranges."""
     uniform = np.concatenate([np.logspace(-9.9, 0, 200_001), 1 - np.logspace(-7, -0.1, 100_001)])
     uniform = uniform.astype(np.float32)
     exact = np.log(uniform.astype(float))
-    np.testing.assert_allclose(log(jnp.asarray(uniform)), exact, rtol=4e-7)
+    np.testing.assert_allclose(_log(jnp.asarray(uniform)), exact, rtol=4e-7)
     x = np.linspace(-60, 60, 200_001).astype(np.float32)
-    np.testing.assert_allclose(exp(jnp.asarray(x)), np.exp(x.astype(float)), rtol=4e-7)
-    assert float(exp(jnp.zeros((), jnp.float32))) == 1.0
-    assert float(jax.grad(exp)(jnp.float32(0.5))) == pytest.approx(np.exp(0.5), rel=4e-7)
+    np.testing.assert_allclose(_exp(jnp.asarray(x)), np.exp(x.astype(float)), rtol=4e-7)
+    assert float(_exp(jnp.zeros((), jnp.float32))) == 1.0
+    assert float(jax.grad(_exp)(jnp.float32(0.5))) == pytest.approx(np.exp(0.5), rel=4e-7)
     half_turns = np.linspace(-0.5, 0.5, 200_001).astype(np.float32)
     exact = np.sin(np.pi * half_turns.astype(float))
-    np.testing.assert_allclose(sin_half_turns(jnp.asarray(half_turns)), exact, atol=2e-7)
+    np.testing.assert_allclose(_sin_half_turns(jnp.asarray(half_turns)), exact, atol=2e-7)
     double = np.linspace(-0.5, 0.5, 10_001)
     np.testing.assert_allclose(
-        sin_half_turns(jnp.asarray(double)), np.sin(np.pi * double), atol=1e-14
+        _sin_half_turns(jnp.asarray(double)), np.sin(np.pi * double), atol=1e-14
     )
 
 
 def test_normals_in_single_precision_are_those_of_their_words():
     """Within 1e-6 of what the uniforms give in exact arithmetic, in the tails too."""
     key, ids = key_data(jax.random.key(3)), jnp.arange(2**20, dtype=jnp.uint32)
-    found = np.asarray(normals(key, ids, jnp.zeros((1,), jnp.uint32), jnp.dtype(jnp.float32)))
-    first, second = threefry(key, ids, jnp.zeros_like(ids))
+    found = np.asarray(_normals(key, ids, jnp.zeros((1,), jnp.uint32), jnp.dtype(jnp.float32)))
+    first, second = _threefry(key, ids, jnp.zeros_like(ids))
     uniform = (np.asarray(first).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     uniform = uniform.astype(float)
     half_turns = (np.asarray(second).view(np.int32).astype(float) + 0.5) / 2**32
@@ -57,13 +62,13 @@ def test_neighbours_are_independent(what):
     key = key_data(jax.random.key(0))
     one = jnp.zeros((1,), jnp.uint32)
     if what == "keys":
-        z = [normals(key_data(jax.random.key(k)), ids, one, dtype) for k in range(number)]
+        z = [_normals(key_data(jax.random.key(k)), ids, one, dtype) for k in range(number)]
     elif what == "folds":
-        z = [normals(fold(key, Stream.OPS, k), ids, one, dtype) for k in range(number)]
+        z = [_normals(fold(key, Stream.OPS, k), ids, one, dtype) for k in range(number)]
     elif what == "samples":
-        z = [normals(key, jnp.full_like(ids, k), ids, dtype) for k in range(number)]
+        z = [_normals(key, jnp.full_like(ids, k), ids, dtype) for k in range(number)]
     else:
-        z = normals(key, ids, counters(number), dtype)
+        z = _normals(key, ids, counters(number), dtype)
     z = np.asarray(jnp.stack([row.reshape(-1) for row in z]) if isinstance(z, list) else z, float)
     for values in (z, np.sign(z), z**2 - 1):
         off = np.corrcoef(values)[~np.eye(number, dtype=bool)]

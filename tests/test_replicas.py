@@ -169,15 +169,13 @@ def test_chances_of_few_stalls_keep_their_digits(rate):
     with jax.enable_x64(False):
         stalls = {"gemm": Stall(single, lognormal(0.0))}
         program = pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
-        counts, derivative = jax.jvp(
-            lambda x: (
-                make_plan(
-                    eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, x)
-                ).tables.stall_counts
-            ),
-            (single,),
-            (jnp.ones_like(single),),
-        )
+
+        @jax.jit  # Which leaves out all that the chances do not need.
+        def chances(rate):
+            given = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, rate)
+            return make_plan(given).tables.stall_counts
+
+        counts, derivative = jax.jvp(chances, (single,), (jnp.ones_like(single),))
     most = max(stratum.stalls for stratum in program.strata)
     number = np.arange(most)
     given = calls * float(single)
