@@ -3,7 +3,8 @@
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
 one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers
-of samples, of runs and of microbatches are made smaller, searches shorter, and the main job.
+of samples, of runs, of microbatches and of points of a curve are made smaller, searches shorter, and
+the main job.
 """
 
 import ast
@@ -209,6 +210,7 @@ def _execute(text: str, names: dict[str, object], name: str) -> None:
 
 def _with_fewer_samples(text: str) -> str:
     text = re.sub(r"\btop=\d+", "top=1", text)
+    text = re.sub(r"(linspace\([^()]+, )\d{3}\)", r"\g<1>20)", text)
     return re.sub(
         r'(num_(?:samples|runs)"?\s*[=:]\s*)([\d_]+)',
         lambda found: f"{found[1]}{min(int(found[2]), _SAMPLES)}",
