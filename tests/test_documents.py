@@ -3,7 +3,7 @@
 A block of ```bash or ```python runs, and one of ```toml is read, unless `<!-- not run: REASON -->`
 stands above it; others are to be looked at. The blocks of a page run in order, those of Python as
 one program. So do the commands in the tables of two pages, and the cells of notebooks. Only numbers
-of samples, runs, microbatches and points of a curve are made smaller, searches shorter, and the main
+of samples, runs, microbatches and points of curves are made smaller, searches shorter, and the main
 job.
 """
 
