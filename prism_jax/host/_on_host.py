@@ -15,7 +15,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from ._operations import OPERATIONS, wide
 
 
-_MOST_TRACES, _MOST_CALLS = 256, 4096
+_MOST_TRACES, _MOST_CALLS = 256, 1024
+# Loops over larger arrays, such as all steps, are not remembered.
+_LARGE = 2**13
 _traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
 _calls: dict[tuple[Any, bytes], list[Any]] = {}
 # The name that JAX has for what `by_columns` gives, which stays whole.
@@ -195,6 +197,8 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
 def _result(equation, args: list[Any]) -> list[Any]:
     """The values of one equation."""
     name = equation.primitive.name
+    if name in _LOOPS:
+        return _remembered(equation, ft.partial(_LOOPS[name], equation.params), args)
     if name in _CALLS:
         return _CALLS[name](equation.params, args)
     if name in OPERATIONS:
@@ -217,6 +221,8 @@ def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list
     """`evaluate(args)`, once: programs that differ in one law have all other laws and most segments
     in common, and each of these is a loop or an iteration of one.
     """
+    if any(np.size(x) > _LARGE for x in args):
+        return evaluate(args)
     about = hashlib.blake2b(digest_size=16)
     for x in args:
         about.update(np.ascontiguousarray(x).data)
@@ -229,26 +235,16 @@ def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list
 
 
 def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
-    if params["num_carry"]:
-        return _remembered(params["jaxpr"], ft.partial(_scanned, params, evaluated), args)
-    return _scanned(params, _called_once, args)
-
-
-def _called_once(function: ClosedJaxpr, args: list[Any]) -> list[Any]:
-    return _remembered(function, ft.partial(evaluated, function), args)
-
-
-def _scanned(
-    params: dict[str, Any], call: Callable[[ClosedJaxpr, list[Any]], list[Any]], args: list[Any]
-) -> list[Any]:
     num_consts, num_carry = params["num_consts"], params["num_carry"]
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     slices = args[num_consts + num_carry :]
     function, length = params["jaxpr"], params["length"]
     shapes = function.out_avals[num_carry:]
     rows = [wide(np.zeros((length, *x.shape), x.dtype)) for x in shapes]
+    call = ft.partial(evaluated, function)
     for i in reversed(range(length)) if params["reverse"] else range(length):
-        found = call(function, [*consts, *carry, *(x[i] for x in slices)])
+        inputs = [*consts, *carry, *(x[i] for x in slices)]
+        found = call(inputs) if num_carry else _remembered(function, call, inputs)
         carry = found[:num_carry]
         for row, x in zip(rows, found[num_carry:], strict=True):
             row[i] = x
@@ -256,11 +252,6 @@ def _scanned(
 
 
 def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
-    key = params["cond_jaxpr"], params["body_jaxpr"]
-    return _remembered(key, ft.partial(_repeated, params), args)
-
-
-def _repeated(params: dict[str, Any], args: list[Any]) -> list[Any]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     condition = args[:of_condition]
     body, carry = args[of_condition : of_condition + of_body], args[of_condition + of_body :]
@@ -288,6 +279,5 @@ _CALLS: dict[str, Callable[[dict[str, Any], list[Any]], list[Any]]] = {
     "custom_jvp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
     "custom_vjp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
     "jit": lambda params, args: evaluated(params["jaxpr"], args),
-    "scan": _scan,
-    "while": _while,
 }
+_LOOPS = {"scan": _scan, "while": _while}

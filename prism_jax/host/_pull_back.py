@@ -68,9 +68,8 @@ def _pulled_back(
     active: Sequence[bool],
 ) -> list[np.ndarray | None]:
     """The derivatives with respect to those arguments that are active; `None` stands for zeros."""
-    return _back(
-        flat(function), values_of(_read_on_the_way_back(function), args), of_results, active
-    )
+    values = values_of(_read_on_the_way_back(function), args)
+    return _back(flat(function), values, of_results, active)
 
 
 @ft.lru_cache(maxsize=4096)
@@ -79,9 +78,7 @@ def _read_on_the_way_back(function: ClosedJaxpr | Jaxpr) -> Flat:
     whole = flat(function)
     read = {number for operation in whole.operations for number in operation.reads}
     kept = [
-        operation
-        for operation in whole.operations
-        if operation.equation.primitive.name in SLOPES or not read.isdisjoint(operation.writes)
+        x for x in whole.operations if x.equation.primitive.name in SLOPES or read & {*x.writes}
     ]
     return whole._replace(operations=kept)
 
