@@ -126,14 +126,14 @@ def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
     ratio = (slowest / each)[:, None]
     score = (ratio - 1) * (mean / spread) + ratio * grid[None, :]
-    later_each = jax.scipy.special.ndtr(-cube_normal_score(score, skewness))
+    later_each = _ndtr(-cube_normal_score(score, skewness))
     later = jnp.asarray(_BELOW_WEIGHTS, dtype) @ later_each
     # By logarithms, because the numbers are nearly one in groups of many members.
     later_any = jnp.minimum(later, 1 - jnp.finfo(dtype).eps)
     deciding = share * count
     others = jnp.exp((deciding - 1) * jnp.log1p(-later_any))
     # The slowest GPU is among them, or another member is in its place.
-    at_slowest = jax.scipy.special.ndtr(cube_normal_score(grid, skewness))
+    at_slowest = _ndtr(cube_normal_score(grid, skewness))
     cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
     step = grid[1] - grid[0]
     first, second, skewed = moments_of(grid, cdf, step)
@@ -150,6 +150,11 @@ def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
 
 
 _at_nodes = by_columns(_at_node)
+
+
+def _ndtr(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """That of `jax.scipy`, which also takes `erf` of all scores, in one function."""
+    return 0.5 * jax.lax.erfc(-np.sqrt(0.5).astype(z.dtype) * z)
 
 
 def moments_of(
