@@ -91,7 +91,7 @@ def test_negligible_ops_change_neither_law_nor_derivatives(shorter, sigma, singl
 def test_the_shortest_and_the_longest_op_of_a_graph(single):
     ops = [prism.Op(LogNormal(1e-12, 0.1)), prism.Op(LogNormal(1e6, 0.1), after=[0])]
     program = prism.compile_graph(ops)
-    law = prism.simulate(program, num_samples=20_000, key=jax.random.key(0))
+    law = prism.simulate(program, num_samples=20_000, key=jax.random.key(0), sampling="plain")
     assert law.mean == pytest.approx(1e6 * np.exp(0.005), abs=4 * law.errors.mean)
 
 

@@ -86,7 +86,9 @@ def test_the_law_of_a_fit_has_them():
     assert residual.value is not None
     assert residual.standard_error is not None
     assert abs(residual.value - 0.1) < 4 * residual.standard_error
-    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    law = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     times = trace.step_times()
     assert abs(law.mean - times.mean()) < 4 * times.std() / np.sqrt(len(times))
     assert abs(law.std / times.std() - 1) < 4 / np.sqrt(2 * len(times))
@@ -108,7 +110,7 @@ def test_a_program_without_variability_is_the_replay_of_means(tmp_path):
             for kind, m, call, twin in nodes
         ]
     )
-    law = simulate(compile_profile(profile), num_samples=4, key=jax.random.key(0))
+    law = simulate(compile_profile(profile), num_samples=4, key=jax.random.key(0), sampling="plain")
     np.testing.assert_allclose(law.mean, replay(step, seconds[:, None])[0], rtol=1e-12)
     save_profile(msgspec.structs.replace(profile, positions=()), tmp_path)
     assert load_profile(tmp_path).positions == ()

@@ -173,7 +173,9 @@ def test_components_are_recovered_from_a_made_trace():
     residual = laws["forward-compute", "residual"]
     spread = {"lognormal": "sigma", "normal": "std", "gamma": "cv"}[residual.family]
     assert residual.parameters[spread] == pytest.approx(0.01, rel=0.1)
-    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    law = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), rel=4 * measured.std() / measured.mean() / 7)
     assert 0.67 < law.std / measured.std() < 1.5
@@ -277,7 +279,9 @@ def test_the_ladder_ends_at_the_level():
 
 
 def _law_of(profile):
-    return simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    return simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
 
 
 def _alike(kind, worker, call, rng):
@@ -311,7 +315,9 @@ def test_a_fit_has_the_mean_of_its_own_steps(blocking):
     schedule = msgspec.structs.replace(job.schedule, blocking=blocking)
     trace = _made_trace(msgspec.structs.replace(job, schedule=schedule), 60, _alike, seed=5)
     profile = fit_profile(trace)
-    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    law = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     steps = trace.step_times()
     noise = np.std(steps, ddof=1) / np.sqrt(len(steps)) / np.mean(steps)
     assert abs(law.mean / np.mean(steps) - 1) < 2 * noise < 0.001
@@ -346,7 +352,9 @@ def test_a_profile_has_the_law_of_a_workers_step_factor(tmp_path, sigma):
     assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
     # Nothing of it is left for the step as a whole, and steps spread as they did.
     assert found["step"][0] < 3 * found["step"][1]
-    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    law = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), abs=4 * measured.std() / np.sqrt(60))
     assert law.std == pytest.approx(measured.std(), rel=4 / np.sqrt(2 * 60))
@@ -381,7 +389,7 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path):
     assert again.means == profile.means
     assert [v.kernel for v in again.variability] == [v.kernel for v in profile.variability]
     laws = [
-        simulate(compile_profile(p), num_samples=2000, key=jax.random.key(0))
+        simulate(compile_profile(p), num_samples=2000, key=jax.random.key(0), sampling="plain")
         for p in (profile, again)
     ]
     assert laws[0].mean == pytest.approx(laws[1].mean, rel=1e-5)

@@ -153,7 +153,9 @@ def test_components_and_loadings_are_those_of_the_truth(made):
 def test_the_law_of_other_steps_is_predicted(made):
     trace, profile, law = made
     assert profile.sets
-    predicted = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    predicted = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     own = trace.step_times()
     assert predicted.mean == pytest.approx(law.mean(), abs=3 * own.std() / np.sqrt(len(own)))
     assert predicted.std == pytest.approx(law.std(), rel=3 / np.sqrt(2 * len(own)))
@@ -165,7 +167,9 @@ def test_the_ladder_goes_from_the_trace_to_the_profile(made):
     own = trace.step_times()
     assert rungs[0].mean_s == pytest.approx(own.mean(), rel=1e-9)
     assert rungs[0].p95_s == pytest.approx(np.quantile(own, 0.95), rel=1e-6)
-    law = simulate(compile_profile(profile), num_samples=20_000, key=jax.random.key(0))
+    law = simulate(
+        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
     assert rungs[-1].mean_s == pytest.approx(law.mean, abs=4 * law.std / np.sqrt(300))
     assert len({rung.name for rung in rungs}) == len(rungs)
 
