@@ -13,9 +13,10 @@ import scipy.stats
 from prism_jax import Variability, load_law, merge_laws, save_law, simulate
 from prism_jax.engine import Plain, prepare
 from prism_jax.engine._run import all_draws
+from prism_jax.replica import leading_axes, make_plan
 from prism_jax.schedule import OneFOneB
 
-from .helpers import lognormal, pipeline_program
+from .helpers import lognormal, pipeline_program, rich_program
 
 
 def _program(num_replicas=1, sigma=0.05, rank=None):
@@ -63,6 +64,16 @@ def test_importance_sampling_sharpens_the_tail_and_sobol_points_the_mean():
     assert 0.5 < claimed / scatter("sobol", lambda l: l.mean) < 2
     assert all(law.errors.mean_degrees == 15 for law in laws["sobol"])
     assert laws["importance"][0].effective_samples < 16_384 / 4
+
+
+def test_the_leading_axes_do_not_depend_on_how_many_samples_are_computed_at_once(monkeypatch):
+    program = rich_program(8)
+    plan, key = make_plan(program), jax.random.key(0)
+    found = []
+    for numbers in (1, 2**20):
+        monkeypatch.setattr("prism_jax.replica._lead._AT_ONCE", numbers)
+        found.append(leading_axes(program, plan, key, importance=True))
+    assert eqx.tree_equal(*found)
 
 
 def test_more_replicas_than_samples_can_show():

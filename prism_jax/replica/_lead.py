@@ -28,11 +28,12 @@ from ._plan import Plan, without_graph, without_steps
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over this many samples, or fewer if there are many axes, of which a part
-# is computed at once: the number that is enough for the direction along given axes.
+# The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth is
+# enough for the direction along given axes, and this many are computed at once, or so many numbers.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
 _FOR_DIRECTION = 16
+_AT_ONCE = 2**15
 # Sobol points that are made at once, a power of two.
 _POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
@@ -91,13 +92,14 @@ def _gradient(
 
     **Arguments:**
 
-    - `whole`: or of the samples for a direction only.
+    - `whole`: whether of all samples, or of those that are enough for a direction.
     """
     number, num_ops = sum(_counts(program)), program.num_ops
     room = bucket(number, 64)  # Of axes and of ops, so that many graphs share what JAX traces.
-    least, most = 16 * _FOR_DIRECTION, _PILOT_SAMPLES
-    at_once = int(np.clip(_PILOT_NUMBERS // room, least, most)) // _FOR_DIRECTION
-    samples = int(np.clip(_PILOT_NUMBERS // room, 16, most)) if whole else at_once
+    most = _PILOT_SAMPLES
+    few = int(np.clip(_PILOT_NUMBERS // room, 16 * _FOR_DIRECTION, most)) // _FOR_DIRECTION
+    samples = int(np.clip(_PILOT_NUMBERS // room, 16, most)) if whole else few
+    at_once = max(few, _AT_ONCE // room)
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
     scores = np.zeros((room, samples), plan.dtype)
@@ -112,9 +114,9 @@ def _gradient(
         ids = np.arange(samples, dtype=np.uint32)[some]
         (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, ids, scores[:, some])
         ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
-        sink = (ends[levels.sink_ops.value].max(axis=1) + after[:, regimes]).argmax(axis=0)
+        reduced = ends[levels.sink_ops.value].max(axis=1) + after[:, np.asarray(regimes)]
         critical = np.zeros(latencies.shape, plan.dtype)
-        critical[:num_ops] = critical_ops(levels, ends, sink)
+        critical[:num_ops] = critical_ops(levels, ends, reduced.argmax(axis=0))
         slopes[:, some] = backward((critical[None], np.zeros((1, *regimes.shape))))[0, :number]
     return np.mean(slopes, axis=1)
 
@@ -137,13 +139,7 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     return without_steps(eqx.tree_at(parts, plan, some, is_leaf=lambda x: x is None))
 
 
-def _latencies(
-    plan: Plan,
-    axes: Axes,
-    key: KeyData,
-    ids: UInt32[Array, " samples"],
-    scores: Float[Array, "axes samples"],
-):
+def _latencies(plan: Plan, axes: Axes, key: KeyData, ids, scores: Float[Array, "axes samples"]):
     """The latencies of ops from scores of all axes, and the network's regimes of the samples."""
     sampled = by_strata(plan, ids)
     latencies = replica_latencies(plan, replace(sampled, given=(axes, scores)), key)
