@@ -289,6 +289,15 @@ def test_intervals_cover_where_few_replica_samples_decide():
     assert np.all((ratio > 0.8) & (ratio < 1.3))
 
 
+@pytest.mark.parametrize("values", [1, 50, 10**12])
+def test_equal_steps_stay_in_their_order(values):
+    steps = np.random.default_rng(0).integers(values, size=1000) / 7
+    order = np.argsort(steps, kind="stable")
+    times, places = in_order(steps, np.arange(1000))
+    assert np.array_equal(times, steps[order])
+    assert np.array_equal(places, order)
+
+
 def test_new_weights_of_samples_mean_new_picks_of_steps():
     """Steps that keep their samples count as steps do that pick by the new weights, and these end
     when their new samples do.

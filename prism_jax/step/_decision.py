@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -158,35 +158,26 @@ class VectorRule(AbstractOneDecides):
         own = _own_draws(regimes)
         for factors in resample_factors(self.kept):
             again = tuple(one.reweighted(factors[one.order]) for one in self.selections)
-            decision = dataclasses.replace(self, selections=again)
             counts = ft.partial(_counts, self.selections, again, regimes, position)
-            yield Resampled(decision, own(), counts)
+            yield Resampled(dataclasses.replace(self, selections=again), own(), counts)
 
 
-def _counts(
-    before: tuple[Selection, ...], again: tuple[Selection, ...], regimes, position
-) -> np.ndarray:
-    """The `counts` of [`Resampled`][], from selections of each regime."""
-    counts = np.zeros(len(position))
-    for g, (old, new) in enumerate(zip(before, again, strict=True)):
-        mine = np.flatnonzero(regimes == g)
-        counts[mine] = _counts_of_regime(old, new, position[mine])
-    return counts
-
-
-def _counts_of_regime(old: Selection, new: Selection, picked: np.ndarray) -> np.ndarray:
+def _counts(before: Sequence[Selection], again: Sequence[Selection], regimes, position):
     """By how much the samples that steps picked are more likely to be picked with new weights. If
     there are fewer steps than samples, each of these stands for those of its stratum around it.
     """
-    counts, of_steps = np.zeros(len(picked)), old.stratum[picked]
-    for s in np.unique(of_steps):
-        members, mine = np.flatnonzero(old.stratum == s), np.flatnonzero(of_steps == s)
-        some, which = np.unique(picked[mine], return_inverse=True)
-        around = np.searchsorted((some[1:] + some[:-1] + 1) // 2, members, "right")
-        before, after = (np.bincount(around, one.picked[members]) for one in (old, new))
-        likelier = (after / np.maximum(before, 1e-300))[which]
-        whole = len(mine) * after.sum() / max(before.sum(), 1e-300)
-        counts[mine] = likelier * (whole / max(likelier.sum(), 1e-300))
+    counts = np.zeros(len(position))
+    for g, (old, new) in enumerate(zip(before, again, strict=True)):
+        steps = np.flatnonzero(regimes == g)
+        picked, of_steps = position[steps], old.stratum[position[steps]]
+        for s in np.unique(of_steps):
+            members, mine = np.flatnonzero(old.stratum == s), np.flatnonzero(of_steps == s)
+            some, which = np.unique(picked[mine], return_inverse=True)
+            around = np.searchsorted((some[1:] + some[:-1] + 1) // 2, members, "right")
+            old_chance, chance = (np.bincount(around, one.picked[members]) for one in (old, new))
+            likelier = (chance / np.maximum(old_chance, 1e-300))[which]
+            whole = len(mine) * chance.sum() / max(old_chance.sum(), 1e-300)
+            counts[steps[mine]] = likelier * (whole / max(likelier.sum(), 1e-300))
     return counts
 
 
@@ -230,7 +221,8 @@ class SlowestOf(AbstractWeighed):
     def resample(self) -> Iterator[Resampled]:
         for each in zip(*(one.resample() for one in self.decisions), strict=True):
             decision = SlowestOf(tuple(one.decision for one in each))
-            yield Resampled(decision, each[0].own, ft.partial(_product_of_counts, each))
+            of_each = [one.counts for one in each]
+            yield Resampled(decision, each[0].own, lambda x=of_each: np.prod([f() for f in x], 0))
 
     def scores(self) -> np.ndarray:
         return ft.reduce(np.maximum, (one.scores() for one in self.decisions))
@@ -238,7 +230,3 @@ class SlowestOf(AbstractWeighed):
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         each = [one.of_samples(values) for one in self.decisions]
         return max(each, key=lambda x: dot(x, x))  # Of the replicas that fewer samples decide.
-
-
-def _product_of_counts(each: tuple[Resampled, ...]) -> np.ndarray:
-    return ft.reduce(np.multiply, (one.counts() for one in each))
