@@ -199,15 +199,24 @@ def _candidates(
         share = _CANDIDATES / selection.num_replicas
         candidate = np.zeros(len(selection.order), bool)
         for row in kept.ends[selection.order].T:
-            # The slowest quarter, with all that are as slow as its last, is mostly enough.
-            few = np.flatnonzero(row >= np.partition(row, -len(row) // 4)[-len(row) // 4])
-            few = few if selection.weights[few].sum() > share else np.arange(len(row))
-            slowest = few[np.argsort(-row[few], kind="stable")]
+            slowest = _slowest(row, selection.weights, 1.01 * share)
             above = np.cumsum(selection.weights[slowest]) - selection.weights[slowest]
             candidate[slowest[above < share]] = True
         chosen = np.flatnonzero(candidate)
         found.append((chosen, np.cumsum(selection.weights[chosen])))
     return found
+
+
+def _slowest(ends: np.ndarray, weights: np.ndarray, share: float) -> np.ndarray:
+    """Samples with the latest ends, the latest first: at least as many as have a share of the
+    weight.
+    """
+    number = len(ends) // 4
+    if number:  # This quarter, with all that end with its last, is mostly enough.
+        few = np.flatnonzero(ends >= np.partition(ends, -number)[-number])
+        if weights[few].sum() > share:
+            return few[np.argsort(-ends[few], kind="stable")]
+    return np.argsort(-ends, kind="stable")
 
 
 def decide(
