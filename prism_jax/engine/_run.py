@@ -227,32 +227,33 @@ def chances(
 
 
 def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-    """What `step_tile` gives for the steps of consecutive chunks."""
+    """What `step_tile` gives for the steps of chunks, one chunk after the other."""
     last = np.cumsum([chunk.steps for chunk in chunks])
-    plan, first_id = run.plan, chunks[0].decision.kept.first
+    plan = run.plan
 
     def inputs(first, count):
-        ids = np.arange(first, first + count, dtype=np.uint32)
+        ids = np.zeros(count, np.uint32)
         # With room for all sinks, and copied once.
         ends = np.zeros((count, len(plan.structure.sinks.first)), plan.dtype)
         regimes = np.zeros(count, np.int32)
         start = 0
-        for k, begin, end in parts(last, first - first_id, count):
+        for k, begin, end in parts(last, first, count):
             some = slice(start, start + end - begin)
+            ids[some] = np.arange(begin, end) + chunks[k].decision.kept.first
             mine, regimes[some] = chunks[k].decision.inputs(begin, end - begin)
             ends[some, : mine.shape[1]] = mine
             start = some.stop
         return ids, ends, regimes
 
-    return composed(run, int(last[-1]), inputs, first_id)
+    return composed(run, int(last[-1]), inputs)
 
 
-def composed(run: Run, number: int, inputs: Inputs, first: int = 0) -> Iterator[Batch]:
+def composed(run: Run, number: int, inputs: Inputs) -> Iterator[Batch]:
     """What `step_tile` gives for so many steps, from their ids, their ends with room for all sinks,
     and their regimes.
     """
     shared = without_ops(run.plan), run.key
-    return tiles(step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES)
+    return tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
 
 
 def step_tile(shared, _, ids, ends, regimes):
