@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from prism_jax.engine import simulate
-from prism_jax.latency import LogNormal, Scaled
-from prism_jax.program import Stall, Variability
+from prism_jax.latency import Gamma, LogNormal, Scaled
+from prism_jax.program import Op, Stall, Variability, compile_graph
 from prism_jax.program._assemble import assemble
 from prism_jax.random import counters, key_data, normals
 from prism_jax.random._threefry import threefry
@@ -168,6 +168,19 @@ def test_parameter_values_and_keys_do_not_compile_again():
     first = sample(program, jax.random.key(1))
     second = sample(slower, jax.random.key(1))
     assert np.all(second > first)
+
+
+def test_laws_of_another_family_compile_no_steps_again():
+    """Where nothing follows the ops, steps do not depend on laws: only replicas compile anew."""
+
+    def run(law):
+        program = compile_graph([Op(law), Op(law, after=[0])])
+        simulate(program, num_samples=5_000, key=jax.random.key(0))
+
+    run(LogNormal(1.0, 0.1))
+    with compilations() as compiled:
+        run(Gamma(1.0, 0.1))
+    assert len(compiled) == 1
 
 
 @pytest.mark.slow
