@@ -5,6 +5,7 @@ SAMPLES ?= 100000
 # Of what is installed, Python compiles what it imports, and keeps that.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
+.NOTPARALLEL:
 APT := apt-get -o Acquire::Retries=1 -o Acquire::http::Timeout=20
 
 # The slowest are printed at the end. For the quick tests XLA compiles for a third less, to code that

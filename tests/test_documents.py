@@ -35,8 +35,8 @@ from .documents import NOTEBOOKS, PAGES, ROOT, Code, blocks, cells, command_line
 
 _SAMPLES = 256
 _FEWER = {"--samples": _SAMPLES, "--runs": _SAMPLES}
-# What takes the place of the main job: in blocks of pages, and in notebooks one of what is compiled
-# for `examples/job.toml`, with the measurements of the main job.
+# What takes the place of the main job: a small job in blocks of pages; in notebooks the main job
+# with fewer stages and microbatches, so that it shares compiled code with the small one.
 _MAIN_JOB, _SMALL_JOB, _SHORT_JOB = "gpt3-175b-h100-4096", "examples/job.toml", "short.toml"
 _SHORTER = {
     "pp = 8": "pp = 4",

@@ -45,15 +45,22 @@ def _loops(x):
     def body(carry, row):
         return carry * 0.5 + row, jnp.sum(carry * row)
 
-    backward = lax.scan(body, x[0], x, reverse=True)
+    def more(i, y):
+        return 1.5 * y + i
+
+    # Loops of one body.
+    forward, backward = lax.scan(body, x[0], x), lax.scan(body, x[0], x, reverse=True)
+    few, many = lax.fori_loop(0, 3, more, x), lax.fori_loop(0, 5, more, x)
     doubled = lax.while_loop(lambda y: jnp.sum(y) < 50, lambda y: 2 * y, jnp.abs(x[0]))
     each = jax.vmap(lambda y: lax.while_loop(lambda y: jnp.sum(y) < 50, lambda y: 2 * y, y))
     branch = lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)
-    return backward, doubled, each(jnp.abs(x)), branch, lax.scan(body, x[0], x[:0])
+    loops = forward, backward, few, many, doubled, each(jnp.abs(x))
+    return *loops, branch, lax.scan(body, x[0], x[:0])
 
 
 def _draws(x):
-    return x + jax.random.normal(jax.random.key(7), x.shape, x.dtype)
+    key = lax.fori_loop(0, 3, lambda i, key: jax.random.split(key)[0], jax.random.key(7))
+    return x + jax.random.normal(key, x.shape, x.dtype)
 
 
 def _sums(x):

@@ -141,7 +141,7 @@ def left_open(found: Figure) -> tuple[StepParts, str] | None:
 def _weighting(
     found: Figure,
     width: float,
-    left_open: tuple[StepParts, str] | None,
+    given: tuple[StepParts, str] | None,
     weights: np.ndarray,
     weighed: SimulatedSteps,
 ) -> Weighting:
@@ -153,8 +153,8 @@ def _weighting(
     # Of how many steps lie beyond a threshold, whether or not a draw is left open.
     levels = objective.level, objective.exceeds
     bounded = simulated.exceedance is not None or levels != (None, None)
-    if left_open:
-        parts, last = left_open
+    if given:
+        parts, last = given
         at = objective.value(steps)
         unit = 2.0 ** np.frexp(at)[1]  # Single precision does not hold what is per second of any.
         simulated = conditional_exceedances(simulated, parts, at, last)

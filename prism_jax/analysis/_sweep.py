@@ -233,7 +233,7 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
     folder.mkdir(parents=True, exist_ok=True)
-    # Another version may draw other numbers, and rows must not mix.
+    # Another release may draw other numbers, and rows must not mix.
     note, about = folder / _ABOUT, {"digest": digest, "version": version("prism-jax")}
     if not note.exists():
         others = any(not file.name.startswith(".") for file in folder.iterdir())

@@ -139,33 +139,35 @@ def _through_steps(
     needed = np.flatnonzero(np.any([_that_count(one.relevance()[mine]) for one in every], axis=0))
     samples = decision.samples(0, number)[needed]
     regimes = decision.systematic.regimes(0, number)[needed]
+
+    def inputs(first, count):
+        these = slice(first, first + count)
+        ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
+        ends[:, :sinks] = kept.ends[samples[these]]
+        return (kept.first + needed[these]).astype(np.uint32), ends, regimes[these]
+
+    if not len(needed):
+        return of_ends
+    parts = parts_of(composed(run, len(needed), inputs))
     shared = without_graph(run.plan), run.key
-    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed) // len(every))}
-    # Some at a time, so that memory holds few of their parts.
+    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed), len(every))}
+    # Some at a time, so that memory holds few of their derivatives.
     most = max(BLOCK // len(every), TILE)
     for start in range(0, len(needed), most):
-        block = slice(start, start + most)
-        some, count = samples[block], len(samples[block])
-
-        def inputs(first, count, start=start):
-            some = slice(start + first, start + first + count)
-            ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
-            ends[:, :sinks] = kept.ends[samples[some]]
-            return (kept.first + needed[some]).astype(np.uint32), ends, regimes[some]
-
-        parts = parts_of(composed(run, count, inputs))
-        of_last, of_parts, of_threshold = _through_last(every, parts, needed[block] + mine.start)
+        block = np.arange(start, min(start + most, len(needed)))
+        of_last, of_parts, of_threshold = _through_last(every, parts, needed + mine.start, block)
         of_thresholds += of_threshold
         _add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
 
-        def all_inputs(first, count, inputs=inputs, of_parts=of_parts):
-            return *inputs(first, count), *(x[first : first + count] for x in of_parts)
+        def of_block(first, count, start=start, of_parts=of_parts):
+            return *inputs(start + first, count), *(x[first : first + count] for x in of_parts)
 
-        for batch in tiles(_step_vjp, shared, count, all_inputs, **options):
+        for batch in tiles(_step_vjp, shared, len(block), of_block, **options):
             _add_tiles(sums, batch.by_tile(operator.itemgetter(0)))
             of_steps = batch.samples(operator.itemgetter(1))[..., :sinks]
             step, sink = np.nonzero(of_steps.any(axis=1))  # Mostly one each.
-            np.add.at(of_ends, (some[batch.first + step], sink), of_steps[step, :, sink])
+            sample = samples[start + batch.first + step]
+            np.add.at(of_ends, (sample, sink), of_steps[step, :, sink])
     return of_ends
 
 
@@ -185,19 +187,24 @@ def _that_count(size: np.ndarray) -> np.ndarray:
     return size * len(size) > _LEAST_SLOPE * size.sum()
 
 
-def _through_last(every: Sequence[Weighting], parts: StepParts, steps: np.ndarray):
-    """From steps back to their parts, for each figure: the derivatives with respect to the tables
-    of the step's factor and of residuals; with respect to each array of `StepParts`, `(steps,
-    figures)`; and with respect to the threshold.
+def _through_last(
+    every: Sequence[Weighting], parts: StepParts, steps: np.ndarray, block: np.ndarray
+):
+    """From a block of steps back to their parts, for each figure: the derivatives with respect to
+    the tables of the step's factor and of residuals; with respect to each array of `StepParts`,
+    `(steps, figures)`; and with respect to the threshold.
     """
-    run, found = every[0].simulated.run, []
+    # The last step fills up a tile, with no slope: for each other length, JAX would trace anew.
+    missing = -len(block) % TILE
+    padded = np.append(block, np.full(missing, block[-1]))
+    some, found = jax.tree.map(lambda x: x[padded], parts), []
     for one in every:
-        parameters = last_tables(run.plan.tables), parts, one.simulated.exceedance
+        parameters = last_tables(one.simulated.run.plan.tables), some, one.simulated.exceedance
         _, backward = vjp_on_host(_times_or_chances, parameters)
-        found.append(backward(one.slope[None, steps]))
+        found.append(backward(np.pad(one.slope[steps[block]], (0, missing))[None]))
     of_last, of_parts, of_exceedance = jax.tree.map(lambda *x: np.concatenate(x), *found)
     of_threshold = 0.0 if of_exceedance is None else of_exceedance.threshold
-    return of_last, [x.T for x in jax.tree.leaves(of_parts)], of_threshold
+    return of_last, [x.T[: len(block)] for x in jax.tree.leaves(of_parts)], of_threshold
 
 
 def _times_or_chances(parameters: tuple[LastTables, StepParts, ConditionalExceedance | None]):
@@ -234,7 +241,7 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
         return ids, sink[some].astype(np.int32), weight, *given(ids)
 
     shared = (run.plan, draws.sampling.lead, run.key)
-    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed) // figures)}
+    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed), figures)}
     for batch in tiles(_replica_vjp, shared, len(needed), inputs, **options):
         _add_tiles(sums, batch.by_tile())
 

@@ -17,6 +17,7 @@ from ..program import Program
 from ..random import KeyData, key_data
 from ..replica import Batch, Plan, make_plan, tiles, without_ops
 from ..step import (
+    BLOCK,
     STEP_TILES,
     AbstractDecision,
     Chances,
@@ -221,9 +222,11 @@ def chances(
     run: Run, parts: StepParts, exceedance: ConditionalExceedance
 ) -> Float[np.ndarray, " steps"]:
     """The probability of each step that it exceeds a threshold."""
-    return np.asarray(
-        on_host(times_or_chances, last_tables(run.plan.tables), parts, exceedance), np.float64
-    )
+    last, found = last_tables(run.plan.tables), []
+    for start in range(0, len(parts.barrier), BLOCK):  # In little memory.
+        some = jax.tree.map(lambda x, start=start: x[start : start + BLOCK], parts)
+        found.append(on_host(times_or_chances, last, some, exceedance))
+    return np.concatenate(found).astype(np.float64)
 
 
 def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:

@@ -218,10 +218,11 @@ def _is_key(x: Any) -> bool:
 
 
 def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list[Any]) -> list[Any]:
-    """`evaluate(args)`, once: programs that differ in one law have all other laws and most segments
-    in common, and each of these is a loop or an iteration of one.
+    """`evaluate(args)`, once for each key, which stands for what is evaluated: a loop, or one
+    iteration of it. Programs that differ in one law have all other laws and most segments in
+    common, and these are such loops and iterations.
     """
-    if any(np.size(x) > _LARGE for x in args):
+    if any(np.size(x) > _LARGE or _is_key(x) for x in args):
         return evaluate(args)
     about = hashlib.blake2b(digest_size=16)
     for x in args:

@@ -28,8 +28,9 @@ from ._plan import Plan, without_graph, without_steps
 _MOST_AXES = 256
 # Half of the samples are drawn by the law itself, so that no weight exceeds two.
 _SHIFTED = 0.5
-# The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth is
-# enough for the direction along given axes, and this many are computed at once, or so many numbers.
+# The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth of
+# them is enough for the direction along given axes; all are computed by pieces of a sixteenth, or
+# of `_AT_ONCE` numbers if that is more.
 _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
 _FOR_DIRECTION = 16
