@@ -65,6 +65,7 @@ reference: .venv/demo
 	$(BIN)/python docs/job_reference.py
 	$(BIN)/python docs/architecture.py
 
+# The package alone; with what the quick tests need; or with what all tests need.
 .venv/demo .venv/test .venv/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e '.$(patsubst %,[%],$(filter-out demo,$(@F)))'
