@@ -20,29 +20,37 @@ def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
 
     That of one second of each sample's end is found first, and weighted then: weights of several
     figures share the path.
+
+    **Arguments:**
+
+    - `values`, `rest`: tables and what is common, as far as they are differentiated, and the rest;
+        `latencies` is without them.
+    - `kept`: which end was the latest at each join, by level, and at each sink.
+    - `sink`, `weight`: `(samples,)`, the sink, and the derivative with respect to its end.
+
+    **Returns:**
+
+    The derivatives with respect to `values`.
     """
     choices, at_sinks = kept
     cell = lanes.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
-    tables, common = values
-    of_second = jax.tree.map(lambda x: jnp.zeros((len(x), len(sink)), x.dtype), tables)
-    start = of_second, jax.tree.map(jnp.zeros_like, common)
-    of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight, start)
+    of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight)
 
     def weighted(total, table):
         total = total * weight[None, :]
         return jnp.sum(total, axis=1, keepdims=True) if table.shape[1] == 1 else total
 
-    return jax.tree.map(weighted, of_second, tables), of_common
+    return jax.tree.map(weighted, of_second, values[0]), of_common
 
 
-def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight, gradient):
-    """Adds the derivatives of the ends with respect to tables, by sample, and of the weighted ends
-    with respect to what is common: for every op on the path.
+def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight):
+    """The derivatives of the ends with respect to tables, by sample, and of the weighted ends with
+    respect to what is common: the sums over every op on the path.
     """
     width = lanes.width
     samples = cell.shape[0]
     together = min(len(lanes.ops), _LEVELS_AT_ONCE)
-    tables = values[0]
+    tables, common = values
 
     # Three loops, with what passes from one to the next in memory: in a single one, XLA would draw
     # the same noise again for each of its uses.
@@ -86,7 +94,9 @@ def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight, gr
         return cell, lax.fori_loop(0, count, add, of_tables), of_common
 
     blocks = (lanes.num_levels + np.int32(together - 1)) // np.int32(together)
-    return lax.fori_loop(0, blocks, block, (cell, *gradient))[1:]
+    by_sample = jax.tree.map(lambda x: jnp.zeros((len(x), samples), x.dtype), tables)
+    start = cell, by_sample, jax.tree.map(jnp.zeros_like, common)
+    return lax.fori_loop(0, blocks, block, start)[1:]
 
 
 def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:

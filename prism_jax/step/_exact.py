@@ -139,7 +139,8 @@ class ExactRule(AbstractDecision):
 
     **Attributes:**
 
-    - `candidates`: see `_candidates`.
+    - `candidates`: for each regime, the positions in its selection of the samples that can be the
+        slowest at a sink, and the weight up to each of them.
     - `one_decides`: whether a step takes the slowest of these as a whole instead, by the vector
         rule with the same random numbers. (It is among them, because it is the slowest at its
         slowest sink.)
@@ -191,9 +192,7 @@ class ExactRule(AbstractDecision):
 def _candidates(
     kept: Replicas, selections: Sequence[Selection]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each regime, the positions in its selection of the samples that can be the slowest at a
-    sink, and the weight up to each of them.
-    """
+    """`candidates` of [`ExactRule`][]."""
     found = []
     for selection in selections:
         share = _CANDIDATES / selection.num_replicas
