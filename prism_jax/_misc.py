@@ -36,7 +36,17 @@ def quoted(given: object, most: int = MOST_QUOTED) -> str:
         text = f"a very large {type(given).__name__}"
     if len(text) > most:
         text = f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text whose characters a terminal only prints: line breaks, codes that control it (C0, C1)
+    and those that turn the direction of writing become escapes such as `\\x1b`, except those in
+    `keep`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ._estimate import Estimate, rounded
+from ._misc import printable
 
 
 _MOST_ROWS = 20  # So that it fits a screen.
 # Texts of numbers stand to the right, and are sorted by the first number.
 _NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: [%+.(].*)?")
 _UNKNOWN = ("", "-", "unknown")
+# What a spreadsheet takes for a formula begins with one of these.
+_FORMULA = ("=", "+", "-", "@")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Table:
         ]
 
     def header(self) -> list[str]:
-        return [column.header for column in self._columns()]
+        return [printable(column.header) for column in self._columns()]
 
     def text(self) -> str:
         """Columns of text, those of numbers to the right."""
@@ -106,13 +109,13 @@ class Table:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([*[self.title] * bool(self.title), *lines, *self._below()])
+        return "\n".join([*[printable(self.title)] * bool(self.title), *lines, *self._below()])
 
     __str__ = text
 
     def html(self) -> str:
         """An HTML table, whose caption is the title."""
-        caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
+        caption = f'<caption style="text-align:left">{html.escape(printable(self.title))}</caption>'
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.header())
         head = f"<thead><tr>{head}</tr></thead>" if head else ""
         rows = [
@@ -124,9 +127,13 @@ class Table:
 
     def csv(self) -> str:
         """All of each row. Nested values have columns of their own, such as `gain.value`, or
-        `interval.low` and `interval.high` for a pair of numbers. Unknown values are empty.
+        `interval.low` and `interval.high` for a pair of numbers. Unknown values are empty. A text
+        that a spreadsheet would take for a formula follows a `'`.
         """
-        flat = [dict(_flat(plain(row))) for row in self.rows]
+        flat = [
+            {_csv_cell(name): _csv_cell(value) for name, value in _flat(plain(row))}
+            for row in self.rows
+        ]
         file = io.StringIO()
         names = dict.fromkeys(name for row in flat for name in row)
         writer = csv.DictWriter(file, [*names], lineterminator="\n")
@@ -139,7 +146,7 @@ class Table:
 
     def _below(self) -> list[str]:
         left = len(self.rows) - (len(self.rows) if self.most is None else self.most)
-        return [f"... and {left:,} more"] * (left > 0) + [*self.notes]
+        return [f"... and {left:,} more"] * (left > 0) + [*map(printable, self.notes)]
 
 
 class Shown:
@@ -203,7 +210,9 @@ def _found(row: Any, of: str | Callable[[Any], Any]) -> Any:
 
 
 def _text(value: Any, form: str = "") -> str:
-    """A value as text. What is not known is a dash, and an interval that is not is `unknown`."""
+    """A value as text on one line. What is not known is a dash, and an interval that is not is
+    `unknown`.
+    """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -215,7 +224,17 @@ def _text(value: Any, form: str = "") -> str:
         return format(value, form or (",.0f" if 1e5 <= abs(value) < 1e15 else ".5g"))
     if isinstance(value, int) and not isinstance(value, bool):
         return format(value, form if form.endswith("d") else ",d")
-    return value if isinstance(value, str) else str(value)
+    return printable(str(value))
+
+
+def _csv_cell(value: Any) -> Any:
+    """A value as a cell of a CSV file: a text that is not a number is one in a spreadsheet too."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    number = _NUMBER.fullmatch(text)
+    is_number = number is not None and number[1] == text
+    return f"'{text}" if text.startswith(_FORMULA) and not is_number else text
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,10 @@
 """What results show of themselves: one screen of text, and a table for notebooks."""
 
+import argparse
+import csv
 import dataclasses
 import html.parser
+import io
 
 import jax
 import msgspec
@@ -12,6 +15,8 @@ import prism_jax as prism
 from prism_jax._estimate import Estimate, rounded
 from prism_jax._summary import Table
 from prism_jax.analysis import WhatIf
+from prism_jax.cli._options import Output
+from prism_jax.data._types import Label, Name
 
 from .helpers import made_law, rich_program
 from .test_plot import _criticality, _run_law, _sensitivity
@@ -104,3 +109,30 @@ def test_notes_stand_below_the_rows():
     summary = Table(("part", "mean"), [("a", 1.0)], "title", ("Too few <samples>.",))
     assert summary.text().splitlines()[-1] == "Too few <samples>."
     assert summary.html().endswith("<p>Too few &lt;samples&gt;.</p>")
+
+
+# What erases a line, rings (C0, C1), ends a line, turns the direction of writing, and is not seen.
+_CONTROLS = ["\x1b[2K", "\x07", "\x9b31m", "\n", "\r", "\u2028", "\u202e", "\u2066", "\u200b"]
+
+
+@pytest.mark.parametrize("control", _CONTROLS)
+def test_no_name_controls_a_terminal(control):
+    name = f"forward{control}compute"
+    table = Table((name, "mean"), [{name: name, "mean": 1.0}], name, (name,))
+    given = argparse.Namespace(json=False, csv=False)
+    printed = Output({}, [f"a line\n{name if control != chr(10) else ''}", table]).printed(given)
+    for text, lines in ((table.text(), 4), (table.csv(), 2), (printed, 7)):
+        assert all(c.isprintable() for line in text.split("\n") for c in line), text
+        assert text.count("\n") == lines - 1
+    with pytest.raises(msgspec.ValidationError, match="regex"):
+        msgspec.convert(name, Name)
+    with pytest.raises(msgspec.ValidationError, match="regex"):
+        msgspec.convert(f"compute{control}", Label)
+
+
+def test_text_is_text_in_a_spreadsheet():
+    texts = ["=1+1", "+cmd|' /C calc'!A0", "@sum(a)", "-3 +cmd", "-2.5", "+1e-3", "a=1", "tp2 pp2"]
+    rows = [{"name": text, "=x": -1.5} for text in texts]
+    read = list(csv.DictReader(io.StringIO(Table(("name",), rows).csv())))
+    assert [row["name"] for row in read] == [f"'{text}" for text in texts[:4]] + texts[4:]
+    assert [float(row["'=x"]) for row in read] == [-1.5] * len(texts)

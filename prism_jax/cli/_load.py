@@ -14,6 +14,7 @@ import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import told_interrupt
+from .._misc import printable
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
 from ._options import Given
@@ -102,7 +103,7 @@ def tell_notes(jobs: Iterable[Any]) -> None:
 
 
 def tell_note(note: str) -> None:
-    print(f"prism-jax: note: {note}", file=sys.stderr, flush=True)
+    print(f"prism-jax: note: {printable(note)}", file=sys.stderr, flush=True)
 
 
 def all_notes(job: Job) -> tuple[str, ...]:
@@ -135,7 +136,7 @@ def tell_ended(known: str) -> None:
 def say(given: Given, what: str) -> None:
     """Prints on stderr what a command is about to do, if progress is shown."""
     if wants_progress(given):
-        print(f"prism-jax: {what} ...", file=sys.stderr, flush=True)
+        print(f"prism-jax: {printable(what)} ...", file=sys.stderr, flush=True)
 
 
 def wants_progress(given: Given) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._misc import printable
 from .._summary import Table
 from ._values import address, count, number, quantiles, seed, steps, tokens
 
@@ -47,7 +48,8 @@ class Output:
             return json.dumps(self.result, allow_nan=False)
         if getattr(given, "csv", False):
             return next(block for block in self.blocks if isinstance(block, Table)).csv()
-        return "\n\n".join(filter(None, map(str, self.blocks)))
+        blocks = (printable(str(block), "\n") for block in self.blocks)
+        return "\n\n".join(filter(None, blocks))
 
 
 @dataclasses.dataclass(frozen=True)

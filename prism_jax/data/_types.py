@@ -31,9 +31,15 @@ Kelvin: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 Number: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-# Texts that messages and tables show: short, on one line, without control characters.
-Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]*$")]
+# Texts that messages and tables show: short, on one line, without characters that control a
+# terminal (C0, C1), are not seen, or turn the direction of writing. (`$` would let a line break be
+# the last.)
+_ONE_LINE = (
+    r"\A[^\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    r"\ud800-\udfff]*\Z"
+)
+Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=_ONE_LINE)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=_ONE_LINE)]
 
 
 def check_keys(
@@ -127,4 +133,6 @@ def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, s
         what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
     problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
+    if "matching regex" in message:
+        problem = "write it on one line, without control characters or marks of direction"
     return quoted(path), f"is {what}: {problem}"
