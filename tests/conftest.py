@@ -3,6 +3,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 
 import jax
 import pytest
@@ -39,6 +40,17 @@ def getkey():
     import equinox.internal as eqxi  # Late, so that the jaxtyping hook sees the package first.
 
     return eqxi.GetKey()
+
+
+@pytest.fixture
+def ctrl_c():
+    """A function that interrupts: the signal has been handled when it returns. Only in the main
+    thread, as that of the whole process comes to any. Also where it is ignored, as a shell does in
+    what it runs in the background.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

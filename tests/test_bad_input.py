@@ -475,11 +475,12 @@ _BY_MODULE = "import runpy; runpy.run_module('prism_jax', run_name='__main__')"
 def test_an_interrupt_while_importing(module, start):
     """As the command is started by its script, and by `python -m`."""
     script = (
-        "import sys, os, signal\n"
+        "import sys, signal\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # It may be ignored here.\n"
         f"sys.argv = ['prism-jax', 'simulate', {_JOB!r}, '--samples', '10', '--no-cache']\n"
         f"{start}\n"
     )

@@ -1,6 +1,4 @@
 import inspect
-import os
-import signal
 import socket
 import subprocess
 import sys
@@ -413,7 +411,7 @@ def test_ctrl_c_keeps_the_steps_simulated_so_far(monkeypatch, calls):
     assert np.isfinite(law.mean)
 
 
-def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch):
+def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch, ctrl_c):
     from prism_jax.engine import _run
 
     decide, calls = _run.decide, 0
@@ -422,17 +420,13 @@ def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch):
         nonlocal calls
         calls += 1
         if calls == 2:  # The first is the pilot's.
-            os.kill(os.getpid(), signal.SIGINT)
+            ctrl_c()
         return decide(*arguments, **keywords)
 
     monkeypatch.setattr(_run, "decide", interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        law = simulate(
-            rich_program(8), num_samples=50_000, key=jax.random.key(0), sampling="importance"
-        )
-    finally:
-        signal.signal(signal.SIGINT, before)
+    law = simulate(
+        rich_program(8), num_samples=50_000, key=jax.random.key(0), sampling="importance"
+    )
     assert calls == 2
     assert law.num_samples == 50_000
 

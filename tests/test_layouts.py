@@ -3,10 +3,8 @@
 import concurrent.futures as cf
 import itertools as it
 import json
-import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -429,14 +427,14 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
         prism.rank_layouts(jobs, out=tmp_path / "killed", **(options | {"num_samples": 2048}))
 
 
-def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch):
+def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch, ctrl_c):
     from prism_jax.layouts._search import Search
 
     add = Search.add
 
     def interrupted(search, number, found):
         add(search, number, found)
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
 
     monkeypatch.setattr(Search, "add", interrupted)
     found = prism.rank_layouts(jobs[:6], num_samples=1024, key=jax.random.key(0), top=6)

@@ -5,11 +5,9 @@ import html.parser
 import importlib.metadata
 import itertools as it
 import json
-import os
 import pathlib
 import re
 import shlex
-import signal
 import tomllib
 
 import jax
@@ -175,22 +173,18 @@ def test_ctrl_c_keeps_the_parts_of_a_report_so_far(report, monkeypatch):
     assert found.missing.keys() == {"sliders", "sensitivities", "criticality", "timeline"}
 
 
-def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch):
+def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch, ctrl_c):
     from prism_jax.engine import _simulate
 
     errors_of = _simulate.errors_of
 
     def interrupt(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
         return errors_of(*arguments)
 
     monkeypatch.setattr(_simulate, "errors_of", interrupt)
     job = prism.load_job(*_JOB)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        found = reports.gather(job, num_samples=320, key=jax.random.key(5))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    found = reports.gather(job, num_samples=320, key=jax.random.key(5))
     assert found.law.num_samples == 320
     left = {"first change", "sliders", "sensitivities", "criticality", "timeline"}
     assert found.missing.keys() == {"law", *left}

@@ -1,8 +1,6 @@
 import dataclasses
 import json
-import os
 import random
-import signal
 
 import jax
 import numpy as np
@@ -433,22 +431,17 @@ def test_the_command_prints_the_law_of_a_run(capsys):
     assert 0.9 < found["goodput"] < 1
 
 
-def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch):
+def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch, ctrl_c):
     from prism_jax.runs import _training_run
 
     def cycles(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
         return run_cycles(*arguments)
 
     program, options = steps(1e-3), {"num_steps": 10_000, "key": jax.random.key(0)}
     whole = training_run(program, num_runs=4096, **options)
     monkeypatch.setattr(_training_run, "run_cycles", cycles)
-    # A shell ignores Ctrl-C in what it runs in the background.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        part = training_run(program, num_runs=20_000, derivatives=True, **options)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    part = training_run(program, num_runs=20_000, derivatives=True, **options)
     assert part.interrupted
     assert not whole.interrupted
     assert part.requested == 20_000

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -44,7 +43,6 @@ def _third(x):
 
 def _dies(x):
     if x == 2:
-        time.sleep(1)  # The others have ended.
         os.kill(os.getpid(), signal.SIGKILL)
     return x
 
@@ -221,17 +219,28 @@ def test_ray_ranks_layouts_as_one_process_also_after_a_worker_was_killed(cluster
     assert str(found.layouts) == str(alone.layouts)  # Unknown errors, `nan`, equal nothing.
 
 
+_KILLED_AFTER_A_ROW = """
+import os, signal, sys
+from prism_jax.analysis import _sweep
+from prism_jax.cli import main
+write_part = _sweep.write_part
+def write(folder, row):
+    write_part(folder, row)
+    os.kill(os.getpid(), signal.SIGKILL)
+_sweep.write_part = write
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
 def test_a_killed_driver_of_ray_goes_on_to_the_same_rows(cluster, tmp_path):
     command = [sys.executable, "-m", "prism_jax", "sweep", "megatron-22b-a100-8"]
     command += ["--samples", "1000", "--over", "kernels.gemm.sigma=0.01:0.1:12", "--out"]
     subprocess.run([*command, tmp_path / "alone"], check=True)
     by_ray = [*command, tmp_path / "rows", "--ray", cluster]
-    with subprocess.Popen(by_ray) as driver:
-        while not list((tmp_path / "rows").glob("part-*")) and driver.poll() is None:
-            time.sleep(0.02)
-        driver.kill()
-    assert 0 < len(list((tmp_path / "rows").glob("part-*"))) < 12
+    killed = [sys.executable, "-c", _KILLED_AFTER_A_ROW, *by_ray[3:]]
+    assert subprocess.run(killed).returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "rows").glob("part-*"))) == 1
     subprocess.run(by_ray, check=True)
     assert _content(tmp_path / "rows") == _content(tmp_path / "alone")
     assert len(_content(tmp_path / "rows")) == 13
