@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
 
 from prism_jax.cli import main
 from prism_jax.collapse import Collapse, Loads, Unevenness, class_moments, fullest, gpu_factors
 from prism_jax.collapse._collapse import added_load, deciding, fuller
-from prism_jax.collapse._segment import segment_maxima
+from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
+from prism_jax.engine import prepare
+from prism_jax.program import compile_job
 from prism_jax.program._block_laws import _gpu_spread
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
@@ -171,6 +174,31 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
         assert std == pytest.approx(np.std(ends), rel=0.02 if clear else 0.2)
 
 
+@pytest.mark.parametrize("deciding", [1, 2])
+def test_the_gpu_of_the_fullest_member_skews_no_segment(deciding):
+    """One or two of eight members can decide, any of them. What a segment draws anew, on GPUs that
+    stay, has the spread and the skewness of drawn ones, however slow the slowest GPU is.
+    """
+    rng, sigma, noise, members, size = np.random.default_rng(6), 0.01, 0.005, 8, (800, 800)
+    groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
+    group = jax.tree.map(lambda x: x[0], groups)
+    numbers = jnp.asarray([1.0, noise**2, 0.0])
+    counts = jnp.asarray([members, deciding / members])
+    found = np.asarray(by_numpy(segment_maxima)(*numbers, group, *counts))
+    for node in (4, 9, 18):
+        below = ndtr(NODE_SCORES[node]) ** (1 / members)  # P(a GPU is below the slowest).
+        gpus = np.exp(sigma * ndtri(below * rng.random((deciding, size[0]))) - sigma**2 / 2)
+        slowest = rng.random(size[0]) < deciding / members
+        gpus[0] = np.where(slowest, np.asarray(group.slowest)[node], gpus[0])
+        ends = np.full(size, -np.inf)
+        for gpu in gpus:
+            ends = np.maximum(ends, gpu[:, None] * (1 + noise * rng.standard_normal(size)))
+        anew = ends - ends.mean(axis=1, keepdims=True)
+        std = np.sqrt(np.mean(anew**2))
+        assert np.sqrt(found[1, node]) == pytest.approx(std, rel=0.02)
+        assert found[2, node] / std**3 == pytest.approx(np.mean(anew**3) / std**3, abs=0.15)
+
+
 _LAYERS = 30
 
 
@@ -217,6 +245,16 @@ def _job(tmp_path, *overrides):
     path = tmp_path / "job.toml"
     path.write_text(_SMALL)
     return load_job(path, overrides=[f"model.modules.moe.{one}" for one in overrides])
+
+
+def test_experts_whose_popularity_stays_run_on_gpus_that_differ(tmp_path):
+    """Their blocks are hardly skewed, so the limit on skewness refuses no such job."""
+    (tmp_path / "job.toml").write_text(_SMALL)
+    moe = ("num_experts=64", "load_seed=1", "load_concentration=50")
+    values = ["kernels.rank.sigma=0.01", *(f"model.modules.moe.{value}" for value in moe)]
+    program = compile_job(load_job(tmp_path / "job.toml", values))
+    moments = np.asarray(prepare(program, jax.random.key(0)).plan.tables.moments)
+    assert np.abs(moments[2]).max() < 0.5
 
 
 def _popularity(job):

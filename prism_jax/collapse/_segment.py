@@ -136,7 +136,9 @@ def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
     at_slowest = _ndtr(cube_normal_score(grid, skewness))
     cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
     step = grid[1] - grid[0]
-    first, second, skewed = moments_of(grid, cdf, step)
+    first, second, _ = moments_of(grid, cdf, step)
+    # Whether the slowest GPU decides is the same in all segments, so it skews none of them.
+    _, _, skewed = moments_of(grid, at_slowest * others, step)
     scale = slowest * std
     kept = _kept(cdf, at_slowest, later_each, later, deciding, share, step)
     return jnp.stack(
