@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, simulate, sweep
+from prism_jax.analysis import open_parts, write_part
 from prism_jax.cli import main
 from prism_jax.cli._values import values
 from prism_jax.schedule import OneFOneB
@@ -72,9 +73,31 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds another sweep"):
         sweep(program, grid, **arguments)
     monkeypatch.undo()
-    (tmp_path / "out" / "part-000001.parquet").write_text("no table")
-    with pytest.raises(ValueError, match="is damaged; remove it"):
+    (damaged,) = (tmp_path / "out").glob("part-000001-*.parquet")
+    damaged.write_text("no table")
+    with pytest.raises(ValueError, match="is damaged or of another sweep; remove it"):
         sweep(program, grid, **arguments)
+
+
+def test_every_flipped_bit_of_a_row_is_noticed_and_every_row_of_another_sweep(tmp_path):
+    row = {"row": 3, "layout.dp": 16, "mean_s": 1.5, "p95_s": 1.75, "sampling": "plain"}
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        open_parts(folder, folder.name)
+        write_part(folder, row, folder.name)
+    assert open_parts(own, "own") == {3: row}
+    (path,), (foreign,) = own.glob("part-*"), other.glob("part-*")
+    whole = path.read_bytes()
+    for bit in np.random.default_rng(0).integers(8 * len(whole), size=100).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            open_parts(own, "own")
+    path.write_bytes(whole)
+    (own / foreign.name).write_bytes(foreign.read_bytes())
+    with pytest.raises(ValueError, match=rf"{foreign.name}` is damaged or of another sweep"):
+        open_parts(own, "own")
 
 
 def test_a_full_disk_ends_a_sweep_in_one_sentence(tmp_path, monkeypatch, capsys):
@@ -102,11 +125,8 @@ def test_a_full_disk_ends_a_sweep_in_one_sentence(tmp_path, monkeypatch, capsys)
     assert len([*out.glob("part-*.parquet")]) == 1
     (out / ".part-000001.parquet.0123.partial").write_bytes(b"half")
     assert main(job) == 0
-    assert sorted(file.name for file in out.iterdir()) == [
-        "part-000000.parquet",
-        "part-000001.parquet",
-        "sweep.json",
-    ]
+    names = sorted(file.name[: len("part-000000")] for file in out.iterdir())
+    assert names == ["part-000000", "part-000001", "sweep.json"]
 
 
 def test_bad_sweeps_are_refused(tmp_path):

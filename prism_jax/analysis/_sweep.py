@@ -60,8 +60,8 @@ def sweep(
     - `overrides`: the values of each parameter. A parameter is given by its dotted name in the
         program, such as `variability.residual.gemm.sigma`.
     - `num_samples`, `key`: as in `simulate`.
-    - `out`: a folder to which a Parquet file is written for each row as soon as it is done. Rows of
-        the same sweep that are already there are not simulated again.
+    - `out`: a folder to which a Parquet file is written for each row as soon as it is done, with
+        a digest in its name. Rows of the same sweep that are already there are not simulated again.
     - `executor`: simulates several rows in parallel, a few in each call. It can be any
         `concurrent.futures.Executor`, such as a [`RayExecutor`][], or a `ProcessPoolExecutor` whose
         start method is `spawn`. The results are the same; only this process writes files.
@@ -74,7 +74,8 @@ def sweep(
 
     **Raises:**
 
-    `ValueError` if a name is not of a parameter, or if the folder holds another sweep.
+    `ValueError` if a name is not of a parameter, or if the folder holds another sweep, a row of
+    another or a damaged one.
     `BrokenExecutor` if workers died; `out` then holds all other rows.
     """
     for name in overrides:
@@ -168,7 +169,7 @@ def sweep_points(
             for number, row in zip(left[which], rows, strict=True):
                 done[number] = {"row": number, **points.values[number], **row}
                 if folder is not None:
-                    write_part(folder, done[number])
+                    write_part(folder, done[number], digest)
                 advance(1)
     return pl.DataFrame([done[number] for number in numbers], infer_schema_length=None)
 
@@ -226,7 +227,8 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
 
     **Raises:**
 
-    `ValueError` for a folder that holds something else, or a damaged row.
+    `ValueError` for a folder that holds something else, or a row that is not as `write_part` wrote
+    it for the same digest.
     """
     import polars as pl
 
@@ -256,19 +258,26 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
         partial.unlink(missing_ok=True)
     done = {}
     for path in sorted(folder.glob("part-*.parquet")):
-        content = io.BytesIO(read_file(path, _MOST_PART))  # No part of its name is a pattern.
-        try:
-            done |= {row["row"]: row for row in pl.read_parquet(content).to_dicts()}
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, KeyError):
+        content = read_file(path, _MOST_PART)  # No part of its name is a pattern.
+        if not path.name.endswith(_ending(content, digest)):
             raise ValueError(
-                f"`{shown(path)}` is damaged; remove it, and the same {what} simulates its row "
-                "again."
-            ) from None
+                f"`{shown(path)}` is damaged or of another {what}; remove it, and the same {what} "
+                "simulates its row again."
+            )
+        done |= {row["row"]: row for row in pl.read_parquet(io.BytesIO(content)).to_dicts()}
     return done
 
 
-def write_part(folder: pathlib.Path, row: Row) -> None:
-    """Writes a row. Other processes may write the same row at the same time.
+def _ending(content: bytes, digest: str) -> str:
+    """The end of the name of a row's file: a digest of its content, and of what the row belongs
+    to. Polars is given no other content, as damage to a Parquet file may end the process.
+    """
+    return f"-{hashlib.sha256(digest.encode() + content).hexdigest()[:16]}.parquet"
+
+
+def write_part(folder: pathlib.Path, row: Row, digest: str) -> None:
+    """Writes a row of what has this digest. Other processes may write the same row at the same
+    time.
 
     **Raises:**
 
@@ -276,12 +285,14 @@ def write_part(folder: pathlib.Path, row: Row) -> None:
     """
     import polars as pl
 
-    content = io.BytesIO()
-    pl.DataFrame([row]).write_parquet(content)
+    written = io.BytesIO()
+    pl.DataFrame([row]).write_parquet(written)
+    content = written.getvalue()
+    path = folder / f"part-{row['row']:06d}{_ending(content, digest)}"
     for last in (False, True):
         try:
-            with written_whole(folder / f"part-{row['row']:06d}.parquet") as partial:
-                partial.write_bytes(content.getbuffer())
+            with written_whole(path) as partial:
+                partial.write_bytes(content)
             return
         except FileNotFoundError:  # Another sweep has just tidied up.
             if last or not folder.is_dir():

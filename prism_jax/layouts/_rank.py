@@ -137,7 +137,8 @@ def _simulate_all(
     those that a folder holds are taken from there, and those of others are added.
     """
     jobs, options = search.jobs, (search.objective, search.num_samples, key)
-    known = {} if folder is None else open_parts(folder, _digest(search, key), "search")
+    digest = _digest(search, key)
+    known = {} if folder is None else open_parts(folder, digest, "search")
 
     def simulate(numbers: Sequence[int]) -> None:
         search.order += numbers
@@ -153,7 +154,7 @@ def _simulate_all(
             for number, found in zip(calls[which], results, strict=True):
                 search.add(number, found)
                 if folder is not None:
-                    write_part(folder, _row(search, number, found))
+                    write_part(folder, _row(search, number, found), digest)
 
     size = search.top if executor else 1
     with _own_thread(executor) as workers:
