@@ -85,7 +85,7 @@ def test_a_run_has_the_error_of_its_steps():
     """Days are those of work, and of what slow events add to it, times a level, plus the rest."""
     days = np.sort(10 + np.random.default_rng(0).gamma(2.0, size=20_000))
     parts = {"work": 8.0, "slow": 1.0, "down": days.mean() - 9}
-    run = RunLaw(days, parts, {}, 600.0, 700.0, {}, len(days))
+    run = RunLaw(days, parts, {}, 600.0, 700.0, {}, len(days), len(days), 0.0)
     levels = np.array([0.9, 1.0, 1.3])
     found = run.at_levels(levels)
     assert found.mean.value == pytest.approx(days.mean() + 9 * (levels.mean() - 1), rel=1e-4)

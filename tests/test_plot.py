@@ -81,7 +81,17 @@ def _criticality():
 
 def _run_law():
     days = np.sort(54 + np.random.default_rng(3).gamma(2.0, 0.5, 5000))
-    return RunLaw(days, {"work": 50.0, "lost": 4.0}, {"gpu": 100.0}, 600.0, 700.0, {}, len(days))
+    return RunLaw(
+        days,
+        {"work": 50.0, "lost": 4.0},
+        {"gpu": 100.0},
+        600.0,
+        700.0,
+        {},
+        len(days),
+        len(days),
+        0.0,
+    )
 
 
 def _rows():

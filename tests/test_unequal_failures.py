@@ -12,7 +12,14 @@ import prism_jax as prism
 from prism_jax.data import Cause, Failures, UnequalNodes, UnequalWeeks, load_failures
 from prism_jax.runs import RunCosts, training_run
 from prism_jax.runs._cycles import _repairs, run_cycles
-from prism_jax.runs._rates import WEEK, check_failures, draw_hazards, exposed, reached
+from prism_jax.runs._rates import (
+    WEEK,
+    check_failures,
+    draw_counts,
+    draw_hazards,
+    exposed,
+    reached,
+)
 
 
 _RUNS = 20_000
@@ -50,6 +57,15 @@ def test_a_gamma_law_of_rates_makes_counts_negative_binomial(options, known_rate
     for count in range(12):
         error = np.sqrt(law.cdf(count) * law.sf(count) / _RUNS)
         assert abs(np.mean(counts <= count) - law.cdf(count)) < 4 * error, count
+
+
+def test_causes_told_apart_fail_as_often_as_together():
+    """Ten causes counted once each, or one counted ten times: the gamma law of Jeffreys' prior."""
+    for counts in ([10], [1] * 10, [10, *[0] * 9]):
+        causes = [Cause(name="gpu", count=count) for count in counts]
+        total = draw_counts(causes, _RUNS, np.random.default_rng(0), known_rates=False).sum(axis=1)
+        assert total.mean() == pytest.approx(10.5, abs=4 * np.sqrt(10.5 / _RUNS))
+        assert total.var() == pytest.approx(10.5, rel=0.05)
 
 
 def test_a_part_of_a_node_fails_like_the_node():

@@ -6,6 +6,7 @@ import numpy as np
 
 import prism_jax as prism
 
+from .._estimate import Estimate
 from .._summary import Column, Table, picked, plain
 from ..data import load_failures
 from . import _load
@@ -96,14 +97,14 @@ def run(given: Given) -> Output:
         "days": {"mean": law.mean.value, **{f"p{p}": law.quantile(p / 100) for p in (5, 50, 95)}},
         "parts_days": law.parts,
         **picked(law, *names),
-        "num_runs": len(law.days),
+        "num_runs": law.num_runs,
         "requested_runs": law.requested,
         **cost(given, world_size, 86_400 * law.mean.value),
         "level_std": level,
         "drift": drift,
         "failures": failures.source,
     }
-    _load.tell_interrupted("runs", law, len(law.days))
+    _load.tell_interrupted("runs", law, law.num_runs)
     name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
     table, blocks = law.summary().named(name), []
     if error is not None:
@@ -116,9 +117,11 @@ def run(given: Given) -> Output:
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
     blocks.append(f"{result['gpu_hours']:,.0f} GPU hours on average{priced}")
     if given.deadline is not None:
-        chance = future.probability(given.deadline).value
-        result |= {"deadline_days": given.deadline, "probability": chance}
-        blocks.append(f"{100 * chance:.3g} % of such runs end within {given.deadline:g} days")
+        chance = future.probability(given.deadline)
+        result |= {"deadline_days": given.deadline, "probability": chance.value}
+        result["probability_interval_95"] = np.clip(chance.interval(), 0, 1).tolist()
+        percent = Estimate(100 * chance.value, 100 * chance.standard_error)
+        blocks.append(f"{percent} % of such runs end within {given.deadline:g} days")
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
         blocks.append(_derivatives(law.derivatives))

@@ -151,7 +151,7 @@ def training_run(
     ax = axes(ax)
     edges = _edges(law.quantile(0.001), law.quantile(0.999), bins)
     counts, _ = np.histogram(law.days, edges)
-    label = f"{len(law.days):,} simulated runs"
+    label = f"{law.num_runs:,} simulated runs"
     ax.stairs(100 * counts / len(law.days), edges, fill=True, color=LIGHT, label=label)
     _quantiles(ax, law, {"p5": 0.05, "p50": 0.5, "p95": 0.95}, "days")
     if deadline_days is not None:

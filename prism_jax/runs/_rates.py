@@ -126,10 +126,15 @@ def per_second(counts: Any, devices: int, failures: Failures) -> Any:
 def draw_counts(
     counted: Sequence[Cause | Slow], number: int, rng: np.random.Generator, known_rates: bool
 ) -> Float[np.ndarray, "runs kinds"]:
-    """The expected counts given those counted, by Jeffreys' prior; or those counted themselves."""
+    """The expected counts given those counted, or those counted themselves. The prior is Jeffreys'
+    for their total, of which each kind has the same part: however finely kinds are told apart, the
+    total has the gamma law of its count.
+    """
     counts = np.array([each.count for each in counted], float)
     size = (number, len(counts))
-    return np.broadcast_to(counts, size) if known_rates else rng.gamma(counts + 0.5, size=size)
+    if known_rates:
+        return np.broadcast_to(counts, size)
+    return rng.gamma(counts + 0.5 / len(counts), size=size)
 
 
 def _factors(

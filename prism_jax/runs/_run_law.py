@@ -32,7 +32,7 @@ class RunLaw(Shown):
 
     **Attributes:**
 
-    - `days`: the days that each run takes, sorted.
+    - `days`: the days that each run takes, or quantiles of them, sorted.
     - `parts`: the mean days of a run by what they are spent on: `work`, `evaluation`, `checkpoint`,
         `lost` (work that is done again), `down` (detection and restart), `waiting` (for a spare
         node) and `slow` (what slow events add to the work).
@@ -42,7 +42,9 @@ class RunLaw(Shown):
     - `derivatives`: the derivative of the mean, in days, with respect to the logarithm of each cost
         and of the rate of each cause (such as `rate of gpu`). A hundredth of it is the effect of an
         increase by one per cent.
-    - `requested`: how many runs were asked for.
+    - `num_runs`, `requested`: how many runs were simulated, and how many were asked for.
+    - `step_error`: the standard error of the mean of a step, as a share of it; `nan` if it is not
+        known. A run takes as many times longer as its steps do.
     - `finding_saves_days`: by how many days finding slow nodes makes a run shorter, on average;
         `None` if they are not looked for.
     """
@@ -53,18 +55,22 @@ class RunLaw(Shown):
     interval_s: float
     best_interval_s: float
     derivatives: dict[str, Estimate]
+    num_runs: int
     requested: int
+    step_error: float
     finding_saves_days: Estimate | None = None
 
     @property
     def interrupted(self) -> bool:
         """Whether the simulation was stopped (Ctrl-C) before all runs were simulated."""
-        return len(self.days) < self.requested
+        return self.num_runs < self.requested
 
     @property
     def mean(self) -> Estimate:
-        """The mean of the days, with its standard error."""
-        return mean_of(self.days)
+        """The mean of the days, with its standard error: of the runs and of the step's mean."""
+        mean = float(self.days.mean())
+        of_runs = float(self.days.std(ddof=1)) / math.sqrt(self.num_runs)
+        return Estimate(mean, math.hypot(of_runs, mean * self.step_error))
 
     @property
     def goodput(self) -> float:
@@ -94,20 +100,30 @@ class RunLaw(Shown):
                 f"The deadline of {deadline_days:g} days must be positive; give the days from the "
                 "first step to the last."
             )
-        number = len(self.days)
-        within = int(np.searchsorted(self.days, deadline_days, side="right"))
+        number, chance = self.num_runs, self._chance(deadline_days)
         # With one more run on each side, so that a certainty has an error too.
-        share = (within + 1) / (number + 2)
-        return Estimate(within / number, float(np.sqrt(share * (1 - share) / number)))
+        share = (chance * number + 1) / (number + 2)
+        # Two standard errors of the step's mean reach as far as two of the probability, on the side
+        # where that is more: with steps that a run is a sum of, it rises from 0 to 1 within few.
+        longer = 1 + 2 * self.step_error
+        sides = self._chance(deadline_days * longer), self._chance(deadline_days / longer)
+        of_step = max(abs(side - chance) for side in sides) / 2
+        return Estimate(chance, math.sqrt(share * (1 - share) / number + of_step**2))
+
+    def _chance(self, deadline_days: float) -> float:
+        if math.isnan(deadline_days):
+            return math.nan
+        return float(np.searchsorted(self.days, deadline_days, side="right")) / len(self.days)
 
     def at_levels(self, levels: Float[np.ndarray, " levels"]) -> "RunLaw":
         """The law of runs whose steps take as many times as long as one of the levels, all of which
         are equally likely. 2,000 quantiles stand for the simulated runs. The other figures stay.
+        The levels of a job are those of `expected_error`, by `prediction.levels_of_law`.
         """
         few = np.quantile(self.days, (np.arange(2_000) + 0.5) / 2_000)
         longer = (self.parts["work"] + self.parts["slow"]) * (np.asarray(levels) - 1)
         days = np.sort((few[:, None] + longer).reshape(-1))
-        return dataclasses.replace(self, days=days, requested=len(days))
+        return dataclasses.replace(self, days=days)
 
     def summary(self) -> Table:
         number = sum(self.interruptions.values())
@@ -127,7 +143,7 @@ class RunLaw(Shown):
         ]
         if self.finding_saves_days is not None:
             rows.append(("finding slow nodes", f"saves {self.finding_saves_days} days"))
-        return Table((), rows, f"Law of a training run, of {len(self.days):,} simulated")
+        return Table((), rows, f"Law of a training run, of {self.num_runs:,} simulated")
 
 
 def of_rates(runs: Runs, names: Sequence[str]) -> dict[str, Estimate]:

@@ -94,8 +94,8 @@ def training_run(
     - `drift`: how much longer the first step of a run takes than the steps after an hour, as a
         share; 0.02 adds 36 s. `level_of_runs` of `prism_jax.calibration` has what other systems do.
     - `known_rates`: whether the rates are exactly those that were counted. By default, each run
-        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior).
-        Nodes and weeks differ in either case.
+        draws its rates from their posterior given the counts (a gamma law, with Jeffreys' prior of
+        the rate of all causes together). Nodes and weeks differ in either case.
     - `find_slow_s`: after how many seconds a slow node is found and replaced, which takes a
         checkpoint and a restart; `None` if never. The runs are then simulated without as well.
     - `num_runs`: how many runs to simulate.
@@ -151,7 +151,8 @@ def training_run(
     )
     with progress_bar(num_runs, progress, "runs", "run") as bar:
         runs = simulation.runs(costs, num_runs, bar)
-    return _law_of_runs(simulation, costs, runs, num_runs, derivatives, best)
+    error = law.errors.mean / law.mean if law.errors.known else math.nan
+    return _law_of_runs(simulation, costs, runs, num_runs, derivatives, best, error)
 
 
 def _check_numbers(num_steps, num_runs, num_spares, level, drift, autocorrelation_time) -> None:
@@ -179,6 +180,7 @@ def _law_of_runs(
     num_runs: int,
     derivatives: bool,
     best: float,
+    step_error: float,
 ) -> RunLaw:
     """What the runs show, and what others show that differ from them in one number."""
     names, found, saves = [cause.name for cause in simulation.failures.causes], {}, None
@@ -194,7 +196,9 @@ def _law_of_runs(
         interval_s=costs.interval_s,
         best_interval_s=best,
         derivatives=found,
+        num_runs=len(runs.parts),
         requested=num_runs,
+        step_error=step_error,
         finding_saves_days=saves,
     )
 
