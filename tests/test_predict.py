@@ -27,7 +27,9 @@ def test_a_prediction_is_the_step_of_constants_and_its_parts_add_up(name):
 
 
 def test_products_are_those_of_the_closed_form():
-    """Six operations for each parameter of a matrix and token, and attention that is not fused."""
+    """Six operations for each parameter of a matrix and token, and attention to half of all tokens,
+    though its kernels are not fused and compute the other half as well.
+    """
     job = prism.load_job("megatron-22b-a100-8")
     assert job.model is not None
     assert job.training is not None
@@ -37,7 +39,7 @@ def test_products_are_those_of_the_closed_form():
     matrices = 12 * layers * width**2 + width * model.vocab_size
     found = prism.predict(job)
     per_token = found.flop_per_s * job.layout.world_size / found.tokens_per_s
-    assert per_token == pytest.approx(6 * matrices + 12 * layers * width * tokens)
+    assert per_token == pytest.approx(6 * matrices + 6 * layers * width * tokens)
     again = msgspec.structs.replace(job.training, recompute="full", recompute_layers=layers)
     same = prism.predict(msgspec.structs.replace(job, training=again))
     # What is computed again takes time, but is no work of the model.

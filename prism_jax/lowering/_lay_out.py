@@ -103,7 +103,7 @@ def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
     pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
     return msgspec.structs.replace(
         chains[0],
-        **_joined(chains, (*phases, "model_flop")),
+        **_joined(chains, phases),
         passes=pairs,
         send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
         reductions=tuple(

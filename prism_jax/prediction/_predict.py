@@ -23,7 +23,7 @@ from ..lowering import (
     when_reduced,
 )
 from ..schedule import SEND_RECV, latest_ends, order_of, schedule_parts
-from ..workload import Block, Workload, block_mean, block_means, split_mean
+from ..workload import Block, Workload, block_mean, block_means, model_flop, split_mean
 
 
 # Groups of ranks by the degree of parallelism that they communicate for.
@@ -49,8 +49,9 @@ class Prediction(msgspec.Struct, frozen=True):
         no time, in seconds; part of `exposed pp`.
     - `mfu`: model FLOP/s utilisation: the matrix products of one forward and one backward, without
         recomputation, as a share of what the devices could do at their peak (Chowdhery et al. 2022,
-        arXiv:2204.02311, appendix B). Fused causal attention counts half, because it skips the
-        masked half. Layers that are frozen have no backward.
+        arXiv:2204.02311, appendix B), each once: on whatever layout and by whatever kernels. Of
+        attention, scores that a mask leaves out do not count. Layers that are frozen have no
+        backward.
     - `flop_per_s`: the FLOP/s of these products on each device.
     - `tokens_per_s`: the tokens per second of the whole job.
     """
@@ -94,23 +95,20 @@ def predict(job: Job) -> Prediction:
     sends = step.seconds - _ended(of, workload, without, step.sinks)[0]
     breakdown, phases = _of_average_rank(of, workload, step, sends)
     runs = schedule_parts(order)
-    forwards = np.bincount(runs.stage[runs.phase == "F"], minlength=order.num_stages).tolist()
-    flop = sum(one * n for one, n in zip(workload.model_flop, forwards, strict=True))
-    members = workload.members * job.layout.dp
-    per_second = flop * members / step.seconds
-    devices = job.layout.world_size
+    starts = np.isin(runs.stage[runs.phase == "F"], order.chain_starts)
+    microbatches = job.layout.dp * int(starts.sum())
+    flop_per_s = model_flop(parts) * microbatches / step.seconds / job.layout.world_size
     peak = parts.cluster.device.peak_flop_per_s.get(training.dtype, np.nan)
-    microbatches = sum(forwards[stage] for stage in order.chain_starts)
-    sequences = microbatches * training.microbatch_size * job.layout.dp
+    tokens = microbatches * training.microbatch_size * training.sequence_length
     return Prediction(
         mean=step.seconds,
         breakdown=breakdown,
         stages=_of_stages(of, step),
         phases=phases,
         exposed_send_recv=sends,
-        mfu=float(per_second / devices / peak),
-        flop_per_s=per_second / devices,
-        tokens_per_s=sequences * training.sequence_length / step.seconds,
+        mfu=flop_per_s / peak,
+        flop_per_s=flop_per_s,
+        tokens_per_s=tokens / step.seconds,
     )
 
 

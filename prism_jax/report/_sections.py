@@ -140,7 +140,7 @@ def _throughput(found: Throughput) -> Iterable[Block]:
     ]
     about = (
         "At the mean step time. The FLOP of the model are those of one forward and one backward, "
-        "without recomputation; fused causal attention counts half."
+        "without recomputation; causal attention counts half."
     )
     yield Table(("figure", "value", "unit"), rows, "Throughput")
     yield tag("p", about, class_="faint")

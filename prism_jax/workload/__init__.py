@@ -23,6 +23,7 @@ from ._memory import (
     held_by_stages as held_by_stages,
     memory_of_stages as memory_of_stages,
 )
+from ._model_flop import model_flop as model_flop
 from ._parts import (
     block_mean as block_mean,
     block_means as block_means,

@@ -220,8 +220,6 @@ class Workload(msgspec.Struct, frozen=True):
         all ranks that share experts with them.
     - `passes`: the segments of overlapped pairs of a forward and a backward; `None` if a pair takes
         as long as its two parts.
-    - `model_flop`: the floating-point operations of a microbatch in each stage: those of the
-        products of its forward and, where it is trained, of its backward, without recomputation.
     """
 
     forward: tuple[Block, ...]
@@ -235,7 +233,6 @@ class Workload(msgspec.Struct, frozen=True):
     members: int
     group_size: int
     passes: Passes | None = None
-    model_flop: tuple[float, ...] = ()
 
     @property
     def reduce_scatter(self) -> tuple[Block, ...]:

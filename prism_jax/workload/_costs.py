@@ -1,5 +1,6 @@
 """The costs of the kernels of a job."""
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -118,9 +119,9 @@ class Costs(msgspec.Struct, frozen=True):
 
     def gemm(
         self,
-        m: int,
+        m: float,
         n: int,
-        k: int,
+        k: float,
         dtype: str | None = None,
         batch: int = 1,
         parts: int = 1,
@@ -137,14 +138,15 @@ class Costs(msgspec.Struct, frozen=True):
         mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
         if self.training.scaling == "row" and dtype != self.base_dtype:
             mean *= _ROW_SCALED
-        shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
+        sizes = map(math.ceil, (m, n, k) if batch == 1 else (batch, m, n, k))
+        shape = "x".join(map(str, sizes))
         return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
 
     def linear(
-        self, tokens: int, outputs: int, inputs: int, dtype: str | None = None, groups: int = 1
+        self, tokens: float, outputs: int, inputs: int, dtype: str | None = None, groups: int = 1
     ) -> Linear:
         """A matrix of the model, which takes `inputs` values of each token to `outputs` values; or
-        `groups` matrices with `tokens` tokens each.
+        `groups` matrices with `tokens` tokens each, on average.
         """
         return Linear(
             self.gemm(tokens, outputs, inputs, dtype, groups, groups),

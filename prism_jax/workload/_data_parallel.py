@@ -23,12 +23,12 @@ from ._costs import Costs
 from ._parts import block, block_means, segment
 from ._split import Held, Stages, held_of, sum_held
 from ._units import (
-    backward_part,
     instance,
     reduces_each_microbatch,
     scattered,
     sharded_parameters,
     shared,
+    unit_of,
 )
 
 
@@ -113,9 +113,9 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
             held[-1] = sum_held([held[-1], of_part])
     if len(pieces) == 1:
         return [(whole, None)]
-    segments_of = ft.cache(ft.partial(backward_part, costs))
+    unit = ft.cache(ft.partial(unit_of, costs, "B"))
     blocks = [
-        block((segments_of(*one), count) for one, count in Counter(piece).items())
+        block((unit(*one).segments, count) for one, count in Counter(piece).items())
         for piece in pieces
     ]
     blocks[0] = received(costs, stages, stage, 1) + blocks[0]

@@ -11,7 +11,7 @@ from ._architecture import Parts, recomputed
 from ._block import Block, Segment, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
-from ._parts import block, block_flops, block_means, segment
+from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
 from ._units import Unit, overlaps_layers, unit_of
@@ -71,20 +71,7 @@ def lower(
         members=layout.tp * layout.cp,
         group_size=_group_size(costs),
         passes=passes_of(costs, stages) if "FB" in phases else None,
-        model_flop=_model_flop(costs, stages, forward),
     )
-
-
-def _model_flop(costs: Costs, stages: Stages, forward: Sequence[Block]) -> tuple[float, ...]:
-    """The operations of a microbatch in each stage. Each half of a backward has as many products as
-    the forward of what is trained.
-    """
-    flop = trained = block_flops(forward)
-    if costs.training.forward_only:
-        return flop
-    if any(part.frozen for parts in stages.parts for part, _ in parts):
-        trained = block_flops(_blocks(costs, stages, "F", back=True))
-    return tuple(one + 2 * own for one, own in zip(flop, trained, strict=True))
 
 
 def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> tuple[Block, ...]:

@@ -3,7 +3,7 @@
 import functools as ft
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -73,19 +73,9 @@ def block_mean(parts: Block) -> float:
 
 
 def block_means(blocks: Sequence[Block]) -> tuple[float, ...]:
-    """`block_mean` of each."""
-    return _of_each(block_mean, blocks)
-
-
-def block_flops(blocks: Sequence[Block]) -> tuple[float, ...]:
-    """`block_flop` of each."""
-    return _of_each(block_flop, blocks)
-
-
-def _of_each(function: Callable[[Block], float], blocks: Sequence[Block]) -> tuple[float, ...]:
-    """Applies a function to each block, but only once if stages share a block, as most do."""
-    found = {key: function(one) for key, one in {id(one): one for one in blocks}.items()}
-    return tuple(found[id(one)] for one in blocks)
+    """`block_mean` of each, computed once for a block that stages share, as most do."""
+    means = {key: block_mean(one) for key, one in {id(one): one for one in blocks}.items()}
+    return tuple(means[id(one)] for one in blocks)
 
 
 def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
@@ -108,15 +98,6 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
         if one.collective:
             exposed[one.collective.group] += times * _mean(one.collective)
     return compute, exposed
-
-
-def block_flop(parts: Block) -> float:
-    """The floating-point operations of a block's products on one member."""
-    rows = ((kernels, times) for one, times in parts for kernels, _ in rows_of(one))
-    return sum(
-        (times * count * kernel.flop for kernels, times in rows for kernel, count in kernels),
-        start=0.0,
-    )
 
 
 def _segment_mean(one: Segment) -> float:

@@ -207,7 +207,7 @@ class MoE(AbstractModule):
         """The matrices of the router, and of the experts of one rank."""
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
-        each = max(1, routed // local)
+        each = routed / local  # On average, of which there may be a part.
         return (
             costs.linear(
                 costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype

@@ -1,0 +1,32 @@
+"""The operations of a model, whatever its layout is and whichever kernels do them."""
+
+from msgspec.structs import replace
+
+from ..data import Layout
+from ._architecture import Part, parts_of_stages
+from ._costs import Costs
+from ._parts import rows_of
+from ._units import forward_part
+
+
+def model_flop(job: Costs) -> float:
+    """The floating-point operations of a microbatch in a model: its matrix products and, of
+    attention, the scores that the mask leaves, each once in the forward and twice in the backward
+    of what is trained. What is computed again does not count.
+
+    So much one GPU computes that has all of the model and of each sequence, by kernels that skip
+    what is masked.
+    """
+    alone = replace(job, layout=Layout(), training=replace(job.training, attention="flash"))
+    (parts,) = parts_of_stages(job.model, [job.model.num_layers], apart=False)
+    trained = 1 if job.training.forward_only else 3
+    return sum(
+        count * (1 if part.frozen else trained) * _forward_flop(alone, part)
+        for part, count in parts
+    )
+
+
+def _forward_flop(alone: Costs, part: Part) -> float:
+    """The floating-point operations of the forward of a layer, or of an end of the model."""
+    rows = (row for segment in forward_part(alone, part) for row, _ in rows_of(segment))
+    return sum(kernel.flop * count for row in rows for kernel, count in row)
