@@ -145,3 +145,20 @@ class FrozenArray:
 
     def __repr__(self) -> str:
         return f"FrozenArray(shape={self.value.shape}, dtype={self.value.dtype})"
+
+
+def check_unit(measured: float, predicted: float, where: str = "") -> None:
+    """Raises a `ValueError` that begins with `where`, if measured steps are not in seconds, judging
+    by their median and the predicted one.
+    """
+    if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
+        other = "milliseconds" if measured > predicted else "a longer unit such as hours"
+        raise ValueError(
+            f"{where}the median of the measured steps is {measured:.4g} s, and that of the "
+            f"prediction {predicted:.4g} s; give step times in seconds, not in {other}, or correct "
+            "the job."
+        )
+
+
+# Measured steps that differ from the prediction by this factor are in another unit.
+_OTHER_UNIT = 200.0

@@ -1,13 +1,14 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.cli._values import quantiles
+from prism_jax.cli._values import objective, quantiles
 
 
 _TOML = """
@@ -282,3 +283,15 @@ def test_a_device_without_a_table_says_so(job, tmp_path, capsys):
     found = json.loads(captured.out)
     assert found["notes"] == [line.removeprefix("prism-jax: note: ")]
     assert [k["stands_in_for"] for k in found["kernels"]] == ["device `gpu`", ""]
+
+
+@pytest.mark.parametrize("name", ["p", "cvar"])
+def test_levels_of_objectives_are_percentages(name):
+    assert objective(f"{name}99.9").q == pytest.approx(0.999)
+    assert objective(f"{name}1").q == pytest.approx(0.01)
+    for level, meant in ((".95", "95"), ("0.999", "99.9"), ("0.5", "50"), ("0.01", "1")):
+        with pytest.raises(ValueError, match=rf"did you mean {name}{re.escape(meant)}\?$"):
+            objective(f"{name}{level}")
+    for level in ("0", "100", "0.001"):
+        with pytest.raises(ValueError, match=r"at least 1 and below 100, as p95 or cvar99.9\.$"):
+            objective(f"{name}{level}")

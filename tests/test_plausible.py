@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import jax
 import msgspec
 import numpy as np
 import polars as pl
@@ -10,12 +11,13 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.cli._load import tell_unit
 from prism_jax.data import Link, list_names, notes_of
 from prism_jax.prediction import idle_keys, throughput
 
+from .helpers import made_law
 
-_JOB = "megatron-175b-a100-64"
+
+_JOB, _ONE_NODE = "megatron-175b-a100-64", "megatron-22b-a100-8"
 _EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
 
@@ -126,19 +128,23 @@ def test_a_calibration_that_explains_too_much_is_doubted(factor, number):
     assert len(said) - len(job.notes) == number
 
 
-def test_steps_in_milliseconds_are_noticed(tmp_path, capsys):
-    path = tmp_path / "steps.csv"
-    steps = 1100 + np.random.default_rng(0).normal(size=40)
-    pl.DataFrame({"step_time_s": steps}).write_csv(path)
-    words = ["score", "megatron-22b-a100-8", "--samples", "200", "--against", str(path)]
-    assert main(words) == 0
-    assert "is in seconds, not in milliseconds" in capsys.readouterr().err
-    tell_unit("steps.csv", 0.0011, 1.1)
-    said = capsys.readouterr().err
-    assert "is in seconds, not in a longer unit such as hours" in said
-    assert "milliseconds" not in said
-    tell_unit("steps.csv", 1.1, 2.0)
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(("factor", "unit"), [(1000, "milliseconds"), (1 / 3600, "hours")])
+def test_steps_in_another_unit_are_refused(factor, unit, tmp_path, capsys):
+    """By the commands, and by the functions of Python."""
+    path, law = tmp_path / "steps.csv", made_law()
+    level = factor * law.quantile(0.5)
+    steps = level * (1 + 0.01 * np.random.default_rng(0).normal(size=40))
+    with pytest.raises(ValueError, match=f"in seconds, not in .*{unit}"):
+        prism.score(law, steps, key=jax.random.key(0))
+    job = prism.load_job(_ONE_NODE)
+    pl.DataFrame({"step_time_s": factor * prism.predict(job).mean * steps / level}).write_csv(path)
+    commands = [["diagnose", "--measured"], ["calibrate", "--out", "new.toml", "--to"]]
+    commands += [["score", "--samples", "200", "--against"]] * (factor > 1)
+    for command in commands:
+        assert main([command[0], _ONE_NODE, *command[1:], str(path)]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "steps.csv: the median of the measured steps" in said
+        assert unit in said
 
 
 def test_ops_in_milliseconds_are_noticed(tmp_path, capsys):

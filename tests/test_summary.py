@@ -99,6 +99,17 @@ def test_figures_are_those_of_the_result(results):
     assert "... and 80 more" in results["many"].text()
 
 
+def test_the_mean_of_a_rank_is_not_called_what_can_be_saved(results):
+    """Others decide long before a rank takes no time; of kernels nothing is said."""
+    found = results["sensitivity"]
+    for group, said in (("rank", True), ("stage", True), ("kernel", False)):
+        parts = tuple(dataclasses.replace(part, group=group) for part in found.parts)
+        text = repr(dataclasses.replace(found, parts=parts))
+        assert ("not all of it can be saved" in text) == said
+        assert "took no time" not in text
+        assert max(map(len, text.splitlines())) <= 140
+
+
 def test_names_are_no_markup():
     job = msgspec.structs.replace(prism.load_job("gpt3-175b-h100-4096"), name="<b>mine</b>")
     assert "<b>" not in job._repr_html_()

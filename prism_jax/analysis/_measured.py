@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, PRNGKeyArray
 
-from .._misc import FrozenArray
+from .._misc import FrozenArray, check_unit
 from .._summary import Column, Shown, Table
 from ..law import Law, crps, ks_distance, matched, quantiles, wasserstein
 from ..random import key_data
@@ -133,13 +133,15 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray)
 
     **Raises:**
 
-    `ValueError` for fewer than two measured steps, or a step that is not a positive number.
+    `ValueError` for fewer than two measured steps, a step that is not a positive number, or steps
+    that are more than 200 times as long or short as the law's.
     """
     measured = np.asarray(measured, float)
     if measured.ndim != 1 or len(measured) < 2:
         raise ValueError("Measured steps must be a list of at least two step times, in seconds.")
     if not np.all(np.isfinite(measured) & (measured > 0)):
         raise ValueError("Every measured step time must be a positive number of seconds.")
+    check_unit(float(np.median(measured)), float(law.quantile(0.5)))
     predicted = quantiles(law)
     rng = np.random.default_rng(np.asarray(key_data(key)))
     with np.errstate(over="ignore", invalid="ignore"):  # Squares of absurd steps are infinite.

@@ -43,8 +43,9 @@ class Part:
 
     - `group`: `kernel`, `shared factor`, `stalls`, `stage` or `rank`.
     - `name`: the name of the part.
-    - `mean`: the derivative with respect to a relative change of the mean latency of the part. To
-        first order, the figure would fall by this much if the part took no time.
+    - `mean`: the derivative with respect to a relative change of the mean latency of the part: a
+        hundredth of it is saved if the part takes 1 % less. Not all of it can be saved of a stage,
+        or of the GPUs of a rank, for then others decide.
     - `spread`: the derivative with respect to a relative change of the spread of the part (for
         stalls, of their rate): what its variability costs.
     - `mean_elasticity`, `spread_elasticity`: the same derivatives, divided by the figure.
@@ -111,13 +112,19 @@ class Sensitivity(Shown):
         unit = self.unit.strip("1")
         value = f"{self.value} {unit}".rstrip()
         title = (
-            f"{self.objective} is {value}; its fall if a part took no time (mean) or "
-            "did not vary (spread: to first order; gain: simulated)"
+            f"{self.objective} is {value}; its slope in a part's latency (mean) and variability "
+            "(spread), and its fall if the part did not vary (gain)"
         )
+        apart = any(part.group in ("stage", "rank") and part.mean for part in self.parts)
         figures = (Column(name, unit=unit) for name in ("mean", "spread", "gain"))
-        return Table((Column("part", "name"), *figures), self.parts, title, self.notes)
+        notes = (*self.notes, *[_NOT_SAVED] * apart)
+        return Table((Column("part", "name"), *figures), self.parts, title, notes)
 
 
+_NOT_SAVED = (
+    "GPUs of a rank, stages: 1 % less time saves 1 % of the mean, but not all of it can be saved, "
+    "for then others decide"
+)
 _FIGURES = tuple(field.name for field in dataclasses.fields(Part))[2:]
 
 

@@ -20,10 +20,6 @@ from ..data import Job, is_profile, load_job, notes_of
 from ._options import Given
 
 
-# Steps that differ from the prediction by this factor are in another unit.
-_OTHER_UNIT = 200.0
-
-
 def load(given: Given, *changes: str) -> Any:
     """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
@@ -109,16 +105,6 @@ def tell_note(note: str) -> None:
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
     return (*notes_of(job), *prism.prediction.idle_keys(job), *prism.prediction.costly_keys(job))
-
-
-def tell_unit(path: str, measured: float, predicted: float) -> None:
-    """Warns on stderr if, judging by their median, measured steps are not in seconds."""
-    if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
-        other = "milliseconds" if measured > predicted else "a longer unit such as hours"
-        tell_note(
-            f"{shown(path)}: the median step takes {measured:.4g} s, but {predicted:.4g} s is "
-            f"predicted; `step_time_s` is in seconds, not in {other}."
-        )
 
 
 def tell_interrupted(what: str, law: Any, number: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown
-from .._misc import counted
+from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
 from ..data import check_job_path, is_profile, law_table, load_job, read_toml, save_job
 from . import _load
@@ -74,7 +74,7 @@ def calibrate(given: Given) -> Output:
     for path, runs, one in zip(given.to, all_runs, jobs, strict=True):
         if one.model is not None and one.cluster is not None:
             predicted = prism.prediction.predict(one).mean
-            _load.tell_unit(path, float(np.median(np.concatenate(runs))), predicted)
+            check_unit(float(np.median(np.concatenate(runs))), predicted, f"{shown(path)}: ")
     _load.use_all_cores()
     others = list(zip(jobs[1:], all_runs[1:], strict=True))
     source = f"calibrated to {', '.join(map(os.path.basename, given.to))}"
@@ -147,7 +147,8 @@ def score(given: Given) -> Output:
     job = _load.load(given)
     program, options = _load.compiled(given, job)
     law = prism.engine.simulate(program, **options)
-    _load.tell_unit(given.against, float(np.median(measured)), float(law.quantile(0.5)))
+    where = f"{shown(given.against)}: "
+    check_unit(float(np.median(measured)), float(law.quantile(0.5)), where)
     found = prism.analysis.score(law, measured, key=options["key"])
     table = found.summary().named(job.name)
     result = {"name": job.name, "num_steps": found.num_steps}
@@ -195,8 +196,8 @@ def diagnose(given: Given) -> Output:
         if not given.allow_oom:
             prism.prediction.check_memory(job)
         typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
-        where = given.measured or given.trace or "--step-time"
-        _load.tell_unit(where, typical, prism.prediction.predict(job).mean)
+        where = f"{shown(given.measured or given.trace or '--step-time')}: "
+        check_unit(typical, prism.prediction.predict(job).mean, where)
         _load.tell_notes([job])
         _load.use_all_cores()
         _load.say(given, f"simulating causes and changes of {job.name}")

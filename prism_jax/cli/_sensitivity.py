@@ -30,8 +30,6 @@ def sensitivity(given: Given) -> Output:
     rows = [*first, *long, *(part for part in others if part not in long)]
     table = found.summary().named(job.name, rows=rows, most=len(first) + len(long))
     lines = [
-        "mean, spread: what a part's latency and variability cost, to first order; gain: without "
-        "its variability",
         f"all variability together: {found.whole_gain}; the sum of the gains of kernels, factors "
         f"and stalls: {found.sum_of_gains}",
         *(f"Shapley value of {name}: {value}" for name, value in found.shapley.items()),

@@ -157,8 +157,11 @@ def objective(text: str) -> Any:
             return prism.analysis.Exceedance(level)
         except ValueError as error:
             raise ValueError(f"{given}: {error}") from None
-    if not 0 < level / 100 < 1:
-        raise ValueError(f"{given} must have a percentage between 0 and 100, as p95 or cvar99.9.")
+    if not 1 <= level < 100:
+        end = f"; did you mean {found[2]}{100 * level:.12g}?" if 0.01 <= level < 1 else "."
+        raise ValueError(
+            f"{given} must have a percentage of at least 1 and below 100, as p95 or cvar99.9{end}"
+        )
     return (prism.analysis.Quantile if found[2] == "p" else prism.analysis.CVaR)(level / 100)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from scipy.special import stdtr
 
-from .._misc import counted
+from .._misc import check_unit, counted
 from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
@@ -204,7 +204,8 @@ def diagnose(
 
     **Raises:**
 
-    `ValueError` if nothing was measured, or a step is not a positive number.
+    `ValueError` if nothing was measured, if a step is not a positive number, or if steps are more
+    than 200 times as long or short as predicted.
     """
     if not len(runs) and not ranks:
         raise ValueError("Nothing was measured; give step times, or traces of ranks.")
@@ -213,6 +214,7 @@ def diagnose(
         if run.ndim != 1 or not len(run) or not np.all((run > 0) & (run < np.inf)):
             raise ValueError("Each measured run must be a list of positive step times, in seconds.")
     series, future = series_of(measured), of.future
+    check_unit(series.level, float(np.median(future.levels)))
     seen = of_ranks(ranks, of.job) if ranks else None
     told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
     one = np.ones((1, future.shapes.shape[1]))

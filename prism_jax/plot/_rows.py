@@ -105,7 +105,7 @@ def tornado(
     - `sensitivity`: from `prism.sensitivity`.
     - `of`: `"spread"` shows by how much the figure would fall without the variability of a part: as
         simulated (bars with 95 % intervals), where it was simulated, and to first order (diamonds).
-        `"mean"` shows by how much the figure would fall, to first order, if a part took no time.
+        `"mean"` shows its slope in the latency of a part.
     - `top`: the most parts to show.
     - `ax`: matplotlib's axes; new ones by default.
 

@@ -176,8 +176,8 @@ def _sensitivities(found: Sensitivity) -> Iterable[Block]:
     height = 1.0 + 0.32 * min(len(found.parts), 10)
     yield figure("sensitivities", caption, height, lambda ax: plot.tornado(found, ax=ax))
     yield (
-        f"By how much {found.objective}, {found.value}{unit}, would fall. Mean: if the part took "
-        "no time, to first order. Spread: if it did not vary, to first order. Gain: if it did not "
+        f"{found.objective} is {found.value}{unit}. Mean: its slope in the part's latency. Spread: "
+        "its slope in the part's variability. Gain: by how much it would fall if the part did not "
         f"vary, simulated. Without any variability it would fall by {found.whole_gain}; the sum of "
         f"the gains of kernels, factors and stalls is {found.sum_of_gains}{seconds}."
     )
