@@ -208,7 +208,7 @@ def _csv(path, rows):
 def test_the_command_writes_a_job(tmp_path, capsys):
     rng = np.random.default_rng(5)
     times = _csv(tmp_path / "steps.csv", [(i % 2, 1.2 + 0.01 * rng.random()) for i in range(60)])
-    out = str(tmp_path / "new" / "job.toml")
+    out = str(tmp_path / "job.toml")
     overrides = [word for text in _EIGHT for word in ("--set", text)]
     assert main(["calibrate", _NAME, "--to", times, "--out", out, "--json", *overrides]) == 0
     printed = capsys.readouterr()
@@ -225,7 +225,7 @@ def test_the_command_writes_a_job(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--out", "job.csv"], "ends in `.toml`"),
+        (["--out", "job.csv"], "must be a .toml file"),
         (["--to", "missing.csv", "--out", "job.toml"], "no such file"),
         (["--out", "job.toml", "--set", "layout.dp=0"], "layout.dp"),
     ],
@@ -314,10 +314,10 @@ def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, capsys):
     out = tmp_path / "job.toml"
     out.write_text("kind = 'job'  # mine\n")
     assert main(["calibrate", _ONE_NODE, "--to", times, "--out", str(out)]) == 2
-    assert "did not write" in capsys.readouterr().err
+    assert "`--force` to overwrite it" in capsys.readouterr().err
     assert out.read_text() == "kind = 'job'  # mine\n"
     assert main(["calibrate", _ONE_NODE, "--to", times, "--out", f"{times}/a.toml"]) == 2
-    assert "nothing can be written there" in capsys.readouterr().err
+    assert "a folder that exists and can be written to" in capsys.readouterr().err
 
 
 def test_noise_of_collectives_is_told_by_scales_or_by_priors():

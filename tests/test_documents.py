@@ -116,6 +116,8 @@ def _run(words: tuple[str, ...]) -> None:
     fewer = {option: most for option, most in _FEWER.items() if option in _options(words[1])}
     fewer |= {"--top": 1} if words[1] == "layouts" else {}
     added = [str(word) for word in it.chain(*fewer.items())]
+    # Commands of two pages may write a file of one name.
+    added += ["--force"] * ("--force" in _options(words[1]))
     assert main([*words[1:], *added]) == 0, " ".join(words)
 
 

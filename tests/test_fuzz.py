@@ -34,7 +34,7 @@ from prism_jax.program import compile_job
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times, read_trace
 
-from .helpers import lognormal, made_law, pipeline_program
+from .helpers import by_hand, lognormal, made_law, pipeline_program
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -180,7 +180,7 @@ def profile(tmp_path):
     layout, schedule = Layout(pp=2, dp=2), ScheduleConfig("1f1b", 2)
     found = Profile("mine", layout, schedule, Outline(), tuple(means), laws, Fitted(3))
     save_profile(found, tmp_path / "profile")
-    return tmp_path / "profile"
+    return by_hand(tmp_path / "profile")
 
 
 @pytest.mark.parametrize("name", ["profile.toml", "means.csv", "variability.csv"])

@@ -85,7 +85,7 @@ def test_a_first_job_is_valid_and_each_of_its_comments_too(tmp_path, capsys):
     assert main(["predict", str(path)]) == 0
     assert "16 GPUs" in capsys.readouterr().out
     assert main(["init", str(path)]) == 2
-    assert "a file is there already" in capsys.readouterr().err
+    assert "is there already" in capsys.readouterr().err
     lines = path.read_text().splitlines()
     comments = [line for line in lines if line.startswith("# ") and " = " in line.split("# ")[1]]
     assert len(comments) > 25

@@ -239,7 +239,7 @@ def test_report_on_the_command_line(no_simulation, report, tmp_path, capsys):
     parser, _ = make_parser()
     for command in commands.values():  # Each is one that the command line takes.
         assert parser.parse_args(shlex.split(command)[1:]).run is not None
-    assert main([*words, "--out", str(out), "--json"]) == 0
+    assert main([*words, "--out", str(out), "--force", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step_time_s"]["mean"] == report.law.mean
 

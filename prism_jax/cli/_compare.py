@@ -25,7 +25,8 @@ from ._options import (
     Output,
     command,
 )
-from ._values import changes_of, check_out_folder, count, objective, points, shard, tokens
+from ._outputs import Writes
+from ._values import changes_of, count, objective, points, shard, tokens
 
 
 @command(
@@ -164,7 +165,7 @@ _GRID = tuple((name, given | REQUIRED) for name, given in OVER)
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
 
 
-@command(SIMULATED, _GRID, RAY, how={"--shard": (shard, (1, 1))}, csv=True)
+@command(SIMULATED, _GRID, RAY, how={"--shard": (shard, (1, 1))}, csv=True, writes=Writes("--out"))
 def sweep(given: Given) -> Output:
     """Simulate a job over a grid of values.
 
@@ -174,7 +175,6 @@ def sweep(given: Given) -> Output:
 
     example: prism-jax sweep gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv
     """
-    check_out_folder(given.out)
     grid = points(given.over)
     if given.shard != (1, 1) and given.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")

@@ -1,6 +1,5 @@
 """Files of jobs: written to be edited, imported, listed key by key; and those that are shipped."""
 
-import os
 import re
 import textwrap
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load
 from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, arguments, command
+from ._outputs import Writes
 from ._values import count
 
 
@@ -37,7 +37,7 @@ _GIVEN = {
 _WIDEST = 60
 
 
-@command(how={"out": {"default": "job.toml", "nargs": "?"}})
+@command(how={"out": {"default": "job.toml", "nargs": "?"}}, writes=Writes("out", ".toml"))
 def init(given: Given) -> Output:
     """Write a job file with a comment on every key, to edit.
 
@@ -46,9 +46,6 @@ def init(given: Given) -> Output:
     example: prism-jax init my_job.toml
     """
     out = given.out
-    data.check_job_path(out)
-    if os.path.exists(out):
-        raise ValueError(f"{shown(out)}: a file is there already; give another name.")
     with written_whole(out) as partial:
         partial.write_text(commented_job(), encoding="utf-8")
     text = f"{shown(out)}: a job of 16 GPUs; edit it, then run: prism-jax predict {shown(out)}"
@@ -73,7 +70,10 @@ def commented_job() -> str:
 
 
 @command(
-    SET, ALLOW_OOM, how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED}
+    SET,
+    ALLOW_OOM,
+    how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED},
+    writes=Writes("--out", ".toml"),
 )
 def import_(given: Given) -> Output:
     """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM.
@@ -85,16 +85,9 @@ def import_(given: Given) -> Output:
     --batch N  the sequences of a step (those of the file, or published ones)
     --strict  refuse arguments of Megatron-LM that are not known
     --out JOB.toml  the job to write
-    --force  overwrite a job that is there
 
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """
-    data.check_job_path(given.out)
-    if os.path.lexists(given.out) and not given.force:
-        raise ValueError(
-            f"--out `{shown(given.out)}` is there already; give another file, or `--force` to "
-            "overwrite it."
-        )
     options = {name: getattr(given, name) for name in ("cluster", "overrides", "batch", "strict")}
     found = prism.importers.import_job(given.file, given.gpus, **options)
     job: Any = found.job

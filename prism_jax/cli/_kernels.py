@@ -16,7 +16,8 @@ from .._misc import counted, quoted
 from .._summary import Column, Table, plain
 from . import _load
 from ._options import PROGRESS, REQUIRED, Given, Output, command
-from ._values import check_out_folder, count, number
+from ._outputs import Writes
+from ._values import count, number
 
 
 _FILES = ("shapes.csv", "source.toml")
@@ -60,7 +61,12 @@ def _variability() -> Output:
     return Output(msgspec.to_builtins({"variability": found}), [table, notes])
 
 
-@command(PROGRESS, how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED}, csv=True)
+@command(
+    PROGRESS,
+    how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED},
+    csv=True,
+    writes=Writes("--out", names=lambda: prism.measure.FILES),
+)
 def measure(given: Given) -> Output:
     """Measure the kernels of this machine through JAX, and write it as a cluster for jobs.
 
@@ -69,15 +75,12 @@ def measure(given: Given) -> Output:
     --quick  measure for a minute, not for ten
     --seconds S  for how long to measure (600)
     --out FOLDER  the folder to write
-    --force  overwrite files that are there
 
     example: prism-jax measure --quick --out my_machine
     """
     import jax
 
     machine = prism.measure
-    check_out_folder(given.out, () if given.force else machine.FILES)
-    check_out_folder(os.path.join(given.out, "network"))
     path = os.path.join(given.out, "cluster.toml")
     seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
     job = data.load_job(given.job) if given.job else None
@@ -134,6 +137,7 @@ def _rates(result: dict[str, Any]) -> Table:
         "--out": REQUIRED,
     },
     csv=True,
+    writes=Writes("--out", names=lambda: _FILES),
 )
 def fit_kernels(given: Given) -> Output:
     """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
@@ -149,11 +153,9 @@ def fit_kernels(given: Given) -> Output:
     --ask SHAPE  predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies
         in the fitted range
     --out FOLDER  the folder to write
-    --force  overwrite tables that are there
 
     example: prism-jax fit-kernels kernels.csv --device my-gpu --out shapes/my-gpu
     """
-    check_out_folder(given.out, () if given.force else _FILES)
     tables, rows = [], []
     for one in prism.trace.read_kernels(given.table):
         _load.say(given, f"fitting {one.kernel} {one.dtype}")

@@ -10,7 +10,7 @@ import numpy as np
 
 import prism_jax as prism
 
-from .._files import shown
+from .._files import shown, written_whole
 from .._misc import counted, quoted, unknown_name
 from .._summary import picked
 from ..data import load_job
@@ -29,10 +29,9 @@ from ._options import (
     Output,
     command,
 )
+from ._outputs import Writes
 from ._values import (
     changes_of,
-    check_out,
-    check_out_folder,
     count,
     duration,
     objective,
@@ -57,6 +56,7 @@ from ._values import (
         "--budget": (duration, 120.0),
         "--memory-margin": (percentage, 0.05),
     },
+    writes=Writes("--out"),
 )
 def layouts(given: Given) -> Output:
     """Find the best layouts of a model on a given number of GPUs, by a figure of the step time.
@@ -80,7 +80,6 @@ def layouts(given: Given) -> Output:
     """
     began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)
-    check_out_folder(given.out)
     check_cost(given)
     all_changes = [*map(changes_of, points(given.over))]
     _check_kept([*given.overrides, *it.chain(*all_changes)])
@@ -187,7 +186,9 @@ def _title(given: Given, job: Any, batch: int, changes: list[str]) -> str:
 _MOST_GPUS = 10_000_000
 
 
-@command(JOB, OBJECTIVE, RANDOM, ALLOW_OOM, how={"--samples": count})
+@command(
+    JOB, OBJECTIVE, RANDOM, ALLOW_OOM, how={"--samples": count}, writes=Writes("--out", ".csv")
+)
 def place(given: Given) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 
@@ -198,7 +199,6 @@ def place(given: Given) -> Output:
 
     example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """
-    check_out(given.out, ".csv")
     job = _load.load(given)
     factors, of = None, None
     if given.factors is not None:
@@ -230,7 +230,8 @@ def place(given: Given) -> Output:
     found = prism.placement.place(program, factors, **options)
     lines = [f"{found.num_samples:,} steps"]
     if given.out is not None:
-        found.table().write_csv(given.out)
+        with written_whole(given.out) as partial:
+            found.table().write_csv(partial)
         lines.append(f"the node for each place: {given.out}")
     figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
     result = picked(found, *figures, "num_samples", "num_placements")

@@ -1,6 +1,5 @@
 """Predictions beside measured step times: calibrated to them, scored, and explained."""
 
-import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -12,7 +11,7 @@ import prism_jax as prism
 from .._files import shown
 from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
-from ..data import check_job_path, is_profile, law_table, load_job, read_toml, save_job
+from ..data import is_profile, law_table, load_job, save_job
 from . import _load
 from ._options import (
     ALLOW_OOM,
@@ -25,6 +24,7 @@ from ._options import (
     Output,
     command,
 )
+from ._outputs import Writes
 from ._trace import read_names
 from ._values import number, whole
 
@@ -40,6 +40,7 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 @command(
     RANDOM,
     how={"job": {"nargs": "?"}, "--to": REQUIRED, "--job": {"dest": "jobs"}, "--out": REQUIRED},
+    writes=Writes("--out", ".toml"),
 )
 def calibrate(given: Given) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales.
@@ -64,10 +65,6 @@ def calibrate(given: Given) -> Output:
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
     jobs = [load_job(name, given.overrides) for name in names]
     all_runs = [prism.trace.read_runs(path) for path in given.to]
-    check_job_path(given.out)
-    if os.path.exists(given.out) and not _is_calibrated(given.out):
-        what = "a file is there that this command did not write; give another name"
-        raise ValueError(f"{shown(given.out)}: {what}.")
     calibration, agreement = prism.calibration, prism.calibration.agreement
     for path, runs in zip(given.to, all_runs, strict=True):
         calibration.check_runs(runs, f"{shown(path)}: ")
@@ -120,13 +117,6 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
         Column("measured", "theirs", ".5g"),
     )
     return Table(columns, rows, most=None)
-
-
-def _is_calibrated(path: str) -> bool:
-    """Whether a file is one that this command wrote."""
-    with contextlib.suppress(ValueError):
-        return "calibrated" in read_toml(path, "job")
-    return False
 
 
 @command(SIMULATED, STEPS, how={"--against": REQUIRED}, csv=True)

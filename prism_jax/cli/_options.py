@@ -5,6 +5,7 @@ a reader have the same text; and the arguments that several commands share.
 import argparse
 import dataclasses
 import inspect
+import itertools as it
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from .._misc import printable
 from .._summary import Table
+from ._outputs import Writes, check_writes
 from ._values import address, count, number, quantiles, seed, steps, tokens
 
 
@@ -71,16 +73,25 @@ class Command:
 
 
 def command(
-    *shared: Arguments, how: Mapping[str, How] = {}, csv: bool = False
+    *shared: Arguments,
+    how: Mapping[str, How] = {},
+    csv: bool = False,
+    writes: Writes | None = None,
 ) -> Callable[[Callable[[Given], Output]], Command]:
     """Makes a function a command. Its docstring has a sentence, its own arguments if it has any,
-    and an example; `how` says how these arguments are read.
+    and an example; `how` says how these arguments are read. What it `writes` is checked first.
     """
 
     def made(run: Callable[[Given], Output]) -> Command:
+        def checked(given: Given) -> Output:
+            if writes is not None:
+                check_writes(given, writes)
+            return run(given)
+
         about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
-        listed = (*arguments("".join(own), how), *(one for group in shared for one in group))
-        return Command(run, " ".join(about.split()), " ".join(example.split()), listed, csv)
+        force = FORCE if writes is not None and writes.replaces else ()
+        listed = (*arguments("".join(own), how), *it.chain(*shared), *force)
+        return Command(checked, " ".join(about.split()), " ".join(example.split()), listed, csv)
 
     return made
 
@@ -139,6 +150,7 @@ _SHARED = dict(
             on this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this
             machine
         --worker-gpus N  GPUs for each worker of --ray (0)
+        --force  overwrite files that are there
         """,
         {
             "--samples": (count, 65_536),
@@ -169,6 +181,7 @@ def _shared(*names: str) -> Arguments:
 
 
 JOB = _shared("job")
+FORCE = _shared("--force")
 # Of commands that take no profile.
 NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
 SET = _shared("--set", "--allow-implausible")

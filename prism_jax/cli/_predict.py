@@ -13,7 +13,8 @@ from .._summary import plain
 from ..data import layout_and_order, load_job
 from . import _load
 from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
-from ._values import check_out, objective, quantile
+from ._outputs import Writes
+from ._values import objective, quantile
 
 
 @command(NO_PROFILE, SET, ALLOW_OOM, csv=True)
@@ -66,7 +67,7 @@ def memory(given: Given) -> Output:
     return Output({**plain(found), "fits": found.fits}, [table, text])
 
 
-@command(LAW, csv=True)
+@command(LAW, csv=True, writes=Writes("--out", ".npz"))
 def simulate(given: Given) -> Output:
     """Simulate a job and print the law of its step time.
 
@@ -76,7 +77,6 @@ def simulate(given: Given) -> Output:
     example: prism-jax simulate gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles
     0.999
     """
-    check_out(given.out, ".npz")
     job = _load.load(given)
     if given.epistemic and not _load.has_model(job):
         raise ValueError(
@@ -155,7 +155,12 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     return _load.levels_of(found, (50, 95))
 
 
-@command(LAW, OBJECTIVE, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
+@command(
+    LAW,
+    OBJECTIVE,
+    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
+    writes=Writes("--out", ".html"),
+)
 def report(given: Given) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
 
@@ -165,7 +170,6 @@ def report(given: Given) -> Output:
 
     example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
     """
-    check_out(given.out, ".html")
     job = _load.load(given)
     wanted = objective(given.objective)
     if given.measured is not None and not _load.has_model(job):

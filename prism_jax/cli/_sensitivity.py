@@ -9,7 +9,8 @@ from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load
 from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, command
-from ._values import check_out, count, named_factor, objective, quantile
+from ._outputs import Writes
+from ._values import count, named_factor, objective, quantile
 
 
 @command(SIMULATED, OBJECTIVE, TOP, how={"--shapley": (str, "")}, csv=True)
@@ -149,7 +150,11 @@ def _band(text: str) -> tuple[float, float]:
         ) from None
 
 
-@command(SIMULATED, how={"--quantile": (quantile, 0.5), "--out": REQUIRED})
+@command(
+    SIMULATED,
+    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
+    writes=Writes("--out", ".json"),
+)
 def timeline(given: Given) -> Output:
     """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
 
@@ -158,7 +163,6 @@ def timeline(given: Given) -> Output:
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
     """
-    check_out(given.out, ".json")
     job = _load.load(given)
     program, options = _load.compiled(given, job)
     step = prism.analysis.sample_step(program, quantile=given.quantile, **options)

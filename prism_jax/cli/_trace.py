@@ -12,7 +12,7 @@ from .._misc import counted
 from .._summary import Column, Table, plain
 from . import _load
 from ._options import PROGRESS, REQUIRED, STEPS, Arguments, Given, Output, arguments, command
-from ._values import check_out_folder
+from ._outputs import Writes
 
 
 _MOST_KERNELS, _MOST_MOVES = 10, 3
@@ -34,7 +34,7 @@ def read_names(given: Given) -> Any:
     return prism.trace.read_range_names(given.names) if given.names else None
 
 
-@command(_formats())
+@command(_formats(), writes=Writes("--ops", ".parquet"))
 def trace(given: Given) -> Output:
     """Print what a profiler's trace contains, and what can and cannot be learned from it.
 
@@ -77,10 +77,10 @@ def _job_of_ops(given: Given) -> Any:
     """The traced job, if ops are to be written."""
     if not given.ops and not given.job:
         return None
-    if not given.job or not (given.ops or "").endswith(".parquet"):
+    if not given.job or not given.ops:
         raise ValueError(
-            "--ops and --job go together; give a file name that ends in `.parquet`, and the job "
-            "whose layout says which rank is which worker."
+            "--ops and --job go together; give the file to write, and the job whose "
+            "layout says which rank is which worker."
         )
     return data.load_job(given.job)
 
@@ -112,7 +112,13 @@ def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 20]}...{name[-17:]}"
 
 
-@command(_formats("ops, ", "ops"), STEPS, PROGRESS, how={"--job": REQUIRED, "--out": REQUIRED})
+@command(
+    _formats("ops, ", "ops"),
+    STEPS,
+    PROGRESS,
+    how={"--job": REQUIRED, "--out": REQUIRED},
+    writes=Writes("--out", names=lambda: prism.profile.FILES),
+)
 def fit(given: Given) -> Output:
     """Fit the latencies of a traced job, and write them as a profile.
 
@@ -123,7 +129,6 @@ def fit(given: Given) -> Output:
 
     example: prism-jax fit trace.parquet --job job.toml --out profile
     """
-    check_out_folder(given.out)
     job = data.load_job(given.job)
     _load.say(given, f"reading {shown(given.trace)}")
     trace = _read(given, job)
@@ -136,7 +141,7 @@ def fit(given: Given) -> Output:
     _load.use_all_cores()
     _load.say(given, f"fitting {counted(len(chosen.steps), 'step')}")
     profile = prism.profile.fit_profile(chosen)
-    prism.profile.save_profile(profile, given.out)
+    prism.profile.save_profile(profile, given.out, overwrite=given.force)
     _load.say(given, "replaying the steps with more and more parts sampled from the fitted laws")
     step = prism.profile.step_graph(trace.job, profile.outline)
     latencies = prism.profile.op_latencies(chosen, step)

@@ -3,14 +3,12 @@
 import argparse
 import itertools as it
 import math
-import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import prism_jax as prism
 
-from .._files import check_writable, shown
 from .._misc import quoted
 
 
@@ -226,43 +224,3 @@ def points(texts: list[str]) -> list[dict[str, str]]:
 def changes_of(point: dict[str, str]) -> list[str]:
     """A combination of values as changes of a job."""
     return [f"{key}={value}" for key, value in point.items()]
-
-
-def check_out(path: str | None, suffix: str) -> None:
-    """Raises a `ValueError` unless a file with this suffix can be written there."""
-    if path is None:
-        return
-    folder = os.path.dirname(path) or "."
-    try:
-        check_writable(folder)
-        good = path.endswith(suffix) and not os.path.isdir(path) and os.path.isdir(folder)
-    except OSError:
-        good = False
-    if not good:
-        raise ValueError(
-            f"--out `{shown(path)}` must be a {suffix} file in a folder that exists and can be "
-            "written to."
-        )
-
-
-def check_out_folder(path: str | None, files: Collection[str] = ()) -> None:
-    """Raises a `ValueError` unless files can be written to that folder, which need not exist, and
-    none of these is there.
-    """
-    if path is None:
-        return
-    if not path or (os.path.exists(path) and not os.path.isdir(path)):
-        raise ValueError(f"--out `{shown(path)}` is not a folder; give the name of one.")
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise ValueError(
-            f"--out `{shown(path)}`: nothing can be written there ({error.strerror}); give another "
-            "folder."
-        ) from None
-    there = [name for name in files if os.path.lexists(os.path.join(path, name))]
-    if there:
-        raise ValueError(
-            f"--out `{shown(path)}` has a `{there[0]}` already; give another folder, or `--force` "
-            "to overwrite it."
-        )

@@ -33,7 +33,6 @@ from ._kernels import (
     apply_calibrated as apply_calibrated,
 )
 from ._load import (
-    check_job_path as check_job_path,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,
@@ -67,6 +66,7 @@ from ._read import (
     read_struct as read_struct,
     read_text as read_text,
     read_toml as read_toml,
+    without_none as without_none,
     write_csv as write_csv,
     write_toml as write_toml,
 )
@@ -88,6 +88,7 @@ from ._types import (
     Positive as Positive,
     PositiveOrInfinite as PositiveOrInfinite,
     Seed as Seed,
+    convert as convert,
 )
 from ._variations import (
     SECONDS as SECONDS,

@@ -245,12 +245,14 @@ def _cells(path: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
         ) from None
 
 
-def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Writes rows to a file that `read_rows` reads."""
-    with written_whole(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bytes:
+    """Writes rows to a file that `read_rows` reads, and returns its content."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    content = text.getvalue().encode()
+    with written_whole(path) as partial:
+        partial.write_bytes(content)
+    return content
 
 
 def write_toml(path: pathlib.Path, kind: str, table: dict[str, Any]) -> None:

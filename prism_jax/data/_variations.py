@@ -111,13 +111,13 @@ def read_variations(
     return tuple(variations)
 
 
-def write_variations(path: pathlib.Path, variations: Iterable[Variation]) -> None:
+def write_variations(path: pathlib.Path, variations: Iterable[Variation]) -> bytes:
     """Writes a `variability.csv` from which `read_variations` reads the same laws, bit for bit."""
     rows = []
     for v in variations:
         written = ";".join(f"{name}={float(value)!r}" for name, value in v.parameters.items())
         rows.append((v.kernel, v.component, v.family, written, v.source))
-    write_csv(path, ("kernel", "component", "family", "parameters", "source"), rows)
+    return write_csv(path, ("kernel", "component", "family", "parameters", "source"), rows)
 
 
 def _parameters(text: str) -> dict[str, float]:

@@ -14,9 +14,10 @@ from ..data import Constant, Source, Variation, save_source, write_csv, write_to
 from ._time import Scatter, Timed
 
 
-# What is written, in the folder `network` as well.
-FILES = ("cluster.toml", "device.toml", "efficiency.csv", "variability.csv", "calls.csv")
-FILES += ("source.toml",)
+# What is written.
+_OF_KERNELS = ("efficiency.csv", "variability.csv", "source.toml")
+FILES = ("cluster.toml", "device.toml", *_OF_KERNELS, "calls.csv")
+FILES += tuple(f"network/{name}" for name in _OF_KERNELS)
 _MOST_LOGNORMAL = 0.3
 _SHAPE = ("m", "n", "k", "batch", "sequence", "heads", "kv_heads", "head_dim", "causal", "window")
 
@@ -68,6 +69,8 @@ def save_machine(
     folder, rates = pathlib.Path(folder), rates_of(timed)
     network = folder / "network"
     network.mkdir(parents=True, exist_ok=True)
+    # The cluster goes first and comes last: what it names is then whole.
+    (folder / "cluster.toml").unlink(missing_ok=True)
     peaks = {one.dtype: max(r.per_s for r in rates if r.dtype == one.dtype) for one in rates}
     rows = [(r.kernel, r.dtype, f"{r.size:.10g}", f"{r.per_s / peaks[r.dtype]:.4g}") for r in rates]
     write_csv(folder / "efficiency.csv", ("kernel", "dtype", "size", "efficiency"), rows)
@@ -87,7 +90,6 @@ def save_machine(
     write_csv(folder / "calls.csv", ("kernel", "dtype", "latency_s", *_SHAPE), shaped)
     for each in (folder, network):
         save_source(each, _source(timed, scatter, where, command))
-    # The cluster last: what it names is then whole.
     for name, table in _hardware(folder.resolve().name, device, peaks, len(timed.seconds)).items():
         write_toml(folder / f"{name}.toml", name, {"source": where, **table})
 

@@ -3,5 +3,10 @@ from ._fit import fit_profile as fit_profile
 from ._ladder import ladder as ladder
 from ._observe import shuffled_means as shuffled_means
 from ._op_latencies import op_latencies as op_latencies, replay as replay
-from ._profile import Profile as Profile, load_profile as load_profile, save_profile as save_profile
+from ._profile import (
+    FILES as FILES,
+    Profile as Profile,
+    load_profile as load_profile,
+    save_profile as save_profile,
+)
 from ._step_graph import step_graph as step_graph

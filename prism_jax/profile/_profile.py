@@ -1,13 +1,16 @@
 """Profiles: the latencies of a traced job, as a folder of readable files."""
 
+import hashlib
 import itertools as it
+import json
 import os
 import pathlib
-from typing import Annotated, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from .._files import shown
+from .._files import read_file, shown
 from .._misc import quoted
 from .._summary import Column, Shown, Table
 from ..data import (
@@ -23,10 +26,12 @@ from ..data import (
     ScheduleConfig,
     Variation,
     check_job,
+    convert,
     is_profile,
     read_rows,
-    read_struct,
+    read_toml,
     read_variations,
+    without_none,
     write_csv,
     write_toml,
     write_variations,
@@ -34,9 +39,16 @@ from ..data import (
 from ..program import check_variability, variability_of
 
 
+_ABOUT = "profile.toml"
 _MEANS = "means.csv"
+_LAWS = "variability.csv"
 _SETS = "microbatches.csv"
 _POSITIONS = "positions.csv"
+_TABLES = (_MEANS, _LAWS, _SETS, _POSITIONS)
+# What a profile may have in its folder.
+FILES = (_ABOUT, *_TABLES)
+# As of all tables.
+_MOST_BYTES = 2**26
 
 
 class WorkerMean(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,23 +173,38 @@ class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after: tuple[Call, ...] = ()
     slow_links: tuple[tuple[int, int], ...] = ()
     gathered: tuple[Name, ...] = ()
+    digest: str = ""
 
 
-def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
+def save_profile(
+    profile: Profile, folder: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
     """Writes a profile to a folder: `profile.toml`, `means.csv`, `variability.csv` and, if it has
-    them, the sets as `microbatches.csv` and the positions as `positions.csv`.
+    them, the sets as `microbatches.csv` and the positions as `positions.csv`. A profile that is
+    there is replaced.
+
+    `profile.toml` has a digest of all files. It is removed first and written last, so that a folder
+    that was left half-written, or that two have written to at once, is not taken for a profile.
+
+    **Arguments:**
+
+    - `overwrite`: whether to replace files of these names, too, that are of no profile.
 
     **Raises:**
 
-    `ValueError` if `folder` is a file.
+    `ValueError` if `folder` is a file, or holds such files.
     """
     folder = pathlib.Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder}: this is a file; give a folder to write the profile to.")
+    if not overwrite:
+        _check_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _ABOUT).unlink(missing_ok=True)
     outline = msgspec.structs.astuple(profile.outline)
     about = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
     sets = [_FactorRow(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
+    contents = {_LAWS: write_variations(folder / _LAWS, profile.variability)}
     for name, row_type, rows in (
         (_MEANS, WorkerMean, profile.means),
         (_SETS, _FactorRow, sets),
@@ -185,33 +212,65 @@ def save_profile(profile: Profile, folder: str | os.PathLike[str]) -> None:
     ):
         if rows or name == _MEANS:
             cells = [msgspec.structs.astuple(row) for row in rows]
-            write_csv(folder / name, row_type.__struct_fields__, cells)
+            contents[name] = write_csv(folder / name, row_type.__struct_fields__, cells)
         else:
             (folder / name).unlink(missing_ok=True)
-    write_variations(folder / "variability.csv", profile.variability)
-    # Last, because a folder without this file is not a profile.
-    write_toml(folder / "profile.toml", "profile", msgspec.to_builtins(about))
+    table = without_none(msgspec.to_builtins(about))
+    write_toml(folder / _ABOUT, "profile", table | {"digest": _digest(table, contents)})
+
+
+def _check_own(folder: pathlib.Path) -> None:
+    """Raises if a folder holds files that a profile would replace, and is not one."""
+    there = [name for name in FILES if os.path.lexists(folder / name)]
+    if not there:
+        return
+    try:
+        read_toml(folder / _ABOUT, "profile")
+    except ValueError:
+        raise ValueError(
+            f"{shown(folder)}: it has a `{there[0]}` that is of no profile; give another folder, "
+            "or remove that file."
+        ) from None
+
+
+def _digest(table: Mapping[str, Any], contents: Mapping[str, bytes]) -> str:
+    """A digest of `profile.toml` without its `digest`, and of the other files by their names."""
+    about = json.dumps({**table, "digest": ""}, sort_keys=True, default=str)
+    found = hashlib.sha256(about.encode())
+    for name, content in sorted(contents.items()):
+        found.update(name.encode() + hashlib.sha256(content).digest())
+    return found.hexdigest()
 
 
 def load_profile(folder: str | os.PathLike[str]) -> Profile:
-    """Reads a profile from a folder that `save_profile` wrote.
+    """Reads a profile from a folder that `save_profile` wrote, or that was written by hand, without
+    the `digest`.
 
     **Raises:**
 
-    A `ValueError` of one sentence that names the file and the key or line.
+    A `ValueError` of one sentence that names the file and the key or line, or says that the files
+    were not written together.
     """
     path = pathlib.Path(folder)
-    file = path / "profile.toml"
+    file = path / _ABOUT
     if not is_profile(folder):
         raise ValueError(
             f"{shown(path)}: there is no `profile.toml` in it; give the folder of a profile."
         )
-    about = read_struct(file, "profile", _ProfileFile)
+    table = read_toml(file, "profile")
+    about = convert(table, _ProfileFile, lambda key: shown(file))
     _check_size(about, file)
+    if about.digest:
+        there = [name for name in _TABLES if os.path.lexists(path / name)]
+        contents = {name: read_file(path / name, _MOST_BYTES) for name in there}
+        if _digest(table, contents) != about.digest:
+            raise ValueError(
+                f"{shown(path)}: its files were not written together, or one was changed; fit the "
+                "profile again or, if the change is meant, remove the key `digest` from its "
+                "`profile.toml`."
+            )
     means = _read_once(path / _MEANS, WorkerMean, ("dp_rank", "stage"))
-    laws = read_variations(
-        path / "variability.csv", lambda law: check_variability(variability_of([law]))
-    )
+    laws = read_variations(path / _LAWS, lambda law: check_variability(variability_of([law])))
     sets = _read_sets(path / _SETS, about.schedule.num_microbatches)
     file, positions = path / _POSITIONS, ()
     if file.exists():
