@@ -242,6 +242,7 @@ def own_profile(tmp_path, monkeypatch):
         ("variability.csv", "gemm,nonsense,lognormal,sigma=1,x", ["`component`", "nonsense"]),
         ("variability.csv", "gemm,stall,lognormal,rate=1;sigma=1,x", ["no `median_s`"]),
         ("variability.csv", ",network,two-regimes,slow=1,x", ["`slow`", "`slowdown`"]),
+        ("variability.csv", ",network,two-regimes,step=1,x", ["`step`", "`step_excess`"]),
         ("variability.csv", ",network,lognormal,sigma=1,x", ["takes `two-regimes`"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=nan,x", ["`sigma=nan`", "finite"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=-1,x", ["`sigma=-1`"]),

@@ -13,7 +13,7 @@ from ._kernels import Kernels
 from ._model import load_architecture
 from ._read import located, parse_toml
 from ._types import struct_type, types_of
-from ._variations import SHARED, Variation, replace_variations
+from ._variations import SHARED, STEP_EXCESS, Variation, replace_variations
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -160,6 +160,8 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"the value is {value}, but must be finite and not negative.")
     parameters = {**law.parameters, parameter: float(value)}
+    if parameter == "slowdown":  # It is what was asked for, whatever it adds to the step.
+        parameters.pop(STEP_EXCESS, None)
     changed = msgspec.structs.replace(law, parameters=parameters, source=source)
     return tuple(changed if one is law else one for one in laws)
 

@@ -25,6 +25,8 @@ SHARED = COMPONENTS[:5]
 SECONDS = ("seconds", "experts_seconds", "seconds_share")
 # Parameters of other components besides those of their laws.
 _OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
+# One that the network may have besides: the most that its slowdown adds to a step, as a share.
+STEP_EXCESS = "step_excess"
 
 
 class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,10 +40,12 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
         for `network`.
     - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
-        `median_s`; the network has `probability` and `slowdown`. The `sigma` of a log-normal `step`
-        may have `seconds` beside it, the part of the standard deviation that is as many seconds
-        whatever a step takes, `experts_seconds` for models with experts, and `seconds_share`, the
-        largest share of a step that these seconds are. The two parts add as variances.
+        `median_s`; the network has `probability` and `slowdown`, and may have `step_excess`, the
+        largest share of a step by which congestion makes it longer. The `sigma` of a log-normal
+        `step` may have `seconds` beside it, the part of the standard deviation that is as many
+        seconds whatever a step takes, `experts_seconds` for models with experts, and
+        `seconds_share`, the largest share of a step that these seconds are. The two parts add as
+        variances.
     - `source`: where the numbers are from.
     """
 
@@ -159,8 +163,8 @@ def check_variation(variation: Variation) -> None:
         )
     own = () if component == "network" and family == "constant" else _OWN.get(component, ())
     for name, number in parameters.items():
-        if component == "network" and name not in own:
-            raise ValueError(unknown_name("parameter", name, own))
+        if component == "network" and name not in (allowed := (*own, *[STEP_EXCESS] * bool(own))):
+            raise ValueError(unknown_name("parameter", name, allowed))
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(
                 f"`parameters` has `{quoted(name)}={number:g}`; it must be finite and not negative."

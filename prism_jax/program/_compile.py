@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from ..cluster import clock_factors
@@ -26,9 +27,11 @@ from ..lowering import (
     cut_at_sinks,
     frame_of,
     lay_out,
+    lower_chains,
     number_microbatches,
     parts_of,
     sinks_of,
+    when_reduced,
 )
 from ..schedule import AbstractSchedule, OpGraph, latest_ends
 from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts, split_mean
@@ -112,12 +115,18 @@ def _compile(
     of_kinds = blocks_of_kinds(workload, of.kinds)
     blocks = [of_kinds[kind] for kind in of.kind_of.tolist()]
     if variability is None:
+
+        def excess(slowdown: float) -> float:
+            congested = _constant_step(graph, _congested(job, order, slowdown))
+            return congested / _constant_step(graph, workload) - 1
+
         step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
         variability = variability_of(
             kernels.variability,
             step_s=step_s,
             experts=has_experts(job.model),
             by_power=lambda: _rank_of_power(cluster.device, blocks),
+            excess=excess,
         )
     graph, blocks, sinks = cut_at_sinks(graph, blocks, sinks)
     return assemble(
@@ -142,6 +151,21 @@ def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
     """
     (end,) = latest_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
     return float(end) + block_mean(workload.tail)
+
+
+def _congested(job: Costs, order: AbstractSchedule, slowdown: float) -> Workload:
+    """The workload if communication between nodes takes `slowdown` times as long."""
+    kernels = msgspec.structs.replace(job.kernels, network=slowdown * job.kernels.network)
+    return lower_chains(msgspec.structs.replace(job, kernels=kernels), order)
+
+
+def _constant_step(graph: OpGraph, workload: Workload) -> float:
+    """How long a step takes without variability, in seconds."""
+    of, sinks = frame_of(graph), sinks_of(graph, workload)
+    latencies = np.array(block_means(blocks_of_kinds(workload, of.kinds)))[of.kind_of]
+    ends = latest_ends(graph, latencies, [sink.ops for sink in sinks])
+    reduced = when_reduced(sinks, ends, workload.contention)
+    return float(np.max(reduced)) + block_mean(workload.tail)
 
 
 def _rank_of_power(device: Device, blocks: Sequence[Block]) -> Empirical:

@@ -144,6 +144,7 @@ def variability_of(
     step_s: float = math.inf,
     experts: bool = False,
     by_power: Callable[[], AbstractLatency] | None = None,
+    excess: Callable[[float], float] | None = None,
 ) -> Variability:
     """The laws with the values of a file, or with values that are being fitted.
 
@@ -156,6 +157,8 @@ def variability_of(
         in seconds (`Variation`).
     - `experts`: whether the model has experts, whose steps vary by more seconds.
     - `by_power`: makes the law of the rank of the family `power`, which a job's device determines.
+    - `excess`: how much longer a step takes, as a share, where communication between nodes takes so
+        many times as long: for the largest such share that is given (`step_excess`).
 
     **Raises:**
 
@@ -170,7 +173,7 @@ def variability_of(
         elif variation.family == "constant":
             continue
         elif variation.component == "network":
-            shared["network"] = _network(variation)
+            shared["network"] = _network(variation, excess)
         elif variation.component == "residual":
             residual[variation.kernel] = _law(variation)
         elif variation.component == "rank" and variation.family == "power" and by_power:
@@ -200,9 +203,13 @@ def _law(variation: Variation) -> AbstractLatency:
         raise ValueError(f"the law of the {variation.component}{of}: {error}") from None
 
 
-def _network(variation: Variation) -> Network:
+def _network(variation: Variation, excess: Callable[[float], float] | None) -> Network:
     parameters = variation.parameters
-    return Network(_parameter(parameters["probability"]), _parameter(parameters["slowdown"]))
+    slowdown, most = parameters["slowdown"], parameters.get("step_excess")
+    if most is not None and excess is not None and (longer := excess(slowdown)) > most:
+        # A step is convex in the latencies of its kernels, so it takes no longer than this.
+        slowdown = 1 + (slowdown - 1) * most / longer
+    return Network(_parameter(parameters["probability"]), _parameter(slowdown))
 
 
 def _stall(variation: Variation) -> Stall:
