@@ -1,30 +1,40 @@
 """Keeps compiled code in the user's cache folder."""
 
+import contextlib
+import functools as ft
+import glob
 import hashlib
 import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import sys
+import warnings
 
 
 VARIABLE = "PRISM_JAX_CACHE"
 _FOLDER = "jax_compilation_cache_dir"
+# How JAX warns of an entry of a function: a process that is killed leaves half of it, and so does a
+# full disk.
+_UNUSABLE = r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'"
 
 
 def cache_folder() -> pathlib.Path | None:
     """The folder for code that JAX compiles; `None` if none is kept.
 
     The environment variable `PRISM_JAX_CACHE` gives its path, or turns the cache off if it is
-    `off`; by default it is in the user's cache folder. It has a subfolder for each version and each
+    `off`; by default it is in the user's cache folder, if the user has one. It has a subfolder for each version and each
     kind of processor, because compiled code runs on no other. If JAX is configured with a folder of
     its own, this is not changed.
     """
-    folder = os.environ.get(VARIABLE, "")
+    folder, users = os.environ.get(VARIABLE, ""), os.environ.get("XDG_CACHE_HOME")
     if folder.lower() in ("off", "0"):
         return None
-    users = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    root = pathlib.Path(folder or pathlib.Path(users) / "prism-jax")
+    try:
+        root = pathlib.Path(folder or pathlib.Path(users or "~/.cache", "prism-jax").expanduser())
+    except RuntimeError:  # In a container: a user with neither a home nor an entry in passwd.
+        return None
     mine = root / importlib.metadata.version("prism-jax") / _processor()
     return mine if os.environ.get(_FOLDER.upper(), str(mine)) == str(mine) else None
 
@@ -36,7 +46,7 @@ def keep_compiled() -> None:
     The folder is in the user's cache folder, which `prism-jax doctor` names. The environment
     variable `PRISM_JAX_CACHE` moves it, or turns this off if it is `off`. A folder that JAX is
     configured with by `JAX_COMPILATION_CACHE_DIR` stays. Where nothing can be written, nothing is
-    kept, without an error.
+    kept, without an error. A damaged file is removed, and made again.
     """
     mine = cache_folder()
     if mine is None:
@@ -45,6 +55,7 @@ def keep_compiled() -> None:
         mine.mkdir(parents=True, exist_ok=True)
     except OSError:  # Without a folder that can be written to, there is no cache.
         return
+    _remove_unusable(mine)
     # What compiles in no time is kept too: it adds up.
     options = {
         _FOLDER: str(mine),
@@ -60,6 +71,26 @@ def keep_compiled() -> None:
 
     for name, value in options.items():
         jax.config.update(name, value)
+
+
+@ft.cache
+def _remove_unusable(folder: pathlib.Path) -> None:
+    """From now on, an entry that JAX warns of is removed, and nothing is shown. JAX then compiles
+    the function, and keeps it where no entry is in its place.
+    """
+    show = warnings.showwarning
+
+    def remove(message, *where, **options):
+        function = re.match(_UNUSABLE, str(message))
+        if function is None:
+            show(message, *where, **options)
+            return
+        for entry in folder.glob(f"{glob.escape(function[1])}-*"):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+    warnings.filterwarnings("always", _UNUSABLE)
+    warnings.showwarning = remove
 
 
 def _processor() -> str:

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 import prism_jax as prism
+from prism_jax._cache import cache_folder
 from prism_jax.cli import main
 from prism_jax.cli._main import COMMANDS, make_parser
 from prism_jax.cli._options import arguments
@@ -120,6 +121,50 @@ def test_a_script_keeps_compiled_code_where_it_can(monkeypatch, tmp_path):
     prism.keep_compiled()
     assert str(told["jax_compilation_cache_dir"]).startswith(str(tmp_path))
     assert told["jax_persistent_cache_min_compile_time_secs"] == 0
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch, capsys):
+    """As in a container that runs under any number."""
+
+    def unknown(number):
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "PRISM_JAX_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cache_folder() is None
+    prism.keep_compiled()
+    assert main(["predict", "megatron-22b-a100-8"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert str(cache_folder()).startswith("/elsewhere/prism-jax/")
+
+
+_COMPILES_AGAIN = """
+import pathlib, jax, prism_jax as prism
+prism.keep_compiled()
+twice = jax.jit(lambda x: 2 * x)
+twice(1.0)
+(entry,) = pathlib.Path({!r}).glob("*/*/*-cache")
+entry.write_bytes(entry.read_bytes()[:100])  # As of a process that was killed.
+jax.clear_caches()
+twice(1.0)
+made = entry.read_bytes()
+jax.clear_caches()
+twice(1.0)
+assert len(made) > 100 and entry.read_bytes() == made
+import warnings
+warnings.warn("another")
+"""
+
+
+def test_a_damaged_file_of_the_cache_is_made_again(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment["PRISM_JAX_CACHE"] = str(tmp_path)
+    command = [sys.executable, "-c", _COMPILES_AGAIN.format(str(tmp_path))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "<string>:15: UserWarning: another\n"
 
 
 @pytest.fixture(scope="module")
