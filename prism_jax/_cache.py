@@ -24,9 +24,9 @@ def cache_folder() -> pathlib.Path | None:
     """The folder for code that JAX compiles; `None` if none is kept.
 
     The environment variable `PRISM_JAX_CACHE` gives its path, or turns the cache off if it is
-    `off`; by default it is in the user's cache folder, if the user has one. It has a subfolder for each version and each
-    kind of processor, because compiled code runs on no other. If JAX is configured with a folder of
-    its own, this is not changed.
+    `off`; by default it is in the user's cache folder, if the user has one. It has a subfolder for
+    each version and each kind of processor, because compiled code runs on no other. If JAX is
+    configured with a folder of its own, this is not changed.
     """
     folder, users = os.environ.get(VARIABLE, ""), os.environ.get("XDG_CACHE_HOME")
     if folder.lower() in ("off", "0"):

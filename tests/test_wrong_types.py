@@ -14,6 +14,14 @@ program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
 law = prism.simulate(program, num_samples=100, key=jax.random.key(0))
 key = jax.random.key(0)
 job = prism.load_job("megatron-22b-a100-8")
+with jax.enable_x64(True):
+    wide = prism.compile_graph([prism.Op(1.0, kind="gemm")])
+
+
+def sweep(values, **options):
+    prism.sweep(program, {"latencies.mean": values}, num_samples=100, key=key, **options)
+
+
 for call in (
     lambda: prism.compile_job("megatron-22b-a100-8"),
     lambda: prism.predict("megatron-22b-a100-8"),
@@ -38,6 +46,16 @@ for call in (
     lambda: prism.compile_graph([3]),
     lambda: prism.plot.histogram(None),
     lambda: prism.plot.memory(3),
+    lambda: prism.sweep(program, ["latencies.mean"], key=key),
+    lambda: sweep(["0.1"]),
+    lambda: sweep(0.1),
+    lambda: sweep([True]),
+    lambda: sweep([None, 1.0]),
+    lambda: sweep([[0.1], [0.1, 0.2]]),
+    lambda: sweep([0.1], out=3),
+    lambda: sweep([0.1], executor=2),
+    lambda: prism.simulate(wide, num_samples=100, key=key),
+    lambda: prism.estimate(wide, prism.Mean(), num_samples=100, key=key),
 ):
     try:
         call()
@@ -75,6 +93,11 @@ def test_wrong_types_are_refused_in_a_sentence():
         "An `int` was given in place of an op; use `prism.Op",
         "A `NoneType` was given in place of a law; use `simulate`",
         "An `int` was given in place of a memory; use `prism.memory`",
+        "A `list` was given in place of a mapping; give such as",
+        *["give a list of numbers, such as `[0.01, 0.02]`"] * 5,
+        "An `int` was given in place of a path of a folder",
+        "An `int` was given in place of an executor",
+        *["numbers of float64, which JAX would cut; set `jax_enable_x64`"] * 2,
     ]
     said = run.stdout.splitlines()
     assert len(said) == len(wanted)

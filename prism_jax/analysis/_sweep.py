@@ -15,11 +15,12 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from .._files import read_file, shown, written_whole
 from .._interrupt import progress_bar
-from .._misc import unknown_name
+from .._misc import check_type, quoted, unknown_name
 from ..engine import simulate
 from ..law import figures
 from ..program import Program, digest
@@ -74,12 +75,19 @@ def sweep(
 
     **Raises:**
 
-    `ValueError` if a name is not of a parameter, or if the folder holds another sweep, a row of
-    another or a damaged one.
-    `BrokenExecutor` if workers died; `out` then holds all other rows.
+    `ValueError` if a name is not of a parameter, if a value is not a number, or if the folder holds
+    another sweep, a row of another or a damaged one. `BrokenExecutor` if workers died; `out` then
+    holds all other rows.
     """
-    for name in overrides:
+    check_type(program, Program, "program", "use `compile_job` to get one")
+    check_type(overrides, Mapping, "mapping", "give such as `{'latencies.mean': [0.01, 0.02]}`")
+    if not isinstance(out, str | None):
+        check_type(out, os.PathLike, "path of a folder", "give a string or a path")
+    if executor is not None:
+        check_type(executor, Executor, "executor", "use such as `ThreadPoolExecutor` to get one")
+    for name, choices in overrides.items():
         _parameter(program, name)
+        _check_numbers(name, choices)
     values = grid(overrides)
     points = Points(values, values, ft.partial(_with_values, program), digest(program))
     return sweep_points(
@@ -186,6 +194,18 @@ def _rows(sources: Sequence[Any], program_of, num_samples: int, key: PRNGKeyArra
             row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
         rows.append(row | {x: getattr(law, x) for x in ("num_samples", "sampling", "replicas")})
     return rows
+
+
+def _check_numbers(name: str, choices: Any) -> None:
+    try:
+        numbers = np.asarray(choices)
+    except ValueError:  # Lists of different lengths.
+        numbers = np.asarray(None)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
+        raise ValueError(
+            f"`{quoted(name)}` is to take `{quoted(choices)}`; give a list of numbers, such as "
+            "`[0.01, 0.02]`."
+        )
 
 
 def _with_values(program: Program, values: Mapping[str, Any]) -> Program:

@@ -26,14 +26,23 @@ MAX_UNSEEN_STALLS = 1e-6
 
 
 def check_program(program: Any, key: Any) -> None:
-    """Raises unless `program` is a program, and its values and the key are not traced."""
+    """Raises unless `program` is a program, whose values and the key are not traced, of numbers
+    that JAX is set to compute with.
+    """
     check_type(program, Program, "program", "use `compile_job` to get one")
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((program, key))):
+    leaves = jax.tree.leaves((program, key))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise ValueError(
             "`estimate` and `simulate` loop on the host and cannot be traced by `jax.jit` or "
             "`jax.vmap`; call them outside, or use `sample_replica_ends`, which can."
         )
     check_key(key)
+    wide = any(getattr(leaf, "dtype", None) == np.float64 for leaf in leaves)
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            "The program has numbers of float64, which JAX would cut; set `jax_enable_x64`, or "
+            "compile the program without it."
+        )
 
 
 def check_num_samples(num_samples: Any) -> int:
