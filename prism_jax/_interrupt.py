@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -57,13 +58,66 @@ class Interrupt:
 _holding: list[Interrupt] = []
 
 
+class _OfThread(Interrupt):
+    """That of a thread other than the main one. Ctrl-C never comes to it, but Python may end."""
+
+    def take(self) -> bool:
+        if _python_ends:
+            with _working:
+                _at_work[:] = [thread for thread in _at_work if thread is not _this()]
+                _working.notify_all()
+            threading.Event().wait()  # Until the process ends.
+        return False
+
+
+# The threads, other than the main one, that are in blocks of work, each once for each block.
+_at_work: list[threading.Thread] = []
+_working = threading.Condition()
+_python_ends = False
+_this = threading.current_thread
+# For so many seconds Python's end waits for what a thread has in hand: a batch, or a compilation.
+_MOST_SECONDS = 60.0
+
+
+def stop_threads() -> None:
+    """Lets no thread begin another batch of work, and waits until they have done those in hand. To
+    be called when Python ends: a daemon thread that it ends within JAX aborts the process.
+    """
+    global _python_ends
+    _python_ends = True
+    last = time.monotonic() + _MOST_SECONDS
+    with _working:
+        while any(thread.is_alive() for thread in _at_work) and time.monotonic() < last:
+            _working.wait(0.1)
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Interrupt]:
+    """A block of work in JAX. If it is not in the main thread, Python's end waits for it."""
+    thread = _this()
+    if thread is threading.main_thread():
+        yield Interrupt()
+        return
+    interrupt = _OfThread()
+    interrupt.take()
+    with _working:
+        _at_work.append(thread)
+    try:
+        yield interrupt
+    finally:
+        with _working:
+            _at_work.remove(thread)
+            _working.notify_all()
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interrupt]:
     """Delays Ctrl-C until it is checked for, or to the end, so that no work is lost. A second
     Ctrl-C is not delayed. Nested blocks share the same state.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield Interrupt()  # Signals come to the main thread alone.
+    if _this() is not threading.main_thread():
+        with working() as interrupt:
+            yield interrupt
         return
     if _holding:
         with _block(_holding[0]) as interrupt:

@@ -1,6 +1,7 @@
 """Calls by the workers of an executor: the same results, and what remains when workers die."""
 
 import concurrent.futures as cf
+import contextlib
 import functools as ft
 import multiprocessing
 import os
@@ -8,12 +9,15 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from prism_jax import Variability, load_job, rank_layouts, sweep
+from prism_jax import Variability, _interrupt, load_job, rank_layouts, sweep
+from prism_jax._interrupt import interruptible
 from prism_jax.analysis import Points, sweep_points
 from prism_jax.analysis._sweep import grid
 from prism_jax.cli import main
@@ -74,6 +78,82 @@ def test_finished_tasks_are_kept_when_a_worker_dies():
         with pytest.raises(cf.BrokenExecutor, match="A worker died"):
             _collect(results, found)
     assert sorted(found) == [(0, 0), (1, 1)]
+
+
+_DRIVER = """
+import concurrent.futures as cf, multiprocessing
+from prism_jax.workers import prepare_worker, run_tasks
+if __name__ == "__main__":
+    spawn = multiprocessing.get_context("spawn")
+    pool = cf.ProcessPoolExecutor(2, mp_context=spawn, initializer=prepare_worker)
+    task = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    list(run_tasks(exec, [(task,)] * 2, pool))
+"""
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_driver_that_is_told_to(tmp_path):
+    (tmp_path / "driver.py").write_text(_DRIVER)
+    command = [sys.executable, tmp_path / "driver.py"]
+    workers: list[int] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        try:
+            workers += [int(driver.stdout.readline()) for _ in range(2)]
+            driver.terminate()
+            # Their output ends when all that may write to it have ended.
+            assert driver.communicate(timeout=60) == ("", None)
+        finally:
+            for worker in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGKILL)
+    assert driver.returncode == -signal.SIGTERM
+
+
+def test_python_ends_after_the_batch_in_hand(monkeypatch):
+    """A thread that simulates then is stopped between two batches."""
+    monkeypatch.setattr(_interrupt, "_python_ends", False)
+    begun, batches = threading.Event(), []
+
+    def simulates():
+        with interruptible() as interrupt:
+            begun.set()
+            while not _interrupt._python_ends:
+                time.sleep(0)
+            batches.append("in hand")
+            interrupt.check()
+            batches.append("another")
+
+    threading.Thread(target=simulates, daemon=True).start()
+    begun.wait()
+    _interrupt.stop_threads()
+    assert batches == ["in hand"]
+    assert not _interrupt._at_work
+
+
+_DAEMON = """
+import threading, jax, prism_jax as prism
+from prism_jax.replica import _tiles
+compiled, in_jax = _tiles._compiled, threading.Event()
+
+
+def tells(*arguments):
+    call = compiled(*arguments)
+    return lambda *given: (in_jax.set(), call(*given))[1]
+
+
+_tiles._compiled = tells
+program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
+options = {"num_samples": 10**9, "key": jax.random.key(0)}
+threading.Thread(target=prism.simulate, args=(program,), kwargs=options, daemon=True).start()
+in_jax.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_daemon_thread_that_simulates_when_python_ends_aborts_nothing():
+    done = subprocess.run([sys.executable, "-c", _DAEMON], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class _DiesAtTheThird(cf.ThreadPoolExecutor):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from .._interrupt import check_interrupt, interruptible
+from .._interrupt import check_interrupt, interruptible, working
 from ..host import on_host
 from ..law import LEVELS, Errors, errors_of_figures
 from ..program import Program
@@ -65,9 +65,10 @@ def prepare(program: Program, key: PRNGKeyArray) -> Run:
     """
     check_interrupt()
     check_program(program, key)
-    plan = make_plan(program)
-    check_plan(program, plan)
-    return Run(program, plan, key_data(key), chances_of(program, plan))
+    with working():
+        plan = make_plan(program)
+        check_plan(program, plan)
+        return Run(program, plan, key_data(key), chances_of(program, plan))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Tiles: work is cut into pieces of one size, so that results do not depend on the devices."""
 
+import atexit
 import dataclasses
 import functools as ft
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from .._interrupt import interruptible
+from .._interrupt import interruptible, stop_threads
 from ._ends import TILE
 from ._plan import Plan
 
@@ -24,6 +26,11 @@ _SHARE_OF_MEMORY = 0.25
 # A CPU takes them one after the other, and batches of up to so many share compiled code.
 _MOST_TILES = 8
 _SMALL_TILE = 256
+
+# Python calls them from the last to the first: before that of JAX, and before that of `weakref`,
+# which JAX needs to work, and which the first finalizer registers.
+weakref.finalize(stop_threads, int)
+atexit.register(stop_threads)
 
 
 @dataclasses.dataclass(frozen=True)

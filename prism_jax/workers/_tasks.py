@@ -3,9 +3,11 @@
 import concurrent.futures as cf
 import functools as ft
 import logging
+import multiprocessing
 import os
 import pickle
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -78,7 +80,8 @@ def run_tasks(
 
 
 def prepare_worker(keep: bool = True) -> None:
-    """Limits JAX to one core in this process, because workers share a machine.
+    """Limits JAX to one core in this process, because workers share a machine, and ends it when
+    that which made a pool of processes was killed.
 
     Call it first in each worker, before JAX is used:
     `ProcessPoolExecutor(initializer=prepare_worker, ...)`. Once JAX is in use, it has no effect on
@@ -89,9 +92,26 @@ def prepare_worker(keep: bool = True) -> None:
     - `keep`: whether compiled code is kept in a cache on disk for other processes, as on the
         command line.
     """
+    _end_with_driver()
     os.environ.setdefault("NPROC", "1")  # XLA makes as many threads.
     if keep:
         keep_compiled()
+
+
+@ft.cache
+def _end_with_driver() -> None:
+    """Ends this process, if it is of a pool, when that which made the pool is killed: a worker that
+    waits for its next call, or has one in hand, would stay for ever.
+    """
+    driver = multiprocessing.parent_process()
+
+    def wait() -> None:
+        assert driver is not None
+        driver.join()
+        os._exit(1)
+
+    if driver is not None:
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def _packed(function: Callable[..., Any], task: tuple) -> Callable[[], Any]:
@@ -106,6 +126,7 @@ def _packed(function: Callable[..., Any], task: tuple) -> Callable[[], Any]:
 
 
 def _made(content: bytes, x64: bool) -> Any:
+    _end_with_driver()
     with jax.enable_x64(x64):
         function, task = pickle.loads(content)
         return function(*task)
