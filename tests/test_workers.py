@@ -218,6 +218,47 @@ def test_bad_workers_are_one_sentence(words, message, capsys):
     assert "Traceback" not in error
 
 
+class _Talks(cf.Executor):
+    """An executor whose workers are dead, which says so as Ray does: a thread of its prints it."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        print("(raylet) A worker died")
+        raise cf.BrokenExecutor
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        print("(raylet) All is shut down")
+
+
+def test_what_ray_says_is_not_in_the_result(monkeypatch, capsys):
+    monkeypatch.setattr("prism_jax.workers.RayExecutor", lambda *_, **__: _Talks())
+    over = ["--over", "kernels.gemm.sigma=0.01,0.05", "--samples", "64"]
+    assert main(["sweep", "megatron-22b-a100-8", *over, "--ray", "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "(raylet) A worker died\n(raylet) All is shut down\nprism-jax: " in told.err
+
+
+@pytest.mark.parametrize(("users", "sent"), [(None, "0"), ("1", "1")])
+def test_ray_sends_usage_statistics_only_if_the_user_wants_it(users, sent, monkeypatch):
+    seen = []
+
+    class Ray:
+        is_initialized = staticmethod(lambda: False)
+        remote = staticmethod(lambda **options: lambda function: function)
+
+        @staticmethod
+        def init(**options):
+            seen.append(os.environ.get("RAY_USAGE_STATS_ENABLED"))
+
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    if users is not None:
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", users)
+    RayExecutor()
+    assert seen == [sent]
+
+
 # Until its input ends, also because this process did.
 _CLUSTER = """
 import sys

@@ -176,10 +176,12 @@ def ray_executor(given: Given) -> Iterator[Executor | None]:
         return
     where = None if given.ray is True else given.ray
     gpus, keep = given.worker_gpus or 0, not given.no_cache
-    executor = prism.workers.RayExecutor(where, num_gpus=gpus, keep=keep)
-    try:
-        yield executor
-    except BrokenExecutor as error:
-        raise RuntimeError(str(error)) from None
-    finally:
-        executor.shutdown(cancel_futures=True)
+    # A thread of Ray prints what becomes of its workers, and stdout is the result.
+    with contextlib.redirect_stdout(sys.stderr):
+        executor = prism.workers.RayExecutor(where, num_gpus=gpus, keep=keep)
+        try:
+            yield executor
+        except BrokenExecutor as error:
+            raise RuntimeError(str(error)) from None
+        finally:
+            executor.shutdown(cancel_futures=True)

@@ -144,7 +144,8 @@ def _check_no_fork(executor: cf.Executor) -> None:
 class RayExecutor(cf.Executor):
     """An executor that makes calls on the workers of a Ray cluster. Ray repeats a call if its
     worker or machine dies. The same version of this package must be installed on all machines of
-    the cluster.
+    the cluster. A cluster that is started here sends no usage statistics, unless the environment
+    variable `RAY_USAGE_STATS_ENABLED` says otherwise.
 
     **Arguments:**
 
@@ -226,6 +227,7 @@ def _connected(address: str | None) -> Any:
         ) from None
     if ray.is_initialized():
         raise ValueError("This process is connected to a Ray cluster; call `ray.shutdown()` first.")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # It sends them unless told not to.
     address = address or os.environ.get("RAY_ADDRESS")
     try:
         if address and address not in ("auto", "local"):
