@@ -1,11 +1,13 @@
 """Calibration: what is put in comes out, other scales follow, and files lose nothing."""
 
 import json
+import pathlib
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import msgspec
 import numpy as np
+import polars as pl
 import pytest
 from scipy.special import ndtri
 
@@ -19,13 +21,15 @@ from prism_jax.calibration._observe import (
     observe,
     spread_of,
 )
-from prism_jax.calibration._scale import Split, most_likely_noise, without_calibration
+from prism_jax.calibration._scale import Given, Split, most_likely_noise, without_calibration
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate, simulated_steps
 from prism_jax.law import crps
+from prism_jax.prediction import constant_step, expected_error, levels_of_law, predict
 from prism_jax.program import compile_job, variability_of
+from prism_jax.trace import read_runs
 
 
 # All GPUs are equal, so that the level is that of compute alone.
@@ -290,6 +294,62 @@ def test_an_executor_changes_nothing():
     with ThreadPoolExecutor(2) as executor:
         options["executor"] = executor
         assert calibrate(load_job(_ONE_NODE), [run], others=others, **options) == alone
+
+
+_EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+def _holds(job, measured):
+    """Whether the interval of the prediction of a calibrated job holds the median of its steps."""
+    error, mean = expected_error(job), predict(job).mean
+    low, high = error.interval()
+    assert high / low < 1.03  # Not by its width.
+    assert mean * np.exp(error.bias) == pytest.approx(measured, rel=1e-3)
+    return low * mean < measured < high * mean
+
+
+@pytest.mark.parametrize("longer", [-0.002, 0.03])
+def test_the_interval_of_a_calibrated_job_holds_its_steps(longer, monkeypatch, tmp_path):
+    """However much longer than a step without variability they are: simulated steps stand here for
+    those of the engine.
+    """
+    noise = 1 + 0.004 * np.random.default_rng(9).standard_normal(64)
+
+    def steps_of(given, jobs):
+        return [(1 + longer) * constant_step(job)(kernels) * noise for job, kernels in jobs]
+
+    monkeypatch.setattr(Given, "steps_of", steps_of)
+    job, times = (_EXAMPLES / name for name in ("job.toml", "step_times.csv"))
+    runs = read_runs(times)
+    options = {"key": jax.random.key(0), "num_iterations": 1}
+    found = calibrate(load_job(job), runs, source="a test", **options)
+    median = float(np.median(runs[0]))
+    assert _holds(found, median)
+    save_job(found, tmp_path / "job.toml")
+    again = load_job(tmp_path / "job.toml")
+    assert expected_error(again) == expected_error(found)
+    # The law of its steps is around the same median.
+    assert levels_of_law(expected_error(again), 0.5) == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["job", "large_job", _NAME, "gpt3-175b-h100-768", _ONE_NODE])
+def test_intervals_of_calibrated_jobs_hold_their_steps(name, shared):
+    """Of jobs and runs of the examples, of MLPerf Training, and made."""
+    if name.endswith("job"):
+        job = load_job(_EXAMPLES / f"{name}.toml")
+        runs = read_runs(_EXAMPLES / f"{name.replace('job', 'step_times')}.csv")
+    elif name == _ONE_NODE:
+        job, runs = load_job(name), [np.random.default_rng(7).normal(1.1, 0.01, 100)]
+    else:
+        system = {_NAME: "eos-dfw_n512_ngc23.09_nemo"}.get(name, "dgxh100_n96_nemo")
+        rows = pl.scan_parquet(shared / "data/mlperf/step_times.parquet").filter(
+            pl.col("system") == system, pl.col("phase") == "steady"
+        )
+        parts = rows.collect().partition_by("run", maintain_order=True)
+        job, runs = load_job(name), [part["step_time_s"].to_numpy() for part in parts]
+    found = calibrate(job, runs, source="a test", key=jax.random.key(0), num_samples=2048)
+    assert _holds(found, float(np.median([np.median(run) for run in runs])))
 
 
 def test_an_earlier_calibration_is_replaced():

@@ -118,7 +118,7 @@ def calibrate(
     changes = msgspec.structs.replace(
         with_level(plain, level.values, num_replicas),
         variability=replace_variations(plain.variability, laws),
-        uncertainty=_uncertainty(level, given, class_of(job)),
+        uncertainty=_uncertainty(calibration, given, class_of(job)),
     )
     calibrated = with_calibrated(first.job, changes)
     return msgspec.structs.replace(calibrated, measured=first.observed.measured(source))
@@ -199,11 +199,13 @@ def fit_level(
 
 @dataclasses.dataclass(frozen=True)
 class _Calibration:
-    """A calibration: the level, the law of a step, the noise of collectives over replicas, and a
-    factor on the noise of all kernels.
+    """A calibration: the level, and how much longer than a step without variability the median of
+    the first job's steps was taken to be for it, as a share; the law of a step, the noise of
+    collectives over replicas, and a factor on the noise of all kernels.
     """
 
     level: Level
+    variability: float
     law: StepLaw
     noise: float | None
     less: float
@@ -216,7 +218,7 @@ def _started(given: Given) -> _Calibration:
     spread = float(np.mean([spread_of(one, priors) for one in observed]))
     level = _level(given, np.ones(len(scales)))
     noise = noise_of_collectives(given, given.kernels_at(level.values))
-    return _Calibration(level, law_of_steps(observed, spread, priors), noise, 1.0)
+    return _Calibration(level, 0.0, law_of_steps(observed, spread, priors), noise, 1.0)
 
 
 def _improved(now: _Calibration, given: Given) -> _Calibration:
@@ -233,7 +235,8 @@ def _improved(now: _Calibration, given: Given) -> _Calibration:
     wanted = [spread_of(scale.observed, given.priors) for scale in given.scales]
     weights = [scale.observed.num_steps for scale in given.scales]
     law, less = solve_spread(now.law, deviations, wanted, weights)
-    return _Calibration(_level(given, np.array(above)), law, now.noise, less * now.less)
+    level = _level(given, np.array(above))
+    return _Calibration(level, float(above[0] - 1), law, now.noise, less * now.less)
 
 
 def _level(given: Given, above: Float[np.ndarray, " scales"]) -> Level:
@@ -249,7 +252,8 @@ def _level(given: Given, above: Float[np.ndarray, " scales"]) -> Level:
     return fit_level(given, medians, np.array(noise))
 
 
-def _uncertainty(level: Level, given: Given, of: tuple[str, ...]) -> Uncertainty:
+def _uncertainty(calibration: _Calibration, given: Given, of: tuple[str, ...]) -> Uncertainty:
+    level = calibration.level
     between = max(scale.observed.between or 0.0 for scale in given.scales)
     number = sum(scale.observed.num_steps for scale in given.scales)
     spread = np.hypot(given.priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
@@ -258,6 +262,7 @@ def _uncertainty(level: Level, given: Given, of: tuple[str, ...]) -> Uncertainty
         prior=level.prior,
         level=float(np.hypot(given.priors.scale.deviation, between)),
         spread=float(spread),
+        variability=calibration.variability,
         num_steps=number,
         of=of,
     )

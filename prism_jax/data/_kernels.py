@@ -26,6 +26,7 @@ _LEVEL = {
 LEVEL = (*_LEVEL,)
 
 _Exponent: TypeAlias = Annotated[float, msgspec.Meta(ge=-1, le=1)]
+_Longer: TypeAlias = Annotated[float, msgspec.Meta(gt=-1, le=10)]
 _Row: TypeAlias = tuple[Number, Number, Number, Number]
 
 
@@ -205,6 +206,8 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         these parameters give.
     - `spread`: the standard deviation of the logarithm of the spread of a run's steps at another
         scale.
+    - `variability`: how much longer the median of the calibrated steps is than a step without
+        variability, as a share.
     - `num_steps`: the number of measured steps, of all scales.
     - `of`: the class of jobs that they are of, as in `expected_error`. Jobs of another class do not
         have this uncertainty. Empty for any class.
@@ -214,6 +217,7 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prior: tuple[Text, ...] = ()
     level: NonNegative = 0.0
     spread: NonNegative = 0.0
+    variability: _Longer = 0.0
     num_steps: Count = 1
     of: tuple[Text, ...] = ()
 

@@ -32,6 +32,7 @@ class ExpectedError(msgspec.Struct, frozen=True):
     - `num_runs`: how many measured steps it is of; 0 if none is of this class of jobs.
     - `table`: which they are.
     - `degrees`: its degrees of freedom; infinite for a normal law.
+    - `variability`: the part of `bias` that steps are longer by because they vary, as a share.
     """
 
     bias: float
@@ -39,6 +40,7 @@ class ExpectedError(msgspec.Struct, frozen=True):
     num_runs: int
     table: str
     degrees: float = np.inf
+    variability: float = 0.0
 
     @property
     def std(self) -> float:
@@ -107,8 +109,9 @@ def expected_error(job: Job) -> ExpectedError:
     if job.calibrated is not None and known is not None and known.of in ((), class_of(job)):
         slope = slope_of_level(constant_step(job), parts.kernels)
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
-        bias = float(np.log1p(shipped.variability))
-        return ExpectedError(bias, spread, known.num_steps, job.calibrated.source)
+        longer = known.variability
+        bias, source = float(np.log1p(longer)), job.calibrated.source
+        return ExpectedError(bias, spread, known.num_steps, source, variability=longer)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
@@ -117,8 +120,11 @@ def expected_error(job: Job) -> ExpectedError:
     law = next((laws[key] for key in keys if key in laws), None)
     if law is None:
         law, told = laws[(*kind, "", "")], "none of its class"
-        return ExpectedError(law.bias, law.spread * shipped.unknown, 0, told, shipped.degrees)
-    return ExpectedError(law.bias, law.spread, law.num_runs, law.table, shipped.degrees)
+        law = msgspec.structs.replace(
+            law, spread=law.spread * shipped.unknown, num_runs=0, table=told
+        )
+    of_law = law.bias, law.spread, law.num_runs, law.table
+    return ExpectedError(*of_law, shipped.degrees, shipped.variability)
 
 
 def class_of(job: Job) -> tuple[str, ...]:
@@ -147,7 +153,7 @@ def levels_of_law(error: ExpectedError, q: Any) -> Any:
     """Factors on the median of `simulate`, whose steps vary and so take longer than `predict` says,
     at the quantiles `q` of an expected error.
     """
-    return error.quantile(q) / (1 + load_expected_errors().variability)
+    return error.quantile(q) / (1 + error.variability)
 
 
 def with_level(of: _Levelled, values: Float[np.ndarray, "4"], num_replicas: int) -> _Levelled:
