@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import msgspec
@@ -26,7 +29,11 @@ from prism_jax.profile._fit import match_steps
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
     Trace,
+    _read_kernels,
+    _tables,
     outline,
+    read_factors,
+    read_kernels,
     read_runs,
     read_step_times,
     read_trace,
@@ -460,6 +467,71 @@ def test_runs_are_sorted_by_their_steps(tmp_path):
     assert read_step_times(path).tolist() == [1.1, 1.2, 1.3, 2.1, 2.2]
     path.write_text("run,step_time_s\n1,3\n2,2\n1,1\n")
     assert [run.tolist() for run in read_runs(path)] == [[3, 1], [2]]
+
+
+@pytest.mark.parametrize("names", [["zeta", "alpha", "8"], [3, -1, 7], [0.5, 2.0, 1e-3]])
+@pytest.mark.parametrize("columns", [("step", "run"), ("run",), ("step",), ()])
+def test_any_order_of_rows_has_the_same_runs(tmp_path, names, columns):
+    rng = np.random.default_rng(0)
+    rows = [(names[i % 3], i, 1 + 0.001 * i) for i in rng.permutation(60).tolist()]
+    table = pl.DataFrame(rows, schema=["run", "step", "step_time_s"], orient="row")
+    table.select(*columns, "step_time_s").write_parquet(tmp_path / "s.parquet")
+    wanted: dict[object, list] = {}
+    for run, step, seconds in rows:
+        wanted.setdefault(run if "run" in columns else None, []).append((step, seconds))
+    ordered = [sorted(run) if "step" in columns else run for run in wanted.values()]
+    found = [run.tolist() for run in read_runs(tmp_path / "s.parquet")]
+    assert found == [[seconds for _, seconds in run] for run in ordered]
+
+
+@pytest.mark.parametrize("read", [read_runs, read_factors, read_kernels])
+def test_rows_are_refused_by_the_footer_before_they_are_read(tmp_path, monkeypatch, read):
+    path, read_rows = tmp_path / "t.parquet", []
+    columns = {"step_time_s": [1.5] * 100, "factor": [1.0] * 100, "latency_s": [1.0] * 100}
+    pl.DataFrame(columns | {"kernel": ["gemm"] * 100}).write_parquet(path)
+    if read is read_kernels:
+        pl.read_parquet(path).select("kernel", "latency_s").write_parquet(path)
+    collect = _tables.collect
+    for module, name in ((_tables, "_MOST_STEPS"), (_tables, "_MOST_GPUS")):
+        monkeypatch.setattr(module, name, 99)
+    monkeypatch.setattr(_read_kernels, "_MOST_SHAPES", 99)
+    monkeypatch.setattr(
+        _tables, "collect", lambda frame: read_rows.append(len(found := collect(frame))) or found
+    )
+    with pytest.raises(ValueError, match="it has 100 rows, and up to 99 are read; give fewer"):
+        read(path)
+    assert read_rows == [1]  # Their number.
+
+
+def test_a_row_that_is_there_many_times_is_no_trace(tmp_path):
+    trace = _made_trace(_job(), 1, _plain)
+    row = _rows(trace).head(1)
+    pl.concat([_rows(trace), row[np.zeros(100_000, int)]]).write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="leave out what is there several times"):
+        read_trace(tmp_path / "t.parquet", trace.job)
+
+
+_PEAK = """
+import sys
+from prism_jax.trace import read_runs
+assert len(read_runs(sys.argv[1])) == 5
+(peak,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(1024 * int(peak.split()[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="its memory is not told here")
+def test_a_row_of_step_times_takes_up_to_40_bytes(tmp_path):
+    rng, peaks = np.random.default_rng(0), []
+    for number in (2 * 10**6, 8 * 10**6):
+        path = tmp_path / f"{number}.parquet"
+        run = pl.Series([f"run-{i}" for i in range(5)])[rng.integers(0, 5, number)]
+        columns = {"run": run, "step": rng.permutation(number), "step_time_s": rng.random(number)}
+        pl.DataFrame(columns).write_parquet(path)
+        words = [sys.executable, "-c", _PEAK, str(path)]
+        peaks.append(int(subprocess.run(words, capture_output=True, check=True).stdout))
+    assert peaks[1] - peaks[0] < 40 * 6 * 10**6
 
 
 @pytest.mark.parametrize(

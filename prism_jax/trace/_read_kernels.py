@@ -8,7 +8,7 @@ import numpy as np
 from .._files import shown
 from .._misc import quoted, unknown_name
 from ..cluster import KINDS, Measured, attention_sizes
-from ._tables import collect, columns_of, pl, scanned, with_numbers
+from ._tables import check_rows, collect, columns_of, pl, scanned, with_numbers
 
 
 # The columns that the rows of a kernel have, and the values of those that may be left out.
@@ -24,7 +24,7 @@ _DEFAULTS = {"window": 0, "causal": 1, "tp": 1, "gated": 1, "exponent": 0, "node
 _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
 _KNOWN = ("", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
-_MOST = 1e15
+_MOST, _MOST_SHAPES = 1e15, 10**6
 _ROW = "row of the table"  # A column with the number of each row; no kernel has one of this name.
 
 
@@ -44,13 +44,12 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     with scanned(path) as frame:
         given = columns_of(frame, ["kernel", "latency_s"])
         check_columns(given)
+        check_rows(frame, _MOST_SHAPES)
         numbers = [name for name in given if name not in ("kernel", "dtype")]
         frame = with_numbers(frame, numbers, [])
         texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
         floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
         table = collect(frame.select(*texts, *floats))
-        if not len(table):
-            raise ValueError("it has no rows; give one for each measured shape.")
     return measured_kernels(table, shown(path))
 
 

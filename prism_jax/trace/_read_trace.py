@@ -30,6 +30,8 @@ COLUMNS = {
 
 # The most cells of a table of ops for each row of the trace; complete steps have less than one.
 _MOST_SPARSE = 4
+# The most rows for each op.
+_MOST_AGAIN = 4
 _MOST_STAGES = 10**5
 
 
@@ -89,6 +91,12 @@ def trace_of_rows(
         raise ValueError(
             f"it has {counted(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
             f"{microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; {hint}."
+        )
+    # A small file may hold the same row many times.
+    if number > (most := _MOST_AGAIN * len(OPS) * max(cells * virtual_stages, 1000)):
+        raise ValueError(
+            f"it has {number:,} rows, and {counted(len(steps), 'step')} of this job up to "
+            f"{most // _MOST_AGAIN:,} ops; leave out what is there several times."
         )
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}

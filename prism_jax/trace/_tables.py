@@ -40,6 +40,10 @@ _MOST_BYTES = 2**40
 _MOST_HEADER = 2**20
 # Step times from a nanosecond to thirty years. A larger factor is a mistake, such as another unit.
 _MOST_S, _MOST_FACTOR = 1e9, 1e6
+# Rows that are compared at once.
+_BLOCK = 2**20
+# The most rows of step times, runs, and GPUs or nodes.
+_MOST_STEPS, _MOST_RUNS, _MOST_GPUS = 5 * 10**7, 10**5, 10**7
 
 
 def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]:
@@ -60,27 +64,60 @@ def read_step_times(path: str | os.PathLike[str]) -> Float[np.ndarray, " steps"]
 def read_runs(path: Path) -> list[Float[np.ndarray, " steps"]]:
     """As `read_step_times`, but with a separate array for each `run`, if there is such a column.
     Without the column `step`, the steps of a run are in the order of the file.
+
+    Up to 50 million rows are read, a column at a time, with at most 40 bytes of memory for each.
     """
     with scanned(path) as frame:
         given = columns_of(frame, ["step_time_s"])
+        check_rows(frame, _MOST_STEPS)
         integers = ["step"] if "step" in given else []
         frame = with_numbers(frame, ["step_time_s", *integers], integers)
-        if "run" in given and frame.collect_schema()["run"].is_nested():
-            raise ValueError("the column `run` holds lists or tables; give names.")
-        run = pl.col("run") if "run" in given else pl.lit(0).alias("run")
-        step = pl.col("step") if integers else pl.int_range(pl.len()).alias("step")
-        frame = frame.select(run, step, "step_time_s")
-        table = _positive(frame, "step_time_s", "number of seconds", _MOST_S)
-        twice = table.select("run", "step").is_duplicated()
+        runs, names = _runs(frame) if "run" in given else (None, None)
+        steps = _column(frame, "step").to_numpy() if integers else None
+        values = _positive(frame, "step_time_s", "number of seconds", _MOST_S)
+        keys = [key for key in (steps, runs) if key is not None]
+        order = np.lexsort(keys) if keys else None
+        if steps is not None and order is not None:
+            _check_once(steps, runs, order, names)
+    ends = [] if runs is None else np.cumsum(np.bincount(runs))[:-1]
+    del keys, steps, runs
+    return np.split(values if order is None else values[order], ends)
+
+
+def _runs(frame: "pl.LazyFrame") -> tuple[np.ndarray, "pl.Series"]:
+    """The number of each row's run, in the order of their first rows, and the names of the runs."""
+    if frame.collect_schema()["run"].is_nested():
+        raise ValueError("the column `run` holds lists or tables; give names.")
+    run = pl.col("run").cast(pl.String)
+    number = collect(frame.select(run.approx_n_unique())).item()
+    if number > _MOST_RUNS:
+        raise ValueError(
+            f"the column `run` has about {number:,} names, and up to {_MOST_RUNS:,} runs are read; "
+            "give fewer."
+        )
+    names = collect(frame.select(run.unique(maintain_order=True)))["run"].drop_nulls()
+    numbered = frame.with_columns(run=run.cast(pl.Enum(names)).to_physical().cast(pl.UInt32))
+    return _column(numbered, "run").to_numpy(), names
+
+
+def _check_once(
+    steps: np.ndarray, runs: np.ndarray | None, order: np.ndarray, names: "pl.Series | None"
+) -> None:
+    """Raises if a step of a run has two rows, which are then next to each other in this order."""
+    for begin in range(0, len(order) - 1, _BLOCK):
+        near = order[begin : begin + _BLOCK + 1]
+        twice = steps[near[1:]] == steps[near[:-1]]
+        if runs is not None:
+            twice &= runs[near[1:]] == runs[near[:-1]]
         if twice.any():
-            row = table.row(int(twice.arg_max() or 0), named=True)
-            of_run = f" of run {quoted(str(row['run']))}" if "run" in given else ""
+            row = near[np.argmax(twice)]
+            of_run = (
+                "" if runs is None or names is None else f" of run {quoted(names[int(runs[row])])}"
+            )
             raise ValueError(
-                f"step {row['step']}{of_run} has two rows; keep one of them, or name the runs in a "
+                f"step {steps[row]}{of_run} has two rows; keep one of them, or name the runs in a "
                 "column `run`."
             )
-    parts = table.partition_by("run", maintain_order=True)
-    return [part.sort("step")["value"].to_numpy() for part in parts]
 
 
 def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
@@ -90,49 +127,69 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
 
     **Raises:**
 
-    `ValueError` if there are no factors, one is not a positive number, or `gpu` or `node` do not
-    count from 0 up.
+    `ValueError` if there are no factors, or more than ten million, one is not a positive number, or
+    `gpu` or `node` do not count from 0 up.
     """
     with scanned(path) as frame:
         given = columns_of(frame, ["factor"])
         by = [name for name in ("gpu", "node") if name in given]
         if len(by) == 2:
             raise ValueError("it has the columns `gpu` and `node`; keep one of them.")
+        check_rows(frame, _MOST_GPUS)
         frame = with_numbers(frame, ["factor", *by], by)
-        table = _positive(frame.select(*by, "factor"), "factor", "number", _MOST_FACTOR)
+        values = _positive(frame, "factor", "number", _MOST_FACTOR)
         if not by:
-            return table["value"].to_numpy(), None
-        table = table.sort(by)
-        wrong = np.flatnonzero(table[by[0]].to_numpy() != np.arange(len(table)))
+            return values, None
+        places = _column(frame, by[0]).to_numpy()
+        order = np.argsort(places, kind="stable")
+        wrong = np.flatnonzero(places[order] != np.arange(len(places)))
         if len(wrong):
             raise ValueError(
-                f"`{by[0]}` must count from 0 to {len(table) - 1}, each once; {wrong[0]} is "
+                f"`{by[0]}` must count from 0 to {len(places) - 1}, each once; {wrong[0]} is "
                 "missing, or another number occurs twice."
             )
-        return table["value"].to_numpy(), by[0]
+        return values[order], by[0]
 
 
-def _positive(frame: "pl.LazyFrame", column: str, what: str, most: float) -> "pl.DataFrame":
-    """The table, with the numbers of a column in the new column `value`. It refuses a table without
-    rows, empty cells, and values that are not numbers between `1 / most` and `most`.
+def check_rows(frame: "pl.LazyFrame", most: int) -> None:
+    """Raises a `ValueError` for a table of no rows, or of more than `most`. A Parquet file says in
+    its footer how many it has, and need not be read: a small one may hold many.
     """
-    value = pl.col(column).cast(pl.Float64, strict=False).alias("value")
-    table = collect(frame.with_columns(value))
-    if not len(table):
+    number = collect(frame.select(pl.len())).item()
+    if not number:
         raise ValueError("it has no rows.")
-    for name in frame.collect_schema().names():
-        if table[name].null_count():
-            row = int(table[name].is_null().arg_max() or 0) + 1
-            raise ValueError(f"`{name}` is empty in row {row}; fill or drop that row.")
-    values = table["value"].fill_null(np.nan).to_numpy()
+    if number > most:
+        raise ValueError(f"it has {number:,} rows, and up to {most:,} are read; give fewer.")
+
+
+def _column(frame: "pl.LazyFrame", name: str) -> "pl.Series":
+    """A column without empty cells."""
+    column = collect(frame.select(name))[name]
+    if column.null_count():
+        row = int(column.is_null().arg_max() or 0) + 1
+        raise ValueError(f"`{name}` is empty in row {row}; fill or drop that row.")
+    return column
+
+
+def _positive(
+    frame: "pl.LazyFrame", column: str, what: str, most: float
+) -> Float[np.ndarray, " rows"]:
+    """The numbers of a column. It refuses empty cells, and values that are not numbers between
+    `1 / most` and `most`.
+    """
+    value = pl.col(column).cast(pl.Float64, strict=False).fill_null(np.nan)
+    values = _column(frame.select(value), column).to_numpy()
     wrong = ~((values >= 1 / most) & (values <= most))
     if wrong.any():
         row = int(np.argmax(wrong))
+        cell = collect(frame.select(column).slice(row, 1))[column][0]
+        if cell is None:
+            raise ValueError(f"`{column}` is empty in row {row + 1}; fill or drop that row.")
         raise ValueError(
-            f"`{column}` is {_cell(table[column][row])} in row {row + 1}, but must be a positive "
+            f"`{column}` is {_cell(cell)} in row {row + 1}, but must be a positive "
             f"{what}, from {1 / most:g} to {most:g}."
         )
-    return table
+    return values
 
 
 @contextlib.contextmanager
