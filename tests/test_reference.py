@@ -59,9 +59,10 @@ def test_every_value_of_a_job_is_shown(name, capsys):
     job = prism.load_job(name)
     assert keys["layout.tp"]["value"] == job.layout.tp
     assert keys["schedule.blocking"]["value"] is True
-    ep = {"key": "layout.ep", "value": job.layout.ep, "unit": "", "stack": ""}
-    ep["is_default"] = job.layout.ep == 1
-    assert keys["layout.ep"] == ep
+    etp = {"key": "layout.etp", "value": job.layout.etp, "unit": "", "stack": ""}
+    etp |= {"is_default": job.layout.etp is None}
+    assert keys["layout.etp"] == etp | {"origin": "default" if etp["is_default"] else "given"}
+    assert keys["schedule.blocking"]["origin"] == "given"
     assert keys["cluster.links[0].bandwidth_bytes_per_s"]["unit"] == "bytes/s"
     assert not keys["schedule.num_microbatches"]["is_default"]
     assert main(["show", name]) == 0
@@ -72,8 +73,8 @@ def test_every_value_of_a_job_is_shown(name, capsys):
 
 def test_values_of_a_stack_of_software_are_said_to_be_from_it():
     job = prism.load_job("examples/job.toml", ["training.zero=2", "training.recompute=full"])
-    origins = {key.key: key.origin for key in prism.data.assumed_keys(job)}
-    assert origins["training.launch_floor_s"] == "megatron-core-2024"
+    origins = {key.key: key.where_from for key in prism.data.assumed_keys(job)}
+    assert origins["training.launch_floor_s"] == "stack megatron-core-2024"
     assert origins["training.zero"] == "given"  # The stack has 1.
     assert origins["training.recompute"] == "given"
     assert origins["layout.ep"] == "default"

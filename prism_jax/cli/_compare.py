@@ -210,11 +210,13 @@ def sweep(given: Given) -> Output:
 
 def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
     """The rows of a sweep."""
+    # Equal jobs have equal rows, whatever of them was given.
+    equal = [msgspec.structs.replace(job, given=data.Given()) for job in jobs]
     many = prism.analysis.Points(
         grid,
         jobs,
         prism.program.compile_job,
-        hashlib.sha256(msgspec.json.encode(jobs)).hexdigest(),
+        hashlib.sha256(msgspec.json.encode(equal)).hexdigest(),
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(given) as executor:

@@ -83,13 +83,20 @@ def import_(given: Given) -> Output:
     --gpus N  how many GPUs the job has
     --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
     --batch N  the sequences of a step (those of the file, or published ones)
+    --software NAME  the software stack (`prism-jax kernels`) that sets what the file does not say;
+        by default that of the file's framework and year, if the file says them
     --strict  refuse arguments of Megatron-LM that are not known
     --out JOB.toml  the job to write
 
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """
-    options = {name: getattr(given, name) for name in ("cluster", "overrides", "batch", "strict")}
-    found = prism.importers.import_job(given.file, given.gpus, **options)
+    names = ("cluster", "batch", "strict", "software")
+    options = {name: getattr(given, name) for name in names}
+
+    def imported(overrides: list[str]) -> prism.importers.Imported:
+        return prism.importers.import_job(given.file, given.gpus, overrides=overrides, **options)
+
+    found = imported(given.overrides)
     job: Any = found.job
     prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     if found.question:
@@ -97,6 +104,7 @@ def import_(given: Given) -> Output:
     data.save_job(job, given.out)
     for note in found.notes:
         _load.tell_note(note)
+    _load.tell_idle_sets(given.overrides, [lambda overrides: imported(overrides).job])
     if not given.allow_oom:
         try:
             prism.prediction.check_memory(job)
@@ -111,7 +119,7 @@ def import_(given: Given) -> Output:
         f"{layout.world_size} GPUs (tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp} "
         f"ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
         f"{training.sequence_length:,} tokens, in {counted(number, 'microbatch', 'es')} a replica "
-        f"({training.dtype})"
+        f"({training.dtype}); software stack: {quoted(training.software or 'none')}"
     )
     result = {
         "out": given.out,
@@ -119,6 +127,7 @@ def import_(given: Given) -> Output:
         "world_size": layout.world_size,
         "global_batch_size": sequences,
         "sequence_length": training.sequence_length,
+        "software": training.software,
         "notes": list(found.notes),
     }
     return Output(result, [text])
@@ -140,7 +149,7 @@ def show(given: Given) -> Output:
     keys, notes = data.assumed_keys(job), _load.all_notes(job)
     names = [] if job.kernels is None else [source.name for source in job.kernels.sources]
     value = Column("value", lambda key: quoted(data.toml_value(key.value), _WIDEST))
-    table = Table(("key", value, "unit", Column("from", "origin")), keys, most=None)
+    table = Table(("key", value, "unit", Column("from", "where_from")), keys, most=None)
     lines = [f"tables of kernels: {', '.join(names) or 'none'}", *notes]
     result = {"keys": plain(keys), "kernels": names, "notes": list(notes)}
     return Output(result, [table, "\n".join(lines)])

@@ -4,17 +4,18 @@ import contextlib
 import itertools as it
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import told_interrupt
-from .._misc import printable
+from .._misc import printable, quoted
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
 from ._options import Given
@@ -105,6 +106,35 @@ def tell_note(note: str) -> None:
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
     return (*notes_of(job), *prism.prediction.idle_keys(job), *prism.prediction.costly_keys(job))
+
+
+def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[str]], Job]]) -> None:
+    """Says on stderr which of the values of `--set` change none of some jobs.
+
+    **Arguments:**
+
+    - `overrides`: the values of `--set`.
+    - `loaders`: for each job a function that makes it with such values.
+    """
+    loaders = [*loaders]
+    for text in overrides if loaders else ():
+        others = [other for other in overrides if other is not text]
+        try:
+            pairs = [(make(others), make([*overrides])) for make in loaders]
+        except ValueError:  # The command says what is wrong.
+            continue
+        if all(without == job for without, job in pairs):
+            tell_note(f"`--set {quoted(text)}` changes nothing: the job is the same without it.")
+        elif all(_without_stack(without) == _without_stack(job) for without, job in pairs):
+            tell_note(
+                f"`--set {quoted(text)}` changes no other key, because the job gives all that this "
+                "stack sets, or has the same values by itself; `prism-jax show` says which."
+            )
+
+
+def _without_stack(job: Job) -> Job:
+    training = job.training and msgspec.structs.replace(job.training, software=None)
+    return msgspec.structs.replace(job, training=training)
 
 
 def tell_interrupted(what: str, law: Any, number: int) -> None:

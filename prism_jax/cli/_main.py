@@ -81,6 +81,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
             keep_compiled()
         check_interrupt()
         found = given.run(given)
+        if getattr(given, "overrides", ()):
+            _tell_idle_sets(given)
         if sys.stdout is None:
             return 1
         print(found.printed(given))
@@ -100,6 +102,20 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
+
+
+def _tell_idle_sets(given: argparse.Namespace) -> None:
+    """Says which `--set` change none of the jobs that a command loads. `import`, which makes one,
+    says it itself.
+    """
+    import functools as ft
+
+    from ..data import is_profile, load_job
+    from ._load import tell_idle_sets
+
+    names = [*filter(None, [getattr(given, "job", None)]), *getattr(given, "jobs", ())]
+    jobs = (name for name in names if not is_profile(name))
+    tell_idle_sets(given.overrides, [ft.partial(load_job, name) for name in jobs])
 
 
 def _tell(sentence: str) -> None:

@@ -12,6 +12,7 @@ from ._failures import (
     UnequalWeeks as UnequalWeeks,
     load_failures as load_failures,
 )
+from ._given import Given as Given
 from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (
     Call as Call,

@@ -6,6 +6,7 @@ import msgspec
 
 from .._misc import counted
 from .._summary import Shown, Table
+from ._given import Given
 from ._hardware import Cluster
 from ._kernels import Calibrated, Kernels
 from ._model import Model
@@ -184,6 +185,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the configuration is from.
     - `allow_implausible`: whether hardware may be ten thousand times slower or faster than all that
         is shipped.
+    - `given`: which of these keys were given, by a file or overrides. Jobs that differ only in it
+        are equal.
     """
 
     layout: Layout
@@ -198,6 +201,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     source: str = ""
     allow_implausible: bool = False
+    given: Given = Given()
 
     def summary(self) -> Table:
         layout = self.layout.degrees or "one GPU"

@@ -10,6 +10,7 @@ import msgspec
 from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
+from ._given import Given, flat
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._kernels import apply_calibrated
@@ -17,6 +18,7 @@ from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override, put_layers
 from ._read import find_file, is_path, list_names, located, read_toml, write_toml
+from ._reference import given_keys
 from ._training import load_software
 from ._types import check_keys, convert
 
@@ -103,8 +105,6 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     for override in parsed:
         if override.keys in (("model",), ("cluster",)):
             raw[override.key] = override.value
-        elif override.keys == ("training", "software") and isinstance(raw.get("training"), dict):
-            raw["training"]["software"] = override.value
         elif override.keys == ("num_nodes",):
             changes.append(msgspec.structs.replace(override, keys=("cluster", "num_nodes")))
         elif override.keys[0] != "kernels":
@@ -127,12 +127,14 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     for override in put_layers(raw, changes):
         with located(f"override `{override}`"):
             origin[apply_override(raw, override)] = override
+    given = Given(tuple(sorted(key for key, _ in flat(raw))))
+    _put_stack(raw, path)
     if isinstance(raw.get("cluster"), dict):
         with located(file):
             raw["cluster"] = sized(raw["cluster"])
     raw.setdefault("name", quoted(path.stem))
     _call_dtypes_by_their_names(raw.get("training"))
-    job = convert(raw, Job, where)
+    job = msgspec.structs.replace(convert(raw, Job, where), given=given)
     job = _with_kernels(job, file, [one for one in parsed if one.keys[0] == "kernels"])
     check_job(job, file)
     return job
@@ -171,9 +173,6 @@ def _resolve(
     raw: dict[str, Any], path: pathlib.Path, changes: list[Override], num_nodes: Any
 ) -> None:
     """Replaces names of models, clusters and devices by their tables, in place."""
-    training = raw.get("training")
-    if isinstance(training, dict) and isinstance(training.get("software"), str):
-        raw["training"] = {**load_software(training["software"], path).training, **training}
     if isinstance(raw.get("model"), str):
         raw["model"] = _load("model", Model, raw["model"], path)[1]
     if isinstance(raw.get("cluster"), str):
@@ -201,6 +200,19 @@ def _resolve(
                 f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
                 f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
             )
+
+
+def _put_stack(raw: dict[str, Any], path: pathlib.Path) -> None:
+    """Adds what a job's software stack sets and the job does not, where a path of a stack stays
+    valid in any folder.
+    """
+    training = raw.get("training")
+    if not isinstance(training, dict) or not isinstance(training.get("software"), str):
+        return
+    name = training["software"]
+    if is_path(name):
+        name = os.path.abspath(find_file("software stack", name, path))
+    raw["training"] = {**load_software(name, path).training, **training, "software": name}
 
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
@@ -261,20 +273,23 @@ def check_job_path(path: str | os.PathLike[str]) -> None:
 
 
 def save_job(job: Job, path: str | os.PathLike[str]) -> None:
-    """Writes a job to a `.toml` file that `load_job` reads. A file that is already there is
-    replaced.
+    """Writes a job to a `.toml` file that `load_job` reads as an equal job. A file that is already
+    there is replaced.
 
-    A shipped model is written by its name, a shipped cluster by its family and number of nodes;
-    other models and clusters are written in full, without the `group` of a network that joins all
-    devices. Of the kernels, only the changes in `calibrated` are written.
+    The file has the keys that were given (`job.given`), and those whose value is not what it would
+    be without the key: that of the software stack or the default. So a value that was changed in
+    Python is written, and everything that was not given still follows the stack.
+
+    A shipped model is written by its name, a shipped cluster by its family and number of nodes; the
+    keys of other models and clusters are written. Of the kernels, only the changes in `calibrated`
+    are written.
 
     **Raises:**
 
     `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
     """
     check_job_path(path)
-    table: dict[str, Any] = msgspec.to_builtins(job)
-    del table["kernels"]
+    table = given_keys(job, quoted(pathlib.Path(path).stem))
     model, cluster = job.model, job.cluster
     if model is not None and model.name in list_names("model") and load_model(model.name) == model:
         table["model"] = model.name
@@ -282,8 +297,4 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
         name, nodes = cluster.name, cluster.num_nodes
         if name in list_names("cluster") and load_cluster(name, nodes) == cluster:
             table |= {"cluster": name, "num_nodes": nodes}
-        elif len(cluster.links) > 1 and cluster.links[-1].group == cluster.num_devices:
-            # Without `group` it joins all devices, for any number of nodes; a single link may be
-            # that of a node.
-            del table["cluster"]["links"][-1]["group"]
     write_toml(pathlib.Path(path), "job", table)

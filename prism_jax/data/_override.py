@@ -162,6 +162,8 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
     parameters = {**law.parameters, parameter: float(value)}
     if parameter == "slowdown":  # It is what was asked for, whatever it adds to the step.
         parameters.pop(STEP_EXCESS, None)
+    if parameters == law.parameters:
+        return laws
     changed = msgspec.structs.replace(law, parameters=parameters, source=source)
     return tuple(changed if one is law else one for one in laws)
 

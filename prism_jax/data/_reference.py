@@ -1,5 +1,5 @@
 """The keys of a job file: their meanings, units, allowed values and defaults; and those of a job
-with their values, and whether these are the defaults.
+with their values, and where these are from.
 """
 
 import inspect
@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from .._misc import quoted
+from ._given import flat
 from ._job import Job
 from ._training import load_software
 from ._types import struct_type
@@ -30,8 +32,8 @@ _UNITS = {
     "vocab_size": "tokens",
     "max_positions": "tokens",
 }
-# Keys that are filled in when a job is loaded, or written by `calibrate`.
-LEFT_OUT = ("kernels", "calibrated")
+# Fields that are filled in when a job is loaded, or written by `calibrate`.
+LEFT_OUT = ("kernels", "calibrated", "given")
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -56,22 +58,36 @@ class Key(msgspec.Struct, frozen=True):
 
 def job_keys() -> list[Key]:
     """All keys of a job, its model and its cluster, in the order of the schema."""
-    return list(_keys(Job, ""))
-
-
-def _keys(cls: type[msgspec.Struct], prefix: str) -> Iterator[Key]:
-    about = _attributes(cls)
-    for field in msgspec.structs.fields(cls):
-        name = field.encode_name
-        if not prefix and name in LEFT_OUT:
+    listed, about = [], {}
+    for key, field, cls in _fields(Job):
+        if key.partition(".")[0] in LEFT_OUT:
             continue
+        if cls not in about:
+            about[cls] = _attributes(cls)
+        name, default = field.encode_name, None if field.required else toml_value(field.default)
+        text = about[cls].get(name, "")
+        listed.append(Key(key, _allowed(field.type), default, unit(name), text))
+    return listed
+
+
+def _fields(
+    cls: type[msgspec.Struct], prefix: str = ""
+) -> Iterator[tuple[str, msgspec.structs.FieldInfo, type[msgspec.Struct]]]:
+    """The fields of a struct and of those within it, each with its dotted key and its struct."""
+    for field in msgspec.structs.fields(cls):
         inner = struct_type(field.type)
         is_list = "tuple" in str(field.type)
-        key = f"{prefix}{name}{'[]' if inner and is_list else ''}"
-        default = None if field.required else toml_value(field.default)
-        yield Key(key, _allowed(field.type), default, unit(name), about.get(name, ""))
+        key = f"{prefix}{field.encode_name}{'[]' if inner and is_list else ''}"
+        yield key, field, cls
         if inner is not None:
-            yield from _keys(inner, f"{key}.")
+            yield from _fields(inner, f"{key}.")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """The default of a field, as a file would have it; `NODEFAULT` if it is required."""
+    made = field.default_factory is not msgspec.NODEFAULT
+    value = field.default_factory() if made else field.default
+    return value if value is msgspec.NODEFAULT else msgspec.to_builtins(value)
 
 
 def unit(key: str) -> str:
@@ -135,6 +151,9 @@ def _limits(meta: Any) -> str:
     return f" {', '.join(told)}" if told else ""
 
 
+_Origin = Literal["given", "stack", "default"]
+
+
 class AssumedKey(msgspec.Struct, frozen=True):
     """A key of a job.
 
@@ -143,53 +162,93 @@ class AssumedKey(msgspec.Struct, frozen=True):
     - `key`: the dotted key, with an index for each item of a list.
     - `value`: its value in the job.
     - `unit`: the unit of a number, or empty.
-    - `is_default`: whether the value is that of a job without the key.
-    - `stack`: the software stack (`training.software`) that sets the key to this value, or empty.
+    - `is_default`: whether the value is the default of the key.
+    - `origin`: where the value is from: `given`, by the job's file, an override or a change in
+        Python; or else the software `stack`, or the `default` of the key.
+    - `stack`: the software stack (`training.software`) that the value is from, or empty.
     """
 
     key: str
     value: Any
     unit: str
     is_default: bool
+    origin: _Origin
     stack: str = ""
 
     @property
-    def origin(self) -> str:
-        """Where the value is from: `default`, `given`, or the software stack."""
-        return self.stack or ("default" if self.is_default else "given")
+    def where_from(self) -> str:
+        """The origin, with the name of a stack."""
+        return f"stack {quoted(self.stack)}" if self.stack else self.origin
 
 
 def assumed_keys(job: Job) -> list[AssumedKey]:
     """All keys of a job, of its model and its cluster."""
-    known = {key.key: key for key in job_keys()}
-    stack, of_stack = _stack(job)
+    stack = "" if job.training is None else job.training.software or ""
+    return [
+        AssumedKey(key, value, unit(key), is_default, origin, stack if origin == "stack" else "")
+        for key, value, is_default, origin in _origins(job, job.name)
+        if key.partition(".")[0] not in LEFT_OUT
+    ]
+
+
+def given_keys(job: Job, name: str) -> dict[str, Any]:
+    """The table of a job, without `kernels`, with only the keys that were given, or whose values
+    would be others without them.
+
+    **Arguments:**
+
+    - `name`: the name that a job has if its table has none.
+
+    **Raises:**
+
+    A `ValueError` for a key without a value that the software stack sets, because TOML has no word
+    for it.
+    """
+    given = {key: value for key, value, _, origin in _origins(job, name) if origin == "given"}
+    for key, value in given.items():
+        if value is None:
+            raise ValueError(
+                f"`{key}` is `None`, but the job's software stack sets it, and a file cannot say "
+                "`None`; give it a value, or the job another `training.software`."
+            )
+
+    def only(value: Any, prefix: str) -> Any:
+        if isinstance(value, dict) and value:
+            inner = {key: only(one, f"{prefix}.{key}".lstrip(".")) for key, one in value.items()}
+            return {key: one for key, one in inner.items() if one is not None} or None
+        if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
+            return [only(one, f"{prefix}[{i}]") or {} for i, one in enumerate(value)]
+        return given.get(prefix)
+
+    return {"layout": {}} | only(_table(job), "")
+
+
+def _origins(job: Job, name: str) -> Iterator[tuple[str, Any, bool, _Origin]]:
+    """The keys of a job: each with its value, whether this is its default, and where it is from."""
+    defaults = {key.replace("[]", ""): _default(field) for key, field, _ in _fields(Job)}
+    defaults["name"] = name
+    if job.cluster is not None and len(links := job.cluster.links) > 1:
+        # A network joins all devices, for any number of nodes; a single link may be that of a node.
+        defaults[f"cluster.links[{len(links) - 1}].group"] = job.cluster.num_devices
+    software = None if job.training is None else job.training.software
+    switches = load_software(software).training if software else {}
+    stack = {f"training.{key}": _immutable(value) for key, value in switches.items()}
+    for key, value in flat(_table(job)):
+        # In a table of free names, such as the settings of a module, no key has a default.
+        default = defaults.get(key, defaults.get(re.sub(r"\[\d+\]", "", key), msgspec.NODEFAULT))
+        is_given = key in job.given.keys and value is not None
+        if is_given or value != stack.get(key, default):
+            origin = "given"
+        else:
+            origin = "stack" if key in stack else "default"
+        yield key, value, value == default, origin
+
+
+def _immutable(value: Any) -> Any:
+    return tuple(map(_immutable, value)) if isinstance(value, list) else value
+
+
+def _table(job: Job) -> dict[str, Any]:
+    """The table of a job, as a file could have it."""
     table = msgspec.to_builtins(job)
-    found = []
-    for path, value in _flat({name: table[name] for name in table if name not in LEFT_OUT}):
-        # In a table of free names, such as the settings of a module, no key is known.
-        key = known.get(re.sub(r"\[\d+\]", "[]", path), Key(path, "", None, unit(path), ""))
-        is_default = key.default is not None and toml_value(value) == key.default
-        is_of_stack = path in of_stack and of_stack[path] == value
-        found.append(AssumedKey(path, value, key.unit, is_default, stack if is_of_stack else ""))
-    return found
-
-
-def _stack(job: Job) -> tuple[str, dict[str, Any]]:
-    """The software stack of a job, and the keys that it sets with their values."""
-    name = "" if job.training is None else job.training.software or ""
-    try:
-        switches = load_software(name).training if name else {}
-    except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
-        switches = {}
-    return name, {f"training.{key}": value for key, value in switches.items()}
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _flat(item, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-        for i, item in enumerate(value):
-            yield from _flat(item, f"{prefix}[{i}]")
-    else:
-        yield prefix, value
+    return {key: value for key, value in table.items() if key not in ("kernels", "given")}

@@ -11,7 +11,7 @@ import msgspec
 from .._files import shown
 from .._misc import quoted
 from ._read import find_file, read_toml
-from ._types import Count, Label, Name, NonNegative, Text, convert
+from ._types import Count, FileName, Label, NonNegative, Text, convert
 
 
 # Keys that belong to the job itself, so no software stack may set them.
@@ -114,8 +114,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         narrower, if layers do.
     - `forward_only`: whether a step has forwards alone, as for an evaluation or the prefill of
         inference; there are then no gradients and no optimizer.
-    - `software`: the software stack that gives the defaults of keys of `training` that the job does
-        not set.
+    - `software`: the software stack that gives the defaults of keys of `training` that the job's
+        file does not set: the name of a shipped one, or the path of a file. It is read when a job
+        is loaded; in Python, a `Training` has the values that it was made with.
     """
 
     microbatch_size: Count
@@ -158,7 +159,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fp8_attention: bool = False
     fp8_head: bool = False
     forward_only: bool = False
-    software: Name | None = None
+    software: FileName | None = None
 
     @property
     def base_dtype(self) -> str:

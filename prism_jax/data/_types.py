@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from .._misc import MOST_QUOTED, quoted, unknown_name
+from ._given import Given
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -40,6 +41,8 @@ _ONE_LINE = (
 )
 Label: TypeAlias = Annotated[str, Meta(max_length=80, pattern=_ONE_LINE)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=_ONE_LINE)]
+# The path of a file.
+FileName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096, pattern=_ONE_LINE)]
 
 
 def check_keys(
@@ -84,8 +87,9 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
 
 
 def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
-    """The types of the keys of a struct; empty for `None`."""
-    return {f.encode_name: f.type for f in msgspec.structs.fields(cls)} if cls else {}
+    """The types of the keys that a table of a struct may have; none for `None`."""
+    known = msgspec.structs.fields(cls) if cls else ()
+    return {field.encode_name: field.type for field in known if field.type is not Given}
 
 
 def _choices(cls: Any, key: str) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from .._files import shown
 from .._misc import quoted
 from ..data import Job, Layout, list_names, load_cluster, located, make_job, read_text
 from ._megatron import megatron_reader, read_megatron
-from ._megatron_flags import parse_command, parse_model_config
+from ._megatron_flags import parse_command, parse_model_config, stack_of
 from ._models import ARCHITECTURES
 from ._problems import Reader, Table
 
@@ -92,6 +92,7 @@ def import_job(
     cluster: str | None = None,
     overrides: Iterable[str] = (),
     batch: int | None = None,
+    software: str | None = None,
     strict: bool = False,
 ) -> Imported:
     """Makes a job from a configuration of Hugging Face or from the arguments of Megatron-LM.
@@ -108,6 +109,9 @@ def import_job(
         not, unless the batch is given or published.
     - `batch`: the number of sequences in a step; by default that of Megatron-LM's arguments, or
         the published one of a model of Hugging Face.
+    - `software`: the software stack, by its name or the path of a file, that sets what the file
+        does not say; by default that of the framework and the time of the file. A configuration of
+        Hugging Face says neither, so a job of it has no stack.
     - `strict`: whether flags of Megatron-LM that are not known are refused; by default there is a
         note for each.
 
@@ -117,7 +121,7 @@ def import_job(
     cannot express.
     """
     where, path = shown(path), pathlib.Path(path)
-    read, raw = _read(path, where, num_gpus, strict)
+    read, raw, (stack, why) = _read(path, where, num_gpus, strict)
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     raw["cluster"] = cluster or _CLUSTER
     if raw["cluster"] in list_names("cluster"):
@@ -125,6 +129,14 @@ def import_job(
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
     raw["name"] = quoted(path.stem)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
+    if software is not None and "training.software" in keys:
+        both = "`--software` and `training.software`"
+        raise ValueError(f"{where}: {both} say the same; give one of them.")
+    says_stack = software is None and "training.software" not in keys
+    if says_stack:
+        software = stack
+    if software is not None:
+        raw["training"]["software"] = software
     published, asked = None, ""
     if batch is not None and "schedule.num_microbatches" in keys:
         both = "`--batch` and `schedule.num_microbatches`"
@@ -157,6 +169,8 @@ def import_job(
         each = f"of {published.length:,} tokens each; {published.source}"
         said = f"The batch is the published one, {sequences:,} sequences ({each})"
         read.notes.append(f"{said}; `--batch` gives another.")
+    if says_stack:
+        read.notes.append(why)
     job = make_job(raw, path, overrides)
     if job.layout.world_size != num_gpus:
         raise ValueError(
@@ -172,14 +186,16 @@ def _published_batch(kind: str, model: Table) -> _Batch | None:
     return _PUBLISHED.get((kind, model["hidden_size"], layers, model["vocab_size"]))
 
 
-def _read(path: pathlib.Path, where: str, num_gpus: int, strict: bool) -> tuple[Reader, Table]:
-    """What has read a file, and the tables of a job that it made."""
+def _read(
+    path: pathlib.Path, where: str, num_gpus: int, strict: bool
+) -> tuple[Reader, Table, tuple[str | None, str]]:
+    """What has read a file, the tables of a job that it made, and its software stack."""
     if path.suffix.lower() not in _KINDS:
         raise ValueError(
             f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
             "`.sh` or `.txt`."
         )
-    parse, reader, convert = _KINDS[path.suffix.lower()]
+    parse, reader, convert, stack_of = _KINDS[path.suffix.lower()]
     text = read_text(path, _MOST)
     with located(where):
         try:
@@ -192,7 +208,7 @@ def _read(path: pathlib.Path, where: str, num_gpus: int, strict: bool) -> tuple[
         if not isinstance(table, dict):
             raise ValueError("this is not a table of keys; give a model's configuration.")
         read = reader(table, strict=strict)
-        return read, convert(read, num_gpus)
+        return read, convert(read, num_gpus), stack_of(read)
 
 
 def _replicas(layout: Layout, num_gpus: int, where: str) -> int:
@@ -260,9 +276,23 @@ def _changes(key: str, value: object) -> bool:
     return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
 
 
-_Megatron = (megatron_reader, read_megatron)
-_KINDS: dict[str, tuple[Callable[[str], Any], Callable[..., Reader], Callable[..., Table]]] = {
-    ".json": (json.loads, _hugging_face_reader, _read_hugging_face),
+def _no_stack(read: Reader) -> tuple[None, str]:
+    return None, (
+        "A configuration of Hugging Face does not say which software trains the model, so no stack "
+        "sets keys of `[training]`, and the host launches kernels in no time; `--software` gives a "
+        "stack, such as `megatron-core-2024` or `torchtitan`."
+    )
+
+
+_Kind = tuple[
+    Callable[[str], Any],
+    Callable[..., Reader],
+    Callable[..., Table],
+    Callable[[Reader], tuple[str | None, str]],
+]
+_Megatron = (megatron_reader, read_megatron, stack_of)
+_KINDS: dict[str, _Kind] = {
+    ".json": (json.loads, _hugging_face_reader, _read_hugging_face, _no_stack),
     ".yaml": (parse_model_config, *_Megatron),
     ".yml": (parse_model_config, *_Megatron),
     ".sh": (parse_command, *_Megatron),

@@ -24,7 +24,8 @@ def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) ->
 
 def read_megatron(read: Reader, num_gpus: int) -> Table:
     """The tables `model`, `layout`, `schedule` and `training` of a job. Flags that are not known
-    are left out.
+    are left out. Of `training`, what is switched on by a flag is off without it, and what other
+    flags choose is left to the software stack without them.
 
     **Arguments:**
 
@@ -45,17 +46,19 @@ def read_megatron(read: Reader, num_gpus: int) -> Table:
 
 
 def _layout(read: Reader, num_gpus: int) -> Table:
-    names = ("tensor-model", "pipeline-model", "context")
-    tp, pp, cp = (read.count(f"{name}-parallel-size", 1) for name in names)
-    layout = {"tp": tp, "pp": pp, "cp": cp, "ep": read.count("expert-model-parallel-size", 1)}
-    layout |= read.given(etp="expert-tensor-parallel-size")
+    layout = read.given(
+        tp="tensor-model-parallel-size",
+        pp="pipeline-model-parallel-size",
+        cp="context-parallel-size",
+        ep="expert-model-parallel-size",
+        etp="expert-tensor-parallel-size",
+    )
+    tp, pp, cp = (layout.get(name, 1) for name in ("tp", "pp", "cp"))
     if num_gpus % (tp * pp * cp) != 0:
         read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
     layout["dp"] = max(1, num_gpus // (tp * pp * cp))
-    if "num-experts" not in read:
-        layout["ep"] = 1
-        layout.pop("etp", None)
-    return layout
+    of_experts = () if "num-experts" in read else ("ep", "etp")
+    return {name: degree for name, degree in layout.items() if name not in of_experts}
 
 
 def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Table:
@@ -66,15 +69,16 @@ def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Tab
         read.problems.append(
             f"`global-batch-size` {batch}, which dp*micro-batch-size = {replicas} does not divide"
         )
-    pp, count = layout["pp"], sum(layer["repeat"] for layer in model["layers"])
+    pp, count = layout.get("pp", 1), sum(layer["repeat"] for layer in model["layers"])
     dealt = _dealt(read, pp, count)
     virtual = len(dealt) // pp if dealt else _virtual_stages(read, pp, count)
     schedule: Table = {
         "kind": _kind(read, layout, virtual),
         "num_microbatches": max(1, batch // replicas),
-        "virtual_stages": virtual,
     }
-    if read.flag("no-overlap-p2p-communication") and layout["pp"] > 1:
+    if virtual > 1 or "num-virtual-stages-per-pipeline-rank" in read:
+        schedule["virtual_stages"] = virtual
+    if read.flag("no-overlap-p2p-communication") and pp > 1:
         if virtual > 1:
             read.problems.append("`no-overlap-p2p-communication` with several stages on a rank")
         schedule["blocking"] = True
@@ -90,8 +94,8 @@ def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Tab
 
 
 def _kind(read: Reader, layout: Table, virtual: int) -> str:
-    if read.flag("overlap-moe-expert-parallel-comm") and layout["ep"] > 1:
-        if layout["pp"] == 1 or virtual > 1:
+    if read.flag("overlap-moe-expert-parallel-comm") and layout.get("ep", 1) > 1:
+        if layout.get("pp", 1) == 1 or virtual > 1:
             return "overlapped-1f1b"
         read.problems.append(
             "`overlap-moe-expert-parallel-comm` on several pipeline ranks of one stage each"
@@ -185,10 +189,6 @@ def _training(read: Reader, model: Table) -> Table:
     if not (read.flag("bf16") or half == "fp16"):
         read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
     read.choice("optimizer", "adam")
-    backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
-    unfused = backend in ("unfused", "local") or (local == "local" and backend == "auto")
-    if read.flag("use-flash-attn"):
-        unfused = False
     in_float32 = not read.flag("grad-reduce-in-bf16")
     if half == "fp16":
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
@@ -198,21 +198,21 @@ def _training(read: Reader, model: Table) -> Table:
         "sequence_length": read.count(length, model["max_positions"]),
         "dtype": _dtype(read) or half,
         "zero": _zero(read),
-        "optimizer_instances": read.count("num-distributed-optimizer-instances", 1),
-        "attention": "unfused" if unfused else "flash",
-        "cp_comm_type": _cp_comm_type(read),
         "sequence_parallel": read.flag("sequence-parallel"),
         "tp_overlap": read.flag("tp-comm-overlap"),
         "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
         "overlap_param_gather": read.flag("overlap-param-gather"),
         "gradient_dtype": "fp32" if in_float32 else half,
-        "software": "megatron-core-2024",  # What the host needs to launch kernels.
+        **read.given(optimizer_instances="num-distributed-optimizer-instances"),
+        **_kernels(read),
     }
-    # As in Megatron-Core, `allgather` is for one expert-parallel rank.
-    if read.choice("moe-token-dispatcher-type", "allgather", "alltoall", "flex") == "flex":
+    if "cp-comm-type" in read:
+        training["cp_comm_type"] = _cp_comm_type(read)
+    if "moe-token-dispatcher-type" in read:
+        # As in Megatron-Core, `allgather` is for one expert-parallel rank.
+        kind = read.choice("moe-token-dispatcher-type", "allgather", "alltoall", "flex")
         backend = read.choice("moe-flex-dispatcher-backend", "deepep", "hybridep")
-        training["token_dispatcher"] = backend
-    training |= _kernels(read)
+        training["token_dispatcher"] = backend if kind == "flex" else "alltoall"
     if read.flag("moe-shared-expert-overlap"):
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
@@ -222,15 +222,22 @@ def _training(read: Reader, model: Table) -> Table:
 
 
 def _kernels(read: Reader) -> Table:
-    """How kernels run: in fp8, and from CUDA graphs."""
+    """How kernels run: attention, in fp8, and from CUDA graphs."""
     found: Table = {
         key: True for key, names in _IN_FP8.items() if any(read.flag(name) for name in names)
     }
+    backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
+    if read.flag("use-flash-attn") or backend in ("flash", "fused"):
+        found["attention"] = "flash"
+    elif backend in ("unfused", "local") or local == "local":
+        found["attention"] = "unfused"
     implementation = read.choice("cuda-graph-impl", "none", "local", "transformer_engine")
     older = [read.flag("enable-cuda-graph"), read.flag("external-cuda-graph")]
     if implementation != "none" or any(older):
         is_whole = "full_iteration" in read.text("cuda-graph-scope")
         found["cuda_graphs"] = "iteration" if is_whole else "modules"
+    elif "cuda-graph-impl" in read:
+        found["cuda_graphs"] = "none"
     return found
 
 
@@ -273,11 +280,16 @@ def _recompute(read: Reader) -> Table:
     granularity = read.choice("recompute-granularity", "none", "selective", "full")
     if read.flag("recompute-activations"):
         granularity = "selective"
-    found: Table = {"recompute": granularity}
-    modules = read.text("recompute-modules", "core_attn").strip("[]").replace(",", " ").split()
-    method, number = read.text("recompute-method", "uniform"), read.count("recompute-num-layers", 1)
-    if granularity == "selective":
+    modules = read.text("recompute-modules").strip("[]").replace(",", " ").split()
+    method, number = (
+        read.text("recompute-method"),
+        read.given(recompute_layers="recompute-num-layers"),
+    )
+    found: Table = {}
+    if granularity != "none" or "recompute-granularity" in read:
+        found["recompute"] = granularity
+    if granularity == "selective" and modules:
         found["recompute_modules"] = [*dict.fromkeys(modules)]
     if granularity == "full":
-        found |= {"recompute_method": method, "recompute_layers": number}
+        found |= number | ({"recompute_method": method} if method else {})
     return found

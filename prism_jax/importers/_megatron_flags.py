@@ -81,6 +81,22 @@ def _usual_name(name: str) -> tuple[str, bool]:
     return name, True
 
 
+def stack_of(read: Reader) -> tuple[str, str]:
+    """The software stack of Megatron-LM at the time of the flags, and a sentence that says why."""
+    *older, newest = tables()["stacks"].items()
+    for stack, names in older:
+        for flag in names.split():
+            if flag in read:
+                return stack, (
+                    f"Newer versions of Megatron-LM have no flag `{flag}`, so the software stack "
+                    f"is `{stack}`; `--software` gives another."
+                )
+    return newest[0], (
+        "No flag is one that only older versions of Megatron-LM have, so the software stack is the "
+        f"newest of Megatron-LM, `{newest[0]}`; `--software` gives another."
+    )
+
+
 # Scripts of other programs have more flags than that.
 _MOST_UNKNOWN = 100
 # Of the optimizer, on which everything else counts.

@@ -161,10 +161,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
     the others.
     """
     training, layout = parts_of(job).training, job.layout
-    try:
-        stack = load_software(training.software).training if training.software else {}
-    except ValueError:  # The stack may be a file beside the job's file, whose path is unknown here.
-        return
+    stack = load_software(training.software).training if training.software else {}
     for field in msgspec.structs.fields(Training):
         key, value, default = f"training.{field.name}", getattr(training, field.name), field.default
         if field.name in _NO_SWITCHES or field.required or not value or value == default:

@@ -210,7 +210,7 @@ def _of_job(job: Job) -> Iterable[Block]:
         Column("key", lambda key: tag("code", key.key)),
         Column("value", lambda key: _value(key.value)),
         "unit",
-        Column("from", "origin"),
+        Column("from", "where_from"),
     )
     keys = [key for key in assumed_keys(job) if key.key not in ("source", "name")]
     yield table(Table(columns, keys, "Keys of the job"), "keys of the job")

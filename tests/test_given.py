@@ -1,0 +1,275 @@
+"""What was given, and what follows from a software stack or the schema: in files, in `show`, after
+`--set`, and in imported jobs.
+"""
+
+import functools as ft
+import json
+import pathlib
+import re
+import tomllib
+from typing import Any
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax.calibration import with_calibrated
+from prism_jax.cli import main
+from prism_jax.cli._load import tell_idle_sets
+from prism_jax.cli._main import make_parser
+from prism_jax.data import Calibrated, Variation, list_names, make_job, save_job
+from prism_jax.importers import import_job
+
+
+load_job: Any = prism.load_job  # Its jobs have a `training`, which the type of jobs may lack.
+_JOBS = pathlib.Path(__file__).parents[1] / "jobs"
+_STACKS = list_names("software stack")
+# The public configuration of Qwen3-30B-A3B, with 4 layers of its 48.
+_QWEN = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_FLAGS = """--num-layers 4 --hidden-size 64 --num-attention-heads 4 --vocab-size 512
+    --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --bf16
+    --sequence-parallel"""
+
+
+def _keys(table, prefix=""):
+    if isinstance(table, dict):
+        return {k for name, one in table.items() for k in _keys(one, f"{prefix}.{name}")}
+    if isinstance(table, list) and table and isinstance(table[0], dict):
+        return {k for i, one in enumerate(table) for k in _keys(one, f"{prefix}[{i}]")}
+    return {prefix}
+
+
+def _written(job, path):
+    save_job(job, path)
+    return tomllib.loads(path.read_text())
+
+
+def _notes(words, capsys):
+    assert main(words) == 0
+    lines = capsys.readouterr().err.splitlines()
+    return [line for line in lines if "`--set " in line]
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    """A configuration of Hugging Face, with what is given on the command line to import it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_QWEN))
+    return [str(path), "--gpus", "16", "--batch", "64", "--set", "layout.ep=8", "--allow-oom"]
+
+
+@pytest.mark.parametrize("name", list_names("job"))
+def test_a_saved_job_has_the_keys_of_its_file(name, tmp_path):
+    job = load_job(name)
+    table = _written(job, tmp_path / "saved.toml")
+    named = _keys(table) - {".name"}  # The name of the other file.
+    assert named == _keys(tomllib.loads((_JOBS / f"{name}.toml").read_text())) - {".name"}
+    assert load_job(tmp_path / "saved.toml") == job
+
+
+def test_an_imported_job_takes_the_same_step_with_every_stack_as_one_by_hand(qwen, tmp_path):
+    out = tmp_path / "imported.toml"
+    assert main(["import", *qwen, "--out", str(out)]) == 0
+    by_hand = {
+        "cluster": "dgx-h100",
+        "num_nodes": 2,
+        "model": tomllib.loads(out.read_text())["model"],
+        "layout": {"dp": 16, "ep": 8},
+        "schedule": {"kind": "1f1b", "num_microbatches": 4},
+        "training": {"microbatch_size": 1, "sequence_length": 8192},
+    }
+    steps = set()
+    for stack in _STACKS:
+        training = by_hand["training"] | {"software": stack}
+        job = make_job(by_hand | {"training": training}, tmp_path / "by_hand.toml")
+        steps.add(prism.predict(job).mean)
+        imported = load_job(out, [f"training.software={stack}"])
+        assert prism.predict(imported).mean == prism.predict(job).mean, stack
+    assert len(steps) > 6
+    assert main(["import", *qwen, "--out", str(out), "--force", "--software", stack]) == 0
+    assert load_job(out) == imported
+
+
+def test_calibrated_and_ranked_jobs_still_follow_the_stack(tmp_path):
+    job, path = load_job("examples/job.toml"), tmp_path / "calibrated.toml"
+    calibrated = Calibrated("me", 1.1, (Variation("", "rank", "power", {}, "me"),))
+    save_job(with_calibrated(job, calibrated), path)
+    change = ["training.software=torchtitan"]
+    other: Any = with_calibrated(load_job("examples/job.toml", change), calibrated)
+    assert other.training.zero == 3
+    assert load_job(path, change) == other
+    parts = {"training": job.training, "kernels": job.kernels, "batch_size": job.batch_size}
+    space = prism.layouts.LayoutSpace(tp=(2,), pp=(4,), cp=(1,), zero=(1,))
+    listed = prism.layouts.enumerate_layouts(job.model, job.cluster, 32, space=space, **parts)
+    table = _written(listed[0], path)
+    assert load_job(path) == listed[0]
+    assert "zero" not in table["training"]
+    assert load_job(path, change).training.prefetch == other.training.prefetch
+
+
+def test_a_value_that_is_changed_in_python_is_written(tmp_path):
+    job, path = load_job("examples/job.toml"), tmp_path / "job.toml"
+    replace = msgspec.structs.replace
+    before = _written(job, path)["training"]
+    training = replace(job.training, zero=3, overlap_grad_reduce=False)
+    changed = replace(job, training=training)
+    assert _written(changed, path)["training"] == before | {"zero": 3, "overlap_grad_reduce": False}
+    assert load_job(path) == changed
+    # Another stack in Python keeps all values, and so does the file; an override takes its own.
+    renamed = replace(job, training=replace(job.training, software="torchtitan"))
+    assert _written(renamed, path)["training"]["zero"] == 1
+    assert load_job(path) == renamed
+    made = prism.Job(prism.Layout(), prism.data.ScheduleConfig("1f1b", 2), name="made")
+    assert _written(made, path) == {
+        "kind": "job",
+        "layout": {},
+        "schedule": {"kind": "1f1b", "num_microbatches": 2},
+        "name": "made",
+    }
+    assert load_job(path) == made
+    none = load_job("examples/job.toml", ["training.software=internevo"])
+    none = replace(none, training=replace(none.training, gradient_bucket_size=None))
+    with pytest.raises(ValueError, match=r"`training.gradient_bucket_size` is `None`, but"):
+        save_job(none, path)
+
+
+def test_a_stack_beside_a_job_is_found_from_another_folder(tmp_path):
+    (tmp_path / "here").mkdir()
+    stack = 'kind = "software"\nsource = "me"\n[training]\nprefetch = 7\nrecompute = "full"\n'
+    (tmp_path / "here/mine.toml").write_text(stack)
+    text = pathlib.Path("examples/one_device.toml").read_text()
+    text = text.replace("[training]", '[training]\nsoftware = "mine.toml"')
+    (tmp_path / "here/job.toml").write_text(text)
+    job = load_job(tmp_path / "here/job.toml")
+    (tmp_path / "there").mkdir()
+    table = _written(job, tmp_path / "there/job.toml")
+    assert load_job(tmp_path / "there/job.toml") == job
+    assert "prefetch" not in table["training"]
+    origins = {key.key: key.where_from for key in prism.data.assumed_keys(job)}
+    assert origins["training.prefetch"].startswith("stack ")
+
+
+def test_show_says_where_each_value_is_from(capsys):
+    words = ["show", "examples/job.toml", "--set", "training.gradient_dtype=fp32"]
+    assert main([*words, "--json"]) == 0
+    keys = {key["key"]: key for key in json.loads(capsys.readouterr().out)["keys"]}
+    found = {key: (one["origin"], one["stack"]) for key, one in keys.items()}
+    assert found["training.gradient_dtype"] == ("given", "")  # As the stack would have it.
+    assert found["training.host_module_s"] == ("stack", "megatron-core-2024")
+    assert found["training.eager_share"] == ("default", "")
+    assert found["cluster.links[1].group"] == ("default", "")
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    for key, origin in (("eager_share", "default"), ("zero", "stack megatron-core-2024")):
+        assert re.search(rf"^training\.{key} .* {origin}$", text, re.MULTILINE)
+
+
+def test_a_set_that_changes_nothing_says_so(tmp_path, capsys):
+    job = "examples/job.toml"
+    idle = ["training.zero=1", "layout.tp=2", "num_nodes=4", "kernels.rank.sigma=0.005"]
+    words = [word for change in idle for word in ("--set", change)]
+    notes = _notes(["predict", job, *words], capsys)
+    assert [note.split("`")[1].removeprefix("--set ") for note in notes] == idle
+    active = ["training.zero=0", "layout.tp=1", "num_nodes=8", "kernels.rank.sigma=0.006"]
+    words = [word for change in active for word in ("--set", change)]
+    assert _notes(["memory", job, *words], capsys) == []
+    # A value that the stack has changes nothing, except where the stack is changed, too.
+    torch = ["show", job, "--set", "training.software=torchtitan"]
+    assert _notes([*torch, "--set", "training.zero=1"], capsys) == []
+    assert len(_notes([*torch, "--set", "training.zero=3"], capsys)) == 1
+    # Of several jobs, one that changes is enough.
+    loaders = [ft.partial(load_job, name) for name in (job, "gpt3-175b-h100-768")]
+    tell_idle_sets(["layout.tp=2", "layout.ep=1"], loaders)
+    assert re.findall("`--set (.*?)`", capsys.readouterr().err) == ["layout.ep=1"]
+    # A job that gives all keys of a stack does not follow it.
+    full = pathlib.Path(job).read_text().split("software =")[0].replace("cluster.toml", "dgx-h100")
+    for key, value in prism.data.load_software("torchtitan").training.items():
+        if f"{key} =" not in full:
+            full += f"{key} = {prism.data.toml_value(value)}\n"
+    (tmp_path / "full.toml").write_text(full)
+    (note,) = _notes(["show", str(tmp_path / "full.toml"), *torch[2:]], capsys)
+    assert "changes no other key" in note
+
+
+def test_each_command_with_set_says_what_changes_nothing():
+    """Of the jobs that it names; `import` has none, and is tested by itself."""
+    _, commands = make_parser()
+    destinations = {name: {one.dest for one in sub._actions} for name, sub in commands.items()}
+    able = {name for name, found in destinations.items() if "overrides" in found}
+    assert len(able) > 15
+    assert [name for name in able if not destinations[name] & {"job", "jobs"}] == ["import"]
+
+
+def test_an_import_says_which_set_changes_nothing(qwen, tmp_path, capsys):
+    words = ["import", *qwen, "--set", "training.zero=1", "--out", str(tmp_path / "job.toml")]
+    (note,) = _notes(words, capsys)
+    assert "`--set training.zero=1` changes nothing" in note
+
+
+@pytest.mark.parametrize(
+    ("flags", "stack"),
+    [
+        ("", "megatron-core-2024"),
+        ("--DDP-impl local", "megatron-core-2024"),
+        ("--use-checkpoint-lr-scheduler", "megatron-2021"),
+        ("--activations-checkpoint-num-layers 1", "megatron-2021"),
+    ],
+)
+def test_an_import_takes_the_stack_of_the_time_of_the_flags(flags, stack, tmp_path, capsys):
+    path, out = tmp_path / "train.sh", tmp_path / "job.toml"
+    path.write_text(f"{_FLAGS} {flags}")
+    words = ["import", str(path), "--gpus", "8", "--out", str(out), "--json"]
+    assert main(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["software"] == stack
+    assert any(f"`{stack}`; `--software` gives another" in note for note in said["notes"])
+    training = tomllib.loads(out.read_text())["training"]
+    assert training["software"] == stack
+    # What a flag switches on is off without it; what no flag says is of the stack.
+    assert (training["sequence_parallel"], training["overlap_grad_reduce"]) == (True, False)
+    assert {"attention", "cp_comm_type", "launch_floor_s", "recompute"}.isdisjoint(training)
+    stacks = prism.data.load_software(stack).training
+    assert load_job(out).training.attention == stacks["attention"]
+    assert main([*words, "--force", "--software", "torchtitan"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["software"] == "torchtitan"
+    assert not any("--software" in note for note in said["notes"])
+    assert load_job(out).training.prefetch == 1
+    twice = ["--software", "torchtitan", "--set", "training.software=maxtext"]
+    assert main([*words, "--force", *twice]) == 2
+    assert "say the same; give one of them" in capsys.readouterr().err
+
+
+def test_an_import_from_hugging_face_says_that_it_has_no_stack(qwen, tmp_path, capsys):
+    assert main(["import", *qwen, "--out", str(tmp_path / "job.toml")]) == 0
+    said = capsys.readouterr()
+    assert "does not say which software trains the model" in said.err
+    assert "software stack: none" in said.out
+    found: Any = import_job(qwen[0], 16, batch=64, overrides=["training.software=maxtext"])
+    assert found.job.training.zero == 3
+    assert not any("software" in note for note in found.notes)
+
+
+def test_no_file_says_what_was_given(tmp_path):
+    path = tmp_path / "job.toml"
+    text = pathlib.Path("examples/one_device.toml").read_text()
+    path.write_text(text.replace("[layout]", "[given]\nkeys = []\n[layout]"))
+    with pytest.raises(ValueError, match="No key `given`"):
+        load_job(path)
+    with pytest.raises(ValueError, match=r"No key `given"):
+        load_job("examples/one_device.toml", ["given.keys=[]"])
