@@ -11,11 +11,19 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.collapse import Loads, Unevenness, fullest, gpu_factors
+from prism_jax.collapse import gpu_factors
 from prism_jax.collapse._collapse import added_load, at_fullest, fuller
 from prism_jax.collapse._segment import segment_maxima
+from prism_jax.data import load_job
+from prism_jax.host import on_host
+from prism_jax.loads import Loads, Unevenness, fullest
+from prism_jax.lowering import lay_out, parts_of
+from prism_jax.prediction import predict
+from prism_jax.program import block_laws_of
+from prism_jax.program._assemble import assemble
+from prism_jax.workload import block_means
 
-from .helpers import by_numpy, lognormal
+from .helpers import by_numpy, graph_of, lognormal
 from .test_importers import _PUBLISHED
 
 
@@ -138,6 +146,54 @@ def test_loads_with_a_capacity_are_those_of_counted_tokens(dtype):
     cut, free = np.split(np.asarray(found.load)[:2, len(_CUT) :], 2, axis=1)
     np.testing.assert_allclose(cut[0], free[0], rtol=0.002)
     np.testing.assert_allclose(np.sqrt(cut[1]), np.sqrt(free[1]), rtol=0.02)
+
+
+def test_a_rank_with_all_experts_drops_tokens_too():
+    """Its load varies by what truncation takes of it, and is one where nothing is truncated."""
+    rng, samples = np.random.default_rng(3), 5000
+    cases = [(10.0, 1, 8192), (50.0, 1, 8192), (400.0, 1, 8192), (100.0, 1, 65536)]
+    experts, capacity = (8, 8, 64, 128), (1.5, 1.25, 1.25, 1.0)
+    laws = _loads([*cases, *cases], [*experts, *experts], [*capacity, *[1e9] * 4])
+    cut, free = np.split(np.asarray(_fullest(*laws).load), 2, axis=1)
+    for case, number, most, (mean, variance, _) in zip(
+        cases, experts, capacity, cut.T, strict=True
+    ):
+        drawn = _drawn(rng, samples, *case, number, most)
+        assert mean == pytest.approx(np.mean(drawn), rel=0.003), case
+        assert np.sqrt(variance) == pytest.approx(np.std(drawn), rel=0.1), case
+    np.testing.assert_allclose(free[0], 1, rtol=1e-9)
+    np.testing.assert_allclose(free[1], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("layout.ep=8", "layout.tp=2", "layout.etp=1"),
+        ("layout.ep=4", "layout.tp=2", "layout.etp=2"),
+        ("layout.ep=1", "layout.tp=2", "layout.etp=2"),
+        ("layout.ep=1", "layout.tp=1", "layout.etp=1"),
+    ],
+)
+def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, tmp_path):
+    """With a capacity they are shorter, also where each rank has all experts."""
+    (tmp_path / "job.toml").write_text(_SMALL)
+    uneven = ("model.modules.moe.load_concentration=50", "model.modules.moe.num_experts=32")
+    free, cut = (
+        load_job(tmp_path / "job.toml", [*changes, *uneven, *more])
+        for more in ((), ("model.modules.moe.capacity_factor=1.25",))
+    )
+    _, _, workload = lay_out(parts_of(cut))
+    blocks = [*workload.forward, *workload.backward]
+    program = assemble(
+        graph_of([()] * len(blocks)),
+        blocks,
+        members=workload.members,
+        group_size=workload.group_size,
+    )
+    means = np.asarray(on_host(block_laws_of, program).moments)[0, :, 0, 0]
+    of_blocks = means[program.rows.class_.value][program.ops.row.value]
+    np.testing.assert_allclose(of_blocks, block_means(blocks), rtol=1e-5)
+    assert predict(cut).mean < 0.99 * predict(free).mean
 
 
 def test_members_wait_for_the_slowest_of_load_times_gpu():

@@ -7,11 +7,12 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from prism_jax.cli import main
-from prism_jax.collapse import Collapse, Loads, Unevenness, class_moments, fullest, gpu_factors
+from prism_jax.collapse import Collapse, class_moments, gpu_factors
 from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
 from prism_jax.engine import prepare
+from prism_jax.loads import Loads, Unevenness, fullest
 from prism_jax.program import compile_job
 from prism_jax.program._block_laws import _gpu_spread
 from prism_jax.workload._architecture import layers_of
@@ -70,9 +71,10 @@ def test_the_fullest_member_is_that_of_counted_tokens():
 @pytest.mark.parametrize("capacity", [1.0, 1.25, 2.0])
 def test_capacity_cuts_loads_of_kept_popularities(capacity):
     rng = np.random.default_rng(1)
-    shares = [_shares(rng, *case[:3]) for case in _CASES]
-    found = np.asarray(_fullest(*_loads(shares, [case[3] for case in _CASES], capacity)).load)
-    for case, one, (mean, variance, _) in zip(_CASES, shares, found.T, strict=True):
+    cases = [*_CASES, *((c, 1, 16, 8192) for c in (10.0, 100.0))]
+    shares = [_shares(rng, *case[:3]) for case in cases]
+    found = np.asarray(_fullest(*_loads(shares, [case[3] for case in cases], capacity)).load)
+    for case, one, (mean, variance, _) in zip(cases, shares, found.T, strict=True):
         drawn = _counted(rng, 2000, one, case[3], capacity).max(axis=1)
         assert mean == pytest.approx(np.mean(drawn), rel=0.002), case
         # Where nearly all is cut, little is left that varies.

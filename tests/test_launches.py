@@ -1,13 +1,11 @@
 """What the host, fused kernels and uneven loads add to the mean of a step."""
 
-import msgspec
 import numpy as np
 import pytest
 
 from prism_jax import predict
 from prism_jax.data import load_job
-from prism_jax.workload import Load
-from prism_jax.workload._parts import _fullest
+from prism_jax.loads import mean_of_fullest
 from prism_jax.workload.modules._routing import dropless_concentration
 
 
@@ -65,25 +63,11 @@ def test_fused_experts_save_elementwise_time():
     assert fused < apart < biased
 
 
-@pytest.mark.parametrize("concentration", [4.0, 90.0])
-@pytest.mark.parametrize("members", [2, 8, 32])
-def test_the_mean_load_of_the_fullest_rank(concentration, members):
-    load = Load(concentration, members, 10**9, 1, 1, np.inf)
-    rng = np.random.default_rng(0)
-    drawn = members * rng.dirichlet([concentration / members] * members, 100_000).max(axis=1)
-    assert _fullest(load) == pytest.approx(drawn.mean(), abs=5 * drawn.std() / 300)
-    assert _fullest(msgspec.structs.replace(load, capacity=1.01)) == pytest.approx(1.01)
-
-
-def test_known_popularities_give_the_fullest_rank():
-    known = Load(np.inf, 2, 10**9, 2, 1, np.inf, (1.0, 2.0, 3.0, 4.0))
-    assert _fullest(known) == pytest.approx(1.4)
-
-
 @pytest.mark.parametrize(("members", "fullest"), [(8, 1.47), (32, 1.8)])
 def test_the_fullest_rank_of_a_router_as_it_is(members, fullest):
-    load = Load(dropless_concentration(members), members, 10**9, 1, 1, np.inf)
-    assert _fullest(load) == pytest.approx(fullest, abs=0.01)
+    concentration = dropless_concentration(members)
+    mean = mean_of_fullest(concentration, members, 10**9, 1, 1, np.inf)
+    assert mean == pytest.approx(fullest, abs=0.01)
 
 
 def test_a_router_without_a_forced_balance_takes_longer():

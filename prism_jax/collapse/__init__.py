@@ -6,11 +6,10 @@ from ._collapse import (
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
-from ._expert_load import Loads as Loads, Unevenness as Unevenness, fullest as fullest
 from ._lay_out import (
     ExpertLoads as ExpertLoads,
     count_calls as count_calls,
     expert_loads as expert_loads,
     lay_out as lay_out,
 )
-from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors, least_std as least_std
+from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors

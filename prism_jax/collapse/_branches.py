@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..host import by_columns
-from ..latency import cube_normal, cube_normal_score
-from ._segment import shape_of
+from ..latency import cube_normal, cube_normal_score, shape_of
 
 
 _OUTER = np.linspace(-6.0, 6.0, 25)

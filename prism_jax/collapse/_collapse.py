@@ -23,9 +23,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from .._misc import FrozenArray
+from ..latency import root, shape_of
+from ..loads import Fullest
 from ._branches import Overlaps, branch_moments
-from ._expert_load import Fullest
-from ._segment import Group, root, segment_alone, segment_maxima, shape_of
+from ._segment import Group, segment_alone, segment_maxima
 
 
 class Sides(eqx.Module):

@@ -11,9 +11,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
+from ..loads import Loads, Unevenness
 from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
-from ._expert_load import Loads, Unevenness
 
 
 def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:

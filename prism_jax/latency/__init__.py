@@ -4,6 +4,12 @@ from ._empirical import Empirical as Empirical, empirical_from_samples as empiri
 from ._gamma import Gamma as Gamma
 from ._lognormal import LogNormal as LogNormal, ShiftedLogNormal as ShiftedLogNormal
 from ._mixture import Mixture as Mixture
+from ._moments import (
+    least_std as least_std,
+    moments_of as moments_of,
+    root as root,
+    shape_of as shape_of,
+)
 from ._normal import Normal as Normal
 from ._outlying import Outlying as Outlying
 from ._parameters import (

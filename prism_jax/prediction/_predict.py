@@ -1,4 +1,6 @@
-"""The step of a job without variability, and its parts; on the host, without JAX."""
+"""The step of a job without variability, and its parts; on the host, and without JAX unless experts
+have uneven loads.
+"""
 
 import dataclasses
 from collections import defaultdict
@@ -70,6 +72,7 @@ def predict(job: Job) -> Prediction:
     """Predicts the step of a job if every latency were its mean.
 
     The result is that of `simulate` for the job without variability, but takes some milliseconds.
+    Loads of experts are those of the fullest rank, on average.
 
     **Arguments:**
 

@@ -8,16 +8,14 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..collapse import (
     Collapse,
-    Loads,
     Overlaps,
     Sides,
-    Unevenness,
     class_moments,
-    fullest,
     gpu_factors,
     segment_skewness,
 )
 from ..latency import AbstractLatency, Constant
+from ..loads import Loads, Unevenness, fullest
 from ..maxplus import bucket
 from ._program import Program
 from ._table import kernel_cumulants, relative_cumulants, unit_of

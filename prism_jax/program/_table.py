@@ -10,8 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
-from ..collapse import least_std
-from ..latency import AbstractLatency
+from ..latency import AbstractLatency, least_std
 
 
 class LatencyTable(eqx.Module):

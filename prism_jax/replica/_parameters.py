@@ -10,8 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from ..collapse import Unevenness
 from ..latency import Constant
+from ..loads import Unevenness
 from ..maxplus import bucket
 from ..program import Program, Variability, kernels_of
 from ._structure import all_kinds, ranks_of

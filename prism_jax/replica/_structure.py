@@ -5,8 +5,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from ..collapse import Collapse, Loads
+from ..collapse import Collapse
 from ..latency import log_sigma
+from ..loads import Loads
 from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
 from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
 from ._rare import Strata, strata_of

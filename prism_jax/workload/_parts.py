@@ -1,11 +1,10 @@
 """Builds segments and blocks from kernels."""
 
 import functools as ft
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
+import msgspec
 
 from ._block import Block, Branches, Kernel, Load, Row, Segment, Segments
 
@@ -125,26 +124,9 @@ def _mean(kernel: Kernel) -> float:
     return kernel.mean if kernel.load is None else kernel.mean * _fullest(kernel.load)
 
 
-# Below this concentration hardly more than one expert is popular.
-_ONE_EXPERT = 0.05
-
-
 @ft.cache
 def _fullest(load: Load) -> float:
-    """The mean load of the fullest member over that of all. The noise of counts is left out."""
-    n = load.members
-    if load.popularity:
-        members = np.array(load.popularity).reshape(n, -1).sum(axis=1)
-        most = n * members.max() / members.sum()
-    elif math.isinf(load.concentration):
-        return 1.0
-    else:
-        if load.concentration < _ONE_EXPERT:
-            return min(float(n), load.capacity)
-        from scipy import special  # Slow to import, and rarely needed.
+    """The mean load of the fullest member over that of all, of the law that programs have."""
+    from ..loads import mean_of_fullest  # Slow to import, and rarely needed.
 
-        # Popularities are gamma variates over their sum, which is independent of them.
-        shape = load.concentration / n
-        levels = (np.arange(4096) + 0.5) / 4096  # Of the law of the largest of `n`.
-        most = np.mean(special.gammainccinv(shape, -np.expm1(np.log(levels) / n))) / shape
-    return min(max(float(most), 1.0), float(n), load.capacity)
+    return mean_of_fullest(*msgspec.structs.astuple(load))

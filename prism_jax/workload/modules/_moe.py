@@ -247,7 +247,7 @@ class MoE(AbstractModule):
         gather = costs.collective("all_gather", gathered, etp)
         scatter = costs.collective("reduce_scatter", gathered, etp)
         if send is None:
-            return [*shared, segment(first, gather), segment(experts, scatter)]
+            return [*shared, segment(first, with_load([gather], load)[0]), closed(experts, scatter)]
         return [*out, closed(sort, gather), closed(experts, scatter), closed(sort, send)]
 
     def _biases(self, costs: Costs, routed: int) -> list[Kernel]:
@@ -264,7 +264,11 @@ class MoE(AbstractModule):
         """The law of the load of a rank; `None` if all loads are equal."""
         layout = costs.layout
         concentration = self.concentration(layout.ep)
-        if (concentration or self.load_popularity) is None or layout.ep == 1:
+        if (concentration or self.load_popularity) is None:
+            return None
+        # A rank that has all experts has all tokens but those that are dropped, of which the ranks
+        # beside it drop as many.
+        if layout.ep == 1 and (self.capacity_factor is None or self.num_experts == 1):
             return None
         routed, *_ = self._shape(costs)
         return Load(
@@ -272,7 +276,7 @@ class MoE(AbstractModule):
             members=layout.ep,
             counts=routed * layout.ep,
             experts=self.num_experts // layout.ep,
-            split=layout.expert_tp,
+            split=layout.expert_tp if layout.ep > 1 else layout.tp * layout.cp,
             capacity=math.inf if self.capacity_factor is None else self.capacity_factor,
             popularity=self.load_popularity or (),
         )

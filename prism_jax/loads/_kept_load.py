@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ..latency import cube_normal_below, cube_normal_score, log_density
-from ._segment import moments_of, root
+from ..latency import cube_normal_below, cube_normal_score, log_density, moments_of, root
 
 
 Moments = Float[Array, "3 *loads"]  # Mean, variance and third central moment.

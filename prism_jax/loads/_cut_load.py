@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Float
 
-from ..latency import normal_nodes
-from ._segment import moments_of
+from ..latency import moments_of, normal_nodes
 
 
 # The grid of loads from that many deviations below to above the mean, and its margins in steps.
@@ -56,7 +55,7 @@ def cut_loads(
     capacity: Float[Array, " loads"],
 ) -> tuple[Float[Array, "3 loads"], Float[Array, "3 loads"]]:
     r"""Moments of the load of the fullest member, and of a member whose independent copies differ
-    as much as members do.
+    as much as members do. Of a member that has all experts, both are those of its load.
 
     **Arguments:**
 
@@ -71,7 +70,7 @@ def cut_loads(
     # One by one, and again for the derivative, because of the many frequencies.
     laws = (more, concentration, stretch, members, experts, capacity)
     fullest = jax.checkpoint(lambda law: _fullest(weights, *law))
-    return jax.lax.map(fullest, laws).T, member
+    return jnp.where(members > 1, jax.lax.map(fullest, laws).T, member), member
 
 
 def _member(more, weights, concentration, stretch, number, experts, capacity):
@@ -94,9 +93,14 @@ def _member(more, weights, concentration, stretch, number, experts, capacity):
     load = jnp.minimum(whole, capacity[:, None] - 1)
     mean = expected(load)
     apart = load - mean[:, None]
-    common = expected(apart * whole) ** 2 / expected(whole**2) / (number - 1)
-    variance = (expected(apart**2) + common) / experts
-    return jnp.stack([1 + mean, variance, expected(apart**3) / experts**2])
+    slope = expected(apart * whole) / expected(whole**2)
+    variance = expected(apart**2) + slope**2 * expected(whole**2) / (number - 1)
+    # If there is no other member, all that varies is what truncation takes.
+    alone = number == experts
+    rest = apart - slope[:, None] * whole
+    variance = jnp.where(alone, expected(rest**2), variance)
+    third = expected(jnp.where(alone[:, None], rest, apart) ** 3)
+    return jnp.stack([1 + mean, variance / experts, third / experts**2])
 
 
 def _fullest(weights, more, concentration, stretch, members, experts, capacity):

@@ -17,14 +17,18 @@ $$E[\max_i g_i^k] = E[S^k]\, E[\max_i q_i^k],$$
 and the left side is an integral over one variable.
 """
 
+import math
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from ..latency import Gamma, cube_normal, normal_nodes, score_of_maximum
+from ..host import on_host
+from ..latency import Gamma, cube_normal, normal_nodes, score_of_maximum, shape_of
 from ._cut_load import cut_loads, cv_of_expert
 from ._kept_load import Moments, kept_loads, of_fixed_sum
-from ._segment import shape_of
 
 
 # The cube of a normal variate approximates a gamma law of a smaller shape badly.
@@ -49,7 +53,7 @@ class Loads(eqx.Module):
 
     **Attributes:**
 
-    - `members`: $n$, at least 2.
+    - `members`: $n$; one that has all experts, of which some are truncated.
     - `counts`: $N$, the tokens of a microbatch.
     - `experts`: how many experts a member has.
     - `split`: how many ranks share a member's experts and load.
@@ -123,6 +127,37 @@ def fullest(
     # Less the fullest of independent members.
     correction = (load - _of_one(member, of_ranks)) * powers
     return Fullest(spread(load), spread(member), correction, rivals / loads.members, first)
+
+
+def mean_of_fullest(
+    concentration: float,
+    members: int,
+    counts: int,
+    experts: int,
+    split: int,
+    capacity: float,
+    popularity: Sequence[float] = (),
+) -> float:
+    """The mean load of the fullest member, as a number.
+
+    **Arguments:**
+
+    - `concentration`, `members`, `counts`, `experts`, `split`: as in `Unevenness` and `Loads`.
+    - `capacity`: the same; infinite for no limit.
+    - `popularity`: of each expert, member by member, if it is known; only proportions matter.
+    """
+
+    def array(number: float) -> Float[Array, "1"]:
+        return jnp.asarray([float(number)])
+
+    limit = array(capacity) if math.isfinite(capacity) else None
+    shares = None
+    if popularity:
+        known = np.array(popularity, float).reshape(1, members, experts)
+        shares = jnp.asarray(known / known.sum(), jnp.result_type(float))
+    sizes = array(members), array(counts), array(experts), array(split)
+    uneven = Unevenness(array(concentration), array(1.0))
+    return float(on_host(fullest, Loads(*sizes, limit, shares), uneven).load[0, 0])
 
 
 def _drawn_anew(loads: Loads, concentration, scores) -> tuple[Moments, Moments]:
