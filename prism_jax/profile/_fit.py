@@ -31,6 +31,8 @@ _SEEN = 3.0
 _OF_VARIANCE, _OF_MEDIAN = 1.92, 0.756
 # A smaller error of the level or the median gets no note, however well it is known.
 _NOTED = 0.01
+# A larger correction of the level would hide that ops are missing, or are not those of the job.
+_MOST_CORRECTED = 0.1
 
 
 def fit_profile(trace: Trace, *, name: str = "") -> Profile:
@@ -64,8 +66,9 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
 
     **Raises:**
 
-    `ValueError` for fewer than four steps, for a step that takes no time, or if ops do not start in
-    the order of the job's schedule, so that the error of a replay is above 10 %.
+    `ValueError` for fewer than four steps, for a step that takes no time, if ops do not start in
+    the order of the job's schedule, so that the error of a replay is above 10 %, or if the mean of
+    the fitted law is further off the mean of the steps than that.
     """
     check_type(trace, Trace, "trace", "use `read_trace` to get one")
     seen = observe(trace)
@@ -145,7 +148,8 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     - The mean is off if latencies depend on each other in a way that no component has, as with
       processes that share cores. All mean latencies are then scaled by a level. It corrects the
       share `1 - (standard error / difference)^2` of the difference, and nothing where that is
-      negative, for chance explains the rest. A correction of more than 1 % gets a note.
+      negative, for chance explains the rest. A correction of more than 1 % gets a note, and one of
+      more than 10 % a `ValueError`.
     - Variation that no component explains, such as uneven work of whole replicas, is attributed to
       the factor of a step: both to the component and to its law, which stay equal.
     - If the median is off by more than the noise and more than 1 %, there is a note.
@@ -160,6 +164,12 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / mean**2
     if off**2 > chance:
         level = 1 / (1 + off * (1 - chance / off**2))
+    if abs(level - 1) > _MOST_CORRECTED:
+        raise ValueError(
+            f"The ops of the trace make a step of {law.mean:.4g} s, but its steps take {mean:.4g} "
+            f"s on average, and a difference of more than {100 * _MOST_CORRECTED:.0f} % is not "
+            "corrected; trace all ops of whole steps, and give the job that was traced."
+        )
     notes = list(profile.fitted.notes)
     if abs(level - 1) > _NOTED:
         notes.append(
