@@ -142,6 +142,9 @@ def test_a_value_that_is_changed_in_python_is_written(tmp_path):
         "name": "made",
     }
     assert load_job(path) == made
+    with pytest.raises(ValueError, match=r"kernels of the job `job` were changed, as `--set ker"):
+        save_job(load_job("examples/job.toml", ["kernels.rank.sigma=0.5"]), path)
+    save_job(load_job("examples/job.toml", ["kernels.rank.sigma=0.005"]), path)
     none = load_job("examples/job.toml", ["training.software=internevo"])
     none = replace(none, training=replace(none.training, gradient_bucket_size=None))
     with pytest.raises(ValueError, match=r"`training.gradient_bucket_size` is `None`, but"):

@@ -121,7 +121,7 @@ def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[st
         others = [other for other in overrides if other is not text]
         try:
             pairs = [(make(others), make([*overrides])) for make in loaders]
-        except ValueError:  # The command says what is wrong.
+        except ValueError:  # Without it there is no such job.
             continue
         if all(without == job for without, job in pairs):
             tell_note(f"`--set {quoted(text)}` changes nothing: the job is the same without it.")

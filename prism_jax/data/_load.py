@@ -13,7 +13,7 @@ from ._check import check_job, check_plausible
 from ._given import Given, flat
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
-from ._kernels import apply_calibrated
+from ._kernels import Kernels, apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
 from ._override import Override, apply_kernel_override, apply_override, parse_override, put_layers
@@ -147,10 +147,7 @@ def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
             check_cluster(job.cluster)
             if not job.allow_implausible:
                 check_plausible(job.cluster)
-        kernels = load_kernels(job.cluster)
-        if job.calibrated is not None:
-            kernels = apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
-        job = msgspec.structs.replace(job, kernels=kernels)
+        job = msgspec.structs.replace(job, kernels=_kernels_of(job, job.cluster, file))
     for override in overrides:
         if job.kernels is None:
             raise ValueError(
@@ -160,6 +157,14 @@ def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
         changed = apply_kernel_override(job.kernels, override)
         job = msgspec.structs.replace(job, kernels=changed)
     return job
+
+
+def _kernels_of(job: Job, cluster: Cluster, file: str) -> Kernels:
+    """The kernels of a job's cluster, with the changes of `calibrated`."""
+    kernels = load_kernels(cluster)
+    if job.calibrated is None:
+        return kernels
+    return apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
 
 
 def _call_dtypes_by_their_names(training: Any) -> None:
@@ -286,9 +291,16 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    `ValueError` if the path does not end in `.toml`, or if nothing can be written there.
+    `ValueError` if the path does not end in `.toml`, or if nothing can be written there; and if the
+    kernels are changed in another way than by `calibrated`.
     """
     check_job_path(path)
+    if job.cluster is not None and job.kernels not in (None, _kernels_of(job, job.cluster, "")):
+        raise ValueError(
+            f"The kernels of the job `{job.name}` were changed, as `--set kernels.rank.sigma=0` "
+            "does, and a job file has no key for that; make the change where the file is used, or "
+            "in the tables of the cluster."
+        )
     table = given_keys(job, quoted(pathlib.Path(path).stem))
     model, cluster = job.model, job.cluster
     if model is not None and model.name in list_names("model") and load_model(model.name) == model:
