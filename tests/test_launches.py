@@ -66,7 +66,7 @@ def test_fused_experts_save_elementwise_time():
 @pytest.mark.parametrize(("members", "fullest"), [(8, 1.47), (32, 1.8)])
 def test_the_fullest_rank_of_a_router_as_it_is(members, fullest):
     concentration = dropless_concentration(members)
-    mean = mean_of_fullest(concentration, members, 10**9, 1, 1, np.inf)
+    mean = mean_of_fullest(concentration, members, 10**9, 1, np.inf)
     assert mean == pytest.approx(fullest, abs=0.01)
 
 

@@ -17,8 +17,8 @@ $$E[\max_i g_i^k] = E[S^k]\, E[\max_i q_i^k],$$
 and the left side is an integral over one variable.
 """
 
+import functools as ft
 import math
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -129,20 +129,20 @@ def fullest(
     return Fullest(spread(load), spread(member), correction, rivals / loads.members, first)
 
 
+@ft.cache  # Layouts have loads in common.
 def mean_of_fullest(
     concentration: float,
     members: int,
     counts: int,
     experts: int,
-    split: int,
     capacity: float,
-    popularity: Sequence[float] = (),
+    popularity: tuple[float, ...] = (),
 ) -> float:
     """The mean load of the fullest member, as a number.
 
     **Arguments:**
 
-    - `concentration`, `members`, `counts`, `experts`, `split`: as in `Unevenness` and `Loads`.
+    - `concentration`, `members`, `counts`, `experts`: as in `Unevenness` and `Loads`.
     - `capacity`: the same; infinite for no limit.
     - `popularity`: of each expert, member by member, if it is known; only proportions matter.
     """
@@ -155,7 +155,8 @@ def mean_of_fullest(
     if popularity:
         known = np.array(popularity, float).reshape(1, members, experts)
         shares = jnp.asarray(known / known.sum(), jnp.result_type(float))
-    sizes = array(members), array(counts), array(experts), array(split)
+    # How many ranks share the load of a member does not change it.
+    sizes = array(members), array(counts), array(experts), array(1)
     uneven = Unevenness(array(concentration), array(1.0))
     return float(on_host(fullest, Loads(*sizes, limit, shares), uneven).load[0, 0])
 

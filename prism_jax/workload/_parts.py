@@ -1,10 +1,7 @@
 """Builds segments and blocks from kernels."""
 
-import functools as ft
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-
-import msgspec
 
 from ._block import Block, Branches, Kernel, Load, Row, Segment, Segments
 
@@ -124,9 +121,9 @@ def _mean(kernel: Kernel) -> float:
     return kernel.mean if kernel.load is None else kernel.mean * _fullest(kernel.load)
 
 
-@ft.cache
 def _fullest(load: Load) -> float:
     """The mean load of the fullest member over that of all, of the law that programs have."""
     from ..loads import mean_of_fullest  # Slow to import, and rarely needed.
 
-    return mean_of_fullest(*msgspec.structs.astuple(load))
+    sizes = load.members, load.counts, load.experts
+    return mean_of_fullest(load.concentration, *sizes, load.capacity, load.popularity)
