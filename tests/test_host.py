@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from prism_jax.host import by_columns, on_host, vjp_on_host
+from prism_jax.host import _equations, _on_host, _pull_back, by_columns, on_host, vjp_on_host
+from prism_jax.host._operations import OPERATIONS
 from prism_jax.latency import Gamma, Weibull
 from prism_jax.program import Variability
 from prism_jax.replica import gradients_of, make_plan
@@ -85,12 +86,9 @@ def _whole_numbers(x):
 
 def _special(x):
     x = jnp.abs(x) + 0.5
-    shapes = jax.scipy.special.gammainc(x, 2 * x), jax.grad(lambda a: _total(a, x))(x)
-    return *shapes, jax.scipy.special.ndtri(x / 5), jax.scipy.special.log_ndtr(-9 * x), lax.sort(x)
-
-
-def _total(a, x):
-    return jnp.sum(jax.scipy.special.gammainc(a, 2 * x) + jax.scipy.special.gammaln(a))
+    special = jax.scipy.special
+    shapes = special.gammainc(x, 2 * x), special.gammaln(x)
+    return *shapes, special.ndtri(x / 5), special.log_ndtr(-9 * x), lax.sort(x)
 
 
 _FUNCTIONS = [
@@ -155,8 +153,63 @@ def _two_of_each(column):
     return jnp.stack([jnp.sum(column**2), column[0] * column[1]])
 
 
+@jax.custom_jvp
+def _own(x):
+    return 3 * x
+
+
+_own.defjvp(lambda x, dx: (_own(*x), 5 * dx[0]))
+
+
+@jax.custom_vjp
+def _own_back(x):
+    return 3 * x
+
+
+_own_back.defvjp(lambda x: (_own_back(x), None), lambda _, g: (7 * g,))
+
+
+def _kinds(x):
+    """Each operation whose parameters are read."""
+    turns = lax.while_loop(lambda n: n < 5, lambda n: n + 2, jnp.int32(0))
+    bits = lax.bitcast_convert_type(jnp.exp(x[0]), jnp.int64) >> 50
+    counted = turns.astype(x.dtype) + bits.astype(x.dtype) * jnp.arange(5, dtype=x.dtype)
+    rows = jnp.array([2, 0, 9])
+    scattered = x.at[rows].multiply(x[0, 0], unique_indices=True).at[rows].add(x[1])
+    scattered = scattered.at[:2, 1].set(x[2, :2])
+    taken = x.at[rows].get(mode="fill", fill_value=0) * x[:3]
+    waves = jnp.fft.fft(lax.complex(jnp.cos(x), jnp.sin(x)) @ x.astype(complex).T, axis=0)
+    a, b = jnp.split(x, [2], axis=1)
+    joined = jnp.concatenate([b, a], axis=1), jnp.stack([x, lax.reduce_precision(x, 11, 30)])
+    reduced = (
+        jnp.max(x, axis=1) - jnp.min(x, axis=1),
+        jnp.where(jnp.any(x > 2, axis=1)[:, None], x, 0),
+    )
+    own = _own(x), _own_back(x), lax.map(jax.checkpoint(jnp.exp), x), lax.scan(_add, x[0], x)
+    moved = lax.dynamic_slice(x, (turns, turns), (1, 2)), _pads(x), jnp.round(x) + x**3
+    branch = lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)
+    sums = jnp.cumsum(x, axis=0), jnp.real(jnp.cumsum(waves, axis=1)), sum(jnp.unstack(x))
+    return (
+        counted,
+        scattered,
+        taken,
+        *joined,
+        *reduced,
+        *own,
+        *moved,
+        branch,
+        *sums,
+        _two_of_each(x),
+    )
+
+
+def _add(carry, row):
+    return carry + row, carry * row
+
+
 _DIFFERENTIABLE = [
-    _pads, _gathers, _scatters, _slices, _scans, _sums, _elements, _laws, _shapes, _two_of_each,
+    _kinds, _pads, _gathers, _scatters, _slices, _scans, _sums, _elements, _laws, _shapes,
+    _two_of_each,
 ]  # fmt: skip
 
 
@@ -175,6 +228,83 @@ def test_backward_as_jax(function, figures):
     np.testing.assert_allclose(backward(of_found), expected, rtol=1e-9, atol=1e-9)
 
 
+def _names_in(function) -> set[str]:
+    """The operations of a traced function and of those that it calls."""
+    found = set()
+    for equation in function.eqns:
+        found.add(equation.primitive.name)
+        for part in jax.tree.leaves(list(equation.params.values())):
+            found |= _names_in(part) if hasattr(part, "eqns") else set()
+    return found
+
+
+_CALLS = ["cond", "custom_jvp_call", "custom_vjp_call", "jit", "remat2", "scan", "while"]
+_OTHERS = [*OPERATIONS.keys() & {"add", "exp", "mul", "select_n", *_equations._READ}]
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    """What `_kinds` gives, and derivatives."""
+    x = jnp.asarray(_MATRIX)
+    values, backward = vjp_on_host(_kinds, x)
+    rng = np.random.default_rng(1)
+    of_values = jax.tree.map(lambda y: rng.normal(size=(2, *y.shape)), values)
+    return x, values, of_values, backward(of_values)
+
+
+def _forget():
+    for known in (_on_host.flat, _pull_back._read_on_the_way_back, _on_host._calls):
+        known.clear() if isinstance(known, dict) else known.cache_clear()
+
+
+@pytest.mark.parametrize("names", [_CALLS, pytest.param(_OTHERS, marks=pytest.mark.slow)])
+def test_what_jax_renames_or_adds_it_evaluates_itself(monkeypatch, kinds, names):
+    """An operation that is not known, or one that has a parameter of another name."""
+    x, values, of_values, of_x = kinds
+
+    def check():
+        _forget()
+        found, backward = vjp_on_host(_kinds, x)
+        for y, z in zip(jax.tree.leaves(found), jax.tree.leaves(values), strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(backward(of_values), of_x, rtol=1e-6, atol=1e-12)
+
+    for name in names:
+        for parameter in _equations._READ.get(name, "").split():
+            with monkeypatch.context() as patch:
+                others = _equations._READ[name].replace(parameter, "other")
+                patch.setitem(_equations._READ, name, others)
+                check()
+        with monkeypatch.context() as patch:
+            patch.delitem(_equations._READ, name, raising=False)
+            patch.delitem(OPERATIONS, name, raising=False)
+            check()
+    _forget()
+
+
+def test_what_cannot_be_read_jax_evaluates_itself(monkeypatch):
+    """As where the functions of a loop stand in another form."""
+
+    def unreadable(equation):
+        raise AttributeError(equation)
+
+    x = _MATRIX[:, 0].astype(np.float32)
+    monkeypatch.setattr(_on_host, "call_of", unreadable)
+    _forget()
+    values, backward = vjp_on_host(_two_and_one, jnp.asarray(x))
+    assert [y.dtype for y in values] == [jnp.float32, jnp.int32]
+    np.testing.assert_allclose(values[0], np.exp(x) * x[1], rtol=1e-6)
+    of_values = np.ones((1, 4)), np.zeros((1,))
+    expected = np.exp(x) * x[1] + np.eye(4)[1] * np.sum(np.exp(x))
+    np.testing.assert_allclose(backward(of_values)[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(on_host(_two_and_one, jnp.asarray(x))[0], values[0], rtol=1e-6)
+    _forget()
+
+
+def _two_and_one(x):
+    return jnp.exp(x) * x[1], jnp.argmax(x).astype(jnp.int32)
+
+
 def test_single_precision_is_rounded_once():
     x = jnp.asarray(_MATRIX[0], jnp.float32)
 
@@ -185,6 +315,18 @@ def test_single_precision_is_rounded_once():
 
     assert np.array_equal(on_host(cancels, x, large), x)
     assert not np.array_equal(cancels(x, large), x)
+
+
+def test_constants_are_in_double_precision_whatever_jax_is_set_to():
+    tenth = np.float32(0.1)
+
+    def from_a_tenth(x):
+        return x - 0.1
+
+    with jax.enable_x64(False):
+        found = on_host(from_a_tenth, tenth)
+    assert found == np.float32(float(tenth) - 0.1)
+    assert found.dtype == np.float32
 
 
 def test_a_traced_argument_is_traced_on():

@@ -10,8 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
+from ._by_jax import in_double_precision, values_by_jax
+from ._equations import (
+    COLUMNS,
+    Branches,
+    Call,
+    ClosedJaxpr,
+    Columns,
+    Function,
+    Inlined,
+    JaxprEqn,
+    Literal,
+    Scan,
+    While,
+    Whole,
+    call_of,
+    function_of,
+    is_known,
+)
 from ._operations import OPERATIONS, wide
 
 
@@ -20,8 +37,6 @@ _MOST_TRACES, _MOST_CALLS = 256, 1024
 _LARGE = 2**13
 _traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
 _calls: dict[tuple[Any, bytes], list[Any]] = {}
-# The name that JAX has for what `by_columns` gives, which stays whole.
-_COLUMNS = "columns"
 
 
 @np.errstate(all="ignore")
@@ -29,8 +44,9 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     """`function(*args)`, with every real number in double precision until the end.
 
     JAX traces the function, once for each structure of its arguments, and NumPy and SciPy do what
-    was traced. An operation without a counterpart in `OPERATIONS` is left to JAX. Where an argument
-    is traced itself, in `jit` or by a transformation, this is `function(*args)`.
+    was traced. An operation that they do not know is left to JAX, and so is the whole function if
+    it cannot be read. Where an argument is traced itself, in `jit` or by a transformation, this is
+    `function(*args)`.
 
     **Arguments:**
 
@@ -45,7 +61,11 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     if any(isinstance(x, Tracer) for x in arrays):
         return function(*args)
     trace = traced(function, args)
-    return trace.on_device(values_of(trace.flat, trace.leaves, all_of_them=False))
+    try:
+        values = evaluated(trace.function, trace.leaves)
+    except Exception:  # For how JAX has written the function; JAX itself repeats any other error.
+        values = values_by_jax(function, args)
+    return trace.on_device(values)
 
 
 class Traced(NamedTuple):
@@ -53,39 +73,39 @@ class Traced(NamedTuple):
 
     **Attributes:**
 
-    - `flat`: its operations.
+    - `function`: its operations.
     - `leaves`: its inputs, with real numbers in double precision.
     - `results`: the shape and dtype of each array that it returns, in their structure.
     - `static`: what it returns besides arrays.
     """
 
-    flat: "Flat"
+    function: ClosedJaxpr
     leaves: list[np.ndarray]
     results: Any
     static: Any
 
-    def on_device(self, values: list[Any]) -> Any:
-        """What the function returns, from all its values."""
+    def on_device(self, values: Sequence[Any]) -> Any:
+        """What the function returns, from its arrays."""
         shapes, structure = jax.tree.flatten(self.results)
-        pairs = zip(self.flat.outputs, shapes, strict=True)
-        found = [np.asarray(values[number], out.dtype) for number, out in pairs]
+        found = [np.asarray(x, out.dtype) for x, out in zip(values, shapes, strict=True)]
         return eqx.combine(jax.tree.unflatten(structure, jax.device_put(found)), self.static)
 
 
 def traced(function: Callable[..., Any], args: Any) -> Traced:
     """What JAX traces of a function, once for each structure of its arguments."""
+    args = in_double_precision(args)
     arrays, static = eqx.partition(args, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
-    wide_floats = jax.config.read("jax_enable_x64")
-    about = function, tree, signature, tuple(of_static), static_tree, wide_floats
+    about = function, tree, signature, tuple(of_static), static_tree
     if about not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
-        _traces[about] = eqx.filter_make_jaxpr(function)(*args)
+        with jax.enable_x64(True):
+            _traces[about] = eqx.filter_make_jaxpr(function)(*args)
     trace, results, rest = _traces[about]
-    return Traced(flat(trace), [wide(np.asarray(x)) for x in leaves], results, rest)
+    return Traced(trace, [wide(np.asarray(x)) for x in leaves], results, rest)
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -94,16 +114,24 @@ def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
 
     each = jax.vmap(function, in_axes=1, out_axes=1)
-    each.__name__ = _COLUMNS
+    each.__name__ = COLUMNS
     return jax.jit(each)
 
 
 class Operation(NamedTuple):
-    """An equation, the numbers of the values that it reads and writes, and those of the values that
-    neither a later one reads nor the function returns.
+    """One operation of a traced function.
+
+    **Attributes:**
+
+    - `equation`, `call`: what JAX has written of it, and which functions it calls.
+    - `evaluate`: its results from its arguments, by NumPy; or `None`, where it is left to JAX.
+    - `reads`, `writes`: the numbers of the values that it reads and writes.
+    - `last`: those of the values that neither a later one reads nor the function returns.
     """
 
     equation: JaxprEqn
+    call: Call | None
+    evaluate: Callable[[list[Any]], list[Any]] | None
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     last: tuple[int, ...] = ()
@@ -126,7 +154,7 @@ class Flat(NamedTuple):
 
 
 @ft.lru_cache(maxsize=4096)
-def flat(function: ClosedJaxpr | Jaxpr) -> Flat:
+def flat(function: Function) -> Flat:
     """The list of a traced function's operations, made once."""
     start: list[Any] = []
     operations: list[Operation] = []
@@ -136,27 +164,26 @@ def flat(function: ClosedJaxpr | Jaxpr) -> Flat:
         return len(start) - 1
 
     def walk(function, inputs) -> list[int]:
-        jaxpr = function.jaxpr if isinstance(function, ClosedJaxpr) else function
-        number = dict(zip(jaxpr.invars, inputs, strict=True))
+        number = dict(zip(function.invars, inputs, strict=True))
         constants = function.consts if isinstance(function, ClosedJaxpr) else []
-        for var, constant in zip(jaxpr.constvars, constants, strict=True):
+        for var, constant in zip(function.constvars, constants, strict=True):
             number[var] = new(wide(np.asarray(constant)))
 
         def of(var):
             return new(wide(np.asarray(var.val))) if isinstance(var, Literal) else number[var]
 
-        for equation in jaxpr.eqns:
-            reads = [of(var) for var in equation.invars]
-            if _is_inlined(equation):
-                writes = walk(equation.params["jaxpr"], reads)
+        for equation in function.eqns:
+            reads, call = [of(var) for var in equation.invars], call_of(equation)
+            if isinstance(call, Inlined):
+                writes = walk(call.function, reads)
             else:
                 writes = [new() for _ in equation.outvars]
-                operations.append(Operation(equation, tuple(reads), tuple(writes)))
+                how = equation, call, _evaluate(equation, call)
+                operations.append(Operation(*how, tuple(reads), tuple(writes)))
             number.update(zip(equation.outvars, writes, strict=True))
-        return [of(var) for var in jaxpr.outvars]
+        return [of(var) for var in function.outvars]
 
-    jaxpr = function.jaxpr if isinstance(function, ClosedJaxpr) else function
-    inputs = [new() for _ in jaxpr.invars]
+    inputs = [new() for _ in function.invars]
     outputs = walk(function, inputs)
     used, kept = {*outputs}, []
     for operation in reversed(operations):
@@ -167,12 +194,7 @@ def flat(function: ClosedJaxpr | Jaxpr) -> Flat:
     return Flat(tuple(inputs), tuple(outputs), start, kept[::-1])
 
 
-def _is_inlined(equation: JaxprEqn) -> bool:
-    name = equation.primitive.name
-    return name == "remat2" or (name == "jit" and equation.params["name"] != _COLUMNS)
-
-
-def evaluated(function: ClosedJaxpr | Jaxpr, args: Sequence[Any]) -> list[Any]:
+def evaluated(function: Function, args: Sequence[Any]) -> list[Any]:
     """What a traced function returns."""
     whole = flat(function)
     values = values_of(whole, args, all_of_them=False)
@@ -184,9 +206,10 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
     values = whole.start.copy()
     for number, x in zip(whole.inputs, args, strict=True):
         values[number] = x
-    for equation, reads, writes, last in whole.operations:
-        found = _result(equation, [values[number] for number in reads])
-        for number, x in zip(writes, found, strict=True):
+    for equation, _, evaluate, reads, writes, last in whole.operations:
+        given = [values[number] for number in reads]
+        results = _by_jax(equation, given) if evaluate is None else evaluate(given)
+        for number, x in zip(writes, results, strict=True):
             values[number] = x
         if not all_of_them:
             for number in last:
@@ -194,23 +217,33 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
     return values
 
 
-def _result(equation, args: list[Any]) -> list[Any]:
-    """The values of one equation."""
+def _evaluate(equation: JaxprEqn, call: Call | None) -> Callable[[list[Any]], list[Any]] | None:
+    """How an operation's results come from its arguments, if NumPy can do that."""
+    match call:
+        case Scan() | While():
+            loop = _scan if isinstance(call, Scan) else _while
+            return ft.partial(_remembered, equation, ft.partial(loop, call))
+        case Branches():
+            return lambda args: evaluated(branch_of(call, args), args[1:])
+        case Whole(function) | Columns(function):
+            return ft.partial(evaluated, function)
     name = equation.primitive.name
-    if name in _LOOPS:
-        return _remembered(equation, ft.partial(_LOOPS[name], equation.params), args)
-    if name in _CALLS:
-        return _CALLS[name](equation.params, args)
-    if name in OPERATIONS:
-        found = OPERATIONS[name](equation, *args)
-    else:
-        args = [
-            x if _is_key(y.aval) else jnp.asarray(x, y.aval.dtype)
-            for x, y in zip(args, equation.invars, strict=True)
-        ]
-        found = equation.primitive.bind(*args, **equation.params)
-        found = jax.tree.map(lambda x: x if _is_key(x) else wide(np.asarray(x)), found)
-    return list(found) if equation.primitive.multiple_results else [found]
+    if name not in OPERATIONS or not is_known(equation):
+        return None
+    operation = OPERATIONS[name]
+    if equation.primitive.multiple_results:
+        return lambda args: [*operation(equation, *args)]
+    return lambda args: [operation(equation, *args)]
+
+
+def _by_jax(equation: JaxprEqn, args: list[Any]) -> list[Any]:
+    """What JAX makes of an operation by itself."""
+    avals: list[Any] = [var.aval for var in equation.invars]
+    with jax.enable_x64(True):
+        pairs = zip(args, avals, strict=True)
+        arrays = [x if _is_key(aval) else jnp.asarray(x, aval.dtype) for x, aval in pairs]
+        results = function_of(equation)(*arrays)
+    return [x if _is_key(x) else wide(np.asarray(x)) for x in results]
 
 
 def _is_key(x: Any) -> bool:
@@ -235,29 +268,28 @@ def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list
     return _calls[call]
 
 
-def _scan(params: dict[str, Any], args: list[Any]) -> list[Any]:
-    num_consts, num_carry = params["num_consts"], params["num_carry"]
+def _scan(loop: Scan, args: list[Any]) -> list[Any]:
+    num_consts, num_carry = loop.num_consts, loop.num_carry
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     slices = args[num_consts + num_carry :]
-    function, length = params["jaxpr"], params["length"]
-    shapes = function.out_avals[num_carry:]
-    rows = [wide(np.zeros((length, *x.shape), x.dtype)) for x in shapes]
-    call = ft.partial(evaluated, function)
-    for i in reversed(range(length)) if params["reverse"] else range(length):
+    stacked: list[Any] = [var.aval for var in loop.function.outvars[num_carry:]]
+    rows = [wide(np.zeros((loop.length, *x.shape), x.dtype)) for x in stacked]
+    call = ft.partial(evaluated, loop.function)
+    for i in reversed(range(loop.length)) if loop.reverse else range(loop.length):
         inputs = [*consts, *carry, *(x[i] for x in slices)]
-        found = call(inputs) if num_carry else _remembered(function, call, inputs)
+        found = call(inputs) if num_carry else _remembered(loop.function, call, inputs)
         carry = found[:num_carry]
         for row, x in zip(rows, found[num_carry:], strict=True):
             row[i] = x
     return [*carry, *rows]
 
 
-def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+def _while(loop: While, args: list[Any]) -> list[Any]:
+    of_condition, of_body = loop.num_of_condition, loop.num_of_body
     condition = args[:of_condition]
     body, carry = args[of_condition : of_condition + of_body], args[of_condition + of_body :]
-    while np.any(going := evaluated(params["cond_jaxpr"], [*condition, *carry])[0]):
-        after = evaluated(params["body_jaxpr"], [*body, *carry])
+    while np.any(going := evaluated(loop.condition, [*condition, *carry])[0]):
+        after = evaluated(loop.body, [*body, *carry])
         # In a batch, each loop goes on until its own end.
         carry = [
             np.where(
@@ -268,17 +300,6 @@ def _while(params: dict[str, Any], args: list[Any]) -> list[Any]:
     return carry
 
 
-def branch_of(params: dict[str, Any], args: list[Any]) -> ClosedJaxpr:
-    """The function that a `cond` calls."""
-    branches = params["branches"]
-    return branches[min(max(int(args[0]), 0), len(branches) - 1)]
-
-
-# Equations that call functions of their own.
-_CALLS: dict[str, Callable[[dict[str, Any], list[Any]], list[Any]]] = {
-    "cond": lambda params, args: evaluated(branch_of(params, args), args[1:]),
-    "custom_jvp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
-    "custom_vjp_call": lambda params, args: evaluated(params["call_jaxpr"], args),
-    "jit": lambda params, args: evaluated(params["jaxpr"], args),
-}
-_LOOPS = {"scan": _scan, "while": _while}
+def branch_of(call: Branches, args: list[Any]) -> Function:
+    """The function that a call of one of several calls."""
+    return call.functions[min(max(int(args[0]), 0), len(call.functions) - 1)]

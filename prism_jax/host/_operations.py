@@ -13,8 +13,10 @@ from scipy import special
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Real numbers in double precision, and anything else as it is."""
-    return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
+    """Real and complex numbers in double precision, and anything else as it is."""
+    if np.issubdtype(x.dtype, np.floating):
+        return x.astype(np.float64)
+    return x.astype(np.complex128) if np.issubdtype(x.dtype, np.complexfloating) else x
 
 
 def _exact(equation, number: int, x) -> np.ndarray:
@@ -66,6 +68,12 @@ def _slice(equation, x):
     return x[tuple(map(slice, params["start_indices"], params["limit_indices"], steps))]
 
 
+def _dynamic_slice(equation, x, *starts):
+    sizes = equation.params["slice_sizes"]
+    starts = [min(max(int(i), 0), n - k) for i, n, k in zip(starts, x.shape, sizes, strict=True)]
+    return x[tuple(slice(i, i + k) for i, k in zip(starts, sizes, strict=True))]
+
+
 def _pad(equation, x, fill):
     config = equation.params["padding_config"]
     apart = [n + max(n - 1, 0) * gap for n, (_, _, gap) in zip(x.shape, config, strict=True)]
@@ -103,6 +111,26 @@ def _cumsum(equation, x):
     if equation.params["reverse"]:
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis)
     return np.cumsum(x, axis=axis)
+
+
+def _fft(equation, x):
+    lengths, kind = equation.params["fft_lengths"], equation.params["fft_type"]
+    transform = {lax.FftType.FFT: np.fft.fftn, lax.FftType.IFFT: np.fft.ifftn}[kind]
+    return transform(x, lengths, range(-len(lengths), 0))
+
+
+def _reduce_precision(equation, x):
+    bits = equation.params["mantissa_bits"]
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.round(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
+
+
+def _polynomial(x, *coefficients):
+    """By Horner's rule; the constant comes first."""
+    total = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = coefficient + x * total
+    return total
 
 
 def _split(equation, x):
@@ -204,12 +232,15 @@ _SAME_NAMES = (
     "abs",
     "add",
     "cbrt",
+    "cos",
     "exp",
     "expm1",
     "floor",
     "log",
     "log1p",
+    "real",
     "sign",
+    "sin",
     "sqrt",
     "square",
 )
@@ -217,6 +248,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _SAME_NAMES},
     "add_any": np.add,
     "and": np.bitwise_and,
+    "complex": lambda x, y: x + 1j * y,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "digamma": special.digamma,
     "eq": np.equal,
@@ -239,6 +271,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
     "not": np.invert,
     "or": np.bitwise_or,
+    "polynomial": _polynomial,
     "pow": np.power,
     "shift_left": np.left_shift,
     "shift_right_arithmetic": np.right_shift,
@@ -262,7 +295,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "cumsum": _cumsum,
     "div": _divide,
     "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
     "empty2": lambda equation: wide(np.zeros(_shape(equation), equation.outvars[0].aval.dtype)),
+    "fft": _fft,
     "gather": _gather,
     "integer_pow": lambda equation, x: _power(x, equation.params["y"]),
     "iota": _iota,
@@ -271,11 +306,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "reduce_max": _reduced(np.max),
     "reduce_min": _reduced(np.min),
     "reduce_or": _reduced(np.any),
+    "reduce_precision": _reduce_precision,
     "reduce_sum": _reduced(np.sum),
     "reshape": lambda equation, x: np.reshape(x, _shape(equation)),
     "round": _round,
     "scatter": _scatter(operator.setitem),
     "scatter-add": _scatter(_add_at),
+    "scatter-mul": _scatter(np.multiply.at),
     "select_n": _select,
     "slice": _slice,
     "split": _split,

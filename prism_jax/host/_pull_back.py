@@ -12,9 +12,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from ._on_host import Flat, branch_of, evaluated, flat, traced, values_of
+from ._by_jax import derivatives_by_jax, values_by_jax
+from ._equations import (
+    Branches,
+    ClosedJaxpr,
+    Columns,
+    Function,
+    JaxprEqn,
+    Scan,
+    function_of,
+    is_known,
+)
+from ._on_host import Flat, Operation, branch_of, evaluated, flat, traced, values_of
 from ._slopes import SLOPES
 
 
@@ -35,7 +45,11 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     and with the same axis, as NumPy arrays. `None` stands for what is not a real number.
     """
     trace = traced(function, args)
-    values = values_of(trace.flat, trace.leaves)
+    try:
+        values = values_of(flat(trace.function), trace.leaves)
+        results = [values[number] for number in flat(trace.function).outputs]
+    except Exception:
+        values, results = None, values_by_jax(function, args)
     arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
     others = len(trace.leaves) - len(arrays)
     active = [False] * others + [_is_real(x) for x in arrays]
@@ -45,7 +59,12 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         pairs = zip(jax.tree.leaves(of_outs), jax.tree.leaves(trace.results), strict=True)
         given = [np.asarray(x, np.float64) if _is_real(out) else None for x, out in pairs]
         zeros = np.zeros(next(len(x) for x in given if x is not None))
-        found = _back(trace.flat, values, given, active)[others:]
+        try:
+            if values is None:
+                raise NotImplementedError
+            found = _back(flat(trace.function), values, given, active)[others:]
+        except Exception:
+            found = derivatives_by_jax(function, args, given)
         found = [
             np.multiply.outer(zeros, x) if of_x is None else of_x
             for x, of_x in zip(arrays, found, strict=True)
@@ -54,15 +73,19 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         every = [of_x.astype(x.dtype) if _is_real(x) else None for x, of_x in pairs]
         return jax.tree.unflatten(structure, every)
 
-    return trace.on_device(values), backward
+    return trace.on_device(results), backward
 
 
 def _is_real(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
+def _has_derivatives(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)  # Complex numbers within a function, too.
+
+
 def _pulled_back(
-    function: ClosedJaxpr | Jaxpr,
+    function: Function,
     args: Sequence[Any],
     of_results: Sequence[np.ndarray | None],
     active: Sequence[bool],
@@ -73,14 +96,16 @@ def _pulled_back(
 
 
 @ft.lru_cache(maxsize=4096)
-def _read_on_the_way_back(function: ClosedJaxpr | Jaxpr) -> Flat:
+def _read_on_the_way_back(function: Function) -> Flat:
     """A traced function without calls of others whose values are only returned."""
     whole = flat(function)
     read = {number for operation in whole.operations for number in operation.reads}
-    kept = [
-        x for x in whole.operations if x.equation.primitive.name in SLOPES or read & {*x.writes}
-    ]
+    kept = [x for x in whole.operations if _has_slopes(x.equation) or read & {*x.writes}]
     return whole._replace(operations=kept)
+
+
+def _has_slopes(equation: JaxprEqn) -> bool:
+    return equation.primitive.name in SLOPES and is_known(equation)
 
 
 def _back(
@@ -91,10 +116,10 @@ def _back(
 ) -> list[np.ndarray | None]:
     """The same, where all values are known."""
     depends = {number for number, use in zip(whole.inputs, active, strict=True) if use}
-    for equation, reads, writes, _ in whole.operations:
-        if not depends.isdisjoint(reads):
-            pairs = zip(writes, equation.outvars, strict=True)
-            depends.update(number for number, var in pairs if _is_real(var.aval))
+    for operation in whole.operations:
+        if not depends.isdisjoint(operation.reads):
+            pairs = zip(operation.writes, operation.equation.outvars, strict=True)
+            depends.update(number for number, var in pairs if _has_derivatives(var.aval))
     found: dict[int, np.ndarray] = {}
 
     def add(numbers, derivatives):
@@ -103,37 +128,38 @@ def _back(
                 found[number] = found[number] + x if number in found else x
 
     add(whole.outputs, of_results)
-    for equation, reads, writes, _ in reversed(whole.operations):
+    for operation in reversed(whole.operations):
+        reads, writes = operation.reads, operation.writes
         of_outs = [found.pop(number, None) for number in writes]
         if any(x is not None for x in of_outs):
             outs, args = [values[i] for i in writes], [values[i] for i in reads]
             wanted = [number in depends for number in reads]
-            add(reads, _through(equation, of_outs, outs, args, wanted))
+            add(reads, _through(operation, of_outs, outs, args, wanted))
     return [found.get(number) for number in whole.inputs]
 
 
 def _through(
-    equation: JaxprEqn, of_outs: list[Any], outs: list[Any], args: list[Any], wanted: list[bool]
+    operation: Operation, of_outs: list[Any], outs: list[Any], args: list[Any], wanted: list[bool]
 ) -> Sequence[np.ndarray | None]:
-    """The derivatives with respect to the arguments of an equation, at least the wanted ones."""
-    name, params = equation.primitive.name, equation.params
-    if name == "jit":  # By columns, for others are inlined.
-        if len(of_outs[0]) > of_outs[0].shape[1]:  # More figures than results.
-            return [_through_columns(params["jaxpr"], of_outs[0], args[0])]
-        return _pulled_back(params["jaxpr"], args, of_outs, wanted)
-    if name == "cond":
-        branch = branch_of(params, args)
-        return None, *_pulled_back(branch, args[1:], of_outs, wanted[1:])
-    if name == "scan" and not params["num_carry"]:
-        return _through_map(params, of_outs, args, wanted)
-    if name not in SLOPES:
+    """The derivatives with respect to the arguments of an operation, at least the wanted ones."""
+    equation = operation.equation
+    match operation.call:
+        case Columns(function):
+            if len(of_outs[0]) > of_outs[0].shape[1]:  # More figures than results.
+                return [_through_columns(function, of_outs[0], args[0])]
+            return _pulled_back(function, args, of_outs, wanted)
+        case Branches() as call:
+            return None, *_pulled_back(branch_of(call, args), args[1:], of_outs, wanted[1:])
+        case Scan(num_carry=0) as loop:
+            return _through_map(loop, of_outs, args, wanted)
+    if not _has_slopes(equation):
         return _by_jax(equation, of_outs, args, wanted)
-    found = SLOPES[name](equation, of_outs[0], outs[0], *args)
+    found = SLOPES[equation.primitive.name](equation, of_outs[0], outs[0], *args)
     return [one() if use else None for one, use in zip(found, wanted, strict=True)]
 
 
 def _through_columns(
-    function: ClosedJaxpr, of_outs: np.ndarray, columns: np.ndarray
+    function: Function, of_outs: np.ndarray, columns: np.ndarray
 ) -> np.ndarray | None:
     """Backward through a function of each column, by all its slopes."""
     number = of_outs.shape[1]
@@ -142,22 +168,22 @@ def _through_columns(
     return None if slopes is None else np.einsum("foc,onc->fnc", of_outs, slopes)
 
 
-def _through_map(params: dict[str, Any], of_outs, args, wanted) -> list[np.ndarray | None]:
+def _through_map(loop: Scan, of_outs, args, wanted) -> list[np.ndarray | None]:
     """Backward through a loop that carries nothing from one iteration to the next."""
-    number, length = params["num_consts"], params["length"]
+    number = loop.num_consts
     consts, slices = args[:number], args[number:]
     of_consts: list[Any] = [None] * number
     figures = next(len(x) for x in of_outs if x is not None)
     of_slices = [
-        np.zeros((figures, *x.shape)) if use else None
+        np.zeros((figures, *x.shape), x.dtype) if use else None
         for x, use in zip(slices, wanted[number:], strict=True)
     ]
-    for i in reversed(range(length)):
+    for i in reversed(range(loop.length)):
         given = [x[:, i] if x is not None and x[:, i].any() else None for x in of_outs]
         if all(x is None for x in given):
             continue
         inputs = [*consts, *(x[i] for x in slices)]
-        found = _pulled_back(params["jaxpr"], inputs, given, wanted)
+        found = _pulled_back(loop.function, inputs, given, wanted)
         of_consts = [_sum(x, y) for x, y in zip(of_consts, found[:number], strict=True)]
         for whole, one in zip(of_slices, found[number:], strict=True):
             if whole is not None and one is not None:
@@ -184,11 +210,7 @@ def _derivative(
     """The derivatives with respect to the wanted arguments of an equation, as JAX traces them: from
     all arguments, and from those with respect to results, for results that have some.
     """
-    variables = [*dict.fromkeys(x for x in equation.invars if not isinstance(x, Literal))]
-    about = DebugInfo("vjp_on_host", equation.primitive.name, None, None)
-    alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=about)
-    function = jaxpr_as_fun(ClosedJaxpr(alone, []))
-    number = len(wanted)
+    function, number = function_of(equation), len(wanted)
 
     def of_wanted(*inputs):
         args, of_results = inputs[:number], inputs[number:]
@@ -196,10 +218,7 @@ def _derivative(
         def results(*some):
             rest = iter(some)
             used = (next(rest) if use else x for x, use in zip(args, wanted, strict=True))
-            # Where a variable is given twice, the second has the derivatives of both.
-            pairs = zip(equation.invars, used, strict=True)
-            values = {var: x for var, x in pairs if not isinstance(var, Literal)}
-            found = function(*values.values())
+            found = function(*used)
             return [x for x, given in zip(found, figures, strict=True) if given is not None]
 
         some = [x for x, use in zip(args, wanted, strict=True) if use]
@@ -210,4 +229,5 @@ def _derivative(
     for x, given in zip(every[number:], figures, strict=True):
         if given is not None:
             shapes.append(jax.ShapeDtypeStruct((given, *x.shape), x.dtype))
-    return jax.make_jaxpr(of_wanted)(*shapes)
+    with jax.enable_x64(True):
+        return jax.make_jaxpr(of_wanted)(*shapes)

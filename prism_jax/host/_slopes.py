@@ -30,7 +30,6 @@ _OF_ELEMENTS: dict[str, Sequence[Callable[..., Any] | float]] = {
     "add": [1, 1],
     "add_any": [1, 1],
     "cbrt": [lambda z, x: z / (3 * x)],
-    "convert_element_type": [1],
     "div": [lambda z, x, y: 1 / y, lambda z, x, y: -z / y],
     "erf": [lambda z, x: 2 / _ROOT_OF_PI * np.exp(-np.square(x))],
     "erf_inv": [lambda z, x: _ROOT_OF_PI / 2 * np.exp(np.square(z))],
@@ -84,6 +83,10 @@ def _broadcast(equation, g, z, x, *_):
     return [lambda: g.sum(axis=others).reshape(len(g), *shape)]
 
 
+def _converted(equation, g, z, x):
+    return [lambda: g.real if np.isrealobj(x) else g]
+
+
 def _transposed(equation, g, z, x):
     back = np.argsort(equation.params["permutation"])
     return [lambda: np.transpose(g, [0, *(1 + back)])]
@@ -102,7 +105,7 @@ def _stacked(equation, g, z, *args):
 
 def _sliced(equation, g, z, x):
     def of_x():
-        params, whole = equation.params, np.zeros((len(g), *x.shape))
+        params, whole = equation.params, np.zeros((len(g), *x.shape), g.dtype)
         steps = params["strides"] or (1,) * x.ndim
         some = map(slice, params["start_indices"], params["limit_indices"], steps)
         whole[(slice(None), *some)] = g
@@ -147,6 +150,7 @@ SLOPES: dict[str, Callable[..., list[Callable[[], Any]]]] = {
     **{name: _by_elements(of_each) for name, of_each in _OF_ELEMENTS.items()},
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenated,
+    "convert_element_type": _converted,
     "dot_general": _dot,
     "floor": _flat,
     "integer_pow": _power,

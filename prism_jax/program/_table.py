@@ -39,12 +39,12 @@ class LatencyTable(eqx.Module):
 
 
 def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
-    """A unit of time in which no mean latency is above two: a power of two, in seconds, so that a
+    """A unit of time in which no mean latency is above 1.5: a power of two, in seconds, so that a
     change of unit rounds nothing.
     """
     longest = jax.lax.stop_gradient(jnp.max(mean))
-    _, exponent = jnp.frexp(longest)
-    return jnp.where(longest > 0, jnp.ldexp(jnp.ones_like(longest), exponent - 1), 1)
+    nearest = jax.lax.reduce_precision(longest, jnp.finfo(mean.dtype).nexp, 0)
+    return jnp.where(longest > 0, nearest, 1)
 
 
 def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
