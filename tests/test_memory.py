@@ -8,6 +8,7 @@ import pathlib
 import statistics
 
 import msgspec
+import numpy as np
 import pytest
 
 import prism_jax as prism
@@ -330,3 +331,31 @@ def test_peaks_that_megatron_recorded():
     assert sum(error <= 0.20 for error in errors) >= 0.9 * len(errors)
     assert all(reason for _, reason in found["refused"])
     assert all(math.isfinite(error) for error in errors)
+
+
+def test_a_job_of_very_many_ops_that_cannot_fit_is_refused_by_few_of_them(monkeypatch):
+    asked = []
+
+    def order_of(*options):
+        asked.append(prism.schedule.order_of(*options))
+        return asked[-1]
+
+    monkeypatch.setattr("prism_jax.prediction._memory.order_of", order_of)
+    changes = ["layout.pp=384", "schedule.num_microbatches=2000", "model.num_layers=384"]
+    job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=384", *changes])
+    with pytest.raises(ValueError, match=r"needs at least .* GB on pipeline rank 0"):
+        prism.prediction.check_memory(job)
+    assert 0 < sum(one.num_ranks * one.num_microbatches for one in asked) <= 200_000
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe", "interleaved-1f1b", "zb-h1", "zbv"])
+def test_fewer_microbatches_need_no_more_memory(kind):
+    """By which jobs of very many ops are refused."""
+    stages = 2 if kind in ("interleaved-1f1b", "zbv") else 1
+    needed = []
+    for number in (4, 8, 16, 32):
+        changes = ["layout.pp=4", "cluster.num_nodes=4", f"schedule.num_microbatches={number}"]
+        changes += [f"schedule.kind={kind}", f"schedule.virtual_stages={stages}"]
+        job = prism.load_job("megatron-22b-a100-8", changes)
+        needed.append([rank.bytes for rank in prism.memory(job).ranks])
+    assert (np.diff(needed, axis=0) >= 0).all()

@@ -13,7 +13,7 @@ from ..data import Job, Training, load_software, toml_value
 from ..lowering import lower_chains, parts_of
 from ..schedule import order_of
 from ..workload import Workload, has_experts
-from ._memory import memory
+from ._memory import Memory, memory
 from ._predict import predict, with_values
 
 
@@ -23,6 +23,8 @@ Change = dict[str, str | int | bool | tuple[str, ...]]
 _MOST_CHANGES = 3
 # A rank holds no less with all microbatches than with so many for each pipeline rank.
 _FEW = 4
+# To read an order of more turns, of one microbatch in one stage, takes a second or more.
+_MOST_TURNS = 200_000
 # Keys that say what a job is, rather than how it runs.
 _NO_SWITCHES = ("software",)
 # What is worth a line: a step longer by this share.
@@ -36,7 +38,7 @@ def check_memory(job: Job) -> None:
     """
     if job.model is None or job.cluster is None or job.training is None:
         return
-    needed = memory(job)
+    needed, least = _needed(job)
     if needed.fits:
         return
     fullest, device = needed.fullest, job.cluster.device
@@ -50,10 +52,21 @@ def check_memory(job: Job) -> None:
     ]
     fixed = f"use {' or '.join(f'`{one}`' for one in found)}" if found else "use more GPUs"
     raise ValueError(
-        f"Job `{job.name}` needs {fullest.bytes / 1e9:.1f} GB on pipeline rank {fullest.rank}, "
+        f"Job `{job.name}` needs {least}{fullest.bytes / 1e9:.1f} GB on pipeline rank {fullest.rank}, "
         f"{over / 1e9:.1f} GB more than a `{device.name}` has; {fixed}, or go on with "
         "`--allow-oom`."
     )
+
+
+def _needed(job: Job) -> tuple[Memory, str]:
+    """The memory of a job. If it has very many ops and fewer of them need too much memory, theirs,
+    with the words `at least`.
+    """
+    if _turns(job) > _MOST_TURNS:
+        with contextlib.suppress(ValueError):  # An order may need as many microbatches.
+            if not (least := memory(_with_few(job))).fits:
+                return least, "at least "
+    return memory(job), ""
 
 
 def fixes(job: Job) -> list[Change]:
@@ -107,15 +120,31 @@ def _changes(job: Job) -> Iterator[Change]:
 
 def _fits(job: Job, change: Change) -> bool:
     job = with_values(job, change)
-    few = min(job.schedule.num_microbatches, _FEW * job.layout.pp)
-    fewer = with_values(job, {"schedule.num_microbatches": few})
+    if _turns(job) > _MOST_TURNS:
+        return False
     with contextlib.suppress(ValueError):  # At once, where there are very many.
-        if not memory(fewer).fits:
+        if not memory(_with_few(job)).fits:
             return False
     try:
         return memory(job).fits
     except ValueError:  # The layout does not fit the model.
         return False
+
+
+def _turns(job: Job) -> int:
+    """How often a microbatch runs through a stage in a step."""
+    schedule = job.schedule
+    return job.layout.pp * schedule.virtual_stages * schedule.num_microbatches
+
+
+def _with_few(job: Job) -> Job:
+    """The job with fewer microbatches, which needs no more memory; whole groups of them, as
+    interleaved schedules need.
+    """
+    pp, number = job.layout.pp, job.schedule.num_microbatches
+    most = _MOST_TURNS // (pp * job.schedule.virtual_stages)
+    few = min(_FEW * pp, most // pp * pp or max(most, 1))
+    return with_values(job, {"schedule.num_microbatches": few}) if few < number else job
 
 
 def _toml(value: str | int | bool | tuple[str, ...]) -> str:

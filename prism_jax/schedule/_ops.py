@@ -1,6 +1,7 @@
 """The ops of a schedule: the tokens that stand for them, arrays of them, and their parts."""
 
 import functools as ft
+import itertools as it
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ SEND_RECV = "SR"
 # The most digits that an integer of NumPy holds.
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _SINGLE = re.compile(f"{_NUMBER}([FBIW]){_NUMBER}")
+# Lines that are not such a token, and what leaves the numbers of those that are.
+_NOT_SINGLE = re.compile(f"^(?!{_SINGLE.pattern}$)", re.MULTILINE)
+_NO_LETTERS = str.maketrans(dict.fromkeys("FBIW", " "))
 _PAIR = re.compile(rf"\({_NUMBER}F{_NUMBER};{_NUMBER}B{_NUMBER}\)OVERLAP_F_B")
 
 
@@ -102,18 +106,35 @@ def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:
     """
     lengths = [len(order) for order in orders]
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    actions = [
-        parse_token(token, rank, position)
-        for rank, order in enumerate(orders)
-        for position, token in enumerate(order)
-    ]
-    columns = zip(*actions, strict=True) if actions else [()] * len(Action._fields)
-    dtypes = ["U2"] + [np.int64] * 4
+    columns = _singles([*it.chain(*orders)])
+    if columns is None:
+        actions = [
+            parse_token(token, rank, position)
+            for rank, order in enumerate(orders)
+            for position, token in enumerate(order)
+        ]
+        dtypes = ["U2"] + [np.int64] * 4
+        columns = map(np.array, zip(*actions, strict=True), dtypes)
     return Ops(
-        *(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)),
+        *columns,
         rank=np.repeat(np.arange(len(orders)), lengths),
         orders=[range(end - n, end) for end, n in zip(ends, lengths, strict=True)],
     )
+
+
+def _singles(tokens: Sequence[Any]) -> tuple[Shaped[np.ndarray, "ops"], ...] | None:
+    """The fields of the `Action`s of tokens that all stand for single ops, as in most schedules;
+    else `None`. All are read at once, because there may be millions.
+    """
+    if not all(isinstance(token, str) for token in tokens):
+        return None
+    lines = "\n".join(tokens)
+    if tokens and (lines.count("\n") >= len(tokens) or _NOT_SINGLE.search(lines)):
+        return None
+    letters = np.frombuffer(lines.encode(), "S1")
+    numbers = np.fromstring(lines.translate(_NO_LETTERS), np.int64, sep=" ").reshape(-1, 2)
+    none = np.full(len(tokens), -1)
+    return letters[letters >= b"A"].astype("U2"), *numbers.T.copy(), none, none
 
 
 def actions_of(ops: Any) -> list[Action]:
