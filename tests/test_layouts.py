@@ -91,9 +91,45 @@ def test_experts_are_dealt_and_stages_of_uneven_layers():
     large = prism.load_job("llama-3.1-405b-h100-65536")
     space = prism.LayoutSpace(tp=(8,), pp=(16,), cp=(1,), zero=(1,), recompute=("none",))
     of = _enumerate(16384, job=large, space=space, batch_size=2048, any_memory=True)
-    # 126 layers, with the embedding and the head.
-    assert {one.schedule.virtual_stages for one in of} == {1, 2, 4, 8}
+    # 126 layers, with the embedding and the head; eight would be 128 stages.
+    assert {one.schedule.virtual_stages for one in of} == {1, 2, 4}
     assert all(one.schedule.head_counts_as_layer for one in of)
+
+
+def test_microbatches_are_all_powers_of_two_that_divide_the_batch_of_a_replica():
+    space = prism.LayoutSpace(tp=(4,), pp=(2,), cp=(1,), zero=(1,), schedule=("1f1b",))
+    for batch in (16, 48):
+        of = _enumerate(16, space=space, batch_size=batch, any_memory=True)
+        sizes = {one.training.microbatch_size for one in of}
+        assert sizes == {2**i for i in range(10) if (batch // 2) % 2**i == 0}
+
+
+def test_no_layout_has_more_stages_than_layers():
+    job = prism.load_job("megatron-22b-a100-8", ["num_nodes=2"])  # 48 layers.
+    space = prism.LayoutSpace(tp=(8,), cp=(1,), zero=(1,), recompute=("none",))
+    of = _enumerate(16, job=job, space=space, any_memory=True)
+    assert max(one.layout.pp * one.schedule.virtual_stages for one in of) == 48
+
+
+@pytest.mark.parametrize("batch_size", [12, 2_520_000])
+def test_layouts_of_a_million_gpus_are_found_among_divisors(batch_size, monkeypatch):
+    """Nothing is done for each number of GPUs: what is looked at is bounded by the model."""
+    looks = []
+    monkeypatch.setattr(
+        "prism_jax.layouts._space._dividing",
+        lambda choices, number: (
+            looks.append(len(choices)) or [i for i in choices if number % i == 0]
+        ),
+    )
+    job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=125000"])
+    space = prism.LayoutSpace(microbatch_size=(1,), zero=(1,), recompute=("none",))
+    asked = {"job": job, "space": space, "batch_size": batch_size, "any_memory": True}
+    if batch_size == 12:
+        with pytest.raises(ValueError, match="No layout of the space divides 1,000,000 GPUs"):
+            _enumerate(1_000_000, **asked)
+    else:
+        assert _enumerate(1_000_000, **asked)
+    assert max(looks) <= job.model.num_layers
 
 
 def test_numbers_of_gpus_near_one_that_nothing_divides_are_named():
@@ -157,6 +193,93 @@ def test_no_layout_needs_less_than_its_parameters_do(model):
     fitting = [one.name for one, found in zip(every, needed, strict=True) if found.fits]
     if fitting:
         assert fitting == [one.name for one in _enumerate(32, **asked)]
+
+
+def _rigged(monkeypatch, figures):
+    """Makes the figures of simulated jobs those of a function: objective, mean and std."""
+
+    def simulate(jobs, *options):
+        rows = []
+        for job in jobs:
+            objective, mean, std = figures(job)
+            values = np.array([objective, mean, mean, mean, std])
+            rows.append(
+                prism.analysis.Bootstrapped(values, values + np.zeros((3, 1)), np.full(5, 1e9))
+            )
+        return rows
+
+    monkeypatch.setattr("prism_jax.workers._tasks._packed", lambda of, task: lambda: of(*task))
+    monkeypatch.setattr("prism_jax.layouts._rank.simulate_jobs", simulate)
+
+
+_RIGGED: Any = {"num_samples": 1024, "key": jax.random.key(0)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("objective", [prism.Mean(), prism.Quantile(0.1)])
+def test_no_prediction_hides_the_best_layout(jobs, objective, seed, monkeypatch):
+    """With predictions above the means of their own steps, as those of jobs with a capacity factor
+    were, and with quantiles far below the mean: the first are those of brute force.
+    """
+    jobs, random, known = jobs[:6], np.random.default_rng(seed), {}
+    mean = isinstance(objective, prism.Mean)
+    reach = 1.0 if mean else np.sqrt((1 - objective.q) / objective.q)
+
+    def figures(job):
+        if job.name not in known:
+            share = random.uniform(0.7, 0.95) if mean else random.uniform(1.0, 1.01)
+            value = prism.predict(job).mean * share
+            std = 0.1 * value
+            known[job.name] = (value - reach * (not mean) * random.uniform(0, std), value, std)
+        return known[job.name]
+
+    _rigged(monkeypatch, figures)
+    for top in (1, 3):
+        found = prism.rank_layouts(jobs, objective, top=top, **_RIGGED)
+        every = sorted(jobs, key=lambda job: figures(job)[0])
+        assert [one.job for one in found.layouts[:top]] == every[:top]
+        assert any("so predictions leave none" in note for note in found.notes) == mean
+        with cf.ThreadPoolExecutor(1) as executor:
+            assert (
+                prism.rank_layouts(jobs, objective, top=top, executor=executor, **_RIGGED) == found
+            )
+
+
+def test_a_bound_that_holds_leaves_layouts_out(jobs, monkeypatch):
+    of = {job.name: prism.predict(job).mean for job in jobs}
+    _rigged(monkeypatch, lambda job: (1.03 * of[job.name], 1.01 * of[job.name], 0.01))
+    found = prism.rank_layouts(jobs, prism.CVaR(0.9), top=1, **_RIGGED)
+    near = sum(s < 1.03 * min(of.values()) for s in of.values())
+    assert found.num_simulated == near < len(jobs)
+
+
+def test_your_job_is_ranked_wherever_it_stands(jobs, monkeypatch):
+    of = {job.name: prism.predict(job).mean for job in jobs}
+    slow = max(jobs, key=lambda job: of[job.name])
+    yours = msgspec.structs.replace(slow, name="mine")
+    by_mean = prism.rank_layouts(jobs, num_samples=None, top=2, yours=yours, memory_margin=0.0)
+    _rigged(monkeypatch, lambda job: (1.01 * prism.predict(job).mean,) * 2 + (0.0,))
+    simulated = prism.rank_layouts(jobs, top=2, yours=yours, **_RIGGED)
+    for found, scale in ((by_mean, 1.0), (simulated, 1.01)):
+        assert found.num_given == len(jobs)  # It is one of them.
+        assert found.yours is found.layouts[-1]
+        assert found.yours.job is slow
+        assert found.yours.rank == len(found.layouts) > 2
+        behind = scale * (of[slow.name] - min(of.values()))
+        assert found.yours.behind.value == pytest.approx(behind)
+    # One that is no layout of the space is another candidate.
+    schedule = msgspec.structs.replace(slow.schedule, kind="gpipe", virtual_stages=1)
+    other = msgspec.structs.replace(slow, schedule=schedule)
+    found = prism.rank_layouts(jobs, top=len(jobs), yours=other, **_RIGGED)
+    assert found.num_given == found.num_simulated == len(jobs) + 1
+    shorter = sum(one < prism.predict(other).mean for one in of.values())
+    assert found.yours is found.layouts[shorter]
+    # And one that does not fit is not ranked.
+    training = msgspec.structs.replace(slow.training, microbatch_size=4096)
+    large = msgspec.structs.replace(slow, training=training)
+    found = prism.rank_layouts(jobs, num_samples=None, top=2, yours=large, memory_margin=0.0)
+    assert found.yours is None
+    assert any(re.search(r"not ranked: it needs .* GB", note) for note in found.notes)
 
 
 @pytest.fixture(scope="module")
@@ -473,6 +596,24 @@ def test_times_are_compared_per_token_or_sample():
     more = prism.load_job("dit-xl-2-a100-8", ["schedule.num_microbatches=2"])
     by_sample = prism.rank_layouts([images, more], num_samples=None)
     assert by_sample.unit == "sample"
+
+
+def test_the_command_says_where_your_job_stands(capsys):
+    words = ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--by", "mean", "--top", "1"]
+    words += [f"--choose={one}" for one in ("tp=8", "pp=1", "zero=1", "recompute=selective")]
+    words += ["--set", "training.recompute=full"]
+    assert main([*words, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    job = prism.load_job("megatron-22b-a100-8", ["training.recompute=full"])
+    best = found["layouts"][0]["predicted_s"]
+    behind = prism.predict(job).mean - best
+    assert found["yours"] == {"rank": 2, "behind_s": pytest.approx(behind)}
+    assert main(words) == 0
+    said = f"yours: rank 2 of the 2 ranked, {behind:.2g} s ({100 * behind / best:.2g} %) behind"
+    assert said in capsys.readouterr().out
+    assert main([*words, "--json", "--batch", "2"]) == 0  # It has microbatches of 4.
+    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    assert found["yours"] is None
 
 
 def test_gpu_hours_and_cost_follow_from_tokens(capsys):

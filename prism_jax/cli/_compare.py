@@ -85,8 +85,9 @@ def cost(given: Given, gpus: int, seconds: float) -> dict[str, float]:
 
 def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
     """The first `top` jobs of a ranking: as `--json` prints them, and as a table, which says how
-    much longer the objective of the best job by mean is.
+    much longer the objective of the best job by mean is, and that of yours.
     """
+    yours = found.yours
     rows = [_row(one, given) for one in found.layouts[:top]]
     if given.tokens is not None:
         rows = [row | cost(given, row["gpus"], given.tokens / row["tokens_per_s"]) for row in rows]
@@ -96,6 +97,7 @@ def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
         "layouts": plain(rows),
         "best_by_mean": plain(_row(found.best_by_mean, given)),
         "loss_of_best_by_mean": plain(found.loss),
+        "yours": yours and {"rank": yours.rank, "behind_s": yours.behind.value},
     }
     return result, _table(found, rows)
 
@@ -144,8 +146,10 @@ def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
     per = "" if found.unit == "step" else f" per {found.unit}"
     title = f"by {found.objective}{per}; {found.num_given:,} layouts"
     listed = [*rows, *found.layouts[len(rows) :]]  # More than `rows` are only counted.
+    yours = [] if found.yours is None else [_of_yours(found, len(rows))]
     if not simulated:
-        return Table(columns, listed, f"{title}, none simulated", found.notes, len(rows))
+        notes = (*yours, *found.notes)
+        return Table(columns, listed, f"{title}, none simulated", notes, len(rows))
     title += (
         f", of which {found.num_simulated:,} were simulated: {found.num_samples:,} steps each, "
         "with common random numbers"
@@ -153,7 +157,20 @@ def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
     note = "The best is also the best by mean."
     if best.rank > 1:
         note = f"The best by mean, {best.job.name}, is {found.loss} s worse by {found.objective}."
-    return Table(columns, listed, title, (note, *found.notes), len(rows))
+    return Table(columns, listed, title, (note, *yours, *found.notes), len(rows))
+
+
+def _of_yours(found: Any, top: int) -> str:
+    """Where your job stands, and by how much the best layout is better. Layouts that are not ranked
+    may come before it if it is not among the first `top`.
+    """
+    yours, behind = found.yours, found.yours.behind.value
+    said = f"yours: rank {yours.rank}"
+    if yours.rank > top:
+        said += f" of the {len(found.layouts):,} ranked"
+    if yours.rank > 1:
+        said += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
+    return f"{said}: {yours.job.name}"
 
 
 def _rounded(name: str, of: str) -> Column:

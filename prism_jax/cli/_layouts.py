@@ -113,6 +113,9 @@ def _searched(
     asked = (job.model, job.cluster, given.gpus)
     margin = given.memory_margin
     options = {"top": given.top, "memory_margin": margin, **options, "progress": not given.json}
+    number, left = divmod(batch * job.schedule.num_microbatches, job.batch_size)
+    if job.layout.world_size == given.gpus and number and not left:
+        options["yours"] = _as_listed(job, number)
     if given.by == "mean":
         options["num_samples"] = None
     else:
@@ -128,6 +131,16 @@ def _searched(
             f"{counted(found.num_simulated, 'layout')} simulated; the table has what is known"
         )
     return found
+
+
+def _as_listed(job: Any, number: int) -> Any:
+    """The job with a number of microbatches, in the form of a layout of the search."""
+    etp = None if job.layout.expert_tp == job.layout.tp else job.layout.etp
+    layout = msgspec.structs.replace(job.layout, etp=etp)
+    schedule = msgspec.structs.replace(job.schedule, num_microbatches=number)
+    name = prism.layouts.layout_name(layout, schedule, job.training)
+    parts = {key: getattr(job, key) for key in ("model", "cluster", "training", "kernels")}
+    return prism.Job(layout, schedule, **parts, name=name)
 
 
 def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:

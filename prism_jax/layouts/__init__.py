@@ -5,4 +5,4 @@ from ._rank import (
     rank_layouts as rank_layouts,
 )
 from ._ranking import RankedLayout as RankedLayout, Ranking as Ranking
-from ._space import LayoutSpace as LayoutSpace
+from ._space import LayoutSpace as LayoutSpace, layout_name as layout_name

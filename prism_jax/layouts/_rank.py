@@ -21,6 +21,7 @@ from ..analysis import (
     Bootstrapped,
     Mean,
     Quantile,
+    Std,
     alike,
     bootstrapped,
     check_num_steps,
@@ -58,6 +59,7 @@ def rank_layouts(
     num_samples: int | None = 16_384,
     key: PRNGKeyArray | None = None,
     top: int = 20,
+    yours: Job | None = None,
     memory_margin: float | None = None,
     budget: float | None = None,
     out: str | os.PathLike[str] | None = None,
@@ -67,10 +69,13 @@ def rank_layouts(
     """Ranks layouts by a figure of the law of their step time.
 
     Layouts are simulated in the order of their predicted steps, the shortest first. The search ends
-    when the next prediction is longer than the objective of the `top`-th best so far. A step that
-    varies takes longer on average than one that does not, so none of the remaining layouts can be
-    among the first `top` by mean, or by a figure above the mean. All layouts use common random
-    numbers: the same key and the same step ids.
+    when no other layout can be among the first `top`. A step that varies takes longer on average
+    than one that does not, so the prediction of a layout is a lower bound on its mean, and on its
+    `CVaR`. Its quantile at `q` may be below its mean, by at most `sqrt((1 - q) / q)` standard
+    deviations; the largest of those simulated, as a share of the mean, is taken for all. If the
+    prediction of a simulated layout is above the mean of its own steps, no layout is left out
+    because of its prediction. All layouts use common random numbers: the same key and the same step
+    ids.
 
     If steps have different numbers of tokens, times are compared per token, or per sample where a
     model has no words.
@@ -83,6 +88,8 @@ def rank_layouts(
         first `top` by their predictions.
     - `key`: a `jax.random` key. Without simulation there need not be one.
     - `top`: how many layouts to be sure of; as many as there are jobs simulates all.
+    - `yours`: a job that is ranked with the others, whatever its prediction: it is simulated first.
+        It may be one of them, and needs no free memory.
     - `memory_margin`: leaves out layouts that do not leave this share of a device's memory free;
         `None` keeps all.
     - `budget`: ends the search after so many seconds. As the order is fixed, a longer budget only
@@ -103,14 +110,17 @@ def rank_layouts(
     simulated, or if `out` holds something else. `BrokenExecutor` if workers died.
     """
     objective = Quantile(0.95) if objective is None else objective
-    _check(jobs, objective, num_samples, key, top, memory_margin)
-    search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin)
+    _check([*jobs, *([] if yours is None else [yours])], objective, num_samples, key, top)
+    check_memory_margin(memory_margin or 0.0)
+    jobs, own = _with_yours(jobs, yours)
+    search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin, own)
     with interruptible() as interrupt:
         watch = Watch(budget, interrupt, search.progress if progress else None)
         queue = best_first(search, watch)
         with contextlib.suppress(EndedError):
             if num_samples is None:
-                search.order = [*it.islice(queue, top)]
+                first = it.islice(queue, top + (search.yours is not None))
+                search.order = sorted(first, key=search.predicted)
             else:
                 assert key is not None
                 folder = None if out is None else pathlib.Path(out)
@@ -159,18 +169,17 @@ def _simulate_all(
     size = search.top if executor else 1
     with _own_thread(executor) as workers:
         while wave := [*it.islice(queue, size)]:
-            last = search.last()
-            near = [number for number in wave if search.predicted(number) < last]
+            near = [*it.takewhile(lambda number: not search.leaves_out(number), wave)]
             simulate(near)
+            values = {number: search.found.pop(number) for number in near if number in search.found}
+            for number in near:  # Without what one process would not have simulated.
+                if search.leaves_out(number):
+                    return
+                if number in values:
+                    search.found[number] = values[number]
             if len(near) < len(wave):
-                break
+                return
             size = _WAVE if executor else 1
-    if executor:  # What one process would not have simulated.
-        values = dict(search.found)
-        search.found.clear()
-        for number in search.order:
-            if number in values and search.predicted(number) < search.last():
-                search.found[number] = values[number]
 
 
 def simulate_jobs(
@@ -181,7 +190,7 @@ def simulate_jobs(
     All have the same key and ids of steps, so that what the steps of two jobs share, such as the
     step's own factor and the network's regime, cancels in their difference.
     """
-    figures = [objective, Mean(), Quantile(0.95), Quantile(0.99)]
+    figures = [objective, Mean(), Quantile(0.95), Quantile(0.99), Std()]
     options: dict[str, Any] = {"num_samples": num_samples, "key": key, "margin": MARGIN}
     found: list[Bootstrapped | str] = []
     for job in jobs:
@@ -231,7 +240,7 @@ def _digest(search: Search, key: PRNGKeyArray) -> str:
         which = [shared[id(part)] for part in (job.model, job.cluster, job.kernels)]
         found.update(msgspec.json.encode((own, which)))
     words = [int(word) for word in key_data(key)]
-    found.update(msgspec.json.encode([str(search.objective), search.num_samples, *words]))
+    found.update(msgspec.json.encode([str(search.objective), search.num_samples, *words, FIGURES]))
     return found.hexdigest()
 
 
@@ -260,7 +269,17 @@ def check_ranks(objective: AbstractObjective) -> None:
         )
 
 
-def _check(jobs, objective, num_samples, key, top, memory_margin) -> None:
+def _with_yours(jobs: Sequence[Job], yours: Job | None) -> tuple[Sequence[Job], int | None]:
+    """The jobs with your job, and its number."""
+    if yours is None:
+        return jobs, None
+    for number, job in enumerate(jobs):
+        if msgspec.structs.replace(job, name=yours.name) == yours:
+            return jobs, number
+    return [*jobs, yours], len(jobs)
+
+
+def _check(jobs, objective, num_samples, key, top) -> None:
     if not len(jobs):
         raise ValueError("There are no layouts to rank; give at least one job.")
     for job in jobs:
@@ -271,7 +290,6 @@ def _check(jobs, objective, num_samples, key, top, memory_margin) -> None:
         check_num_steps(num_samples)
         check_steps(objective, num_samples)
     whole_number(top, "top")
-    check_memory_margin(memory_margin or 0.0)
 
 
 def _nothing(search: Search) -> None:

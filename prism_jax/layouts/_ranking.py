@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._estimate import Estimate
@@ -74,6 +74,7 @@ class Ranking:
     - `num_samples`: how many steps of each were simulated; 0 for a ranking by predictions.
     - `unit`: what the ranked times are for: a `step`, or a `token` or a `sample` if steps have
         different numbers of tokens.
+    - `yours`: the job that is always ranked, if there is one and it fits.
     - `loss`: by how much the objective of the layout with the shortest mean is above that of the
         best layout.
     - `ended`: why the search was ended before its end: `budget` or `interrupted`, or empty.
@@ -87,6 +88,7 @@ class Ranking:
     num_samples: int
     unit: str
     loss: Estimate
+    yours: RankedLayout | None = None
     ended: str = ""
     notes: tuple[str, ...] = ()
 
@@ -129,12 +131,13 @@ def made(search: Search) -> Ranking:
     simulated, order = search.num_samples is not None, search.order
     if simulated:
         order = sorted(search.found, key=search.value)
+    ranks = {number: rank for rank, number in enumerate(order)}
     by_mean = sorted(order, key=lambda i: search.value(i, "mean")) if simulated else order
     layouts = []
     for rank, i in enumerate(order, 1):
         prediction = search.predictions[i]
         if simulated:
-            value, mean, p95, p99 = search.found[i].estimates()
+            value, mean, p95, p99, _ = search.found[i].estimates()
             (behind,) = _difference(search, i, order[0]).estimates()
         else:
             value = mean = Estimate(prediction.mean, math.nan)
@@ -150,9 +153,10 @@ def made(search: Search) -> Ranking:
         num_simulated=len(search.found),
         num_samples=search.num_samples or 0,
         unit=search.unit,
+        yours=None if search.yours not in ranks else layouts[ranks[search.yours]],
         loss=next(one.behind for one in layouts if one.rank_by_mean == 1),
         ended=search.ended,
-        notes=_notes(search, layouts),
+        notes=_notes(search, layouts, ranks.keys()),
     )
 
 
@@ -163,11 +167,12 @@ def _difference(search: Search, number: int, other: int) -> Bootstrapped:
     return combined(lambda x, y: a * x[:, :1] - b * y[:, :1], found[number], found[other])
 
 
-def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
+def _notes(
+    search: Search, layouts: Sequence[RankedLayout], ranked: Collection[int]
+) -> tuple[str, ...]:
     notes = []
     left = len(search.jobs) - len(layouts) - len(search.refused) - search.num_too_large
-    ranked = {one.job.name for one in layouts}
-    others = (i for i in search.predictions if search.jobs[i].name not in ranked)
+    others = (number for number in search.predictions if number not in ranked)
     least = min([search.least, *map(search.predicted, others)])
     if left and search.ended:
         notes.append(
@@ -180,6 +185,13 @@ def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
             f"{left:,} layouts are left out: without variability, none of them takes less than "
             f"{least:.5g} s, so none is among the first {search.top:,}."
         )
+    if excess := search.too_high():
+        notes.append(
+            f"A prediction is {100 * excess:.2g} % above the mean of its simulated steps, so "
+            "predictions leave none of these layouts out."
+        )
+    if search.yours is not None and search.yours not in ranked:
+        notes.append(_without(search, search.yours))
     if search.num_too_large:
         notes.append(f"{search.num_too_large:,} layouts that were looked at need too much memory.")
     if search.refused:
@@ -198,3 +210,17 @@ def _notes(search: Search, layouts: Sequence[RankedLayout]) -> tuple[str, ...]:
             "them, too."
         )
     return tuple(notes)
+
+
+def _without(search: Search, number: int) -> str:
+    """Why your job is not ranked."""
+    job = search.jobs[number]
+    if number in search.refused:
+        return f"Yours, {job.name}, cannot be simulated: {search.refused[number]}"
+    if number in search.predictions or job.cluster is None:
+        return f"Yours, {job.name}, was not simulated before the search was ended."
+    needed, has = memory(job).fullest.bytes, job.cluster.device.memory_bytes
+    return (
+        f"Yours, {job.name}, is not ranked: it needs {needed / 1e9:.1f} GB, and a "
+        f"`{job.cluster.device.name}` has {has / 1e9:.1f} GB."
+    )

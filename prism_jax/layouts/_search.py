@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from .._interrupt import Interrupt
-from ..analysis import AbstractObjective, Bootstrapped
+from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
 from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory, predict
 
 
 # What is known of each simulated job, in this order.
-FIGURES = ("objective", "mean", "p95", "p99")
+FIGURES = ("objective", "mean", "p95", "p99", "std")
+# By how much a mean may be below its prediction: so many standard errors, and rounding.
+_ERRORS, _ROUNDING = 4.0, 1e-5
 # Seconds between two lines of progress.
 _EVERY = 10.0
 
@@ -64,12 +66,15 @@ class Search:
     - `num_samples`: steps of each layout; `None` for a ranking by predictions.
     - `top`: how many layouts to be sure of.
     - `margin`: the share of a device's memory that must be free; `None` keeps all jobs.
+    - `yours`: the number of the job that comes first, whatever its prediction; `None` if none does.
     - `queue`: for the jobs that are left, a time that their steps take at least, their number, and
         how often they were looked at; a heap.
     - `predictions`: the predictions so far.
     - `refused`: why some jobs cannot be predicted or simulated.
     - `num_too_large`: how many of those looked at need more memory than is allowed.
     - `found`: the figures of each simulated job.
+    - `excess`: by which share the prediction of each is above the mean of its steps, by more than
+        their errors explain; else zero.
     - `order`: the numbers of jobs in the order in which they were taken from the queue.
     - `ended`: as in [`Ranking`][].
     """
@@ -81,11 +86,13 @@ class Search:
     num_samples: int | None
     top: int
     margin: float | None
+    yours: int | None = None
     queue: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
     predictions: dict[int, Prediction] = dataclasses.field(default_factory=dict)
     refused: dict[int, str] = dataclasses.field(default_factory=dict)
     num_too_large: int = 0
     found: dict[int, Bootstrapped] = dataclasses.field(default_factory=dict)
+    excess: dict[int, float] = dataclasses.field(default_factory=dict)
     order: list[int] = dataclasses.field(default_factory=list)
     ended: str = ""
 
@@ -109,12 +116,48 @@ class Search:
         values = sorted(map(self.value, self.found))
         return values[self.top - 1] if len(values) >= self.top else math.inf
 
+    def leaves_out(self, number: int) -> bool:
+        """Whether a job cannot be among the first `top` by its prediction, nor any with a longer
+        one.
+
+        The mean of steps that vary is at least the prediction (Jensen's inequality: a step is a
+        maximum of sums), and a CVaR is at least the mean. A quantile at q may be below the mean, by
+        at most sqrt((1 - q) / q) standard deviations (Cantelli's inequality), for which the largest
+        seen is taken, as a share of the mean. A prediction above the mean of its own steps shows
+        that predictions are no bounds for these jobs, and then no job is left out.
+        """
+        last = self.last()
+        if last == math.inf or self.too_high():
+            return False
+        return self.predicted(number) * self._least_share() >= last
+
+    def too_high(self) -> float:
+        """The largest share by which a prediction is above the mean of its simulated steps, by more
+        than their errors explain; zero if none is.
+        """
+        return max((self.excess[number] for number in self.found), default=0.0)
+
+    def _least_share(self) -> float:
+        """The objective of a job is at least this share of its prediction."""
+        if isinstance(self.objective, Mean | CVaR):
+            return 1.0
+        level = self.objective.level
+        if level is None:
+            return 0.0
+        mean, std = FIGURES.index("mean"), FIGURES.index("std")
+        spread = max(float(one.values[std] / one.values[mean]) for one in self.found.values())
+        return 1 - math.sqrt((1 - level) / level) * spread
+
     def add(self, number: int, found: Bootstrapped | str) -> None:
         """Adds the figures of a job, or why it cannot be simulated."""
         if isinstance(found, str):
             self.refused[number] = found
-        else:
-            self.found[number] = found
+            return
+        self.found[number] = found
+        at, predicted = FIGURES.index("mean"), self.predictions[number].mean
+        mean, error = float(found.values[at]), float(found.scatter[at])
+        above = predicted - mean > _ERRORS * error + _ROUNDING * mean
+        self.excess[number] = predicted / mean - 1 if above else 0.0
 
     def progress(self) -> str:
         """The best so far; empty if nothing is known."""
@@ -140,15 +183,20 @@ def works_of(jobs: Sequence[Job]) -> tuple[str, list[int]]:
 
 
 def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
-    """The numbers of the jobs that fit, the one with the shortest predicted step first.
+    """The numbers of the jobs that fit, the one with the shortest predicted step first; before it,
+    when it is known, that of your job.
 
-    All jobs stand in a queue by a time that their steps take at least. The first of them is looked
-    at more closely, and put back with a longer time, until its prediction is known and still the
-    first: no other step is shorter. So the order does not depend on how many are looked at. `tick`
-    is called before each look.
+    All other jobs stand in a queue by a time that their steps take at least. The first of them is
+    looked at more closely, and put back with a longer time, until its prediction is known and still
+    the first: no other step is shorter. So the order does not depend on how many are looked at.
+    `tick` is called before each look.
     """
     queue, known = search.queue, dict[tuple, Passes]()
+    yours = [] if search.yours is None else [search.yours]
+    yours = [number for number in yours if _predicted(search, number) is not None]
     for number, job in enumerate(search.jobs):
+        if number == search.yours:
+            continue
         tick()
         heapq.heappush(queue, (search.scaled(least_seconds(job, known), number), number, 0))
     while queue:
@@ -156,6 +204,8 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
         seconds, number, looks = queue[0]
         if looks == 2:
             heapq.heappop(queue)
+            yield from yours
+            yours = []
             yield number
             continue
         closer = _predicted(search, number) if looks else _sharded(search.jobs[number], known)
@@ -164,6 +214,7 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
         else:
             seconds = max(seconds, search.scaled(closer, number))
             heapq.heapreplace(queue, (seconds, number, looks + 1))
+    yield from yours
 
 
 def _sharded(job: Job, known: dict[tuple, Passes]) -> float:
@@ -176,7 +227,8 @@ def _predicted(search: Search, number: int) -> float | None:
     """The predicted time; `None` if the job does not fit or cannot be predicted."""
     job = search.jobs[number]
     try:
-        if not _fits(job, search.margin):
+        # Your job may use all of the memory.
+        if not _fits(job, 0.0 if number == search.yours else search.margin):
             search.num_too_large += 1
             return None
         search.predictions[number] = predict(job)

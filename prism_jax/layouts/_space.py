@@ -1,6 +1,7 @@
 """The layouts that divide a model, its batch and the ranks evenly."""
 
 import dataclasses
+import functools as ft
 import itertools as it
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from ..workload import check_split, has_experts, has_tables
 
 # Where a space does not say: no larger degree of experts is in use.
 _EXPERT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+# Schedules that a name leaves out: a layout with virtual stages is interleaved.
+_USUAL = ("1f1b", "interleaved-1f1b")
 
 
 class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,25 +26,27 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     - `tp`: degrees of tensor parallelism; by default all divisors of the number of GPUs up to the
         group size of the innermost link, because tensor-parallel collectives are frequent.
-    - `pp`: degrees of pipeline parallelism; by default all divisors of the number of GPUs.
+    - `pp`: degrees of pipeline parallelism; by default all divisors of the number of GPUs. No
+        layout has more stages than the model has layers.
     - `schedule`: kinds of schedules, by the names that job files use. Schedules with virtual stages
         get at least two of them. Interleaved schedules get multiples of `pp` microbatches, as
         Megatron-LM requires.
     - `virtual_stages`: numbers of stages on each rank; by default all that divide the layers.
     - `cp`, `ep`: degrees of context and expert parallelism; by default, `ep` is at most 64 if the
         model has experts. The `etp` of experts is `tp`.
-    - `microbatch_size`: numbers of sequences in a microbatch.
+    - `microbatch_size`: numbers of sequences in a microbatch; by default all powers of two up to
+        the batch of a replica.
     - `zero`: what is sharded over the replicas, as in `Training`; 3 is FSDP.
     - `recompute`: what the backward recomputes, as in `Training`.
     """
 
     tp: tuple[Count, ...] | None = None
     pp: tuple[Count, ...] | None = None
-    schedule: tuple[str, ...] = ("1f1b", "interleaved-1f1b")
+    schedule: tuple[str, ...] = _USUAL
     virtual_stages: tuple[Count, ...] | None = None
     cp: tuple[Count, ...] = (1, 2, 4, 8)
     ep: tuple[Count, ...] | None = None
-    microbatch_size: tuple[Count, ...] = (1, 2, 4)
+    microbatch_size: tuple[Count, ...] | None = None
     zero: tuple[Literal[0, 1, 2, 3], ...] = (1, 2, 3)
     recompute: tuple[Literal["none", "selective", "full"], ...] = ("none", "full")
 
@@ -66,6 +71,12 @@ class Question:
     batch_size: int
     space: LayoutSpace
 
+    @ft.cached_property
+    def expert_degrees(self) -> tuple[int, ...]:
+        """The values of `ep`."""
+        shared = has_experts(self.model) or has_tables(self.model)
+        return self.space.ep or (_EXPERT_DEGREES if shared else (1,))
+
 
 def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
     """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: `recompute`
@@ -73,13 +84,18 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
     """
     space = asked.space
     tps = space.tp or range(1, min(asked.cluster.links[0].group, world_size) + 1)
-    shared = has_experts(asked.model) or has_tables(asked.model)
-    eps = space.ep or (_EXPERT_DEGREES if shared else (1,))
+    pps = space.pp or range(1, min(asked.model.num_layers, world_size) + 1)
     for tp in _dividing(tps, world_size):
         left = world_size // tp
-        for pp in _dividing(space.pp or range(1, left + 1), left):
-            splits = _dividing(space.cp, left // pp)
-            for config, cp, ep in it.product([*_pipelines(asked, pp)], splits, eps):
+        for pp in _dividing(pps, left):
+            splits = [
+                cp
+                for cp in _dividing(space.cp, left // pp)
+                if asked.batch_size % (left // pp // cp) == 0
+            ]
+            for config, cp, ep in it.product(
+                [*_pipelines(asked, pp)], splits, asked.expert_degrees
+            ):
                 layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
                 if _splits(asked, layout, config):
                     yield from _steps(asked, layout, config)
@@ -99,11 +115,11 @@ def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
         several = "virtual_stages" in [field.name for field in fields]
         if several and pp == 1:
             continue
-        every = asked.space.virtual_stages or range(2, (layers + 2) // pp + 1)
+        every = asked.space.virtual_stages or range(2, layers // pp + 1)
         for virtual_stages in every if several else (1,):
+            stages = pp * virtual_stages
             for ends in (False, True):
-                stages = pp * virtual_stages
-                if stages <= layers + 2 * ends and (layers + 2 * ends) % stages == 0:
+                if stages <= layers and (layers + 2 * ends) % stages == 0:
                     names = ("embedding_counts_as_layer", "head_counts_as_layer")
                     counts: Any = dict.fromkeys(names, ends)
                     yield ScheduleConfig(kind, 1, virtual_stages, **counts)
@@ -122,8 +138,9 @@ def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
     space, order = asked.space, schedules()[config.kind]
     of: dict[str, Any] = {"model": asked.model, "cluster": asked.cluster, "kernels": asked.kernels}
-    for size in space.microbatch_size:
-        number, left = divmod(asked.batch_size, layout.dp * size)
+    of_replica = asked.batch_size // layout.dp
+    for size in space.microbatch_size or (2**i for i in range(of_replica.bit_length())):
+        number, left = divmod(of_replica, size)
         if left or (order.whole_groups and number % layout.pp) or number < 1:
             continue
         if number < order.microbatches_per_rank * layout.pp:
@@ -142,7 +159,8 @@ def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[
 def layout_name(layout: Layout, schedule: ScheduleConfig, training: Training) -> str:
     """The differences between layouts, in a line."""
     stages = f" x {schedule.virtual_stages}" if schedule.virtual_stages > 1 else ""
-    degrees = f"tp {layout.tp} pp {layout.pp}{stages} dp {layout.dp}"
+    kind = "" if schedule.kind in _USUAL else f"{schedule.kind} "
+    degrees = f"{kind}tp {layout.tp} pp {layout.pp}{stages} dp {layout.dp}"
     degrees += "".join(f" {k} {getattr(layout, k)}" for k in ("cp", "ep") if getattr(layout, k) > 1)
     again = f" recompute {training.recompute}" if training.recompute != "none" else ""
     return f"{degrees} mbs {training.microbatch_size} zero {training.zero}{again}"

@@ -52,9 +52,9 @@ def check_memory(job: Job) -> None:
     ]
     fixed = f"use {' or '.join(f'`{one}`' for one in found)}" if found else "use more GPUs"
     raise ValueError(
-        f"Job `{job.name}` needs {least}{fullest.bytes / 1e9:.1f} GB on pipeline rank {fullest.rank}, "
-        f"{over / 1e9:.1f} GB more than a `{device.name}` has; {fixed}, or go on with "
-        "`--allow-oom`."
+        f"Job `{job.name}` needs {least}{fullest.bytes / 1e9:.1f} GB on pipeline rank "
+        f"{fullest.rank}, {over / 1e9:.1f} GB more than a `{device.name}` has; {fixed}, or go on "
+        "with `--allow-oom`."
     )
 
 
