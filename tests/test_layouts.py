@@ -100,7 +100,7 @@ def test_microbatches_are_all_powers_of_two_that_divide_the_batch_of_a_replica()
     space = prism.LayoutSpace(tp=(4,), pp=(2,), cp=(1,), zero=(1,), schedule=("1f1b",))
     for batch in (16, 48):
         of = _enumerate(16, space=space, batch_size=batch, any_memory=True)
-        sizes = {one.training.microbatch_size for one in of}
+        sizes = {one.training.microbatch_size for one in of if one.training}
         assert sizes == {2**i for i in range(10) if (batch // 2) % 2**i == 0}
 
 
@@ -129,7 +129,7 @@ def test_layouts_of_a_million_gpus_are_found_among_divisors(batch_size, monkeypa
             _enumerate(1_000_000, **asked)
     else:
         assert _enumerate(1_000_000, **asked)
-    assert max(looks) <= job.model.num_layers
+    assert max(looks) <= 48  # Layers.
 
 
 def test_numbers_of_gpus_near_one_that_nothing_divides_are_named():
@@ -262,6 +262,7 @@ def test_your_job_is_ranked_wherever_it_stands(jobs, monkeypatch):
     simulated = prism.rank_layouts(jobs, top=2, yours=yours, **_RIGGED)
     for found, scale in ((by_mean, 1.0), (simulated, 1.01)):
         assert found.num_given == len(jobs)  # It is one of them.
+        assert found.yours is not None
         assert found.yours is found.layouts[-1]
         assert found.yours.job is slow
         assert found.yours.rank == len(found.layouts) > 2

@@ -198,6 +198,14 @@ def _undivided(job: Job) -> Job:
 
 
 def _any_fits(jobs: Iterable[Job], most: float) -> bool:
-    """Whether a layout fits; those whose schedule has the fewest ops, which takes least, first."""
-    few_first = sorted(jobs, key=lambda job: job.layout.pp * job.schedule.num_microbatches)
-    return any(_bytes(job, False) <= most and _bytes(job, True) <= most for job in few_first)
+    """Whether a layout fits; those that keep least first, and of these the ones with the fewest
+    ops, which take least time to look at.
+    """
+
+    def order(job: Job) -> tuple[int, bool, int]:
+        assert job.training is not None
+        size, again = job.training.microbatch_size, job.training.recompute == "full"
+        return size, not again, job.layout.pp * job.schedule.num_microbatches
+
+    in_turn = sorted(jobs, key=order)
+    return any(_bytes(job, False) <= most and _bytes(job, True) <= most for job in in_turn)

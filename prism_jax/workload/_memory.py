@@ -68,7 +68,8 @@ def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...
     """The parameters, gradients and optimizer states of each stage on one GPU, in bytes. The
     arguments are those of `lower`.
     """
-    return tuple(_static(job, held) for held in deal(job, stage_to_rank).held)
+    of_stage = ft.cache(ft.partial(_static, job))  # Most stages are equal.
+    return tuple({**of_stage(held)} for held in deal(job, stage_to_rank).held)
 
 
 def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
