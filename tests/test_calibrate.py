@@ -447,3 +447,12 @@ def test_a_stall_of_constant_size_is_a_stall():
     laws = variability_of([stall, Variation("", "step", "constant", {})])
     assert laws.step is None
     assert float(laws.stalls["gemm"].size.mean()) == 2.0
+
+
+def test_the_shift_of_a_file_is_in_medians_of_what_is_above_it():
+    """As `docs/data_format.md` says: a stall takes at least `shift` times `median_s`."""
+    parameters = {"rate": 1e-3, "median_s": 2.0, "shift": 0.5, "sigma": 0.1}
+    law = variability_of([Variation("gemm", "stall", "shifted-lognormal", parameters)])
+    size = law.stalls["gemm"].size.from_normal
+    assert float(size(np.float32(0.0))) == pytest.approx((1 + 0.5) * 2.0)
+    assert float(size(np.float32(-200.0))) == pytest.approx(0.5 * 2.0)

@@ -42,6 +42,45 @@ def test_throughput_is_the_work_of_a_step_over_its_time(name, slower):
     assert all(x >= -1e-12 for x in parts.values())
 
 
+@pytest.mark.parametrize(
+    "name", ["dit-xl-2-a100-8", "dlrm-dcnv2-gb300-64", "wan2.1-t2v-14b-h100-256"]
+)
+def test_a_model_without_words_has_samples_and_no_tokens(name, capsys):
+    """Its patches, pixels and rows are no tokens, whoever prints what a GPU does in a second."""
+    assert main(["predict", name]) == 0
+    text = capsys.readouterr().out
+    job = prism.load_job(name)
+    found, constant = throughput(job), prism.predict(job)
+    assert found is not None
+    assert math.isnan(constant.tokens_per_s)
+    assert math.isnan(found.tokens_per_s_per_gpu)
+    assert constant.samples_per_s * constant.mean == pytest.approx(job.batch_size)
+    assert f"per GPU: {found.rate()}, " in text
+    rate, unit = found.rate().split()
+    each = job.batch_size / constant.mean / job.layout.world_size
+    assert unit == "samples/s"
+    assert float(rate.replace(",", "")) == pytest.approx(each, rel=0.005)
+    for printed in (
+        text,
+        repr(job),
+        main(["run", name, "--tokens", "1e9"]) and capsys.readouterr(),
+    ):
+        assert "tokens/" not in str(printed)
+        assert "tokens a" not in str(printed)
+
+
+def test_models_without_words_are_ranked_by_samples():
+    jobs = [prism.load_job(name) for name in ("dit-xl-2-a100-8", "latte-xl-2-a100-8")]
+    found = prism.rank_layouts(jobs, num_samples=None)
+    assert found.rate == "samples"
+    assert "32 to 256 samples" in found.notes[-1]
+    frame = found.table()
+    assert "tokens/s" not in frame.columns
+    best = found.best
+    assert frame["samples/s"][0] == best.samples_per_s
+    assert best.samples_per_s * best.mean.value == pytest.approx(best.job.batch_size)
+
+
 def _read(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 

@@ -90,6 +90,8 @@ def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
     yours = found.yours
     rows = [_row(one, given) for one in found.layouts[:top]]
     if given.tokens is not None:
+        if found.rate != "tokens":
+            raise ValueError("A model without words has no tokens; leave `--tokens` out.")
         rows = [row | cost(given, row["gpus"], given.tokens / row["tokens_per_s"]) for row in rows]
     result = {
         **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
@@ -111,12 +113,13 @@ def _row(one: Any, given: Given) -> dict[str, Any]:
             "parameters": prism.workload.count_parameters(job.model),
         }
     figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
+    rates = ("per_unit", "tokens_per_s", "samples_per_s")
     return {
         "name": job.name,
         **size,
         **picked(job, "layout", "schedule"),
         **picked(job.training, "microbatch_size", "zero", "recompute"),
-        **{name: getattr(one, name) for name in (*figures, "per_unit", "tokens_per_s")},
+        **{name: getattr(one, name) for name in (*figures, *rates)},
         "predicted_s": one.prediction.mean,
         "memory_bytes": one.memory_bytes,
     }
@@ -125,6 +128,8 @@ def _row(one: Any, given: Given) -> dict[str, Any]:
 def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
     """The first rows of a ranking."""
     simulated, best = found.num_samples > 0, found.best_by_mean
+    rate = f"{found.rate}_per_s"
+    form = prism.prediction.rate_form(min(row[rate] / row["gpus"] for row in rows))
     size = (Column("width", "hidden_size", ",d"), Column("parameters", "parameters", ",d"))
     costs = (Column("GPU hours", "gpu_hours", ",.0f"), Column("cost", "cost", ",.0f"))
     by_unit = Column(f"per {found.unit}", "per_unit", ".4g", "µs", scale=1e6)
@@ -140,7 +145,7 @@ def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
         *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
         Column("GB", "memory_bytes", ".1f", scale=1e-9),
         Column("MFU", "mfu", ".1f", "%", scale=100),
-        Column("tokens/s/GPU", lambda row: row["tokens_per_s"] / row["gpus"], ",.0f"),
+        Column(f"{found.rate}/s/GPU", lambda row: row[rate] / row["gpus"], form),
         *(column for column in costs if column.of in rows[0]),
     )
     per = "" if found.unit == "step" else f" per {found.unit}"
@@ -220,7 +225,8 @@ def sweep(given: Given) -> Output:
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
     notes = _load.other_sizes(sizes, jobs[0].layout.world_size)
     figures = [Column(f"{name}_s", error=_interval(name)) for name in _FIGURES]
-    columns = (*grid[0], *figures, Column("world_size", form="d"), "tokens_per_s_per_gpu")
+    rate = f"{jobs[0].unit}s_per_s_per_gpu"
+    columns = (*grid[0], *figures, Column("world_size", form="d"), rate)
     table = Table(columns, rows, most=None)
     return Output({"job": given.job, "rows": rows}, [table, *notes])
 
@@ -243,7 +249,7 @@ def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
 
 
 def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
-    """Adds GPUs, tokens/s per GPU and MFU to all rows, or to those of a shard."""
+    """Adds GPUs, tokens/s (or samples/s) per GPU and MFU to all rows, or to those of a shard."""
     known: dict[bytes, Any] = {}  # Without laws, because they do not change it.
     for row in rows:
         job = jobs[row["row"]]
@@ -255,7 +261,8 @@ def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
         row["world_size"] = job.layout.world_size
         if constant is not None and row["mean_s"]:
             faster = sum(constant.breakdown.values()) / row["mean_s"]
-            row["tokens_per_s_per_gpu"] = constant.tokens_per_s_per_gpu * faster
+            for name in ("tokens_per_s_per_gpu", "samples_per_s_per_gpu"):
+                row[name] = plain(getattr(constant, name) * faster)
             row["mfu"] = None if constant.mfu is None else constant.mfu * faster
 
 

@@ -178,7 +178,7 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
     listed = ", ".join(f"{number:,}" for number in sorted({size, *sizes.values()}))
     return [
         f"note: the jobs have different numbers of GPUs ({listed}), so their steps may have other "
-        "numbers of tokens; compare tokens/s per GPU."
+        "numbers of tokens or samples; compare what each GPU does in a second."
     ]
 
 

@@ -136,6 +136,8 @@ def _steps(given: Given, job: Any) -> int:
         return given.steps
     if job is None:
         raise ValueError("A profile does not say how many tokens a step has; give `--steps`.")
+    if job.unit != "token":
+        raise ValueError("A model without words has no tokens; give `--steps`.")
     return max(1, -(-given.tokens // job.tokens_per_step))
 
 

@@ -231,12 +231,16 @@ def whatif(given: Given) -> Output:
     for name, changes in found.changes.items():
         other = _load.job_of(changed.get(name, job))
         each[name] = throughput(other, mean + changes["mean"].value)
-    figures = ("world_size", "tokens_per_s_per_gpu", "mfu")  # A profile has none.
+    unit = getattr(_load.job_of(job), "unit", "token")
+    rate = f"{unit}s_per_s_per_gpu"
+    figures = ("world_size", rate, "mfu")  # A profile has none.
     speed = {name: picked(one, *figures) for name, one in each.items() if one is not None}
+    least = min((one[rate] or 0.0 for one in speed.values()), default=0.0)
+    form = prism.prediction.rate_form(least)
     columns = [
         Column("scenario"),
         Column("GPUs", "world_size"),
-        Column("tokens/s per GPU", "tokens_per_s_per_gpu", ",.0f"),
+        Column(f"{unit}s/s per GPU", rate, form),
         Column("MFU", "mfu", ".1f", "%", scale=100),
     ]
     speeds = Table(columns, [{"scenario": name, **one} for name, one in speed.items()], most=None)

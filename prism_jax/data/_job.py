@@ -216,7 +216,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.cluster is not None:
             rows.append(("cluster", f"{self.cluster.name}, {self.cluster.num_nodes:,} nodes"))
         if (how := self.training) is not None:
-            size = f"{how.microbatch_size} x {how.sequence_length:,} tokens a microbatch"
+            what = "{} x {:,} tokens" if self.unit == "token" else "{} samples of {:,} places"
+            size = f"{what.format(how.microbatch_size, how.sequence_length)} a microbatch"
             rows.append(("training", f"{how.dtype}, {size}, recompute {how.recompute}"))
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
@@ -232,6 +233,13 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def tokens_per_step(self) -> int:
         """The number of tokens in a step; zero for a job without `training`."""
         return 0 if self.training is None else self.batch_size * self.training.sequence_length
+
+    @property
+    def unit(self) -> str:
+        """What steps are counted in: `token`, or `sample` for a model without words, of whose
+        samples the sequence length counts patches, pixels or rows.
+        """
+        return "token" if self.model is None or self.model.vocab_size else "sample"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -58,8 +58,13 @@ class RankedLayout:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of the whole job in the mean step."""
+        """Tokens per second of the whole job in the mean step; `nan` without words."""
         return self.prediction.tokens_per_s * self.prediction.mean / self.mean.value
+
+    @property
+    def samples_per_s(self) -> float:
+        """Sequences, or other samples, per second of the whole job in the mean step."""
+        return self.prediction.samples_per_s * self.prediction.mean / self.mean.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +106,12 @@ class Ranking:
         """The layout with the shortest mean step time."""
         return min(self.layouts, key=lambda one: one.rank_by_mean)
 
+    @property
+    def rate(self) -> str:
+        """What all jobs do in a second: `tokens`, or `samples` if a model has no words."""
+        words = all(one.job.unit == "token" for one in self.layouts)
+        return "tokens" if words else "samples"
+
     def table(self) -> Any:
         """A polars frame with a row for each layout, the best first."""
         import polars as pl
@@ -117,7 +128,7 @@ class Ranking:
                 "p99 [s]": one.p99.value,
                 "memory [GB]": one.memory_bytes / 1e9,
                 "MFU [%]": 100 * one.mfu,
-                "tokens/s": one.tokens_per_s,
+                f"{self.rate}/s": getattr(one, f"{self.rate}_per_s"),
                 "rank": one.rank,
                 "rank by mean": one.rank_by_mean,
             }
@@ -198,16 +209,17 @@ def _notes(
         why = next(iter(search.refused.values()))
         notes.append(f"{len(search.refused):,} layouts cannot be simulated; the first: {why}")
     if search.unit != "step":
-        tokens = sorted(one.job.tokens_per_step for one in layouts)
+        of = "tokens_per_step" if search.unit == "token" else "batch_size"
+        work = [getattr(one.job, of) for one in layouts]
         notes.append(
-            f"A step has {tokens[0]:,.0f} to {tokens[-1]:,.0f} tokens, so the jobs are ranked by "
+            f"A step has {min(work):,} to {max(work):,} {search.unit}s, so the jobs are ranked by "
             f"their time per {search.unit}, not per step."
         )
     gpus = sorted({one.gpus for one in layouts})
     if len(gpus) > 1:
         notes.append(
-            f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare tokens/s for each of "
-            "them, too."
+            f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare "
+            f"{layouts[0].job.unit}s/s for each of them, too."
         )
     return tuple(notes)
 

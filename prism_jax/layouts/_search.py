@@ -177,7 +177,7 @@ class Search:
 
 def works_of(jobs: Sequence[Job]) -> tuple[str, list[int]]:
     """What the times of jobs are compared for, and how many of these each job does in a step."""
-    words = all(job.model is None or job.model.vocab_size for job in jobs)
+    words = all(job.unit == "token" for job in jobs)
     work = [max(job.tokens_per_step if words else job.batch_size, 1) for job in jobs]
     return "step" if len({*work}) == 1 else "token" if words else "sample", work
 

@@ -21,5 +21,6 @@ from ._throughput import (
     Throughput as Throughput,
     energy as energy,
     parts_table as parts_table,
+    rate_form as rate_form,
     throughput as throughput,
 )

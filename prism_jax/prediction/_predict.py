@@ -55,7 +55,8 @@ class Prediction(msgspec.Struct, frozen=True):
         attention, scores that a mask leaves out do not count. Layers that are frozen have no
         backward.
     - `flop_per_s`: the FLOP/s of these products on each device.
-    - `tokens_per_s`: the tokens per second of the whole job.
+    - `tokens_per_s`: the tokens per second of the whole job; `nan` for a model without words.
+    - `samples_per_s`: the sequences, or other samples, per second of the whole job.
     """
 
     mean: float
@@ -66,6 +67,7 @@ class Prediction(msgspec.Struct, frozen=True):
     mfu: float
     flop_per_s: float
     tokens_per_s: float
+    samples_per_s: float
 
 
 def predict(job: Job) -> Prediction:
@@ -102,7 +104,8 @@ def predict(job: Job) -> Prediction:
     microbatches = job.layout.dp * int(starts.sum())
     flop_per_s = model_flop(parts) * microbatches / step.seconds / job.layout.world_size
     peak = parts.cluster.device.peak_flop_per_s.get(training.dtype, np.nan)
-    tokens = microbatches * training.microbatch_size * training.sequence_length
+    samples_per_s = microbatches * training.microbatch_size / step.seconds
+    has_words = job.unit == "token"
     return Prediction(
         mean=step.seconds,
         breakdown=breakdown,
@@ -111,7 +114,8 @@ def predict(job: Job) -> Prediction:
         exposed_send_recv=sends,
         mfu=flop_per_s / peak,
         flop_per_s=flop_per_s,
-        tokens_per_s=tokens / step.seconds,
+        tokens_per_s=samples_per_s * (training.sequence_length if has_words else np.nan),
+        samples_per_s=samples_per_s,
     )
 
 

@@ -24,13 +24,19 @@ _LEAST = 5e-4
 _STEP = 1e-4
 
 
+def rate_form(least: float) -> str:
+    """How rates of at least `least` per second are written."""
+    return ",.0f" if least >= 100 else ".3g"
+
+
 class Throughput(msgspec.Struct, frozen=True):
     """The throughput of a job at a mean step time.
 
     **Attributes:**
 
     - `world_size`: the number of its GPUs.
-    - `tokens_per_s_per_gpu`, `flop_per_s_per_gpu`: tokens, and FLOPs of the model without
+    - `tokens_per_s_per_gpu`, `samples_per_s_per_gpu`, `flop_per_s_per_gpu`: tokens (`nan` for a
+        model without words), sequences or other samples, and FLOPs of the model without
         recomputation, per second and GPU.
     - `mfu`: these FLOPs as a share of the devices' peak; `None` if the peak is not known.
     - `memory_bytes`: the memory of the fullest GPU.
@@ -41,10 +47,18 @@ class Throughput(msgspec.Struct, frozen=True):
 
     world_size: int
     tokens_per_s_per_gpu: float
+    samples_per_s_per_gpu: float
     flop_per_s_per_gpu: float
     mfu: float | None
     memory_bytes: float
     breakdown: dict[str, float]
+
+    def rate(self, gpus: int = 1) -> str:
+        """What so many of its GPUs do in a second: tokens, or samples of a model without words."""
+        unit, each = "tokens", self.tokens_per_s_per_gpu
+        if math.isnan(each):
+            unit, each = "samples", self.samples_per_s_per_gpu
+        return f"{gpus * each:{rate_form(gpus * each)}} {unit}/s"
 
     def lines(self) -> list[str]:
         """Two lines of text for users."""
@@ -55,7 +69,7 @@ class Throughput(msgspec.Struct, frozen=True):
             if abs(seconds) >= _LEAST * sum(self.breakdown.values())
         )
         return [
-            f"per GPU: {self.tokens_per_s_per_gpu:,.0f} tokens/s, "
+            f"per GPU: {self.rate()}, "
             f"{self.flop_per_s_per_gpu / 1e12:,.0f} model TFLOP/s{mfu}, "
             f"{self.memory_bytes / 1e9:.1f} GB on the fullest",
             f"mean:    {parts}",
@@ -91,6 +105,7 @@ def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
     return Throughput(
         world_size=number,
         tokens_per_s_per_gpu=found.tokens_per_s / number / slower,
+        samples_per_s_per_gpu=found.samples_per_s / number / slower,
         flop_per_s_per_gpu=found.flop_per_s / slower,
         mfu=found.mfu / slower if found.mfu == found.mfu else None,
         memory_bytes=memory(job).fullest.bytes,
@@ -105,7 +120,8 @@ class Energy(msgspec.Struct, frozen=True):
 
     - `limit_w`: the limit of each GPU, in watts.
     - `joules`: the energy of all GPUs in a step, without hosts, network and cooling, in joules.
-    - `tokens_per_joule`: the tokens of a step over this energy.
+    - `tokens_per_joule`, `samples_per_joule`: the tokens (`nan` for a model without words) and the
+        samples of a step over this energy.
     - `seconds_per_w`: the derivative of the step time by the limit, in seconds per watt; negative
         where a higher limit makes the step shorter.
     """
@@ -113,14 +129,17 @@ class Energy(msgspec.Struct, frozen=True):
     limit_w: float
     joules: float
     tokens_per_joule: float
+    samples_per_joule: float
     seconds_per_w: float
 
     def line(self) -> str:
         """A line of text for users."""
-        each = 1e3 * abs(self.seconds_per_w)
+        each, unit, per_joule = 1e3 * abs(self.seconds_per_w), "tokens", self.tokens_per_joule
+        if math.isnan(per_joule):
+            unit, per_joule = "samples", self.samples_per_joule
         return (
             f"power:   {self.limit_w:g} W a GPU at most, {self.joules / 1e3:,.4g} kJ a step, "
-            f"{self.tokens_per_joule:.3g} tokens/J; a watt more saves {each:.3g} ms a step"
+            f"{per_joule:.3g} {unit}/J; a watt more saves {each:.3g} ms a step"
         )
 
 
@@ -163,5 +182,6 @@ def energy(job: Job, found: Prediction | None = None) -> Energy | None:
         limit_w=power.limit_w,
         joules=joules,
         tokens_per_joule=found.tokens_per_s * found.mean / joules,
+        samples_per_joule=found.samples_per_s * found.mean / joules,
         seconds_per_w=(higher - lower) / (2 * step),
     )

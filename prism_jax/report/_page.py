@@ -109,7 +109,7 @@ def _tiles(report: Report) -> Markup:
     if found is not None:
         if found.mfu is not None:
             figures["MFU"] = f"{100 * found.mfu:.1f} %"
-        figures["tokens per GPU"] = f"{found.tokens_per_s_per_gpu:,.0f} /s"
+        figures["each GPU"] = found.rate()
         figures["fullest GPU"] = f"{found.memory_bytes / 1e9:.1f} GB"
     return tiles(figures)
 

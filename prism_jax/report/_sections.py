@@ -129,12 +129,14 @@ def _diagnosis(found: Diagnosis) -> Iterable[Block]:
 
 
 def _throughput(found: Throughput) -> Iterable[Block]:
-    """Tokens, FLOP/s and MFU at the mean step time."""
-    each, mfu = found.tokens_per_s_per_gpu, found.mfu
+    """Tokens or samples, FLOP/s and MFU at the mean step time."""
+    mfu, (each, unit) = found.mfu, found.rate().split()
+    every, _ = found.rate(found.world_size).split()
+    what = unit.removesuffix("/s")
     rows = [
         ("GPUs", found.world_size, ""),
-        ("tokens per GPU", f"{each:,.0f}", "tokens/s"),
-        ("tokens", f"{each * found.world_size:,.0f}", "tokens/s"),
+        (f"{what} per GPU", each, unit),
+        (what, every, unit),
         ("model TFLOP/s per GPU", f"{found.flop_per_s_per_gpu / 1e12:,.1f}", "TFLOP/s"),
         ("model FLOP/s utilisation (MFU)", "unknown" if mfu is None else f"{100 * mfu:.1f}", "%"),
     ]
