@@ -60,7 +60,7 @@ def test_equals_an_event_loop_exactly(width):
     latencies[rng.random(latencies.shape) < 0.1] = 0.0
     sinks = [(5, 11), *((ops[-1],) for ops in members), *members]
     levels = to_levels(predecessors, sinks, width)
-    ends = op_ends(levels, latencies)[:-1]
+    ends = op_ends(levels, latencies)[: len(predecessors)]
     found = _ends_of_sinks(levels, jnp.asarray(latencies))
     for sample in range(latencies.shape[1]):
         expected = np.array(event_loop_ends(predecessors, list(latencies[:, sample])))
@@ -68,7 +68,7 @@ def test_equals_an_event_loop_exactly(width):
         assert np.array_equal(found[:, sample], [expected[list(s)].max() for s in sinks])
 
 
-def _ends_and_criticality(levels, latencies, weights: float | np.ndarray = 1.0):
+def ends_and_criticality(levels, latencies, weights: float | np.ndarray = 1.0):
     """The ends of sinks, and the derivative of their weighted sum with respect to the latencies."""
 
     def total(latencies, weights):
@@ -86,14 +86,14 @@ def test_eulers_identity_and_bounds_hold_exactly():
     predecessors, members = _random_dags(5)
     latencies = np.random.default_rng(0).integers(0, 4, (len(predecessors), 2)).astype(float)
     levels = to_levels(predecessors, members)
-    ends, criticality = _ends_and_criticality(levels, latencies)
+    ends, criticality = ends_and_criticality(levels, latencies)
     assert np.all((criticality >= 0) & (criticality <= 1))
     weighed = np.asarray(latencies * criticality)
     for end, ops in zip(np.asarray(ends), map(list, members), strict=True):
         np.testing.assert_allclose(weighed[ops].sum(axis=0), end, rtol=1e-14)
         assert np.all(latencies[ops].max(axis=0) <= end)
         assert np.all(end <= latencies[ops].sum(axis=0))
-    assert np.array_equal(_ends_and_criticality(levels, 2 * latencies)[0], 2 * ends)
+    assert np.array_equal(ends_and_criticality(levels, 2 * latencies)[0], 2 * ends)
     sinks = [np.full(2, sink) for sink in range(len(members))]
     on_paths = [critical_ops(levels, op_ends(levels, latencies), sink) for sink in sinks]
     assert np.array_equal(criticality, np.sum(on_paths, axis=0))
@@ -127,7 +127,7 @@ def test_ends_and_derivatives_of_more_levels_than_one_sum():
     levels = to_levels(predecessors, [(number - 1,), (5,)])
     assert len(levels.ops.value) > 1024
 
-    ends, criticality = _ends_and_criticality(levels, latencies, np.array([1.0, 0.0]))
+    ends, criticality = ends_and_criticality(levels, latencies, np.array([1.0, 0.0]))
     for sample in range(2):
         expected = event_loop_ends(predecessors, list(latencies[:, sample]))
         assert ends[:, sample].tolist() == [expected[-1], expected[5]]

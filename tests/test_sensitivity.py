@@ -394,7 +394,7 @@ def test_critical_ops_and_slack_of_any_graph():
         makespan = ends.max(axis=0)
         critical = critical_ops(levels, ends, np.zeros(3, int))
         np.testing.assert_allclose(np.where(critical, latencies, 0).sum(axis=0), makespan)
-        slack = latest_ends(levels, latencies, makespan[None]) - ends[:-1]
+        slack = latest_ends(levels, latencies, makespan[None]) - ends[: len(latencies)]
         assert np.all(np.abs(np.where(critical, slack, 0)) < 1e-9)
         for extra in (0.0, 0.1):
             one_longer = np.eye(len(slack))[:, :, None] * (slack + extra)  # Which, of all, by what.

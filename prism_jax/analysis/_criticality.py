@@ -235,15 +235,17 @@ def communication_shares(program: Program) -> dict[str, Any]:
     table, blocks = program.latencies, program.blocks
     mean = np.asarray(table.mean, np.float64)
     collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
-    runs = blocks.segments.value @ mean
-    exposed = blocks.class_collectives.value @ mean
-    whole = blocks.class_segments.value @ runs + exposed
-    for sides in (blocks.branches, blocks.outer_branches):
-        # A block that lies within another has no block within it.
-        inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
-        ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
-        whole, exposed = whole + ends, exposed + left
     direct = blocks.direct.value
+    whole = exposed = np.zeros(len(direct))
+    if (direct < 0).any():
+        runs = blocks.segments.value @ mean
+        exposed = blocks.class_collectives.value @ mean
+        whole = blocks.class_segments.value @ runs + exposed
+        for sides in (blocks.branches, blocks.outer_branches):
+            # A block that lies within another has no block within it.
+            inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
+            ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
+            whole, exposed = whole + ends, exposed + left
     single = direct >= 0
     whole = np.where(single, mean[direct], whole)
     exposed = np.where(single, (mean * collective)[direct], exposed)

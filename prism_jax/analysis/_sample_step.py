@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from ..engine import critical_paths, simulated_steps
-from ..maxplus import critical_ops, op_ends, predecessors_of
+from ..maxplus import critical_ops, edges_of, op_ends, predecessors_of
 from ..program import Program
 from ._criticality import op_labels
 
@@ -98,38 +98,49 @@ def sample_step(
     chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
     (found,) = critical_paths(simulated, chosen)
     factor, sink = float(found.factor[0]), int(found.sink[0])
-    before, levels = predecessors_of(program.levels), program.levels
+    levels, number = program.levels, program.num_ops
     every_end = op_ends(levels, (found.latency * factor).astype(np.float64))
     critical = critical_ops(levels, every_end, found.sink)[:, 0]
-    every_end = every_end[:, 0]  # Of all ops, and at last of "no op".
-    starts, ends = every_end[before[:-1]].max(axis=1), every_end[:-1]
+    every_end = every_end[:, 0]  # Of all ops and joins, and at last of "no op".
+    starts, ends = every_end[predecessors_of(levels)].max(axis=1)[:number], every_end[:number]
     at_sinks = every_end[levels.sink_ops.value].max(axis=1)
     ready = at_sinks + np.maximum(found.reductions[:, 0].astype(float), 0.0) * factor
-    of_ranks = program.sinks.rank.value
-    ready = np.maximum.reduceat(ready, np.searchsorted(of_ranks, np.unique(of_ranks)))
-    rank = int(of_ranks[sink])
+    of_ranks = _of_ranks(program, ends, at_sinks, ready)
+    rank = int(program.sinks.rank.value[sink])
     times = {"start_s": starts, "end_s": ends, "critical": critical}
     return SampledStep(
         ops=op_labels(program) | times,
         path=np.flatnonzero(critical),  # An op waits for those before it.
-        receivers=_receivers(program, before),
-        reduction_s=np.stack([at_sinks[program.sinks.last], ready], axis=1),
-        last_rank=rank,
-        barrier_s=float(ready[rank]),
+        receivers=_receivers(program),
+        reduction_s=of_ranks,
+        last_rank=rank if rank >= 0 else int(of_ranks[:, 1].argmax()),
+        barrier_s=float(ready.max()),
         step_s=float(simulated.steps[chosen[0]]),
         quantile=float(quantile),
         num_replicas=program.num_replicas,
     )
 
 
-def _receivers(program: Program, before) -> Int[np.ndarray, " ops"]:
+def _of_ranks(program: Program, ends, at_sinks, ready) -> Float[np.ndarray, "ranks 2"]:
+    """When each rank has ended, and when it has reduced its gradients. Where ranks have no sinks of
+    their own, nothing is reduced.
+    """
+    sinks = program.sinks
+    if sinks.rank.value[0] >= 0:
+        firsts = np.searchsorted(sinks.rank.value, np.arange(program.num_ranks))
+        return np.stack([at_sinks[sinks.last], np.maximum.reduceat(ready, firsts)], axis=1)
+    ended, computes = np.zeros(program.num_ranks), ~program.ops.is_send_recv
+    np.maximum.at(ended, program.ops.rank.value[computes], ends[computes])
+    return np.stack([ended, ended], axis=1)
+
+
+def _receivers(program: Program) -> Int[np.ndarray, " ops"]:
     """The op that receives the tensor of each send_recv: the first on another rank that waits for
     it.
     """
     rank, sends = program.ops.rank.value, program.ops.is_send_recv
     receivers = np.full(program.num_ops, -1)
-    op, column = np.nonzero(before >= 0)
-    waits_for = before[op, column]
+    op, waits_for = edges_of(program.levels)
     taken = sends[waits_for] & ~sends[op] & (rank[op] != rank[waits_for])
     # Backwards, so that the first receiver is written last and remains.
     receivers[waits_for[taken][::-1]] = op[taken][::-1]

@@ -41,7 +41,8 @@ class Sides(eqx.Module):
 class Blocks(eqx.Module):
     """The kernels of each class of ops. Static.
 
-    After the classes of ops come those of blocks within branches.
+    After the classes of ops come those of blocks within branches. If each class is one kernel that
+    keeps its own law, nothing is collapsed, and there are no segments, collectives or branches.
 
     **Attributes:**
 

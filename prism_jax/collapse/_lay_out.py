@@ -17,13 +17,14 @@ from ._collapse import Blocks, Sides
 
 
 def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
-    """The static matrices of the collapse."""
+    """The static matrices of the collapse, empty if each class is one kernel that keeps its own
+    law: there may be as many of these as ops.
+    """
     number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
     contained: list[tuple[Counter[int], ...]] = []
     direct, compute = [], []
-    # The loop adds classes: those of blocks within branches.
-    while len(contained) < len(number.classes):
-        block, members = list(number.classes)[len(contained)]
+    todo = list(number.classes)
+    for block, members in todo:
         contained.append(tuple(Counter() for _ in range(4)))
         for segment, repeats in block:
             for counts, found in zip(contained[-1], number.parts(segment, members), strict=True):
@@ -33,6 +34,12 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
         calls = count_calls(block, 1)
         single = sum(calls.values()) == 1 and (members == 1 or not compute[-1])
         direct.append(kernels[next(iter(calls))] if single else -1)
+        if len(number.classes) > len(todo):  # Those of blocks within branches.
+            todo += [*number.classes][len(todo) :]
+    num_kernels = len(kernels)
+    if min(direct, default=-1) >= 0:
+        number, num_kernels = _Numbers(kernels, {}, {}, {}, {}), 0
+        contained = [tuple(Counter() for _ in range(4))] * len(direct)
     runs = np.zeros((len(number.segments), len(kernels)), np.int64)
     for (run, _), s in number.segments.items():
         for kernel, count in run:
@@ -44,7 +51,7 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
         segments=FrozenArray(runs),
         members=FrozenArray(np.array([members for _, members in number.segments], np.int64)),
         class_segments=_counts(of_segments, segments),
-        class_collectives=_counts(of_collectives, len(kernels)),
+        class_collectives=_counts(of_collectives, num_kernels),
         direct=FrozenArray(np.array(direct, np.int64)),
         compute=FrozenArray(np.array(compute, bool)),
         branches=_sides(number.branches, of_branches, segments, kernels),

@@ -52,7 +52,7 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     """
     run = simulated.run
     lanes, levels = run.plan.structure.graph.lanes, run.program.levels
-    cell = cells(levels, lanes.width)[:-1]
+    cell = cells(levels, lanes.width)[: levels.num_ops]
     number = int(np.clip(_MOST_OPS // lanes.ops.size, 16, TILE))
     for chunk in simulated.chunks:
         draws, decision = chunk.draws, chunk.decision
@@ -82,7 +82,7 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
                 sample=ids,
                 critical=critical,
                 latency=latency,
-                slack=np.where(critical, 0, np.maximum(latest - ends[:-1], 0)),
+                slack=np.where(critical, 0, np.maximum(latest - ends[: len(latest)], 0)),
                 sink=sink,
                 reductions=reductions,
                 factor=factor[local],

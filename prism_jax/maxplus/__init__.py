@@ -11,6 +11,7 @@ from ._levels import Levels as Levels, to_levels as to_levels
 from ._paths import (
     cell_latencies as cell_latencies,
     critical_ops as critical_ops,
+    edges_of as edges_of,
     latest_ends as latest_ends,
     op_ends as op_ends,
     predecessors_of as predecessors_of,

@@ -133,6 +133,7 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
 
     _, vjp = jax.vjp(latency, inexact)
     there = ((lane >= 0) & (lane < lanes.width))[None, :]
+    there = there & (op >= 0) if lanes.joins else there
     ((part, of_common),) = vjp(there.astype(z.dtype))
     if jax.tree.leaves(of_common):
         ((_, of_common),) = vjp(jnp.where(there, weight[None, :], 0))

@@ -22,7 +22,7 @@ class Lanes(eqx.Module):
 
     **Attributes:**
 
-    - `ops`: `(levels, width)`, the op of each lane.
+    - `ops`: `(levels, width)`, the op of each lane; of joins -1, too.
     - `reads`: `(levels, width, fan_in)`, the slots of the ends that an op waits for.
     - `writes`: `(levels, width)`, the slot that takes its end.
     - `before`: `(levels, width, fan_in)`, the cells of the ops behind `reads`, or -1.
@@ -31,6 +31,8 @@ class Lanes(eqx.Module):
     - `num_levels`: how many levels there are.
     - `counters`: how many random numbers a level has: the graph's own width.
     - `num_slots`: static.
+    - `joins`: whether there are joins. Static, so that graphs without any do not compute that these
+        take no time.
     """
 
     ops: Int[Array, "levels width"]
@@ -42,6 +44,7 @@ class Lanes(eqx.Module):
     num_levels: Int[Array, ""]
     counters: UInt32[Array, ""]
     num_slots: int = eqx.field(static=True)
+    joins: bool = eqx.field(static=True)
 
     @property
     def width(self) -> int:
@@ -68,7 +71,9 @@ def to_lanes(levels: Levels, num_sinks: int) -> Lanes:
     of_sinks = (num_sinks, bucket(sinks.shape[1], 1))
     cell = cells(levels, shape[1])
     return Lanes(
-        ops=padded(levels.ops.value, shape[:2], -1),
+        ops=padded(
+            np.where(levels.ops.value < levels.num_ops, levels.ops.value, -1), shape[:2], -1
+        ),
         reads=padded(levels.reads.value, shape, START),
         writes=padded(levels.writes.value, shape[:2], WASTE),
         before=padded(cell[levels.predecessors.value], shape, -1),
@@ -77,14 +82,15 @@ def to_lanes(levels: Levels, num_sinks: int) -> Lanes:
         num_levels=jax.device_put(np.int32(number)),
         counters=jax.device_put(np.uint32(width)),
         num_slots=bucket(levels.num_slots, 64),
+        joins=levels.num_joins > 0,
     )
 
 
-def cells(levels: Levels, width: int) -> Int[np.ndarray, " ops_and_none"]:
-    """The cell of each op, and at last -1 for "no op"."""
+def cells(levels: Levels, width: int) -> Int[np.ndarray, " ops_joins_and_none"]:
+    """The cell of each op, then of each join, and at last -1 for "no op"."""
     lanes = levels.ops.value
     level, lane = np.nonzero(lanes >= 0)
-    cell = np.full(levels.num_ops + 1, -1, np.int32)
+    cell = np.full(levels.num_ops + levels.num_joins + 1, -1, np.int32)
     cell[lanes[level, lane]] = level * width + lane
     return cell
 
@@ -94,7 +100,7 @@ def in_lanes(
 ) -> Shaped[Array, "levels width"]:
     """A number for each op, where its lane is."""
     lanes = levels.ops.value
-    values = np.append(of_ops, of_ops.dtype.type(0))
+    values = np.append(of_ops, np.zeros(levels.num_joins + 1, of_ops.dtype))
     return padded(values[lanes].astype(np.int32), shape)
 
 

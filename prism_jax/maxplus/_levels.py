@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -10,32 +11,90 @@ from .._misc import FrozenArray
 from .._ragged import Ragged, group, pad, ragged, row_numbers
 
 
-def list_schedule(before: Ragged, width: int | None) -> list[list[int]]:
-    """Fills each level with the ready ops that have the longest way to go.
+# A lane reads at most so many ends: what waits for more waits for joins of so many each, and these
+# for further joins, so that memory grows with the edges and not with the widest op.
+MOST_READS = 4
+_MOST_READS_OF_SINK = 16  # It reads only once, at the end.
+
+
+class _Joined(NamedTuple):
+    """A graph whose wide ops and sinks wait for joins, which take no time. Ops and joins together
+    are nodes, in an order in which each waits for nodes before it.
+
+    **Attributes:**
+
+    - `before`: for each node, the nodes that it waits for.
+    - `sinks`: for each sink, the nodes whose latest end is its end.
+    - `number`: for each node the number of its op; those of joins follow.
+    """
+
+    before: Ragged
+    sinks: Ragged
+    number: np.ndarray
+
+
+def _joined(predecessors: Sequence[Sequence[int]], sinks: Sequence[Sequence[int]]) -> _Joined:
+    num_ops = len(predecessors)
+    before, of_sinks = ragged(predecessors), ragged(sinks)
+    widest, widest_sink = (int(np.diff(x.starts).max(initial=0)) for x in (before, of_sinks))
+    if widest <= MOST_READS and widest_sink <= _MOST_READS_OF_SINK:
+        return _Joined(before, of_sinks, np.arange(num_ops))
+    rows: list[Sequence[int]] = []
+    number: list[int] = []
+    node_of: list[int] = []
+    joins: dict[tuple[int, ...], int] = {}
+
+    def few(nodes: list[int], most: int) -> list[int]:
+        """The same nodes, or joins of them, at most so many: in order, so that the first of equal
+        ends remains the first. Equal parts share a join.
+        """
+        while len(nodes) > most:
+            parts = [tuple(nodes[i : i + MOST_READS]) for i in range(0, len(nodes), MOST_READS)]
+            for part in parts:
+                if len(part) > 1 and part not in joins:
+                    number.append(num_ops + len(joins))
+                    joins[part] = len(rows)
+                    rows.append(part)
+            nodes = [joins.get(part, part[0]) for part in parts]
+        return nodes
+
+    for op, waits in enumerate(predecessors):
+        reads = few([node_of[p] for p in waits], MOST_READS)
+        node_of.append(len(rows))
+        number.append(op)
+        rows.append(reads)
+    ends = [few([node_of[op] for op in sink], _MOST_READS_OF_SINK) for sink in sinks]
+    return _Joined(ragged(rows), ragged(ends), np.array(number))
+
+
+def list_schedule(before: Ragged, joins: np.ndarray, width: int | None) -> list[list[int]]:
+    """Fills each level with the ready joins, after which what they join need not be kept, and then
+    with the ready ops that have the longest way to go.
 
     **Arguments:**
 
-    - `before`: for each op, the ops that it waits for; all have smaller numbers.
-    - `width`: ops per level; by default the width that pads least.
+    - `before`: for each node, the nodes that it waits for; all have smaller numbers.
+    - `joins`: whether each node is a join.
+    - `width`: nodes per level; by default the width that pads least.
 
     **Returns:**
 
-    The ops of each level, the most urgent first.
+    The nodes of each level, the most urgent first.
     """
-    num_ops = len(before.starts) - 1
+    num_nodes = len(joins)
     after = row_numbers(before)
-    depth = _longest_ways(before.values, after, num_ops)
-    to_go = _longest_ways(after[::-1], before.values[::-1], num_ops)
+    depth = _longest_ways(before.values, after, num_nodes)
+    to_go = _longest_ways(after[::-1], before.values[::-1], num_nodes)
     # In the order of urgency, what is ready can be compared by bare numbers.
-    by_urgency = np.argsort(-to_go, kind="stable")
+    by_urgency = np.argsort(np.where(joins, -num_nodes, -to_go), kind="stable")
     urgency = np.argsort(by_urgency)
-    followers = group(urgency[before.values], urgency[after], num_ops)
+    followers = group(urgency[before.values], urgency[after], num_nodes)
     if width is None:
         rows = _cheapest(followers, depth, to_go)
     else:
         rows = _fill(followers, width)
-    ops = by_urgency.tolist()
-    return [[ops[i] for i in row] for row in rows]
+    nodes = by_urgency.tolist()
+    return [[nodes[i] for i in row] for row in rows]
 
 
 def _longest_ways(tails: np.ndarray, heads: np.ndarray, num_ops: int) -> np.ndarray:
@@ -111,13 +170,16 @@ class Levels(eqx.Module):
     the state of a propagation stays small. Slot `START` always holds zero; a padding lane writes to
     slot `WASTE`.
 
+    What waits for many ends waits for joins of a few each, which are like ops that take no time:
+    their numbers are those from `num_ops` on.
+
     **Attributes:**
 
-    - `ops`: `(levels, width)`, the op of each lane, or -1 for padding.
+    - `ops`: `(levels, width)`, the op or join of each lane, or -1 for padding.
     - `reads`: `(levels, width, fan_in)`, the slots of the ends that an op waits for.
     - `writes`: `(levels, width)`, the slot that takes its end.
     - `predecessors`: `(levels, width, fan_in)`, the ops behind `reads`, or -1.
-    - `num_slots`, `num_ops`.
+    - `num_slots`, `num_ops`, `num_joins`.
     - `sinks`: `(sinks, fan)`, slots whose maximum at the end is a sink's end.
     - `sink_ops`: `(sinks, fan)`, the ops behind them, or -1.
     """
@@ -130,6 +192,7 @@ class Levels(eqx.Module):
     sink_ops: FrozenArray = eqx.field(static=True)
     num_slots: int = eqx.field(static=True)
     num_ops: int = eqx.field(static=True)
+    num_joins: int = eqx.field(static=True)
 
 
 START = 0
@@ -164,23 +227,25 @@ def to_levels(
             f"Op {op} waits for {list(predecessors[op])}; number the ops so that each waits for "
             "smaller numbers only."
         )
-    rows = ragged(list_schedule(before, width))
-    sink_ops = ragged(sinks)
-    slots, num_slots = _allocate(rows, before, sink_ops.values)
+    graph = _joined(predecessors, sinks)
+    num_ops, number = len(predecessors), np.append(graph.number, -1).astype(np.int32)
+    rows = ragged(list_schedule(graph.before, graph.number >= num_ops, width))
+    slots, num_slots = _allocate(rows, graph.before, graph.sinks.values)
 
     # Padding is -1, so it takes the last entry, which is made for it.
-    ops = pad(rows, -1)
-    before_ops = np.pad(pad(before, -1), ((0, 1), (0, 0)), constant_values=-1)[ops]
+    nodes, sink_nodes = pad(rows, -1), pad(graph.sinks, -1)
+    before_nodes = np.pad(pad(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
     read_slots = np.append(slots, np.int32(START))
     return Levels(
-        ops=FrozenArray(ops),
-        reads=FrozenArray(read_slots[before_ops]),
-        writes=FrozenArray(np.append(slots, np.int32(WASTE))[ops]),
-        predecessors=FrozenArray(before_ops),
-        sinks=FrozenArray(read_slots[pad(sink_ops, -1)]),
-        sink_ops=FrozenArray(pad(sink_ops, -1)),
+        ops=FrozenArray(number[nodes]),
+        reads=FrozenArray(read_slots[before_nodes]),
+        writes=FrozenArray(np.append(slots, np.int32(WASTE))[nodes]),
+        predecessors=FrozenArray(number[before_nodes]),
+        sinks=FrozenArray(read_slots[sink_nodes]),
+        sink_ops=FrozenArray(number[sink_nodes]),
         num_slots=num_slots,
-        num_ops=len(predecessors),
+        num_ops=num_ops,
+        num_joins=len(graph.number) - num_ops,
     )
 
 

@@ -7,10 +7,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._ragged import group, pad
+from .._ragged import group, pad, take
 from ._lanes import Lanes
 from ._levels import Levels
 from ._propagate import Latencies, level_latencies
+
+
+# What more ops than this wait for is looked at by itself.
+_MOST_AFTER = 8
 
 
 def cell_latencies(
@@ -28,19 +32,39 @@ def cell_latencies(
     return lax.fori_loop(0, lanes.num_levels, step, drawn)
 
 
-def predecessors_of(levels: Levels) -> Int[np.ndarray, "ops_and_none fan_in"]:
-    """The ops that each op waits for, or -1; at last those of "no op"."""
-    found = np.full((levels.num_ops + 1, levels.predecessors.value.shape[2]), -1)
+def predecessors_of(levels: Levels) -> Int[np.ndarray, "ops_joins_and_none fan_in"]:
+    """The ops and joins that each op and each join waits for, or -1; at last those of "no op"."""
+    number = levels.num_ops + levels.num_joins + 1
+    found = np.full((number, levels.predecessors.value.shape[2]), -1)
     found[levels.ops.value] = levels.predecessors.value
     return found
 
 
+def edges_of(levels: Levels) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
+    """Pairs of ops of which the first waits for the second, sorted by the first: without joins."""
+    before = predecessors_of(levels)
+    op, column = np.nonzero(before[: levels.num_ops] >= 0)
+    waits_for = before[op, column]
+    # In place of a join, what it joins.
+    before[: levels.num_ops] = -1
+    before[: levels.num_ops, 0] = range(levels.num_ops)
+    node, column = np.nonzero(before >= 0)
+    parts = group(node, before[node, column], len(before))
+    while (waits_for >= levels.num_ops).any():
+        op = np.repeat(op, np.diff(parts.starts)[waits_for])
+        waits_for = take(parts, waits_for).values
+    return op, waits_for
+
+
 def op_ends(
     levels: Levels, latencies: Float[np.ndarray, "ops samples"]
-) -> Float[np.ndarray, "ops_and_none samples"]:
-    """When each op ends, in seconds. The last row stands for "no op", which ends at zero."""
-    ends = np.zeros((len(latencies) + 1, latencies.shape[1]), latencies.dtype)
-    latencies = np.concatenate([latencies, ends[-1:]])
+) -> Float[np.ndarray, "ops_joins_and_none samples"]:
+    """When each op ends, in seconds, then each join. The last row stands for "no op", which ends at
+    zero.
+    """
+    more = np.zeros((levels.num_joins + 1, latencies.shape[1]), latencies.dtype)
+    latencies = np.concatenate([latencies, more])
+    ends = np.zeros_like(latencies)
     lanes, waits_for = (x.value.astype(np.intp) for x in (levels.ops, levels.predecessors))
     for ops, before in zip(lanes, waits_for, strict=True):
         latest = np.maximum.reduce(ends.take(before, axis=0), axis=1)
@@ -50,7 +74,7 @@ def op_ends(
 
 def critical_ops(
     levels: Levels,
-    ends: Float[np.ndarray, "ops_and_none samples"],
+    ends: Float[np.ndarray, "ops_joins_and_none samples"],
     sink: Int[np.ndarray, " samples"],
 ) -> Bool[np.ndarray, "ops samples"]:
     """Whether each op is on the critical path to a sink: the latest op of the sink, and the latest
@@ -68,7 +92,7 @@ def critical_ops(
         op = some[columns, ends[some, columns[:, None]].argmax(axis=1)]
         critical[op, columns] = True
         some = before[op]
-    return critical[:-1]
+    return critical[: levels.num_ops]
 
 
 def latest_ends(
@@ -79,13 +103,21 @@ def latest_ends(
     """How late each op may end, in seconds, if no sink is to end later than given."""
     before = predecessors_of(levels)
     op, which = np.nonzero(before >= 0)
-    after = pad(group(before[op, which], op, levels.num_ops), -1)
-    late = np.full((len(latencies) + 1, latencies.shape[1]), np.inf, latencies.dtype)
+    after = group(before[op, which], op, len(before))
+    # Rows as long as those of the op that most wait for would take its number times all ops.
+    wide = np.diff(after.starts) > _MOST_AFTER
+    few = pad(take(after, np.where(wide, len(before) - 1, np.arange(len(before)))), -1)
+    more = np.zeros((levels.num_joins + 1, latencies.shape[1]), latencies.dtype)
+    latencies = np.concatenate([latencies, more])
+    late = np.full_like(latencies, np.inf)
     for ops, most in zip(levels.sink_ops.value, at_sinks, strict=True):
         late[ops[ops >= 0]] = np.minimum(late[ops[ops >= 0]], most)
     starts = late.copy()
     for lanes in levels.ops.value[::-1]:
         ops = lanes[lanes >= 0]
-        late[ops] = np.minimum(late[ops], starts[after[ops]].min(axis=1))
+        late[ops] = np.minimum(late[ops], starts[few[ops]].min(axis=1))
+        for op in ops[wide[ops]]:
+            waiting = after.values[after.starts[op] : after.starts[op + 1]]
+            late[op] = np.minimum(late[op], starts[waiting].min(axis=0))
         starts[ops] = late[ops] - latencies[ops]
-    return late[:-1]
+    return late[: levels.num_ops]

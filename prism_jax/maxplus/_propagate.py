@@ -96,7 +96,9 @@ def level_latencies(latencies: Latencies, tables, common, lanes: Lanes, level):
     column = jnp.arange(lanes.width, dtype=jnp.uint32)[:, None]
     counter = level.astype(jnp.uint32) * lanes.counters + column
     z = latencies.noise(latencies.noise_arguments, counter)
-    return mine.latency(lanes.ops[level][:, None], z, common)
+    op = lanes.ops[level][:, None]
+    seconds = mine.latency(op, z, common)
+    return jnp.where(op >= 0, seconds, 0) if lanes.joins else seconds
 
 
 def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtype, *, keep):

@@ -24,6 +24,8 @@ from ._variability import Variability, check_variability
 
 # GPUs, and copies of the pipeline, are counted in 32 bits.
 _MOST = 2**31 - 1
+# Of more ranks that reduce nothing, a sample keeps the latest end only.
+_MOST_RANKS_APART = 16
 
 
 def assemble(
@@ -71,6 +73,9 @@ def assemble(
     sinks = sinks or [Sink(rank, last) for rank, last in enumerate(graph.last)]
     _check_arguments(graph, blocks, sinks, group_size, num_replicas)
     check_variability(variability)
+    if len(sinks) > _MOST_RANKS_APART and not any(sink.reduction for sink in sinks):
+        # No rank waits for other replicas before the end: its own end makes no difference.
+        sinks = [Sink(-1, tuple(dict.fromkeys(op for sink in sinks for op in sink.ops)))]
     different, block_of_op = _number_blocks(blocks)
     reduced = [sink.reduction for sink in sinks]
     after = [block for block in (*reduced, tail) if block]
@@ -161,7 +166,8 @@ def _kernels(block: Block) -> Iterator[Kernel]:
 
 def _of_kinds(variability: Variability, kinds: Sequence[str]) -> Variability:
     """The same laws, with a residual law for each of these kinds, and only stalls of these."""
-    residual = {k: variability.residual.get(k, Constant(1.0)) for k in kinds}
+    none = Constant(1.0)
+    residual = {k: variability.residual.get(k, none) for k in kinds}
     stalls = {k: stall for k, stall in variability.stalls.items() if k in kinds}
     return dataclasses.replace(variability, residual=residual, stalls=stalls)
 

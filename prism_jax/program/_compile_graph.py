@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._misc import check_type, quoted, whole_number
+from .._ragged import ragged, row_numbers
 from ..host import on_host
 from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
@@ -32,7 +36,7 @@ class Op:
     - `latency`: the latency in seconds: a law, or a number. A number is the mean; the law around it
         is that of the op's kind in `variability`.
     - `after`: the ops that it waits for, by their positions in the list of ops.
-    - `kind`: the name of its kind of kernel. By default, ops with the same law are of one kind.
+    - `kind`: the name of its kind of kernel. By default, ops with equal laws are of one kind.
     - `rank`: the rank that it runs on (0, 1, ...). Each rank has a factor.
     - `microbatch`: the microbatch whose data it processes.
     - `link`: the link that communication uses. Communication does not have the factor of a rank.
@@ -109,15 +113,19 @@ def compile_graph(
         raise ValueError(f"`network_links={quoted(network_links)}` must be a list of names.")
     check_type(variability, Variability, "variability", "use `prism.Variability(...)`")
     kinds, laws = _kinds(ops, variability)
-    mean_of, dtype = _means(ops), jnp.result_type(float)
-    # A latency that is always zero has no shape.
-    laws = {kind: law for kind, law in laws.items() if mean_of[id(law)] != 0}
-    means = np.array([mean_of[id(op.latency)] for op in ops])
+    means, dtype = _means(ops), jnp.result_type(float)
     check_means(means, [f"Op {position}" for position in range(len(ops))], dtype)
     for position, (op, mean) in enumerate(zip(ops, means.tolist(), strict=True)):
-        if isinstance(op.latency, AbstractLatency) and mean:
-            check_scale(f"op {position}", mean, dtype)
-    blocks = [_block(*one) for one in zip(ops, kinds, means.tolist(), strict=True)]
+        if isinstance(op.latency, AbstractLatency):
+            if mean:
+                check_scale(f"op {position}", mean, dtype)
+            else:  # A latency that is always zero has no shape.
+                laws.pop(kinds[position], None)
+    known: dict[tuple[str, float, str | None], Block] = {}
+    blocks = [
+        known.get(one) or known.setdefault(one, _block(*one))
+        for one in zip(kinds, means.tolist(), (op.link for op in ops), strict=True)
+    ]
     return assemble(
         _graph(ops, sinks),
         blocks,
@@ -159,60 +167,95 @@ def _kinds(
     ops: Sequence[Op], variability: Variability
 ) -> tuple[list[str], dict[str, AbstractLatency]]:
     """The kind of each op, and the law of each kind whose ops have one."""
-    numbers: dict[int, int] = {}
-    kinds, laws = [], {}
+    # By object first, for to look into a law is slow; then by value.
+    number_of: dict[int, int] = {}
+    numbers: dict[Any, int] = {}
+    kinds, laws, law_of = [], {}, {}
     for position, op in enumerate(ops):
         law = op.latency if isinstance(op.latency, AbstractLatency) else None
         if law is None:
             kinds.append(op.kind or "op")
             continue
-        if law.batch_shape:
-            raise ValueError(
-                f"The law of op {position} has the batch shape {law.batch_shape}; give each op one "
-                "law without batch axes."
-            )
-        kind = op.kind or f"law {numbers.setdefault(id(law), len(numbers))}"
-        if kind in variability.residual or laws.setdefault(kind, law) is not law:
+        if id(law) not in number_of:
+            if law.batch_shape:
+                raise ValueError(
+                    f"The law of op {position} has the batch shape {law.batch_shape}; give each op "
+                    "one law without batch axes."
+                )
+            structure, values = _taken_apart(law)
+            value = structure, *(x.tobytes() for x in values)
+            number_of[id(law)] = numbers.setdefault(value, len(numbers))
+        number = number_of[id(law)]
+        kind = op.kind or f"law {number}"
+        if kind in variability.residual or law_of.setdefault(kind, number) != number:
             raise ValueError(
                 f"The law of op {position} is not the only one of its kind `{kind}`; give its ops "
                 "the same law, or a kind of its own."
             )
+        laws.setdefault(kind, law)
         kinds.append(kind)
     return kinds, laws
 
 
-def _means(ops: Sequence[Op]) -> dict[int, float]:
-    """The mean of each latency, in seconds, by the identity of the latency."""
-    return {
-        name: float(on_host(type(law).mean, law) if isinstance(law, AbstractLatency) else law)
-        for name, law in {id(op.latency): op.latency for op in ops}.items()
-    }
+def _taken_apart(law: AbstractLatency) -> tuple[Any, list[np.ndarray]]:
+    """What a law has in common with those that can be computed with beside it, and its values."""
+    leaves, tree = jax.tree.flatten(law)
+    values = [np.asarray(x) for x in leaves if eqx.is_array(x)]
+    about = tuple((x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves)
+    return (tree, about), values
 
 
-def _block(op: Op, kind: str, mean: float) -> Block:
-    kernel = Kernel(kind, f"{mean:g} s", mean, op.link)
-    alone = Segment(((kernel, 1),)) if op.link is None else Segment((), kernel)
+def _means(ops: Sequence[Op]) -> np.ndarray:
+    """The mean of each op's latency, in seconds."""
+    latencies = {id(op.latency): op.latency for op in ops}
+    means = {key: x for key, x in latencies.items() if not isinstance(x, AbstractLatency)}
+    alike: dict[Any, list[AbstractLatency]] = {}
+    for law in latencies.values():
+        if isinstance(law, AbstractLatency):
+            alike.setdefault(_taken_apart(law)[0], []).append(law)
+    for laws in alike.values():
+        each = jax.tree.map(lambda *x: np.stack(x) if eqx.is_array(x[0]) else x[0], *laws)
+        means.update(zip(map(id, laws), on_host(_each_mean, each).tolist(), strict=True))
+    return np.array([means[id(op.latency)] for op in ops], float)
+
+
+def _each_mean(laws: AbstractLatency) -> jax.Array:
+    return eqx.filter_vmap(lambda law: law.mean())(laws)
+
+
+def _by_rank(rank: np.ndarray, ops: np.ndarray, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The ops of each rank, in the order in which they are given."""
+    ends = np.cumsum(np.bincount(rank, minlength=ranks))
+    parts = np.split(ops[np.argsort(rank, kind="stable")], ends[:-1])
+    return tuple(tuple(part.tolist()) for part in parts)
+
+
+def _block(kind: str, mean: float, link: str | None) -> Block:
+    kernel = Kernel(kind, f"{mean:g} s", mean, link)
+    alone = Segment(((kernel, 1),)) if link is None else Segment((), kernel)
     return ((alone, 1),)
 
 
 def _graph(ops: Sequence[Op], sinks: Sequence[int] | None) -> OpGraph:
-    rank = np.array([op.rank for op in ops])
+    rank, number = np.array([op.rank for op in ops]), len(ops)
+    predecessors = tuple(tuple(op.after) for op in ops)
+    ends = np.asarray(sinks)
     if sinks is None:
         # The end of a rank is that of the ops that no op of the rank waits for.
-        inner = {(p, op.rank) for op in ops for p in op.after}
-        sinks = [p for p, op in enumerate(ops) if (p, op.rank) not in inner]
-    none = np.full(len(ops), -1)
-    ranks = range(rank.max() + 1)
+        before = ragged(predecessors)
+        same = rank[before.values] == rank[row_numbers(before)]
+        ends = np.delete(np.arange(number), before.values[same])
+    none, ranks = np.full(number, -1), int(rank.max()) + 1
     return OpGraph(
-        phase=np.array(["F" if op.link is None else SEND_RECV for op in ops]),
+        phase=np.where([op.link is None for op in ops], "F", SEND_RECV),
         stage=rank,
         microbatch=np.array([op.microbatch for op in ops]),
         rank=rank,
         peer=none,
         other_stage=none,
         other_microbatch=none,
-        backward=np.zeros(len(ops), bool),
-        predecessors=tuple(tuple(op.after) for op in ops),
-        orders=tuple(tuple(np.flatnonzero(rank == r).tolist()) for r in ranks),
-        last=tuple(tuple(p for p in sinks if rank[p] == r) for r in ranks),
+        backward=np.zeros(number, bool),
+        predecessors=predecessors,
+        orders=_by_rank(rank, np.arange(number), ranks),
+        last=_by_rank(rank[ends], ends, ranks),
     )

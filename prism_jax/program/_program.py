@@ -80,11 +80,12 @@ class Rows(eqx.Module):
 class Sinks(eqx.Module):
     """The reductions over replicas, and when they may start. Static, with one entry per sink of
     `levels`. The sinks of a pipeline rank are consecutive, in order of time; the last is the end of
-    the rank.
+    the rank. If nothing is reduced, a single sink is the end of all ranks where these are more than
+    16.
 
     **Attributes:**
 
-    - `rank`: the pipeline rank, which runs its reductions one after the other.
+    - `rank`: the pipeline rank, which runs its reductions one after the other; or -1 for all.
     - `reduction`: the class of the collectives that may start when the sink has ended, or -1.
     - `contention`: the part of its own latency that a reduction adds to the compute that it
         overlaps.
@@ -100,8 +101,8 @@ class Sinks(eqx.Module):
 
     @property
     def last(self) -> Int[np.ndarray, " ranks"]:
-        """For each rank, the sink that is its end."""
-        return np.flatnonzero(np.diff(self.rank.value, append=-1))
+        """For each rank, the sink that is its end; or that of all."""
+        return np.flatnonzero(np.diff(self.rank.value, append=-2))
 
 
 class Stratum(eqx.Module):
@@ -189,7 +190,7 @@ class Program(Shown, eqx.Module):
 
     @property
     def num_ranks(self) -> int:
-        return int(self.sinks.rank.value[-1]) + 1
+        return int(self.ops.rank.value.max(initial=0)) + 1
 
     @property
     def num_microbatches(self) -> int:

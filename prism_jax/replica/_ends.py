@@ -73,7 +73,8 @@ def sample_replica_ends(
     program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
 ) -> Float[Array, "sinks samples"]:
     """Samples when each sink of one replica ends. The sinks of a pipeline rank are the ops whose
-    gradients are reduced while the backward goes on, and then its last op.
+    gradients are reduced while the backward goes on, and then its last op. If nothing is reduced
+    and there are more than 16 ranks, there is one sink, the end of all of them.
 
     The step factor, which all replicas share, is not applied. The network's regime and the number
     of stalls are those of the stratum of each sample. The function is pure: it works under
