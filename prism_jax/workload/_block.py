@@ -4,7 +4,7 @@ import msgspec
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How unevenly the ranks of an expert-parallel group are loaded. See `program.Loads`.
+    """How unevenly the ranks of an expert-parallel group are loaded. See `loads.Loads`.
 
     **Attributes:**
 
@@ -13,7 +13,7 @@ class Load(msgspec.Struct, frozen=True):
     - `counts`: the tokens of a microbatch of all members, once for each expert that a token goes
         to.
     - `experts`: how many experts a member has.
-    - `split`: how many ranks share a member's experts.
+    - `split`: how many ranks share a member's experts and load.
     - `capacity`: the most tokens that an expert takes, over the mean; infinite for no limit.
     - `popularity`: the popularity of each expert, member by member, if it is known and constant;
         only proportions matter. Empty if it is drawn anew for each microbatch.
