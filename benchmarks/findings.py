@@ -87,14 +87,14 @@ def slow_stages() -> str:
     at = toy._program_of_costs(16, prism.Variability(residual={"gemm": law}))
     options: Any = _sampled() | {"num_samples": 1_000_000}
     cells = []
-    for last, reported in ((1.0, toy._EVEN), (1.1, toy._HEAVY_END)):
+    for last, others in ((1.0, toy._EVEN), (1.1, toy._HEAVY_END)):
         stages = (None, *range(8))
         even, *laws = (prism.simulate(at(toy._slow(one, 1.2, last)), **options) for one in stages)
         base = even.quantile(0.95)
         low, high = laws[0].quantile_interval(0.95)
         error = 100 * float(np.hypot(1, 1) * (high - low) / 3.92 / base)
         rises = (f"{100 * (law.quantile(0.95) / base - 1):.2f}" for law in laws)
-        cells.append((f"x {last}", "reported", *(f"{x:.1f}" for x in reported)))
+        cells.append((f"x {last}", "another program", *(f"{x:.1f}" for x in others)))
         cells.append((f"x {last}", f"found +- {error:.3f}", *rises))
     return table(("last stage", "source", *(f"stage {i}" for i in range(8))), cells)
 

@@ -265,6 +265,24 @@ def test_public_names_that_a_page_speaks_of_exist(page):
         operator.attrgetter(name)(prism)
 
 
+def test_figures_under_the_name_of_prism_are_its_own(shared):
+    """Those of sentences that it reports, and of rows that are "reported", stand in the notes on it
+    and are not marked there as measured by us ([M]).
+    """
+    notes = (shared / "reference/prism.md").read_text().splitlines()
+    # A mark at the end of the second line of an item is of the first, too.
+    pairs = zip(notes, [*notes[1:], ""], strict=True)
+    theirs = [line for line, after in pairs if "[M]" not in line and "[M]" not in after]
+    known = set(re.findall(r"\d+(?:\.\d+)?", " ".join(theirs)))
+    text = "\n".join(page.read_text() for page in PAGES)
+    said = re.findall(r"PRISM reports[^.:;]*(?:\.\d[^.:;]*)*", text)
+    said += re.findall(r"^\|[^|]*\| reported \|.*$", text, re.MULTILINE)
+    assert said
+    for sentence in said:
+        figures = re.findall(r"\d+(?:\.\d+)?", sentence.partition("reported |")[2] or sentence)
+        assert {*figures} <= known, sentence
+
+
 def test_a_block_says_its_language():
     for page in PAGES:
         for code in blocks(page):

@@ -62,8 +62,9 @@ def test_rare_stalls_widen_large_jobs():
     assert tails[2] > 0.02
 
 
-# reference/prism.md: P = 8, M = 16, backward twice forward, normal blocks of CV 2 %, one stage 20 %
-# slower: by how much p95 rises, in percent, for stage 0 to 7.
+# Of another program of ours (reference/prism.md marks them [M]), not of PRISM: P = 8, M = 16,
+# backward twice forward, normal blocks of CV 2 %, one stage 20 % slower: by how much p95 rises, in
+# percent, for stage 0 to 7.
 _EVEN = [7.0, 7.8, 8.7, 9.6, 10.4, 11.3, 12.2, 13.0]
 _HEAVY_END = [1.6, 2.4, 3.3, 4.1, 4.9, 5.7, 6.5, 14.3]
 
