@@ -156,6 +156,25 @@ def test_step_times_are_taken_apart(decay):
     assert observed.median == pytest.approx(20.0, rel=2e-3)
 
 
+def test_the_typical_run_takes_no_longer_than_a_sort(monkeypatch):
+    """Its steps are quantiles, of as many levels as there are steps: the time of `np.quantile` is
+    the product of both.
+    """
+    runs = [10 + np.random.default_rng(i).gamma(4.0, 0.1, 3000 + i) for i in range(3)]
+    levels, work, quantile = (np.arange(3001) + 0.5) / 3001, [], np.quantile
+    medians = [np.median(run) for run in runs]
+    relative = [run / middle for run, middle in zip(runs, medians, strict=True)]
+    typical = np.median([quantile(steps, levels) for steps in relative], axis=0)
+    monkeypatch.setattr(
+        np,
+        "quantile",
+        lambda a, q, **how: work.append(np.size(a) * np.size(q)) or quantile(a, q, **how),
+    )
+    found = observe(runs)
+    np.testing.assert_allclose(found.steps, np.median(medians) * typical, rtol=1e-12)
+    assert max(work, default=0) <= 4 * 3003
+
+
 def test_the_score_is_that_of_its_definition():
     """`E|X - y| - E|X - X'| / 2`, and its derivatives against differences."""
     rng = np.random.default_rng(4)

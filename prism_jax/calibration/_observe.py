@@ -119,7 +119,7 @@ def observe(runs: Runs) -> Observed:
         between = float(np.sqrt(max(np.var(medians, ddof=1) / median**2 - of_means, 0)))
     return Observed(
         median,
-        median * (1 + np.median([np.quantile(steps, levels) for steps in relative], axis=0)),
+        median * (1 + np.median([_quantiles(steps, levels) for steps in relative], axis=0)),
         float(np.median([core_spread(run) for run in runs])),
         shared,
         median * np.concatenate(slow),
@@ -127,6 +127,11 @@ def observe(runs: Runs) -> Observed:
         len(runs),
         sum(map(len, runs)),
     )
+
+
+def _quantiles(steps: Steps, levels: Float[np.ndarray, " levels"]) -> Float[np.ndarray, " levels"]:
+    """As `np.quantile`, whose time is about the product of the numbers of levels and of steps."""
+    return np.interp(levels * (len(steps) - 1), np.arange(len(steps)), np.sort(steps))
 
 
 def check_runs(runs: Runs, where: str = "") -> None:

@@ -1,7 +1,7 @@
 from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
 from ._distance import (
     crps as crps,
-    ks_distance as ks_distance,
+    crps_of_each as crps_of_each,
     matched as matched,
     quantiles as quantiles,
     wasserstein as wasserstein,

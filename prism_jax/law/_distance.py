@@ -77,20 +77,16 @@ def quantiles(law: Law) -> Float[np.ndarray, " quantiles"]:
     return np.asarray(law.quantile((np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES))
 
 
-def ks_distance(ordered: np.ndarray, measured: np.ndarray) -> float:
-    """The largest difference between the distribution function with these sorted, evenly spaced
-    quantiles and that of the measured values.
-    """
-    points = np.concatenate([ordered, measured])
-    one, other = (
-        np.searchsorted(np.sort(x), points, "right") / len(x) for x in (ordered, measured)
-    )
-    return float(np.max(np.abs(one - other)))
-
-
 def crps(ordered: np.ndarray, measured: np.ndarray) -> float:
     """The mean continuous ranked probability score of a law, given as evenly spaced quantiles, at
-    measured values: `E|X - y| - E|X - X'| / 2`, in their unit. Smaller is better.
+    measured values; see `crps_of_each`.
+    """
+    return float(np.mean(crps_of_each(ordered, measured)))
+
+
+def crps_of_each(ordered: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """The continuous ranked probability score of a law, given as evenly spaced quantiles, at each
+    measured value: `E|X - y| - E|X - X'| / 2`, in its unit. Smaller is better.
 
     Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
     """
@@ -99,4 +95,4 @@ def crps(ordered: np.ndarray, measured: np.ndarray) -> float:
     below = np.searchsorted(ordered, measured)
     distance = measured * (2 * below - m) + total[-1] - 2 * total[below]
     weights = 2 * np.arange(1, m + 1) - m - 1
-    return float(np.mean(distance) / m - np.sum(weights * ordered) / m**2)
+    return distance / m - np.sum(weights * ordered) / m**2
