@@ -187,6 +187,19 @@ def test_a_prediction_is_the_simulation_without_variance():
     assert law.mean == pytest.approx(prism.predict(job).mean, rel=1e-6)
 
 
+def test_the_buckets_of_very_many_layers_are_few_and_change_nothing(monkeypatch):
+    """Each is an op, of which a program should have no more than it needs."""
+    small = ("training.gradient_bucket_size=1", "model.num_layers=600", "layout.pp=1")
+    job = _job(*small, "layout.tp=1", "layout.dp=8")
+    few, predicted = lower_job(job).reductions[0], prism.predict(job).mean
+    monkeypatch.setattr("prism_jax.workload._data_parallel._MOST_BUCKETS", 10**6, raising=False)
+    each = lower_job(job).reductions[0]
+    assert len(few) <= 512 < len(each)
+    seconds = [sum(block_mean(one.piece) for one in found) for found in (few, each)]
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert predicted == pytest.approx(prism.predict(job).mean, rel=1e-3)
+
+
 def test_of_many_small_buckets_the_last_is_exposed():
     """And what the others slow the backward by."""
     job = _job("training.gradient_bucket_size=1", "layout.tp=1", "layout.pp=1", "layout.dp=8")

@@ -35,6 +35,9 @@ from ._units import (
 # The fewest parameters of a bucket, and the fewest for each replica.
 _BUCKET = 40_000_000
 _BUCKET_PER_REPLICA = 1_000_000
+# The most buckets of a stage: each is an op. With more, larger ones change a step by less than the
+# time of one in so many.
+_MOST_BUCKETS = 512
 
 
 def reductions_of_ranks(costs: Costs, stages: Stages) -> tuple[tuple[Reduction, ...], ...]:
@@ -101,9 +104,12 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
         return [(whole, None)]
     most = training.gradient_bucket_size
     most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
+    runs = recomputed(stages.parts[stage], training)
+    if sum(count for _, count, _ in runs) > _MOST_BUCKETS:
+        most = max(most, sum(whole) / _MOST_BUCKETS)
     pieces: list[list[tuple[Part, bool]]] = [[]]
     held = [Held(0.0, 0.0)]
-    for part, count, again in reversed(recomputed(stages.parts[stage], training)):
+    for part, count, again in reversed(runs):
         of_part = held_of(part.parameters(costs.model), costs.layout)
         for _ in range(count):
             if sum(held[-1]) >= most:
