@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax import Variability, simulate, sweep
+from prism_jax import Variability, load_job, simulate, sweep
 from prism_jax.analysis import open_parts, write_part
 from prism_jax.cli import main
 from prism_jax.cli._values import values
@@ -179,3 +179,38 @@ def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, capsys):
     assert main([*job, "--over", "layout.dp=1:2"]) == 2
     assert main([*job, *over, *over]) == 2
     assert main([*job, "--over", "layout.nope=1"]) == 2
+
+
+def test_a_sweep_of_many_rows_says_first_how_long_it_will_take(monkeypatch, capsys):
+    """By a clock that ticks once for reading the first row, and ten times for simulating it."""
+    clock, read, job = [0], [], load_job("megatron-22b-a100-8")
+
+    class Law:
+        interrupted = False
+
+    def simulate(*options, **more):
+        clock[0] += 10
+        return Law()
+
+    def loaded(*options):
+        read.append(clock[0])
+        clock[0] += 1
+        return job
+
+    def reached(*options, **more):
+        raise ValueError("all rows were read")
+
+    monkeypatch.setattr("prism_jax.cli._compare.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("prism_jax.engine.simulate", simulate)
+    monkeypatch.setattr("prism_jax.program.compile_job", lambda job: job)
+    monkeypatch.setattr("prism_jax.data.load_job", loaded)
+    monkeypatch.setattr("prism_jax.analysis.sweep_points", reached)
+    words = ["sweep", "megatron-22b-a100-8", "--samples", "100"]
+    assert main([*words, "--over", "kernels.gemm.sigma=0.01:0.2:150"]) == 2
+    told, _, after = capsys.readouterr().err.partition("\n")
+    assert "150 rows of 100 steps take about 28 minutes" in told  # 150 times 1 and 10 seconds.
+    assert read[:2] == [0, 21]  # Before any other row is read.
+    assert len(read) == 151
+    assert "all rows were read" in after
+    assert main([*words, "--over", "kernels.gemm.sigma=0.01,0.02"]) == 2
+    assert "take about" not in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Jobs ranked by a figure of the step time, with their cost; and a job over a grid of values."""
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import prism_jax as prism
 
 from .. import data
+from .._interrupt import progress_bar
 from .._summary import Column, Table, picked, plain
 from ..data import load_job
 from . import _load
@@ -185,6 +187,8 @@ def _rounded(name: str, of: str) -> Column:
 
 _GRID = tuple((name, given | REQUIRED) for name, given in OVER)
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
+# A sweep of so many rows says first how long it will take.
+_MANY_ROWS = 100
 
 
 @command(SIMULATED, _GRID, RAY, how={"--shard": (shard, (1, 1))}, csv=True, writes=Writes("--out"))
@@ -200,12 +204,9 @@ def sweep(given: Given) -> Output:
     grid = points(given.over)
     if given.shard != (1, 1) and given.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
-    jobs = [data.load_job(given.job, [*given.overrides, *changes_of(point)]) for point in grid]
-    if not given.allow_oom:
-        # Laws and latencies of kernels do not change the memory of a job.
-        shapes = (msgspec.structs.replace(job, kernels=jobs[0].kernels) for job in jobs)
-        for job in {msgspec.json.encode(job): job for job in shapes}.values():
-            prism.prediction.check_memory(job)
+    if len(grid) >= _MANY_ROWS and given.ray is None:
+        _tell_duration(given, grid)
+    jobs = _jobs_of(given, grid)
     try:
         frame = _simulated(given, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
@@ -221,7 +222,8 @@ def sweep(given: Given) -> Output:
         ) from None
     _load.tell_notes(jobs)
     rows = plain(frame.to_dicts())
-    _with_throughput(rows, jobs)
+    with progress_bar(len(rows), _load.wants_progress(given), "throughput", "row") as advance:
+        _with_throughput(rows, jobs, advance)
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
     notes = _load.other_sizes(sizes, jobs[0].layout.world_size)
     figures = [Column(f"{name}_s", error=_interval(name)) for name in _FIGURES]
@@ -231,15 +233,74 @@ def sweep(given: Given) -> Output:
     return Output({"job": given.job, "rows": rows}, [table, *notes])
 
 
+def _job_of(given: Given, point: dict[str, str]) -> Any:
+    return data.load_job(given.job, [*given.overrides, *changes_of(point)])
+
+
+def _jobs_of(given: Given, grid: Sequence[dict[str, str]]) -> list[Any]:
+    """The job of each row.
+
+    **Raises:**
+
+    `ValueError` for one that needs too much memory.
+    """
+    jobs, checked = [], set()
+    with progress_bar(len(grid), _load.wants_progress(given), "jobs", "row") as advance:
+        for point in grid:
+            jobs.append(job := _job_of(given, point))
+            if not given.allow_oom:
+                # Laws and latencies of kernels do not change the memory of a job.
+                shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=jobs[0].kernels))
+                if shape not in checked:
+                    prism.prediction.check_memory(job)
+                checked.add(shape)
+            advance(1)
+    return jobs
+
+
+def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
+    """Says on stderr how long a sweep will take, by its first row, which is simulated twice: the
+    first time also compiles, which is kept for the others.
+    """
+    began = time.monotonic()
+    job = _job_of(given, grid[0])
+    to_read = time.monotonic() - began
+    if not given.allow_oom:
+        prism.prediction.check_memory(job)
+    _load.use_all_cores()
+    _load.say(given, "simulating the first row, to say how long all will take")
+    options: Any = _load.options_of(given) | {"progress": False}
+    began = ended = time.monotonic()
+    for _ in range(2):
+        began = ended
+        if prism.engine.simulate(prism.program.compile_job(job), **options).interrupted:
+            raise KeyboardInterrupt
+        ended = time.monotonic()
+    rows = -(-len(grid) // given.shard[1])
+    seconds = len(grid) * to_read + rows * (ended - began)
+    many = f"{rows:,} rows of {given.samples:,} steps take about {_in_words(seconds)}"
+    with_out = "" if given.out else "; with `--out`, rows that are done are kept"
+    _load.tell_note(f"{many}, if all are like the first{with_out}.")
+
+
+def _in_words(seconds: float) -> str:
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.2g} {name}"
+    return f"{seconds:.0f} seconds"
+
+
 def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
     """The rows of a sweep."""
     # Equal jobs have equal rows, whatever of them was given.
-    equal = [msgspec.structs.replace(job, given=data.Given()) for job in jobs]
+    of_jobs = hashlib.sha256()
+    for job in jobs:
+        of_jobs.update(msgspec.json.encode(msgspec.structs.replace(job, given=data.Given())))
     many = prism.analysis.Points(
         grid,
         jobs,
         prism.program.compile_job,
-        hashlib.sha256(msgspec.json.encode(equal)).hexdigest(),
+        of_jobs.hexdigest(),
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(given) as executor:
@@ -248,7 +309,9 @@ def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         return prism.analysis.sweep_points(many, **where, **_load.options_of(given))
 
 
-def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
+def _with_throughput(
+    rows: list[dict[str, Any]], jobs: Sequence[Any], advance: Callable[[float], object]
+) -> None:
     """Adds GPUs, tokens/s (or samples/s) per GPU and MFU to all rows, or to those of a shard."""
     known: dict[bytes, Any] = {}  # Without laws, because they do not change it.
     for row in rows:
@@ -264,6 +327,7 @@ def _with_throughput(rows: list[dict[str, Any]], jobs: Sequence[Any]) -> None:
             for name in ("tokens_per_s_per_gpu", "samples_per_s_per_gpu"):
                 row[name] = plain(getattr(constant, name) * faster)
             row["mfu"] = None if constant.mfu is None else constant.mfu * faster
+        advance(1)
 
 
 def _interval(name: str) -> Callable[[dict[str, Any]], tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 error of one sentence for each mistake. Numbers are finite: NaN and infinity fail the bounds.
 """
 
+import functools as ft
 import re
 import typing
 from collections.abc import Callable
@@ -86,6 +87,7 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
 
 
+@ft.cache
 def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
     """The types of the keys that a table of a struct may have; none for `None`."""
     known = msgspec.structs.fields(cls) if cls else ()
