@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax._interrupt import Interrupt
 from prism_jax.cli import main
 from prism_jax.layouts._enumerate import schedule_of
 from prism_jax.layouts._rank import simulate_jobs
+from prism_jax.layouts._search import Watch
 from prism_jax.prediction import least_bytes, least_seconds
 
 
@@ -489,6 +491,22 @@ def test_layouts_come_by_prediction_and_few_are_predicted(jobs):
     assert [one.job.name for one in few.layouts] == [name for _, name in tight[:2]]
     assert few.num_samples == 0
     assert few.best.behind.value == 0
+
+
+def test_a_search_shows_what_it_does_before_anything_is_known(monkeypatch, capsys):
+    clock, told = [0.0], [(False, "looking")]
+    monkeypatch.setattr("prism_jax.layouts._search.time.monotonic", lambda: clock[0])
+    watch = Watch(None, Interrupt(), lambda: told[0])
+    lines = {}
+    for clock[0] in map(float, range(35)):
+        if clock[0] == 17:
+            told[0] = (True, "best so far")
+        watch()
+        if printed := capsys.readouterr().err:
+            lines[clock[0]] = printed
+    assert [*lines] == [10, 17, 27]
+    assert "10 s: looking" in lines[10]
+    assert "17 s: best so far" in lines[17]
 
 
 def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):

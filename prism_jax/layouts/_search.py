@@ -36,11 +36,14 @@ class Watch:
     """
 
     def __init__(
-        self, budget: float | None, interrupt: Interrupt, progress: Callable[[], str] | None
+        self,
+        budget: float | None,
+        interrupt: Interrupt,
+        progress: Callable[[], tuple[bool, str]] | None,
     ):
         self.ended = ""
         self._began = self._told = time.monotonic()
-        self._told -= _EVERY  # The first line comes as soon as there is one.
+        self._known = False
         self._budget, self._interrupt, self._progress = budget, interrupt, progress
 
     def __call__(self) -> None:
@@ -51,9 +54,12 @@ class Watch:
             self.ended = "budget"
         if self.ended:
             raise EndedError
-        if self._progress is not None and now - self._told >= _EVERY and (line := self._progress()):
-            self._told = now
-            print(f"prism-jax: {now - self._began:.0f} s: {line}", file=sys.stderr, flush=True)
+        due = now - self._told >= _EVERY
+        if self._progress is not None and (due or not self._known):
+            known, line = self._progress()
+            if due or known:  # What is known first is printed at once.
+                self._told, self._known = now, known
+                print(f"prism-jax: {now - self._began:.0f} s: {line}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass
@@ -159,17 +165,18 @@ class Search:
         above = predicted - mean > _ERRORS * error + _ROUNDING * mean
         self.excess[number] = predicted / mean - 1 if above else 0.0
 
-    def progress(self) -> str:
-        """The best so far; empty if nothing is known."""
+    def progress(self) -> tuple[bool, str]:
+        """Whether a layout is known, and the best so far."""
         if not self.predictions:
-            return ""
+            looked_at = max(len(self.queue), self.num_too_large + len(self.refused))
+            return False, f"{looked_at:,} of {len(self.jobs):,} layouts looked at, none predicted"
         if self.found:
             best = min(self.found, key=self.value)
             what = f"{self.objective} {self.found[best].values[0]:.5g} s"
         else:
             best = min(self.predictions, key=self.predicted)
             what = f"predicted {self.predictions[best].mean:.5g} s"
-        return (
+        return True, (
             f"{len(self.predictions):,} of {len(self.jobs):,} layouts predicted, "
             f"{len(self.found):,} simulated; best so far: {self.jobs[best].name}, {what}"
         )
