@@ -222,6 +222,22 @@ def _one(name: str, after: bytes = b"") -> bytes:
     return b'{"traceEvents": [%s]%s}' % (json.dumps(event).encode(), after)
 
 
+def test_no_name_of_a_trace_controls_a_terminal(tmp_path, capsys):
+    """Erased lines, a bell, C1, line breaks and turned text, in names of kernels and categories."""
+    evil = "sgemm\x1b[2K\x07\x9b1A\n\r\u2028\u202egnp.exe\u2066"
+    events = [
+        {"ph": "X", "ts": 1, "dur": 9, "cat": cat, "name": name}
+        for cat, name in (("user_annotation", "ProfilerStep#1"), ("kernel", evil), (evil, evil))
+    ]
+    path = tmp_path / f"{evil}rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert main(["trace", str(path)]) == 0
+    said = capsys.readouterr()
+    for line in (said.out + said.err).split("\n"):
+        assert all(c.isprintable() for c in line), ascii(line)
+    assert "sgemm\\x1b[2K" in said.out
+
+
 def test_a_long_text_that_looks_like_many_events_is_one(tmp_path):
     """It took time that grew with the square of its length."""
     text = {"ph": "X", "cat": "other", "name": 600_000 * "}, {"}
