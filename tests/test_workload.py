@@ -1,5 +1,6 @@
 import itertools as it
 import math
+import tracemalloc
 from collections import Counter
 
 import msgspec
@@ -386,6 +387,19 @@ def test_layers_that_do_not_divide_are_balanced_by_cost():
         assert max(*found[:-1], found[-1] + head) == pytest.approx(fullest)
     # Llama team 2024 (arXiv:2407.21783), section 3.3.2: one layer fewer on the first and the last.
     assert balanced_layers(load_model("llama-3.1-405b"), 16) == (7, *[8] * 14, 7)
+
+
+def test_very_many_layers_are_balanced_in_little_memory():
+    """As many bytes as layers, not as pairs of them: four thousand had 128 MB for each array."""
+    model = msgspec.structs.replace(load_model("llama-3.1-8b"), num_layers=4_000)
+    tracemalloc.start()
+    found = balanced_layers(model, 7)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert sum(found) == 4_000
+    assert max(found[:-1]) - min(found[:-1]) <= 1
+    assert found[-1] == pytest.approx(found[0] - model.vocab_size / (13 * model.hidden_size), abs=1)
 
 
 def test_flagship_models_are_split_or_say_how():

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from jaxtyping import Float
 
 from ..data import Layout, Model, ScheduleConfig, Training, balances
 from ._architecture import (
@@ -20,6 +21,10 @@ from ._architecture import (
 )
 from ._costs import Costs
 from .modules import Parameters
+
+
+# Ends of stages that are looked at together.
+_ROWS = 64
 
 
 class Held(NamedTuple):
@@ -137,26 +142,48 @@ def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
 
     The stage with most work has as little as possible, and then the sum of squares is least.
     """
-    layers = np.array([_at_work(model, part) for part in layers_of(model)])
-    head = _at_work(model, ends_of(model)[1])
+    at_work = ft.cache(ft.partial(_at_work, model))
+    layers = np.array([at_work(part) for part in layers_of(model)])
+    head = at_work(ends_of(model)[1])
     last = head + model.num_mtp_layers * (layers[-1] + head)
     ends = np.append(0.0, np.cumsum(layers))
-    work = ends[None] - ends[:, None]  # Of a stage with the layers from one end to another.
-    work = np.where(work >= 0, work, np.inf)
-    of_stages = [*[work] * (stages - 1), work + last]
-    best = most = np.where(ends == 0, 0.0, np.inf)
-    for one in of_stages:
-        most = np.min(np.maximum(most[:, None], one), axis=0)
+    besides = [*[0.0] * (stages - 1), last]  # The work of a stage besides that of its layers.
+    most = best = np.where(ends == 0, 0.0, np.inf)
+    for one in besides:
+        most = _least_of_most(most, ends, one)
+    limit = most[-1] * (1 + 1e-9)
     choices = []
-    for one in of_stages:
-        total = best[:, None] + np.where(one <= most[-1] * (1 + 1e-9), one**2, np.inf)
-        choices.append(np.argmin(total, axis=0))
-        best = np.min(total, axis=0)
+    for stage, one in enumerate(besides):
+        # Ends that the stages up to this one can reach, and from which the others reach the last.
+        behind = (stages - 1 - stage) * limit - sum(besides[stage + 1 :])
+        low = np.searchsorted(ends, ends[-1] - behind * (1 + 1e-9))
+        high = np.searchsorted(ends, (stage + 1) * limit * (1 + 1e-9), "right")
+        before, best, choice = best, np.full(len(ends), np.inf), np.zeros(len(ends), int)
+        for a in range(low, high, _ROWS):
+            b = min(a + _ROWS, int(high))
+            first = np.searchsorted(ends, ends[a] + one - limit)
+            work = ends[a:b, None] - ends[first:b] + one
+            fits = (work <= limit) & (ends[a:b, None] >= ends[first:b])
+            total = before[first:b] + np.where(fits, work**2, np.inf)
+            choice[a:b] = first + np.argmin(total, axis=1)
+            best[a:b] = np.min(total, axis=1)
+        choices.append(choice)
     counts, end = [], len(layers)
     for choice in reversed(choices):
         counts.append(end - int(choice[end]))
         end = int(choice[end])
     return tuple(reversed(counts))
+
+
+def _least_of_most(
+    most: Float[np.ndarray, " ends"], ends: Float[np.ndarray, " ends"], besides: float
+) -> Float[np.ndarray, " ends"]:
+    """For each end of a stage, the least that the fullest stage up to it may have, from the same of
+    the stages before. The later a stage begins, the less it has, and the more those before it.
+    """
+    crossing = np.searchsorted(most + ends, ends + besides)
+    starts = np.clip([crossing - 1, crossing], 0, np.arange(len(ends)))
+    return np.min(np.maximum(most[starts], ends - ends[starts] + besides), axis=0)
 
 
 def _at_work(model: Model, part: Part) -> float:
