@@ -72,15 +72,20 @@ def _eta(excess: Array) -> Array:
 def _log_tails(a: Array, y: Array) -> tuple[Array, Array]:
     """Logarithms of the distribution and survival functions at exp(y)."""
     x = jnp.exp(y)
-    tiny = x < float(np.sqrt(jnp.finfo(x.dtype).eps))
-    safe = jnp.where(tiny, 1.0, x)
+    # P = x^a / Gamma(a + 1) * (1 + sum over k of a / (a + k) * (-x)^k / k!). Its logarithm keeps
+    # the digits of 1 - P where P is close to one below x = 1 already, as for the smallest shapes.
+    near = x < 1.0
+    small = jnp.where(near, x, 0.0)
+    power, more = jnp.ones_like(x), jnp.zeros_like(x)
+    for k in range(1, 19 if _is_double(x) else 12):
+        power = power * (-small / k)
+        more = more + a / (a + k) * power
+    safe = jnp.where(near, 1.0, x)
     log_cdf = jnp.where(
-        tiny,
-        a * y - gammaln(a + 1.0) - a * x / (a + 1.0),
-        jnp.log(gammainc(a, safe)),
+        near, a * y - gammaln(a + 1.0) + jnp.log1p(more), jnp.log(gammainc(a, safe))
     )
-    log_survival = jnp.where(tiny, jnp.log(-jnp.expm1(log_cdf)), jnp.log(gammaincc(a, safe)))
-    return log_cdf, log_survival
+    rest = jnp.where(near, -jnp.expm1(log_cdf), gammaincc(a, safe))
+    return log_cdf, jnp.log(jnp.maximum(rest, 0.0))
 
 
 def _log_density(a: Array, y: Array) -> Array:
