@@ -329,7 +329,7 @@ def _holds(job, measured):
     return low * mean < measured < high * mean
 
 
-@pytest.mark.parametrize("longer", [-0.002, 0.03])
+@pytest.mark.parametrize("longer", [pytest.param(-0.002, marks=pytest.mark.slow), 0.03])
 def test_the_interval_of_a_calibrated_job_holds_its_steps(longer, monkeypatch, tmp_path):
     """However much longer than a step without variability they are: simulated steps stand here for
     those of the engine.

@@ -181,7 +181,7 @@ def test_the_gpu_of_the_fullest_member_skews_no_segment(deciding):
     """One or two of eight members can decide, any of them. What a segment draws anew, on GPUs that
     stay, has the spread and the skewness of drawn ones, however slow the slowest GPU is.
     """
-    rng, sigma, noise, members, size = np.random.default_rng(6), 0.01, 0.005, 8, (800, 800)
+    rng, sigma, noise, members, size = np.random.default_rng(6), 0.01, 0.005, 8, (400, 400)
     groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
     group = jax.tree.map(lambda x: x[0], groups)
     numbers = jnp.asarray([1.0, noise**2, 0.0])

@@ -311,11 +311,11 @@ def test_steps_that_are_like_those_before_spread_a_run_as_fewer_would():
 
 
 def test_the_error_of_a_deadline_is_that_of_steps_and_of_runs():
-    """Without interruptions a run is a sum of steps, whose law is known. The intervals of 20 keys
+    """Without interruptions a run is a sum of steps, whose law is known. The intervals of 12 keys
     hold it, though the mean of 256 steps is known less well than runs differ; and so do those of
     the law with levels, which the command line prints.
     """
-    num_steps, num_keys = 1000, 20
+    num_steps, num_keys = 1000, 12
     failures = Failures(1.0, (Cause(name="gpu", count=0),), 0.0, 1.0, "made")
     program, std, levels = steps(0.05), 0.05 * np.sqrt(num_steps), np.array([0.99, 1.0, 1.01])
     days = (num_steps + 0.5 * std) / 86_400
