@@ -69,9 +69,11 @@ def test_a_model_without_words_has_samples_and_no_tokens(name, capsys):
         assert "tokens a" not in str(printed)
 
 
-def test_models_without_words_are_ranked_by_samples():
+def test_models_without_words_are_ranked_by_samples(capsys):
     jobs = [prism.load_job(name) for name in ("dit-xl-2-a100-8", "latte-xl-2-a100-8")]
     found = prism.rank_layouts(jobs, num_samples=None)
+    assert main(["compare", *(job.name for job in jobs), "--tokens", "1e9"]) == 2
+    assert "without words; leave it out" in capsys.readouterr().err
     assert found.rate == "samples"
     assert "32 to 256 samples" in found.notes[-1]
     frame = found.table()

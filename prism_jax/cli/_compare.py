@@ -48,9 +48,7 @@ def compare(given: Given) -> Output:
 
     example: prism-jax compare gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12
     """
-    of = objective(given.objective)
-    check_cost(given)
-    jobs = []
+    of, jobs = objective(given.objective), []
     for name in given.jobs:
         for changes in map(changes_of, points(given.over)):
             job = load_job(name, [*given.overrides, *changes])
@@ -64,6 +62,7 @@ def compare(given: Given) -> Output:
             "One job was given, and nothing to compare it with; give two jobs, or values of a key "
             "with `--over`."
         )
+    check_cost(given, jobs)
     for job in () if given.allow_oom else jobs:
         prism.prediction.check_memory(job)
     _load.use_all_cores()
@@ -73,10 +72,17 @@ def compare(given: Given) -> Output:
     return Output(result, [table])
 
 
-def check_cost(given: Given) -> None:
-    """Raises a `ValueError` for a price without a number of tokens."""
+def check_cost(given: Given, jobs: Sequence[Any]) -> None:
+    """Raises a `ValueError` for a price without a number of tokens, and for tokens of jobs without
+    any.
+    """
     if given.price is not None and given.tokens is None:
         raise ValueError("`--price` needs to know for how much; give `--tokens`, too.")
+    for job in jobs if given.tokens is not None else ():
+        if job.unit != "token":
+            raise ValueError(
+                f"`--tokens` was given, and `{job.name}` has a model without words; leave it out."
+            )
 
 
 def cost(given: Given, gpus: int, seconds: float) -> dict[str, float]:
@@ -92,8 +98,6 @@ def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
     yours = found.yours
     rows = [_row(one, given) for one in found.layouts[:top]]
     if given.tokens is not None:
-        if found.rate != "tokens":
-            raise ValueError("A model without words has no tokens; leave `--tokens` out.")
         rows = [row | cost(given, row["gpus"], given.tokens / row["tokens_per_s"]) for row in rows]
     result = {
         **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),

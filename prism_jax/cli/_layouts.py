@@ -80,10 +80,10 @@ def layouts(given: Given) -> Output:
     """
     began = time.monotonic()
     of, space = objective(given.objective), _space(given.choose)
-    check_cost(given)
     all_changes = [*map(changes_of, points(given.over))]
     _check_kept([*given.overrides, *it.chain(*all_changes)])
     jobs = [_asked(given, changes) for changes in all_changes]
+    check_cost(given, [job for job, _ in jobs])
     prism.layouts.check_ranks(of)
     rankings: list[Any] = []
     with _load.ray_executor(given) as executor:  # First, because the cluster may not answer.
@@ -190,9 +190,12 @@ def _space(texts: list[str]) -> Any:
 
 
 def _title(given: Given, job: Any, batch: int, changes: list[str]) -> str:
-    tokens = batch * job.training.sequence_length
-    about = f"{job.model.name} on {given.gpus:,} GPUs of {job.cluster.name}, {batch:,} sequences "
-    return ", ".join([f"{about}({tokens:,} tokens) a step", *changes])
+    about = f"{job.model.name} on {given.gpus:,} GPUs of {job.cluster.name}"
+    if job.unit == "token":
+        what = f"{batch:,} sequences ({batch * job.training.sequence_length:,} tokens) a step"
+    else:
+        what = f"{batch:,} samples a step"
+    return ", ".join([about, what, *changes])
 
 
 # Each has a factor of its own.
