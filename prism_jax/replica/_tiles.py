@@ -15,12 +15,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._interrupt import interruptible, stop_threads
+from ..maxplus import bucket
 from ._ends import TILE
 from ._plan import Plan
 
 
 # An accelerator takes tiles side by side: a level costs it some ten microseconds of launch, however
-# few samples there are. So many at most, and no more than fit into this share of its memory.
+# few samples there are. As many as there are to do, rounded up to a power of two, for each of which
+# it is compiled; so many at most, and no more than fit into this share of its memory.
 _MOST_WIDE_TILES = 128
 _SHARE_OF_MEMORY = 0.25
 # A CPU takes them one after the other, and batches of up to so many share compiled code.
@@ -94,7 +96,8 @@ def tiles(
     - `num_samples`: sample ids are `first .. first + num_samples - 1`.
     - `inputs`: gives further arrays for `count` samples from an id on, their first axis.
     - `first`: the first sample id.
-    - `per_batch`: how many tiles of a batch are for each device; at most 8 on a CPU.
+    - `per_batch`: how many tiles of a batch are for each device, a power of two; at most 8 on a
+        CPU, and fewer on an accelerator whose memory does not hold so many.
     - `size`: of a tile.
 
     **Returns:**
@@ -105,23 +108,27 @@ def tiles(
 
     `KeyboardInterrupt` between batches, after Ctrl-C: see `interruptible`.
     """
-    devices = len(jax.devices())
-    room = per_batch if _wide() else _MOST_TILES
-    assert per_batch <= room
-    batch = size * per_batch * devices
-    end = first + num_samples
+    devices, wide = len(jax.devices()), _wide()
+    assert wide or per_batch <= _MOST_TILES
+    start, end, most = first, first + num_samples, per_batch
     in_hand: list[Batch] = []
     call = _compiled(function, _on_all_devices(shared))
     with interruptible() as interrupt:
-        for start in range(first, end, batch):
-            count = min(batch, end - start)
+        while start < end:
+            count = min(size * most * devices, end - start)
             ids = np.arange(start, start + count, dtype=np.uint32)
-            slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
             turns = _turns(count, size, devices)
+            room = bucket(int(turns[0]), 1) if wide else _MOST_TILES
+            slices = [_tiled(x, size, room, devices) for x in (ids, *inputs(start, count))]
+            args = turns, slices[0], slices[1:]
             # JAX sets it within derivatives, and would compile the same anew without it.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
-                arrays = call(turns, slices[0], slices[1:])
+                if wide and (fitting := _fitting(call, args, room)) < room:
+                    most = fitting
+                    continue
+                arrays = call(*args)
             in_hand.append(Batch(start, count, arrays, size))
+            start += count
             # The devices have the next batch in hand before the host waits for the last one.
             if len(in_hand) > 1:
                 yield in_hand.pop(0)
@@ -140,17 +147,34 @@ def tile_size(num_samples: int, figures: int = 1) -> int:
 
 def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
+    if _wide():
+        return _MOST_WIDE_TILES
     lanes = plan.structure.graph.lanes
-    if not _wide():
-        # Small enough that Ctrl-C is noticed soon.
-        ops = int(lanes.num_levels) * lanes.width
-        return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
-    # The ends of ops, the laws of rows, and for a derivative a few bits of every join.
-    rows = lanes.num_slots + 8 * (plan.structure.ranks + len(plan.structure.graph.row_class))
-    of_sample = plan.dtype.itemsize * rows + len(lanes.ops) * -(-lanes.width // 8)
-    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
-    most = int(_SHARE_OF_MEMORY * memory / (of_sample * TILE))
-    return 2 ** (min(max(most, 2), _MOST_WIDE_TILES).bit_length() - 1)
+    # Small enough that Ctrl-C is noticed soon.
+    ops = int(lanes.num_levels) * lanes.width
+    return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
+
+
+def _fitting(call: Any, args: tuple[Any, ...], room: int) -> int:
+    """How many tiles side by side fit into memory, by what the backend says of `room` of them: a
+    power of two, and at least one. What is compiled for this is what `call` then runs.
+    """
+    try:
+        memory = call.func.lower(*call.args, *args).compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:  # A TPU says so where it compiles.
+        if room > 1 and "RESOURCE_EXHAUSTED" in str(error):
+            return room // 2
+        raise
+    if memory is None:
+        return room
+    parts = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
+    most = int(room * _SHARE_OF_MEMORY * _memory() / max(sum(parts), 1))
+    return min(room, 2 ** (max(most, 1).bit_length() - 1))
+
+
+def _memory() -> int:
+    """The bytes of memory of a device."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
 
 
 def _wide() -> bool:
