@@ -1,5 +1,6 @@
 """Measuring this machine: what is counted, how scatter is split, and what a job makes of it."""
 
+import errno
 import json
 import pathlib
 import time
@@ -135,8 +136,10 @@ def test_a_call_is_timed_and_dispatch_is_subtracted():
         time_calls([[short, pause("norm", "", 0.01)]], 0.0)
 
 
-def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_path):
-    """A kernel takes the mean of the calls of its size, and has the laws that were found."""
+def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_path, monkeypatch):
+    """A kernel takes the mean of the calls of its size, and has the laws that were found. What a
+    full disk cut is no machine.
+    """
     _, calls = tiny
     rng = np.random.default_rng(2)
     seconds = rng.uniform(1e-3, 2e-3, (len(calls), 1)) * np.exp(
@@ -170,6 +173,15 @@ def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_pat
     shaped = {one.kernel: len(one.seconds) for one in read_kernels(tmp_path / "calls.csv")}
     gemms = sum(call.kernel == "gemm" for call in calls)
     assert shaped == {"gemm": gemms, "attention_causal": 1}
+
+    def fill(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("prism_jax.measure._machine.write_variations", fill)
+    with pytest.raises(OSError, match="No space"):
+        save_machine(tmp_path, timed, scatter, "prism-jax measure")
+    with pytest.raises(ValueError, match="no such file"):
+        load_job(_JOB, (*_TINY, *words))
 
 
 def test_measure_writes_a_machine_that_a_job_runs_on(tmp_path, capsys, monkeypatch):

@@ -49,9 +49,10 @@ class Cells:
     def below(self, counts: _Counts, times: np.ndarray) -> np.ndarray:
         """The share of so many steps of each cell that is up to each of some times."""
         cell = np.minimum(np.searchsorted(self.high, times, "right"), len(self.high) - 1)
-        width = np.maximum((self.high - self.low)[cell], np.finfo(float).tiny)
-        share = np.clip((times - self.low[cell]) / width, 0, 1)
-        share = np.where(times >= self.high[cell], 1, share * (self.high > self.low)[cell])
+        low, high = self.low[cell], self.high[cell]
+        # A cell of one step is passed at once.
+        share = np.clip((times - low) / np.where(high > low, high - low, np.inf), 0, 1)
+        share = np.where(times >= high, 1, share)
         ends = np.cumsum(counts)
         return ((ends - counts)[cell] + share * counts[cell]) / ends[-1]
 
