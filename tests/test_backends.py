@@ -1,0 +1,83 @@
+"""All that runs on devices lowers for CUDA and TPU, without such a device."""
+
+import pathlib
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.engine._critical_paths import _latencies
+from prism_jax.engine._explicit import _explicit_tile
+from prism_jax.engine._gradient import _replica_vjp, _step_vjp
+from prism_jax.engine._run import prepare, step_tile
+from prism_jax.engine._sampling import _replica_tile, pilot_key
+from prism_jax.engine._weights import _entries_tile
+from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
+from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
+from prism_jax.replica._tiles import _jitted
+from prism_jax.schedule import GPipe
+from prism_jax.step import step_parts
+
+from .helpers import rich_program
+
+
+_TILES, _SIZE = 2, 128  # One for each device of the tests.
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Of each function, what its tiles share, and the dtype and shape of what a sample has besides
+    its number: of a program with all laws.
+    """
+    program = rich_program(4, schedule=GPipe(2, 1))
+    run = prepare(program, jr.key(0))
+    plan, key, sinks = run.plan, run.key, run.plan.structure.sinks
+    ranks, after = plan.structure.ranks, (without_graph(plan), key)
+    whole, ids = (np.int32,), (np.uint32,)
+    lead = leading_axes(program, plan, pilot_key(), importance=True)
+    real = plan.dtype
+    ends = real, len(sinks.first)
+    of_sinks, of_ids = jnp.zeros((len(sinks.first), 1)), jnp.zeros(1, np.uint32)
+    parts = jax.eval_shape(
+        lambda: step_parts(without_graph(plan), of_sinks, of_ids, key, jnp.zeros(1, np.int32))[1]
+    )
+    figures = [(x.dtype, *x.shape[-2::-1], 1) for x in jax.tree.leaves(parts)]
+    on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
+    return {
+        _replica_tile: ((without_steps(plan), lead, key), ids),
+        step_tile: ((without_ops(plan), key), ids, ends, whole),
+        _step_vjp: (after, ids, ends, whole, *figures),
+        _replica_vjp: ((plan, lead, key), ids, whole, (real, 1)),
+        _entries_tile: ((plan, key), ids, whole),
+        _latencies.__wrapped__: ((plan, lead, key),),
+        _explicit_tile: ((without_steps(plan), key), ids, ids),
+        _last_tile: (after, whole),
+        _ready_tile: on_gpus,
+        _slope_tile: on_gpus,
+    }
+
+
+def test_the_table_has_all_functions_that_share_a_plan(table):
+    files = pathlib.Path(prism.__file__).parent.rglob("*.py")
+    named = [re.findall(r"^def (\w+)\(shared, ", file.read_text(), re.M) for file in files]
+    assert {name for names in named for name in names} == {run.__name__ for run in table}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_runs_in_tiles_lowers_for_cuda_and_tpu(table, wide):
+    for function, (shared, *of_sample) in table.items():
+        arrays, static = eqx.partition(shared, eqx.is_array)
+        leaves, tree = jax.tree.flatten(static)
+        tiled = [
+            jax.ShapeDtypeStruct((_TILES, _SIZE, *shape), dtype)
+            for dtype, *shape in [(np.uint32,), *of_sample]
+        ]
+        turns = np.ones(len(jax.devices()), np.int32)
+        run = _jitted(function, "cuda", wide)
+        traced = run.trace((tuple(leaves), tree), arrays, turns, tiled[0], tiled[1:])
+        traced.lower(lowering_platforms=("cuda", "tpu"))
