@@ -474,6 +474,11 @@ def test_the_command_prints_the_law_of_a_run(capsys):
     assert found["probability"] == chance.value
     assert (low, high) == pytest.approx(np.clip(chance.interval(), 0, 1))
     assert found["days"]["mean"] == law.mean.value
+    # Of fewer steps than tell the error of their mean, none is known.
+    few = ["megatron-22b-a100-8", "--samples", "8", "--runs", "100", "--deadline", "20", "--json"]
+    assert main(["run", *few, "--steps", "1000"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["probability"], found["probability_interval_95"]) == (1, [None, None])
 
 
 def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch, ctrl_c):

@@ -119,7 +119,7 @@ def run(given: Given) -> Output:
     if given.deadline is not None:
         chance = future.probability(given.deadline)
         result |= {"deadline_days": given.deadline, "probability": chance.value}
-        result["probability_interval_95"] = np.clip(chance.interval(), 0, 1).tolist()
+        result["probability_interval_95"] = plain(np.clip(chance.interval(), 0, 1).tolist())
         percent = Estimate(100 * chance.value, 100 * chance.standard_error)
         blocks.append(f"{percent} % of such runs end within {given.deadline:g} days")
     if law.derivatives:
