@@ -103,10 +103,23 @@ def test_slack_through_wide_joins():
         np.testing.assert_allclose(new, ends.max(axis=0) + extra + 0 * new, atol=1e-9)
 
 
-def test_ranks_without_reductions_have_one_sink_and_the_last_of_them_ends_the_step():
+def _ranks():
+    """Ranks of one op each, of which number 13 takes longest."""
     ops = [prism.Op(1.0 + (rank == 13), rank=rank) for rank in range(40)]
-    program = prism.compile_graph(ops, num_replicas=3)
+    return ops, prism.compile_graph(ops, num_replicas=3)
+
+
+def test_ranks_without_reductions_have_one_sink():
+    ops, program = _ranks()
+    levels = program.levels
     assert (program.sinks.number, program.num_ranks) == (1, 40)
+    ends = op_ends(levels, np.array([[op.latency] for op in ops]))
+    assert ends[levels.sink_ops.value].max(axis=1).tolist() == [[2.0]]
+
+
+@pytest.mark.slow
+def test_of_ranks_with_one_sink_the_last_ends_the_step():
+    ops, program = _ranks()
     step = prism.sample_step(program, num_samples=64, key=jax.random.key(0))
     assert (step.step_s, step.barrier_s, step.last_rank, step.path.tolist()) == (2.0, 2.0, 13, [13])
     assert step.reduction_s.tolist() == [[op.latency] * 2 for op in ops]

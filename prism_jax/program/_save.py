@@ -55,7 +55,7 @@ def _feed(state, value: Any) -> None:
         state.update(repr(value).encode())
 
 
-_FORMAT = 2
+_FORMAT = 3
 _WHAT = ("program", "save_program")
 
 
@@ -99,7 +99,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The description of a program: its digest, and the output of `_Writer`."""
 
-    format: Literal[2]
+    format: Literal[3]
     digest: str
     program: dict[str, Any]
 
