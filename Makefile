@@ -17,7 +17,7 @@ TESTS := $(BIN)/pytest -n 2 --dist worksteal --durations 20 --durations-min 1
 NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
 	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
 
-.PHONY: demo test test-all browser lint docs bench reference clean
+.PHONY: demo test test-all test-newest test-lowest matrix browser lint docs bench reference clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -35,6 +35,17 @@ test: .venv/test lint
 test-all: .venv/dev lint docs
 	$(TESTS)
 	$(NOTEBOOKS)
+	$(MAKE) test-newest
+
+# The wheel as it is installed, without constraints: with the newest Python from 3.12 on and what pip
+# takes there, or with Python 3.11 and the lowest versions that are allowed. And how many quick tests
+# pass with each Python and JAX, which takes hours. See tests/versions.py. A JAX that does not know a
+# flag of the compiler ends the process, so only that which all know is set.
+test-newest test-lowest: .venv/test
+	XLA_FLAGS="$(firstword $(FAST_COMPILER)) $$XLA_FLAGS" $(BIN)/python -m tests.versions $(@:test-%=%)
+
+matrix: .venv/test
+	XLA_FLAGS="$(firstword $(FAST_COMPILER)) $$XLA_FLAGS" $(BIN)/python -m tests.versions matrix
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
 # Debian's packages where that can be done, and left out otherwise.
@@ -72,4 +83,4 @@ reference: .venv/demo
 	touch $@ $(if $(filter dev,$(@F)),.venv/test) .venv/demo
 
 clean:
-	rm -rf .venv .pytest_cache build dist site
+	rm -rf .venv .venv-* .pytest_cache build dist site

@@ -10,7 +10,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 
-_PACKAGE = pathlib.Path(__file__).parents[1] / "prism_jax"
+# Where it is imported from: the checkout, or where it is installed.
+_PACKAGE = pathlib.Path(str(getattr(importlib.util.find_spec("prism_jax"), "origin", ""))).parent
 # The files whose functions give the shapes of arrays, which the tests check in each call. Pyright
 # checks all other types: to check those in each call as well takes tests up to ten times as long.
 # So it would in packages about single ops and kernels, of which most functions take no array.
@@ -32,7 +33,22 @@ jax.config.update("jax_num_cpu_devices", 2)
 # What JAX keeps would be looked through again and again, for 7 % of the time of all tests.
 gc.set_threshold(100_000, 50, 50)
 
+# The files whose tests are marked `newest`: a third of all quick tests, of what reads the inside of
+# JAX, and of what stands on Python and other libraries; they compile little.
+_NEWEST = """
+bad_input chakra cli compile data data_errors distance engine evaluate files host importers kineto
+latency law levels maxplus measure nsight plot random summary sweep trace workers wrong_types
+"""
+
 _SHARED = pathlib.Path(__file__).parents[2] / "shared"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    marked = {f"test_{name}" for name in _NEWEST.split()}
+    for item in items:
+        if item.path.stem in marked:
+            item.add_marker("newest")
 
 
 @pytest.fixture
