@@ -9,6 +9,7 @@ import tomllib
 import msgspec
 import pytest
 
+import prism_jax
 from prism_jax.data import (
     list_names,
     load_cluster,
@@ -34,7 +35,7 @@ def test_importing_data_is_light():
         "import sys, importlib.util, types\n"
         # The package's own `__init__` may import jax; this layer may not.
         "package = types.ModuleType('prism_jax')\n"
-        f"package.__path__ = [{str(_ROOT / 'prism_jax')!r}]\n"
+        f"package.__path__ = {[*prism_jax.__path__]!r}\n"
         "sys.modules['prism_jax'] = package\n"
         "import prism_jax.data, prism_jax.cluster, prism_jax.workload\n"
         "print([m for m in ('jax', 'polars', 'scipy', 'equinox') if m in sys.modules])"

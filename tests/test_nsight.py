@@ -43,6 +43,12 @@ def _export(path, events, *, processes=1):
     db.close()
 
 
+def _create(path, table):
+    database = sqlite3.connect(path)
+    database.execute(table)
+    database.close()
+
+
 def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
     made = _made_trace(_job(), 5, _plain)
     for rank in range(4):
@@ -58,7 +64,7 @@ def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
     [
         (lambda path: path.write_bytes(b"NSYS"), "this is not an SQLite file"),
         (lambda path: path.write_bytes(b"SQLite format 3\0" + 999 * b"x"), "cannot be read"),
-        (lambda path: sqlite3.connect(path).execute("CREATE TABLE a (b)").close(), "no kernels"),
+        (lambda path: _create(path, "CREATE TABLE a (b)"), "no kernels"),
         (lambda path: None, "there is no such file"),
     ],
 )
