@@ -531,7 +531,7 @@ def test_the_commands(capsys):
     ("words", "part"),
     [
         (["sensitivity", _JOB, "--objective", "p"], "must be mean, std"),
-        (["sensitivity", _JOB, "--objective", "p101"], "must have a percentage between 0 and 100"),
+        (["sensitivity", _JOB, "--objective", "p101"], "at least 1 and below 100"),
         (["sensitivity", _JOB, "--shapley", "gem"], "did you mean"),
         (["criticality", _JOB, "--band", "0.9"], "0.94:0.96"),
         (["criticality", _JOB, "--band", "0.9:0.8"], "two rising quantiles"),
