@@ -9,14 +9,18 @@ import tarfile
 import zipfile
 
 import jax
+import numpy as np
 import pytest
 
 import prism_jax as prism
 from prism_jax._cache import cache_folder
 from prism_jax.cli import main
+from prism_jax.cli._installation import _wrong_on, wrong_on_this_backend
 from prism_jax.cli._main import COMMANDS, make_parser
 from prism_jax.cli._options import arguments
 from prism_jax.data import list_names
+
+from .helpers import made_law
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -93,7 +97,9 @@ def test_the_shell_completes_commands_options_and_names(shell, capsys):
 
 def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PRISM_JAX_CACHE", str(tmp_path))
-    assert main(["doctor", "--json"]) == 0
+    with monkeypatch.context() as patch:  # The step takes seconds to compile.
+        patch.setattr("prism_jax.cli._installation.wrong_on_this_backend", lambda: "")
+        assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["jax"]
     assert sum(found["devices"].values()) >= 1
@@ -102,10 +108,37 @@ def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_pat
     assert found["problems"] == []
     monkeypatch.setenv("PRISM_JAX_CACHE", "off")
     monkeypatch.setattr("prism_jax.cli._installation._PACKAGES", ("jax", "jaxlib", "not-there"))
+
+    def fails(*args, **options):
+        raise KeyError("num_consts")
+
+    monkeypatch.setattr(prism, "simulate", fails)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "problem: `not-there` is not installed." in text
     assert "off" in text
+    (line,) = [line for line in text.splitlines() if "On `cpu`" in line]
+    assert "a small step cannot be simulated (KeyError: 'num_consts'); install" in line
+    assert line.endswith("pip install 'jax==0.10.2'.")
+
+
+def test_doctor_compares_a_law_and_a_derivative(monkeypatch):
+    law = made_law()
+    monkeypatch.setattr(prism, "simulate", lambda program, **options: law)
+    assert f"the mean of a small step is {law.mean:.4g} s, not 1.135 s" in wrong_on_this_backend()
+
+    def without_derivative(program, objective, **options):
+        return jax.lax.stop_gradient(program.latencies.mean[0])
+
+    law = made_law(np.full(100, 1.135))
+    monkeypatch.setattr(prism, "estimate", without_derivative)
+    assert "derivative of a small step is 0, where a difference gives" in wrong_on_this_backend()
+
+
+@pytest.mark.slow
+def test_doctor_asks_other_backends():
+    assert _wrong_on("cpu") == ""
+    assert "On `tpux`, a small step cannot be simulated (" in _wrong_on("tpux")
 
 
 def test_a_script_keeps_compiled_code_where_it_can(monkeypatch, tmp_path):

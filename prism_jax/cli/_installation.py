@@ -2,9 +2,12 @@
 
 import argparse
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -19,6 +22,7 @@ from ._options import Given, Output, command
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
 _OPTIONAL = ("matplotlib", "torch")
+_TESTED = "0.10.2"  # For each version of Python.
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
 _SCRIPT = """\
 _prism_jax() {{
@@ -42,7 +46,7 @@ complete -o default -F _prism_jax prism-jax
 
 @command()
 def doctor(given: Given) -> Output:
-    """Check the installation, and print versions, devices and caches for a bug report.
+    """Check the installation by a small step on each backend, and print versions and caches.
 
     example: prism-jax doctor
     """
@@ -78,18 +82,81 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> tuple[dict[str, int], list[str]]:
-    """The number of devices of each kind, and whether JAX computes the same on them as NumPy."""
+    """The number of devices of each kind, and what is wrong with steps on each backend."""
     import jax
-    import jax.numpy as jnp
 
     use_all_cores()
     try:
-        found = dict(Counter(device.device_kind for device in jax.devices()))
-        number = float(jax.jit(lambda x: jnp.sum(x**2))(jnp.arange(4.0)))
+        devices, default = jax.devices(), jax.default_backend()
     except RuntimeError as error:  # Raised by a plugin whose driver is missing, for example.
         return {}, [f"JAX finds no device that works: {error}"]
-    right = np.isclose(number, 14.0)
-    return found, [] if right else [f"The devices compute {number} where 14 is right."]
+    problems = [wrong_on_this_backend()]
+    if default != "cpu":
+        problems.append(_wrong_on("cpu"))
+    kinds = dict(Counter(device.device_kind for device in devices))
+    return kinds, [problem for problem in problems if problem]
+
+
+def wrong_on_this_backend() -> str:
+    """Simulates the slower of two kernels on JAX's first backend: the law against its closed form,
+    and a derivative against a difference. Returns what is wrong, in one sentence, or nothing.
+    """
+    import equinox as eqx
+    import jax
+
+    import prism_jax as prism
+
+    sigma, options = 0.2, {"num_samples": 2**14, "key": jax.random.key(0)}
+
+    def mean_of(program, factor=1.0):
+        means = factor * program.latencies.mean
+        scaled = eqx.tree_at(lambda program: program.latencies.mean, program, means)
+        return prism.estimate(scaled, prism.Mean(), **options)
+
+    try:
+        kernel = prism.Op(prism.latency.LogNormal(1.0, sigma))
+        program = prism.compile_graph([kernel], num_replicas=2)
+        mean = prism.simulate(program, **options).mean
+        # Of the larger of two log-normal numbers: exp(s^2 / 2) (1 + erf(s / 2)).
+        exact = math.exp(sigma**2 / 2) * (1 + math.erf(sigma / 2))
+        slopes = eqx.filter_grad(mean_of)(program).latencies.mean
+        slope = float(np.sum(np.asarray(slopes) * np.asarray(program.latencies.mean)))
+        difference = float(mean_of(program, 1.01) - mean_of(program, 0.99)) / 0.02
+    except Exception as error:
+        problem = f"a small step cannot be simulated ({type(error).__name__}: {error})"
+        return _advice(jax.default_backend(), " ".join(problem.split()))
+    if not abs(mean - exact) < 0.01 * exact:
+        return _advice(
+            jax.default_backend(), f"the mean of a small step is {mean:.4g} s, not {exact:.4g} s"
+        )
+    if not abs(slope - difference) < 0.01 * exact:
+        return _advice(
+            jax.default_backend(),
+            f"the derivative of a small step is {slope:.4g}, "
+            f"where a difference gives {difference:.4g}",
+        )
+    return ""
+
+
+def _wrong_on(backend: str) -> str:
+    """The same on another backend, which JAX takes in a process of its own."""
+    module = "prism_jax.cli._installation"
+    code = f"from {module} import wrong_on_this_backend as wrong; print(wrong(), end='')"
+    environment = os.environ | {"JAX_PLATFORMS": backend}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return _advice(backend, f"a small step cannot be simulated ({reason})")
+    return done.stdout
+
+
+def _advice(backend: str, problem: str) -> str:
+    extra = {"gpu": "[cuda13]", "tpu": "[tpu]"}.get(backend, "")
+    return (
+        f"On `{backend}`, {problem}; install a version of JAX that this one was tested with: "
+        f"pip install 'jax{extra}=={_TESTED}'."
+    )
 
 
 def _cache() -> tuple[dict[str, Any], list[str]]:
