@@ -247,6 +247,30 @@ def test_no_prediction_hides_the_best_layout(jobs, objective, seed, monkeypatch)
             )
 
 
+@pytest.mark.slow
+def test_the_first_of_layouts_with_a_capacity_factor_is_that_of_brute_force():
+    """Its tokens are dropped in other numbers by each degree of expert parallelism."""
+    moe = [f"model.modules.moe.{key}" for key in ("capacity_factor=1", "load_concentration=60")]
+    changes = ["model=qwen3-30b-a3b", "cluster=dgx-h100", "num_nodes=2", "layout.tp=1"]
+    job = prism.load_job("megatron-22b-a100-8", [*changes, "training.dtype=bf16", *moe])
+    space = prism.LayoutSpace(
+        tp=(1,),
+        pp=(1,),
+        cp=(1,),
+        ep=(1, 2, 4),
+        microbatch_size=(4,),
+        zero=(1,),
+        recompute=("none",),
+    )
+    asked = {"job": job, "space": space, "batch_size": 64, "any_memory": True}
+    jobs, options = _enumerate(16, **asked), {"num_samples": 512, "key": jax.random.key(0)}
+    every = prism.rank_layouts(jobs, prism.Mean(), top=len(jobs), **options)
+    assert all(one.prediction.mean < one.mean.value for one in every.layouts)
+    found = prism.rank_layouts(jobs, prism.Mean(), top=1, **options)
+    assert found.num_simulated < every.num_simulated == 3
+    assert found.best.job == every.best.job
+
+
 def test_a_bound_that_holds_leaves_layouts_out(jobs, monkeypatch):
     of = {job.name: prism.predict(job).mean for job in jobs}
     _rigged(monkeypatch, lambda job: (1.03 * of[job.name], 1.01 * of[job.name], 0.01))

@@ -120,8 +120,10 @@ def _searched(
         options["num_samples"] = None
     else:
         options |= _load.options_of(given) | {"progress": not given.json or given.progress}
+    began = time.monotonic()
     try:
         listed = enumerate_layouts(*asked, any_memory=True, **parts)
+        options["budget"] -= time.monotonic() - began
         found = prism.layouts.rank_layouts(listed, of, **options)
     except prism.layouts.NothingFitsError:
         enumerate_layouts(*asked, memory_margin=margin, **parts)  # Says what would.
