@@ -1,10 +1,11 @@
 """Long loops on the host: Ctrl-C is handled between batches of work, never within one; and a bar
-shows their progress.
+shows their progress, or a line that they still work.
 """
 
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
 # done until then, it gets so many more.
 _PATIENCE, _PATIENCE_TO_END = 2.8, 1.6
+# Seconds between two lines of progress.
+EVERY = 10.0
 
 
 class Interrupt:
@@ -249,5 +252,41 @@ def progress_bar(
     from tqdm import tqdm
 
     large = total is None or total >= 1000
-    with tqdm(total=total, desc=what, unit=unit, unit_scale=large, leave=False, delay=1.0) as bar:
+    look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
+    with shown(True), tqdm(total=total, desc=what, **look) as bar:
         yield bar.update
+
+
+# What shows the progress of work now.
+_shown: list[None] = []
+
+
+@contextlib.contextmanager
+def shown(show: bool) -> Iterator[None]:
+    """Says that work shows its progress by itself, if it does."""
+    _shown.extend([None] * show)
+    try:
+        yield
+    finally:
+        del _shown[len(_shown) - show :]
+
+
+@contextlib.contextmanager
+def said_to_work(what: str, show: bool) -> Iterator[None]:
+    """Prints a line every ten seconds while nothing else shows the progress of a command."""
+    ended = threading.Event()
+    if show:
+        threading.Thread(target=_say_it_works, args=(what, ended.wait), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _say_it_works(what: str, wait: Callable[[float], bool]) -> None:
+    """Prints the lines until `wait` says that the command has ended."""
+    began = time.monotonic()
+    while not wait(EVERY):
+        if not _shown:
+            seconds = time.monotonic() - began
+            print(f"prism-jax: {seconds:.0f} s: {what} goes on", file=sys.stderr, flush=True)

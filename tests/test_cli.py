@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import pathlib
@@ -295,3 +296,36 @@ def test_levels_of_objectives_are_percentages(name):
     for level in ("0", "100", "0.001"):
         with pytest.raises(ValueError, match=r"at least 1 and below 100, as p95 or cvar99.9\.$"):
             objective(f"{name}{level}")
+
+
+def test_what_goes_on_for_long_says_so_unless_a_bar_does(monkeypatch, capsys):
+    from prism_jax import _interrupt
+
+    clock, bars = [0.0], contextlib.ExitStack()
+    monkeypatch.setattr("prism_jax._interrupt.time.monotonic", lambda: clock[0])
+
+    def wait(seconds):
+        clock[0] += seconds
+        if clock[0] == 20:
+            bars.enter_context(_interrupt.shown(True))
+        if clock[0] == 40:
+            bars.close()
+        return clock[0] > 50
+
+    _interrupt._say_it_works("`predict`", wait)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"prism-jax: {n} s: `predict` goes on" for n in (10, 40, 50)]
+
+
+def test_only_a_terminal_is_told_that_a_command_goes_on(monkeypatch, capsys):
+    asked = []
+
+    def said(what, show):
+        asked.append((what, show))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("prism_jax.cli._main.said_to_work", said)
+    assert main(["jobs"]) == main(["jobs", "--json"]) == 0
+    monkeypatch.setattr("prism_jax.cli._main._on_terminal", lambda: True)
+    assert main(["jobs"]) == main(["jobs", "--json"]) == 0
+    assert asked == [("`jobs`", show) for show in (False, False, True, False)]

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._interrupt import check_interrupt, ending_at_interrupt
+from .._interrupt import check_interrupt, ending_at_interrupt, said_to_work
 
 
 # The file of each command, which is the function of its name there; in the order of `--help`.
@@ -80,7 +80,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
 
             keep_compiled()
         check_interrupt()
-        found = given.run(given)
+        with said_to_work(f"`{arguments[0]}`", not given.json and _on_terminal()):
+            found = given.run(given)
         if getattr(given, "overrides", ()):
             _tell_idle_sets(given)
         if sys.stdout is None:
@@ -102,6 +103,10 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _tell_idle_sets(given: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from .._interrupt import Interrupt
+from .._interrupt import EVERY, Interrupt
 from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
 from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory, predict
@@ -19,8 +19,6 @@ from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory,
 FIGURES = ("objective", "mean", "p95", "p99", "std")
 # By how much a mean may be below its prediction: so many standard errors, and rounding.
 _ERRORS, _ROUNDING = 4.0, 1e-5
-# Seconds between two lines of progress.
-_EVERY = 10.0
 
 
 class EndedError(Exception):
@@ -54,7 +52,7 @@ class Watch:
             self.ended = "budget"
         if self.ended:
             raise EndedError
-        due = now - self._told >= _EVERY
+        due = now - self._told >= EVERY
         if self._progress is not None and (due or not self._known):
             known, line = self._progress()
             if due or known:  # What is known first is printed at once.
