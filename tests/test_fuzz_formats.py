@@ -3,6 +3,7 @@
 `FUZZ_FROM=20000 pytest tests/test_fuzz_formats.py` damages them by other seeds.
 """
 
+import contextlib
 import copy
 import inspect
 import json
@@ -104,7 +105,7 @@ def test_nsight(seeds, events, tmp_path):
         rng = random.Random(seed)
         path.write_bytes(whole if seed % 4 else _mutate(whole, rng))
         if seed % 4:
-            with sqlite3.connect(path) as database:
+            with contextlib.closing(sqlite3.connect(path)) as database, database:
                 tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master")]
                 table = rng.choice(tables)
                 columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]

@@ -1,3 +1,4 @@
+import contextlib
 import itertools as it
 import sqlite3
 
@@ -24,7 +25,7 @@ def _export(path, events, *, processes=1):
         name = names.setdefault(e["name"], len(names))
         link = e["args"].get("correlation", -1)
         tables[e["cat"]].append((start, end, name, e["tid"], link, i % processes))
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE StringIds (id, value)")
         db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, n) for n, i in names.items()])
         db.execute(
@@ -96,7 +97,7 @@ _COLUMNS = "start, end, demangledName, streamId, correlationId, globalPid"
 def test_rows_without_times_are_refused(tmp_path, column, value):
     row = {"start": 1, "end": 2, "demangledName": 0, "streamId": 7, "correlationId": 3}
     row |= {"globalPid": 1, column: value}
-    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
         db.execute(f"CREATE TABLE {_KERNELS} ({_COLUMNS})")
         db.execute(f"INSERT INTO {_KERNELS} VALUES (?, ?, ?, ?, ?, ?)", [*row.values()])
     db.close()
@@ -115,7 +116,7 @@ def test_rows_without_times_are_refused(tmp_path, column, value):
 def test_views_and_virtual_tables_are_refused(tmp_path, create):
     made = _made_trace(_job(), 2, _plain)
     _export(tmp_path / "a.sqlite", _events(made, 0, 0))
-    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
         db.execute(f"DROP TABLE {create.split()[2]}")
         db.execute(create)
     db.close()
@@ -124,7 +125,7 @@ def test_views_and_virtual_tables_are_refused(tmp_path, create):
 
 
 def test_a_value_that_is_computed_and_large_is_refused(tmp_path):
-    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
         db.execute(
             f"CREATE TABLE {_KERNELS} (start, end, streamId, correlationId, globalPid, "
             "demangledName AS (zeroblob(900000000)))"
@@ -141,7 +142,7 @@ def test_a_value_that_is_computed_and_large_is_refused(tmp_path):
 def test_reading_leaves_no_file_behind(tmp_path):
     made = _made_trace(_job(), 2, _plain)
     _export(tmp_path / "a.sqlite", _events(made, 0, 0))
-    with sqlite3.connect(tmp_path / "a.sqlite") as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
         db.execute("PRAGMA journal_mode = WAL")
     db.close()
     list(read_ranks(tmp_path / "a.sqlite", "nsight"))
