@@ -20,6 +20,7 @@ from prism_jax.profile._clean import find_positions
 from prism_jax.profile._profile import PositionFactor
 from prism_jax.trace import outline
 
+from .helpers import by_hand
 from .test_trace import _made_trace
 
 
@@ -126,6 +127,6 @@ def test_rows_that_are_of_no_op_or_twice_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has two rows"):
         load_profile(tmp_path)
     text = (tmp_path / "positions.csv").read_text().replace("1.1", "-1")
-    (tmp_path / "positions.csv").write_text(text)
+    (by_hand(tmp_path) / "positions.csv").write_text(text)
     with pytest.raises(ValueError, match="factor"):
         load_profile(tmp_path)

@@ -195,7 +195,7 @@ def test_the_buckets_of_very_many_layers_are_few_and_change_nothing(monkeypatch)
     monkeypatch.setattr("prism_jax.workload._data_parallel._MOST_BUCKETS", 10**6, raising=False)
     each = lower_job(job).reductions[0]
     assert len(few) <= 512 < len(each)
-    seconds = [sum(block_mean(one.piece) for one in found) for found in (few, each)]
+    seconds = [sum(block_mean(bucket.piece or ()) for bucket in buckets) for buckets in (few, each)]
     assert seconds[0] == pytest.approx(seconds[1])
     assert predicted == pytest.approx(prism.predict(job).mean, rel=1e-3)
 

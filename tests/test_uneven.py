@@ -30,7 +30,7 @@ from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB, replay as replay_graph
 from prism_jax.trace import Trace, outline
 
-from .helpers import lognormal, pipeline_program
+from .helpers import by_hand, lognormal, pipeline_program
 
 
 # A small job: what its ops take, and what they have of their microbatch's data.
@@ -195,7 +195,7 @@ def test_a_profile_keeps_loadings_and_sets(made, tmp_path):
 )
 def test_bad_sets_are_refused(made, tmp_path, text, message):
     save_profile(made[1], tmp_path / "p")
-    (tmp_path / "p/microbatches.csv").write_text(text)
+    (by_hand(tmp_path / "p") / "microbatches.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         load_profile(tmp_path / "p")
 

@@ -17,7 +17,9 @@ def root(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
 
 
-def shape_of(variance: Float[Array, "*shape"], third: Float[Array, "*shape"]):
+def shape_of(
+    variance: Float[Array, "*shape"], third: Float[Array, "*shape"]
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
     """The standard deviation and the skewness; zero, with a derivative, for a constant, and the
     skewness also below `least_std`.
     """
