@@ -81,11 +81,11 @@ def _remove_unusable(folder: pathlib.Path) -> None:
     show = warnings.showwarning
 
     def remove(message, *where, **options):
-        function = re.match(_UNUSABLE, str(message))
-        if function is None:
+        entry_of = re.match(_UNUSABLE, str(message))
+        if entry_of is None:
             show(message, *where, **options)
             return
-        for entry in folder.glob(f"{glob.escape(function[1])}-*"):
+        for entry in folder.glob(f"{glob.escape(entry_of[1])}-*"):
             with contextlib.suppress(OSError):
                 entry.unlink()
 

@@ -147,7 +147,9 @@ class FrozenArray:
         return f"FrozenArray(shape={self.value.shape}, dtype={self.value.dtype})"
 
 
-def check_unit(measured: float, predicted: float, where: str = "") -> None:
+def check_unit(
+    measured: float, predicted: float, where: str = "These steps are in another unit: "
+) -> None:
     """Raises a `ValueError` that begins with `where`, if measured steps are not in seconds, judging
     by their median and the predicted one.
     """

@@ -127,6 +127,15 @@ def test_resampled_counts_are_resampled_steps(predicted, digits):
     assert found == pytest.approx(alone, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+def test_figures_where_steps_of_the_law_are_equal_too(predicted):
+    """Of a constant law, and of steps that were printed to a hundredth on both sides."""
+    rounded = np.round(predicted[1], 2)
+    for steps, measured in ((rounded, np.round(_measured(250), 2)), (np.ones(9), np.ones(20))):
+        cells = cells_of(measured)
+        ks = figures_by_counts(made_law(steps), np.sort(steps), cells)(cells.counts)["ks"]
+        assert ks == pytest.approx(stats.ks_2samp(steps, measured)[0], abs=1e-12)
+
+
 class _Counted:
     """A generator that says how many numbers it drew."""
 

@@ -91,8 +91,14 @@ def _special(x):
     return *shapes, special.ndtri(x / 5), special.log_ndtr(-9 * x), lax.sort(x)
 
 
+def _in_another_form(x):
+    columns_first = lax.reshape(x, (20,), dimensions=(1, 0))
+    return columns_first, lax.reduce_precision(jnp.exp(9 * x), 5, 10), lax.reduce_precision(x, 8, 9)
+
+
 _FUNCTIONS = [
     _pads, _gathers, _scatters, _slices, _loops, _draws, _sums, _whole_numbers, _special,
+    _in_another_form,
 ]  # fmt: skip
 
 
@@ -327,6 +333,15 @@ def test_constants_are_in_double_precision_whatever_jax_is_set_to():
         found = on_host(from_a_tenth, tenth)
     assert found == np.float32(float(tenth) - 0.1)
     assert found.dtype == np.float32
+
+
+def test_a_function_may_fix_its_dtype():
+    def clipped(x):
+        return jax.lax.min(x, jnp.full(x.shape, 0.5, jnp.float32))
+
+    x = np.asarray(_MATRIX[0], np.float32)
+    with jax.enable_x64(False):
+        np.testing.assert_array_equal(on_host(clipped, x), np.minimum(x, np.float32(0.5)))
 
 
 def test_a_traced_argument_is_traced_on():

@@ -192,7 +192,7 @@ def test_the_buckets_of_very_many_layers_are_few_and_change_nothing(monkeypatch)
     small = ("training.gradient_bucket_size=1", "model.num_layers=600", "layout.pp=1")
     job = _job(*small, "layout.tp=1", "layout.dp=8")
     few, predicted = lower_job(job).reductions[0], prism.predict(job).mean
-    monkeypatch.setattr("prism_jax.workload._data_parallel._MOST_BUCKETS", 10**6, raising=False)
+    monkeypatch.setattr("prism_jax.workload._data_parallel._MOST_BUCKETS", 10**6)
     each = lower_job(job).reductions[0]
     assert len(few) <= 512 < len(each)
     seconds = [sum(block_mean(bucket.piece or ()) for bucket in buckets) for buckets in (few, each)]

@@ -33,7 +33,7 @@ def python_of(version: str) -> str | None:
     """A released Python of a version such as `3.13`: of the path, or of pyenv, which may refuse to
     run what it has on the path. `None` if there is none.
     """
-    names = [f"python{version}"]
+    names = [f"python{version}", sys.executable]
     if shutil.which("pyenv"):
         root = subprocess.run(["pyenv", "root"], capture_output=True, text=True).stdout.strip()
         names += map(str, sorted(Path(root, "versions").glob(f"{version}.*/bin/python")))
@@ -66,7 +66,11 @@ def lowest(folder: Path) -> None:
     bounds = project["dependencies"] + project["optional-dependencies"]["test"]
     pins = [bound.replace(">=", "==") for bound in bounds]
     jax = next(pin for pin in pins if pin.startswith("jax="))
-    python = python_of(project["requires-python"].removeprefix(">=")) or sys.executable
+    version = project["requires-python"].removeprefix(">=")
+    python = python_of(version)
+    if python is None:
+        print(f"No Python {version} is installed: the lowest versions are not tested.")
+        return
     commands, checkout = _installed(python, folder, [*pins, jax.replace("jax", "jaxlib")])
     _run(commands / "pytest", *_TESTS, "-m", "newest and not slow", folder=checkout)
 

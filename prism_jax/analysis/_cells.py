@@ -94,13 +94,12 @@ def figures_by_counts(
     )
 
     def farthest(counts: _Counts, shift: float) -> float:
-        """The Kolmogorov-Smirnov distance of the law from the steps, each `shift` longer: a
-        distribution function is farthest from another at a step of either, or just before it.
+        """The Kolmogorov-Smirnov distance of the law from the steps, each `shift` longer. Between
+        two of its samples the distribution function of the law is constant and that of the steps
+        grows, so they are farthest apart at a sample, or just before one.
         """
-        at_steps = np.searchsorted(predicted, cells.high + shift, "right") / number
         return float(
             max(
-                np.abs(at_steps - np.cumsum(counts) / counts.sum()).max(),
                 np.abs(at_law - cells.below(counts, predicted - shift)).max(),
                 np.abs(before_law - cells.below(counts, just_before - shift)).max(),
             )

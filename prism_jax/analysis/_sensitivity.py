@@ -115,9 +115,9 @@ class Sensitivity(Shown):
             f"{self.objective} is {value}; its slope in a part's latency (mean) and variability "
             "(spread), and its fall if the part did not vary (gain)"
         )
-        apart = any(part.group in ("stage", "rank") and part.mean for part in self.parts)
+        others_decide = any(part.group in ("stage", "rank") and part.mean for part in self.parts)
         figures = (Column(name, unit=unit) for name in ("mean", "spread", "gain"))
-        notes = (*self.notes, *[_NOT_SAVED] * apart)
+        notes = (*self.notes, *[_NOT_SAVED] * others_decide)
         return Table((Column("part", "name"), *figures), self.parts, title, notes)
 
 

@@ -1,6 +1,7 @@
 """Jobs ranked by a figure of the step time, with their cost; and a job over a grid of values."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -208,7 +209,8 @@ def sweep(given: Given) -> Output:
     grid = points(given.over)
     if given.shard != (1, 1) and given.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
-    if len(grid) >= _MANY_ROWS and given.ray is None:
+    is_new = given.out is None or not os.path.exists(given.out)
+    if is_new and len(grid) >= _MANY_ROWS and given.ray is None:
         _tell_duration(given, grid)
     jobs = _jobs_of(given, grid)
     try:

@@ -143,8 +143,8 @@ def _wrong_on(backend: str) -> str:
     module = "prism_jax.cli._installation"
     code = f"from {module} import wrong_on_this_backend as wrong; print(wrong(), end='')"
     environment = os.environ | {"JAX_PLATFORMS": backend}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return _advice(backend, f"a small step cannot be simulated ({reason})")
@@ -154,7 +154,7 @@ def _wrong_on(backend: str) -> str:
 def _advice(backend: str, problem: str) -> str:
     extra = {"gpu": "[cuda13]", "tpu": "[tpu]"}.get(backend, "")
     return (
-        f"On `{backend}`, {problem}; install a version of JAX that this one was tested with: "
+        f"On `{backend}`, {problem}; install a version of JAX that prism-jax was tested with: "
         f"pip install 'jax{extra}=={_TESTED}'."
     )
 

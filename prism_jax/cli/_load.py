@@ -117,10 +117,13 @@ def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[st
     - `loaders`: for each job a function that makes it with such values.
     """
     loaders = [*loaders]
+    jobs = [make([*overrides]) for make in loaders] if overrides else []
     for text in overrides if loaders else ():
+        if text == "allow_implausible=true":  # An option of its own.
+            continue
         others = [other for other in overrides if other is not text]
         try:
-            pairs = [(make(others), make([*overrides])) for make in loaders]
+            pairs = [(make(others), job) for make, job in zip(loaders, jobs, strict=True)]
         except ValueError:  # Without it there is no such job.
             continue
         if all(without == job for without, job in pairs):

@@ -1,5 +1,5 @@
 """What a command writes, checked before it begins: what is there stays, except with `--force`, and
-what the command reads stays in any case.
+what is named as its input stays in any case.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Writes:
 
 def check_writes(given: Any, writes: Writes) -> None:
     """Raises a `ValueError` of one sentence unless a command can write there, without replacing a
-    file that is there (except with `--force`) or that it reads.
+    file that is there (except with `--force`) or that is named as its input.
     """
     argument = writes.argument.lstrip("-")
     path = getattr(given, argument)
@@ -53,6 +53,8 @@ def check_writes(given: Any, writes: Writes) -> None:
     else:
         _check_folder(path, what)
         names = writes.names() if writes.names else ()
+        for inner in {os.path.dirname(name) for name in names} - {""}:
+            _check_folder(os.path.join(path, inner), what)
         files = {os.path.join(path, name): f"{what} has a `{name}`, which" for name in names}
     inputs = {*_inputs(given, argument)}
     for file in filter(os.path.lexists, files):

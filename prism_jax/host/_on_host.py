@@ -93,8 +93,8 @@ class Traced(NamedTuple):
 
 def traced(function: Callable[..., Any], args: Any) -> Traced:
     """What JAX traces of a function, once for each structure of its arguments."""
-    args = in_double_precision(args)
-    arrays, static = eqx.partition(args, eqx.is_array)
+    precise = in_double_precision(args)
+    arrays, static = eqx.partition(precise, eqx.is_array)
     leaves, tree = jax.tree.flatten(arrays)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
@@ -102,7 +102,10 @@ def traced(function: Callable[..., Any], args: Any) -> Traced:
     if about not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
-        with jax.enable_x64(True):
+        try:
+            with jax.enable_x64(True):
+                _traces[about] = eqx.filter_make_jaxpr(function)(*precise)
+        except TypeError:  # It also computes with numbers whose dtype it fixes itself.
             _traces[about] = eqx.filter_make_jaxpr(function)(*args)
     trace, results, rest = _traces[about]
     return Traced(trace, [wide(np.asarray(x)) for x in leaves], results, rest)
@@ -208,7 +211,7 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
         values[number] = x
     for equation, _, evaluate, reads, writes, last in whole.operations:
         given = [values[number] for number in reads]
-        results = _by_jax(equation, given) if evaluate is None else evaluate(given)
+        results = _operation_by_jax(equation, given) if evaluate is None else evaluate(given)
         for number, x in zip(writes, results, strict=True):
             values[number] = x
         if not all_of_them:
@@ -236,7 +239,7 @@ def _evaluate(equation: JaxprEqn, call: Call | None) -> Callable[[list[Any]], li
     return lambda args: [operation(equation, *args)]
 
 
-def _by_jax(equation: JaxprEqn, args: list[Any]) -> list[Any]:
+def _operation_by_jax(equation: JaxprEqn, args: list[Any]) -> list[Any]:
     """What JAX makes of an operation by itself."""
     avals: list[Any] = [var.aval for var in equation.invars]
     with jax.enable_x64(True):

@@ -121,6 +121,8 @@ def _fft(equation, x):
 
 def _reduce_precision(equation, x):
     bits = equation.params["mantissa_bits"]
+    if equation.params["exponent_bits"] < 8:  # Less than single precision has: left to JAX.
+        raise NotImplementedError
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.round(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
 

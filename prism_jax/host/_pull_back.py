@@ -4,6 +4,7 @@ JAX can differentiate a function before it is traced, but to trace the derivativ
 operations takes seconds.
 """
 
+import contextlib
 import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     try:
         values = values_of(flat(trace.function), trace.leaves)
         results = [values[number] for number in flat(trace.function).outputs]
-    except Exception:
+    except Exception:  # JAX repeats an error that is the function's own.
         values, results = None, values_by_jax(function, args)
     arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
     others = len(trace.leaves) - len(arrays)
@@ -59,11 +60,11 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         pairs = zip(jax.tree.leaves(of_outs), jax.tree.leaves(trace.results), strict=True)
         given = [np.asarray(x, np.float64) if _is_real(out) else None for x, out in pairs]
         zeros = np.zeros(next(len(x) for x in given if x is not None))
-        try:
-            if values is None:
-                raise NotImplementedError
-            found = _back(flat(trace.function), values, given, active)[others:]
-        except Exception:
+        found = None
+        if values is not None:
+            with contextlib.suppress(Exception):  # JAX repeats an error that is the function's own.
+                found = _back(flat(trace.function), values, given, active)[others:]
+        if found is None:
             found = derivatives_by_jax(function, args, given)
         found = [
             np.multiply.outer(zeros, x) if of_x is None else of_x

@@ -281,15 +281,13 @@ def _recompute(read: Reader) -> Table:
     if read.flag("recompute-activations"):
         granularity = "selective"
     modules = read.text("recompute-modules").strip("[]").replace(",", " ").split()
-    method, number = (
-        read.text("recompute-method"),
-        read.given(recompute_layers="recompute-num-layers"),
-    )
+    method = read.text("recompute-method")
+    layers = read.given(recompute_layers="recompute-num-layers")
     found: Table = {}
     if granularity != "none" or "recompute-granularity" in read:
         found["recompute"] = granularity
     if granularity == "selective" and modules:
         found["recompute_modules"] = [*dict.fromkeys(modules)]
     if granularity == "full":
-        found |= number | ({"recompute_method": method} if method else {})
+        found |= layers | ({"recompute_method": method} if method else {})
     return found
