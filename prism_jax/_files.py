@@ -101,6 +101,10 @@ def written_whole(path: Path, *, first: bool = False) -> Iterator[pathlib.Path]:
         yield partial
         if not first or not _linked(partial, path):
             os.replace(partial, path)
+    except OSError as error:
+        if error.filename is None:  # Such as a full disk, which names no file.
+            error.filename = shown(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

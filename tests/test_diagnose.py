@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_level_does_not_tell_causes_apart(of):
     assert slow.indistinguishable
     assert slow.explains == pytest.approx(0.4, rel=0.2)
     assert not by_name["drift"].indistinguishable
+
+
+@pytest.mark.parametrize("level", [1.15, 1.37, 1.9])
+def test_a_narrow_prediction_tells_causes_apart_no_better(of, level):
+    """As of a calibrated job, whose law falls between two effects, however unlikely no cause is."""
+    error = msgspec.structs.replace(of.future.error, spread=1e-3, degrees=np.inf)
+    narrow = dataclasses.replace(of, future=dataclasses.replace(of.future, error=error))
+    found = diagnose(narrow, [np.array([level * np.median(of.future.levels)])])
+    assert found.nothing == pytest.approx(0, abs=1e-9)
+    slow, link, stalls = (
+        next(cause.probability for cause in found.causes if cause.name == name)
+        for name in ("slow-rank", "congested-link", "stalls")
+    )
+    assert slow == pytest.approx(link)
+    assert slow == pytest.approx(stalls, rel=0.15)
 
 
 @pytest.mark.parametrize("seed", range(2))

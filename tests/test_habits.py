@@ -122,6 +122,22 @@ def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_pat
     assert line.endswith("pip install 'jax==0.10.2'.")
 
 
+def test_a_platform_that_jax_lacks_is_one_sentence(monkeypatch, capsys):
+    def asserts():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", asserts)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    assert main(["doctor"]) == 0
+    assert (
+        "problem: JAX finds no device that works on JAX_PLATFORMS=cuda" in capsys.readouterr().out
+    )
+    assert main(["simulate", "examples/job.toml", "--samples", "64"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "pip install 'prism-jax[cuda13]'" in told
+
+
 def test_doctor_compares_a_law_and_a_derivative(monkeypatch):
     law = made_law()
     monkeypatch.setattr(prism, "simulate", lambda program, **options: law)

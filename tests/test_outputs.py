@@ -84,9 +84,11 @@ def test_neither_a_job_nor_a_part_of_it_is_replaced(tmp_path, capsys):
     job, steps, model = (tmp_path / name for name in ("job.toml", "steps.csv", "model.toml"))
     for path in (job, steps, model):
         path.write_text("read")
-    folder = tmp_path / "profile"
+    folder, own = tmp_path / "profile", tmp_path / "own.toml"
+    own.write_text('cluster = "model.toml"\n')
     prism.save_profile(_profile(1.0), folder)
     for words in (
+        ["calibrate", own, "--to", steps, "--out", model],
         ["calibrate", job, "--to", steps, "--out", job],
         ["calibrate", _JOB, "--set", f"model={model}", "--to", steps, "--out", model],
         ["import", job, "--gpus", "8", "--out", job],

@@ -16,7 +16,7 @@ import numpy as np
 from .._cache import VARIABLE, cache_folder
 from .._summary import Table
 from ..data import list_names
-from ._load import use_all_cores
+from ._load import devices_of_jax, use_all_cores
 from ._options import Given, Output, command
 
 
@@ -85,11 +85,11 @@ def _devices() -> tuple[dict[str, int], list[str]]:
     """The number of devices of each kind, and what is wrong with steps on each backend."""
     import jax
 
-    use_all_cores()
     try:
-        devices, default = jax.devices(), jax.default_backend()
-    except RuntimeError as error:  # Raised by a plugin whose driver is missing, for example.
-        return {}, [f"JAX finds no device that works: {error}"]
+        use_all_cores()
+        devices, default = devices_of_jax(), jax.default_backend()
+    except ValueError as error:
+        return {}, [str(error)]
     problems = [wrong_on_this_backend()]
     if default != "cpu":
         problems.append(_wrong_on("cpu"))

@@ -172,6 +172,25 @@ def use_all_cores() -> None:
 
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+    if os.environ.get("JAX_PLATFORMS"):  # A choice, which JAX may not have.
+        devices_of_jax()
+
+
+def devices_of_jax() -> list[Any]:
+    """The devices that JAX takes. Raises a `ValueError` of one sentence if none works."""
+    import jax
+
+    try:
+        return jax.devices()
+    # A plugin whose driver is missing, or a platform without its plugin, which JAX asserts.
+    except (RuntimeError, AssertionError) as error:
+        problem = str(error).strip().partition("\n")[0].rstrip(".") or "its plugin is missing"
+        chosen = os.environ.get("JAX_PLATFORMS")
+        on = f" on JAX_PLATFORMS={quoted(chosen)}" if chosen else ""
+        raise ValueError(
+            f"JAX finds no device that works{on} ({problem}); install what it needs, such as "
+            "`pip install 'prism-jax[cuda13]'` for NVIDIA GPUs, or choose JAX_PLATFORMS=cpu."
+        ) from None
 
 
 def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:

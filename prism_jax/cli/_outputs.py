@@ -1,9 +1,11 @@
 """What a command writes, checked before it begins: what is there stays, except with `--force`, and
-what is named as its input stays in any case.
+what it reads stays in any case.
 """
 
 import dataclasses
 import os
+import pathlib
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,7 +40,7 @@ class Writes:
 
 def check_writes(given: Any, writes: Writes) -> None:
     """Raises a `ValueError` of one sentence unless a command can write there, without replacing a
-    file that is there (except with `--force`) or that is named as its input.
+    file that is there (except with `--force`) or that it reads.
     """
     argument = writes.argument.lstrip("-")
     path = getattr(given, argument)
@@ -98,6 +100,26 @@ def _inputs(given: Any, argument: str) -> Iterator[str]:
         for text in value if isinstance(value, list) else [value]:
             if name == argument or not isinstance(text, str):
                 continue
-            yield from filter(os.path.isfile, (text, text.partition("=")[2]))
+            for file in filter(os.path.isfile, (text, text.partition("=")[2])):
+                yield file
+                yield from _named_in(file)
             if name in _FOLDERS and os.path.isdir(text):
                 yield from (file.path for file in os.scandir(text) if file.is_file())
+
+
+def _named_in(file: str) -> Iterator[str]:
+    """The files that a job file names, such as its model or cluster, beside it."""
+    if not file.endswith(".toml"):
+        return
+    try:
+        values = [tomllib.loads(pathlib.Path(file).read_text())]
+    except (OSError, ValueError):  # The command says what is wrong with it.
+        return
+    while values:
+        value = values.pop()
+        if isinstance(value, dict | list):
+            values += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, str):
+            path = os.path.join(os.path.dirname(file), value)
+            if os.path.isfile(path):
+                yield path

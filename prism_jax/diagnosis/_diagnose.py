@@ -18,6 +18,7 @@ from ._changes import EFFECTS, TELLS, Change, Explained, cheapest_changes, expla
 from ._evidence import (
     OfRanks,
     Series,
+    log_student,
     odds,
     of_ranks,
     series_of,
@@ -218,19 +219,27 @@ def diagnose(
     seen = of_ranks(ranks, of.job) if ranks else None
     told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
     one = np.ones((1, future.shapes.shape[1]))
-    (none,) = _likelihood(Explained("nothing", "", np.zeros(1), one, np.zeros(1)), series, of)
+    nothing = Explained("nothing", "", np.zeros(1), one, np.zeros(1))
+    (none,) = _log_likelihood(nothing, series, of)
     found = []
     of_series = shares_of_series(series)
-    for cause in of.causes:
-        if not len(cause.values) or (cause.name == "drift" and not len(series.steps)):
-            continue
-        each, number = _likelihood(cause, series, of), len(cause.values)
+    causes = [
+        cause
+        for cause in of.causes
+        if len(cause.values) and (cause.name != "drift" or len(series.steps))
+    ]
+    logs = [_log_likelihood(cause, series, of) for cause in causes]
+    # Relative to the most likely of all, since a narrow law makes most of them too small.
+    most = max([none, *map(np.max, logs)])
+    for cause, log in zip(causes, logs, strict=True):
+        each, number = np.exp(log - most), len(cause.values)
         total = max(float(each.sum()), 1e-300)
         longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
         explains = longer * of.mean_s
         if cause.name == "stalls" and of_series:  # What slow steps take is seen.
             explains = of_series["stalls"][0] * series.level
-        here = total / len(EFFECTS) / float(none) * told.get(cause.name, 1.0)
+        ratio = total / len(EFFECTS) / max(float(np.exp(none - most)), 1e-300)
+        here = ratio * told.get(cause.name, 1.0)
         found.append(Cause(cause.name, here, explains, cause.parameter, value))
     nothing, causes = _ranked(found)
     middle, error = float(np.median(future.levels)), future.error
@@ -265,20 +274,25 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     return nothing, tuple(ranked)
 
 
-def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.ndarray, " values"]:
-    """The likelihood of what was measured, for each value of the parameter of a cause."""
+def _log_likelihood(
+    cause: Explained, series: Series, of: Hypotheses
+) -> Float[np.ndarray, " values"]:
+    """The log likelihood of what was measured, for each value of the parameter of a cause."""
     future, error = of.future, of.future.error
     few = not len(series.steps)  # A single figure is a mean.
     factor = (np.mean if few else np.median)(cause.factors, axis=1)
     off = np.log(series.level / np.median(future.levels) / factor)
-    level = student(off / error.spread, error.degrees)
+    # A narrower law would fall between two values of the grid.
+    apart = np.abs(np.gradient(np.log(factor))) / 2 if len(factor) > 1 else 0.0
+    spread = np.maximum(error.spread, apart)
+    level = log_student(off / spread, error.degrees) - np.log(spread)
     if few:
         return level
     priors = load_priors()
     drift = priors.drift_experts if has_experts(parts_of(of.job).model) else priors.drift
     scale = np.hypot(2 * series.trend_error, drift.deviation)
     # Steps usually get faster in their first hour: the prior is of the first over the last.
-    trend = student((series.trend + drift.mean - cause.trend) / scale, 1.0)
+    trend = log_student((series.trend + drift.mean - cause.trend) / scale, 1.0)
     number = min(len(series.steps), _MOST_STEPS)
     rng = np.random.default_rng(0)  # The same steps for all causes.
     places = rng.integers(0, len(STEP_LEVELS), (len(future.shapes), number))
@@ -286,7 +300,7 @@ def _likelihood(cause: Explained, series: Series, of: Hypotheses) -> Float[np.nd
     near, some = [], np.arange(0, len(cause.factors), _EVERY)
     for factor in cause.factors[some]:
         steps = np.take_along_axis(future.shapes * factor, places, axis=1)
-        apart = (shape_of(steps) - seen) / _WIDTHS
-        near.append(np.mean(np.prod(student(apart, _TAIL), axis=1)))
+        unlike = (shape_of(steps) - seen) / _WIDTHS
+        near.append(np.mean(np.prod(student(unlike, _TAIL), axis=1)))
     shape = np.interp(np.arange(len(cause.factors)), some, near) if near else 1.0
-    return level * trend * shape
+    return level + trend + np.log(np.maximum(shape, 1e-300))

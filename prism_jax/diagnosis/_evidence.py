@@ -156,7 +156,12 @@ def shape_of(steps: Float[np.ndarray, "draws steps"]) -> Float[np.ndarray, "draw
 
 def student(z, degrees: float):
     """The density of Student's law, or of the normal law for infinite degrees."""
+    return np.exp(log_student(z, degrees))
+
+
+def log_student(z, degrees: float):
+    """Its logarithm, also where the density is too small for a number."""
     if np.isinf(degrees):
-        return np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    scale = np.exp(gammaln((degrees + 1) / 2) - gammaln(degrees / 2)) / np.sqrt(np.pi * degrees)
-    return scale * (1 + z**2 / degrees) ** (-(degrees + 1) / 2)
+        return -(z**2) / 2 - np.log(2 * np.pi) / 2
+    scale = gammaln((degrees + 1) / 2) - gammaln(degrees / 2) - np.log(np.pi * degrees) / 2
+    return scale - (degrees + 1) / 2 * np.log1p(z**2 / degrees)
