@@ -80,7 +80,7 @@ def about_noise(law: "Law", expected: Mapping[str, tuple[float, float]]) -> str:
     """By how much more samples would change p95, compared with how far off it may be."""
     low, high = law.quantile_interval(0.95)
     if not math.isfinite(high - low):
-        return f"noise of the simulation: not known of p95; it needs {law.why_unknown(0.95)}"
+        return f"noise of the simulation: not known of p95: {law.why_unknown(0.95)}"
     wide = (high - low) / (expected["p95"][1] - expected["p95"][0])
     more = "more samples change nothing" if wide < _LITTLE else "more samples narrow it"
     share = 50 * (high - low) / law.quantile(0.95)
