@@ -54,7 +54,7 @@ def _made(seed, *, replicas, stages, steps, microbatches=8, missing=False):
 # With how many repetitions. A step's factor that remembers ten steps is hardly seen in fifty.
 _SHAPES = {
     "8 workers, 50 steps": ({"replicas": 4, "stages": 2, "steps": 50}, 60),
-    "64 workers, 200 steps": ({"replicas": 8, "stages": 8, "steps": 200}, 12),
+    "64 workers, 100 steps": ({"replicas": 8, "stages": 8, "steps": 100}, 12),
     "unbalanced": ({"replicas": 4, "stages": 2, "steps": 60, "missing": True}, 60),
 }
 
