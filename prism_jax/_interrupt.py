@@ -253,7 +253,7 @@ def progress_bar(
 
     large = total is None or total >= 1000
     look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
-    with shown(True), tqdm(total=total, desc=what, **look) as bar:
+    with own_progress(True), tqdm(total=total, desc=what, **look) as bar:
         yield bar.update
 
 
@@ -262,7 +262,7 @@ _shown: list[None] = []
 
 
 @contextlib.contextmanager
-def shown(show: bool) -> Iterator[None]:
+def own_progress(show: bool) -> Iterator[None]:
     """Says that work shows its progress by itself, if it does."""
     _shown.extend([None] * show)
     try:

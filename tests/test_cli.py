@@ -307,7 +307,7 @@ def test_what_goes_on_for_long_says_so_unless_a_bar_does(monkeypatch, capsys):
     def wait(seconds):
         clock[0] += seconds
         if clock[0] == 20:
-            bars.enter_context(_interrupt.shown(True))
+            bars.enter_context(_interrupt.own_progress(True))
         if clock[0] == 40:
             bars.close()
         return clock[0] > 50

@@ -50,6 +50,7 @@ def test_all_commands_that_write_are_checked():
 
 @pytest.mark.parametrize(("line", "names"), _WRITES.items(), ids=lambda line: str(line).split()[0])
 def test_no_command_replaces_a_file_unasked(line, names, tmp_path, monkeypatch, capsys):
+    make_parser()  # Imports all commands, so that none keeps a function that is replaced here.
     for function in ("cli._load.load", "data.load_job", "importers.import_job", "trace.read_ranks"):
         monkeypatch.setattr(f"prism_jax.{function}", lambda *_: pytest.fail("something was read"))
     words = [word.replace("OUT", str(tmp_path / "out")) for word in line.split()]
@@ -97,6 +98,16 @@ def test_neither_a_job_nor_a_part_of_it_is_replaced(tmp_path, capsys):
     ):
         assert main([*map(str, words), "--force"]) == 2
         assert "is read by this command, too" in capsys.readouterr().err
+
+
+def test_a_job_that_cannot_be_read_is_one_sentence_where_a_command_writes(tmp_path, capsys):
+    job, steps = tmp_path / "job.toml", tmp_path / "steps.csv"
+    steps.write_text("step,step_time_s\n0,1.0\n")
+    for text in ("a = " + "[" * 100_000, "a =", "\x00", ""):
+        job.write_text(text)
+        words = ["calibrate", job, "--to", steps, "--out", tmp_path / "out.toml"]
+        assert main([*map(str, words)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_file_is_replaced_only_by_a_whole_one(tmp_path, monkeypatch, capsys):

@@ -4,16 +4,17 @@ what it reads stays in any case.
 
 import dataclasses
 import os
-import pathlib
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .._files import check_writable, shown
+from ..data import parse_toml, read_text
 
 
 # Arguments that may name a folder, all of whose files are read.
 _FOLDERS = ("job", "jobs", "trace")
+# Bytes of a TOML file.
+_MOST = 2**21
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +113,8 @@ def _named_in(file: str) -> Iterator[str]:
     if not file.endswith(".toml"):
         return
     try:
-        values = [tomllib.loads(pathlib.Path(file).read_text())]
-    except (OSError, ValueError):  # The command says what is wrong with it.
+        values: list[Any] = [parse_toml(read_text(file, _MOST))]
+    except ValueError:  # The command says what is wrong with it.
         return
     while values:
         value = values.pop()

@@ -63,6 +63,7 @@ from ._read import (
     is_profile as is_profile,
     list_names as list_names,
     located as located,
+    parse_toml as parse_toml,
     read_rows as read_rows,
     read_struct as read_struct,
     read_text as read_text,
