@@ -51,6 +51,32 @@ def test_gradients_alone():
     assert _bytes(work.tail, "all_gather") == {"dp16": 2 * _PARAMETERS}
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_what_is_sent_and_updated_has_the_bytes_of_its_dtypes(zero):
+    """Layers are gathered in fp8, the ends are not; gradients are sent in bf16; an update moves two
+    moments, each read and written, with half the bytes.
+    """
+    dtypes = ("gather_dtype=fp8", "gradient_comm_dtype=bf16", "optimizer_dtype=bf16")
+    plain, changed = (
+        lower_job(_job(f"training.zero={zero}", "training.overlap_param_gather=false", *more))
+        for more in ((), [f"training.{one}" for one in dtypes])
+    )
+    layers = _PARAMETERS - _HEAD - 128256 * 4096
+    gathers = changed.forward[0] if zero == 3 else changed.tail
+    assert _bytes(gathers, "all_gather")["dp16"] == 2 * _PARAMETERS - layers
+    reductions = changed.reduce_scatter[0] if zero == 1 else changed.backward[0]
+    assert _bytes(reductions, "reduce_scatter")["dp16"] == 2 * _PARAMETERS
+    moved = [
+        sum(
+            times * int(one.size[:-1])
+            for one, times in kernels_of(work.tail).items()
+            if one.kind == "optimizer"
+        )
+        for work in (plain, changed)
+    ]
+    assert moved[0] - moved[1] == pytest.approx(2 * 4 * _PARAMETERS / 16, abs=2)
+
+
 def test_a_backward_in_two_deals_gradients_with_its_weights():
     work = lower_job(_job("training.zero=3"))
     assert _bytes(work.backward_input[0], "all_gather") == {"dp16": 2 * (_PARAMETERS - _HEAD)}

@@ -94,7 +94,23 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `gradient_bucket_size`: the fewest parameters of the first stage whose gradients are reduced
         together, if reductions overlap with the backward; by default 40 million or, if it is more,
         one million for each replica. Other stages reduce all of their gradients at once.
-    - `gradient_dtype`: the dtype in which gradients are reduced.
+    - `gradient_dtype`: the dtype in which gradients are accumulated and, unless
+        `gradient_comm_dtype` is another, reduced.
+    - `gradient_comm_dtype`: the dtype in which gradients are sent to other replicas; by default
+        `gradient_dtype`.
+    - `gather_dtype`: the dtype in which parameters are gathered. With `fp8` this holds for the
+        matrices of layers, not for the ends of the model.
+    - `optimizer_dtype`: the dtype of the optimizer's moments.
+    - `loss`: how the cross entropy treats logits, by what it holds for each at its peak, in bytes:
+        `eager`, PyTorch's own for logits in float32 (14; 18 where the vocabulary is split, as by
+        DTensor); `vocab-parallel`, Megatron-LM's, in place (6), or by kernels that are compiled,
+        not in place (`vocab-parallel-compiled`: 10); `compiled`, which keeps nothing but the logits
+        and their gradients, both in 16 bits (4); `fused`, whose gradients take the place of the
+        logits, as those of Transformer Engine and Liger (2).
+    - `loss_chunks`: in how many pieces the tokens of a microbatch go through the head and the loss,
+        one after the other, so that only the logits of one piece are there at a time.
+    - `narrow_inputs`: whether the inputs of products in fp8 or narrower are kept for the backward
+        as they were multiplied, as Transformer Engine does; otherwise in 16 bits.
     - `scaling`: of which values the scales of narrow dtypes are: of those of earlier steps
         (`delayed`), or of the `tensor` or each `row` that is cast. Then a kernel reads them for
         their maximum before another casts them, and again for the transpose.
@@ -149,6 +165,14 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap_shared_experts: bool = False
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    gradient_comm_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
+    gather_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    optimizer_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    loss: Literal["eager", "vocab-parallel", "vocab-parallel-compiled", "compiled", "fused"] = (
+        "vocab-parallel"
+    )
+    loss_chunks: Count = 1
+    narrow_inputs: bool = False
     scaling: Literal["delayed", "tensor", "row"] = "delayed"
     eager_share: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 1.0
     launch_floor_s: NonNegative = 0.0

@@ -79,8 +79,20 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of a gradient that is accumulated and reduced."""
+        """The bytes of a gradient that is accumulated."""
         return 4 if self.training.gradient_dtype == "fp32" else 2
+
+    @property
+    def sent_gradient_bytes(self) -> int:
+        """The bytes of a gradient that is reduced."""
+        training = self.training
+        return _DTYPE_BYTES[training.gradient_comm_dtype or training.gradient_dtype]
+
+    @property
+    def moment_bytes(self) -> int:
+        """The bytes of all moments of a parameter."""
+        number = {"adam": 2, "adagrad": 1}[self.training.optimizer]
+        return number * _DTYPE_BYTES[self.training.optimizer_dtype]
 
     def recomputes(self, name: str | None) -> bool:
         """Whether selective recomputation includes the module with this name."""

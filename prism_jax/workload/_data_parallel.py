@@ -23,6 +23,7 @@ from ._costs import Costs
 from ._parts import block, block_means, segment
 from ._split import Held, Stages, held_of, sum_held
 from ._units import (
+    gathered_bytes,
     instance,
     reduces_each_microbatch,
     scattered,
@@ -76,7 +77,7 @@ def _kernels(costs: Costs, held: Held) -> list[Kernel]:
     found = shared(costs, held)
     if costs.training.zero:
         return [kernel for one in found for kernel in scattered(costs, *one)]
-    size = costs.gradient_bytes
+    size = costs.sent_gradient_bytes
     return [costs.collective("all_reduce", size * number, group) for number, group in found]
 
 
@@ -87,7 +88,7 @@ def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
         return []
     apart = max(stages.ends) - min(stages.ends)
     ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)
-    num_bytes = costs.gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
+    num_bytes = costs.sent_gradient_bytes * model.vocab_size * model.hidden_size / layout.tp
     if training.zero >= 2:
         num_bytes /= instance(costs, costs.group("dp")).size
     return [costs.collective("all_reduce", num_bytes, ends)]
@@ -160,15 +161,17 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
         read = costs.move("optimizer", 4 * shard)
         segments.append(segment([read], norm if costs.layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
-    num_bytes = {"adam": 30, "adagrad": 22}[training.optimizer]
+    num_bytes = 14 + 2 * costs.moment_bytes
     segments += [segment([costs.move("optimizer", num_bytes * shard)]), *host]
     if 0 < training.zero < 3:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)
-        for parameters, group in zip(of_stages, costs.replicas, strict=True):
+        parts = [one for stage in stages.of_rank(rank) for one in stages.parts[stage]]
+        sizes = gathered_bytes(costs, tuple(parts))
+        for parameters, size, group in zip(of_stages, sizes, costs.replicas, strict=True):
             if group.size == 1 or not sum(parameters):
                 continue
-            kernel = _gathered(costs, 2 * sum(parameters), instance(costs, group))
+            kernel = _gathered(costs, size, instance(costs, group))
             if training.overlap_param_gather:
                 kernel = _hide(costs, kernel, stages, rank, parameters, block_means(forward))
             segments.append(segment([], kernel))

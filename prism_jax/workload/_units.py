@@ -15,7 +15,7 @@ import msgspec
 
 from ..cluster import Group
 from ..data import Training
-from ._architecture import Part
+from ._architecture import Part, Parts
 from ._block import Kernel, Segment, Segments
 from ._costs import Costs
 from ._parts import block, block_mean, segment, without
@@ -161,9 +161,22 @@ def sharded_parameters(costs: Costs, held: Held) -> float:
     return sum(number / instance(costs, group).size for number, group in groups)
 
 
+def gathered_bytes(costs: Costs, parts: Parts) -> Held:
+    """The bytes of the parameters of units, unsharded and in the dtype in which they are gathered;
+    those of the ends of a model are never in fp8.
+    """
+    size = {"fp32": 4, "fp8": 1}.get(costs.training.gather_dtype, 2)
+    total = [0.0, 0.0]
+    for part, count in parts:
+        each = count * (size if part.is_layer else max(size, 2))
+        held = held_of(part.parameters(costs.model), costs.layout)
+        total = [one + each * number for one, number in zip(total, held, strict=True)]
+    return Held(*total)
+
+
 def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]:
     """The collectives that reduce the gradients of sharded parameters."""
-    size, inner = costs.gradient_bytes * parameters, instance(costs, group)
+    size, inner = costs.sent_gradient_bytes * parameters, instance(costs, group)
     yield costs.collective("reduce_scatter", size, inner)
     instances = costs.training.optimizer_instances
     if instances > 1:  # The peers of a shard.
@@ -175,14 +188,12 @@ def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
     """The all_gathers of the parameters of a unit, none if each replica has all of them; or the
     reduce_scatters of its gradients, none if they are accumulated first.
     """
-    gathers, found = kind == "all_gather", []
-    if not (costs.training.zero == 3 if gathers else reduces_each_microbatch(costs.training)):
-        return ()
-    for number, group in shared_of_unit(costs, part):
-        if gathers:
-            found.append(costs.collective(kind, 2 * number, instance(costs, group)))
-        else:
-            found += scattered(costs, number, group)
+    training, found = costs.training, []
+    if kind == "all_gather" and training.zero == 3:
+        whole = shared(costs, gathered_bytes(costs, ((part, 1),)))
+        found = [costs.collective(kind, size, instance(costs, group)) for size, group in whole]
+    elif kind == "reduce_scatter" and reduces_each_microbatch(training):
+        found = [one for each in shared_of_unit(costs, part) for one in scattered(costs, *each)]
     # Those of one rank take no time.
     return tuple(msgspec.structs.replace(one, group="fsdp") for one in found if one.mean)
 
