@@ -1,12 +1,10 @@
-"""Parts of a step, measured by themselves: collectives between nodes, peaks of memory that
-Megatron-LM's functional tests recorded, and one layer of experts.
+"""Parts of a step, measured by themselves: collectives between nodes, and one layer of experts.
 
 The runs of layers are short, so the GPU's clock is at its maximum, as in `kernels/shapes`; the
 tables of training are those of steps at the limit of power.
 """
 
 import functools as ft
-import json
 import math
 import pathlib
 import re
@@ -17,17 +15,15 @@ from msgspec.structs import replace
 
 from prism_jax import data
 from prism_jax.cluster import Group, collective_latency
-from prism_jax.data import Cluster, load_cluster, load_kernels, make_job
-from prism_jax.importers._megatron import megatron_reader, read_megatron
+from prism_jax.data import Cluster, load_cluster, load_kernels
 from prism_jax.lowering import parts_of
-from prism_jax.prediction import memory
 from prism_jax.workload import Segment, split_mean
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._parts import block
 
 from ._published_models import EXPERTS, cluster_of, job_on, switches_of
 from ._rows import WORDS, attempt, count, job_of, number, read, reason_lines
-from ._tables import Row, Rows, by, error_of, percent, table, table_of
+from ._tables import Row, Rows, by, percent, table, table_of
 
 
 _MIB = 2**20
@@ -89,65 +85,6 @@ def _median(rows: list[Row], low: float = 0.0, high: float = math.inf) -> str:
     """Of the rows from so many bytes to so many."""
     errors = [row["error"] for row in rows if low <= row["num_bytes"] < high]
     return percent(math.expm1(statistics.median(errors)), 0) if errors else ""
-
-
-# A node of these tests. Where a recipe does not state its GPUs, it has as many nodes as its degrees
-# need at least.
-_NODE_OF_TESTS = 8
-_NEAR = 0.20
-
-
-def memory_rows(folder: pathlib.Path) -> dict[str, list]:
-    """The runs of a folder like `../shared/data/megatron_golden`: `rows` have the recorded and the
-    predicted peak, in bytes; `refused` are the names of runs whose arguments cannot be expressed,
-    each with the reason.
-    """
-    found = {"rows": [], "refused": []}
-    for row in read(folder / "memory.csv"):
-        name, measured = row["case"], float(row["mem_max_allocated_bytes"])
-        about: Row = {"group": row["group"], "name": name, "device": row["device"]}
-        try:
-            about |= {"measured": measured, "predicted": _predicted_peak(row)}
-        except ValueError as error:
-            found["refused"].append((name, str(error).removeprefix(f"{name}: ")))
-        else:
-            found["rows"].append(about | {"error": error_of(about)})
-    return found
-
-
-def memory_table(found: dict[str, list]) -> str:
-    """A line for each run, each refusal, each group and all."""
-    rows, refused = found["rows"], found["refused"]
-    if not rows:
-        return "no runs whose arguments can be expressed"
-    form = "{error:+7.1%} {gb:8.2f} GB  {name} {device}"
-    lines = [form.format(**row, gb=row["measured"] / 1e9) for row in rows]
-    lines += [f"refused {name}: {reason}" for name, reason in refused]
-    for group, some in (by("group", rows) | {"all": rows}).items():
-        errors = [abs(row["error"]) for row in some]
-        near = sum(error <= _NEAR for error in errors) / len(errors)
-        middle = f"median error {statistics.median(errors):.1%}, {near:.0%} within {_NEAR:.0%}"
-        lines.append(f"{group:10} {len(some):4} rows: {middle}")
-    total = len(rows) + len(refused)
-    return "\n".join([*lines, f"expressed {len(rows)} of {total} rows ({len(rows) / total:.0%})"])
-
-
-def _predicted_peak(row: dict[str, str]) -> float:
-    """The most that the allocator of the last rank holds, in bytes."""
-    arguments = json.loads(row["args"])
-    gpus = int(row["gpus"] or _least_gpus(arguments))
-    raw = read_megatron(megatron_reader(arguments), gpus)
-    # Of the machine nothing but its size matters here.
-    raw |= {"cluster": "dgx-h100", "num_nodes": 8192}
-    return memory(make_job(raw, pathlib.Path(row["case"]))).ranks[-1].allocated
-
-
-def _least_gpus(arguments: dict) -> int:
-    """Of the whole nodes that hold a pipeline of whole stages."""
-    kinds = ("tensor-model", "pipeline-model", "context", "expert-model")
-    tp, pp, cp, ep = (int(arguments.get(f"{kind}-parallel-size", 1)) for kind in kinds)
-    etp = int(arguments.get("expert-tensor-parallel-size", tp))
-    return -(-pp * max(tp * cp, ep * etp) // _NODE_OF_TESTS) * _NODE_OF_TESTS
 
 
 # How much longer a GEMM takes in training than in a short run: sustained runs of 10 GFLOP to 1

@@ -35,6 +35,9 @@ class Published(msgspec.Struct, frozen=True):
     - `reason`: why there is no job.
     - `median`: whether a median was published.
     - `family`: the rows that are left out together when a law is fitted; by default the table.
+    - `device`: what the row calls its device.
+    - `peak_bytes`: the peak of memory that its note has, 0 without one; what the allocator has
+        `reserved` of the device, or what was allocated in it.
     """
 
     table: str
@@ -44,6 +47,13 @@ class Published(msgspec.Struct, frozen=True):
     reason: str = ""
     median: bool = False
     family: str = ""
+    device: str = ""
+    peak_bytes: float = 0.0
+    reserved: bool = False
+
+
+BYTES_OF_UNITS = {"GiB": 2**30, "GB": 1e9}
+_PEAK = re.compile(r"\b(mem|alloc|allocated|reserved)\s+([\d.]+)\s*(Gi?B)?")
 
 
 def published(folder: pathlib.Path) -> Iterator[Published]:
@@ -76,7 +86,12 @@ def _expressed(table, name, of_row, row, column="step_time_s", per_second=1, med
         return Published(table, name, 0.0, reason=reason, median=median)
     job, reason = attempt(job_of, of_row, row)
     family = row.get("family") or table if job else ""
-    return Published(table, name, time / per_second, job, reason, median, family)
+    device = row["gpu_type"] or (job.cluster.device.name if job else "")
+    # A column of torchtitan is in GiB, and of what torch's allocator has reserved.
+    kind, size, unit = said.groups() if (said := _PEAK.search(row["note"])) else ("", 0, "")
+    peak = (number(size) or 0.0) * BYTES_OF_UNITS[unit or "GiB"]
+    more = {"device": device, "peak_bytes": peak, "reserved": not kind.startswith("alloc")}
+    return Published(table, name, time / per_second, job, reason, median, family, **more)
 
 
 # vTrain does not say which Megatron-DeepSpeed it measured; it is taken to be a fork of 2021.

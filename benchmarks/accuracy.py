@@ -22,7 +22,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `faults`: `faults/`; see `_faults.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
 - `own-machine`: no data, but a training step on this machine's CPU; see `_shipped_jobs.py`.
-- `memory`: `megatron_golden/memory.csv`; see `_parts.py`.
+- `memory`: peaks of memory in `megatron_golden/`, `published/`, `steps/` and `../cases`, and which
+    runs fitted; see `_memory.py`.
 - `collectives`: `collectives/`; see `_parts.py`.
 """
 
@@ -40,12 +41,12 @@ from benchmarks._tables import options, use_all_cores
 # The parts of each module, whose functions `..._rows` and `..._table` have their names without `s`.
 _MODULES = {"_means": "means experts times", "expected_error": "expected", "_power": "power"}
 _MODULES |= {"_shipped_jobs": "flagships recommenders images own-machine", "_growth": "growth"}
-_MODULES |= {"_parts": "layers collectives memory", "fit_operators": "operators"}
+_MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
 _MODULES |= {"_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.
 _FOLDERS = {"layers": "steps", "operators": "operators", "collectives": "collectives"}
-_FOLDERS |= {"faults": "faults", "traces": "straggler_traces", "memory": "megatron_golden"}
+_FOLDERS |= {"faults": "faults", "traces": "straggler_traces"}
 
 
 def main() -> None:

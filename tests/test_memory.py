@@ -322,14 +322,14 @@ def test_a_job_without_a_model_has_no_memory():
 )
 def test_peaks_that_megatron_recorded():
     """The last rank's allocator at its fullest, for the arguments that can be expressed."""
-    from benchmarks._parts import memory_rows
+    from benchmarks._memory import golden_rows
 
-    found = memory_rows(_DATA / "megatron_golden")
-    errors = [abs(row["error"]) for row in found["rows"]]
-    assert len(errors) > 0.7 * (len(errors) + len(found["refused"]))
-    assert statistics.median(errors) <= 0.08
+    rows = list(golden_rows(_DATA / "megatron_golden"))
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows if "predicted" in row]
+    assert len(errors) > 0.7 * len(rows)
+    assert statistics.median(errors) <= 0.03
     assert sum(error <= 0.20 for error in errors) >= 0.9 * len(errors)
-    assert all(reason for _, reason in found["refused"])
+    assert all(row["reason"] for row in rows if "predicted" not in row)
     assert all(math.isfinite(error) for error in errors)
 
 

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import expected_error
 from benchmarks._growth import growth_rows, growth_table
 from benchmarks._means import mean_rows, mean_table
+from benchmarks._memory import memory_rows, memory_table
 from benchmarks._parts import layer_rows, layer_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
@@ -409,3 +410,67 @@ def test_a_file_of_kernels_without_a_column_is_noted(tmp_path, capsys):
     pl.DataFrame([_MOE]).write_parquet(tmp_path / "moe.parquet")
     assert len(operator_rows(tmp_path)) == 1
     assert "gemm.parquet is left out" in capsys.readouterr().err
+
+
+_TRIED = {"framework": "Megatron-LM", "model": "Llama-3.1-8B", "device": "A100-40GB-SXM"}
+_TRIED |= {"gpus": 4, "tp": 4, "dp": 1, "pp": 1, "ep": 1, "global_batch": 4, "seq": 1024}
+_TRIED |= {"recompute": "none", "zero": "0", "ran": 1, "state_bytes_per_gpu": 33.75e9}
+_PEAK = {"model": "OPT-350M", "gpu_type": "GH200-96GB", "tp": 4, "pp": 2, "dp": 1, "seq": 2048}
+_PEAK |= {"gpus": 8, "micro_batch": 1, "global_batch": "8.0", "layers_per_stage": "12 14"}
+_PEAK |= {"max_memory_bytes": 8e9}
+_GOLDEN = {"group": "gpt", "case": "a", "device": "h100", "args": "{}"}
+
+
+def _memory_of(folder, **files):
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    for name, rows in files.items():
+        _write(data / name.replace("__", "/").replace("_csv", ".csv"), rows)
+    return memory_rows(data)
+
+
+def test_failures_are_of_memory_where_states_are_too_large_or_a_smaller_microbatch_ran(tmp_path):
+    larger = _TRIED | {"micro_batch": 4, "ran": 0, "failure": "segmentation fault"}
+    rows = [_TRIED | {"micro_batch": 2}, larger, larger | {"failure": "scheduler"}]
+    rows += [larger | {"pp": 4, "tp": 1}, larger | {"pp": 4, "tp": 1, "state_bytes_per_gpu": 5e10}]
+    rows += [larger | {"configuration_fault": "a port"}, larger | {"micro_batch": ""}]
+    found = _memory_of(tmp_path, steps__layouts_a100_csv=rows)
+    assert [row["ran"] for row in found["rows"]] == [True, False, None, None, False, None]
+    assert [row["reason"] for row in found["refused"]] == ["`micro_batch` is not given"]
+    assert "false fits: 0 of 2 runs that ran out of memory (0.0%)" in memory_table(found)
+
+
+def test_odd_rows_of_memory_have_a_reason(tmp_path):
+    odd = [{"layers_per_stage": text} for text in ("12", "x")] + [
+        {"micro_batch": ""},
+        {"model": "T5"},
+    ]
+    note = {"note": "compile, mem 77.0; local batch 2", "source": "torchtitan", "zero": "FSDP"}
+    found = _memory_of(
+        tmp_path,
+        steps__more_memory_csv=[_PEAK, *(_PEAK | one for one in odd)],
+        megatron_golden__memory_csv=[_GOLDEN, {"case": "b"}],
+        steps__step_means_csv=[_LLAMA, _LLAMA | note, _LLAMA | {"tp": "0"}],
+    )
+    assert len(found["rows"]) == 3
+    assert len(found["refused"]) == 7
+    peaks = [row["measured"] for row in found["rows"]]
+    assert peaks == [None, 77 * 2**30, 8e9]
+    assert all(row["ran"] is True and row["predicted"] > 0 for row in found["rows"])
+    assert all(row["reason"] for row in found["refused"])
+
+
+def test_the_first_line_of_a_case_says_what_ran(tmp_path):
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    text = 'kind = "job"\ncluster = "dgx-h100"\nnum_nodes = 1\nmodel = "llama-3.1-8b"\n'
+    text += '[layout]\ndp = 8\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
+    text += "[training]\nmicrobatch_size = 1\nsequence_length = 8192\n"
+    firsts = ["# ran: 4.3 s, 50.5 GB reserved of 85.9", "# ran on 8 B300 (288 GB): 47 s"]
+    firsts += ["# ran out of memory", "# a job", "# ran: 2 GiB"]
+    for i, first in enumerate(firsts):
+        (cases / f"c{i}.toml").write_text(f"{first}\n{text if i < 4 else ''}")
+    found = _memory_of(tmp_path)
+    said = [(row["measured"], row["ran"]) for row in found["rows"]]
+    assert said == [(50.5e9, True), (None, True), (None, False)]
+    assert [row["name"] for row in found["refused"]] == ["c4"]

@@ -1,0 +1,285 @@
+"""Peaks of memory that runs reported, and whether runs fitted, against `prism_jax.memory`.
+
+What a framework's allocator held at most is compared with `RankMemory.allocated`. torchtitan prints
+what it has reserved of the device (`max_reserved` of torch's allocator), which is more by what is
+fragmented. A run that ended with a step fits, whatever else is known of it.
+
+`plain_h200/` is read elsewhere: jobs do not yet have what plain PyTorch keeps.
+"""
+
+import functools as ft
+import json
+import pathlib
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from prism_jax import data
+from prism_jax.data import load_job, make_job
+from prism_jax.importers._megatron import megatron_reader, read_megatron
+from prism_jax.prediction import memory
+
+from ._published import BYTES_OF_UNITS, published
+from ._published_jobs import of_steps
+from ._published_models import cluster_of, device_of
+from ._rows import WORDS, attempt, count, job_of, number, read
+from ._tables import Folder, Row, Rows, by, error_of
+
+
+# Runs of which the parameters are sharded, layers are in 8 bits or less, or what is kept for a
+# backward is offloaded or computed again op by op.
+_SHARDED = "fsdp, fp8, offloaded, by op"
+_NEAR = 0.20
+_NOWHERE = pathlib.Path("a row")
+
+
+def memory_rows(folder: Folder) -> dict[str, list[Row]]:
+    """The runs below a folder like `../shared/data`.
+
+    **Returns:**
+
+    `rows` have a `table`, a `name` and a `device`; the `measured` peak in bytes, `None` if it is
+    not known; the `predicted` one; whether the run `ran`, `None` if that is not known; and whether
+    it `fits`, `None` if the memory of its device is not known. `refused` are the runs that cannot
+    be expressed as a job, each with the `reason`.
+    """
+    rows = [
+        *golden_rows(folder / "megatron_golden"),
+        *_published(folder),
+        *_layouts(folder / "steps"),
+        *_sailor(folder / "steps"),
+        *_cases(folder.parent / "cases"),
+    ]
+    refused = [row for row in rows if "reason" in row]
+    return {"rows": [row for row in rows if "reason" not in row], "refused": refused}
+
+
+def memory_table(found: dict[str, list[Row]]) -> str:
+    """A line for each peak, each run on the wrong side, each reason, each table and all."""
+    rows, refused = found["rows"], found["refused"]
+    if not rows:
+        return "no runs that can be expressed"
+    peaks = [row for row in rows if row["measured"]]
+    form = "{error:+7.1%} {gb:8.2f} GB  {name} {device}"
+    lines = [form.format(**row, error=error_of(row), gb=row["measured"] / 1e9) for row in peaks]
+    known = [row for row in rows if None not in (row["ran"], row["fits"])]
+    form = "{} fits, ran {}: {gb:8.2f} GB  {table}: {name} {device}"
+    lines += [
+        form.format(*("does", "out") if row["fits"] else ("not", "well"), **row, gb=_gb(row))
+        for row in known
+        if row["ran"] != row["fits"]
+    ]
+    reasons = by("reason", refused)
+    lines += [f"refused, {len(some)} rows: {reason}" for reason, some in reasons.items()]
+    of_golden = [row for row in peaks if row.get("case")]
+    tables = by("table", peaks) | {"all of Megatron-LM": of_golden, "all": peaks}
+    for name, some in tables.items():
+        errors = [abs(error_of(row)) for row in some]
+        if errors:
+            near = sum(error <= _NEAR for error in errors) / len(errors)
+            middle = f"median error {statistics.median(errors):.1%}, {near:.0%} within {_NEAR:.0%}"
+            lines.append(f"{name:28} {len(some):4} rows: {middle}")
+    total = len(rows) + len(refused)
+    lines.append(f"expressed {len(rows):,} of {total:,} rows ({len(rows) / total:.0%})")
+    for what, ran in (("false refusals", True), ("false fits", False)):
+        those = [row for row in known if row["ran"] == ran]
+        wrong = sum(row["fits"] != ran for row in those)
+        share = f" ({wrong / len(those):.1%})" if those else ""
+        ended = "ran" if ran else "ran out of memory"
+        lines.append(f"{what}: {wrong:,} of {len(those):,} runs that {ended}{share}")
+    return "\n".join(lines)
+
+
+def _gb(row: Row) -> float:
+    return row["predicted"] / 1e9
+
+
+def _row(table: str, name: str, device: str, job: Any, **known: Any) -> Row:
+    """A row of a job; `known` are its peak `measured`, whether that is `reserved`, and `ran`."""
+    row: Row = {"table": table, "name": name, "device": device}
+    found, reason = attempt(memory, job) if job else (None, known.pop("reason"))
+    if not found:
+        return row | {"reason": reason}
+    row |= {"measured": known.get("measured"), "predicted": found.fullest.allocated}
+    return row | {"ran": known.get("ran"), "fits": found.fits}
+
+
+# A node of Megatron-LM's functional tests. Where a recipe does not state its GPUs, it has as many
+# nodes as its degrees need at least.
+_NODE_OF_TESTS = 8
+
+
+def golden_rows(folder: Folder) -> Rows:
+    """The functional tests of Megatron-LM: its allocator on the last rank, which logs."""
+    for row in read(folder / "memory.csv"):
+        measured = number(row["mem_max_allocated_bytes"])
+        job, reason = attempt(_golden_job, row)
+        reason = reason.removeprefix(f"{row['case']}: ") or "no peak of memory"
+        job = job if measured else None
+        keys = {"measured": measured, "ran": True, "reason": reason}
+        one = _row(row["group"], row["case"], row["device"], job, **keys)
+        if job and "predicted" in one:
+            one |= {"predicted": memory(job).ranks[-1].allocated, "case": row["case"]}
+        yield one
+
+
+def _golden_job(row: dict[str, str]) -> data.Job:
+    arguments = json.loads(row["args"])
+    gpus = count(row, "gpus", _least_gpus(arguments))
+    raw = read_megatron(megatron_reader(arguments), gpus)
+    # Of the machine nothing but the memory of a device matters here, and that there is room.
+    cluster = WORDS["clusters"].get(device_of(row["device"]), "dgx-h100")
+    raw |= {"cluster": cluster, "num_nodes": 8192}
+    return make_job(raw, pathlib.Path(row["case"]))
+
+
+def _least_gpus(arguments: dict) -> int:
+    """Of the whole nodes that hold a pipeline of whole stages."""
+    kinds = ("tensor-model", "pipeline-model", "context", "expert-model")
+    tp, pp, cp, ep = (int(arguments.get(f"{kind}-parallel-size", 1)) for kind in kinds)
+    etp = int(arguments.get("expert-tensor-parallel-size", tp))
+    return -(-pp * max(tp * cp, ep * etp) // _NODE_OF_TESTS) * _NODE_OF_TESTS
+
+
+def _published(folder: Folder) -> Rows:
+    """The steps of `_published.py`, all of which ran; notes of some have their peaks."""
+    for one in published(folder):
+        keys = {"measured": one.peak_bytes or None, "reserved": one.reserved, "ran": True}
+        table = _SHARDED if one.job and _is_sharded(one.job.training) else one.table
+        yield _row(table, one.name, one.device, one.job, reason=one.reason, **keys)
+
+
+def _is_sharded(training: Any) -> bool:
+    narrow = training.dtype not in ("bf16", "fp16")
+    return training.zero == 3 or narrow or training.recompute == "by-op"
+
+
+_LAYOUT = ("framework", "gpus", "tp", "dp", "pp", "ep", "zero", "seq")
+# Failures that are of the machine or of the launch.
+_NOT_OF_MEMORY = ("scheduler", "no GPU visible")
+# Of `layouts_a100.csv`: what both of its frameworks train, in the columns of published steps and as
+# arguments of Megatron-LM, whose searches tie the embeddings and split no sequences (their scripts,
+# ccl-bench@1d257f0 agent/megatron_llama8b/scripts/run.sh).
+_LLAMA = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}
+_ARGUMENTS = {"num-layers": 32, "hidden-size": 4096, "ffn-hidden-size": 14336, "bf16": True}
+_ARGUMENTS |= {"num-attention-heads": 32, "group-query-attention": True, "num-query-groups": 8}
+_ARGUMENTS |= {"position-embedding-type": "rope", "swiglu": True, "vocab-size": 128256}
+_ARGUMENTS |= {"no-gradient-accumulation-fusion": True, "no-masked-softmax-fusion": True}
+_ARGUMENTS |= {"no-bias-gelu-fusion": True, "no-bias-dropout-fusion": True}
+_COUNTS = {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
+_COUNTS |= {"micro_batch": "micro-batch-size", "global_batch": "global-batch-size"}
+_COUNTS |= {"seq": "seq-length", "ep": "expert-model-parallel-size"}
+
+
+def _layouts(folder: Folder) -> Rows:
+    """Layouts that were tried on A100 of 40 GB, of which some failed.
+
+    The causes are cut in the source. A failure is taken to be one of memory if the states of the
+    parameters alone are more than the card has, or if the same layout ran with a smaller
+    microbatch, and never with as many sequences; of all others, such as pipelines of torchtitan
+    that never ran with 8 GB of states, it is not known.
+    """
+    rows = read(folder / "layouts_a100.csv")
+    sizes = defaultdict(list)
+    for row in rows:
+        if row["ran"] == "1":
+            sizes[tuple(row[key] for key in _LAYOUT)].append(number(row["micro_batch"]) or 0)
+    for row in rows:
+        ran = row["ran"] == "1" or None
+        own, size = sizes[tuple(row[key] for key in _LAYOUT)], number(row["micro_batch"])
+        if row["ran"] == "0" and row["failure"] not in _NOT_OF_MEMORY:
+            too_much = (number(row["state_bytes_per_gpu"]) or 0) > _bytes_of(row["device"])
+            grew = size and own and min(own) < size and max(own) < size
+            ran = False if (too_much or grew) and not row["configuration_fault"] else None
+        job, reason = attempt(job_of, _of_layout, row)
+        degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
+        more = " ".join(filter(None, (row["recompute"], "compiled" * (row["compile"] == "1"))))
+        name = f"{row['framework']} {degrees} batch {row['micro_batch']} {more}, {row['search']}"
+        yield _row("layouts, A100 of 40 GB", name, row["device"], job, ran=ran, reason=reason)
+
+
+def _of_layout(row: dict[str, str]) -> data.Job:
+    if row["model"] != "Llama-3.1-8B":
+        raise ValueError(f"the layers of {row['model']} are not known here")
+    if row["framework"] == "Megatron-LM":
+        arguments = _ARGUMENTS | {name: count(row, key) for key, name in _COUNTS.items()}
+        arguments["max-position-embeddings"] = arguments["seq-length"]
+        arguments["recompute-activations"] = row["recompute"] == "selective"
+        raw = read_megatron(megatron_reader(arguments), count(row, "gpus"))
+        nodes = -(-count(row, "gpus") // 4)
+        return make_job(raw | {"cluster": cluster_of(row["device"]), "num_nodes": nodes}, _NOWHERE)
+    batch = row["micro_batch"]
+    if not batch:  # Without a pipeline it does not accumulate; with one, microbatches are of one.
+        batch = count(row, "global_batch") // count(row, "dp") if count(row, "pp") == 1 else 1
+    known = {key: str(value) for key, value in _LLAMA.items()}
+    known |= {"source": row["framework"], "model": row["model"], "cp": "1", "vpp": "1"}
+    keys = ("gpus", "tp", "pp", "ep", "global_batch", "seq", "zero", "recompute")
+    known |= {key: row[key] for key in keys}
+    known |= {"dtype": "bf16", "gpu_type": row["device"], "micro_batch": str(batch), "note": ""}
+    return of_steps(defaultdict(str, known))
+
+
+@ft.cache
+def _bytes_of(device: str) -> float:
+    """The memory of a device, without limit if it is not known."""
+    known = device_of(device)
+    return data.load_device(known).memory_bytes if known else float("inf")
+
+
+# The dtype of these runs is not stated. Their memory grows by 3.3 GB for each sequence of 2,048
+# tokens on four GPUs, which activations in 16 bits with unfused attention explain (3.2 GB); in
+# float32 it would be twice that, and without the scores of attention a third.
+_OPT = {"hidden_size": 1024, "num_heads": 16, "vocab_size": 50272, "num_layers": 24}
+_OPT |= {"ffn_size": 4096, "max_positions": 2048, "dropout": True}
+
+
+def _sailor(folder: Folder) -> Rows:
+    """Sailor's runs of OPT-350M on GH200 and on mixed GPUs, for which no peaks are known here."""
+    for row in read(folder / "more_memory.csv"):
+        job, reason = attempt(_of_sailor, row)
+        measured = number(row["max_memory_bytes"])
+        degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
+        name = f"{row['model']} {degrees} batch {row['micro_batch']}"
+        keys = {"measured": measured, "ran": True, "reason": reason}
+        one = _row("Sailor, assumed: fp16, unfused", name, row["gpu_type"], job, **keys)
+        yield one | ({} if "reason" in one or "GH200" in row["gpu_type"] else {"fits": None})
+
+
+def _of_sailor(row: dict[str, str]) -> data.Job:
+    if row["model"] != "OPT-350M":
+        raise ValueError(f"the layers of {row['model']} are not known here")
+    tp, pp, dp = (count(row, key) for key in ("tp", "pp", "dp"))
+    # The embedding and the head count as layers.
+    first, *others = (int(text) for text in row["layers_per_stage"].split())
+    stages = [first - 1, *others]
+    stages[-1] -= 1
+    if len(stages) != pp or sum(stages) != _OPT["num_layers"]:
+        raise ValueError(f"`layers_per_stage` {row['layers_per_stage']} are not those of 24 layers")
+    size = count(row, "micro_batch")
+    microbatches = count(row, "global_batch") // (dp * size)
+    schedule: dict[str, Any] = {"kind": "1f1b", "num_microbatches": microbatches}
+    if len(set(stages)) > 1:
+        schedule["layers_per_stage"] = stages
+    training = {"microbatch_size": size, "sequence_length": count(row, "seq"), "dtype": "fp16"}
+    training |= {"software": "megatron-2021", "sequence_parallel": False, "zero": 0}
+    training |= {"attention": "unfused"}
+    raw = {"model": _OPT, "layout": {"tp": tp, "pp": pp, "dp": dp}}
+    raw |= {"schedule": schedule, "training": training, "cluster": "hgx-h100-96g"}
+    return make_job(raw | {"num_nodes": -(-tp * pp * dp // 8)}, _NOWHERE)
+
+
+def _cases(folder: Folder) -> Iterator[Row]:
+    """Job files whose first line says what the run measured: `# ran: 4.37 s, 87.9 GB reserved`."""
+    for path in sorted(folder.glob("c*.toml")):
+        first = path.read_text().partition("\n")[0]
+        if not (said := re.match(r"#\s*(ran( out of memory)?\b[^:]*)(:.*)?", first)):
+            continue
+        peak = re.search(r"([\d.]+) (Gi?B)", said[3] or "")
+        measured = float(peak[1]) * BYTES_OF_UNITS[peak[2]] if peak else None
+        job, reason = attempt(load_job, path)
+        device = job.cluster.device.name if job else ""
+        table = _SHARDED if job and _is_sharded(job.training) else "cases"
+        keys = {"measured": measured, "reserved": True, "ran": not said[2], "reason": reason}
+        yield _row(table, path.stem, device, job, **keys)
