@@ -1,6 +1,6 @@
 """Peaks of memory that runs reported, and whether runs fitted, against `prism_jax.memory`.
 
-What a framework's allocator held at most is compared with `RankMemory.allocated`. torchtitan prints
+What a framework's allocator held at most is compared with `RankMemory.bytes`. torchtitan prints
 what it has reserved of the device (`max_reserved` of torch's allocator), which is more by what is
 fragmented. A run that ended with a step fits, whatever else is known of it.
 
@@ -102,7 +102,7 @@ def _row(table: str, name: str, device: str, job: Any, **known: Any) -> Row:
     found, reason = attempt(memory, job) if job else (None, known.pop("reason"))
     if not found:
         return row | {"reason": reason}
-    row |= {"measured": known.get("measured"), "predicted": found.fullest.allocated}
+    row |= {"measured": known.get("measured"), "predicted": found.fullest.bytes}
     return row | {"ran": known.get("ran"), "fits": found.fits}
 
 
@@ -121,7 +121,7 @@ def golden_rows(folder: Folder) -> Rows:
         keys = {"measured": measured, "ran": True, "reason": reason}
         one = _row(row["group"], row["case"], row["device"], job, **keys)
         if job and "predicted" in one:
-            one |= {"predicted": memory(job).ranks[-1].allocated, "case": row["case"]}
+            one |= {"predicted": memory(job).ranks[-1].bytes, "case": row["case"]}
         yield one
 
 

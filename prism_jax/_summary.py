@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: [%+.(].*)?")
 _UNKNOWN = ("", "-", "unknown")
 # What a spreadsheet takes for a formula begins with one of these.
 _FORMULA = ("=", "+", "-", "@")
+# Bytes; as drivers count the memory of devices.
+GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Column:
     - `form`: how a number is written, such as `.2f`, or `d` for whole numbers. By default, an
         [`Estimate`][] and an interval have the digits that they support, and other numbers five.
     - `error`: like `of`: the number's interval, or half its width, which sets the digits.
-    - `scale`: what a number is multiplied by, such as 1e-9 for GB.
+    - `scale`: what a number is multiplied by, such as 1e-9 for billions.
     """
 
     name: str

@@ -162,7 +162,7 @@ def test_a_too_large_model_names_the_gpus_that_would_hold_it():
     space = prism.LayoutSpace(cp=(1,), microbatch_size=(1,), zero=(1,))
     job = prism.load_job("megatron-22b-a100-8", ["model=llama-3.1-405b", "num_nodes=64"])
     asked = {"job": job, "space": space, "batch_size": 64}
-    with pytest.raises(ValueError, match=r"`.*` needs least, .* GB; use 128 GPUs, or"):
+    with pytest.raises(ValueError, match=r"`.*` needs least, .* GiB; use 128 GPUs, or"):
         _enumerate(64, **asked)
     assert _enumerate(128, **asked)
 
@@ -176,7 +176,7 @@ def test_a_batch_of_very_many_microbatches_that_cannot_fit_is_refused_at_once(mo
         return prism.memory(one)
 
     monkeypatch.setattr("prism_jax.layouts._enumerate.memory", memory)
-    with pytest.raises(ValueError, match=r"without activations, .* GB; use 128 GPUs, or"):
+    with pytest.raises(ValueError, match=r"without activations, .* GiB; use 128 GPUs, or"):
         _enumerate(8, job=job, space=None, batch_size=2_048)
     assert {one.layout.world_size for one in asked} == {128}
 
@@ -306,7 +306,7 @@ def test_your_job_is_ranked_wherever_it_stands(jobs, monkeypatch):
     large = msgspec.structs.replace(slow, training=training)
     found = prism.rank_layouts(jobs, num_samples=None, top=2, yours=large, memory_margin=0.0)
     assert found.yours is None
-    assert any(re.search(r"not ranked: it needs .* GB", note) for note in found.notes)
+    assert any(re.search(r"not ranked: it needs .* GiB", note) for note in found.notes)
 
 
 @pytest.fixture(scope="module")

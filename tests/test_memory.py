@@ -13,10 +13,10 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import list_names, load_job
+from prism_jax.data import list_names, load_device, load_job
 from prism_jax.prediction import costly_keys
 from prism_jax.prediction._advice import _toml, check_memory, fixes
-from prism_jax.prediction._memory import _peaks
+from prism_jax.prediction._memory import RankMemory, _peaks
 from prism_jax.workload import StageMemory
 
 
@@ -212,6 +212,74 @@ def test_a_split_backward_keeps_until_its_weights():
     assert _peaks(prism.CustomSchedule([tokens], [0]), stages)[0]["x"] == 3.0
 
 
+# What drivers and PyTorch report of each device, in GiB, at least and at most.
+_REPORTED = {
+    "a100-40g-sxm": (39.38, 39.59),
+    "a100-80g-sxm": (79.1, 79.35),
+    "b200": (178.34, 178.37),
+    "b300": (267.68, 267.70),
+    "gb200": (184.30, 184.32),
+    "gb300": (276.49, 276.51),
+    "h100-96g": (94.98, 95.0),
+    "h100-sxm": (79.09, 79.22),
+    "h20": (95.0, 95.34),
+    "h200-sxm": (139.72, 139.84),
+    "h800": (79.09, 79.35),
+    "mi300x": (191.69, 191.99),
+    "tpu-v5p": (95.73, 95.75),
+}
+
+
+def test_devices_have_what_drivers_report():
+    assert {*_REPORTED} == {*list_names("device")}
+    for name, (least, most) in _REPORTED.items():
+        assert least <= load_device(name).memory_bytes / _GIB <= most, name
+
+
+def test_usable_is_what_the_fullest_run_had_allocated():
+    """Of one H200, without communicators: of what is free, the most that a run had allocated."""
+    found = prism.memory(load_job("dit-xl-2-a100-8", ["cluster=dgx-h200", "layout.dp=1"]))
+    assert found.device_bytes == 150_109_880_320
+    assert found.reserved["communicators"] == 0
+    assert found.device_bytes - found.reserved["context"] == 149_557_477_376
+    assert found.usable_bytes == pytest.approx(147_105_245_696, rel=1e-12)
+    full = RankMemory(0, found.usable_bytes, {})
+    assert msgspec.structs.replace(found, ranks=(full,)).fits
+    over = msgspec.structs.replace(full, bytes=full.bytes + 1)
+    assert not msgspec.structs.replace(found, ranks=(full, over)).fits
+
+
+@pytest.mark.parametrize(
+    ("layout", "pairs", "more"),
+    [
+        ("tp=8 pp=8 dp=1", 0, 2),
+        ("tp=8 pp=4 dp=2", 1, 2),
+        ("tp=4 pp=4 cp=2 dp=2", 1, 3),  # The replicas of the parameters are cp times dp.
+        ("tp=1 pp=1 dp=64", 0, 1),
+    ],
+)
+def test_each_group_of_a_layout_has_a_communicator(layout, pairs, more):
+    degrees = [f"layout.{degree}" for degree in layout.split()]
+    plain = ["schedule.kind=1f1b", "schedule.virtual_stages=1", "training.sequence_parallel=false"]
+    found = prism.memory(_job(*plain, *degrees))
+    assert found.reserved["communicators"] == (544 * pairs + 688 * more) * 2**20
+    parts = sum(found.reserved.values())
+    assert found.usable_bytes == pytest.approx(found.device_bytes - parts, rel=1e-12)
+
+
+def test_memory_prints_what_is_needed_and_what_is_usable(capsys):
+    assert main(["memory", "megatron-175b-a100-64", "--json"]) == 0
+    found, memory = json.loads(capsys.readouterr().out), prism.memory(_job())
+    assert found["usable_bytes"] == memory.usable_bytes
+    assert [*found["reserved"]] == ["context", "communicators", "fragmentation"]
+    assert found["fits"] is (max(rank["bytes"] for rank in found["ranks"]) <= memory.usable_bytes)
+    assert main(["memory", "megatron-175b-a100-64"]) == 0
+    said = capsys.readouterr().out
+    for size in (memory.fullest.bytes, memory.device_bytes, memory.usable_bytes):
+        assert f"{size / _GIB:.2f}" in said
+    assert all(f"{name} {size / _GIB:.2f}" in said for name, size in memory.reserved.items())
+
+
 @pytest.mark.parametrize("name", list_names("job"))
 def test_shipped_jobs_fit(name):
     job = load_job(name)
@@ -238,7 +306,7 @@ def test_shipped_jobs_fit(name):
 def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
     job = load_job(name, overrides)
     assert not prism.memory(job).fits
-    with pytest.raises(ValueError, match=r"needs [\d.]+ GB on pipeline rank \d+") as raised:
+    with pytest.raises(ValueError, match=r"needs [\d.]+ GiB on pipeline rank \d+") as raised:
         check_memory(job)
     assert "--allow-oom" in str(raised.value)
     found = fixes(job)
@@ -343,7 +411,7 @@ def test_a_job_of_very_many_ops_that_cannot_fit_is_refused_by_few_of_them(monkey
     monkeypatch.setattr("prism_jax.prediction._memory.order_of", order_of)
     changes = ["layout.pp=384", "schedule.num_microbatches=2000", "model.num_layers=384"]
     job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=384", *changes])
-    with pytest.raises(ValueError, match=r"needs at least .* GB on pipeline rank 0"):
+    with pytest.raises(ValueError, match=r"needs at least .* GiB on pipeline rank 0"):
         prism.prediction.check_memory(job)
     assert 0 < sum(one.num_ranks * one.num_microbatches for one in asked) <= 200_000
 

@@ -30,7 +30,18 @@ from .helpers import event_loop_ends, made_law, rich_program
 
 matplotlib.use("Agg")
 
-_UNITS = ("(s)", "(ms)", "(µs)", "(%)", "(number)", "(GPUs)", "(GB)", "probability", "days", "rank")
+_UNITS = (
+    "(s)",
+    "(ms)",
+    "(µs)",
+    "(%)",
+    "(number)",
+    "(GPUs)",
+    "(GiB)",
+    "probability",
+    "days",
+    "rank",
+)
 _LAW = made_law()
 _MEASURED = np.sort(np.random.default_rng(1).gamma(4.0, 0.25, 80))
 
@@ -39,7 +50,7 @@ _PARTS = {"compute": 1.25, "bubble": 0.2, "exposed tp": 0.05, "variability": -0.
 
 
 def _memory():
-    parts = ("optimizer", "parameters", "gradients", "mlp", "attention", "logits", "runtime")
+    parts = ("optimizer", "parameters", "gradients", "mlp", "attention", "logits", "libraries")
     sizes = [{name: (9 - i + rank) * 1e9 for i, name in enumerate(parts)} for rank in range(12)]
     ranks = (RankMemory(i, sum(one.values()), one) for i, one in enumerate(sizes))
     return prism.prediction.Memory(tuple(ranks), 80e9)
@@ -322,9 +333,9 @@ def test_parts_and_memory_are_plotted_as_they_are():
     for bars in ax.containers:
         np.testing.assert_allclose([bar.get_x() for bar in bars], ends)
         ends += [bar.get_width() for bar in bars]
-    np.testing.assert_allclose(ends, [rank.bytes / 1e9 for rank in found.ranks])
+    np.testing.assert_allclose(ends, [rank.bytes / 2**30 for rank in found.ranks])
     assert [bars.get_label() for bars in ax.containers][-1] == "others"
-    assert "device: 80 GB" in {line.get_label() for line in ax.lines}
+    assert "usable: 74.51 of 74.51 GiB" in {line.get_label() for line in ax.lines}
 
 
 def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):

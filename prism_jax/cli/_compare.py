@@ -12,7 +12,7 @@ import prism_jax as prism
 
 from .. import data
 from .._interrupt import progress_bar
-from .._summary import Column, Table, picked, plain
+from .._summary import GIB, Column, Table, picked, plain
 from ..data import load_job
 from . import _load
 from ._options import (
@@ -150,7 +150,7 @@ def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
         *([by_unit] if found.unit != "step" else []),
         Column("behind", unit="s"),
         *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
-        Column("GB", "memory_bytes", ".1f", scale=1e-9),
+        Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
         Column("MFU", "mfu", ".1f", "%", scale=100),
         Column(f"{found.rate}/s/GPU", lambda row: row[rate] / row["gpus"], form),
         *(column for column in costs if column.of in rows[0]),

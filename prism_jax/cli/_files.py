@@ -12,7 +12,7 @@ import prism_jax as prism
 from .. import data
 from .._files import shown, written_whole
 from .._misc import counted, quoted, unknown_name
-from .._summary import Column, Table, picked, plain
+from .._summary import GIB, Column, Table, picked, plain
 from . import _load
 from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, arguments, command
 from ._outputs import Writes
@@ -251,7 +251,7 @@ def hardware(given: Given) -> Output:
     peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
     columns = (
         Column("device", "name"),
-        Column("GB", "memory_bytes", ".0f", scale=1e-9),
+        Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
         Column("TB/s", "memory_bandwidth_bytes_per_s", ".2f", scale=1e-12),
         *(
             Column(f"{dtype} TFLOP/s", f"peak_flop_per_s.{dtype}", ".0f", scale=1e-12)

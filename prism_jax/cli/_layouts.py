@@ -72,7 +72,7 @@ def layouts(given: Given) -> Output:
     --by FIGURE  simulation, or mean: rank by the predicted mean, without simulation (simulation)
     --budget TIME  end after this time, such as 60s or 5m, with the best so far (2m); the order is
         fixed, so a longer budget only adds layouts
-    --memory-margin SHARE  the share of a GPU's memory that a layout must leave free (5%)
+    --memory-margin SHARE  the share of a GPU's usable memory that a layout must leave free (5%)
     --out DIR  a folder for the simulated layouts (Parquet), each written as soon as it is known;
         the same search goes on from there
 

@@ -9,7 +9,7 @@ import prism_jax as prism
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import counted
-from .._summary import plain
+from .._summary import GIB, plain
 from ..data import layout_and_order, load_job
 from . import _load
 from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
@@ -60,11 +60,15 @@ def memory(given: Given) -> Output:
     found = prism.prediction.memory(job)
     assert job.cluster is not None
     fits = "fits" if found.fits else "does not fit"
+    less = ", ".join(f"{name} {size / GIB:.2f}" for name, size in found.reserved.items())
     text = (
-        f"{job.name} {fits} {job.cluster.device.name}, which has {found.device_bytes / 1e9:.1f} GB."
+        f"{job.name} {fits} {job.cluster.device.name}: its fullest GPU needs "
+        f"{found.fullest.bytes / GIB:.2f} GiB, and of {found.device_bytes / GIB:.2f} GiB "
+        f"{found.usable_bytes / GIB:.2f} are usable (less {less})."
     )
     table = found.summary().named(job.name, most=None)
-    return Output({**plain(found), "fits": found.fits}, [table, text])
+    result = {**plain(found), "usable_bytes": found.usable_bytes, "fits": found.fits}
+    return Output(result, [table, text])
 
 
 @command(LAW, csv=True, writes=Writes("--out", ".npz"))

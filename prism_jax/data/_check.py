@@ -28,7 +28,7 @@ _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 
 # The smallest and the largest value of the devices and clusters in `hardware/`.
 SHIPPED = {
-    "memory_bytes": (40e9, 278e9),
+    "memory_bytes": (4.2402e10, 2.9689e11),
     "memory_bandwidth_bytes_per_s": (1.555e12, 8e12),
     "peak_flop_per_s": (1.48e14, 1.5e16),
     "bandwidth_bytes_per_s": (6.25e9, 9e11),

@@ -63,7 +63,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `memory_bytes`: the size of its main memory.
+    - `memory_bytes`: the size of its main memory, as its driver reports it: 79.1 GiB of 80 GB.
     - `memory_bandwidth_bytes_per_s`: the bandwidth of its main memory.
     - `peak_flop_per_s`: the peak rate for each dtype, without sparsity.
     - `name`: the name of the device.

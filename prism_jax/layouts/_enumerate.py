@@ -7,8 +7,9 @@ import msgspec
 
 from .._interrupt import progress_bar
 from .._misc import whole_number
+from .._summary import GIB
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
-from ..prediction import least_bytes, memory
+from ..prediction import least_bytes, memory, usable_bytes
 from ..schedule import schedule_name
 from ._space import LayoutSpace, Question, layouts_of
 
@@ -52,7 +53,7 @@ def enumerate_layouts(
     - `kernels`: the profile of the kernels; by default that of the cluster.
     - `space`: which layouts to consider.
     - `any_memory`: whether to return also those that do not fit into memory.
-    - `memory_margin`: the share of a GPU's memory that a layout must leave free.
+    - `memory_margin`: the share of what is usable of a GPU's memory that a layout must leave free.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**
@@ -75,20 +76,20 @@ def enumerate_layouts(
         raise ValueError(_nothing_divides(asked, world_size))
     if any_memory:
         return tuple(found)
-    most = cluster.device.memory_bytes * (1 - memory_margin)
+    most = [usable_bytes(job) * (1 - memory_margin) for job in found]
     floors = {number: _bytes(job, False) for number, job in enumerate(found)}
-    small = [number for number, floor in floors.items() if floor <= most]
+    small = [number for number, floor in floors.items() if floor <= most[number]]
     needed: dict[int, float] = {}
     # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
         for number in sorted(small, key=lambda i: schedule_of(found[i])):
             needed[number] = _bytes(found[number], True)
             advance(1)
-    fitting = tuple(found[i] for i in small if needed[i] <= most)
+    fitting = tuple(found[i] for i in small if needed[i] <= most[i])
     if not fitting:
         known = needed or floors
         least = min(known, key=lambda i: known[i])
-        why = _too_large(asked, world_size, found[least], known[least], most, bool(needed))
+        why = _too_large(asked, world_size, found[least], known[least], memory_margin, bool(needed))
         raise ValueError(why)
     return fitting
 
@@ -163,7 +164,7 @@ def _dividing_values(asked: Question, world_size: int) -> Iterator[str]:
 
 
 def _too_large(
-    asked: Question, world_size: int, least: Job, needed: float, most: float, activations: bool
+    asked: Question, world_size: int, least: Job, needed: float, margin: float, activations: bool
 ) -> str:
     """What to say where nothing fits: what fits nearest, with or without its activations, and on
     how many GPUs something would.
@@ -172,17 +173,17 @@ def _too_large(
     if needed == math.inf:
         memory(least)  # Raises the error of a schedule that cannot run so many microbatches.
     # Not even all of the GPUs together hold the model if there are fewer.
-    fewest = _bytes(_undivided(least), False) / most
+    usable = usable_bytes(least)
+    fewest = _bytes(_undivided(least), False) / (usable * (1 - margin))
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
-    more = next((n for n in numbers if _any_fits(layouts_of(asked, n), most)), None)
+    more = next((n for n in numbers if _any_fits(layouts_of(asked, n), margin)), None)
     fix = f"use {more:,} GPUs, or " if more else "use "
-    margin = 1 - most / device.memory_bytes
     free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
         f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
-        f"`{device.name}`, which has {device.memory_bytes / 1e9:.1f} GB{free}: {even}"
-        f"`{least.name}` needs least, {needed / 1e9:.1f} GB; {fix}devices with {much}."
+        f"`{device.name}`, of which {usable / GIB:.1f} GiB are usable{free}: {even}"
+        f"`{least.name}` needs least, {needed / GIB:.1f} GiB; {fix}devices with {much}."
     )
 
 
@@ -197,7 +198,7 @@ def _undivided(job: Job) -> Job:
     )
 
 
-def _any_fits(jobs: Iterable[Job], most: float) -> bool:
+def _any_fits(jobs: Iterable[Job], margin: float) -> bool:
     """Whether a layout fits; those that keep least first, and of these the ones with the fewest
     ops, which take least time to look at.
     """
@@ -208,4 +209,6 @@ def _any_fits(jobs: Iterable[Job], most: float) -> bool:
         return size, not again, job.layout.pp * job.schedule.num_microbatches
 
     in_turn = sorted(jobs, key=order)
-    return any(_bytes(job, False) <= most and _bytes(job, True) <= most for job in in_turn)
+    most = [usable_bytes(job) * (1 - margin) for job in in_turn]
+    pairs = zip(in_turn, most, strict=True)
+    return any(_bytes(job, False) <= much and _bytes(job, True) <= much for job, much in pairs)

@@ -90,8 +90,8 @@ def rank_layouts(
     - `top`: how many layouts to be sure of; as many as there are jobs simulates all.
     - `yours`: a job that is ranked with the others, whatever its prediction: it is simulated first.
         It may be one of them, and needs no free memory.
-    - `memory_margin`: leaves out layouts that do not leave this share of a device's memory free;
-        `None` keeps all.
+    - `memory_margin`: leaves out layouts that do not leave this share of what is usable of a
+        device's memory free; `None` keeps all.
     - `budget`: ends the search after so many seconds. As the order is fixed, a longer budget only
         adds layouts.
     - `out`: a folder to which each layout is written as soon as it is simulated. Layouts that are

@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._estimate import Estimate
+from .._summary import GIB
 from ..analysis import Bootstrapped, combined
 from ..data import Job
-from ..prediction import Prediction, memory
+from ..prediction import Prediction, memory, usable_bytes
 from ._search import Search
 
 
@@ -231,8 +232,8 @@ def _without(search: Search, number: int) -> str:
         return f"Yours, {job.name}, cannot be simulated: {search.refused[number]}"
     if number in search.predictions or job.cluster is None:
         return f"Yours, {job.name}, was not simulated before the search was ended."
-    needed, has = memory(job).fullest.bytes, job.cluster.device.memory_bytes
+    needed, usable = memory(job).fullest.bytes, usable_bytes(job)
     return (
-        f"Yours, {job.name}, is not ranked: it needs {needed / 1e9:.1f} GB, and a "
-        f"`{job.cluster.device.name}` has {has / 1e9:.1f} GB."
+        f"Yours, {job.name}, is not ranked: it needs {needed / GIB:.1f} GiB, and of a "
+        f"`{job.cluster.device.name}` {usable / GIB:.1f} GiB are usable."
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .._interrupt import EVERY, Interrupt
 from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
-from ..prediction import Passes, Prediction, least_bytes, least_seconds, memory, predict
+from ..prediction import Passes, Prediction, fits, least_seconds, predict
 
 
 # What is known of each simulated job, in this order.
@@ -69,7 +69,8 @@ class Search:
     - `unit`, `work`: what times are compared for, and how many of these a step of each job has.
     - `num_samples`: steps of each layout; `None` for a ranking by predictions.
     - `top`: how many layouts to be sure of.
-    - `margin`: the share of a device's memory that must be free; `None` keeps all jobs.
+    - `margin`: the share of what is usable of a device's memory that must be free; `None` keeps all
+        jobs.
     - `yours`: the number of the job that comes first, whatever its prediction; `None` if none does.
     - `queue`: for the jobs that are left, a time that their steps take at least, their number, and
         how often they were looked at; a heap.
@@ -244,7 +245,4 @@ def _predicted(search: Search, number: int) -> float | None:
 
 
 def _fits(job: Job, margin: float | None) -> bool:
-    if margin is None or job.cluster is None:
-        return True
-    most = job.cluster.device.memory_bytes * (1 - margin)
-    return least_bytes(job) <= most and memory(job).fullest.bytes <= most
+    return margin is None or job.cluster is None or fits(job, margin)

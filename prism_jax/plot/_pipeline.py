@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .._misc import check_type, unit_of_seconds
+from .._summary import GIB
 from ..analysis import Criticality, SampledStep
 from ..prediction import Memory
 from ..schedule import SEND_RECV
@@ -123,7 +124,7 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
 
 
 def memory(memory: Memory, *, ax: Any = None) -> Any:
-    """Plots the memory of each pipeline rank by part, and the memory of a device.
+    """Plots the memory of each pipeline rank by part, and what is usable of a device.
 
     **Arguments:**
 
@@ -132,7 +133,7 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
 
     **Returns:**
 
-    The axes: pipeline ranks over gigabytes (1e9 bytes). Parts beyond the five largest are combined.
+    The axes: pipeline ranks over GiB (2^30 bytes). Parts beyond the five largest are combined.
 
     **Raises:**
 
@@ -142,19 +143,20 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
     ranks = len(memory.ranks)
     ax = axes(ax, (7.0, 1.6 + 0.24 * min(ranks, 32)))
     names = dict.fromkeys(name for rank in memory.ranks for name in rank.parts)
-    size = {name: [rank.parts.get(name, 0.0) / 1e9 for rank in memory.ranks] for name in names}
+    size = {name: [rank.parts.get(name, 0.0) / GIB for rank in memory.ranks] for name in names}
     largest = sorted(names, key=lambda name: -sum(size[name]))
     shown = {name: np.array(size[name]) for name in largest[: len(_STYLES)]}
     if rest := largest[len(_STYLES) :]:
         shown["others"] = np.sum([size[name] for name in rest], axis=0)
     left, places = np.zeros(ranks), np.arange(ranks)
-    for (name, gigabytes), (color, hatch) in zip(shown.items(), (*_STYLES, _OTHERS), strict=False):
+    for (name, sizes), (color, hatch) in zip(shown.items(), (*_STYLES, _OTHERS), strict=False):
         look = {"color": color, "hatch": hatch, "edgecolor": DARK, "linewidth": 0.4}
-        ax.barh(places, gigabytes, left=left, height=0.8, label=name, **look)
-        left = left + gigabytes
-    device = memory.device_bytes / 1e9
-    ax.axvline(device, color=ACCENT, linestyle="--", label=f"device: {device:.4g} GB")
+        ax.barh(places, sizes, left=left, height=0.8, label=name, **look)
+        left = left + sizes
+    usable, device = memory.usable_bytes / GIB, memory.device_bytes / GIB
+    label = f"usable: {usable:.4g} of {device:.4g} GiB"
+    ax.axvline(usable, color=ACCENT, linestyle="--", label=label)
     ax.set(xlim=(0, 1.05 * max(device, left.max())), ylim=(ranks - 0.4, -0.6))
     plain_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
-    return finished(ax, "memory (GB)", "pipeline rank", columns=4)
+    return finished(ax, "memory (GiB)", "pipeline rank", columns=4)

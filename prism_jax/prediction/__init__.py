@@ -14,7 +14,13 @@ from ._expected_error import (
     with_level as with_level,
 )
 from ._least import Passes as Passes, least_seconds as least_seconds
-from ._memory import Memory as Memory, least_bytes as least_bytes, memory as memory
+from ._memory import (
+    Memory as Memory,
+    fits as fits,
+    least_bytes as least_bytes,
+    memory as memory,
+    usable_bytes as usable_bytes,
+)
 from ._predict import Prediction as Prediction, constant_step as constant_step, predict as predict
 from ._throughput import (
     Energy as Energy,

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from .._summary import GIB
 from ..data import Job, Training, load_software, toml_value
 from ..lowering import lower_chains, parts_of
 from ..schedule import order_of
@@ -42,7 +43,7 @@ def check_memory(job: Job) -> None:
     if needed.fits:
         return
     fullest, device = needed.fullest, job.cluster.device
-    over = fullest.bytes - needed.device_bytes
+    usable = needed.usable_bytes / GIB
     found = [
         " ".join(
             f'--set "{k}={_toml(v)}"' if isinstance(v, tuple) else f"--set {k}={_toml(v)}"
@@ -52,8 +53,8 @@ def check_memory(job: Job) -> None:
     ]
     fixed = f"use {' or '.join(f'`{one}`' for one in found)}" if found else "use more GPUs"
     raise ValueError(
-        f"Job `{job.name}` needs {least}{fullest.bytes / 1e9:.1f} GB on pipeline rank "
-        f"{fullest.rank}, {over / 1e9:.1f} GB more than a `{device.name}` has; {fixed}, or go on "
+        f"Job `{job.name}` needs {least}{fullest.bytes / GIB:.1f} GiB on pipeline rank "
+        f"{fullest.rank}, and of a `{device.name}` {usable:.1f} GiB are usable; {fixed}, or go on "
         "with `--allow-oom`."
     )
 

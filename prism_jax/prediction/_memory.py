@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .._summary import Column, Shown, Table
-from ..data import Job
+from .._summary import GIB, Column, Shown, Table
+from ..data import Job, Layout
 from ..lowering import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import Costs, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
@@ -18,14 +18,20 @@ from ..workload import Costs, Sizes, StageMemory, add_sizes, held_by_stages, mem
 # A100 (its functional tests), the memory after a step is 0.06 to 0.07 GB above that of parameters,
 # gradients and optimizer.
 _LIBRARIES = 64 * 2**20
-# Outside of the framework's allocator: the context of CUDA takes about half a gigabyte, the buffers
-# of NCCL's communicators some ten megabytes each (NVIDIA, NCCL documentation: NCCL_BUFFSIZE is 4
-# MiB, for each channel and peer).
-_RUNTIME = 2**30
+# The context of CUDA: of the 150,109,880,320 bytes of an H200, 149,557,477,376 are free when a
+# process of PyTorch begins (driver 580.159, PyTorch 2.11).
+_CONTEXT = 150_109_880_320.0 - 149_557_477_376
+# The buffers of a communicator of NCCL, for each channel and peer: of two devices, and of more
+# (NVIDIA/nccl issue 964: measured with an all_reduce of 4 MB on A100 with NVLink).
+_OF_TWO, _OF_MORE = 544 * 2**20, 688 * 2**20
+# The share of what is free that PyTorch's allocator cannot use: the fullest run on that H200, GPT-2
+# XL with 17 sequences, had allocated 147,105,245,696 bytes, 98.4 % of what was free. Of what
+# Megatron-LM reserved on a B300, 275,802,750,976 bytes, it had allocated 98.6 %.
+_FRAGMENTED = 1 - 147_105_245_696 / 149_557_477_376
 
 
 class RankMemory(msgspec.Struct, frozen=True):
-    """The memory of a GPU of one pipeline rank at its peak.
+    """The memory that a GPU of one pipeline rank has allocated at its peak.
 
     **Attributes:**
 
@@ -33,17 +39,12 @@ class RankMemory(msgspec.Struct, frozen=True):
     - `bytes`: the total, in bytes.
     - `parts`: the parts of the total, in bytes: `parameters`, `gradients`, `optimizer`, the
         activations of each kind of module, `tables`, `frozen`, `logits`, `gathered` (see
-        [`memory`][]), `communication`, the overheads `libraries` and `runtime`, and others.
+        [`memory`][]), `communication`, the workspaces of `libraries`, and others.
     """
 
     rank: int
     bytes: float
     parts: dict[str, float]
-
-    @property
-    def allocated(self) -> float:
-        """The bytes that a framework's allocator counts: everything except the runtime."""
-        return self.bytes - self.parts["runtime"]
 
 
 class Memory(Shown, msgspec.Struct, frozen=True):
@@ -52,20 +53,28 @@ class Memory(Shown, msgspec.Struct, frozen=True):
     **Attributes:**
 
     - `ranks`: the memory of each pipeline rank, in order.
-    - `device_bytes`: the memory of a device, in bytes.
+    - `device_bytes`: the memory of a device, as its driver reports it, in bytes.
+    - `reserved`: what of it no tensor can have, in bytes: the `context` of the device, the buffers
+        of `communicators`, and the `fragmentation` of the allocator, a share of what is left.
     """
 
     ranks: tuple[RankMemory, ...]
     device_bytes: float
+    reserved: dict[str, float] = {}
+
+    @property
+    def usable_bytes(self) -> float:
+        """The memory of a device without what is reserved, in bytes."""
+        return self.device_bytes - sum(self.reserved.values())
 
     def summary(self) -> Table:
         names = dict.fromkeys(name for rank in self.ranks for name in rank.parts)
         parts = [
-            Column(name, lambda rank, name=name: rank.parts.get(name, 0.0), ".2f", scale=1e-9)
+            Column(name, lambda rank, name=name: rank.parts.get(name, 0.0), ".2f", scale=1 / GIB)
             for name in names
         ]
-        columns = (Column("rank"), Column("all", "bytes", ".2f", scale=1e-9), *parts)
-        return Table(columns, self.ranks, "Memory of each pipeline rank at its peak, in GB")
+        columns = (Column("rank"), Column("all", "bytes", ".2f", scale=1 / GIB), *parts)
+        return Table(columns, self.ranks, "Memory of each pipeline rank at its peak, in GiB")
 
     @property
     def fullest(self) -> RankMemory:
@@ -74,8 +83,8 @@ class Memory(Shown, msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether every pipeline rank fits into the memory of a device."""
-        return self.fullest.bytes <= self.device_bytes
+        """Whether every pipeline rank fits into what is usable of the memory of a device."""
+        return self.fullest.bytes <= self.usable_bytes
 
 
 def memory(job: Job) -> Memory:
@@ -111,14 +120,40 @@ def memory(job: Job) -> Memory:
     stages = [*it.chain(*chains)]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
-        found: Sizes = {"libraries": _LIBRARIES, "runtime": _RUNTIME, **_communication(parts)}
+        found: Sizes = {"libraries": _LIBRARIES, **_communication(parts)}
         for stage, where in enumerate(order.stage_to_rank):
             if where == rank:
                 add_sizes(found, stages[stage].held)
         add_sizes(found, peak)
         held = {name: float(size) for name, size in found.items() if size}
         ranks.append(RankMemory(rank, sum(held.values()), held))
-    return Memory(tuple(ranks), parts.cluster.device.memory_bytes)
+    device_bytes = parts.cluster.device.memory_bytes
+    return Memory(tuple(ranks), device_bytes, _reserved(parts.layout, device_bytes))
+
+
+def _reserved(layout: Layout, device_bytes: float) -> dict[str, float]:
+    """What no tensor can have of a device, by what has it."""
+    ranks = layout.tp * layout.cp * layout.dp
+    sizes = [layout.tp, layout.cp, layout.pp, layout.cp * layout.dp * (layout.dp > 1)]
+    if layout.ep > 1:
+        sizes += [layout.ep, ranks // (layout.ep * layout.expert_tp)]
+    buffers = float(sum(_OF_TWO if size == 2 else _OF_MORE for size in sizes if size > 1))
+    free = device_bytes - _CONTEXT - buffers
+    return {"context": _CONTEXT, "communicators": buffers, "fragmentation": free * _FRAGMENTED}
+
+
+def fits(job: Job, margin: float = 0.0) -> bool:
+    """Whether a job leaves a share of what is usable of its devices' memory free. It looks at the
+    activations only if the job fits without them.
+    """
+    most = usable_bytes(job) * (1 - margin)
+    return least_bytes(job) <= most and memory(job).fullest.bytes <= most
+
+
+def usable_bytes(job: Job) -> float:
+    """What a job can allocate of the memory of a device, in bytes."""
+    device_bytes = parts_of(job).cluster.device.memory_bytes
+    return device_bytes - sum(_reserved(job.layout, device_bytes).values())
 
 
 def least_bytes(job: Job) -> float:
@@ -128,7 +163,7 @@ def least_bytes(job: Job) -> float:
     """
     parts = parts_of(job)
     order = order_of(parts.schedule, parts.layout, parts.training)
-    needed = np.full(order.num_ranks, float(_RUNTIME))
+    needed = np.full(order.num_ranks, float(_LIBRARIES))
     for chain in order.ranks_of_chains:
         for rank, one in zip(chain, held_by_stages(parts, chain), strict=True):
             needed[rank] += sum(one.values())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from .._summary import Column, Table
+from .._summary import GIB, Column, Table
 from ..cluster import drawn
 from ..data import Job
 from ._memory import memory
@@ -71,7 +71,7 @@ class Throughput(msgspec.Struct, frozen=True):
         return [
             f"per GPU: {self.rate()}, "
             f"{self.flop_per_s_per_gpu / 1e12:,.0f} model TFLOP/s{mfu}, "
-            f"{self.memory_bytes / 1e9:.1f} GB on the fullest",
+            f"{self.memory_bytes / GIB:.1f} GiB on the fullest",
             f"mean:    {parts}",
             *[_FAST] * (self.mfu is not None and self.mfu > _MOST_MFU),
         ]

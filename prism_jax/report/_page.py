@@ -12,7 +12,7 @@ import jax
 
 from .._files import written_whole
 from .._misc import counted
-from .._summary import Column, Table
+from .._summary import GIB, Column, Table
 from ..data import Job, Variation, assumed_keys, law_table, layout_and_order, notes_of, toml_value
 from ..prediction import expected_error
 from ..profile import Profile
@@ -110,7 +110,7 @@ def _tiles(report: Report) -> Markup:
         if found.mfu is not None:
             figures["MFU"] = f"{100 * found.mfu:.1f} %"
         figures["each GPU"] = found.rate()
-        figures["fullest GPU"] = f"{found.memory_bytes / 1e9:.1f} GB"
+        figures["fullest GPU"] = f"{found.memory_bytes / GIB:.1f} GiB"
     return tiles(figures)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import plot
 from .._misc import counted
-from .._summary import Table
+from .._summary import GIB, Table
 from ..analysis import LEVELS, AbstractSlider, Criticality, Rare, SampledStep, Sensitivity, Sliders
 from ..diagnosis import Diagnosis
 from ..law import Law, about_noise, law_table
@@ -213,14 +213,14 @@ def _memory(found: Memory) -> Iterable[Block]:
     """The memory of the GPUs of each pipeline rank."""
     caption = (
         "The peak memory of each pipeline rank, by part; what is left to the dashed line, the "
-        "memory of a device, is free."
+        "usable memory of a device, is free."
     )
     height = 1.6 + 0.24 * min(len(found.ranks), 32)
     yield figure("memory", caption, height, lambda ax: plot.memory(found, ax=ax))
     fits = "fits" if found.fits else "does not fit"
     yield (
-        f"The fullest rank has {found.fullest.bytes / 1e9:.1f} GB and {fits} a device of "
-        f"{found.device_bytes / 1e9:.1f} GB (1e9 bytes each)."
+        f"The fullest rank has {found.fullest.bytes / GIB:.1f} GiB and {fits} a device of "
+        f"{found.device_bytes / GIB:.1f} GiB, of which {found.usable_bytes / GIB:.1f} are usable."
     )
     yield found.summary()
 
