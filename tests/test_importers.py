@@ -352,11 +352,14 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ({"moe-expert-capacity-factor": 1.0}, ["experts that drop tokens"]),
         ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
         (
-            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp8-param-gather": True},
-            ["`first-last-layers-bf16` (layers in", "gathered in fp8"],
+            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp4-param-gather": True},
+            ["`first-last-layers-bf16` (layers in", "gathered in fp4"],
         ),
         ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
-        ({"main-grads-dtype": "bf16"}, ["`main-grads-dtype` bf16"]),
+        ({"main-grads-dtype": "fp16"}, ["`main-grads-dtype` fp16"]),
+        ({"main-params-dtype": "fp16"}, ["`main-params-dtype` fp16"]),
+        ({"exp-avg-dtype": "bf16"}, ["moments in bf16 and fp32"]),
+        ({"cross-entropy-fusion-impl": "linear"}, ["`cross-entropy-fusion-impl` linear"]),
         (
             {
                 "no-overlap-p2p-communication": True,
@@ -406,13 +409,44 @@ def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
     assert (schedule["kind"], schedule["virtual_stages"]) == ("overlapped-1f1b", stages)
 
 
+_FP8 = {"fp8-format": "hybrid", "fp8-param-gather": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ({}, {"loss": "vocab-parallel", "gradient_dtype": "fp32"}),
+        ({"cross-entropy-loss-fusion": True}, {"loss": "vocab-parallel-compiled"}),
+        (
+            {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": "te"},
+            {"loss": "fused"},
+        ),
+        ({"cross-entropy-fusion-impl": "te"}, {"loss": "vocab-parallel"}),
+        ({"exp-avg-dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, {"optimizer_dtype": "bf16"}),
+        ({"main-grads-dtype": "bf16"}, {"gradient_dtype": "bf16"}),
+        ({"grad-reduce-in-bf16": True}, {"gradient_dtype": "bf16"}),
+        ({"fp16": True, "bf16": False}, {"gradient_dtype": "fp16"}),
+        ({"megatron-fsdp-grad-comm-dtype": "bf16"}, {"gradient_comm_dtype": "bf16"}),
+        ({"grad-comm-dtype": "auto"}, {"gradient_comm_dtype": None}),
+        (_FP8, {"gather_dtype": "fp8"}),
+        (_FP8 | {"fp8-recipe": "mxfp8"}, {"gather_dtype": None}),
+        (_FP8 | {"use-torch-fsdp2": True}, {"gather_dtype": None}),
+        ({"fp8-param-gather": True}, {"gather_dtype": None}),
+    ],
+)
+def test_dtypes_and_the_loss_are_imported(change, keys):
+    """`None` stands for a key that is left to the software stack."""
+    training = from_megatron(_SMALL | change, 8)["training"]
+    assert {key: training.get(key) for key in keys} == keys
+
+
 @pytest.mark.parametrize(
     ("change", "of"),
     [
         ({"no-fp8-wgrad": True, "fp8-param-gather": True, "fp8-recipe": "tensorwise"}, {}),
         ({"overlap-moe-expert-parallel-comm": True}, _EXPERTS | {"expert-model-parallel-size": 1}),
         ({"no-overlap-p2p-communication": True}, _OVERLAPPED),
-        ({"no-gradient-accumulation-fusion": True, "exp-avg-dtype": "fp32"}, {}),
+        ({"no-gradient-accumulation-fusion": True, "main-params-dtype": "fp32"}, {}),
     ],
 )
 def test_flags_of_absent_features_change_nothing(change, of):
@@ -524,9 +558,11 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"window-size": "128,0"},
     _SMALL | {"transformer-impl": "local"},
     _SMALL | {"attention-dropout": 0.0, "hidden-dropout": 0.0},
+    _SMALL | {"cross-entropy-loss-fusion": True},
 ]
 _OTHER_VALUES = (
     *(True, False, 2, 3, 64, 0.5, "rope", "RMSNorm", "hybrid", "mxfp8", "e2m1", "unfused", "local"),
+    *("bf16", "fp32", "te"),
     *(
         "a2a",
         "flex",

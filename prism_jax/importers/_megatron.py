@@ -13,6 +13,10 @@ _IN_FP8 = {
     "fp8_attention": ("fp8-dot-product-attention", "fp8-multi-head-attention"),
     "fp8_head": ("fp8-output-proj",),
 }
+_DTYPES = ("fp32", "bf16", "fp16", "fp8")
+_MAIN_GRADIENTS = ("main-grads-dtype", "megatron-fsdp-main-grads-dtype")
+# By the implementation of a fused loss, what it holds; TE's gradients take the place of the logits.
+_LOSSES = {"native": "vocab-parallel-compiled", "te": "fused"}
 # What counts as a layer if the arguments say so.
 _ENDS = {"embedding": "embedding_counts_as_layer", "loss": "head_counts_as_layer"}
 
@@ -189,9 +193,7 @@ def _training(read: Reader, model: Table) -> Table:
     if not (read.flag("bf16") or half == "fp16"):
         read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
     read.choice("optimizer", "adam")
-    in_float32 = not read.flag("grad-reduce-in-bf16")
-    if half == "fp16":
-        in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
+    fused = _LOSSES[read.choice("cross-entropy-fusion-impl", *_LOSSES)]
     length = "decoder-seq-length" if has_encoder(read) else "seq-length"
     training: Table = {
         "microbatch_size": read.count("micro-batch-size"),
@@ -202,7 +204,7 @@ def _training(read: Reader, model: Table) -> Table:
         "tp_overlap": read.flag("tp-comm-overlap"),
         "overlap_grad_reduce": read.flag("overlap-grad-reduce"),
         "overlap_param_gather": read.flag("overlap-param-gather"),
-        "gradient_dtype": "fp32" if in_float32 else half,
+        "loss": fused if read.flag("cross-entropy-loss-fusion") else "vocab-parallel",
         **read.given(optimizer_instances="num-distributed-optimizer-instances"),
         **_kernels(read),
     }
@@ -218,7 +220,30 @@ def _training(read: Reader, model: Table) -> Table:
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
         training["reshard_after_forward"] = False
     training |= read.given(gradient_bucket_size="ddp-bucket-size")
-    return {**training, **_recompute(read)}
+    return {**training, **_dtypes(read, half, training), **_recompute(read)}
+
+
+def _dtypes(read: Reader, half: str, training: Table) -> Table:
+    """The dtypes of gradients, of the optimizer's moments and of what is gathered."""
+    in_float32 = not read.flag("grad-reduce-in-bf16")
+    if half == "fp16":
+        in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
+    main = {read.choice(name, "fp32", "auto", half) for name in _MAIN_GRADIENTS}
+    found = {"gradient_dtype": "fp32" if in_float32 and half not in main else half}
+    sent = read.choice("megatron-fsdp-grad-comm-dtype", "auto", *_DTYPES)
+    if sent != "auto":
+        found["gradient_comm_dtype"] = sent
+    moments = [read.choice(f"exp-avg{which}-dtype", *_DTYPES) for which in ("", "-sq")]
+    if len({*moments}) > 1:
+        read.problems.append(f"moments in {' and '.join(moments)}")
+    if "exp-avg-dtype" in read or "exp-avg-sq-dtype" in read:
+        found["optimizer_dtype"] = moments[0]
+    # What is scaled by blocks is gathered in 16 bits: a shard has parts of blocks. With PyTorch's
+    # FSDP, Megatron-LM switches it off.
+    gathers = read.flag("fp8-param-gather") and not read.flag("use-torch-fsdp2")
+    if gathers and training["dtype"] == "fp8":
+        found["gather_dtype"] = "fp8"
+    return found
 
 
 def _kernels(read: Reader) -> Table:

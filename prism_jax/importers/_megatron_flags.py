@@ -100,10 +100,7 @@ def stack_of(read: Reader) -> tuple[str, str]:
 # Scripts of other programs have more flags than that.
 _MOST_UNKNOWN = 100
 # Of the optimizer, on which everything else counts.
-_IN_FLOAT32 = (
-    *("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype"),
-    *("megatron-fsdp-main-grads-dtype", "megatron-fsdp-main-params-dtype"),
-)
+_IN_FLOAT32 = ("main-params-dtype", "megatron-fsdp-main-params-dtype")
 
 
 def check_flags(read: Reader, dtype: str) -> None:
