@@ -198,6 +198,26 @@ def test_experts_are_dealt_and_shared_by_their_own_degrees():
         assert parts["optimizer"] == pytest.approx(12 * sharded, rel=1e-12)
 
 
+_EXPERTS = ("model=mixtral-8x7b", "layout.tp=1", "layout.pp=1", "layout.dp=64")
+_EXPERTS += ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.recompute=none")
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "squared_relu"])
+def test_experts_keep_both_results_of_an_activation_without_a_gate(activation):
+    """Three widths: before and after a gate, which a kernel applies with the weights of tokens; or
+    before and after an activation, and after the weights (Megatron-Core, TEGroupedMLP).
+    """
+    parts = prism.memory(_job(*_EXPERTS, f"model.activation={activation}")).ranks[0].parts
+    assert parts["experts"] == 32 * 2 * (2 * 2048) * (4096 + 3 * 14336)
+
+
+def test_workspaces_of_libraries_grow_with_hopper_and_with_grouped_products():
+    options = it.product(("dgx-a100", "dgx-h100"), ((), _EXPERTS))
+    jobs = [_job(f"cluster={cluster}", *more) for cluster, more in options]
+    mib = [prism.memory(job).ranks[0].parts["libraries"] / 2**20 for job in jobs]
+    assert mib == [64, 80, 92, 220]
+
+
 def test_logits_are_on_the_last_rank_only():
     memory = prism.memory(_job())
     logits = 6 * 2048 * 51200 / 8  # Float32, and the 16 bits that they came in.

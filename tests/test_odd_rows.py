@@ -1,6 +1,7 @@
 """Odd rows of measured data give a reason or the right number, and lose no other row."""
 
 import csv
+import json
 from typing import Any
 
 import numpy as np
@@ -419,6 +420,9 @@ _PEAK = {"model": "OPT-350M", "gpu_type": "GH200-96GB", "tp": 4, "pp": 2, "dp": 
 _PEAK |= {"gpus": 8, "micro_batch": 1, "global_batch": "8.0", "layers_per_stage": "12 14"}
 _PEAK |= {"max_memory_bytes": 8e9}
 _GOLDEN = {"group": "gpt", "case": "a", "device": "h100", "args": "{}"}
+_ARGUMENTS = {"num-layers": 4, "hidden-size": 1024, "num-attention-heads": 16, "bf16": True}
+_ARGUMENTS |= {"seq-length": 512, "max-position-embeddings": 512, "micro-batch-size": 1}
+_ARGUMENTS |= {"vocab-size": 51200, "use-distributed-optimizer": True}
 
 
 def _memory_of(folder, **files):
@@ -458,6 +462,22 @@ def test_odd_rows_of_memory_have_a_reason(tmp_path):
     assert peaks == [None, 77 * 2**30, 8e9]
     assert all(row["ran"] is True and row["predicted"] > 0 for row in found["rows"])
     assert all(row["reason"] for row in found["refused"])
+
+
+def test_gpus_that_no_recipe_states_are_those_of_the_states_after_a_step(tmp_path):
+    args = json.dumps(_ARGUMENTS)
+    row = _GOLDEN | {"args": args, "mem_max_allocated_bytes": 3e9}
+    parameters = 51200 * 1024 + 512 * 1024 + 4 * (12 * 1024**2 + 13 * 1024) + 2 * 1024
+    after = [(6 + 12 / gpus) * parameters + 92 * 2**20 for gpus in (8, 32)]
+    allocated = [{"mem_allocated_bytes": size} for size in (*after, 5.9 * parameters)]
+    stated = [row | {"gpus": gpus} for gpus in (8, 32)]
+    rows = [*stated, *(row | one for one in allocated)]
+    found = _memory_of(tmp_path, megatron_golden__memory_csv=rows)
+    peaks = [row["predicted"] for row in found["rows"]]
+    assert peaks[0] - peaks[1] == 12 * parameters / 8 * 3 / 4
+    assert peaks[2:] == peaks[:2]
+    (refused,) = found["refused"]
+    assert "recorded with other arguments" in refused["reason"]
 
 
 def test_the_first_line_of_a_case_says_what_ran(tmp_path):

@@ -11,13 +11,24 @@ from .._summary import GIB, Column, Shown, Table
 from ..data import Job, Layout
 from ..lowering import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
-from ..workload import Costs, Sizes, StageMemory, add_sizes, held_by_stages, memory_of_stages
+from ..workload import (
+    Costs,
+    Sizes,
+    StageMemory,
+    add_sizes,
+    has_experts,
+    held_by_stages,
+    memory_of_stages,
+)
 
 
-# The memory of libraries: workspaces of cuBLAS and fused kernels. In Megatron-LM's golden values on
-# A100 (its functional tests), the memory after a step is 0.06 to 0.07 GB above that of parameters,
-# gradients and optimizer.
-_LIBRARIES = 64 * 2**20
+# The memory of libraries: PyTorch's workspace of cuBLAS, and small tensors. In Megatron-LM's golden
+# values on A100 (its functional tests), the memory after a step is 0.06 to 0.07 GB above that of
+# parameters, gradients and optimizer, with the workspace of Transformer Engine.
+_LIBRARIES = 60 * 2**20
+# That workspace, by whether a device is older than Hopper, which multiplies in fp8 (Transformer
+# Engine, get_cublas_workspace_size_bytes). Grouped products have four more, one for each stream.
+_WORKSPACE = {True: 32 * 2**20, False: 4 * 2**20}
 # The context of CUDA: of the 150,109,880,320 bytes of an H200, 149,557,477,376 are free when a
 # process of PyTorch begins (driver 580.159, PyTorch 2.11).
 _CONTEXT = 150_109_880_320.0 - 149_557_477_376
@@ -120,7 +131,7 @@ def memory(job: Job) -> Memory:
     stages = [*it.chain(*chains)]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
-        found: Sizes = {"libraries": _LIBRARIES, **_communication(parts)}
+        found: Sizes = {"libraries": _libraries(parts), **_communication(parts)}
         for stage, where in enumerate(order.stage_to_rank):
             if where == rank:
                 add_sizes(found, stages[stage].held)
@@ -168,6 +179,11 @@ def least_bytes(job: Job) -> float:
         for rank, one in zip(chain, held_by_stages(parts, chain), strict=True):
             needed[rank] += sum(one.values())
     return float(needed.max())
+
+
+def _libraries(costs: Costs) -> int:
+    workspaces = 5 if has_experts(costs.model) else 1
+    return _LIBRARIES + workspaces * _WORKSPACE["fp8" in costs.cluster.device.peak_flop_per_s]
 
 
 def _communication(costs: Costs) -> Sizes:

@@ -191,7 +191,10 @@ class MoE(AbstractModule):
         if costs.recomputes("moe"):
             return {"experts": 0.0}
         if not costs.recomputes("moe_act"):
-            parts["experts"] += costs.activation_bytes * routed * ffn
+            # One kernel applies an activation and the weight of a token if the activation has a
+            # gate (Megatron-Core, transformer/moe/experts.py); otherwise both results are kept.
+            results = 1 if width > ffn or costs.training.fused_experts else 2
+            parts["experts"] += costs.activation_bytes * routed * ffn * results
         if not costs.recomputes("shared_experts"):
             for mlp in self.shared:
                 parts["shared_experts"] = sum(mlp.activations(costs).values())
