@@ -83,7 +83,9 @@ def _options(row: dict[str, str], stack: str, switches: dict[str, Any], layout: 
     """The keys of `training` that a row states, over those of its stack."""
     note = row["note"]
     options = {**models.switches_of(stack), **switches}
-    options["recompute"] = row["recompute"] or options.get("recompute", "none")
+    again = row["recompute"] or options.get("recompute", "none")
+    by_op = stack == "torchtitan" and again == "selective"
+    options["recompute"] = "by-op" if by_op else WORDS["recompute"].get(again, again)
     if not stack.startswith("llm-foundry"):
         options["sequence_parallel"] = row["seq_parallel"] in ("", "1", "1.0")
     if stack == "torchtitan":
@@ -163,7 +165,7 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
 def _check(row: dict[str, str], stack: str) -> None:
     """Raises a `ValueError` for a row that cannot be written as a job."""
     pp, zero = _degree(row, "pp"), row["zero"]
-    kinds = ("", "none", "full", "block", *["selective"] * (stack != "torchtitan"))
+    kinds = ("", "none", "full", "block", "selective", *WORDS["recompute"])
     reasons = {f"sharding that jobs do not have: {zero}": zero and zero not in WORDS["zero"]}
     name, known = row["model"].partition(" (")[0], models.is_known(row)
     reasons[f"the layers of {name} are not known"] = not known

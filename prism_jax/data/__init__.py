@@ -13,7 +13,13 @@ from ._failures import (
     load_failures as load_failures,
 )
 from ._given import Given as Given
-from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
+from ._hardware import (
+    Cluster as Cluster,
+    Device as Device,
+    Host as Host,
+    Link as Link,
+    Power as Power,
+)
 from ._job import (
     Call as Call,
     Job as Job,

@@ -58,6 +58,20 @@ class Power(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a host has for each of its accelerators: the way to what a job offloads.
+
+    **Attributes:**
+
+    - `link_bytes_per_s`: the bandwidth of the link between them, in each direction.
+    - `memory_bytes_per_s`: an accelerator's share of the bandwidth of the host's memory, which
+        bounds an optimizer that runs on the host.
+    """
+
+    link_bytes_per_s: Positive
+    memory_bytes_per_s: Positive
+
+
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One accelerator.
 
@@ -71,6 +85,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seen from the device's file; by default the folder with the name of the device.
     - `source`: where the numbers are from.
     - `power`: what it draws; `None` if that was not measured.
+    - `host`: the host's memory and the link to it; `None` if they are not known.
     """
 
     memory_bytes: Positive
@@ -80,6 +95,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: Text | None = None
     source: str = ""
     power: Power | None = None
+    host: Host | None = None
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -217,7 +217,16 @@ def _put_stack(raw: dict[str, Any], path: pathlib.Path) -> None:
     name = training["software"]
     if is_path(name):
         name = os.path.abspath(find_file("software stack", name, path))
-    raw["training"] = {**load_software(name, path).training, **training, "software": name}
+    stack = load_software(name, path)
+    if training.get("recompute") == "selective" != stack.selective:
+        if "recompute_modules" in training:
+            raise ValueError(
+                f"{shown(path)}: the software stack `{quoted(name)}` recomputes by ops and not the "
+                f"modules of `training.recompute_modules`, which are Megatron-LM's; leave these "
+                f'out, with `training.recompute = "{stack.selective}"`.'
+            )
+        training = {**training, "recompute": stack.selective}
+    raw["training"] = {**stack.training, **training, "software": name}
 
 
 def _cluster_table(path: pathlib.Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import msgspec
 from .._files import shown
 from .._misc import quoted
 from ._read import find_file, read_toml
-from ._types import Count, FileName, Label, NonNegative, Text, convert
+from ._types import Count, FileName, Fraction, Label, NonNegative, Text, convert
 
 
 # Keys that belong to the job itself, so no software stack may set them.
@@ -33,7 +33,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `dtype`: the dtype of the matrix multiplications of layers. `mxfp8` and `fp4` have a scaling
         factor for each 32 and 16 values. With these and with `fp8`, everything else is in `bf16`.
     - `recompute`: what the backward recomputes: nothing (`none`), the modules of
-        `recompute_modules` (`selective`), or whole layers (`full`).
+        `recompute_modules` (`selective`), all of a layer but the results of every other matrix
+        product, of fused attention, and of its reduce_scatters and all_to_alls (`by-op`, which
+        torchtitan calls `selective`), or whole layers (`full`).
     - `recompute_modules`: which modules are recomputed with `selective`, as in Megatron-LM:
         `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`, `shared_experts`, `mla_up_proj`.
     - `recompute_method`: how whole layers are recomputed: `uniform` keeps the input of every
@@ -42,6 +44,12 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `recompute_layers`: the number of layers for `recompute_method`.
     - `recompute_early_stop`: whether the recomputation of a layer ends once all that its backward
         needs is there, as in PyTorch without reentry: the last matrix of an MLP is not recomputed.
+    - `offload`: what is kept in the memory of the host: `activations`, which are copied there
+        beside the forward and back beside the backward, or the states of the `optimizer`, which the
+        host then updates. The device needs a `host`.
+    - `offload_layers`: of how many layers of a stage the activations are offloaded; by default of
+        all. Their copies are spread over all layers, as in Transformer Engine.
+    - `offload_fraction`: which share of the optimizer's states is offloaded.
     - `optimizer`: `adam`, for gradients that are clipped by the norm of all of them, or `adagrad`,
         with one moment instead of two, for gradients as they are.
     - `zero`: what is sharded over the replicas: nothing (0); the optimizer (1); gradients too,
@@ -63,7 +71,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         their shards (with FSDP, this is hybrid sharding).
     - `attention`: the attention kernel: fused, where `flash` is that of a device's main
         table, `flash-1` and `flash-2` are FlashAttention 1 and 2, and `cudnn` is cuDNN's kernel of
-        2025 and 2026 where it differs, on Blackwell; or `unfused`, as separate kernels.
+        2025 and 2026 where it differs, on Blackwell, which it stands for FlashAttention 2 as well;
+        or `unfused`, as separate kernels.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `scatter_send_recv`: whether, without `sequence_parallel`, each GPU of a tensor-parallel group
         sends only a part of a tensor to another pipeline rank, where the parts are gathered (the
@@ -116,6 +125,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         their maximum before another casts them, and again for the transpose.
     - `eager_share`: the share of the bandwidth of fused kernels that norms and elementwise kernels
         of a layer reach, where the framework runs each op as a kernel of its own.
+    - `separate_products`: whether the matrices of queries, keys and values, those of a gate and of
+        what it scales, and latents, are multiplied one by one, not as one matrix.
+    - `rotary_bytes`: the bytes that rotary positions move for each value of queries and keys: 4 in
+        one kernel; 20 as complex numbers in float32, to which kernels of their own cast, which
+        multiply, and cast back, as in torchtitan's Llama (torch.compile makes no code for these).
     - `launch_floor_s`: the shortest time of a compute kernel, because the host takes this long to
         launch one, unless a CUDA graph replays the whole step.
     - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
@@ -138,11 +152,14 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     microbatch_size: Count
     sequence_length: Count
     dtype: Literal["bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "by-op", "full"] = "none"
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_layers: Count = 1
     recompute_early_stop: bool = False
+    offload: tuple[Literal["activations", "optimizer"], ...] = ()
+    offload_layers: Count | None = None
+    offload_fraction: Fraction = 1.0
     optimizer: Literal["adam", "adagrad"] = "adam"
     zero: Literal[0, 1, 2, 3] = 1
     accumulate_gradients: bool = False
@@ -175,6 +192,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     narrow_inputs: bool = False
     scaling: Literal["delayed", "tensor", "row"] = "delayed"
     eager_share: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 1.0
+    separate_products: bool = False
+    rotary_bytes: NonNegative = 4.0
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0
@@ -198,11 +217,13 @@ class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `source`: where its settings are from.
     - `training`: keys of `Training` with the values that the stack sets.
+    - `selective`: what the stack calls selective recomputation, as a value of `recompute`.
     - `name`: the name of the stack.
     """
 
     source: Text
     training: dict[str, Any]
+    selective: Literal["selective", "by-op"] = "selective"
     name: Label = ""
 
 

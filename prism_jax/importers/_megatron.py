@@ -306,6 +306,9 @@ def _recompute(read: Reader) -> Table:
     if read.flag("recompute-activations"):
         granularity = "selective"
     modules = read.text("recompute-modules").strip("[]").replace(",", " ").split()
+    if read.flag("moe-layer-recompute"):  # An older name of it (transformer_config.py).
+        modules = [*(modules or ["core_attn"] * (granularity == "selective")), "moe"]
+        granularity = "selective" if granularity == "none" else granularity
     method = read.text("recompute-method")
     layers = read.given(recompute_layers="recompute-num-layers")
     found: Table = {}

@@ -48,7 +48,7 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ep: tuple[Count, ...] | None = None
     microbatch_size: tuple[Count, ...] | None = None
     zero: tuple[Literal[0, 1, 2, 3], ...] = (1, 2, 3)
-    recompute: tuple[Literal["none", "selective", "full"], ...] = ("none", "full")
+    recompute: tuple[Literal["none", "selective", "by-op", "full"], ...] = ("none", "full")
 
 
 @dataclasses.dataclass(frozen=True)

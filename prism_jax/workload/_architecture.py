@@ -172,15 +172,16 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
 def recomputed(
     parts: Parts, training: Training, *, back: bool = True
 ) -> tuple[tuple[Part, int, bool], ...]:
-    """The parts of a stage with their numbers, and whether the backward recomputes them: all
-    layers, or the first ones. With `back`, without those that are frozen, which have no backward.
+    """The parts of a stage with their numbers, and whether the backward recomputes them, as wholes
+    or by ops: all layers, or the first ones. With `back`, without those that are frozen, which have
+    no backward.
     """
     parts = tuple((part, count) for part, count in parts if not (back and part.frozen))
     left = 0
-    if training.recompute == "full":
-        layers = sum(count for part, count in parts if part.is_layer)
-        left = min(layers, training.recompute_layers)
-        left = left if training.recompute_method == "block" else layers
+    if training.recompute in ("by-op", "full"):
+        left = layers = sum(count for part, count in parts if part.is_layer)
+        if training.recompute == "full" and training.recompute_method == "block":
+            left = min(layers, training.recompute_layers)
     found = []
     for part, count in parts:
         again = min(left, count) if part.is_layer else 0

@@ -1,7 +1,7 @@
 """The costs of the kernels of a job."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -24,10 +24,6 @@ from ._parts import row, segment
 # HybridEP takes 16 of 152 multiprocessors of a GB200 (its page in DeepEP's repository).
 _HYBRIDEP = 0.105
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
-# How much longer products take with a scale for each row. Llama 3 8B on 8 H100 trains at 6,768
-# tokens/s with these and at 7,690 with a scale for each tensor (pytorch/ao, torchao/float8,
-# README.md), where products are half of the step.
-_ROW_SCALED = 1.27
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -148,11 +144,34 @@ class Costs(msgspec.Struct, frozen=True):
         num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + (8 if added else 2) * m * n)
         on = self.cluster.device, self.kernels, parts
         mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
-        if self.training.scaling == "row" and dtype != self.base_dtype:
-            mean *= _ROW_SCALED
         sizes = map(math.ceil, (m, n, k) if batch == 1 else (batch, m, n, k))
         shape = "x".join(map(str, sizes))
         return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
+
+    def linears(self, tokens: float, outputs: Sequence[int], inputs: int) -> Linear:
+        """Matrices that read the same input: as one, or one by one, where the gradients of the
+        input are summed afterwards. Their kernels count as one.
+        """
+        outputs = [each for each in outputs if each]
+        if len(outputs) == 1 or not self.training.separate_products:
+            return self.linear(tokens, sum(outputs), inputs)
+        each = [self.linear(tokens, one, inputs) for one in outputs]
+        total = self.move("elementwise", 2 * (len(outputs) + 1) * tokens * inputs)
+
+        def joined(kernels: Iterable[Kernel], besides: float = 0.0) -> Kernel:
+            first, *rest = kernels
+            return msgspec.structs.replace(
+                first,
+                size=" and ".join(one.size for one in (first, *rest)),
+                mean=first.mean + sum(one.mean for one in rest) + besides,
+                flop=first.flop + sum(one.flop for one in rest),
+            )
+
+        return Linear(
+            joined(one.forward for one in each),
+            joined((one.dgrad for one in each), total.mean),
+            joined(one.wgrad for one in each),
+        )
 
     def linear(
         self, tokens: float, outputs: int, inputs: int, dtype: str | None = None, groups: int = 1
@@ -179,7 +198,10 @@ class Costs(msgspec.Struct, frozen=True):
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
         narrow = self.training.dtype != self.base_dtype
         variants = ["fp8"] if self.training.fp8_attention and narrow else []
-        known = (*(f"{kind}-{one}" for one in (*variants, self.training.attention)), kind)
+        variants.append(self.training.attention)
+        # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
+        variants += ["cudnn"] if self.training.attention == "flash-2" else []
+        known = (*(f"{kind}-{one}" for one in variants), kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
 

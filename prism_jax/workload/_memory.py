@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ._architecture import Part, Parts, recomputed, total_parameters
+from ._by_op import kept_results
 from ._costs import Costs
 from ._split import Held, check_split, deal, held_of
 from ._units import (
@@ -79,7 +80,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
-    each = training.recompute_layers if training.recompute_method == "uniform" else 1
+    uniform = training.recompute == "full" and training.recompute_method == "uniform"
+    each = training.recompute_layers if uniform else 1
     for part, count, runs_again in recomputed(parts, training):
         own = part.costs(costs)
         sizes = _kept(own, part)
@@ -94,7 +96,9 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         # Of `each` layers only the input is kept; these are computed again all at once.
         states = costs.activation_bytes * own.states
         add_sizes(kept, {"checkpoints": float(states)}, -(-count // each))
-        whole = add_sizes({}, sizes, min(each, count))
+        results = kept_results(costs, part)
+        add_sizes(kept, results, count)
+        whole = add_sizes(add_sizes({}, sizes, min(each, count)), results, -1)
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
     # Besides the float32 logits, which are kept, there are those in 16 bits, as are their
     # gradients; all of these are gone when the gradients of the layers are computed.

@@ -17,6 +17,7 @@ from ..cluster import Group
 from ..data import Training
 from ._architecture import Part, Parts
 from ._block import Kernel, Segment, Segments
+from ._by_op import without_kept
 from ._costs import Costs
 from ._parts import block, block_mean, segment, without
 from ._split import Held, held_of
@@ -89,11 +90,13 @@ def _without_end(segments: Segments, product: Kernel) -> Segments:
 
 def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Segments:
     """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
-    they include its forward, which is recomputed. Without `weights`, they are those of its phase
-    backward-input.
+    they include its forward, or what is recomputed of it. Without `weights`, they are those of its
+    phase backward-input.
     """
     costs = part.costs(costs)
     segments = forward_part(costs, part, again=True) if again else []
+    if again and costs.training.recompute == "by-op":
+        segments = without_kept(costs, part, segments)
     before: list[Kernel] = []
     for module in reversed(part.modules):
         residual = [costs.residual(backward=True)] if module.in_residual else []

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Open
 from .._costs import Costs
-from ._base import AbstractPairModule, Parameters
+from ._base import AbstractPairModule, Parameters, Result, closing_product, products
 from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
 from ._gather import cast, cast_gradient, check_divides, gradients
 
@@ -90,9 +90,9 @@ class Attention(AbstractPairModule):
 
     def linears(self, costs: Costs) -> list[Linear]:
         tokens, width, qkv = self._shape(costs)
-        hidden = costs.model.hidden_size
-        made = qkv if self.context_length is None else width
-        ends = [costs.linear(tokens, made, hidden), costs.linear(tokens, hidden, width)]
+        hidden, each = costs.model.hidden_size, (qkv - width) // 2
+        made = (width, each, each) if self.context_length is None else (width,)
+        ends = [costs.linears(tokens, made, hidden), costs.linear(tokens, hidden, width)]
         return ends + self._of_context(costs)
 
     def between(
@@ -117,6 +117,19 @@ class Attention(AbstractPairModule):
         values = self._made(costs) + tokens * (normed + width) + copied_values(costs, core)
         return {"attention": costs.activation_bytes * values, **core.activations(costs)}
 
+    def results(self, costs: Costs) -> list[Result]:
+        first, last, *_ = (one.forward for one in self.linears(costs))
+        tokens, width, qkv = self._shape(costs)
+        hidden, each = costs.model.hidden_size, (qkv - width) // 2
+        made = products(costs, first, tokens, [width], hidden)
+        if self.context_length is None:
+            made += products(costs, first, tokens, [each, each], hidden)
+        for one in self._of_context(costs):
+            seen, inputs = self._context_tokens(costs), self.context_size or hidden
+            made += products(costs, one.forward, seen, [each, each], inputs)
+        attended = self._core(costs).result(costs)
+        return [*made, *attended, closing_product(costs, last, width)]
+
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))
 
@@ -138,7 +151,8 @@ class Attention(AbstractPairModule):
             return []
         _, width, qkv = self._shape(costs)
         inputs = self.context_size or costs.model.hidden_size
-        return [costs.linear(self._context_tokens(costs), qkv - width, inputs)]
+        made = 2 * [(qkv - width) // 2]
+        return [costs.linears(self._context_tokens(costs), made, inputs)]
 
     def _context_tokens(self, costs: Costs) -> int:
         return costs.training.microbatch_size * (self.context_length or 0)
@@ -159,7 +173,8 @@ class Attention(AbstractPairModule):
     def _rotary(self, costs: Costs) -> list[Kernel]:
         if costs.model.position != "rotary" or self.context_length is not None:
             return []
-        return [costs.move("elementwise", 2 * 2 * costs.tokens * self._qk_width(costs))]
+        values = costs.tokens * self._qk_width(costs)
+        return [costs.move("elementwise", costs.training.rotary_bytes * values)]
 
     def _norms(self, costs: Costs, passes: int) -> list[Kernel]:
         if not self.qk_norm:

@@ -50,6 +50,41 @@ class Parameters(NamedTuple):
         return Parameters(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
+class Result(NamedTuple):
+    """What a forward makes and `recompute = "by-op"` may keep: that of every other matrix product,
+    and that of all others.
+
+    **Attributes:**
+
+    - `num_bytes`: its size on each GPU.
+    - `of`: the kernel of the forward that makes it, if it is a matrix product. PyTorch runs some of
+        these in parts, as the matrices of queries, keys and values.
+    - `again`: the kernel that makes this part alone; `None` if it is always kept.
+    """
+
+    num_bytes: float
+    of: Kernel | None = None
+    again: Kernel | None = None
+
+
+def products(
+    costs: Costs, of: Kernel, tokens: float, outputs: Sequence[int], inputs: int
+) -> list[Result]:
+    """The results of a product that takes `inputs` values of each token to several `outputs`."""
+    return [
+        Result(2 * tokens * each, of, costs.gemm(tokens, each, inputs)) for each in outputs if each
+    ]
+
+
+def closing_product(costs: Costs, of: Kernel, inputs: int) -> Result:
+    """The result of the last product of a module, of whose sum over the tensor-parallel group each
+    rank keeps its part.
+    """
+    if costs.splits_sequence:
+        return Result(2 * costs.states, of)
+    return products(costs, of, costs.tokens, [costs.model.hidden_size], inputs)[0]
+
+
 class AbstractModule(abc.ABC):
     """Abstract base class for all modules: the kernels, parameters and activations of one module.
 
@@ -106,6 +141,13 @@ class AbstractModule(abc.ABC):
         They do not include the input and the output of the norm before the module, nor the mask of
         a dropout after it.
         """
+
+    def results(self, costs: Costs) -> list[Result]:
+        """What `recompute = "by-op"` may keep of the forward, in order. A module without any is
+        computed again as a whole.
+        """
+        del costs
+        return []
 
     def last_product(self, costs: Costs) -> Kernel | None:
         """The product at the end of the forward, if only what follows the module needs it."""

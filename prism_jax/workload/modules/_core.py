@@ -23,6 +23,7 @@ from ...data import Layout, Training
 from .._block import Kernel, Open, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
+from ._base import Result
 
 
 # The queries and keys of a tile of the fused kernel: those of FlashAttention-2 for heads of 65 to
@@ -105,6 +106,13 @@ class Core(NamedTuple):
         if costs.training.attention != "unfused":
             return {"core_attention": 4 * rows}
         return {"core_attention": (5 if costs.model.dropout else 2) * rows * self.keys}
+
+    def result(self, costs: Costs) -> list[Result]:
+        """The output of the fused kernel with its statistics, which `by-op` keeps."""
+        if costs.training.attention == "unfused":
+            return []
+        rows = self.sequences * self.num_heads * self.queries
+        return [Result((2 * self.value_size + 4) * rows)]
 
     def _pairs_up_to(self, end: int) -> float:
         """The pairs of the queries before `end`, which attend to the keys before them in the

@@ -5,7 +5,7 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters
+from ._base import AbstractModule, Parameters, Result, closing_product, products
 from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
 from ._gather import (
     cast,
@@ -117,6 +117,20 @@ class MLA(AbstractModule):
             **core.activations(costs),
         }
 
+    def results(self, costs: Costs) -> list[Result]:
+        down, ups, out = self._linears(costs)
+        sizes = self.query_size, self.qk_head_size + self.value_head_size
+        latents = self.q_lora_rank or 0, self.kv_lora_rank + self.qk_rope_head_size
+        hidden, heads = costs.model.hidden_size, self.num_heads // costs.layout.tp
+        read = self.q_lora_rank or hidden, self.kv_lora_rank
+        made = []
+        for up, size, latent, inputs in zip(ups, sizes, latents, read, strict=True):
+            made += products(costs, down.forward, costs.norm_tokens, [latent], hidden)
+            made += products(costs, up.forward, costs.tokens, [heads * size], inputs)
+        attended = self._core(costs).result(costs)
+        width = heads * self.value_head_size
+        return [*made, *attended, closing_product(costs, out.forward, width)]
+
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))
 
@@ -127,8 +141,9 @@ class MLA(AbstractModule):
         queries = costs.linear(tokens, heads * self.query_size, self.q_lora_rank or hidden)
         size = self.qk_head_size + self.value_head_size
         keys = costs.linear(tokens, heads * size, self.kv_lora_rank)
+        latents = (self.q_lora_rank or 0, self.kv_lora_rank + self.qk_rope_head_size)
         return (
-            costs.linear(costs.norm_tokens, self.latent_size, hidden),
+            costs.linears(costs.norm_tokens, latents, hidden),
             (queries, keys),
             costs.linear(tokens, hidden, heads * self.value_head_size),
         )

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Open
 from .._costs import Costs
-from ._base import AbstractPairModule, Parameters
+from ._base import AbstractPairModule, Parameters, Result, closing_product, products
 from ._gather import cast, cast_gradient, check_divides
 
 
@@ -42,9 +42,9 @@ class MLP(AbstractPairModule):
         return Parameters(matrices + up, copied=model.hidden_size)
 
     def linears(self, costs: Costs) -> tuple[Linear, Linear]:
-        tokens, ffn, width = self._shape(costs)
-        hidden = costs.model.hidden_size
-        return costs.linear(tokens, width, hidden), costs.linear(tokens, hidden, ffn)
+        tokens, ffn, _ = self._shape(costs)
+        hidden, made = costs.model.hidden_size, [ffn] * gate_factor(self.activation)
+        return costs.linears(tokens, made, hidden), costs.linear(tokens, hidden, ffn)
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
@@ -59,6 +59,13 @@ class MLP(AbstractPairModule):
 
     def last_product(self, costs: Costs) -> Kernel | None:
         return self.linears(costs)[1].forward
+
+    def results(self, costs: Costs) -> list[Result]:
+        first, last = (one.forward for one in self.linears(costs))
+        tokens, ffn, _ = self._shape(costs)
+        outputs = [ffn] * gate_factor(self.activation)
+        made = products(costs, first, tokens, outputs, costs.model.hidden_size)
+        return [*made, closing_product(costs, last, ffn)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, ffn, width = self._shape(costs)

@@ -16,7 +16,7 @@ from ...data import (
 from .._block import Kernel, Linear, Load, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters
+from ._base import AbstractModule, Parameters, Result
 from ._gather import cast, cast_gradient, gradients
 from ._mlp import MLP, Activation, gate_factor
 from ._routing import (
@@ -199,6 +199,11 @@ class MoE(AbstractModule):
             for mlp in self.shared:
                 parts["shared_experts"] = sum(mlp.activations(costs).values())
         return parts
+
+    def results(self, costs: Costs) -> list[Result]:
+        """Of the router and the experts' grouped products, which are no plain ones, nothing."""
+        sent = [Result(2 * self.top_k * costs.states)] * (2 if costs.group("ep").size > 1 else 0)
+        return [*(one for mlp in self.shared for one in mlp.results(costs)), *sent]
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """The tokens of the experts of a rank, and their widths after and before the gate."""

@@ -1,0 +1,170 @@
+"""Recomputation by ops, and the products of torchtitan that it counts."""
+
+import pathlib
+from collections import Counter
+
+import pytest
+
+from prism_jax import predict
+from prism_jax.data import load_job
+from prism_jax.lowering import parts_of
+from prism_jax.prediction import memory
+from prism_jax.workload.modules import MLA, MLP, Attention
+
+from .helpers import kernels_of, lower_job
+
+
+_FILE = """
+kind = "job"
+model = "llama-3.1-8b"
+cluster = "dgx-h100"
+num_nodes = 1
+[layout]
+dp = 8
+[schedule]
+kind = "1f1b"
+num_microbatches = 1
+[training]
+microbatch_size = 2
+sequence_length = 4096
+software = "torchtitan"
+"""
+_TOKENS, _HIDDEN, _KV, _FFN = 8192, 4096, 1024, 14336
+
+
+@pytest.fixture
+def titan(tmp_path: pathlib.Path):
+    """A job of torchtitan with changes."""
+    path = tmp_path / "titan.toml"
+    path.write_text(_FILE)
+    return lambda *changes: load_job(path, changes)
+
+
+def _backward(job):
+    return Counter(kernels_of(lower_job(job).backward[0]))
+
+
+def _named(kernels):
+    """By their names: the means of a step include what waiting costs."""
+    return {(kernel.kind, kernel.size): count for kernel, count in kernels.items()}
+
+
+def _parts(job):
+    return memory(job).fullest.parts
+
+
+def test_every_second_product_of_a_layer_runs_again_in_the_order_of_the_layer(titan):
+    """Of q, k, v, o, w1, w3 and w2 these are k, o and w3, with all that reads them; w2 is the
+    seventh, and nothing after it.
+    """
+    again, once = (titan(f"training.recompute={how}") for how in ("by-op", "none"))
+    more, fewer = _backward(again) - _backward(once), _backward(once) - _backward(again)
+    costs, layers = parts_of(again), 32
+    expected = Counter(
+        {
+            costs.gemm(_TOKENS, _KV, _HIDDEN): layers,
+            costs.gemm(_TOKENS, _HIDDEN, _HIDDEN): layers,
+            costs.gemm(_TOKENS, _FFN, _HIDDEN): layers,
+            costs.norm(): 2 * layers,
+            costs.residual(): layers,
+            costs.move("elementwise", 4 * _TOKENS * (_HIDDEN + _KV)): layers,  # Positions.
+            costs.move("elementwise", 2 * _TOKENS * 3 * _FFN): layers,  # The activation.
+        }
+    )
+    assert not fewer
+    assert _named(more) == _named(expected)
+
+
+def test_a_layer_keeps_its_input_every_other_product_and_attention(titan):
+    kept = _parts(titan())
+    each = 2 * _HIDDEN + 2 * _KV + (2 * _HIDDEN + 4 * 32) + 2 * _FFN  # q, v, attention, w1.
+    assert kept["results"] == 32 * _TOKENS * each
+    assert kept["checkpoints"] == 32 * _TOKENS * 2 * _HIDDEN
+    # Without an early stop, the result of w2 is kept, too.
+    late = _parts(titan("training.recompute_early_stop=false"))
+    assert late["results"] - kept["results"] == 32 * _TOKENS * 2 * _HIDDEN
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        ("layout.tp=4", "layout.dp=2"),
+        ("layout.tp=4", "layout.dp=2", "training.sequence_parallel=false"),
+        ("layout.tp=4", "layout.dp=2", "training.tp_overlap=true"),
+        ("layout.cp=4", "layout.dp=2"),
+        ("model=deepseek-v2", "layout.tp=2", "layout.dp=4"),
+        ("model=qwen3-30b-a3b", "layout.ep=8"),
+    ],
+)
+def test_by_ops_is_between_nothing_and_everything(titan, changes):
+    nothing, by_op, full = (
+        titan(f"training.recompute={how}", "training.microbatch_size=1", *changes)
+        for how in ("none", "by-op", "full")
+    )
+    assert predict(nothing).mean < predict(by_op).mean < predict(full).mean
+    sizes = [memory(job).fullest.bytes for job in (nothing, by_op, full)]
+    assert sizes == sorted(sizes, reverse=True)
+    # Exchanges with experts, and sums over tensor-parallel ranks, are kept and not made again.
+    for kind, group in (("reduce_scatter", "tp"), ("all_to_all", "ep")):
+        numbers = [
+            sum(n for k, n in _backward(job).items() if (k.kind, k.group) == (kind, group))
+            for job in (nothing, by_op)
+        ]
+        assert numbers[0] == numbers[1]
+
+
+def test_products_are_counted_as_torchtitan_runs_them(titan):
+    """With latent attention wq_a, wq_b, wkv_a, wkv_b and wo."""
+    costs = parts_of(titan())
+    attention = Attention(32, num_kv_heads=8).results(costs)
+    latent = MLA(32, 512, 1536).results(costs)
+    widths = [_HIDDEN, _KV, _KV, None, _HIDDEN], [1536, 32 * 192, 576, 32 * 256, None, _HIDDEN]
+    for found, expected in zip((attention, latent), widths, strict=True):
+        made = [one.num_bytes / 2 / _TOKENS if one.of else None for one in found]
+        assert made == expected
+    again = [one.again for one in MLP(_FFN, "swiglu").results(costs)]
+    assert [one and one.flop for one in again] == [2 * _TOKENS * _FFN * _HIDDEN] * 3
+
+
+def test_selective_is_the_word_of_torchtitan_for_by_ops(titan):
+    assert titan().training.recompute == "by-op"
+    selective = titan("training.recompute=selective")
+    assert selective.training == titan("training.recompute=by-op").training
+    megatron = titan("training.recompute=selective", "training.software=megatron-core-2024")
+    assert megatron.training.recompute == "selective"
+    with pytest.raises(
+        ValueError, match=r'recomputes by ops .* with `training.recompute = "by-op"`'
+    ):
+        titan("training.recompute=selective", "training.recompute_modules=[mlp]")
+
+
+def test_separate_products_are_as_many_flop_and_a_sum_of_gradients(titan):
+    joined, separate = (
+        parts_of(titan(f"training.separate_products={how}")) for how in ("false", "true")
+    )
+    module = Attention(32, num_kv_heads=8)
+    (one, *_), (each, *_) = module.linears(joined), module.linears(separate)
+    assert one.forward == joined.gemm(_TOKENS, _HIDDEN + 2 * _KV, _HIDDEN)
+    for phase in ("forward", "dgrad", "wgrad"):
+        assert getattr(one, phase).flop == getattr(each, phase).flop
+    alone = [separate.linear(_TOKENS, width, _HIDDEN) for width in (_HIDDEN, _KV, _KV)]
+    total = separate.move("elementwise", 2 * 4 * _TOKENS * _HIDDEN)
+    assert each.forward.mean == pytest.approx(sum(linear.forward.mean for linear in alone))
+    assert each.dgrad.mean == pytest.approx(sum(linear.dgrad.mean for linear in alone) + total.mean)
+
+
+def test_scales_of_rows_cost_casts_and_no_products(titan):
+    """So that a tensor-parallel group, whose ranks all cast a gathered input, pays more."""
+    costs = [
+        [
+            predict(titan("training.dtype=fp8", f"training.scaling={scaling}", *layout)).breakdown
+            for scaling in ("tensor", "row")
+        ]
+        for layout in ((), ("layout.tp=8", "layout.dp=1", "training.microbatch_size=16"))
+    ]
+    shares = []
+    for tensor, row in costs:
+        assert row["gemm"] == tensor["gemm"]
+        shares.append((row["elementwise"] - tensor["elementwise"]) / sum(tensor.values()))
+    assert shares[0] < shares[1]
