@@ -129,7 +129,7 @@ def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts:
         gradient_comm_dtype=rng.choice((None, "fp8")),
         gather_dtype=rng.choice(("bf16", "fp8")),
         optimizer_dtype=rng.choice(("fp32", "bf16")),
-        loss=rng.choice(("eager", "vocab-parallel", "compiled", "fused")),
+        loss=rng.choice((None, "eager", "vocab-parallel", "compiled", "fused")),
         loss_chunks=rng.choice((1, 4)),
         narrow_inputs=either(),
         scaling=rng.choice(("delayed", "tensor", "row")),

@@ -224,8 +224,55 @@ def test_logits_are_on_the_last_rank_only():
     assert [rank.parts.get("logits", 0.0) for rank in memory.ranks] == [0.0] * 7 + [logits]
 
 
+@pytest.mark.parametrize(
+    ("loss", "each"),
+    [
+        ("eager", 16),  # Over a split vocabulary, as by DTensor.
+        ("eager-named", 14),
+        ("eager-float32", 18),
+        ("vocab-parallel", 6),
+        ("compiled", 4),
+        ("fused", 2),
+    ],
+)
+def test_logits_by_the_loss(loss, each):
+    """Of all logits, or of those of a piece of the tokens."""
+    kept = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "model.vocab_size=6553600")
+    for chunks in (1, 4):
+        job = _job(*kept, f"training.loss={loss}", f"training.loss_chunks={chunks}")
+        assert prism.memory(job).ranks[-1].parts["logits"] == each * 2048 * 819200 / chunks
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("fp8", 1), ("mxfp8", 1 + 1 / 32), ("bf16", 2)])
+def test_inputs_of_narrow_products_are_kept_as_they_were_multiplied(dtype, each):
+    """The outputs of norms and of the activation, and once more the output of attention, which its
+    own backward needs in 16 bits. A router reads the output of a norm as it is.
+    """
+    one = ("schedule.kind=1f1b", "schedule.virtual_stages=1", "schedule.num_microbatches=1")
+    one += (f"training.dtype={dtype}", "training.narrow_inputs=true", "model.dropout=false")
+    one += ("cluster=hgx-b200", "num_nodes=8", "training.recompute=none")
+    states = 12 * 2048 * 12288 / 8  # Of all layers of a rank.
+    parts = prism.memory(_job(*one)).ranks[1].parts
+    assert parts["norm"] == 2 * (2 + each) * states
+    assert parts["attention"] == (3 * 2 + 2 + (each < 2) * each) * states
+    assert parts["mlp"] == (2 + each) * 4 * states
+    wide = prism.memory(_job(*one, "training.narrow_inputs=false")).ranks[1].parts
+    assert [wide[name] / states for name in ("norm", "attention", "mlp")] == [8, 8, 16]
+    experts = prism.memory(_job(*one, "model=mixtral-8x7b")).ranks[1]
+    states, ratio = 4 * 2048 * 4096 / 8, 14336 / 4096
+    assert experts.parts["norm"] == (2 + each + 2 + 2) * states
+    assert experts.parts["experts"] == 2 * 8 * (each + 4 * ratio / 8 + each * ratio / 8) * states
+
+
+def test_an_overlapped_pair_holds_what_it_holds_layer_by_layer():
+    """A layer of its backward lets go as a layer of its forward keeps."""
+    stages = [StageMemory({}, {"x": 1.0}, {}, {"workspace": 0.25}, {})]
+    pairs = ["0F0", "(0F1;0B0)OVERLAP_F_B", "(0F2;0B1)OVERLAP_F_B", "0B2"]
+    assert _peaks(prism.CustomSchedule([pairs], [0]), stages) == [{"x": 1.0, "workspace": 0.25}]
+
+
 def test_a_split_backward_keeps_until_its_weights():
-    stages = [StageMemory({}, {"x": 1.0}, {}, {"workspace": 0.25})]
+    stages = [StageMemory({}, {"x": 1.0}, {}, {"workspace": 0.25}, {})]
     whole = prism.CustomSchedule([["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]], [0])
     assert _peaks(whole, stages) == [{"x": 2.0, "workspace": 0.25}]
     tokens = ["0F0", "0F1", "0I0", "0F2", "0W0", "0I1", "0W1", "0I2", "0W2"]

@@ -5,7 +5,8 @@ import re
 import pytest
 
 import prism_jax as prism
-from prism_jax.workload import count_parameters
+from prism_jax.lowering import parts_of
+from prism_jax.workload import count_parameters, memory_of_stages
 
 from .helpers import kernels_of, lower_job
 
@@ -144,20 +145,55 @@ def test_the_optimizer_waits_for_the_largest_shard():
     assert max(sizes) == pytest.approx(30 * shard["optimizer"] / 12, rel=1e-7)
 
 
+def _stage(*overrides):
+    return memory_of_stages(parts_of(_job(*overrides)), (0,))[0]
+
+
 def test_memory_of_shards():
-    whole, gradients, shards = (
-        prism.memory(_job(f"training.zero={zero}")).ranks[0].parts for zero in (1, 2, 3)
-    )
-    assert whole["optimizer"] == gradients["optimizer"] == shards["optimizer"]
-    assert gradients["gradients"] == shards["gradients"] == whole["gradients"] / 16
-    assert gradients["parameters"] == whole["parameters"] == 16 * shards["parameters"]
-    assert "gathered" not in whole
-    # Embedding, head and layers are units; two of the largest are whole at once.
-    unit = 128256 * 4096
-    assert gradients["gathered"] == 4 * (2 * unit + 4096)
-    assert shards["gathered"] == (2 + 4) * (2 * unit + 4096)
-    kept = prism.memory(_job("training.zero=3", "training.reshard_after_forward=false"))
-    assert kept.ranks[0].parts["parameters"] == whole["parameters"]
-    ahead = prism.memory(_job("training.zero=3", "training.prefetch=3")).ranks[0].parts
-    layer = 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096
-    assert ahead["gathered"] - shards["gathered"] == 2 * 2 * layer
+    """FSDP has shards in float32 alone, of the parameters, two moments and, once a backward has
+    made them, gradients; its root, the ends of the model, is whole until the backward is done.
+    """
+    whole, gradients, shards = (_stage(f"training.zero={zero}") for zero in (1, 2, 3))
+    number = _PARAMETERS / 16
+    assert whole.held["optimizer"] == gradients.held["optimizer"] == 12 * number
+    assert gradients.held["gradients"] == whole.held["gradients"] / 16 == 4 * number
+    assert gradients.held["parameters"] == whole.held["parameters"] == 2 * _PARAMETERS
+    assert (shards.held["parameters"], shards.held["optimizer"]) == (4 * number, 8 * number)
+    assert (whole.made, gradients.made, shards.made) == (0, 0, 4 * number)
+    assert "gradients" not in shards.held
+    narrow = _stage("training.zero=3", "training.optimizer_dtype=bf16")
+    assert narrow.held["optimizer"] == 4 * number
+    ends, layer = _HEAD + 128256 * 4096, 2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336 + 2 * 4096
+    assert whole.closing["gathered"] == 0
+    assert gradients.closing["gathered"] == 4 * (_HEAD + layer)  # Two units that are neighbours.
+    assert shards.forward["gathered"] == 2 * (ends + 2 * layer)
+    assert shards.closing["gathered"] == (2 + 2) * ends + (2 + 4) * 2 * layer
+    ahead = _stage("training.zero=3", "training.prefetch=3", "training.gather_dtype=fp8")
+    assert ahead.forward["gathered"] == 2 * ends + 4 * layer
+    kept = _stage("training.zero=3", "training.reshard_after_forward=false")
+    assert kept.held["parameters"] == 4 * number + 2 * _PARAMETERS
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_step_has_no_gradients_before_its_first_backward(microbatches):
+    """At the loss, which has most here: those of an earlier microbatch."""
+    sizes = ("training.zero=3", "training.sequence_length=32768", "training.recompute=full")
+    job = _job(*sizes, f"schedule.num_microbatches={microbatches}")
+    parts = prism.memory(job).ranks[0].parts
+    assert parts["logits"] == 12 * 32768 * 128256
+    assert parts.get("gradients", 0) == (microbatches > 1) * 4 * _PARAMETERS / 16
+
+
+@pytest.mark.parametrize(("nodes", "length", "fits"), [(1, 20000, 0), (2, 20000, 1), (2, 32000, 0)])
+def test_a_dense_32b_model_that_ran_fits_and_that_ran_out_does_not(nodes, length, fits):
+    """Qwen2.5-32B on nodes of 8 H100: a sequence on each GPU, FSDP, all layers recomputed, and the
+    loss of PyTorch.
+    """
+    sizes = "hidden_size=5120 num_layers=64 num_heads=40 num_kv_heads=8 ffn_size=27648"
+    changes = [f"model.{one}" for one in f"{sizes} vocab_size=152064".split()]
+    changes += [
+        f"training.{one}" for one in ("zero=3", "recompute=full", f"sequence_length={length}")
+    ]
+    changes += ["cluster=dgx-h100", f"num_nodes={nodes}", f"layout.dp={8 * nodes}"]
+    changes += ["schedule.num_microbatches=1", "training.microbatch_size=1"]
+    assert prism.memory(_job(*changes)).fits == fits

@@ -23,6 +23,17 @@ RecomputedModule: TypeAlias = Literal[
 ]
 
 
+Loss: TypeAlias = Literal[
+    "eager",
+    "eager-named",
+    "eager-float32",
+    "vocab-parallel",
+    "vocab-parallel-compiled",
+    "compiled",
+    "fused",
+]
+
+
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a step is computed.
 
@@ -111,11 +122,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         matrices of layers, not for the ends of the model.
     - `optimizer_dtype`: the dtype of the optimizer's moments.
     - `loss`: how the cross entropy treats logits, by what it holds for each at its peak, in bytes:
-        `eager`, PyTorch's own for logits in float32 (14; 18 where the vocabulary is split, as by
-        DTensor); `vocab-parallel`, Megatron-LM's, in place (6), or by kernels that are compiled,
-        not in place (`vocab-parallel-compiled`: 10); `compiled`, which keeps nothing but the logits
-        and their gradients, both in 16 bits (4); `fused`, whose gradients take the place of the
-        logits, as those of Transformer Engine and Liger (2).
+        `eager`, PyTorch's own for logits in float32 (12; 16 where the vocabulary is split, as by
+        DTensor), where a name keeps the 16-bit logits (`eager-named`: 14) or the float32 ones too
+        (`eager-float32`: 18); `vocab-parallel`, Megatron-LM's, in place (6), or by kernels that are
+        compiled, not in place (`vocab-parallel-compiled`: 12); `compiled`, with nothing but 16-bit
+        logits and their gradients (4); `fused`, whose gradients take the place of the logits, as
+        those of Transformer Engine and Liger (2). By default `eager` with FSDP (`zero = 3`), else
+        `vocab-parallel`.
     - `loss_chunks`: in how many pieces the tokens of a microbatch go through the head and the loss,
         one after the other, so that only the logits of one piece are there at a time.
     - `narrow_inputs`: whether the inputs of products in fp8 or narrower are kept for the backward
@@ -185,9 +198,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_comm_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
     gather_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     optimizer_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
-    loss: Literal["eager", "vocab-parallel", "vocab-parallel-compiled", "compiled", "fused"] = (
-        "vocab-parallel"
-    )
+    loss: Loss | None = None
     loss_chunks: Count = 1
     narrow_inputs: bool = False
     scaling: Literal["delayed", "tensor", "row"] = "delayed"

@@ -102,12 +102,15 @@ def memory(job: Job) -> Memory:
     """Computes the peak memory that a job needs on each pipeline rank.
 
     Per parameter, weights take two bytes, gradients the size of `training.gradient_dtype`, and Adam
-    in float32 twelve bytes (a copy of the weights and two moments; Adagrad has one moment), plus
-    four if gradients are not in float32. ZeRO shards some or all of these over the replicas;
-    `gathered` is the weights and gradients of the few layers that are unsharded at a time. Shared
-    embedding tables are in float32, with one moment. Activations are those that each module keeps
-    for its backward (Korthikanti et al. 2022, arXiv:2205.05198), for as many microbatches as the
-    schedule has in flight.
+    twelve bytes (a float32 copy of the weights and two moments; Adagrad has one moment), plus four
+    if gradients are not in float32. ZeRO shards some or all of these over the replicas. FSDP
+    (`zero = 3`) has shards in float32 alone, of weights, moments and, from the first backward on,
+    gradients; `gathered` is the weights and gradients of the few layers, and of the ends of the
+    model, that are unsharded at a time. Shared embedding tables are in float32, with one moment.
+    Activations are those that each module keeps for its backward (Korthikanti et al. 2022,
+    arXiv:2205.05198), for as many microbatches as the schedule has in flight; `logits` are what the
+    loss holds of them (`training.loss`). The peak is at the end of a forward, or at either end of a
+    backward.
 
     **Arguments:**
 
@@ -198,18 +201,17 @@ def _communication(costs: Costs) -> Sizes:
 def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes]:
     """For each rank, its activations at their peak."""
     parts = schedule_parts(order)
-    forward = parts.phase == "F"
-    lets_go = (parts.phase == "B") | (parts.phase == "W")
-    sizes = np.array(
-        [
-            (*(sum(x.values()) for x in (one.kept, one.backward, one.forward)), one.summed)
-            for one in stages
-        ],
-        float,
-    )
+    # Of an overlapped pair, the layers of its backward let go as those of its forward keep.
+    pair = np.append(parts.op[1:] == parts.op[:-1], False)[: len(parts.op)]
+    turned = np.arange(len(pair)) + pair - np.append(False, pair)[: len(pair)]
+    phase, stage = parts.phase[turned], parts.stage[turned]
+    lets_go = (phase == "B") | (phase == "W")
+    each = [(one.kept, one.forward, one.backward, one.closing) for one in stages]
+    sizes = np.array([[sum(part.values()) for part in one] for one in each], float)
+    sizes = np.column_stack([sizes, [(one.made, one.summed) for one in stages]])
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
-        _peak(forward[a:b], lets_go[a:b], parts.stage[a:b], sizes, stages)
+        _peak(phase[a:b] == "F", lets_go[a:b], stage[a:b], sizes, stages)
         for a, b in it.pairwise(starts.tolist())
     ]
 
@@ -218,26 +220,35 @@ def _peak(
     forward: Bool[np.ndarray, " parts"],
     lets_go: Bool[np.ndarray, " parts"],
     stage: Int[np.ndarray, " parts"],
-    sizes: Float[np.ndarray, "stages 4"],
+    sizes: Float[np.ndarray, "stages 6"],
     stages: Sequence[StageMemory],
 ) -> Sizes:
-    """Runs through the ops of a rank to find the peak of its activations. The sizes of stages are
-    what they keep, what a backward and a forward take meanwhile, and the summed gradients.
+    """Runs through the ops of a rank to find the peak of its activations and gradients. The sizes
+    of stages are what they keep, what a forward takes at its end, a backward at its start and at
+    its end, the gradients that the first backward makes, and the summed gradients.
     """
-    kept, extra = sizes[stage, 0], np.where(forward, sizes[stage, 2], sizes[stage, 1])
-    whole = _whole(lets_go, stage, sizes[:, 3])
+    kept, at_end, at_start, closing, made, _ = sizes[stage].T
+    first = np.zeros(len(stage), bool)
+    first[np.flatnonzero(lets_go)[np.unique(stage[lets_go], return_index=True)[1]]] = True
+    gradients = np.cumsum(made * first) + _whole(lets_go, stage, sizes[:, 5])
     after = np.cumsum(kept * forward - kept * lets_go)
-    # An op frees activations when it ends.
-    during = np.where(forward, after, np.append(0.0, after)[: len(after)]) + extra + whole
+    before = np.append(0.0, after)[: len(after)]
+    # When an op ends it has freed its activations, and made its gradients.
+    starts = np.where(forward, after + at_end, before + at_start) + gradients - made * first
+    ends = np.where(lets_go, after + closing + gradients, 0.0)
+    during = np.maximum(starts, ends)
     if not np.any(during > 0):
         return {}
     at = int(np.argmax(during))
-    found = dict(stages[stage[at]].forward if forward[at] else stages[stage[at]].backward)
-    add_sizes(found, {"gradients": float(whole[at])} if whole[at] else {})
+    ended = bool(ends[at] > starts[at])
+    one = stages[stage[at]]
+    found = dict(one.closing if ended else one.forward if forward[at] else one.backward)
+    there = float(gradients[at] - (0 if ended else made[at] * first[at]))
+    add_sizes(found, {"gradients": there} if there else {})
     counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
-    counts -= np.bincount(stage[:at], lets_go[:at], len(stages))
-    for one in np.flatnonzero(counts).tolist():
-        add_sizes(found, stages[one].kept, float(counts[one]))
+    counts -= np.bincount(stage[: at + ended], lets_go[: at + ended], len(stages))
+    for number in np.flatnonzero(counts).tolist():
+        add_sizes(found, stages[number].kept, float(counts[number]))
     return found
 
 

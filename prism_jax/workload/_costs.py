@@ -24,6 +24,30 @@ from ._parts import row, segment
 # HybridEP takes 16 of 152 multiprocessors of a GB200 (its page in DeepEP's repository).
 _HYBRIDEP = 0.105
 _DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
+# What cross entropies hold for each logit, in bytes: the most in the forward, what they keep, and
+# the most in the backward. A 16-bit logit or gradient takes 2, one in float32 takes 4.
+_LOGIT_BYTES = {
+    # `F.cross_entropy(logits.float(), labels)` (PyTorch, ATen/native/SoftMax.cpp): both logits and
+    # the log-softmax; the latter, its gradient, and that of the logits. Where a name keeps logits,
+    # these besides, as in a loop that names them, on one H200: 38.2 and 47.3 GB for Llama 3.2 1B
+    # with recomputation and 16,384 tokens, of which other tensors have 8.5 and 17.6.
+    "eager": (10, 4, 12),
+    "eager-named": (10, 6, 14),
+    "eager-float32": (14, 10, 18),
+    # The same on shards of the vocabulary, with logits less their maximum, and their exponentials
+    # (PyTorch, torch/distributed/tensor/parallel/loss.py).
+    "loss-parallel": (14, 4, 16),
+    # The softmax in the place of the float32 logits, and its gradient in its place (Megatron-LM,
+    # megatron/core/tensor_parallel/cross_entropy.py). What torch.compile makes of its steps
+    # (megatron/core/fusions/fused_cross_entropy.py) does not write in place: Megatron-LM's
+    # functional tests have 10 on H100 and GB200, and 14 on A100.
+    "vocab-parallel": (6, 4, 6),
+    "vocab-parallel-compiled": (12, 4, 12),
+    # 16-bit gradients besides the 16-bit logits, or in their place (Transformer Engine,
+    # common/triton/cross_entropy.py; Liger-Kernel, ops/cross_entropy.py).
+    "compiled": (2, 2, 4),
+    "fused": (2, 2, 2),
+}
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -72,6 +96,21 @@ class Costs(msgspec.Struct, frozen=True):
     def activation_bytes(self) -> int:
         """The bytes of a value that is kept for the backward."""
         return 2
+
+    @property
+    def input_bytes(self) -> float:
+        """The bytes of a value that is kept for the backward as the input of a layer's product."""
+        kept = self.training.narrow_inputs and self.training.dtype != self.base_dtype
+        return _DTYPE_BYTES[self.training.dtype] if kept else self.activation_bytes
+
+    @property
+    def logit_bytes(self) -> tuple[int, int, int]:
+        """The bytes of the loss for each logit: the most in the forward, what is kept, and the most
+        in the backward.
+        """
+        loss = self.training.loss or ("eager" if self.training.zero == 3 else "vocab-parallel")
+        split = loss == "eager" and self.layout.tp > 1
+        return _LOGIT_BYTES["loss-parallel" if split else loss]
 
     @property
     def gradient_bytes(self) -> int:

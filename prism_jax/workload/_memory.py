@@ -4,13 +4,15 @@ import functools as ft
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ._architecture import Part, Parts, recomputed, total_parameters
 from ._by_op import kept_results
 from ._costs import Costs
 from ._split import Held, check_split, deal, held_of
 from ._units import (
+    gathered_bytes,
     instance,
-    overlaps_layers,
     reduces_each_microbatch,
     sharded_parameters,
     shared,
@@ -38,8 +40,9 @@ class StageMemory(NamedTuple):
         `tables`, and parameters that are `frozen`, which are not trained.
     - `kept`: the activations of each microbatch that are kept from its forward to its backward.
     - `forward`: the additional memory at the end of its forward.
-    - `backward`: the additional memory of its backward, besides the activations of all
-        microbatches.
+    - `backward`: the additional memory at the start of its backward.
+    - `closing`: the same at the end of its backward.
+    - `made`: its gradients, if they are not held but made by its first backward.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
     """
@@ -48,6 +51,8 @@ class StageMemory(NamedTuple):
     kept: Mapping[str, float]
     forward: Mapping[str, float]
     backward: Mapping[str, float]
+    closing: Mapping[str, float]
+    made: float = 0.0
     summed: float = 0.0
 
 
@@ -80,15 +85,17 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     kept: Sizes = {}
     again: Sizes = {}
     logits = gradients = 0.0
+    wide = replace(costs, training=replace(training, narrow_inputs=False))
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     each = training.recompute_layers if uniform else 1
     for part, count, runs_again in recomputed(parts, training):
         own = part.costs(costs)
         sizes = _kept(own, part)
-        # A layer's backward needs gradients about as large as the activations that a module keeps,
-        # and the buffers of that module.
+        # A layer's backward needs 16-bit gradients about as many as the activations that a module
+        # keeps, and the buffers of that module.
+        of = part.costs(wide)
         for module in part.modules if part.is_layer else ():
-            gradients = max(gradients, sum(module.activations(own).values()) + module.buffers(own))
+            gradients = max(gradients, sum(module.activations(of).values()) + module.buffers(own))
         logits += sizes.get("logits", 0.0) * count
         if not runs_again:
             add_sizes(kept, sizes, count)
@@ -100,42 +107,53 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         add_sizes(kept, results, count)
         whole = add_sizes(add_sizes({}, sizes, min(each, count)), results, -1)
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
-    # Besides the float32 logits, which are kept, there are those in 16 bits, as are their
-    # gradients; all of these are gone when the gradients of the layers are computed.
-    besides = logits * costs.activation_bytes / 4
-    beyond = max(gradients + sum(again.values()) - logits - besides, 0.0)
+    # What the loss needs is gone when the gradients of the layers are computed.
+    first, kept_bytes, last = costs.logit_bytes
     whole, scattered = _units(costs, parts)
-    forward: Sizes = {"logits": besides}
-    backward: Sizes = {"workspace": beyond} if beyond else {"logits": besides}
-    backward["gathered"] = whole + scattered
-    summed = _summed(costs, held)
+    work: Sizes = {"workspace": gradients + sum(again.values()), "gathered": whole + scattered}
+    forward: Sizes = {"logits": (first / kept_bytes - 1) * logits, "gathered": whole}
+    loss: Sizes = {"logits": (last / kept_bytes - 1) * logits, "gathered": whole}
+    backward = max(loss, work | {"logits": -logits}, key=lambda sizes: sum(sizes.values()))
+    static, summed = _static(costs, held), _summed(costs, held)
+    # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
+    made = static.pop("gradients", 0.0) if training.zero == 3 else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
     others = {"tables": value * tables, "frozen": 2 * sum(frozen) + 4 * fixed}
     if training.forward_only:
-        kept, forward, backward, summed = {}, _largest(costs, parts), {}, 0.0
+        kept, backward, work, summed = {}, {}, {}, 0.0
+        forward = {**_largest(costs, parts), "gathered": whole}
     return StageMemory(
-        held=_static(costs, held) | others,
+        held=static | others,
         kept=kept,
-        forward={**forward, "gathered": whole},
+        forward=forward,
         backward=backward,
+        closing=work,
+        made=made,
         summed=summed,
     )
 
 
 def _static(costs: Costs, held: Held) -> Sizes:
-    """The parameters, gradients and optimizer states of a stage, in bytes."""
+    """The parameters, gradients and optimizer states of a stage, in bytes. FSDP has shards in
+    float32 alone; the others have 16-bit parameters, which are gathered once, and update a float32
+    copy by float32 gradients, of which there is a copy if they are reduced in another dtype.
+    """
     training, gradient = costs.training, costs.gradient_bytes
-    # Optimizers read float32 gradients; if they are reduced in another dtype, there is a copy.
-    state = {"adam": 12, "adagrad": 8}[training.optimizer] + (0 if gradient == 4 else 4)
-    if training.forward_only:
-        gradient = state = 0
     whole, sharded = sum(held), sharded_parameters(costs, held)
     resharded = training.zero == 3 and training.reshard_after_forward
+    if training.forward_only:
+        return {"parameters": 2 * (sharded if resharded else whole)}
+    if training.zero == 3:
+        return {
+            "parameters": 4 * sharded + (0 if resharded else 2 * whole),
+            "gradients": 4 * sharded,
+            "optimizer": costs.moment_bytes * sharded,
+        }
     return {
-        "parameters": 2 * (sharded if resharded else whole),
-        "gradients": gradient * (sharded if training.zero >= 2 else whole),
-        "optimizer": state * sharded,
+        "parameters": 2 * whole,
+        "gradients": gradient * (sharded if training.zero == 2 else whole),
+        "optimizer": (4 + costs.moment_bytes + (0 if gradient == 4 else 4)) * sharded,
     }
 
 
@@ -169,23 +187,35 @@ def _summed(costs: Costs, held: Held) -> float:
 
 
 def _units(costs: Costs, parts: Parts) -> tuple[float, float]:
-    """The bytes of units that are unsharded at a time. Parameters: those of the unit that runs, and
-    of those that are gathered ahead. Gradients: those of the unit that runs and, if collectives
-    overlap with compute, of the unit that is being reduce-scattered.
+    """The bytes of units that are unsharded at a time. Parameters: those of the layer that runs,
+    and of those that are gathered ahead. Gradients: those of the layer that runs and, if
+    collectives overlap with compute, of the layer that is being reduce-scattered. The ends of the
+    model are FSDP's root, whose parameters and 16-bit gradients are there until all of its backward
+    is done.
     """
     training = costs.training
-    whole = scattered = 0.0
-    if not overlaps_layers(training):
-        return whole, scattered
-    sizes: list[float] = []
+    gathers = training.zero == 3 and training.reshard_after_forward
+    sent = costs.sent_gradient_bytes if reduces_each_microbatch(training) else 0
+    gathered: list[float] = []
+    scattered: list[float] = []
+    root = waiting = 0.0
     for one, count in parts:
-        sizes += [sum(n for n, _ in shared_of_unit(costs, one))] * count
-    sizes.sort(reverse=True)
-    if training.zero == 3 and training.reshard_after_forward:
-        whole = 2 * sum(sizes[: 1 + training.prefetch])
-    if reduces_each_microbatch(training):
-        scattered = costs.gradient_bytes * sum(sizes[: 1 + (training.prefetch > 0)])
-    return whole, scattered
+        whole = shared(costs, gathered_bytes(costs, ((one, 1),))) if gathers else ()
+        size = sum(each for each, _ in whole)
+        number = sum(each for each, _ in shared_of_unit(costs, one))
+        if training.zero == 3 and not one.is_layer:
+            root, waiting = root + size * count, waiting + 2 * number * count
+        else:
+            gathered += [size] * count
+            scattered += [sent * number] * count
+    ahead = training.prefetch
+    whole, gradients = _most(gathered, 1 + ahead), _most(scattered, 1 + min(ahead, 1))
+    return root + whole, (waiting if sent else 0) + gradients
+
+
+def _most(sizes: Sequence[float], number: int) -> float:
+    """The most that so many neighbours have together."""
+    return max((sum(sizes[at : at + number]) for at in range(len(sizes))), default=0.0)
 
 
 def _kept(costs: Costs, part: Part) -> Sizes:
@@ -194,9 +224,10 @@ def _kept(costs: Costs, part: Part) -> Sizes:
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
         if module.in_residual:
-            # The input of a norm and, unless it runs again, its output.
-            tensors = 1 if costs.recomputes("layernorm") else 2
+            # The input of a norm and, unless it runs again, its output, which a router reads as it
+            # is.
+            size = costs.activation_bytes if module.kind == "moe" else costs.input_bytes
+            size = costs.activation_bytes + (0 if costs.recomputes("layernorm") else size)
             masks = costs.states if costs.model.dropout else 0
-            norm = tensors * costs.activation_bytes * costs.states
-            add_sizes(parts, {"norm": norm, "dropout": masks})
+            add_sizes(parts, {"norm": size * costs.states, "dropout": masks})
     return parts

@@ -5,7 +5,7 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Open
 from .._costs import Costs
 from ._base import AbstractPairModule, Parameters, Result, closing_product, products
-from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
+from ._core import Core, check_context, copied_values, core_buffers, core_of, output_bytes, run_core
 from ._gather import cast, cast_gradient, check_divides, gradients
 
 
@@ -114,8 +114,9 @@ class Attention(AbstractPairModule):
         tokens, width, qkv = self._shape(costs)
         normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
         core = self._core(costs)
-        values = self._made(costs) + tokens * (normed + width) + copied_values(costs, core)
-        return {"attention": costs.activation_bytes * values, **core.activations(costs)}
+        values = self._made(costs) + tokens * normed + copied_values(costs, core)
+        size = costs.activation_bytes * values + output_bytes(costs, tokens * width)
+        return {"attention": size, **core.activations(costs)}
 
     def results(self, costs: Costs) -> list[Result]:
         first, last, *_ = (one.forward for one in self.linears(costs))

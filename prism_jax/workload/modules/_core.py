@@ -199,6 +199,14 @@ def copied_values(costs: Costs, core: Core) -> int:
     return 0 if core.ranks == 1 or costs.training.cp_comm_type == "p2p" else _values(core)[1]
 
 
+def output_bytes(costs: Costs, values: int) -> float:
+    """What is kept of a core's output: one tensor for its own backward and that of the next matrix,
+    or two if the matrix multiplies in fewer bits.
+    """
+    narrow = costs.input_bytes < costs.activation_bytes
+    return (costs.activation_bytes + narrow * costs.input_bytes) * values
+
+
 def core_buffers(costs: Costs, core: Core) -> float:
     """The bytes that the backward needs besides gradients: the keys and values of other ranks with
     their gradients, either of all ranks or of those whose blocks are in transit.

@@ -139,11 +139,12 @@ class Head(AbstractModule):
         return [segment([], gather_states(costs)), segment(kernels)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        """The inputs of the norm and of the head, and the softmax of the logits in float32."""
+        """The inputs of the norm and of the head, and what the loss keeps."""
         tokens, hidden, vocabulary = self._shape(costs)
         states = 2 * costs.activation_bytes * costs.norm_tokens * hidden
         states += 2 * states if costs.model.head_transforms else 0
-        return {"head": states, "logits": 4 * tokens * vocabulary}
+        _, kept, _ = costs.logit_bytes
+        return {"head": states, "logits": kept * tokens * vocabulary / costs.training.loss_chunks}
 
     def _transform(self, costs: Costs) -> list[Linear]:
         """The dense layer for all tokens on each rank. A pooler takes no time, for one token."""

@@ -6,7 +6,7 @@ from .._block import Kernel, Linear, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters, Result, closing_product, products
-from ._core import Core, check_context, copied_values, core_buffers, core_of, run_core
+from ._core import Core, check_context, copied_values, core_buffers, core_of, output_bytes, run_core
 from ._gather import (
     cast,
     cast_gradient,
@@ -107,12 +107,14 @@ class MLA(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         heads = self.num_heads // costs.layout.tp
-        latents = 2 * costs.norm_tokens * self.latent_size  # Before and after their norms.
+        # Before and after their norms.
+        size = costs.activation_bytes
+        latents = (size + costs.input_bytes) * costs.norm_tokens * self.latent_size
         up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
-        size, core = costs.activation_bytes, self._core(costs)
-        made = costs.tokens * heads * self.value_head_size + copied_values(costs, core)
+        core = self._core(costs)
+        made = output_bytes(costs, costs.tokens * heads * self.value_head_size)
         return {
-            "attention": size * (latents + made),
+            "attention": latents + made + size * copied_values(costs, core),
             "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
             **core.activations(costs),
         }

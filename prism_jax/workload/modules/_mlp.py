@@ -71,7 +71,7 @@ class MLP(AbstractPairModule):
         tokens, ffn, width = self._shape(costs)
         if costs.recomputes("mlp"):
             return {"mlp": 0}
-        return {"mlp": costs.activation_bytes * tokens * (width + ffn)}
+        return {"mlp": tokens * (costs.activation_bytes * width + costs.input_bytes * ffn)}
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """Tokens, width and, with a gate, twice the width of one rank."""

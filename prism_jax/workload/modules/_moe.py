@@ -186,15 +186,17 @@ class MoE(AbstractModule):
         parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.
             "router": 8 * costs.norm_tokens * self.num_experts,
-            "experts": costs.activation_bytes * routed * (costs.model.hidden_size + width),
+            "experts": routed * costs.input_bytes * costs.model.hidden_size,
         }
+        parts["experts"] += routed * costs.activation_bytes * width
         if costs.recomputes("moe"):
             return {"experts": 0.0}
         if not costs.recomputes("moe_act"):
             # One kernel applies an activation and the weight of a token if the activation has a
             # gate (Megatron-Core, transformer/moe/experts.py); otherwise both results are kept.
-            results = 1 if width > ffn or costs.training.fused_experts else 2
-            parts["experts"] += costs.activation_bytes * routed * ffn * results
+            one = width > ffn or costs.training.fused_experts
+            size = costs.input_bytes + (0 if one else costs.activation_bytes)
+            parts["experts"] += routed * ffn * size
         if not costs.recomputes("shared_experts"):
             for mlp in self.shared:
                 parts["shared_experts"] = sum(mlp.activations(costs).values())
