@@ -19,7 +19,7 @@ from typing import Any
 from prism_jax import data
 from prism_jax.data import load_job, make_job
 from prism_jax.importers._megatron import megatron_reader, read_megatron
-from prism_jax.prediction import memory
+from prism_jax.prediction import Memory, memory
 
 from ._published import BYTES_OF_UNITS, published
 from ._published_jobs import of_steps
@@ -97,16 +97,24 @@ def _gb(row: Row) -> float:
 
 
 def _row(table: str, name: str, device: str, job: Any, **known: Any) -> Row:
-    """A row of a job; `known` are its peak `measured`, whether that is `reserved`, and `ran`."""
+    """A row of a job; `known` are its peak `measured` and by what (`of`), and whether it `ran`."""
     row: Row = {"table": table, "name": name, "device": device}
     found, reason = attempt(memory, job) if job else (None, known.pop("reason"))
     if not found:
         return row | {"reason": reason}
-    fragmented = found.reserved["fragmentation"]
-    # The allocator reserves so much more than is allocated.
-    more = 1 + fragmented / found.usable_bytes if known.get("reserved") else 1
-    row |= {"measured": known.get("measured"), "predicted": more * found.fullest.bytes}
+    predicted = _as_counted(found, known.get("of", ""))
+    row |= {"measured": known.get("measured"), "predicted": predicted}
     return row | {"ran": known.get("ran"), "fits": found.fits}
+
+
+def _as_counted(found: Memory, of: str) -> float:
+    """The peak of a job as it is counted: what is allocated; what the `allocator` has reserved for
+    it; or what the `driver` counts, with the context of CUDA and the buffers of NCCL.
+    """
+    held = dict(found.reserved)
+    share = held.pop("fragmentation") / found.usable_bytes
+    reserved = found.fullest.bytes * (1 + share * (of != ""))
+    return reserved + sum(held.values()) * (of == "driver")
 
 
 # A node of Megatron-LM's functional tests. Where a recipe does not state its GPUs, it has at least
@@ -179,7 +187,8 @@ def _least_gpus(arguments: dict) -> int:
 def _published(folder: Folder) -> Rows:
     """The steps of `_published.py`, all of which ran; notes of some have their peaks."""
     for one in published(folder):
-        keys = {"measured": one.peak_bytes or None, "reserved": one.reserved, "ran": True}
+        of = "allocator" if one.reserved else ""
+        keys = {"measured": one.peak_bytes or None, "of": of, "ran": True}
         table = _SHARDED if one.job and _is_sharded(one.job.training) else one.table
         yield _row(table, one.name, one.device, one.job, reason=one.reason, **keys)
 
@@ -261,21 +270,23 @@ def _bytes_of(device: str) -> float:
     return data.load_device(known).memory_bytes if known else float("inf")
 
 
-# The dtype of these runs is not stated. Their memory grows by 3.3 GB for each sequence of 2,048
-# tokens on four GPUs, which activations in 16 bits with unfused attention explain (3.2 GB); in
-# float32 it would be twice that, and without the scores of attention a third.
+# Of Sailor's runs (sailor@cf2c8e3): their peaks are those that nvidia-smi printed. The DeepSpeed
+# configuration names no dtype, so they are in float32, which jobs do not have. In its place fp16 is
+# assumed, with unfused attention and with the dropout that these runs have not: a layer keeps 122
+# MB for a sequence on four GPUs. In float32 without dropout it keeps 138 MB, and so peaks grow (3.3
+# GB in 24 layers). A parameter takes 18 bytes in place of 16.
 _OPT = {"hidden_size": 1024, "num_heads": 16, "vocab_size": 50272, "num_layers": 24}
 _OPT |= {"ffn_size": 4096, "max_positions": 2048, "dropout": True}
 
 
 def _sailor(folder: Folder) -> Rows:
-    """Sailor's runs of OPT-350M on GH200 and on mixed GPUs, for which no peaks are known here."""
+    """Sailor's runs of OPT-350M on GH200, and on mixed GPUs, whose memory is not known here."""
     for row in read(folder / "more_memory.csv"):
         job, reason = attempt(_of_sailor, row)
         measured = number(row["max_memory_bytes"])
         degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
         name = f"{row['model']} {degrees} batch {row['micro_batch']}"
-        keys = {"measured": measured, "ran": True, "reason": reason}
+        keys = {"measured": measured, "of": "driver", "ran": True, "reason": reason}
         one = _row("Sailor, assumed: fp16, unfused", name, row["gpu_type"], job, **keys)
         yield one | ({} if "reason" in one or "GH200" in row["gpu_type"] else {"fits": None})
 
@@ -314,5 +325,5 @@ def _cases(folder: Folder) -> Iterator[Row]:
         job, reason = attempt(load_job, path)
         device = job.cluster.device.name if job else ""
         table = _SHARDED if job and _is_sharded(job.training) else "cases"
-        keys = {"measured": measured, "reserved": True, "ran": not said[2], "reason": reason}
+        keys = {"measured": measured, "of": "allocator", "ran": not said[2], "reason": reason}
         yield _row(table, path.stem, device, job, **keys)

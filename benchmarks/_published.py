@@ -90,7 +90,7 @@ def _expressed(table, name, of_row, row, column="step_time_s", per_second=1, med
     # A column of torchtitan is in GiB, and of what torch's allocator has reserved.
     kind, size, unit = said.groups() if (said := _PEAK.search(row["note"])) else ("", 0, "")
     peak = (number(size) or 0.0) * BYTES_OF_UNITS[unit or "GiB"]
-    more = {"device": device, "peak_bytes": peak, "reserved": not kind.startswith("alloc")}
+    more = {"device": device, "peak_bytes": peak, "reserved": kind in ("mem", "reserved")}
     return Published(table, name, time / per_second, job, reason, median, family, **more)
 
 
