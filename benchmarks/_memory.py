@@ -314,6 +314,9 @@ def _of_sailor(row: dict[str, str]) -> data.Job:
     return make_job(raw | {"num_nodes": -(-tp * pp * dp // 8)}, _NOWHERE)
 
 
+_NUMBERS = {"two": 2, "four": 4, "eight": 8, "16": 16, "32": 32}
+
+
 def _cases(folder: Folder) -> Iterator[Row]:
     """Job files whose first line says what the run measured: `# ran: 4.37 s, 87.9 GB reserved`."""
     for path in sorted(folder.glob("c*.toml")):
@@ -322,7 +325,9 @@ def _cases(folder: Folder) -> Iterator[Row]:
             continue
         peak = re.search(r"([\d.]+) (Gi?B)", said[3] or "")
         measured = float(peak[1]) * BYTES_OF_UNITS[peak[2]] if peak else None
-        job, reason = attempt(load_job, path)
+        chunks = re.search(rf"loss in ({'|'.join(_NUMBERS)}) chunks", first)
+        more = [f"training.loss_chunks={_NUMBERS[chunks[1]]}"] if chunks else []
+        job, reason = attempt(load_job, path, more)
         device = job.cluster.device.name if job else ""
         table = _SHARDED if job and _is_sharded(job.training) else "cases"
         keys = {"measured": measured, "of": "allocator", "ran": not said[2], "reason": reason}

@@ -487,10 +487,12 @@ def test_the_first_line_of_a_case_says_what_ran(tmp_path):
     text += '[layout]\ndp = 8\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
     text += "[training]\nmicrobatch_size = 1\nsequence_length = 8192\n"
     firsts = ["# ran: 4.3 s, 50.5 GB reserved of 85.9", "# ran on 8 B300 (288 GB): 47 s"]
-    firsts += ["# ran out of memory", "# a job", "# ran: 2 GiB"]
+    firsts += ["# ran out of memory; loss in eight chunks", "# a job", "# ran: 2 GiB"]
     for i, first in enumerate(firsts):
         (cases / f"c{i}.toml").write_text(f"{first}\n{text if i < 4 else ''}")
     found = _memory_of(tmp_path)
     said = [(row["measured"], row["ran"]) for row in found["rows"]]
     assert said == [(50.5e9, True), (None, True), (None, False)]
     assert [row["name"] for row in found["refused"]] == ["c4"]
+    *_, whole, in_chunks = (row["predicted"] for row in found["rows"])
+    assert whole > in_chunks
