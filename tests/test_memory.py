@@ -78,7 +78,8 @@ def test_korthikanti_to_every_digit(name, pp, virtual, size, held, none, selecti
 
 
 def _job(*overrides):
-    return load_job("megatron-175b-a100-64", overrides)
+    """Its gradients are in float32, so that the optimizer needs no copy of them."""
+    return load_job("megatron-175b-a100-64", ("training.gradient_dtype=fp32", *overrides))
 
 
 def _in_flight(memory, rank):
@@ -114,7 +115,7 @@ def test_unsharded_gradients_are_held_by_the_stages_that_reduce_them(
 ):
     shape = (f"schedule.kind={kind}", f"schedule.virtual_stages={virtual}")
     shape += (f"schedule.num_microbatches={microbatches}", "num_nodes=64", "layout.dp=8")
-    shape += ("training.overlap_grad_reduce=true",)
+    shape += ("training.overlap_grad_reduce=true", "training.gradient_dtype=fp16")
     alone, shared = (
         prism.memory(_job(*shape, "training.accumulate_gradients=true", f"training.zero={zero}"))
         for zero in (1, 2)
@@ -166,9 +167,14 @@ def test_replicas_share_the_optimizer():
     shared = prism.memory(_job(*options, "training.zero=1")).ranks[3].parts
     assert whole["optimizer"] == 8 * shared["optimizer"] == 6 * whole["parameters"]
     assert whole["gradients"] == shared["gradients"] == 2 * whole["parameters"]
+    # In float32 while the optimizer runs, when there are no activations, and only then.
     half = prism.memory(_job(*options[:3], "training.gradient_dtype=bf16")).ranks[3].parts
-    assert half["gradients"] == half["parameters"]
-    assert half["optimizer"] == 8 * half["parameters"]
+    assert half["gradients"] == (1 + 2) * half["parameters"]
+    assert half["optimizer"] == 6 * half["parameters"]
+    assert "attention" not in half
+    full = prism.memory(_job(*options[:3], "training.gradient_dtype=bf16", "training.zero=1"))
+    assert full.ranks[3].parts["gradients"] == half["parameters"]
+    assert "attention" in full.ranks[3].parts
 
 
 def test_copies_of_the_optimizer_are_as_many_as_instances():
@@ -336,7 +342,8 @@ def test_each_group_of_a_layout_has_a_communicator(layout, pairs, more):
 
 def test_memory_prints_what_is_needed_and_what_is_usable(capsys):
     assert main(["memory", "megatron-175b-a100-64", "--json"]) == 0
-    found, memory = json.loads(capsys.readouterr().out), prism.memory(_job())
+    memory = prism.memory(load_job("megatron-175b-a100-64"))
+    found = json.loads(capsys.readouterr().out)
     assert found["usable_bytes"] == memory.usable_bytes
     assert [*found["reserved"]] == ["context", "communicators", "fragmentation"]
     assert found["fits"] is (max(rank["bytes"] for rank in found["ranks"]) <= memory.usable_bytes)

@@ -102,15 +102,15 @@ def memory(job: Job) -> Memory:
     """Computes the peak memory that a job needs on each pipeline rank.
 
     Per parameter, weights take two bytes, gradients the size of `training.gradient_dtype`, and Adam
-    twelve bytes (a float32 copy of the weights and two moments; Adagrad has one moment), plus four
-    if gradients are not in float32. ZeRO shards some or all of these over the replicas. FSDP
-    (`zero = 3`) has shards in float32 alone, of weights, moments and, from the first backward on,
-    gradients; `gathered` is the weights and gradients of the few layers, and of the ends of the
-    model, that are unsharded at a time. Shared embedding tables are in float32, with one moment.
-    Activations are those that each module keeps for its backward (Korthikanti et al. 2022,
-    arXiv:2205.05198), for as many microbatches as the schedule has in flight; `logits` are what the
-    loss holds of them (`training.loss`). The peak is at the end of a forward, or at either end of a
-    backward.
+    twelve bytes (a float32 copy of the weights and two moments; Adagrad has one moment), and four
+    more while it runs if gradients are not in float32. ZeRO shards some or all of these over the
+    replicas. FSDP (`zero = 3`) has shards in float32 alone, of weights, moments and, from the first
+    backward on, gradients; `gathered` is the weights and gradients of the few layers, and of the
+    ends of the model, that are unsharded at a time. Shared embedding tables are in float32, with
+    one moment. Activations are those that each module keeps for its backward (Korthikanti et al.
+    2022, arXiv:2205.05198), for as many microbatches as the schedule has in flight; `logits` are
+    what the loss holds of them (`training.loss`). The peak is at the end of a forward, at either
+    end of a backward, or in the optimizer.
 
     **Arguments:**
 
@@ -135,10 +135,11 @@ def memory(job: Job) -> Memory:
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
         found: Sizes = {"libraries": _libraries(parts), **_communication(parts)}
-        for stage, where in enumerate(order.stage_to_rank):
-            if where == rank:
-                add_sizes(found, stages[stage].held)
-        add_sizes(found, peak)
+        own = [stages[one] for one, where in enumerate(order.stage_to_rank) if where == rank]
+        for one in own:
+            add_sizes(found, one.held)
+        copied: Sizes = {"gradients": sum(one.copied for one in own)}
+        add_sizes(found, max(peak, copied, key=lambda sizes: sum(sizes.values())))
         held = {name: float(size) for name, size in found.items() if size}
         ranks.append(RankMemory(rank, sum(held.values()), held))
     device_bytes = parts.cluster.device.memory_bytes

@@ -43,6 +43,7 @@ class StageMemory(NamedTuple):
     - `backward`: the additional memory at the start of its backward.
     - `closing`: the same at the end of its backward.
     - `made`: its gradients, if they are not held but made by its first backward.
+    - `copied`: the float32 copy of its gradients for the optimizer, if it is made then.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
     """
@@ -53,6 +54,7 @@ class StageMemory(NamedTuple):
     backward: Mapping[str, float]
     closing: Mapping[str, float]
     made: float = 0.0
+    copied: float = 0.0
     summed: float = 0.0
 
 
@@ -115,6 +117,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     loss: Sizes = {"logits": (last / kept_bytes - 1) * logits, "gathered": whole}
     backward = max(loss, work | {"logits": -logits}, key=lambda sizes: sum(sizes.values()))
     static, summed = _static(costs, held), _summed(costs, held)
+    copied = static.pop("copied", 0.0)
     # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
     made = static.pop("gradients", 0.0) if training.zero == 3 else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
@@ -130,6 +133,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         backward=backward,
         closing=work,
         made=made,
+        copied=copied,
         summed=summed,
     )
 
@@ -137,7 +141,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
 def _static(costs: Costs, held: Held) -> Sizes:
     """The parameters, gradients and optimizer states of a stage, in bytes. FSDP has shards in
     float32 alone; the others have 16-bit parameters, which are gathered once, and update a float32
-    copy by float32 gradients, of which there is a copy if they are reduced in another dtype.
+    copy by float32 gradients, of which there is a copy meanwhile if they have another dtype.
     """
     training, gradient = costs.training, costs.gradient_bytes
     whole, sharded = sum(held), sharded_parameters(costs, held)
@@ -153,7 +157,8 @@ def _static(costs: Costs, held: Held) -> Sizes:
     return {
         "parameters": 2 * whole,
         "gradients": gradient * (sharded if training.zero == 2 else whole),
-        "optimizer": (4 + costs.moment_bytes + (0 if gradient == 4 else 4)) * sharded,
+        "optimizer": (4 + costs.moment_bytes) * sharded,
+        "copied": (0 if gradient == 4 else 4) * sharded,
     }
 
 
