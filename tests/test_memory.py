@@ -277,6 +277,13 @@ def test_an_overlapped_pair_holds_what_it_holds_layer_by_layer():
     assert _peaks(prism.CustomSchedule([pairs], [0]), stages) == [{"x": 1.0, "workspace": 0.25}]
 
 
+def test_heads_that_predict_further_tokens_compute_their_losses_one_by_one():
+    of_one = 2048 * 51200 / 8
+    for heads, bytes_of_logit in ((1, 6), (2, 4 + 6), (3, 8 + 6)):
+        parts = prism.memory(_job(f"model.num_mtp_layers={heads - 1}")).ranks[-1].parts
+        assert parts["logits"] == bytes_of_logit * of_one
+
+
 def test_a_split_backward_keeps_until_its_weights():
     stages = [StageMemory({}, {"x": 1.0}, {}, {"workspace": 0.25}, {})]
     whole = prism.CustomSchedule([["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]], [0])

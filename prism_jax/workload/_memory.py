@@ -86,7 +86,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     kept: Sizes = {}
     again: Sizes = {}
-    logits = gradients = 0.0
+    logits = of_head = gradients = 0.0
     wide = replace(costs, training=replace(training, narrow_inputs=False))
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     each = training.recompute_layers if uniform else 1
@@ -98,6 +98,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         of = part.costs(wide)
         for module in part.modules if part.is_layer else ():
             gradients = max(gradients, sum(module.activations(of).values()) + module.buffers(own))
+        of_head = max(of_head, sizes.get("logits", 0.0))
         logits += sizes.get("logits", 0.0) * count
         if not runs_again:
             add_sizes(kept, sizes, count)
@@ -109,12 +110,13 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         add_sizes(kept, results, count)
         whole = add_sizes(add_sizes({}, sizes, min(each, count)), results, -1)
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
-    # What the loss needs is gone when the gradients of the layers are computed.
+    # What the loss needs is gone when the gradients of the layers are computed. Of several heads
+    # (multi-token prediction) one at a time needs more than it keeps.
     first, kept_bytes, last = costs.logit_bytes
     whole, scattered = _units(costs, parts)
     work: Sizes = {"workspace": gradients + sum(again.values()), "gathered": whole + scattered}
-    forward: Sizes = {"logits": (first / kept_bytes - 1) * logits, "gathered": whole}
-    loss: Sizes = {"logits": (last / kept_bytes - 1) * logits, "gathered": whole}
+    forward: Sizes = {"logits": (first / kept_bytes - 1) * of_head, "gathered": whole}
+    loss: Sizes = {"logits": (last / kept_bytes - 1) * of_head, "gathered": whole}
     backward = max(loss, work | {"logits": -logits}, key=lambda sizes: sum(sizes.values()))
     static, summed = _static(costs, held), _summed(costs, held)
     copied = static.pop("copied", 0.0)
