@@ -19,6 +19,7 @@ from typing import Any
 from prism_jax import data
 from prism_jax.data import load_job, make_job
 from prism_jax.importers._megatron import megatron_reader, read_megatron
+from prism_jax.importers._megatron_flags import parse_command
 from prism_jax.prediction import Memory, memory
 
 from ._published import BYTES_OF_UNITS, published
@@ -35,7 +36,7 @@ _NEAR = 0.20
 _NOWHERE = pathlib.Path("a row")
 
 
-def memory_rows(folder: Folder) -> dict[str, list[Row]]:
+def memory_rows(folder: Folder) -> dict[str, list[Any]]:
     """The runs below a folder like `../shared/data`.
 
     **Returns:**
@@ -43,20 +44,24 @@ def memory_rows(folder: Folder) -> dict[str, list[Row]]:
     `rows` have a `table`, a `name` and a `device`; the `measured` peak in bytes, `None` if it is
     not known; the `predicted` one; whether the run `ran`, `None` if that is not known; and whether
     it `fits`, `None` if the memory of its device is not known. `refused` are the runs that cannot
-    be expressed as a job, each with the `reason`.
+    be expressed as a job, each with the `reason`, and `tables_of_megatron` the tables of
+    Megatron-LM's tests.
     """
+    golden = list(golden_rows(folder / "megatron_golden"))
     rows = [
-        *golden_rows(folder / "megatron_golden"),
+        *golden,
         *_published(folder),
         *_layouts(folder / "steps"),
         *_sailor(folder / "steps"),
         *_cases(folder.parent / "cases"),
     ]
     refused = [row for row in rows if "reason" in row]
-    return {"rows": [row for row in rows if "reason" not in row], "refused": refused}
+    tables = list(dict.fromkeys(row["table"] for row in golden))
+    rows = [row for row in rows if "reason" not in row]
+    return {"rows": rows, "refused": refused, "tables_of_megatron": tables}
 
 
-def memory_table(found: dict[str, list[Row]]) -> str:
+def memory_table(found: dict[str, list[Any]]) -> str:
     """A line for each peak, each run on the wrong side, each reason, each table and all."""
     rows, refused = found["rows"], found["refused"]
     if not rows:
@@ -73,7 +78,7 @@ def memory_table(found: dict[str, list[Row]]) -> str:
     ]
     reasons = by("reason", refused)
     lines += [f"refused, {len(some)} rows: {reason}" for reason, some in reasons.items()]
-    of_golden = [row for row in peaks if row.get("case")]
+    of_golden = [row for row in peaks if row["table"] in found["tables_of_megatron"]]
     tables = by("table", peaks) | {"all of Megatron-LM": of_golden, "all": peaks}
     for name, some in tables.items():
         errors = [abs(error_of(row)) for row in some]
@@ -140,7 +145,7 @@ def golden_rows(folder: Folder) -> Rows:
         keys = {"measured": measured, "ran": True, "reason": reason}
         one = _row(row["group"], row["case"], row["device"], job, **keys)
         if job and "predicted" in one:
-            one |= {"predicted": memory(job).ranks[-1].bytes, "case": row["case"]}
+            one |= {"predicted": memory(job).ranks[-1].bytes}
         yield one
 
 
@@ -153,7 +158,7 @@ def _golden_job(row: dict[str, str]) -> data.Job:
     A `ValueError` if less was allocated then than parameters and gradients take, so that it is of
     other arguments.
     """
-    arguments = json.loads(row["args"])
+    arguments = dict(json.loads(row["args"]))
     if arguments.get("use-megatron-fsdp"):
         # The rows have no paths, and with `data-path` they lost this one; the tests shard all.
         strategy = {"data-parallel-sharding-strategy": "optim_grads_params"}
@@ -208,15 +213,23 @@ def _is_sharded(training: Any) -> bool:
 _LAYOUT = ("framework", "gpus", "tp", "dp", "pp", "ep", "zero", "seq")
 # Failures that are of the machine or of the launch.
 _NOT_OF_MEMORY = ("scheduler", "no GPU visible")
-# Of `layouts_a100.csv`: what both of its frameworks train, in the columns of published steps and as
-# arguments of Megatron-LM, whose searches tie the embeddings and split no sequences (their scripts,
-# ccl-bench@1d257f0 agent/megatron_llama8b/scripts/run.sh).
+# What the searches of `layouts_a100.csv` train, as flags of Megatron-LM (ccl-bench@1d257f0,
+# agent/megatron_llama8b/scripts/run.sh and run_dsv2lite.sh), and for torchtitan in the columns of
+# published steps.
+_COMMON = "--bf16 --swiglu --position-embedding-type rope --no-gradient-accumulation-fusion "
+_COMMANDS = {
+    "Llama-3.1-8B": _COMMON
+    + "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --vocab-size 128256",
+    "DeepSeek-V2-Lite": _COMMON
+    + "--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 "
+    "--kv-channels 16 --normalization RMSNorm --disable-bias-linear --qk-layernorm "
+    "--untie-embeddings-and-output-weights --sequence-parallel --vocab-size 102400 "
+    "--multi-latent-attention --kv-lora-rank 512 --moe-layer-freq ([0]+[1]*26) --num-experts 64 "
+    "--moe-ffn-hidden-size 1408 --moe-router-topk 6 --moe-shared-expert-intermediate-size 2816 "
+    "--moe-token-dispatcher-type alltoall",
+}
 _LLAMA = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}
-_ARGUMENTS = {"num-layers": 32, "hidden-size": 4096, "ffn-hidden-size": 14336, "bf16": True}
-_ARGUMENTS |= {"num-attention-heads": 32, "group-query-attention": True, "num-query-groups": 8}
-_ARGUMENTS |= {"position-embedding-type": "rope", "swiglu": True, "vocab-size": 128256}
-_ARGUMENTS |= {"no-gradient-accumulation-fusion": True, "no-masked-softmax-fusion": True}
-_ARGUMENTS |= {"no-bias-gelu-fusion": True, "no-bias-dropout-fusion": True}
 _COUNTS = {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
 _COUNTS |= {"micro_batch": "micro-batch-size", "global_batch": "global-batch-size"}
 _COUNTS |= {"seq": "seq-length", "ep": "expert-model-parallel-size"}
@@ -231,17 +244,19 @@ def _layouts(folder: Folder) -> Rows:
     that never ran with 8 GB of states, it is not known.
     """
     rows = read(folder / "layouts_a100.csv")
-    sizes = defaultdict(list)
+    sizes, ended = defaultdict(list), {"1": True, "1.0": True, "true": True}
+    ended |= {"0": False, "0.0": False, "false": False}
     for row in rows:
-        if row["ran"] == "1":
+        if ended.get(row["ran"].lower()):
             sizes[tuple(row[key] for key in _LAYOUT)].append(number(row["micro_batch"]) or 0)
     for row in rows:
-        ran = row["ran"] == "1" or None
+        ran = ended.get(row["ran"].lower())
         own, size = sizes[tuple(row[key] for key in _LAYOUT)], number(row["micro_batch"])
-        if row["ran"] == "0" and row["failure"] not in _NOT_OF_MEMORY:
+        if ran is False:
             too_much = (number(row["state_bytes_per_gpu"]) or 0) > _bytes_of(row["device"])
             grew = size and own and min(own) < size and max(own) < size
-            ran = False if (too_much or grew) and not row["configuration_fault"] else None
+            other = row["configuration_fault"] or row["failure"] in _NOT_OF_MEMORY
+            ran = False if (too_much or grew) and not other else None
         job, reason = attempt(job_of, _of_layout, row)
         degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
         more = " ".join(filter(None, (row["recompute"], "compiled" * (row["compile"] == "1"))))
@@ -250,19 +265,22 @@ def _layouts(folder: Folder) -> Rows:
 
 
 def _of_layout(row: dict[str, str]) -> data.Job:
-    if row["model"] != "Llama-3.1-8B":
-        raise ValueError(f"the layers of {row['model']} are not known here")
-    if row["framework"] == "Megatron-LM":
-        arguments = _ARGUMENTS | {name: count(row, key) for key, name in _COUNTS.items()}
+    command = next((flags for name, flags in _COMMANDS.items() if name in row["model"]), "")
+    if row["framework"] == "Megatron-LM" and command:
+        arguments = parse_command(command) | {
+            name: count(row, key) for key, name in _COUNTS.items()
+        }
         arguments["max-position-embeddings"] = arguments["seq-length"]
-        arguments["recompute-activations"] = row["recompute"] == "selective"
-        raw = read_megatron(megatron_reader(arguments), count(row, "gpus"))
-        nodes = -(-count(row, "gpus") // 4)
+        arguments["use-distributed-optimizer"] = row["zero"] not in ("", "0")
+        arguments["recompute-granularity"] = row["recompute"] or "none"
+        gpus = count(row, "gpus")
+        raw = read_megatron(megatron_reader(arguments), gpus)
+        nodes = -(-gpus // 4)
         return make_job(raw | {"cluster": cluster_of(row["device"]), "num_nodes": nodes}, _NOWHERE)
     batch = row["micro_batch"]
     if not batch:  # Without a pipeline it does not accumulate; with one, microbatches are of one.
         batch = count(row, "global_batch") // count(row, "dp") if count(row, "pp") == 1 else 1
-    known = {key: str(value) for key, value in _LLAMA.items()}
+    known = {key: str(value) for key, value in _LLAMA.items() if "Llama-3.1-8B" in row["model"]}
     known |= {"source": row["framework"], "model": row["model"], "cp": "1", "vpp": "1"}
     keys = ("gpus", "tp", "pp", "ep", "global_batch", "seq", "zero", "recompute")
     known |= {key: row[key] for key in keys}
