@@ -196,4 +196,9 @@ def test_a_dense_32b_model_that_ran_fits_and_that_ran_out_does_not(nodes, length
     ]
     changes += ["cluster=dgx-h100", f"num_nodes={nodes}", f"layout.dp={8 * nodes}"]
     changes += ["schedule.num_microbatches=1", "training.microbatch_size=1"]
-    assert prism.memory(_job(*changes)).fits == fits
+    job = _job(*changes)
+    memory = prism.memory(job)
+    assert memory.fits == fits
+    parts, number = memory.fullest.parts, count_parameters(job.model)
+    assert parts["parameters"] + parts["optimizer"] == 12 * number / (8 * nodes)
+    assert "gradients" not in parts  # At the loss, which is the peak.
