@@ -170,6 +170,7 @@ def _golden_job(row: dict[str, str]) -> data.Job:
 
     def job_on(gpus: int) -> data.Job:
         raw = read_megatron(megatron_reader(arguments), gpus)
+        raw["training"]["software"] = "megatron-core-2024"
         return make_job(raw | machine, pathlib.Path(row["case"]))
 
     def states(job: data.Job, names: tuple[str, ...] = _STATES) -> float:
