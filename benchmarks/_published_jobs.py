@@ -20,6 +20,7 @@ _NO_SOURCE = {"table": "", "software": ""}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("gptoss", "kimik2")
+_OFFLOADED = re.compile(r"activations of (\d+) layers to the CPU")
 
 
 def table_of(row: dict[str, str]) -> str:
@@ -107,6 +108,8 @@ def _options(row: dict[str, str], stack: str, switches: dict[str, Any], layout: 
         options["recompute_modules"] = tuple(names.get(one, one) for one in found)
     if layers := count(row, "recompute_layers", 0):
         options |= {"recompute_method": "block", "recompute_layers": layers}
+    if away := _OFFLOADED.fullmatch(row.get("offload", "")):
+        options |= {"offload": ("activations",), "offload_layers": int(away[1])}
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:
@@ -175,6 +178,8 @@ def _check(row: dict[str, str], stack: str) -> None:
     reasons["adapters of low rank (LoRA)"] = "LoRA" in row["note"] or "LoRA" in row["model"]
     reasons["packed sequences of unknown lengths"] = "SFT" in row["note"]
     reasons["the software is not known here"] = not stack
+    away = row.get("offload", "")
+    reasons[f"offloading that jobs do not have: {away}"] = away and not _OFFLOADED.fullmatch(away)
     reasons["a kind of recomputation that jobs do not have"] = row["recompute"] not in kinds
     if reason := next((reason for reason, is_so in reasons.items() if is_so), ""):
         raise ValueError(reason)

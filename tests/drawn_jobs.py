@@ -100,7 +100,7 @@ def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts:
         microbatch_size=rng.choice((1, 2, 3)),
         sequence_length=rng.choice((512, 1536)),
         dtype=rng.choice(("bf16", "bf16", "fp8")),
-        recompute=rng.choice(("none", "selective", "full")),
+        recompute=rng.choice(("none", "selective", "by-op", "full")),
         recompute_modules=tuple(rng.sample(_RECOMPUTED, rng.randrange(1, 5))),
         recompute_method=rng.choice(("uniform", "block")),
         recompute_early_stop=either(),
@@ -142,6 +142,10 @@ def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts:
         fp8_attention=either(),
         fp8_head=either(),
         forward_only=rng.random() < 0.1,
+        separate_products=either(),
+        offload=rng.choice(((), ("activations",), ("optimizer",), ("activations", "optimizer"))),
+        offload_layers=rng.choice((None, 1)),
+        offload_fraction=rng.choice((1.0, 0.5)),
     )
 
 

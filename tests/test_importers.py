@@ -414,6 +414,47 @@ def test_exchanges_beside_another_microbatch_are_imported(pp, stages):
     assert (schedule["kind"], schedule["virtual_stages"]) == ("overlapped-1f1b", stages)
 
 
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ({"moe-layer-recompute": True}, ("selective", ["moe"])),
+        ({"moe-layer-recompute": True, "recompute-activations": True}, ("selective", None)),
+        ({"moe-layer-recompute": True, "recompute-granularity": "full"}, ("full", None)),
+    ],
+)
+def test_an_older_flag_recomputes_experts(change, keys):
+    """Beside the modules of the newer one (transformer_config.py of Megatron-Core)."""
+    training = from_megatron(_SMALL | _EXPERTS | change, 8)["training"]
+    recompute, modules = keys
+    assert training["recompute"] == recompute
+    if recompute == "selective":
+        assert training["recompute_modules"] == (modules or ["core_attn", "moe"])
+
+
+@pytest.mark.parametrize(
+    ("change", "keys"),
+    [
+        ({"cpu-offloading-num-layers": 3}, (["activations"], 3, None)),
+        ({"cpu-offloading": True, "cpu-offloading-num-layers": 0}, (None, None, None)),
+        ({"cpu-offloading-num-layers": 3, "cpu-offloading-activations": False}, (None,) * 3),
+        ({"optimizer-cpu-offload": True}, (["optimizer"], None, None)),
+        (
+            {"optimizer-cpu-offload": True, "optimizer-offload-fraction": 0.5},
+            (["optimizer"], None, 0.5),
+        ),
+        ({"optimizer-offload-fraction": 0.5}, (None, None, None)),
+        (
+            {"cpu-offloading-num-layers": 3, "optimizer-cpu-offload": True},
+            (["activations", "optimizer"], 3, None),
+        ),
+    ],
+)
+def test_what_is_offloaded_is_imported(change, keys):
+    training = from_megatron(_SMALL | change, 8)["training"]
+    names = ("offload", "offload_layers", "offload_fraction")
+    assert tuple(training.get(name) for name in names) == keys
+
+
 _FP8 = {"fp8-format": "hybrid", "fp8-param-gather": True}
 
 
@@ -560,6 +601,7 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"use-megatron-fsdp": True},
     _SMALL | {"recompute-granularity": "full"},
     _SMALL | {"recompute-granularity": "selective"},
+    _SMALL | {"optimizer-cpu-offload": True},
     _SMALL | {"window-size": "128,0"},
     _SMALL | {"transformer-impl": "local"},
     _SMALL | {"attention-dropout": 0.0, "hidden-dropout": 0.0},

@@ -220,7 +220,7 @@ def _training(read: Reader, model: Table) -> Table:
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
         training["reshard_after_forward"] = False
     training |= read.given(gradient_bucket_size="ddp-bucket-size")
-    return {**training, **_dtypes(read, half, training), **_recompute(read)}
+    return {**training, **_dtypes(read, half, training), **_recompute(read), **_offload(read)}
 
 
 def _dtypes(read: Reader, half: str, training: Table) -> Table:
@@ -299,6 +299,17 @@ def _zero(read: Reader) -> int:
     read.choice("outer-dp-sharding-strategy", "no_shard")
     strategies = ("no_shard", "optim", "optim_grads", "optim_grads_params")
     return strategies.index(read.choice("data-parallel-sharding-strategy", *strategies))
+
+
+def _offload(read: Reader) -> Table:
+    """What is kept in the memory of the host. Without a number of layers, no activations are."""
+    layers = read.count("cpu-offloading-num-layers", 0, least=0)
+    layers *= not is_off(read.get("cpu-offloading-activations", True))
+    share = read.flag("optimizer-cpu-offload") * read.rate("optimizer-offload-fraction", 1.0)
+    offload = ["activations"] * (layers > 0) + ["optimizer"] * (share > 0)
+    found: Table = {"offload": offload} if offload else {}
+    found |= {"offload_layers": layers} if layers else {}
+    return found | ({"offload_fraction": share} if 0 < share < 1 else {})
 
 
 def _recompute(read: Reader) -> Table:

@@ -16,7 +16,7 @@ from ..cluster import (
     group_of,
     send_recv_latency,
 )
-from ..data import Cluster, Kernels, Layout, Link, Model, ScheduleConfig, Training
+from ..data import Cluster, Host, Kernels, Layout, Link, Model, ScheduleConfig, Training
 from ._block import Block, Branches, Kernel, Linear, Segment
 from ._parts import row, segment
 
@@ -279,9 +279,34 @@ class Costs(msgspec.Struct, frozen=True):
         """
         return Branches(row(compute), (row(collectives),), self.contention)
 
-    def beside_block(self, within: Block, collectives: Iterable[Kernel]) -> Segment:
-        """The same for a block that overlaps with serial collectives."""
-        return segment([], None, Branches((), (row(collectives),), self.contention, within))
+    def beside_block(self, within: Block, *streams: Sequence[Kernel]) -> Segment:
+        """The same for a block that overlaps with streams of serial collectives, or of copies to
+        the host, which take no compute units.
+        """
+        copies = all(kernel.kind == "copies" for stream in streams for kernel in stream)
+        contention = (0.0, 0.0) if copies else self.contention
+        return segment([], None, Branches((), tuple(map(row, streams)), contention, within))
+
+    @property
+    def optimizer_on_host(self) -> float:
+        """The share of the optimizer's states that the host keeps and updates."""
+        offloads = "optimizer" in self.training.offload
+        return self.training.offload_fraction if offloads else 0.0
+
+    def to_host(self, num_bytes: float) -> Kernel:
+        """A copy to the host, or back."""
+        seconds = num_bytes / _host_of(self.cluster).link_bytes_per_s
+        return Kernel("copies", f"{round(num_bytes)}B host", seconds, group="host")
+
+    def on_host(self, parameters: float, num_bytes: float) -> list[Kernel]:
+        """The update of parameters whose optimizer the host runs, in whose memory it moves
+        `num_bytes`: their gradients are copied there in float32, and their weights back in 16 bits.
+        """
+        if not parameters:
+            return []
+        seconds = num_bytes / _host_of(self.cluster).memory_bytes_per_s
+        update = Kernel("optimizer", f"{round(num_bytes)}B host", seconds)
+        return [self.to_host(4 * parameters), update, self.to_host(2 * parameters)]
 
     @property
     def contention(self) -> tuple[float, float]:
@@ -324,6 +349,15 @@ class Costs(msgspec.Struct, frozen=True):
     def _sent(self, num_bytes: int, group: str, link: Link, way: str) -> Kernel:
         mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
         return Kernel("send_recv", f"{num_bytes}B {way}", mean, link.name, group=group)
+
+
+def _host_of(cluster: Cluster) -> Host:
+    if cluster.device.host is None:
+        raise ValueError(
+            f"`training.offload` needs a host, and that of the device `{cluster.device.name}` is "
+            "not known; add `[host]` to the device's file, or leave `offload` out."
+        )
+    return cluster.device.host
 
 
 def _slower(share: float) -> tuple[float, float]:

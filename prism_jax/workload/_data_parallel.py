@@ -100,8 +100,8 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     """
     whole = stages.held[stage]
     training = costs.training
-    # Where parameters are gathered, a backward is more than its pieces.
-    if stage != stages.of_rank(0)[0] or training.zero == 3:
+    # Where parameters or activations come from elsewhere, a backward is more than its pieces.
+    if stage != stages.of_rank(0)[0] or training.zero == 3 or training.offload:
         return [(whole, None)]
     most = training.gradient_bucket_size
     most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
@@ -162,7 +162,11 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
         segments.append(segment([read], norm if costs.layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
     num_bytes = 14 + 2 * costs.moment_bytes
-    segments += [segment([costs.move("optimizer", num_bytes * shard)]), *host]
+    # What the host updates (HybridDeviceOptimizer of Megatron-Core) runs after its gradients have
+    # arrived, and before its weights are sent back.
+    away = costs.optimizer_on_host * shard
+    own = costs.move("optimizer", num_bytes * (shard - away))
+    segments += [segment([own, *costs.on_host(away, num_bytes * away)]), *host]
     if 0 < training.zero < 3:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from ._architecture import Parts, recomputed
-from ._block import Block, Segment, Workload
+from ._block import Block, Kernel, Segment, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
+from ._memory import offloaded_bytes, offloads
 from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
@@ -81,10 +82,23 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
     @ft.cache
     def block_of(parts: Parts) -> Block:
         found = recomputed(parts, costs.training, back=back)
-        runs = [(unit(part, again), count) for part, count, again in found]
+        copies = () if phase == "W" else _copies(costs, parts)
+        runs = [
+            (unit(part, again)._replace(copies=copies * offloads(costs, part)), count)
+            for part, count, again in found
+        ]
         return row_of_units(costs, runs[::-1] if back else runs)
 
     return tuple(map(block_of, stages.parts))
+
+
+def _copies(costs: Costs, parts: Parts) -> tuple[Kernel, ...]:
+    """The copies of activations to the host, or back, beside each layer of a stage. Those of some
+    layers are spread over all (Transformer Engine, transformer_engine/pytorch/cpu_offload.py).
+    """
+    layers = sum(count for part, count in parts if offloads(costs, part))
+    num_bytes = offloaded_bytes(costs, parts)
+    return (costs.to_host(num_bytes / layers),) if num_bytes else ()
 
 
 def _with_received(
@@ -120,10 +134,12 @@ def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Seg
     """A unit between two others, and the exposed part of its collectives."""
     ahead, behind = costs.training.prefetch > 0, costs.training.overlap_grad_reduce
     hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
+    streams = [one for one in (hidden, unit.copies) if one]
     if not (ahead and before.segments):
         yield from (segment([], one) for one in unit.gathers)
-    if hidden:
-        yield costs.beside_block(_all_wait(costs, block([(unit.segments, 1)])), hidden)
+    if streams:
+        within = block([(unit.segments, 1)])
+        yield costs.beside_block(_all_wait(costs, within) if hidden else within, *streams)
     else:
         yield from unit.segments
     if not (behind and after.segments):

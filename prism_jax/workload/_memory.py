@@ -46,6 +46,7 @@ class StageMemory(NamedTuple):
     - `copied`: the float32 copy of its gradients for the optimizer, if it is made then.
     - `summed`: its gradients, if they are unsharded only while they are accumulated and
         reduce-scattered.
+    - `offloaded`: the activations of each microbatch that the host keeps instead.
     """
 
     held: Mapping[str, float]
@@ -56,6 +57,7 @@ class StageMemory(NamedTuple):
     made: float = 0.0
     copied: float = 0.0
     summed: float = 0.0
+    offloaded: float = 0.0
 
 
 def memory_of_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[StageMemory, ...]:
@@ -72,6 +74,19 @@ def memory_of_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[StageMem
     return tuple(map(of_stage, stages.parts))
 
 
+def offloads(costs: Costs, part: Part) -> bool:
+    """Whether the host may keep the activations of a part of the model."""
+    training = costs.training
+    trained = part.is_layer and not (part.frozen or training.forward_only)
+    return "activations" in training.offload and trained
+
+
+def offloaded_bytes(costs: Costs, parts: Parts) -> float:
+    """The activations of a microbatch that the host keeps of a stage, on each GPU."""
+    some = any(offloads(costs, part) for part, _ in parts)
+    return _stage_memory(costs, parts).offloaded if some else 0.0
+
+
 def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...]:
     """The parameters, gradients and optimizer states of each stage on one GPU, in bytes. The
     arguments are those of `lower`.
@@ -86,7 +101,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     kept: Sizes = {}
     again: Sizes = {}
-    logits = of_head = gradients = 0.0
+    logits = of_head = gradients = offloaded = 0.0
+    left = training.offload_layers or sum(count for _, count in parts)
     wide = replace(costs, training=replace(training, narrow_inputs=False))
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     each = training.recompute_layers if uniform else 1
@@ -100,14 +116,19 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
             gradients = max(gradients, sum(module.activations(of).values()) + module.buffers(own))
         of_head = max(of_head, sizes.get("logits", 0.0))
         logits += sizes.get("logits", 0.0) * count
+        results = kept_results(costs, part)
+        states = {"checkpoints": float(costs.activation_bytes * own.states)}
+        layer = sum((states | results if runs_again else sizes).values())
+        away = min(left, count) if offloads(costs, part) else 0
+        left -= away
+        offloaded += away * layer
+        here = max(count - away, min(count, 2))  # One computes while one is copied.
         if not runs_again:
-            add_sizes(kept, sizes, count)
+            add_sizes(kept, sizes, here)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
-        states = costs.activation_bytes * own.states
-        add_sizes(kept, {"checkpoints": float(states)}, -(-count // each))
-        results = kept_results(costs, part)
-        add_sizes(kept, results, count)
+        add_sizes(kept, states, -(-here // each))
+        add_sizes(kept, results, here)
         whole = add_sizes(add_sizes({}, sizes, min(each, count)), results, -1)
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
     # What the loss needs is gone when the gradients of the layers are computed. Of several heads
@@ -137,6 +158,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         made=made,
         copied=copied,
         summed=summed,
+        offloaded=offloaded,
     )
 
 
@@ -147,6 +169,7 @@ def _static(costs: Costs, held: Held) -> Sizes:
     """
     training, gradient = costs.training, costs.gradient_bytes
     whole, sharded = sum(held), sharded_parameters(costs, held)
+    here = sharded * (1 - costs.optimizer_on_host)
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
         return {"parameters": 2 * (sharded if resharded else whole)}
@@ -154,13 +177,13 @@ def _static(costs: Costs, held: Held) -> Sizes:
         return {
             "parameters": 4 * sharded + (0 if resharded else 2 * whole),
             "gradients": 4 * sharded,
-            "optimizer": costs.moment_bytes * sharded,
+            "optimizer": costs.moment_bytes * here,
         }
     return {
         "parameters": 2 * whole,
         "gradients": gradient * (sharded if training.zero == 2 else whole),
-        "optimizer": (4 + costs.moment_bytes) * sharded,
-        "copied": (0 if gradient == 4 else 4) * sharded,
+        "optimizer": (4 + costs.moment_bytes) * here,
+        "copied": (0 if gradient == 4 else 4) * here,
     }
 
 

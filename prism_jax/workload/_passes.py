@@ -37,10 +37,12 @@ _IN_PAIRS = 1.4
 
 def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     """The stages of a job in order; `None` if no stage has exchanges, or if its layers already
-    overlap with the collectives of parameters.
+    overlap with the collectives of parameters, or with copies to the host.
     """
     training = costs.training
     if costs.layout.ep == 1 or training.forward_only or overlaps_layers(training):
+        return None
+    if "activations" in training.offload:
         return None
 
     @ft.cache

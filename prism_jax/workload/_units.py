@@ -32,11 +32,13 @@ class Unit(NamedTuple):
     - `segments`: its segments.
     - `gathers`: the collectives that gather its parameters before it runs.
     - `reductions`: the collectives that reduce its gradients after it has run.
+    - `copies`: the copies of activations to or from the host while it runs.
     """
 
     segments: Segments
     gathers: tuple[Kernel, ...] = ()
     reductions: tuple[Kernel, ...] = ()
+    copies: tuple[Kernel, ...] = ()
 
 
 def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:

@@ -1,0 +1,106 @@
+"""Activations and the optimizer in the memory of the host: what they free, and what copies cost."""
+
+import pytest
+
+from prism_jax import predict
+from prism_jax.data import load_job
+from prism_jax.lowering import parts_of
+from prism_jax.prediction import memory
+from prism_jax.workload import memory_of_stages
+
+from .helpers import lower_job
+
+
+_DENSE = "megatron-22b-a100-8"
+_ACTIVATIONS = 'training.offload=["activations"]'
+_OPTIMIZER = 'training.offload=["optimizer"]'
+_SLOW, _FAST = (
+    "cluster.device.host.link_bytes_per_s=1e6",
+    "cluster.device.host.link_bytes_per_s=1e15",
+)
+
+
+def _job(*changes):
+    plain = ("layout.tp=8", "training.recompute=none", "schedule.num_microbatches=2")
+    return load_job(_DENSE, [*plain, *changes])
+
+
+def _host(job):
+    assert job.cluster is not None
+    assert job.cluster.device.host is not None
+    return job.cluster.device.host
+
+
+def _sizes(job):
+    return memory(job).fullest.parts
+
+
+def _copies(block):
+    return sum(
+        times * count * kernel.mean
+        for one, times in block
+        for branches in one.branches
+        for row in branches.communication
+        for kernel, count in row
+        if kernel.group == "host"
+    )
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "by-op"])
+@pytest.mark.parametrize("sharded", [(), ("layout.tp=1", "layout.dp=8", "training.zero=3")])
+def test_what_leaves_the_device_is_what_the_link_carries_each_way(recompute, sharded):
+    how = (f"training.recompute={recompute}", *sharded)
+    kept, offloaded = _job(*how), _job(*how, _ACTIVATIONS, "training.offload_layers=12")
+    before, after = (memory_of_stages(parts_of(job), (0,))[0] for job in (kept, offloaded))
+    left = sum(before.kept.values()) - sum(after.kept.values())
+    work, link = lower_job(offloaded), _host(offloaded).link_bytes_per_s
+    assert left > 0
+    for block in (work.forward[0], work.backward[0]):
+        assert _copies(block) * link == pytest.approx(left, rel=1e-6)
+    # All else is the same.
+    assert before._replace(kept={}) == after._replace(kept={}, offloaded=0.0)
+
+
+def test_two_layers_stay_where_all_are_offloaded():
+    each, two = (
+        _job(_ACTIVATIONS, f"training.offload_layers={layers}", "model.num_layers=12")
+        for layers in (12, 10)
+    )
+    every = _job(_ACTIVATIONS, "model.num_layers=12")
+    kept = [memory_of_stages(parts_of(job), (0,))[0].kept for job in (each, two, every)]
+    assert kept[0] == kept[1] == kept[2]
+
+
+def test_copies_that_compute_covers_take_no_time_and_others_take_theirs():
+    plain, fast, slow = _job(), _job(_ACTIVATIONS, _FAST), _job(_ACTIVATIONS, _SLOW)
+    assert predict(fast).mean == pytest.approx(predict(plain).mean, rel=1e-9)
+    work, prediction = lower_job(slow), predict(slow)
+    copies = slow.schedule.num_microbatches * sum(
+        _copies(block) for block in (work.forward[0], work.backward[0])
+    )
+    # The rest of the step is short beside them.
+    assert prediction.mean == pytest.approx(copies, rel=0.01)
+    assert prediction.breakdown["exposed host"] == pytest.approx(copies, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_an_optimizer_on_the_host_frees_its_states_and_takes_two_copies_and_its_memory(share):
+    kept = _job()
+    host = _job(_OPTIMIZER, f"training.offload_fraction={share}")
+    before, after = _sizes(kept), _sizes(host)
+    assert after.get("optimizer", 0.0) == pytest.approx((1 - share) * before["optimizer"])
+    parameters, of = before["parameters"] / 2, _host(kept)
+    copies = share * parameters * (4 + 2) / of.link_bytes_per_s
+    update = share * parameters * 30 / of.memory_bytes_per_s
+    gpu = parts_of(kept).move("optimizer", 30 * parameters).mean
+    rest = parts_of(kept).move("optimizer", 30 * (1 - share) * parameters).mean
+    longer = predict(host).mean - predict(kept).mean
+    assert longer == pytest.approx(copies + update + rest - gpu, rel=1e-6)
+
+
+def test_a_device_without_a_host_is_one_sentence():
+    job = load_job(_DENSE, ["cluster.device=tpu-v5p", "training.dtype=bf16", _ACTIVATIONS])
+    with pytest.raises(
+        ValueError, match=r"needs a host, .* `tpu-v5p` is not known; add `\[host\]`"
+    ):
+        predict(job)
