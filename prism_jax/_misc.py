@@ -10,6 +10,10 @@ import numpy as np
 T = TypeVar("T")
 
 
+class OutOfMemoryWarning(UserWarning):
+    """A job was compiled that needs more memory than is usable of its devices."""
+
+
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
     """All subclasses of a class, in the order of their definitions, including other packages."""
     for one in cls.__subclasses__():

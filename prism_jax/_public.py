@@ -9,6 +9,7 @@ from . import (
 )
 from ._cache import keep_compiled as keep_compiled
 from ._estimate import Estimate as Estimate
+from ._misc import OutOfMemoryWarning as OutOfMemoryWarning
 from .analysis import (
     CRPS as CRPS,
     CVaR as CVaR,
@@ -54,7 +55,11 @@ from .layouts import (
     rank_layouts as rank_layouts,
 )
 from .placement import place as place
-from .prediction import expected_error as expected_error, memory as memory, predict as predict
+from .prediction import (
+    expected_error as expected_error,
+    memory as memory,
+    predict as predict,
+)
 from .profile import (
     Profile as Profile,
     compile_profile as compile_profile,

@@ -5,7 +5,9 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
+import warnings
 
 import msgspec
 import numpy as np
@@ -14,8 +16,9 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_names, load_device, load_job
-from prism_jax.prediction import costly_keys
-from prism_jax.prediction._advice import _toml, check_memory, fixes
+from prism_jax.layouts import check_memory
+from prism_jax.layouts._advice import _as_set, _changes, changes_to_fit
+from prism_jax.prediction import costly_keys, with_values
 from prism_jax.prediction._memory import RankMemory, _peaks
 from prism_jax.workload import StageMemory
 
@@ -75,6 +78,38 @@ def test_korthikanti_to_every_digit(name, pp, virtual, size, held, none, selecti
     added = sum(twice[part] - once[part] for part in names)
     norms = 18 * 2 * 2 * model.hidden_size * model.num_layers / pp
     assert (added - norms) / _GIB == held
+
+
+# DeepSeek-AI 2024 (arXiv:2405.04434), appendix B: 15.7 billion parameters.
+_LITE = """
+kind = "model"
+source = "DeepSeek-AI 2024 (arXiv:2405.04434), appendix B"
+hidden_size = 2048
+vocab_size = 102400
+num_heads = 16
+ffn_size = 10944
+activation = "swiglu"
+position = "rotary"
+norm = "rmsnorm"
+bias = false
+tied_embeddings = false
+[[layers]]
+repeat = 1
+modules = ["mla", "mlp"]
+[[layers]]
+repeat = 26
+modules = ["mla", "moe"]
+[modules.mla]
+kv_lora_rank = 512
+qk_head_size = 128
+qk_rope_head_size = 64
+value_head_size = 128
+[modules.moe]
+num_experts = 64
+top_k = 6
+expert_ffn_size = 1408
+num_shared_experts = 2
+"""
 
 
 def _job(*overrides):
@@ -366,55 +401,117 @@ def test_shipped_jobs_fit(name):
     job = load_job(name)
     memory = prism.memory(job)
     assert len(memory.ranks) == job.layout.pp
-    # A file of one that does not says so, and what is not modelled.
-    assert memory.fits == ("--allow-oom" not in job.source)
-    if memory.fits:
-        check_memory(job)
+    # A file of one that does not says what is not modelled, and is not refused.
+    assert memory.fits == (not job.allow_oom)
+    check_memory(job)
     for rank in memory.ranks:
         assert rank.bytes == pytest.approx(sum(rank.parts.values()))
         assert min(rank.parts.values()) > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [
-        ("megatron-175b-a100-64", ("training.recompute=none",)),
-        ("gpt3-175b-h100-4096", ("training.microbatch_size=4",)),
-        ("gpt3-175b-h100-4096", ("layout.tp=1", "layout.dp=512")),
-        ("megatron-22b-a100-8", ("layout.tp=1", "layout.dp=8")),
-    ],
+# Of few sequences, so that there are few layouts.
+_ONE_EACH = (
+    "layout.tp=1",
+    "layout.dp=8",
+    "schedule.num_microbatches=1",
+    "training.microbatch_size=1",
 )
-def test_the_named_changes_make_a_job_fit(name, overrides, capsys):
-    job = load_job(name, overrides)
-    assert not prism.memory(job).fits
-    with pytest.raises(ValueError, match=r"needs [\d.]+ GiB on pipeline rank \d+") as raised:
+
+
+def test_advice_is_the_best_layout_that_fits_on_the_same_gpus():
+    """The first of a search by mean, as `--set`s of the job."""
+    given = ["layout.tp=1", "layout.dp=4", "model.num_layers=24", *_ONE_EACH[2:]]
+    job = load_job("megatron-22b-a100-8", given)
+    changes = changes_to_fit(job, math.inf)
+    sets = [_as_set(key, value).removeprefix("--set ").strip('"') for key, value in changes.items()]
+    kept = [text for text in given if text.partition("=")[0] not in changes]
+    changed = load_job("megatron-22b-a100-8", [*kept, *sets])
+    assert changed == with_values(job, changes)
+    assert changed.layout.world_size == 4
+    assert changed.batch_size == job.batch_size
+    space = prism.LayoutSpace(recompute=("none", "selective", "full"))
+    asked = {"training": job.training, "batch_size": job.batch_size, "space": space}
+    assert job.model is not None
+    assert job.cluster is not None
+    listed = prism.enumerate_layouts(job.model, job.cluster, 4, **asked, any_memory=True)
+    options = {"num_samples": None, "top": 1, "memory_margin": 0.05}
+    best = prism.rank_layouts(listed, prism.Mean(), **options).layouts[0]
+    assert prism.predict(changed).mean == pytest.approx(best.prediction.mean, rel=1e-12)
+    assert prism.memory(changed).fits
+
+
+def test_experts_are_dealt_where_only_that_fits(tmp_path):
+    """DeepSeek-V2-Lite on eight GPUs, which has no other small change that fits."""
+    model = tmp_path / "lite.toml"
+    model.write_text(_LITE)
+    changes = [f"model={model}", "cluster=dgx-h100", "num_nodes=1", "layout.pp=1", *_ONE_EACH]
+    changes += ["schedule.kind=1f1b", "schedule.virtual_stages=1", "training.sequence_length=8192"]
+    changes += ["training.software=megatron-bridge-2025"]
+    job = load_job("qwen3-235b-h100-256", [*changes, "layout.ep=1"])
+    with pytest.raises(ValueError, match=r"usable; use `.*--set layout\.ep=\d") as raised:
         check_memory(job)
-    assert "--allow-oom" in str(raised.value)
-    found = fixes(job)
-    assert 1 <= len(found) <= 3
-    for change in found:
-        texts = tuple(f"{k}={_toml(v)}" for k, v in change.items())
-        changed = load_job(name, (*overrides, *texts))
-        assert prism.memory(changed).fits
-        assert all(text in str(raised.value) for text in texts)
-    words = [word for text in overrides for word in ("--set", text)]
-    for command in (["simulate"], ["sweep", "--over", "kernels.gemm.sigma=0.1,0.2"]):
-        assert main([*command[:1], name, *command[1:], *words, "--samples", "8"]) == 2
+    sets = re.findall(r"--set (\S+=[^`\s]+)", str(raised.value))
+    replaced = {text.partition("=")[0] for text in sets}
+    kept = [text for text in changes if text.partition("=")[0] not in replaced]
+    found = load_job("qwen3-235b-h100-256", [*kept, *sets])
+    memory, seconds = prism.memory(found), prism.predict(found).mean
+    assert memory.fits
+    assert f"({memory.fullest.bytes / _GIB:.1f} GiB, {seconds:.4g} s a step)" in str(raised.value)
+
+
+def test_layers_of_stages_are_given_anew_with_other_stages():
+    listed = "schedule.layers_per_stage=[12,12,12,12]"
+    plain = ["schedule.kind=1f1b", "schedule.virtual_stages=1", "layout.tp=2", "layout.pp=4"]
+    job = load_job("megatron-22b-a100-8", [*plain, listed, "layout.dp=1"])
+    other = load_job("megatron-22b-a100-8", ["layout.tp=4", "layout.pp=2", "layout.dp=1"])
+    changes = _changes(job, other)
+    assert changes["schedule.layers_per_stage"] == (24, 24)
+    assert _as_set("schedule.layers_per_stage", (24, 24)) == (
+        '--set "schedule.layers_per_stage=[24,24]"'
+    )
+    assert prism.memory(with_values(job, changes)) == prism.memory(other)
+
+
+def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):
+    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
+    changes = ["layout.tp=1", "layout.dp=8"]
+    words = [word for text in changes for word in ("--set", text)]
+    for command in (["simulate"], ["predict"], ["sweep", "--over", "kernels.gemm.sigma=0.1,0.2"]):
+        few = ["--samples", "8"] * (command != ["predict"])
+        assert main([*command[:1], "megatron-22b-a100-8", *command[1:], *words, *few]) == 2
         said = capsys.readouterr()
         assert said.out == ""
         assert len(said.err.splitlines()) == 1
-        assert "--allow-oom" in said.err
+        assert "use more GPUs, or go on with `--allow-oom`." in said.err
+    job = load_job("megatron-22b-a100-8", changes)
+    with pytest.warns(prism.OutOfMemoryWarning, match=r"needs [\d.]+ GiB on pipeline rank 0, and"):
+        prism.compile_job(job)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prism.compile_job(load_job("megatron-22b-a100-8"))
+        prism.compile_job(msgspec.structs.replace(job, allow_oom="It ran."))
 
 
-def test_cheap_changes_come_first():
-    """Sharding, then recomputing little, before all is recomputed or ranks are split."""
-    plain = ["schedule.virtual_stages=1", "schedule.kind=1f1b", "training.zero=0"]
-    first, second, _ = fixes(load_job("gpt3-175b-h100-768", plain))
-    assert first == {"training.zero": 1}
-    assert second == {"training.zero": 2, "training.accumulate_gradients": True}
-    one = load_job("megatron-22b-a100-8", ["training.recompute=none", "training.microbatch_size=8"])
-    for change in fixes(one):
-        assert {key.partition(".")[0] for key in change} <= {"training", "schedule"}
+def test_a_job_that_says_why_it_ran_goes_on(tmp_path, monkeypatch, capsys):
+    """`predict`, `simulate` and `memory` print the step time, the memory, and the reason."""
+    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
+    why = "It ran with something that is not modelled."
+    job, path = load_job("megatron-22b-a100-8", ["layout.tp=1", "layout.dp=8"]), tmp_path / "a.toml"
+    prism.save_job(msgspec.structs.replace(job, allow_oom=why), path)
+    assert load_job(path).allow_oom == why
+    for command in (["predict"], ["simulate", "--samples", "64"], ["memory"]):
+        words = [command[0], str(path), *command[1:]]
+        assert main([*words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["fits"] is False
+        assert "step_time_s" in found or "ranks" in found
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert re.search(r"GiB [\d.]+ are usable \(less context .*\)\. " + why, said)
+    changed = ["predict", str(path), "--set"]
+    assert main([*changed, "training.microbatch_size=2"]) == 2  # It did not run like this.
+    assert main([*changed, "kernels.gemm.sigma=0.1"]) == 0
+    capsys.readouterr()
 
 
 def test_more_microbatches_never_take_less_memory():
@@ -490,10 +587,11 @@ def test_a_job_of_very_many_ops_that_cannot_fit_is_refused_by_few_of_them(monkey
         return asked[-1]
 
     monkeypatch.setattr("prism_jax.prediction._memory.order_of", order_of)
+    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
     changes = ["layout.pp=384", "schedule.num_microbatches=2000", "model.num_layers=384"]
     job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=384", *changes])
     with pytest.raises(ValueError, match=r"needs at least .* GiB on pipeline rank 0"):
-        prism.prediction.check_memory(job)
+        prism.layouts.check_memory(job)
     assert 0 < sum(one.num_ranks * one.num_microbatches for one in asked) <= 200_000
 
 

@@ -64,8 +64,7 @@ def compare(given: Given) -> Output:
             "with `--over`."
         )
     check_cost(given, jobs)
-    for job in () if given.allow_oom else jobs:
-        prism.prediction.check_memory(job)
+    _load.check_memory(given, *jobs)
     _load.use_all_cores()
     found = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(given))
     _load.tell_notes(jobs)
@@ -258,7 +257,7 @@ def _jobs_of(given: Given, grid: Sequence[dict[str, str]]) -> list[Any]:
                 # Laws and latencies of kernels do not change the memory of a job.
                 shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=jobs[0].kernels))
                 if shape not in checked:
-                    prism.prediction.check_memory(job)
+                    _load.check_memory(given, job)
                 checked.add(shape)
             advance(1)
     return jobs
@@ -271,8 +270,7 @@ def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
     began = time.monotonic()
     job = _job_of(given, grid[0])
     to_read = time.monotonic() - began
-    if not given.allow_oom:
-        prism.prediction.check_memory(job)
+    _load.check_memory(given, job)
     _load.use_all_cores()
     _load.say(given, "simulating the first row, to say how long all will take")
     options: Any = _load.options_of(given) | {"progress": False}

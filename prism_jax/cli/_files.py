@@ -105,12 +105,11 @@ def import_(given: Given) -> Output:
     for note in found.notes:
         _load.tell_note(note)
     _load.tell_idle_sets(given.overrides, [lambda overrides: imported(overrides).job])
-    if not given.allow_oom:
-        try:
-            prism.prediction.check_memory(job)
-        except ValueError as error:
-            said = str(error).rstrip(".")
-            raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
+    try:
+        _load.check_memory(given, job)
+    except ValueError as error:
+        said = str(error).rstrip(".")
+        raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
     parameters = prism.workload.count_parameters(job.model)
     layout, number, training = job.layout, job.schedule.num_microbatches, job.training
     sequences = layout.dp * number * training.microbatch_size

@@ -61,9 +61,17 @@ def program_of(given: Given, found: Any) -> Any:
     """
     if not isinstance(found, Job):
         return prism.profile.compile_profile(found)
-    if not given.allow_oom:
-        prism.prediction.check_memory(found)
+    check_memory(given, found)
     return prism.program.compile_job(found)
+
+
+def check_memory(given: Given, *jobs: Job) -> None:
+    """Raises a `ValueError` of one sentence for the first job that needs more memory than its
+    devices have, except with `--allow-oom`. A search for what fits needs JAX.
+    """
+    for job in () if given.allow_oom else jobs:
+        if prism.prediction.shortage(job):
+            prism.layouts.check_memory(job)
 
 
 def compiled(given: Given, found: Any) -> tuple[Any, dict[str, Any]]:

@@ -183,8 +183,7 @@ def diagnose(given: Given) -> Output:
     if not has_model:
         found = prism.diagnosis.diagnose_ranks(job, ranks)
     else:
-        if not given.allow_oom:
-            prism.prediction.check_memory(job)
+        _load.check_memory(given, job)
         typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
         where = f"{shown(given.measured or given.trace or '--step-time')}: "
         check_unit(typical, prism.prediction.predict(job).mean, where)

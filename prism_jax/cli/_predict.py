@@ -24,8 +24,7 @@ def predict(given: Given) -> Output:
     example: prism-jax predict gpt3-175b-h100-4096 --set training.dtype=fp8
     """
     job, prediction = load_job(given.job, given.overrides), prism.prediction
-    if not given.allow_oom:
-        prediction.check_memory(job)
+    _load.check_memory(given, job)
     found = prediction.predict(job)
     _load.tell_notes([job])
     per_gpu, drawn = prediction.throughput(job), prediction.energy(job, found)
@@ -33,7 +32,8 @@ def predict(given: Given) -> Output:
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
-    result["memory_bytes"] = per_gpu.memory_bytes
+    needed = prediction.memory(job)
+    result |= {"memory_bytes": needed.fullest.bytes, "fits": needed.fits}
     if drawn is not None:
         result["energy"] = plain(drawn)
     error = prediction.expected_error(job)
@@ -47,6 +47,7 @@ def predict(given: Given) -> Output:
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
+    lines += [] if needed.fits else [_fit(job, needed)]
     return Output(result, ["\n".join(lines), prediction.parts_table(parts)])
 
 
@@ -58,17 +59,21 @@ def memory(given: Given) -> Output:
     """
     job = load_job(given.job, given.overrides)
     found = prism.prediction.memory(job)
-    assert job.cluster is not None
+    table = found.summary().named(job.name, most=None)
+    result = {**plain(found), "usable_bytes": found.usable_bytes, "fits": found.fits}
+    return Output(result, [table, _fit(job, found)])
+
+
+def _fit(job: Any, found: Any) -> str:
+    """Whether a job fits; what was compared; and why it ran nevertheless, if that is known."""
     fits = "fits" if found.fits else "does not fit"
     less = ", ".join(f"{name} {size / GIB:.2f}" for name, size in found.reserved.items())
-    text = (
+    compared = (
         f"{job.name} {fits} {job.cluster.device.name}: its fullest GPU needs "
         f"{found.fullest.bytes / GIB:.2f} GiB, and of {found.device_bytes / GIB:.2f} GiB "
         f"{found.usable_bytes / GIB:.2f} are usable (less {less})."
     )
-    table = found.summary().named(job.name, most=None)
-    result = {**plain(found), "usable_bytes": found.usable_bytes, "fits": found.fits}
-    return Output(result, [table, text])
+    return compared if found.fits else f"{compared} {job.allow_oom}".rstrip()
 
 
 @command(LAW, csv=True, writes=Writes("--out", ".npz"))
@@ -116,8 +121,10 @@ def simulate(given: Given) -> Output:
             if row["measured_s"] is not None
         }
     per_gpu = prism.prediction.throughput(known, law.mean)
-    if per_gpu is not None:
-        result["throughput"] = plain(per_gpu)
+    needed = None
+    if known is not None and per_gpu is not None:
+        needed = prism.prediction.memory(known)
+        result |= {"throughput": plain(per_gpu), "fits": needed.fits}
     result["exposed_data_parallel_s"] = _exposed(program, options)
     if given.epistemic and future is not None:
         result["epistemic"] = future.to_json()
@@ -125,7 +132,9 @@ def simulate(given: Given) -> Output:
     what = layout_and_order(job.layout, job.schedule)
     title = f"{job.name}: {what}, {program.num_ops:,} ops"
     table = dataclasses.replace(table, title="")
-    return Output(result, [title, table, "\n".join(_below(law, future, result, per_gpu))])
+    lines = _below(law, future, result, per_gpu)
+    lines += [] if needed is None or needed.fits else [_fit(known, needed)]
+    return Output(result, [title, table, "\n".join(lines)])
 
 
 def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:

@@ -185,6 +185,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the configuration is from.
     - `allow_implausible`: whether hardware may be ten thousand times slower or faster than all that
         is shipped.
+    - `allow_oom`: why a job ran although it needs more memory here than is usable, in one sentence:
+        it goes on, as with `--allow-oom`. Overrides of other keys than `kernels` drop it.
     - `given`: which of these keys were given, by a file or overrides. Jobs that differ only in it
         are equal.
     """
@@ -201,6 +203,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     source: str = ""
     allow_implausible: bool = False
+    allow_oom: str = ""
     given: Given = Given()
 
     def summary(self) -> Table:

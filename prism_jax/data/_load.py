@@ -109,6 +109,8 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             changes.append(msgspec.structs.replace(override, keys=("cluster", "num_nodes")))
         elif override.keys[0] != "kernels":
             changes.append(override)
+    if {override.keys[0] for override in parsed} - {"kernels"}:  # It did not run like this.
+        raw.pop("allow_oom", None)
     num_nodes = raw.pop("num_nodes", None)
     check_keys(raw, Job, lambda key: file)
     if num_nodes is not None and "cluster" not in raw:

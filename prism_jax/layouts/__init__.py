@@ -1,3 +1,4 @@
+from ._advice import check_memory as check_memory
 from ._enumerate import enumerate_layouts as enumerate_layouts
 from ._rank import (
     NothingFitsError as NothingFitsError,

@@ -1,5 +1,4 @@
 from ._advice import (
-    check_memory as check_memory,
     costly_keys as costly_keys,
     idle_keys as idle_keys,
 )
@@ -21,7 +20,17 @@ from ._memory import (
     memory as memory,
     usable_bytes as usable_bytes,
 )
-from ._predict import Prediction as Prediction, constant_step as constant_step, predict as predict
+from ._predict import (
+    Prediction as Prediction,
+    constant_step as constant_step,
+    predict as predict,
+    with_values as with_values,
+)
+from ._shortage import (
+    MOST_TURNS as MOST_TURNS,
+    num_turns as num_turns,
+    shortage as shortage,
+)
 from ._throughput import (
     Energy as Energy,
     Throughput as Throughput,

@@ -3,12 +3,14 @@ arrays.
 """
 
 import math
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from .._misc import OutOfMemoryWarning
 from ..cluster import clock_factors
 from ..data import (
     Cluster,
@@ -33,6 +35,7 @@ from ..lowering import (
     sinks_of,
     when_reduced,
 )
+from ..prediction import shortage
 from ..schedule import AbstractSchedule, OpGraph, latest_ends
 from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts, split_mean
 from ._assemble import assemble
@@ -57,15 +60,23 @@ def compile_job(job: Job) -> Program:
 
     A [`Program`][].
 
+    **Warns:**
+
+    [`prism_jax.OutOfMemoryWarning`][] if the job needs more memory than is usable of its devices.
+
     **Raises:**
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
     parts = parts_of(job)
     try:
-        return _compile(parts)
+        program = _compile(parts)
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
+    if lacking := shortage(job):
+        said = f"{lacking}; use another layout, which `prism.rank_layouts` finds, or more GPUs."
+        warnings.warn(OutOfMemoryWarning(said), stacklevel=2)
+    return program
 
 
 def compile_program(
