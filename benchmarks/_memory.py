@@ -138,19 +138,19 @@ _STATES = ("parameters", "gradients", "optimizer", "libraries")
 def golden_rows(folder: Folder) -> Rows:
     """The functional tests of Megatron-LM: its allocator on the last rank, which logs."""
     for row in read(folder / "memory.csv"):
+        one: Row = {"table": row["group"], "name": row["case"], "device": row["device"]}
         measured = number(row["mem_max_allocated_bytes"])
-        job, reason = attempt(_golden_job, row)
-        reason = reason.removeprefix(f"{row['case']}: ") or "no peak of memory"
-        job = job if measured else None
-        keys = {"measured": measured, "ran": True, "reason": reason}
-        one = _row(row["group"], row["case"], row["device"], job, **keys)
-        if job and "predicted" in one:
-            one |= {"predicted": memory(job).ranks[-1].bytes}
-        yield one
+        found, reason = attempt(_golden_memory, row)
+        if found and measured:
+            peak = found.ranks[-1].bytes
+            yield one | {"measured": measured, "predicted": peak, "ran": True, "fits": found.fits}
+        else:
+            reason = reason.removeprefix(f"{row['case']}: ")
+            yield one | {"reason": reason or "no peak of memory"}
 
 
-def _golden_job(row: dict[str, str]) -> data.Job:
-    """The job of a test. Where its GPUs are not stated, the states of its parameters, which are
+def _golden_memory(row: dict[str, str]) -> Memory:
+    """The memory of a test. Where its GPUs are not stated, the states of its parameters, which are
     sharded over them, are nearest to what was allocated after a step.
 
     **Raises:**
@@ -168,25 +168,28 @@ def _golden_job(row: dict[str, str]) -> data.Job:
     machine = {"cluster": WORDS["clusters"].get(device_of(row["device"]), "dgx-h100")}
     machine |= {"num_nodes": 8192}
 
-    def job_on(gpus: int) -> data.Job:
+    def memory_on(gpus: int) -> Memory:
         raw = read_megatron(megatron_reader(arguments), gpus)
         raw["training"]["software"] = "megatron-core-2024"
-        return make_job(raw | machine, pathlib.Path(row["case"]))
+        return memory(make_job(raw | machine, pathlib.Path(row["case"])))
 
-    def states(job: data.Job, names: tuple[str, ...] = _STATES) -> float:
-        return sum(memory(job).ranks[-1].parts.get(name, 0.0) for name in names)
+    def states(found: Memory, names: tuple[str, ...] = _STATES) -> float:
+        return sum(found.ranks[-1].parts.get(name, 0.0) for name in names)
 
     gpus, sharded = count(row, "gpus", _least_gpus(arguments)), "use-distributed-optimizer"
-    job = job_on(gpus)
+    found = memory_on(gpus)
     if allocated and not row["gpus"] and arguments.get(sharded):
-        found, times = [job], 2
-        while times <= _MOST_TIMES and (more := attempt(job_on, gpus * times)[0]):
-            found, times = [*found, more], times * 2
-        job = min(found, key=lambda one: abs(states(one) - allocated))
-    if allocated and allocated < (held := states(job, _STATES[:2])):
+        times = 2
+        # More GPUs only take away from the states.
+        while states(found) > allocated and times <= _MOST_TIMES:
+            more, _ = attempt(memory_on, gpus * times)
+            if not more or abs(states(more) - allocated) > abs(states(found) - allocated):
+                break
+            found, times = more, times * 2
+    if allocated and allocated < (held := states(found, _STATES[:2])):
         text = f"{allocated / 1e9:.2f} GB after a step, and {held / 1e9:.2f} GB"
         raise ValueError(f"recorded with other arguments: {text} of parameters and gradients")
-    return job
+    return found
 
 
 def _least_gpus(arguments: dict) -> int:
