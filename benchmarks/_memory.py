@@ -211,7 +211,8 @@ def _published(folder: Folder) -> Rows:
 
 def _is_sharded(training: Any) -> bool:
     narrow = training.dtype not in ("bf16", "fp16")
-    return training.zero == 3 or narrow or training.recompute == "by-op"
+    again = training.recompute == "by-op"
+    return training.zero == 3 or narrow or again or bool(training.offload)
 
 
 _LAYOUT = ("framework", "gpus", "tp", "dp", "pp", "ep", "zero", "seq")
