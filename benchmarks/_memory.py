@@ -353,7 +353,7 @@ def _cases(folder: Folder) -> Iterator[Row]:
         first = path.read_text().partition("\n")[0]
         if not (said := re.match(r"#\s*(ran( out of memory)?\b[^:]*)(:.*)?", first)):
             continue
-        peak = re.search(r"([\d.]+) (Gi?B)", said[3] or "")
+        peak = re.search(r"(\d+(?:\.\d+)?) (Gi?B)", said[3] or "")
         measured = float(peak[1]) * BYTES_OF_UNITS[peak[2]] if peak else None
         chunks = re.search(rf"loss in ({'|'.join(_NUMBERS)}) chunks", first)
         more = [f"training.loss_chunks={_NUMBERS[chunks[1]]}"] if chunks else []
