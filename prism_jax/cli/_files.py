@@ -59,7 +59,7 @@ def commented_job() -> str:
         lines.append(f"[{name}]")
         for key in data.job_keys():
             table, _, short = key.key.partition(".")
-            if table != name or not short:
+            if table != name or not short or "." in short:  # Those of a table within it.
                 continue
             about = re.split(r"\.(?: (?=[A-Z`])|$)", key.about)[0]  # The first sentence.
             lines += [f"# {line}" for line in textwrap.wrap(f"{about}; {key.allowed}", 98)]

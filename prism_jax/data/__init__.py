@@ -12,6 +12,7 @@ from ._failures import (
     UnequalWeeks as UnequalWeeks,
     load_failures as load_failures,
 )
+from ._finetuning import Adapters as Adapters, Lengths as Lengths, Packed as Packed
 from ._given import Given as Given
 from ._hardware import (
     Cluster as Cluster,

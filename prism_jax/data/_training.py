@@ -10,12 +10,13 @@ import msgspec
 
 from .._files import shown
 from .._misc import quoted
+from ._finetuning import Adapters, Packed
 from ._read import find_file, read_toml
 from ._types import Count, FileName, Fraction, Label, NonNegative, Text, convert
 
 
 # Keys that belong to the job itself, so no software stack may set them.
-_OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software")
+_OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software", "adapters", "packed")
 
 
 RecomputedModule: TypeAlias = Literal[
@@ -157,6 +158,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         narrower, if layers do.
     - `forward_only`: whether a step has forwards alone, as for an evaluation or the prefill of
         inference; there are then no gradients and no optimizer.
+    - `adapters`: the adapters of low rank (LoRA) that are trained instead of the model; all of it
+        without.
+    - `packed`: the law of the lengths of the sequences that are packed into one of
+        `sequence_length`; without, each is a single one.
     - `software`: the software stack that gives the defaults of keys of `training` that the job's
         file does not set: the name of a shipped one, or the path of a file. It is read when a job
         is loaded; in Python, a `Training` has the values that it was made with.
@@ -213,6 +218,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fp8_attention: bool = False
     fp8_head: bool = False
     forward_only: bool = False
+    adapters: Adapters | None = None
+    packed: Packed | None = None
     software: FileName | None = None
 
     @property

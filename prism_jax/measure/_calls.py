@@ -138,7 +138,8 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
         run = _launch(lambda t, x, g: t + (x.mT @ g).astype(t.dtype), total, left, right)
     else:
         run = _launch(jnp.matmul, array((*batch, m, k)), right)
-    return Call("gemm", "bf16", kernel.flop, run, {} if batch else {"m": m, "n": n, "k": k})
+    flop = 2 * math.prod(map(int, shape.split("x")))  # Of the first, where it stands for several.
+    return Call("gemm", "bf16", flop, run, {} if batch else {"m": m, "n": n, "k": k})
 
 
 def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:

@@ -21,6 +21,7 @@ from ..data import (
     Model,
     ScheduleConfig,
     Training,
+    Variation,
     has_seconds,
 )
 from ..latency import Empirical
@@ -133,7 +134,7 @@ def _compile(
 
         step_s = _seconds(graph, blocks, workload) if has_seconds(kernels.variability) else math.inf
         variability = variability_of(
-            kernels.variability,
+            [*_of_packing(job, blocks), *kernels.variability],
             step_s=step_s,
             experts=has_experts(job.model),
             by_power=lambda: _rank_of_power(cluster.device, blocks),
@@ -199,16 +200,36 @@ def _rank_of_power(device: Device, blocks: Sequence[Block]) -> Empirical:
             f"the law of the rank: what the device `{device.name}` draws is not known; give "
             "another family than `power`, or add `[power]` to the device's file."
         )
+    table, shares = np.ones_like(_SCORES), _shares(blocks)
+    for kind in _BOUND:
+        table += shares.get(kind, 0.0) * (clock_factors(device.power, kind, _SCORES) - 1)
+    return Empirical(table)
+
+
+def _of_packing(job: Costs, blocks: Sequence[Block]) -> list[Variation]:
+    """The law of microbatches whose sequences have lengths of their own: attention takes longer by
+    the sum of their squares, in the share of compute that it is. One that was measured holds
+    instead.
+    """
+    training = job.training
+    if training.packed is None or job.kernels.find_variation("microbatch"):
+        return []
+    tokens = training.microbatch_size * training.sequence_length
+    spread = training.packed.spread(training.sequence_length, tokens)
+    spread *= _shares(blocks).get("attention", 0.0)
+    law = {"sigma": math.sqrt(math.log1p(spread**2))}
+    return [Variation("", "microbatch", "lognormal", law, "training.packed")]
+
+
+def _shares(blocks: Sequence[Block]) -> dict[str, float]:
+    """The share of each kind of kernel in the compute of the blocks of ops."""
     compute: defaultdict[str, float] = defaultdict(float)
     known = {id(block): block for block in blocks}  # Most ops have the same block.
     for key, number in Counter(map(id, blocks)).items():
         for kind, seconds in split_mean(known[key])[0].items():
             compute[kind] += number * seconds
     total = sum(compute.values()) or 1.0
-    table = np.ones_like(_SCORES)
-    for kind in _BOUND:
-        table += compute[kind] / total * (clock_factors(device.power, kind, _SCORES) - 1)
-    return Empirical(table)
+    return {kind: seconds / total for kind, seconds in compute.items()}
 
 
 def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from .._misc import whole_number
-from ..data import Layout, Model, Training
+from ..data import Adapters, Layout, Model, Training
 from ._costs import Costs
 from .modules import (
     AbstractModule,
     Embedding,
+    Head,
     Parameters,
     Projection,
     make_module,
@@ -41,6 +42,7 @@ class Part(NamedTuple):
     - `sequence_length`, `hidden_size`: its sequence length, if it is not that of the training, and
         its width, if it is not that of the model.
     - `frozen`: whether it is not trained, and so runs forward only.
+    - `adapters`: those that are trained instead of its own parameters.
     - `words`: how many embedding matrices it has besides those of its modules: one if it has a copy
         of another rank's, minus one if a head uses the matrix of an earlier module.
     """
@@ -51,6 +53,7 @@ class Part(NamedTuple):
     hidden_size: int | None = None
     frozen: bool = False
     words: int = 0
+    adapters: Adapters | None = None
 
     def of_width(self, model: Model) -> Model:
         """The model with its width."""
@@ -68,11 +71,23 @@ class Part(NamedTuple):
         return replace(costs, **sizes)
 
     def parameters(self, model: Model) -> Parameters:
-        """The parameters of its modules and their norms; none if they are not trained."""
-        return Parameters() if self.frozen else self.held(model)
+        """The parameters that are trained: of its modules and their norms, or of adapters."""
+        if self.frozen or self.adapters is None:
+            return Parameters() if self.frozen else self.held(model)
+        model, total = self.of_width(model), Parameters()
+        for module in self.modules:
+            for name, of_rank_one in module.adapted(model).items():
+                if name in self.adapters.modules:
+                    total = total.plus(of_rank_one, self.adapters.rank)
+        return total
+
+    def sharded(self, model: Model) -> Parameters:
+        """The parameters that FSDP shards: also those that stay as they are beside adapters."""
+        trained = self.parameters(model)
+        return trained if self.adapters is None else trained.plus(self.held(model))
 
     def held(self, model: Model) -> Parameters:
-        """The parameters of its modules and their norms, trained or not."""
+        """The parameters of its modules and their norms, trained or not, without adapters."""
         model, total = self.of_width(model), Parameters()
         for module in self.modules:
             total = total.plus(module.parameters(model))
@@ -143,9 +158,12 @@ def reads_words_last(model: Model) -> bool:
     return model.vocab_size > 0 and (model.tied_embeddings or model.num_mtp_layers > 0)
 
 
-def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[Parts, ...]:
+def parts_of_stages(
+    model: Model, layers: Sequence[int], apart: bool, adapters: Adapters | None = None
+) -> tuple[Parts, ...]:
     """The parts of each stage, if the stages have these numbers of layers. The ends are on the
-    outer stages; `apart` says whether these are on different ranks.
+    outer stages; `apart` says whether these are on different ranks. No gradient goes back to the
+    first end if `adapters` are trained.
 
     Consecutive equal layers become one part with their number.
     """
@@ -165,6 +183,10 @@ def parts_of_stages(model: Model, layers: Sequence[int], apart: bool) -> tuple[P
         if stage == len(layers) - 1:
             parts.append((last, 1))
             parts += [(_PROJECTION, 1), (every[-1], 1), (again, 1)] * model.num_mtp_layers
+        if adapters is not None:
+            parts = [(part._replace(adapters=adapters), count) for part, count in parts]
+            if stage == 0:
+                parts[0] = (parts[0][0]._replace(frozen=True), 1)
         stages.append(tuple(parts))
     return tuple(stages)
 
@@ -195,7 +217,9 @@ def total_parameters(model: Model, parts: Parts, *, frozen: bool = False) -> Par
     """The parameters of a stage that are trained, or those that are `frozen`."""
     total = Parameters()
     for part, count in parts:
-        total = total.plus(part.held(model), count * (part.frozen == frozen))
+        stays = part.frozen or part.adapters is not None
+        found = part.held(model) if frozen else part.parameters(model)
+        total = total.plus(found, count * (stays or not frozen))
     return total
 
 
@@ -219,9 +243,27 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
         raise ValueError(
             f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
         )
+    if training.adapters is not None:
+        _check_adapters(model, training.adapters.modules)
     for part in _parts(model):
         for module in part.modules:
             module.check(part.of_width(model), layout, part.of_length(training))
+
+
+def _check_adapters(model: Model, names: Sequence[str]) -> None:
+    """Raises a `ValueError` if no matrix of a model has one of these names."""
+    known = {name for part in _parts(model) for one in part.modules for name in one.adapted(model)}
+    first, last = (part.modules[0] for part in ends_of(model))
+    if not (isinstance(first, Embedding) and isinstance(last, Head)):
+        raise ValueError(
+            "`training.adapters` are of language models, and this one has other ends than "
+            "`embedding` and `head`; leave them out."
+        )
+    if known.isdisjoint(names):
+        raise ValueError(
+            f"`training.adapters.modules` has {', '.join(names)}, none of which is a matrix of the "
+            f"model; use some of {', '.join(sorted(known))}."
+        )
 
 
 def has_experts(model: Model) -> bool:

@@ -58,12 +58,13 @@ class Linear(msgspec.Struct, frozen=True):
 
     **Attributes:**
 
-    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient.
+    - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient;
+        `None` if the matrix is not trained.
     """
 
     forward: Kernel
     dgrad: Kernel
-    wgrad: Kernel
+    wgrad: Kernel | None
 
 
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.

@@ -97,9 +97,13 @@ class Costs(msgspec.Struct, frozen=True):
         """The bytes of a value that is kept for the backward."""
         return 2
 
-    @property
-    def input_bytes(self) -> float:
-        """The bytes of a value that is kept for the backward as the input of a layer's product."""
+    def input_bytes(self, name: str = "") -> float:
+        """The bytes of a value that is kept for the backward as the input of the matrix of a layer
+        with this name: none if nothing is trained that reads it.
+        """
+        if (adapters := self.training.adapters) is not None:
+            # With dropout also a mask.
+            return self.activation_bytes + adapters.dropout if name in adapters.modules else 0
         kept = self.training.narrow_inputs and self.training.dtype != self.base_dtype
         return _DTYPE_BYTES[self.training.dtype] if kept else self.activation_bytes
 
@@ -187,42 +191,65 @@ class Costs(msgspec.Struct, frozen=True):
         shape = "x".join(map(str, sizes))
         return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
 
-    def linears(self, tokens: float, outputs: Sequence[int], inputs: int) -> Linear:
+    def linears(self, tokens: float, outputs: Sequence[int], inputs: int, name: str = "") -> Linear:
         """Matrices that read the same input: as one, or one by one, where the gradients of the
         input are summed afterwards. Their kernels count as one.
         """
         outputs = [each for each in outputs if each]
         if len(outputs) == 1 or not self.training.separate_products:
-            return self.linear(tokens, sum(outputs), inputs)
-        each = [self.linear(tokens, one, inputs) for one in outputs]
+            return self.linear(tokens, sum(outputs), inputs, name=name)
+        each = [self.linear(tokens, one, inputs, name=name) for one in outputs]
         total = self.move("elementwise", 2 * (len(outputs) + 1) * tokens * inputs)
-
-        def joined(kernels: Iterable[Kernel], besides: float = 0.0) -> Kernel:
-            first, *rest = kernels
-            return msgspec.structs.replace(
-                first,
-                size=" and ".join(one.size for one in (first, *rest)),
-                mean=first.mean + sum(one.mean for one in rest) + besides,
-                flop=first.flop + sum(one.flop for one in rest),
-            )
-
+        weights = [one.wgrad for one in each if one.wgrad is not None]
         return Linear(
-            joined(one.forward for one in each),
-            joined((one.dgrad for one in each), total.mean),
-            joined(one.wgrad for one in each),
+            _joined([one.forward for one in each]),
+            _joined([one.dgrad for one in each], total.mean),
+            _joined(weights) if weights else None,
         )
 
     def linear(
-        self, tokens: float, outputs: int, inputs: int, dtype: str | None = None, groups: int = 1
+        self,
+        tokens: float,
+        outputs: int,
+        inputs: int,
+        dtype: str | None = None,
+        groups: int = 1,
+        name: str = "",
     ) -> Linear:
         """A matrix of the model, which takes `inputs` values of each token to `outputs` values; or
-        `groups` matrices with `tokens` tokens each, on average.
+        `groups` matrices with `tokens` tokens each, on average. Adapters read and add to those that
+        have their `name`.
         """
+
+        def plain(outputs: int, inputs: int, dtype: str | None) -> Linear:
+            return Linear(
+                self.gemm(tokens, outputs, inputs, dtype, groups, groups),
+                self.gemm(tokens, inputs, outputs, dtype, groups, groups),
+                self.gemm(inputs, outputs, tokens, dtype, groups, groups, added=True),
+            )
+
+        base, adapters = plain(outputs, inputs, dtype), self.training.adapters
+        if adapters is None:
+            return base
+        if name not in adapters.modules:
+            return self.as_trained(base)
+        down = plain(adapters.rank, inputs, self.base_dtype)
+        up = plain(outputs, adapters.rank, self.base_dtype)
+        # Kernels of their own scale what the adapter makes, and add it; so in the backward. A
+        # dropout reads and writes its input, or its gradient, and a mask.
+        values, drop = tokens * groups, 5 * adapters.dropout * inputs
+        added = self.move("elementwise", values * ((4 + 6) * outputs + drop)).mean
+        back = self.move("elementwise", values * (4 * outputs + 6 * inputs + drop)).mean
         return Linear(
-            self.gemm(tokens, outputs, inputs, dtype, groups, groups),
-            self.gemm(tokens, inputs, outputs, dtype, groups, groups),
-            self.gemm(inputs, outputs, tokens, dtype, groups, groups, added=True),
+            _joined([base.forward, down.forward, up.forward], added),
+            _joined([base.dgrad, up.dgrad, down.dgrad], back),
+            _joined([one.wgrad for one in (up, down) if one.wgrad is not None]),
         )
+
+    def as_trained(self, linear: Linear) -> Linear:
+        """A matrix without the product of its gradient if adapters are trained in its place."""
+        frozen = self.training.adapters is not None
+        return msgspec.structs.replace(linear, wgrad=None) if frozen else linear
 
     def attention(self, size: str, flop: float, num_bytes: float, *, backward: bool) -> Kernel:
         """The fused core of attention, forward or backward."""
@@ -358,6 +385,16 @@ def _host_of(cluster: Cluster) -> Host:
             "not known; add `[host]` to the device's file, or leave `offload` out."
         )
     return cluster.device.host
+
+
+def _joined(kernels: Sequence[Kernel], besides: float = 0.0) -> Kernel:
+    """Kernels, and `besides` them so many seconds, as one."""
+    return msgspec.structs.replace(
+        kernels[0],
+        size=" and ".join(one.size for one in kernels),
+        mean=sum(one.mean for one in kernels) + besides,
+        flop=sum(one.flop for one in kernels),
+    )
 
 
 def _slower(share: float) -> tuple[float, float]:

@@ -84,7 +84,8 @@ def _kernels(costs: Costs, held: Held) -> list[Kernel]:
 def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
     """The reduction over the first and the last stage, which both have a copy of the embedding."""
     layout, model, training = costs.layout, costs.model, costs.training
-    if not (reads_words_last(model) and len(stages.ends) > 1 and rank in stages.ends):
+    copied = reads_words_last(model) and training.adapters is None
+    if not (copied and len(stages.ends) > 1 and rank in stages.ends):
         return []
     apart = max(stages.ends) - min(stages.ends)
     ends = Group("embedding", 2, apart * layout.tp * layout.cp * layout.dp)

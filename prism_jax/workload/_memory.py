@@ -21,6 +21,9 @@ from ._units import (
 from .modules import EmbeddingBags
 
 
+# The matrices that read the norms of modules.
+_READ = {"attention": "linear_qkv", "mlp": "linear_fc1"}
+
 Sizes = dict[str, float]  # In bytes, by part.
 
 
@@ -103,7 +106,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     again: Sizes = {}
     logits = of_head = gradients = offloaded = 0.0
     left = training.offload_layers or sum(count for _, count in parts)
-    wide = replace(costs, training=replace(training, narrow_inputs=False))
+    wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     each = training.recompute_layers if uniform else 1
     for part, count, runs_again in recomputed(parts, training):
@@ -145,7 +148,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     made = static.pop("gradients", 0.0) if training.zero == 3 else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
-    others = {"tables": value * tables, "frozen": 2 * sum(frozen) + 4 * fixed}
+    others = {"tables": value * tables, "frozen": _frozen(costs, frozen) + 4 * fixed}
     if training.forward_only:
         kept, backward, work, summed = {}, {}, {}, 0.0
         forward = {**_largest(costs, parts), "gathered": whole}
@@ -185,6 +188,15 @@ def _static(costs: Costs, held: Held) -> Sizes:
         "optimizer": (4 + costs.moment_bytes) * here,
         "copied": (0 if gradient == 4 else 4) * here,
     }
+
+
+def _frozen(costs: Costs, held: Held) -> float:
+    """The bytes of parameters that are not trained, which FSDP shards beside adapters. With fp8, a
+    matrix has a transpose.
+    """
+    training = costs.training
+    resharded = training.zero == 3 and training.reshard_after_forward and training.adapters
+    return 2 * (sharded_parameters(costs, held) if resharded else sum(held))
 
 
 def _largest(costs: Costs, parts: Parts) -> Sizes:
@@ -256,7 +268,9 @@ def _kept(costs: Costs, part: Part) -> Sizes:
         if module.in_residual:
             # The input of a norm and, unless it runs again, its output, which a router reads as it
             # is.
-            size = costs.activation_bytes if module.kind == "moe" else costs.input_bytes
+            routed = module.kind == "moe" and costs.training.adapters is None
+            size = costs.input_bytes(_READ.get(module.kind or "", ""))
+            size = costs.activation_bytes if routed else size
             size = costs.activation_bytes + (0 if costs.recomputes("layernorm") else size)
             masks = costs.states if costs.model.dropout else 0
             add_sizes(parts, {"norm": size * costs.states, "dropout": masks})

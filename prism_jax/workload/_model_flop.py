@@ -12,21 +12,28 @@ from ._units import forward_part
 def model_flop(job: Costs) -> float:
     """The floating-point operations of a microbatch in a model: its matrix products and, of
     attention, the scores that the mask leaves, each once in the forward and twice in the backward
-    of what is trained. What is computed again does not count.
+    of what is trained; beside adapters, a product of the model once. What is computed again does
+    not count.
 
     So much one GPU computes that has all of the model and of each sequence, by kernels that skip
     what is masked.
     """
     alone = replace(job, layout=Layout(), training=replace(job.training, attention="flash"))
-    (parts,) = parts_of_stages(job.model, [job.model.num_layers], apart=False)
-    trained = 1 if job.training.forward_only else 3
-    return sum(
-        count * (1 if part.frozen else trained) * _forward_flop(alone, part)
-        for part, count in parts
-    )
+    adapters, sizes = job.training.adapters, ([job.model.num_layers], False)
+    (parts,) = parts_of_stages(job.model, *sizes, adapters)
+    plain = replace(alone, training=replace(alone.training, adapters=None))
+    trained, total = 1 if job.training.forward_only else 3, 0.0
+    for part, count in parts:
+        total += count * (1 if part.frozen else trained) * _forward_flop(alone, part)
+        if adapters is not None and trained > 1 and not part.frozen:
+            total -= count * _forward_flop(plain, part, ("gemm",))
+    return total
 
 
-def _forward_flop(alone: Costs, part: Part) -> float:
-    """The floating-point operations of the forward of a layer, or of an end of the model."""
+def _forward_flop(alone: Costs, part: Part, kinds: tuple[str, ...] = ()) -> float:
+    """The floating-point operations of the forward of a layer, or of an end of the model, or of
+    its kernels of some kinds.
+    """
     rows = (row for segment in forward_part(alone, part) for row, _ in rows_of(segment))
-    return sum(kernel.flop * count for row in rows for kernel, count in row)
+    kernels = ((kernel, count) for row in rows for kernel, count in row)
+    return sum(one.flop * count for one, count in kernels if not kinds or one.kind in kinds)

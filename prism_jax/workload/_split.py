@@ -78,7 +78,8 @@ def deal(job: Costs, stage_to_rank: Sequence[int]) -> Stages:
     schedule = job.schedule
     group = min(schedule.microbatch_group_size or job.layout.pp, schedule.num_microbatches)
     layers = layers_of_stages(job.model, job.layout, schedule)
-    parts = parts_of_stages(job.model, layers, stage_to_rank[0] != stage_to_rank[-1])
+    apart = stage_to_rank[0] != stage_to_rank[-1]
+    parts = parts_of_stages(job.model, layers, apart, job.training.adapters)
     held = ft.cache(lambda one: held_of(total_parameters(job.model, one), job.layout))
     # Most stages are equal.
     return Stages(layers, parts, tuple(map(held, parts)), tuple(stage_to_rank), group)

@@ -153,9 +153,12 @@ def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
-def shared_of_unit(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
-    """`shared` of the unsharded parameters of a unit."""
-    return shared(costs, held_of(part.parameters(costs.model), costs.layout))
+def shared_of_unit(
+    costs: Costs, part: Part, *, gathered: bool = False
+) -> tuple[tuple[float, Group], ...]:
+    """`shared` of the unsharded parameters of a unit that are trained, or all that are gathered."""
+    own = part.sharded(costs.model) if gathered else part.parameters(costs.model)
+    return shared(costs, held_of(own, costs.layout))
 
 
 def sharded_parameters(costs: Costs, held: Held) -> float:
@@ -174,7 +177,8 @@ def gathered_bytes(costs: Costs, parts: Parts) -> Held:
     total = [0.0, 0.0]
     for part, count in parts:
         each = count * (size if part.is_layer else max(size, 2))
-        held = held_of(part.parameters(costs.model), costs.layout)
+        own = part.sharded if costs.training.zero == 3 else part.parameters
+        held = held_of(own(costs.model), costs.layout)
         total = [one + each * number for one, number in zip(total, held, strict=True)]
     return Held(*total)
 
@@ -208,6 +212,10 @@ def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segme
     they are `reduced`.
     """
     training = costs.training
-    each = gathered * training.gather_copy_bytes + reduced * training.gradient_copy_bytes
-    num_bytes = each * sum(number for number, _ in shared_of_unit(costs, part))
+    gathers, reduces = (
+        sum(number for number, _ in shared_of_unit(costs, part, gathered=every))
+        for every in (True, False)
+    )
+    num_bytes = gathered * training.gather_copy_bytes * gathers
+    num_bytes += reduced * training.gradient_copy_bytes * reduces
     return [segment([costs.move("copies", num_bytes)])] if num_bytes else []

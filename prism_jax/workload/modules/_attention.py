@@ -88,12 +88,21 @@ class Attention(AbstractPairModule):
             split += qkv
         return Parameters(split, copied + (model.hidden_size if model.bias else 0))
 
+    def adapted(self, model: Model) -> dict[str, Parameters]:
+        dim = self.head_dim(model)
+        made = self.num_heads + (2 * self.kv_heads if self.context_length is None else 0)
+        return {
+            "linear_qkv": Parameters(model.hidden_size + made * dim),
+            "linear_proj": Parameters(self.num_heads * dim + model.hidden_size),
+        }
+
     def linears(self, costs: Costs) -> list[Linear]:
         tokens, width, qkv = self._shape(costs)
         hidden, each = costs.model.hidden_size, (qkv - width) // 2
         made = (width, each, each) if self.context_length is None else (width,)
-        ends = [costs.linears(tokens, made, hidden), costs.linear(tokens, hidden, width)]
-        return ends + self._of_context(costs)
+        first = costs.linears(tokens, made, hidden, "linear_qkv")
+        last = costs.linear(tokens, hidden, width, name="linear_proj")
+        return [first, last, *self._of_context(costs)]
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True

@@ -20,6 +20,7 @@ from ._gather import (
     gradients,
     open_module,
     weight_gradients,
+    weights_of,
 )
 
 
@@ -107,6 +108,13 @@ class AbstractModule(abc.ABC):
     @abc.abstractmethod
     def parameters(self, model: Model) -> Parameters:
         """The parameters of the module, without its norm."""
+
+    def adapted(self, model: Model) -> dict[str, Parameters]:
+        """The matrices that adapters may be of, by their names, and how many parameters an adapter
+        of rank one has: as many as the matrix reads and makes of a token.
+        """
+        del model
+        return {}
 
     @abc.abstractmethod
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
@@ -245,7 +253,7 @@ class AbstractSampleModule(AbstractModule):
         return [segment([*before, *self.moved(costs, backward=True), *products])]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        return [segment([one.wgrad for one in self.linears(costs)])]
+        return [segment(weights_of(*self.linears(costs)))]
 
     def linears(self, costs: Costs) -> list[Linear]:
         """The matrices, in order."""

@@ -48,6 +48,8 @@ class Core(NamedTuple):
     - `first`: the position among the keys of the first of consecutive queries; `None` if the
         queries are spread over the sequence, so that they attend to as many keys as all queries do
         on average.
+    - `packed`: the mean length of the packed sequence that a token is in, to which alone it
+        attends; `None` without packing.
     - `ranks`: the number of ranks of a context-parallel group that share the sequence. A rank has
         its own queries, and only the keys of its own tokens.
     """
@@ -62,12 +64,15 @@ class Core(NamedTuple):
     window: int | None = None
     causal: bool = True
     first: int | None = None
+    packed: float | None = None
     ranks: int = 1
 
     @property
     def pairs(self) -> float:
         """The pairs of a query and a key that it attends to, in one head of one sequence."""
-        if self.first is None:
+        if self.packed is not None:
+            seen = self.queries / self.packed * self._pairs_up_to(self.packed)
+        elif self.first is None:
             seen = self.queries / self.keys * self._pairs_up_to(self.keys)
         else:
             seen = self._pairs_up_to(self.first + self.queries) - self._pairs_up_to(self.first)
@@ -114,7 +119,7 @@ class Core(NamedTuple):
         rows = self.sequences * self.num_heads * self.queries
         return [Result((2 * self.value_size + 4) * rows)]
 
-    def _pairs_up_to(self, end: int) -> float:
+    def _pairs_up_to(self, end: float) -> float:
         """The pairs of the queries before `end`, which attend to the keys before them in the
         window.
         """
@@ -129,12 +134,14 @@ class Core(NamedTuple):
         if self.window is not None and self.window < self.keys:
             size += f" window{self.window}"
         size += "" if self.first is None else f" from{self.first}"
+        size += "" if self.packed is None else f" packed{self.packed:.0f}"
         # Two products forward, five backward.
         products = 3 * key_size + 2 * value_size if backward else key_size + value_size
         flop = 2 * batch * self.num_heads * self.pairs * products
         widths = self.num_heads * self.queries + self.kv_heads * self.keys
         num_bytes = (2 if backward else 1) * 2 * batch * widths * (key_size + value_size)
-        unused = max(_TILE[0] / self.queries, 1.0) * max(_TILE[1] / self.keys, 1.0)
+        queries, keys = (min(one, self.packed or one) for one in (self.queries, self.keys))
+        unused = max(_TILE[0] / queries, 1.0) * max(_TILE[1] / keys, 1.0)
         kernel = costs.attention(size, unused * flop, num_bytes, backward=backward)
         return replace(kernel, flop=flop)
 
@@ -155,7 +162,8 @@ def core_of(
     uneven = causal and not training.cp_load_balance and training.cp_comm_type != "a2a"
     first = keys - queries if ranks > 1 and uneven else None
     sizes = (training.microbatch_size, queries, keys, num_heads, kv_heads, key_size, value_size)
-    return Core(*sizes, window, causal, first, ranks)
+    packed = training.packed and training.packed.mean_length(keys)
+    return Core(*sizes, window, causal, first, packed, ranks)
 
 
 def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) -> Open:
@@ -203,8 +211,8 @@ def output_bytes(costs: Costs, values: int) -> float:
     """What is kept of a core's output: one tensor for its own backward and that of the next matrix,
     or two if the matrix multiplies in fewer bits.
     """
-    narrow = costs.input_bytes < costs.activation_bytes
-    return (costs.activation_bytes + narrow * costs.input_bytes) * values
+    read = costs.input_bytes("linear_proj")
+    return (costs.activation_bytes + (read if read < costs.activation_bytes else 0)) * values
 
 
 def core_buffers(costs: Costs, core: Core) -> float:
@@ -261,7 +269,8 @@ def _steps(core: Core) -> list[Core]:
     balance, each of them has half of the pairs under a causal mask; otherwise the last rank attends
     to all keys of the ranks before it.
     """
-    own = core._replace(keys=core.queries, first=None, ranks=1)
+    packed = core.packed and core.packed / core.ranks  # Of each sequence a rank has a part.
+    own = core._replace(keys=core.queries, first=None, packed=packed, ranks=1)
     other = own if core.first is None else own._replace(causal=False)
     return [own, *[other] * (core.ranks - 1)]
 

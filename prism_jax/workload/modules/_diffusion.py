@@ -9,7 +9,14 @@ from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, AbstractSampleModule, Parameters
 from ._core import Core, core_of
-from ._gather import cast, cast_gradient, check_data_parallel, gradients, norm_parameters
+from ._gather import (
+    cast,
+    cast_gradient,
+    check_data_parallel,
+    gradients,
+    norm_parameters,
+    weights_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +109,7 @@ class PatchEmbedding(AbstractFirstModule):
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         of_patches, *others = self._linears(costs)
         kernels = (kernel for one in others for kernel in gradients(one, True))
-        return [segment([*before, of_patches.wgrad, *kernels])]
+        return [segment([*before, *weights_of(of_patches), *kernels])]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         values = costs.norm_tokens * self.patch_values
@@ -160,12 +167,12 @@ class PatchHead(AbstractModule):
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         kernels = [one.dgrad for one in self._linears(costs)]
-        kernels += [one.wgrad for one in self._linears(costs)] if weights else []
+        kernels += weights_of(*self._linears(costs)) if weights else []
         modulated = [costs.move("elementwise", 6 * costs.states), costs.norm(3)]
         return [segment([*before, self._loss(costs), *kernels, *modulated])]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        return [segment([one.wgrad for one in self._linears(costs)])]
+        return [segment(weights_of(*self._linears(costs)))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The input of the norm, its output, what that is made of it, and the prediction.

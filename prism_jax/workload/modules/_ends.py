@@ -17,6 +17,7 @@ from ._gather import (
     open_module,
     tp_bytes,
     weight_gradients,
+    weights_of,
 )
 
 
@@ -132,9 +133,8 @@ class Head(AbstractModule):
         return [*segments, segment([*transform, costs.norm(3)])]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        linears = [self._words(costs), *self._transform(costs)]
-        kernels = [linear.wgrad for linear in linears]
-        if not costs.splits_sequence:
+        kernels = weights_of(self._words(costs), *self._transform(costs))
+        if not (costs.splits_sequence and kernels):
             return [segment(kernels)]
         return [segment([], gather_states(costs)), segment(kernels)]
 
@@ -157,11 +157,12 @@ class Head(AbstractModule):
         """The matrix that makes the logits."""
         tokens, hidden, vocabulary = self._shape(costs)
         dtype = costs.training.dtype if costs.training.fp8_head else costs.base_dtype
-        return Linear(
+        matrix = Linear(
             costs.gemm(tokens, vocabulary, hidden, dtype),
             costs.gemm(tokens, hidden, vocabulary, dtype),
             costs.gemm(vocabulary, hidden, tokens, dtype, added=True),
         )
+        return costs.as_trained(matrix)
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.

@@ -6,7 +6,7 @@ also gathers the input again, overlapped with the dgrad GEMM, and scatters the g
 input, overlapped with the wgrad GEMM. Without sequence parallelism, an all_reduce ends each module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -54,7 +54,7 @@ def gradients_of_input(
 ) -> Segments:
     """The same for matrices whose input and input gradient each have `num_bytes`."""
     dgrad = [one.dgrad for one in linears]
-    wgrad = [one.wgrad for one in linears] if weights else []
+    wgrad = weights_of(*linears) if weights else []
     if costs.layout.tp == 1:
         return [segment([*kernels, *dgrad, *wgrad])]
     beside = costs.training.overlap_tp_backward
@@ -76,18 +76,23 @@ def gradients_of_input(
 
 def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
     """The phase backward-weight. The input is gathered again beside kernels without it."""
-    rest = [linear.wgrad for linear in others]
-    if not costs.splits_sequence:
-        return [segment([*rest, inputs.wgrad])]
+    rest, own = weights_of(*others), weights_of(inputs)
+    if not (costs.splits_sequence and own):
+        return [segment([*rest, *own])]
     gather = gather_states(costs)
     if not (rest and costs.training.overlap_tp_backward):
-        return [segment(rest, gather), segment([inputs.wgrad])]
-    return [segment([inputs.wgrad], None, costs.beside(rest, gather))]
+        return [segment(rest, gather), segment(own)]
+    return [segment(own, None, costs.beside(rest, gather))]
 
 
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:
     """The kernels of a matrix in a backward."""
-    return [linear.dgrad, linear.wgrad] if weights else [linear.dgrad]
+    return [linear.dgrad, *(weights_of(linear) if weights else [])]
+
+
+def weights_of(*linears: Linear) -> list[Kernel]:
+    """The products of the gradients of those matrices that are trained."""
+    return [one.wgrad for one in linears if one.wgrad is not None]
 
 
 def gather_states(costs: Costs) -> Kernel:
@@ -108,22 +113,31 @@ def tp_bytes(costs: Costs) -> int:
 _BY_ROWS = 3.4
 
 
+# The bytes that are moved for a value, by what its scale is of; and without transposes, which the
+# gradients of weights need, not those of adapters.
+_CAST = {"delayed": (3, 0), "tensor": (5, 5), "row": (5 * _BY_ROWS, 5)}
+_CAST_GRADIENT = {"delayed": (4, 3), "tensor": (9, 5), "row": (9 * _BY_ROWS, 5)}
+
+
 def cast(costs: Costs, values: int) -> list[Kernel]:
     """Casts values to fp8 or narrower. Their producer writes the values; a kernel writes their
     transpose for the backward. If they give the scale, they are read for their maximum, and cast.
     """
-    narrow = costs.training.dtype != costs.base_dtype
-    num_bytes = {"delayed": 3, "tensor": 5, "row": 5 * _BY_ROWS}[costs.training.scaling]
-    return [costs.move("elementwise", num_bytes * values)] if narrow else []
+    return _cast(costs, _CAST, values)
 
 
 def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
     """Casts a gradient to fp8 or narrower. It is read once, and written as it is and transposed.
     If it gives the scale, it is also read for its maximum, and the input is cast again, transposed.
     """
-    narrow = costs.training.dtype != costs.base_dtype
-    num_bytes = {"delayed": 4, "tensor": 9, "row": 9 * _BY_ROWS}[costs.training.scaling]
-    return [costs.move("elementwise", num_bytes * values)] if narrow else []
+    return _cast(costs, _CAST_GRADIENT, values)
+
+
+def _cast(costs: Costs, moved: Mapping[str, Sequence[float]], values: int) -> list[Kernel]:
+    training = costs.training
+    each = moved[training.scaling][training.adapters is not None]
+    narrow = training.dtype != costs.base_dtype
+    return [costs.move("elementwise", each * values)] if narrow and each else []
 
 
 def check_divides(layout: Layout, key: str, value: int) -> None:

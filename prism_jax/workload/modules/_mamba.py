@@ -100,7 +100,7 @@ class Mamba(AbstractPairModule):
     def activations(self, costs: Costs) -> dict[str, float]:
         # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
         width = self.input_width + self.conv_width + self.inner_size
-        size = costs.activation_bytes * width + costs.input_bytes * self.inner_size
+        size = costs.activation_bytes * width + costs.input_bytes() * self.inner_size
         return {"mamba": costs.tokens * size / costs.layout.tp}
 
     def _scan(self, costs: Costs) -> list[Kernel]:

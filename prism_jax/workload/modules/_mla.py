@@ -15,6 +15,7 @@ from ._gather import (
     gather_states,
     gradients,
     gradients_of_input,
+    weights_of,
 )
 
 
@@ -67,6 +68,11 @@ class MLA(AbstractModule):
         copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
         return Parameters(split, copied)
 
+    def adapted(self, model: Model) -> dict[str, Parameters]:
+        return {
+            "linear_proj": Parameters(self.num_heads * self.value_head_size + model.hidden_size)
+        }
+
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)
         first = [*before, *cast(costs, costs.states), down.forward, self._latent_norms(costs, 2)]
@@ -102,14 +108,13 @@ class MLA(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> Segments:
         down, ups, out = self._linears(costs)
-        kernels = [out.wgrad, *(up.wgrad for up in ups), down.wgrad]
-        return [*self._gather(costs, []), segment(kernels)]
+        return [*self._gather(costs, []), segment(weights_of(out, *ups, down))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         heads = self.num_heads // costs.layout.tp
         # Before and after their norms.
         size = costs.activation_bytes
-        latents = (size + costs.input_bytes) * costs.norm_tokens * self.latent_size
+        latents = (size + costs.input_bytes()) * costs.norm_tokens * self.latent_size
         up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
         core = self._core(costs)
         made = output_bytes(costs, costs.tokens * heads * self.value_head_size)
@@ -147,7 +152,7 @@ class MLA(AbstractModule):
         return (
             costs.linears(costs.norm_tokens, latents, hidden),
             (queries, keys),
-            costs.linear(tokens, hidden, heads * self.value_head_size),
+            costs.linear(tokens, hidden, heads * self.value_head_size, name="linear_proj"),
         )
 
     def _heads(self, costs: Costs) -> list[Kernel]:

@@ -41,10 +41,16 @@ class MLP(AbstractPairModule):
             return Parameters(matrices)
         return Parameters(matrices + up, copied=model.hidden_size)
 
+    def adapted(self, model: Model) -> dict[str, Parameters]:
+        up = gate_factor(self.activation) * self.ffn_size
+        names = {"linear_fc1": up, "linear_fc2": self.ffn_size}
+        return {name: Parameters(model.hidden_size + size) for name, size in names.items()}
+
     def linears(self, costs: Costs) -> tuple[Linear, Linear]:
         tokens, ffn, _ = self._shape(costs)
         hidden, made = costs.model.hidden_size, [ffn] * gate_factor(self.activation)
-        return costs.linears(tokens, made, hidden), costs.linear(tokens, hidden, ffn)
+        last = costs.linear(tokens, hidden, ffn, name="linear_fc2")
+        return costs.linears(tokens, made, hidden, "linear_fc1"), last
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
@@ -71,7 +77,9 @@ class MLP(AbstractPairModule):
         tokens, ffn, width = self._shape(costs)
         if costs.recomputes("mlp"):
             return {"mlp": 0}
-        return {"mlp": tokens * (costs.activation_bytes * width + costs.input_bytes * ffn)}
+        return {
+            "mlp": tokens * (costs.activation_bytes * width + costs.input_bytes("linear_fc2") * ffn)
+        }
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """Tokens, width and, with a gate, twice the width of one rank."""

@@ -17,7 +17,7 @@ from .._block import Kernel, Linear, Load, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters, Result
-from ._gather import cast, cast_gradient, gradients
+from ._gather import cast, cast_gradient, gradients, weights_of
 from ._mlp import MLP, Activation, gate_factor
 from ._routing import (
     check_degrees,
@@ -131,6 +131,14 @@ class MoE(AbstractModule):
             total = total.plus(mlp.parameters(model))
         return total
 
+    def adapted(self, model: Model) -> dict[str, Parameters]:
+        each = MLP(self.expert_ffn_size, self.activation).adapted(model)
+        every = {key: Parameters(experts=self.num_experts * n.split) for key, n in each.items()}
+        for mlp in self.shared:
+            more = mlp.adapted(model)
+            every = {key: total.plus(more[key]) for key, total in every.items()}
+        return every
+
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         router, up, down = self._linears(costs)
         routed, ffn, width = self._shape(costs)
@@ -177,16 +185,17 @@ class MoE(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> Segments:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
-        router, *experts = [linear.wgrad for linear in self._linears(costs)]
-        loaded = segment(with_load(experts, self._load(costs)), members=costs.expert_ranks)
-        return [segment([router]), loaded, *shared]
+        router, *experts = self._linears(costs)
+        loaded = with_load(weights_of(*experts), self._load(costs))
+        of_experts = segment(loaded, members=costs.expert_ranks)
+        return [segment(weights_of(router)), of_experts, *shared]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
         parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.
             "router": 8 * costs.norm_tokens * self.num_experts,
-            "experts": routed * costs.input_bytes * costs.model.hidden_size,
+            "experts": routed * costs.input_bytes("linear_fc1") * costs.model.hidden_size,
         }
         parts["experts"] += routed * costs.activation_bytes * width
         if costs.recomputes("moe"):
@@ -195,7 +204,7 @@ class MoE(AbstractModule):
             # One kernel applies an activation and the weight of a token if the activation has a
             # gate (Megatron-Core, transformer/moe/experts.py); otherwise both results are kept.
             one = width > ffn or costs.training.fused_experts
-            size = costs.input_bytes + (0 if one else costs.activation_bytes)
+            size = costs.input_bytes("linear_fc2") + (0 if one else costs.activation_bytes)
             parts["experts"] += routed * ffn * size
         if not costs.recomputes("shared_experts"):
             for mlp in self.shared:
@@ -222,8 +231,8 @@ class MoE(AbstractModule):
             costs.linear(
                 costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
             ),
-            costs.linear(each, width, hidden, groups=local),
-            costs.linear(each, hidden, ffn, groups=local),
+            costs.linear(each, width, hidden, groups=local, name="linear_fc1"),
+            costs.linear(each, hidden, ffn, groups=local, name="linear_fc2"),
         )
 
     def _exchange(
