@@ -9,13 +9,16 @@ import re
 from collections import defaultdict
 from typing import Any
 
+import msgspec
+
 from prism_jax import data
 from prism_jax.importers._megatron import layers_of_layout
 
 from . import _published_models as models
-from ._rows import WORDS, count
+from ._rows import WORDS, count, words
 
 
+_ASSUMED = words("assumed")
 _NO_SOURCE = {"table": "", "software": ""}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
@@ -75,6 +78,7 @@ def of_steps(row: dict[str, str]) -> data.Job:
     layout = data.Layout(**degrees, etp=etp)
     keys = _options(row, stack, source.get("switches", {}), layout)
     keys |= {"dtype": WORDS["dtypes"][_dtype(row)], "software": stack}
+    keys |= _tuned(row, source)
     training = data.Training(_degree(row, "micro_batch"), _degree(row, "seq"), **keys)
     parts = (model, layout, _schedule(row, model, layout), training)
     return models.job_on(*parts, models.cluster_of(row["gpu_type"]), row["note"])
@@ -119,6 +123,26 @@ def _options(row: dict[str, str], stack: str, switches: dict[str, Any], layout: 
     if within and (group := int(next(filter(None, within.groups())))) < layout.dp:
         options["optimizer_instances"] = layout.dp // group
     return options
+
+
+def _tuned(row: dict[str, str], source: dict[str, Any]) -> dict[str, Any]:
+    """The keys of fine-tuning: adapters that a row names, which have the rank that its note has or
+    that of its source's recipe; what the recipe of its model recomputes; and the assumed lengths of
+    the sequences that recipes pack.
+    """
+    keys: dict[str, Any] = {}
+    note, tuned = row["note"], source.get("tuned", {})
+    adapted = "LoRA" in note + row["model"]
+    if adapted:
+        table = tuned.get("adapters", {})
+        rank = re.search(r"LoRA (?:dim|rank) (\d+)", note)
+        table = {**table, **({"rank": int(rank[1])} if rank else {})}
+        keys["adapters"] = msgspec.convert(table, data.Adapters)
+        again = tuned.get("recompute", {}).get(models.plain_name(row["model"]))
+        keys |= {"recompute": again} if again and not row["recompute"] else {}
+    if (adapted or "SFT" in note) and tuned.get("packed"):
+        keys["packed"] = msgspec.convert(_ASSUMED["packed"], data.Packed)
+    return keys
 
 
 def _as_assumed(row: dict[str, str], assumed: str | None) -> dict[str, str]:
@@ -175,8 +199,6 @@ def _check(row: dict[str, str], stack: str) -> None:
     reasons[f"no device {row['gpu_type']}"] = not models.device_of(row["gpu_type"])
     reasons[f"no dtype {row['dtype']}"] = _dtype(row) not in WORDS["dtypes"]
     reasons["`vpp` is not given"] = pp > 1 and not row["vpp"]
-    reasons["adapters of low rank (LoRA)"] = "LoRA" in row["note"] or "LoRA" in row["model"]
-    reasons["packed sequences of unknown lengths"] = "SFT" in row["note"]
     reasons["the software is not known here"] = not stack
     away = row.get("offload", "")
     reasons[f"offloading that jobs do not have: {away}"] = away and not _OFFLOADED.fullmatch(away)
