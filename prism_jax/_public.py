@@ -55,11 +55,7 @@ from .layouts import (
     rank_layouts as rank_layouts,
 )
 from .placement import place as place
-from .prediction import (
-    expected_error as expected_error,
-    memory as memory,
-    predict as predict,
-)
+from .prediction import expected_error as expected_error, memory as memory, predict as predict
 from .profile import (
     Profile as Profile,
     compile_profile as compile_profile,

@@ -17,7 +17,7 @@ import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.data import list_names, load_device, load_job
 from prism_jax.layouts import check_memory
-from prism_jax.layouts._advice import _as_set, _changes, changes_to_fit
+from prism_jax.layouts._advice import _as_set, best_on_same_gpus, changes_to
 from prism_jax.prediction import costly_keys, with_values
 from prism_jax.prediction._memory import RankMemory, _peaks
 from prism_jax.workload import StageMemory
@@ -422,7 +422,9 @@ def test_advice_is_the_best_layout_that_fits_on_the_same_gpus():
     """The first of a search by mean, as `--set`s of the job."""
     given = ["layout.tp=1", "layout.dp=4", "model.num_layers=24", *_ONE_EACH[2:]]
     job = load_job("megatron-22b-a100-8", given)
-    changes = changes_to_fit(job, math.inf)
+    found = best_on_same_gpus(job, math.inf)
+    assert found is not None
+    changes = changes_to(job, found.job)
     sets = [_as_set(key, value).removeprefix("--set ").strip('"') for key, value in changes.items()]
     kept = [text for text in given if text.partition("=")[0] not in changes]
     changed = load_job("megatron-22b-a100-8", [*kept, *sets])
@@ -456,7 +458,7 @@ def test_experts_are_dealt_where_only_that_fits(tmp_path):
     found = load_job("qwen3-235b-h100-256", [*kept, *sets])
     memory, seconds = prism.memory(found), prism.predict(found).mean
     assert memory.fits
-    assert f"({memory.fullest.bytes / _GIB:.1f} GiB, {seconds:.4g} s a step)" in str(raised.value)
+    assert f"({memory.fullest.bytes / _GIB:.1f} GiB, {seconds:.4g} s)" in str(raised.value)
 
 
 def test_layers_of_stages_are_given_anew_with_other_stages():
@@ -464,7 +466,7 @@ def test_layers_of_stages_are_given_anew_with_other_stages():
     plain = ["schedule.kind=1f1b", "schedule.virtual_stages=1", "layout.tp=2", "layout.pp=4"]
     job = load_job("megatron-22b-a100-8", [*plain, listed, "layout.dp=1"])
     other = load_job("megatron-22b-a100-8", ["layout.tp=4", "layout.pp=2", "layout.dp=1"])
-    changes = _changes(job, other)
+    changes = changes_to(job, other)
     assert changes["schedule.layers_per_stage"] == (24, 24)
     assert _as_set("schedule.layers_per_stage", (24, 24)) == (
         '--set "schedule.layers_per_stage=[24,24]"'
@@ -473,7 +475,7 @@ def test_layers_of_stages_are_given_anew_with_other_stages():
 
 
 def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):
-    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
+    monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: None)
     changes = ["layout.tp=1", "layout.dp=8"]
     words = [word for text in changes for word in ("--set", text)]
     for command in (["simulate"], ["predict"], ["sweep", "--over", "kernels.gemm.sigma=0.1,0.2"]):
@@ -494,7 +496,7 @@ def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):
 
 def test_a_job_that_says_why_it_ran_goes_on(tmp_path, monkeypatch, capsys):
     """`predict`, `simulate` and `memory` print the step time, the memory, and the reason."""
-    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
+    monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: None)
     why = "It ran with something that is not modelled."
     job, path = load_job("megatron-22b-a100-8", ["layout.tp=1", "layout.dp=8"]), tmp_path / "a.toml"
     prism.save_job(msgspec.structs.replace(job, allow_oom=why), path)
@@ -587,7 +589,7 @@ def test_a_job_of_very_many_ops_that_cannot_fit_is_refused_by_few_of_them(monkey
         return asked[-1]
 
     monkeypatch.setattr("prism_jax.prediction._memory.order_of", order_of)
-    monkeypatch.setattr("prism_jax.layouts._advice.changes_to_fit", lambda job: {})
+    monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: None)
     changes = ["layout.pp=384", "schedule.num_microbatches=2000", "model.num_layers=384"]
     job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=384", *changes])
     with pytest.raises(ValueError, match=r"needs at least .* GiB on pipeline rank 0"):

@@ -11,7 +11,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from .._interrupt import check_interrupt, ending_at_interrupt, said_to_work
 
@@ -82,8 +81,13 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
 
             keep_compiled()
         check_interrupt()
-        with said_to_work(f"`{arguments[0]}`", not given.json and _on_terminal()):
-            found = _run(given)
+        from .._misc import OutOfMemoryWarning
+
+        shown = not given.json and _on_terminal()
+        with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
+            # The command itself refuses a job that does not fit, or was told to go on.
+            warnings.simplefilter("ignore", OutOfMemoryWarning)
+            found = given.run(given)
         if getattr(given, "overrides", ()):
             _tell_idle_sets(given)
         if sys.stdout is None:
@@ -105,15 +109,6 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
-
-
-def _run(given: argparse.Namespace) -> Any:
-    """Runs a command, which itself refuses a job that does not fit, or was told to go on."""
-    from .._misc import OutOfMemoryWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutOfMemoryWarning)
-        return given.run(given)
 
 
 def _on_terminal() -> bool:

@@ -26,11 +26,7 @@ from ._predict import (
     predict as predict,
     with_values as with_values,
 )
-from ._shortage import (
-    MOST_TURNS as MOST_TURNS,
-    num_turns as num_turns,
-    shortage as shortage,
-)
+from ._shortage import shortage as shortage
 from ._throughput import (
     Energy as Energy,
     Throughput as Throughput,

@@ -11,7 +11,7 @@ from ._predict import with_values
 # A rank holds no less with all microbatches than with so many for each pipeline rank.
 _FEW = 4
 # To read an order of more turns, of one microbatch in one stage, takes a second or more.
-MOST_TURNS = 200_000
+_MOST_TURNS = 200_000
 
 
 def shortage(job: Job) -> str:
@@ -35,17 +35,12 @@ def _needed(job: Job) -> tuple[Memory, str]:
     """The memory of a job. If it has very many ops and fewer of them need too much memory, theirs,
     with the words `at least`.
     """
-    if num_turns(job) > MOST_TURNS:
+    schedule = job.schedule
+    if job.layout.pp * schedule.virtual_stages * schedule.num_microbatches > _MOST_TURNS:
         with contextlib.suppress(ValueError):  # An order may need as many microbatches.
             if not (least := memory(_with_few(job))).fits:
                 return least, "at least "
     return memory(job), ""
-
-
-def num_turns(job: Job) -> int:
-    """How often a microbatch runs through a stage in a step."""
-    schedule = job.schedule
-    return job.layout.pp * schedule.virtual_stages * schedule.num_microbatches
 
 
 def _with_few(job: Job) -> Job:
@@ -53,6 +48,6 @@ def _with_few(job: Job) -> Job:
     interleaved schedules need.
     """
     pp, number = job.layout.pp, job.schedule.num_microbatches
-    most = MOST_TURNS // (pp * job.schedule.virtual_stages)
+    most = _MOST_TURNS // (pp * job.schedule.virtual_stages)
     few = min(_FEW * pp, most // pp * pp or max(most, 1))
     return with_values(job, {"schedule.num_microbatches": few}) if few < number else job
