@@ -17,13 +17,13 @@ from ..prediction import fits, least_bytes, shortage, usable_bytes, with_values
 from ..workload import layers_of_stages
 from ._rank import rank_layouts
 from ._ranking import RankedLayout
-from ._space import LayoutSpace, Question, layouts_of
+from ._space import LayoutSpace, Question, layouts_of, steps_of
 
 
 # For how long a layout is searched, and which share of what is usable it leaves free.
 _SECONDS, _MARGIN = 1.8, 0.05
 # The layouts nearest to the job's are searched first, because a search of all may take longer.
-_NEAREST = 64
+_NEAREST = 16
 # To look at a layout with more microbatches, each once for each stage, takes a quarter of a second.
 _MOST_TURNS = 50_000
 
@@ -60,15 +60,17 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> RankedLayout | Non
         schedule=(*dict.fromkeys((job.schedule.kind, "1f1b", "interleaved-1f1b")),),
         recompute=(*dict.fromkeys((parts.training.recompute, "none", "selective", "full")),),
     )
-    asked = parts.model, parts.cluster, parts.kernels, parts.training, job.batch_size, space
-    found = layouts_of(Question(*asked), gpus)
+    of_job = parts.model, parts.cluster, parts.kernels, parts.training, job.batch_size
+    question = Question(*of_job, space)
+    # Its own stages may not divide the layers evenly.
+    found = it.chain(steps_of(question, own, job.schedule), layouts_of(question, gpus))
     listed = [*it.takewhile(lambda _: time.monotonic() < listed_until, found)]
-    small = _small(sorted(listed, key=lambda one: _distance(job, one)), ends)
+    fitting = _fitting(sorted(listed, key=lambda one: _distance(job, one)), ends)
     known, number = list[RankedLayout](), _NEAREST
-    while near := [*it.islice(small, number)]:
-        options = {"num_samples": None, "top": 1, "memory_margin": _MARGIN}
-        with contextlib.suppress(ValueError):  # None fits, or none is known in time.
-            ranking = rank_layouts(near, Mean(), budget=ends - time.monotonic(), **options)
+    while near := [*it.islice(fitting, number)]:
+        left = max(ends - time.monotonic(), 0.0)
+        with contextlib.suppress(ValueError):  # None is known in time.
+            ranking = rank_layouts(near, Mean(), num_samples=None, top=1, budget=left)
             if ranking.ended == "interrupted":
                 raise KeyboardInterrupt
             if fits(with_values(job, changes_to(job, ranking.layouts[0].job))):
@@ -81,9 +83,9 @@ def _by_nearness(own: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(range(1, most + 1), key=lambda degree: abs(math.log(degree / own))))
 
 
-def _small(jobs: Iterable[Job], ends: float) -> Iterator[Job]:
-    """Jobs, until a time, whose devices hold their parameters, gradients and optimizer states,
-    which those share that only keep other activations.
+def _fitting(jobs: Iterable[Job], ends: float) -> Iterator[Job]:
+    """The jobs that fit, until a time. Jobs that only keep other activations share the other parts
+    of their memory.
     """
     known: dict[tuple[Any, ...], bool] = {}
     for job in it.takewhile(lambda _: time.monotonic() < ends, jobs):
@@ -94,8 +96,9 @@ def _small(jobs: Iterable[Job], ends: float) -> Iterator[Job]:
             with contextlib.suppress(ValueError):
                 known[key] = least_bytes(job) <= usable_bytes(job)
         turns = job.layout.pp * schedule.virtual_stages * job.schedule.num_microbatches
-        if known[key] and turns <= _MOST_TURNS:
-            yield job
+        with contextlib.suppress(ValueError):
+            if known[key] and turns <= _MOST_TURNS and fits(job, _MARGIN):
+                yield job
 
 
 def _distance(job: Job, other: Job) -> float:
@@ -121,7 +124,7 @@ def changes_to(job: Job, other: Job) -> dict[str, Any]:
     # What cannot be unset is given.
     if job.layout.etp not in (None, other.layout.tp):
         changes["layout.etp"] = other.layout.tp
-    if job.schedule.layers_per_stage is not None:
+    if job.schedule.layers_per_stage != other.schedule.layers_per_stage is None:
         for end in ("embedding", "head"):
             changes.pop(f"schedule.{end}_counts_as_layer", None)
         layers = layers_of_stages(parts_of(other).model, other.layout, other.schedule)

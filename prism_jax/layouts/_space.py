@@ -98,7 +98,7 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
             ):
                 layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
                 if _splits(asked, layout, config):
-                    yield from _steps(asked, layout, config)
+                    yield from steps_of(asked, layout, config)
 
 
 def _dividing(choices: Iterable[int], number: int) -> list[int]:
@@ -134,7 +134,7 @@ def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
     return True
 
 
-def _steps(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
+def steps_of(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
     space, order = asked.space, schedules()[config.kind]
     of: dict[str, Any] = {"model": asked.model, "cluster": asked.cluster, "kernels": asked.kernels}
