@@ -199,6 +199,6 @@ def test_a_dense_32b_model_that_ran_fits_and_that_ran_out_does_not(nodes, length
     job = _job(*changes)
     memory = prism.memory(job)
     assert memory.fits == fits
-    parts, number = memory.fullest.parts, count_parameters(job.model)
+    parts, number = memory.fullest.parts, count_parameters(parts_of(job).model)
     assert parts["parameters"] + parts["optimizer"] == 12 * number / (8 * nodes)
     assert "gradients" not in parts  # At the loss, which is the peak.
