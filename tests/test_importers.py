@@ -349,12 +349,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
             ["sharding-strategy` optim"],
         ),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
-        (_EXPERTS | {"moe-expert-capacity-factor": 0.9}, ["capacity-factor` 0.9"]),
-        (
-            _EXPERTS
-            | {"moe-expert-capacity-factor": 1.25, "moe-pad-expert-input-to-capacity": True},
-            ["capacity-factor` 1.25"],
-        ),
         ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
         (
             {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp4-param-gather": True},

@@ -2,6 +2,8 @@
 
 import pytest
 
+from benchmarks._published_jobs import of_steps
+from benchmarks._rows import job_of, read
 from prism_jax import predict
 from prism_jax.data import load_job
 from prism_jax.lowering import parts_of
@@ -104,3 +106,15 @@ def test_a_device_without_a_host_is_one_sentence():
         ValueError, match=r"needs a host, .* `tpu-v5p` is not known; add `\[host\]`"
     ):
         predict(job)
+
+
+def test_published_steps_with_activations_on_the_host_fit(shared):
+    """All seven, each of which was refused for lack of memory without."""
+    rows = [row for row in read(shared / "data/steps/step_means.csv") if row["offload"]]
+    assert len(rows) == 7
+    for row in rows:
+        job = job_of(of_steps, row)
+        assert job.training is not None
+        assert job.training.offload == ("activations",)
+        assert memory(job).fits
+        assert predict(job).mean == pytest.approx(float(row["step_time_s"]), rel=0.15)

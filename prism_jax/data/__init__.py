@@ -14,13 +14,7 @@ from ._failures import (
 )
 from ._finetuning import Adapters as Adapters, Lengths as Lengths, Packed as Packed
 from ._given import Given as Given
-from ._hardware import (
-    Cluster as Cluster,
-    Device as Device,
-    Host as Host,
-    Link as Link,
-    Power as Power,
-)
+from ._hardware import Cluster as Cluster, Device as Device, Link as Link, Power as Power
 from ._job import (
     Call as Call,
     Job as Job,

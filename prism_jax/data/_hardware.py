@@ -142,6 +142,16 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
+    @property
+    def host(self) -> Host:
+        """The host of a device; a `ValueError` of one sentence if it is not known."""
+        if self.device.host is None:
+            raise ValueError(
+                f"`training.offload` needs a host, and that of the device `{self.device.name}` is "
+                "not known; add `[host]` to the device's file, or leave `offload` out."
+            )
+        return self.device.host
+
 
 def check_cluster(cluster: Cluster) -> None:
     """Raises a `ValueError` of one sentence if the links of a cluster do not nest, or if its device

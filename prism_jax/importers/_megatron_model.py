@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 
-from .._misc import quoted
 from ._megatron_flags import tables
 from ._problems import MOST_LAYERS, Reader, Table, merged
 
@@ -116,7 +115,6 @@ def _moe(read: Reader, model: Table) -> Table:
         "top_k": read.count("moe-router-topk", 2),
         "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
     }
-    _check_capacity(read)
     groups = read.count("moe-router-num-groups", 1)
     chosen = read.count("moe-router-group-topk", groups)  # Without effect in a single group.
     if groups > 1:
@@ -124,24 +122,6 @@ def _moe(read: Reader, model: Table) -> Table:
     shared = read.count("moe-shared-expert-intermediate-size", 0, least=0)
     gate = {"shared_gate": True} if read.flag("moe-shared-expert-gate") else {}
     return {**table, "shared_ffn_size": shared, **gate} if shared else table
-
-
-def _check_capacity(read: Reader) -> None:
-    """All experts are taken to have equally many tokens. So a capacity of fewer is a problem, and
-    one of more if they are filled up to it.
-    """
-    filled = read.flag("moe-pad-expert-input-to-capacity")
-    if (text := read.get("moe-expert-capacity-factor")) is None:
-        return
-    try:
-        equal = float(str(text)) >= 1 and not (filled and float(str(text)) > 1)
-    except ValueError:
-        equal = False
-    said = f"`moe-expert-capacity-factor` {quoted(text)}"
-    if equal:
-        read.notes.append(f"All experts are taken to have equally many tokens, whatever {said}.")
-    else:
-        read.problems.append(f"{said} (experts with fewer or more tokens than all get on average)")
 
 
 def _mamba(read: Reader, hidden: int) -> Table:

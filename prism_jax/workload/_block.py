@@ -53,18 +53,36 @@ class Kernel(msgspec.Struct, frozen=True):
     flop: float = 0.0
 
 
+class Result(msgspec.Struct, frozen=True):
+    """What a forward makes and `recompute = "by-op"` may keep: that of every other matrix product,
+    and that of all else.
+
+    **Attributes:**
+
+    - `num_bytes`: its size on each GPU.
+    - `of`: the kernel that makes it, perhaps with others, if it is a matrix product.
+    - `again`: the kernel that makes it alone; `None` if it is always kept.
+    """
+
+    num_bytes: float
+    of: Kernel | None = None
+    again: Kernel | None = None
+
+
 class Linear(msgspec.Struct, frozen=True):
-    """The kernels of a matrix of the model.
+    """The kernels of a matrix of the model, or of several that read the same.
 
     **Attributes:**
 
     - `forward`, `dgrad`, `wgrad`: its product, the gradient of its input, and its own gradient;
         `None` if the matrix is not trained.
+    - `results`: the result of its product, or of each.
     """
 
     forward: Kernel
     dgrad: Kernel
     wgrad: Kernel | None
+    results: tuple[Result, ...] = ()
 
 
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.

@@ -10,10 +10,9 @@ router, and grouped products of experts, are not counted and run again. With
 from collections import Counter
 
 from ._architecture import Part
-from ._block import Kernel, Segment, Segments
+from ._block import Kernel, Result, Segment, Segments
 from ._costs import Costs
 from ._parts import segment
-from .modules import Result
 
 
 def kept_results(costs: Costs, part: Part) -> dict[str, float]:

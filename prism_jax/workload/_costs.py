@@ -16,8 +16,8 @@ from ..cluster import (
     group_of,
     send_recv_latency,
 )
-from ..data import Cluster, Host, Kernels, Layout, Link, Model, ScheduleConfig, Training
-from ._block import Block, Branches, Kernel, Linear, Segment
+from ..data import Cluster, Kernels, Layout, Link, Model, ScheduleConfig, Training
+from ._block import Block, Branches, Kernel, Linear, Result, Segment
 from ._parts import row, segment
 
 
@@ -192,19 +192,21 @@ class Costs(msgspec.Struct, frozen=True):
         return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
 
     def linears(self, tokens: float, outputs: Sequence[int], inputs: int, name: str = "") -> Linear:
-        """Matrices that read the same input: as one, or one by one, where the gradients of the
-        input are summed afterwards. Their kernels count as one.
+        """Matrices that read the same: as one, or one by one (`training.separate_products`), which
+        count as one kernel, and the gradients of whose input are summed.
         """
-        outputs = [each for each in outputs if each]
-        if len(outputs) == 1 or not self.training.separate_products:
+        if not self.training.separate_products:
             return self.linear(tokens, sum(outputs), inputs, name=name)
-        each = [self.linear(tokens, one, inputs, name=name) for one in outputs]
-        total = self.move("elementwise", 2 * (len(outputs) + 1) * tokens * inputs)
+        each = [self.linear(tokens, one, inputs, name=name) for one in outputs if one]
+        total = self.move("elementwise", 2 * (len(each) + 1) * tokens * inputs)
         weights = [one.wgrad for one in each if one.wgrad is not None]
+        forward = _joined([one.forward for one in each])
+        results = (Result(x.num_bytes, forward, x.again) for one in each for x in one.results)
         return Linear(
-            _joined([one.forward for one in each]),
-            _joined([one.dgrad for one in each], total.mean),
+            forward,
+            _joined([one.dgrad for one in each], total.mean if len(each) > 1 else 0.0),
             _joined(weights) if weights else None,
+            tuple(results),
         )
 
     def linear(
@@ -222,10 +224,12 @@ class Costs(msgspec.Struct, frozen=True):
         """
 
         def plain(outputs: int, inputs: int, dtype: str | None) -> Linear:
+            forward = self.gemm(tokens, outputs, inputs, dtype, groups, groups)
             return Linear(
-                self.gemm(tokens, outputs, inputs, dtype, groups, groups),
+                forward,
                 self.gemm(tokens, inputs, outputs, dtype, groups, groups),
                 self.gemm(inputs, outputs, tokens, dtype, groups, groups, added=True),
+                (Result(2 * tokens * groups * outputs, forward, forward),),
             )
 
         base, adapters = plain(outputs, inputs, dtype), self.training.adapters
@@ -240,10 +244,12 @@ class Costs(msgspec.Struct, frozen=True):
         values, drop = tokens * groups, 5 * adapters.dropout * inputs
         added = self.move("elementwise", values * ((4 + 6) * outputs + drop)).mean
         back = self.move("elementwise", values * (4 * outputs + 6 * inputs + drop)).mean
+        forward = _joined([base.forward, down.forward, up.forward], added)
         return Linear(
-            _joined([base.forward, down.forward, up.forward], added),
+            forward,
             _joined([base.dgrad, up.dgrad, down.dgrad], back),
             _joined([one.wgrad for one in (up, down) if one.wgrad is not None]),
+            (Result(2 * values * outputs, forward, forward),),
         )
 
     def as_trained(self, linear: Linear) -> Linear:
@@ -264,9 +270,9 @@ class Costs(msgspec.Struct, frozen=True):
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
         narrow = self.training.dtype != self.base_dtype
         variants = ["fp8"] if self.training.fp8_attention and narrow else []
-        variants.append(self.training.attention)
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
-        variants += ["cudnn"] if self.training.attention == "flash-2" else []
+        others = ["cudnn"] if self.training.attention == "flash-2" else []
+        variants += [self.training.attention, *others]
         known = (*(f"{kind}-{one}" for one in variants), kind)
         found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
         return next(found, "attention")
@@ -322,7 +328,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     def to_host(self, num_bytes: float) -> Kernel:
         """A copy to the host, or back."""
-        seconds = num_bytes / _host_of(self.cluster).link_bytes_per_s
+        seconds = num_bytes / self.cluster.host.link_bytes_per_s
         return Kernel("copies", f"{round(num_bytes)}B host", seconds, group="host")
 
     def on_host(self, parameters: float, num_bytes: float) -> list[Kernel]:
@@ -331,7 +337,7 @@ class Costs(msgspec.Struct, frozen=True):
         """
         if not parameters:
             return []
-        seconds = num_bytes / _host_of(self.cluster).memory_bytes_per_s
+        seconds = num_bytes / self.cluster.host.memory_bytes_per_s
         update = Kernel("optimizer", f"{round(num_bytes)}B host", seconds)
         return [self.to_host(4 * parameters), update, self.to_host(2 * parameters)]
 
@@ -376,15 +382,6 @@ class Costs(msgspec.Struct, frozen=True):
     def _sent(self, num_bytes: int, group: str, link: Link, way: str) -> Kernel:
         mean = send_recv_latency(num_bytes, link, self.cluster, self.kernels)
         return Kernel("send_recv", f"{num_bytes}B {way}", mean, link.name, group=group)
-
-
-def _host_of(cluster: Cluster) -> Host:
-    if cluster.device.host is None:
-        raise ValueError(
-            f"`training.offload` needs a host, and that of the device `{cluster.device.name}` is "
-            "not known; add `[host]` to the device's file, or leave `offload` out."
-        )
-    return cluster.device.host
 
 
 def _joined(kernels: Sequence[Kernel], besides: float = 0.0) -> Kernel:

@@ -40,9 +40,8 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     overlap with the collectives of parameters, or with copies to the host.
     """
     training = costs.training
-    if costs.layout.ep == 1 or training.forward_only or overlaps_layers(training):
-        return None
-    if "activations" in training.offload:
+    copies = overlaps_layers(training) or "activations" in training.offload
+    if costs.layout.ep == 1 or training.forward_only or copies:
         return None
 
     @ft.cache

@@ -2,7 +2,6 @@ from ._attention import Attention as Attention
 from ._base import (
     AbstractModule as AbstractModule,
     Parameters as Parameters,
-    Result as Result,
     make_module as make_module,
     modules as modules,
 )

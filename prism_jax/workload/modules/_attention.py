@@ -2,9 +2,9 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Open
+from .._block import Kernel, Linear, Open, Result
 from .._costs import Costs
-from ._base import AbstractPairModule, Parameters, Result, closing_product, products
+from ._base import AbstractPairModule, Parameters, closed
 from ._core import Core, check_context, copied_values, core_buffers, core_of, output_bytes, run_core
 from ._gather import cast, cast_gradient, check_divides, gradients
 
@@ -128,17 +128,9 @@ class Attention(AbstractPairModule):
         return {"attention": size, **core.activations(costs)}
 
     def results(self, costs: Costs) -> list[Result]:
-        first, last, *_ = (one.forward for one in self.linears(costs))
-        tokens, width, qkv = self._shape(costs)
-        hidden, each = costs.model.hidden_size, (qkv - width) // 2
-        made = products(costs, first, tokens, [width], hidden)
-        if self.context_length is None:
-            made += products(costs, first, tokens, [each, each], hidden)
-        for one in self._of_context(costs):
-            seen, inputs = self._context_tokens(costs), self.context_size or hidden
-            made += products(costs, one.forward, seen, [each, each], inputs)
-        attended = self._core(costs).result(costs)
-        return [*made, *attended, closing_product(costs, last, width)]
+        first, last, *of_context = self.linears(costs)
+        made = [result for one in (first, *of_context) for result in one.results]
+        return [*made, *self._core(costs).results(costs), *closed(costs, last)]
 
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))

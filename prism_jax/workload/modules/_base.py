@@ -9,7 +9,7 @@ import msgspec
 
 from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Open, Segments
+from .._block import Kernel, Linear, Open, Result, Segments
 from .._costs import Costs
 from .._parts import segment
 from ._gather import (
@@ -51,39 +51,11 @@ class Parameters(NamedTuple):
         return Parameters(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
-class Result(NamedTuple):
-    """What a forward makes and `recompute = "by-op"` may keep: that of every other matrix product,
-    and that of all others.
-
-    **Attributes:**
-
-    - `num_bytes`: its size on each GPU.
-    - `of`: the kernel of the forward that makes it, if it is a matrix product. PyTorch runs some of
-        these in parts, as the matrices of queries, keys and values.
-    - `again`: the kernel that makes this part alone; `None` if it is always kept.
+def closed(costs: Costs, last: Linear) -> list[Result]:
+    """The result of the last product of a module. Of its sum over a tensor-parallel group that
+    splits the sequence, each rank keeps its part.
     """
-
-    num_bytes: float
-    of: Kernel | None = None
-    again: Kernel | None = None
-
-
-def products(
-    costs: Costs, of: Kernel, tokens: float, outputs: Sequence[int], inputs: int
-) -> list[Result]:
-    """The results of a product that takes `inputs` values of each token to several `outputs`."""
-    return [
-        Result(2 * tokens * each, of, costs.gemm(tokens, each, inputs)) for each in outputs if each
-    ]
-
-
-def closing_product(costs: Costs, of: Kernel, inputs: int) -> Result:
-    """The result of the last product of a module, of whose sum over the tensor-parallel group each
-    rank keeps its part.
-    """
-    if costs.splits_sequence:
-        return Result(2 * costs.states, of)
-    return products(costs, of, costs.tokens, [costs.model.hidden_size], inputs)[0]
+    return [Result(2 * costs.states, last.forward)] if costs.splits_sequence else [*last.results]
 
 
 class AbstractModule(abc.ABC):

@@ -20,10 +20,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...data import Layout, Training
-from .._block import Kernel, Open, Segment, Segments
+from .._block import Kernel, Open, Result, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import Result
 
 
 # The queries and keys of a tile of the fused kernel: those of FlashAttention-2 for heads of 65 to
@@ -112,7 +111,7 @@ class Core(NamedTuple):
             return {"core_attention": 4 * rows}
         return {"core_attention": (5 if costs.model.dropout else 2) * rows * self.keys}
 
-    def result(self, costs: Costs) -> list[Result]:
+    def results(self, costs: Costs) -> list[Result]:
         """The output of the fused kernel with its statistics, which `by-op` keeps."""
         if costs.training.attention == "unfused":
             return []

@@ -2,10 +2,10 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segments
+from .._block import Kernel, Linear, Result, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters, Result, closing_product, products
+from ._base import AbstractModule, Parameters, closed
 from ._core import Core, check_context, copied_values, core_buffers, core_of, output_bytes, run_core
 from ._gather import (
     cast,
@@ -125,18 +125,10 @@ class MLA(AbstractModule):
         }
 
     def results(self, costs: Costs) -> list[Result]:
-        down, ups, out = self._linears(costs)
-        sizes = self.query_size, self.qk_head_size + self.value_head_size
-        latents = self.q_lora_rank or 0, self.kv_lora_rank + self.qk_rope_head_size
-        hidden, heads = costs.model.hidden_size, self.num_heads // costs.layout.tp
-        read = self.q_lora_rank or hidden, self.kv_lora_rank
-        made = []
-        for up, size, latent, inputs in zip(ups, sizes, latents, read, strict=True):
-            made += products(costs, down.forward, costs.norm_tokens, [latent], hidden)
-            made += products(costs, up.forward, costs.tokens, [heads * size], inputs)
-        attended = self._core(costs).result(costs)
-        width = heads * self.value_head_size
-        return [*made, *attended, closing_product(costs, out.forward, width)]
+        down, (queries, keys), out = self._linears(costs)
+        *latent, last = down.results  # That of queries, if there is one, and that of keys.
+        made = [*latent, *queries.results, last, *keys.results]
+        return [*made, *self._core(costs).results(costs), *closed(costs, out)]
 
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))

@@ -2,9 +2,9 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Open
+from .._block import Kernel, Linear, Open, Result
 from .._costs import Costs
-from ._base import AbstractPairModule, Parameters, Result, closing_product, products
+from ._base import AbstractPairModule, Parameters, closed
 from ._gather import cast, cast_gradient, check_divides
 
 
@@ -67,11 +67,8 @@ class MLP(AbstractPairModule):
         return self.linears(costs)[1].forward
 
     def results(self, costs: Costs) -> list[Result]:
-        first, last = (one.forward for one in self.linears(costs))
-        tokens, ffn, _ = self._shape(costs)
-        outputs = [ffn] * gate_factor(self.activation)
-        made = products(costs, first, tokens, outputs, costs.model.hidden_size)
-        return [*made, closing_product(costs, last, ffn)]
+        first, last = self.linears(costs)
+        return [*first.results, *closed(costs, last)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, ffn, width = self._shape(costs)

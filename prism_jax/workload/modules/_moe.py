@@ -13,10 +13,10 @@ from ...data import (
     Seed,
     Training,
 )
-from .._block import Kernel, Linear, Load, Segment, Segments
+from .._block import Kernel, Linear, Load, Result, Segment, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractModule, Parameters, Result
+from ._base import AbstractModule, Parameters
 from ._gather import cast, cast_gradient, gradients, weights_of
 from ._mlp import MLP, Activation, gate_factor
 from ._routing import (

@@ -27,11 +27,12 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
     m, on = costs.tokens, costs.kernels
     known = costs.linear(m, n, k, costs.base_dtype)
     found: list[Kernel] = []
-    for kernel, shape in zip(astuple(known), ((m, n, k), (m, k, n), (k, n, m)), strict=True):
+    for kernel, shape in zip(astuple(known)[:3], ((m, n, k), (m, k, n), (k, n, m)), strict=True):
         seconds = gemm_latency(on, "bf16", *shape)  # As fast as fp16.
         mean = kernel.mean if seconds is None else max(on.compute * seconds, on.floor_s)
         found.append(replace(kernel, mean=mean, size=f"{kernel.size} short"))
-    return Linear(*found)
+    forward, dgrad, wgrad = found
+    return Linear(forward, dgrad, wgrad)
 
 
 @dataclasses.dataclass(frozen=True)
