@@ -4,7 +4,7 @@ import contextlib
 import itertools as it
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from ._space import LayoutSpace, Question, layouts_of, steps_of
 
 
 # For how long a layout is searched, and which share of what is usable it leaves free.
-_SECONDS, _MARGIN = 1.8, 0.05
+_SECONDS, _MARGIN = 1.7, 0.05
 # The layouts nearest to the job's are searched first, because a search of all may take longer.
 _NEAREST = 16
 # To look at a layout with more microbatches, each once for each stage, takes a quarter of a second.
@@ -65,7 +65,7 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> RankedLayout | Non
     # Its own stages may not divide the layers evenly.
     found = it.chain(steps_of(question, own, job.schedule), layouts_of(question, gpus))
     listed = [*it.takewhile(lambda _: time.monotonic() < listed_until, found)]
-    fitting = _fitting(sorted(listed, key=lambda one: _distance(job, one)), ends)
+    fitting = _fitting(sorted(listed, key=_distance_from(job)), ends)
     known, number = list[RankedLayout](), _NEAREST
     while near := [*it.islice(fitting, number)]:
         left = max(ends - time.monotonic(), 0.0)
@@ -101,17 +101,25 @@ def _fitting(jobs: Iterable[Job], ends: float) -> Iterator[Job]:
                 yield job
 
 
-def _distance(job: Job, other: Job) -> float:
-    """How much changes: a factor of two of a degree counts as much as another kind."""
+def _distance_from(job: Job) -> Callable[[Job], float]:
+    """How much changes: a factor of two of a degree counts as much as another kind, and as one of
+    16 of the size of microbatches.
+    """
 
     def place(one: Job) -> tuple[Any, ...]:
-        layout, schedule, training = one.layout, one.schedule, parts_of(one).training
+        layout, schedule, training = one.layout, one.schedule, one.training
+        assert training is not None
         degrees = layout.tp, layout.pp, layout.cp, layout.ep, schedule.virtual_stages
-        numbers = map(math.log2, (*degrees, training.microbatch_size, 2**training.zero))
+        others = training.microbatch_size**0.25, 2**training.zero
+        numbers = map(math.log2, (*degrees, *others))
         return *numbers, training.recompute, schedule.kind
 
-    pairs = zip(place(job), place(other), strict=True)
-    return sum(a != b if isinstance(a, str) else abs(a - b) for a, b in pairs)
+    def distance(other: Job) -> float:
+        pairs = zip(own, place(other), strict=True)
+        return sum(a != b if isinstance(a, str) else abs(a - b) for a, b in pairs)
+
+    own = place(job)
+    return distance
 
 
 def changes_to(job: Job, other: Job) -> dict[str, Any]:
