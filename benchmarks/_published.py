@@ -69,6 +69,8 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
         yield _expressed(FAMILIES, row["system"], job_of_family, row, "p50", median=True)
     for row in _systems_with_experts(folder / "mlperf_v6"):
         yield _expressed(table_of(row), row["system"], of_steps, row, median=True)
+    for row in _systems_with_adapters(folder / "mlperf_v6"):
+        yield _expressed(table_of(row), row["system"], of_steps, row)
 
 
 def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
@@ -130,3 +132,22 @@ def _systems_with_experts(folder: pathlib.Path) -> Iterator[dict[str, str]]:
         found["dispatcher"] = re.split("[ /]", row["dispatcher"].removeprefix("flex/"))[0]
         found |= {"recompute": "selective" if modules else "none", "recompute_modules": modules}
         yield found | {"step_time_s": str(p50), "family": f"MLPerf v6.0 {row['bench']}"}
+
+
+def _systems_with_adapters(folder: pathlib.Path) -> Iterator[dict[str, str]]:
+    """Systems of MLPerf Training v6.0 that train adapters, as rows of steps. A time is the median
+    of the means between evaluations."""
+    means, devices = defaultdict(list), {}
+    for row in read(folder / "others.csv"):
+        key, time = (row["system"], row["bench"]), number(row["value"])
+        if "lora" in key[1] and row["what"] == "block_mean_train_step_time" and time is not None:
+            means[key].append(time)
+            devices[key] = row["device"]
+    words = WORDS["mlperf_v6"]
+    for row in read(folder / "configs.csv"):
+        if (key := (row["system"], row["bench"])) in means:
+            columns = {name: row[theirs] for name, theirs in words["columns"].items()}
+            stated = {name: text for name, text in columns.items() if text and name != "model"}
+            found = defaultdict(str, words["adapters"] | stated)
+            found |= {"gpu_type": devices[key], "step_time_s": str(np.median(means[key]))}
+            yield found | {"family": f"MLPerf v6.0 {row['bench']}"}

@@ -1,6 +1,7 @@
 """Fine-tuning: adapters that are trained in the place of matrices, and packed sequences."""
 
 import math
+import typing
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -9,6 +10,7 @@ from ._types import Count, NonNegative, Positive
 
 
 AdaptedMatrix: TypeAlias = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+_ALL = typing.get_args(AdaptedMatrix)
 
 
 class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,12 +29,7 @@ class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     rank: Count = 16
-    modules: Annotated[tuple[AdaptedMatrix, ...], msgspec.Meta(min_length=1)] = (
-        "linear_qkv",
-        "linear_proj",
-        "linear_fc1",
-        "linear_fc2",
-    )
+    modules: Annotated[tuple[AdaptedMatrix, ...], msgspec.Meta(min_length=1)] = _ALL
     dropout: bool = False
 
 
@@ -83,9 +80,8 @@ class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The standard deviation, over the mean, of the sum of squares of the lengths that fill so
         many tokens; of many independent ones, as of a renewal process with rewards.
         """
-        first, second, third, fourth = (
-            self.lengths.moment(power, sequence_length) for power in (1, 2, 3, 4)
-        )
+        moments = (self.lengths.moment(power, sequence_length) for power in (1, 2, 3, 4))
+        first, second, third, fourth = moments
         mean = second / first
         variance = fourth - 2 * mean * third + mean**2 * second
         return math.sqrt(max(variance, 0.0) / (first * tokens)) / mean

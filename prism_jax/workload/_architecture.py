@@ -252,17 +252,14 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
 
 def _check_adapters(model: Model, names: Sequence[str]) -> None:
     """Raises a `ValueError` if no matrix of a model has one of these names."""
-    known = {name for part in _parts(model) for one in part.modules for name in one.adapted(model)}
     first, last = (part.modules[0] for part in ends_of(model))
-    if not (isinstance(first, Embedding) and isinstance(last, Head)):
-        raise ValueError(
-            "`training.adapters` are of language models, and this one has other ends than "
-            "`embedding` and `head`; leave them out."
-        )
+    parts = _parts(model) if isinstance(first, Embedding) and isinstance(last, Head) else ()
+    known = {name for part in parts for one in part.modules for name in one.adapted(model)}
     if known.isdisjoint(names):
+        use = f"use {', '.join(sorted(known))}" if known else "leave `training.adapters` out"
         raise ValueError(
-            f"`training.adapters.modules` has {', '.join(names)}, none of which is a matrix of the "
-            f"model; use some of {', '.join(sorted(known))}."
+            f"`training.adapters.modules` has {', '.join(names)}, and the model no such matrix to "
+            f"adapt; {use}."
         )
 
 

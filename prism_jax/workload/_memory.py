@@ -148,7 +148,10 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     made = static.pop("gradients", 0.0) if training.zero == 3 else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
-    others = {"tables": value * tables, "frozen": _frozen(costs, frozen) + 4 * fixed}
+    # FSDP shards what adapters leave as it is; in fp8 this has a transpose, too.
+    resharded = training.adapters and training.zero == 3 and training.reshard_after_forward
+    stays = 2 * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
+    others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
         kept, backward, work, summed = {}, {}, {}, 0.0
         forward = {**_largest(costs, parts), "gathered": whole}
@@ -188,15 +191,6 @@ def _static(costs: Costs, held: Held) -> Sizes:
         "optimizer": (4 + costs.moment_bytes) * here,
         "copied": (0 if gradient == 4 else 4) * here,
     }
-
-
-def _frozen(costs: Costs, held: Held) -> float:
-    """The bytes of parameters that are not trained, which FSDP shards beside adapters. With fp8, a
-    matrix has a transpose.
-    """
-    training = costs.training
-    resharded = training.zero == 3 and training.reshard_after_forward and training.adapters
-    return 2 * (sharded_parameters(costs, held) if resharded else sum(held))
 
 
 def _largest(costs: Costs, parts: Parts) -> Sizes:
@@ -268,9 +262,8 @@ def _kept(costs: Costs, part: Part) -> Sizes:
         if module.in_residual:
             # The input of a norm and, unless it runs again, its output, which a router reads as it
             # is.
-            routed = module.kind == "moe" and costs.training.adapters is None
             size = costs.input_bytes(_READ.get(module.kind or "", ""))
-            size = costs.activation_bytes if routed else size
+            size = costs.activation_bytes if size and module.kind == "moe" else size
             size = costs.activation_bytes + (0 if costs.recomputes("layernorm") else size)
             masks = costs.states if costs.model.dropout else 0
             add_sizes(parts, {"norm": size * costs.states, "dropout": masks})

@@ -26,14 +26,14 @@ def model_flop(job: Costs) -> float:
     for part, count in parts:
         total += count * (1 if part.frozen else trained) * _forward_flop(alone, part)
         if adapters is not None and trained > 1 and not part.frozen:
-            total -= count * _forward_flop(plain, part, ("gemm",))
+            total -= count * _forward_flop(plain, part, "gemm")
     return total
 
 
-def _forward_flop(alone: Costs, part: Part, kinds: tuple[str, ...] = ()) -> float:
+def _forward_flop(alone: Costs, part: Part, kind: str = "") -> float:
     """The floating-point operations of the forward of a layer, or of an end of the model, or of
-    its kernels of some kinds.
+    its kernels of a kind.
     """
     rows = (row for segment in forward_part(alone, part) for row, _ in rows_of(segment))
     kernels = ((kernel, count) for row in rows for kernel, count in row)
-    return sum(one.flop * count for one, count in kernels if not kinds or one.kind in kinds)
+    return sum(one.flop * count for one, count in kernels if kind in ("", one.kind))

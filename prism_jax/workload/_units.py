@@ -212,10 +212,7 @@ def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segme
     they are `reduced`.
     """
     training = costs.training
-    gathers, reduces = (
-        sum(number for number, _ in shared_of_unit(costs, part, gathered=every))
-        for every in (True, False)
-    )
-    num_bytes = gathered * training.gather_copy_bytes * gathers
-    num_bytes += reduced * training.gradient_copy_bytes * reduces
+    each = gathered * training.gather_copy_bytes, reduced * training.gradient_copy_bytes
+    moved = (shared_of_unit(costs, part, gathered=every) for every in (True, False))
+    num_bytes = sum(size * n for size, of in zip(each, moved, strict=True) for n, _ in of)
     return [segment([costs.move("copies", num_bytes)])] if num_bytes else []

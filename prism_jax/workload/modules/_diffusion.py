@@ -166,8 +166,7 @@ class PatchHead(AbstractModule):
         return [segment([*before, *modulated, *kernels, self._loss(costs)])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        kernels = [one.dgrad for one in self._linears(costs)]
-        kernels += weights_of(*self._linears(costs)) if weights else []
+        kernels = (kernel for one in self._linears(costs) for kernel in gradients(one, weights))
         modulated = [costs.move("elementwise", 6 * costs.states), costs.norm(3)]
         return [segment([*before, self._loss(costs), *kernels, *modulated])]
 
