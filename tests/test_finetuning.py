@@ -198,6 +198,7 @@ def test_what_adapters_are_not_of():
     of_qkv = ['training.adapters.modules=["linear_qkv"]']
     with pytest.raises(ValueError, match=r"use linear_fc1, linear_fc2, linear_proj\."):
         prism.predict(prism.load_job("deepseek-v3-h800-2048", of_qkv))
-    for key in ("training.adapters.rank=0", 'training.adapters.modules=["q_proj"]'):
-        with pytest.raises(ValueError, match=r"training\.adapters"):
+    wrong = ["adapters.rank=0", 'adapters.modules=["q_proj"]', "packed.lengths.sigma=1"]
+    for key in (f"training.{one}" for one in [*wrong, "packed.lengths.mean=0.5"]):
+        with pytest.raises(ValueError, match=r"training\.(adapters|packed)"):
             prism.load_job("llama-3-70b-h100-512", [key])

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from ._types import Count, NonNegative, Positive
+from ._types import Count
 
 
 AdaptedMatrix: TypeAlias = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
@@ -43,8 +43,8 @@ class Lengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `family`: `lognormal` or, if all are equal, `constant`.
     """
 
-    mean: Positive
-    sigma: NonNegative = 0.0
+    mean: Annotated[float, msgspec.Meta(ge=1, le=1e9)]
+    sigma: Annotated[float, msgspec.Meta(ge=0, le=5)] = 0.0
     family: Literal["lognormal", "constant"] = "lognormal"
 
     def moment(self, power: int, most: float) -> float:
