@@ -30,8 +30,8 @@ _LIBRARIES = 60 * 2**20
 # Engine, get_cublas_workspace_size_bytes). Grouped products have four more, one for each stream.
 _WORKSPACE = {True: 32 * 2**20, False: 4 * 2**20}
 # The context of CUDA: of the 150,109,880,320 bytes of an H200, 149,557,477,376 are free when a
-# process of PyTorch begins (driver 580.159, PyTorch 2.11). This and what follows is taken to be so on
-# other devices, too.
+# process of PyTorch begins (driver 580.159, PyTorch 2.11). This and what follows is taken to be so
+# on other devices, too.
 _CONTEXT = 150_109_880_320.0 - 149_557_477_376
 # The buffers of a communicator of NCCL, for each channel and peer: of two devices, and of more
 # (NVIDIA/nccl issue 964: measured with an all_reduce of 4 MB on A100 with NVLink).
