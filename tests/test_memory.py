@@ -458,7 +458,7 @@ def test_experts_are_dealt_where_only_that_fits(tmp_path):
     found = load_job("qwen3-235b-h100-256", [*kept, *sets])
     memory, seconds = prism.memory(found), prism.predict(found).mean
     assert memory.fits
-    assert f"({memory.fullest.bytes / _GIB:.1f} GiB, {seconds:.4g} s)" in str(raised.value)
+    assert f"({memory.fullest.bytes / _GIB:.1f} GiB, {seconds:.4g} s a step)" in str(raised.value)
 
 
 def test_layers_of_stages_are_given_anew_with_other_stages():

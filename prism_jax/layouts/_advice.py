@@ -38,7 +38,8 @@ def check_memory(job: Job) -> None:
     use = "use more GPUs"
     if (best := best_on_same_gpus(job)) is not None:
         sets = " ".join(_as_set(key, value) for key, value in changes_to(job, best.job).items())
-        use = f"use `{sets}` ({best.memory_bytes / GIB:.1f} GiB, {best.prediction.mean:.4g} s)"
+        size, seconds = best.memory_bytes / GIB, best.prediction.mean
+        use = f"use `{sets}` ({size:.1f} GiB, {seconds:.4g} s a step)"
     raise ValueError(f"{lacking}; {use}, or go on with `--allow-oom`.")
 
 
