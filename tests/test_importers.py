@@ -349,6 +349,12 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
             ["sharding-strategy` optim"],
         ),
         ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
+        (_EXPERTS | {"moe-expert-capacity-factor": 0.9}, ["capacity-factor` 0.9"]),
+        (
+            _EXPERTS
+            | {"moe-expert-capacity-factor": 1.25, "moe-pad-expert-input-to-capacity": True},
+            ["capacity-factor` 1.25"],
+        ),
         ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
         (
             {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp4-param-gather": True},
@@ -596,6 +602,7 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"recompute-granularity": "full"},
     _SMALL | {"recompute-granularity": "selective"},
     _SMALL | {"optimizer-cpu-offload": True},
+    _SMALL | {"num-experts": 8, "moe-expert-capacity-factor": 1.0},
     _SMALL | {"window-size": "128,0"},
     _SMALL | {"transformer-impl": "local"},
     _SMALL | {"attention-dropout": 0.0, "hidden-dropout": 0.0},
@@ -1057,3 +1064,9 @@ def test_random_input_makes_a_job_or_one_sentence(seed, tmp_path):
         assert "\n" not in said
     else:
         assert all(note.endswith(".") for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["c06_moe_layer_recompute.sh", "c06_capacity_factor.sh"])
+def test_models_with_experts_that_ran_on_16_gpus_fit(shared, name):
+    job = import_job(shared / "cases" / name, 16, cluster="hgx-h800").job
+    assert memory(job).fits

@@ -1,11 +1,15 @@
 """What the host, fused kernels and uneven loads add to the mean of a step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from prism_jax import predict
 from prism_jax.data import load_job
 from prism_jax.loads import mean_of_fullest
+from prism_jax.lowering import parts_of
+from prism_jax.workload.modules import MoE
 from prism_jax.workload.modules._routing import dropless_concentration
 
 
@@ -75,3 +79,13 @@ def test_a_router_without_a_forced_balance_takes_longer():
         predict(_with_experts(*more)).mean for more in ((), ("model.modules.moe.balance=dropless",))
     )
     assert 1.05 < uneven / even < 1.5
+
+
+def test_experts_keep_the_tokens_that_their_capacity_takes():
+    """Of a router as it is, those of the fullest rank; in the mean, if all take equally many."""
+    costs = parts_of(_with_experts())
+    equal = MoE(128, 8, 768)
+    cut = dataclasses.replace(equal, balance="dropless", capacity_factor=1.0)
+    kept = [module.activations(costs)["experts"] for module in (equal, cut)]
+    law = (dropless_concentration(8), 8, 8 * costs.tokens * 8, 16)
+    assert kept[1] / kept[0] == pytest.approx(mean_of_fullest(*law, 1.0))

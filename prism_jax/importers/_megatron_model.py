@@ -115,6 +115,13 @@ def _moe(read: Reader, model: Table) -> Table:
         "top_k": read.count("moe-router-topk", 2),
         "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
     }
+    # Experts that are filled up to a capacity of the mean all have it.
+    capacity = read.rate("moe-expert-capacity-factor", 1.0, most=1e3)
+    filled = read.flag("moe-pad-expert-input-to-capacity")
+    if capacity < 1 or (filled and capacity > 1):
+        read.problems.append(f"`moe-expert-capacity-factor` {capacity:g}")
+    if "moe-expert-capacity-factor" in read and not filled:
+        table |= {"balance": "dropless", "capacity_factor": max(capacity, 1.0)}
     groups = read.count("moe-router-num-groups", 1)
     chosen = read.count("moe-router-group-topk", groups)  # Without effect in a single group.
     if groups > 1:

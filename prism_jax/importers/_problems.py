@@ -44,15 +44,16 @@ class Reader:
             self.problems.append(f"`{key}` is {quoted(value)}, but must be true or false")
         return word in _ON
 
-    def rate(self, key: str, default: float) -> float:
-        """A number from 0 to 1. Any other value is a problem."""
+    def rate(self, key: str, default: float, most: float = 1) -> float:
+        """A number from 0 to `most`. Any other value is a problem."""
         value = self.get(key, default)
         try:
             number = float(str(value))
         except ValueError:
             number = -1.0
-        if not 0 <= number <= 1:
-            self.problems.append(f"`{key}` is {quoted(value)}, but must be a number from 0 to 1")
+        if not 0 <= number <= most:
+            said = f"`{key}` is {quoted(value)}, but must be a number from 0 to {most:g}"
+            self.problems.append(said)
         return number
 
     def choice(self, key: str, *known: str) -> str:

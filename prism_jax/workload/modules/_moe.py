@@ -15,7 +15,7 @@ from ...data import (
 )
 from .._block import Kernel, Linear, Load, Result, Segment, Segments
 from .._costs import Costs
-from .._parts import segment
+from .._parts import fullest, segment
 from ._base import AbstractModule, Parameters
 from ._gather import cast, cast_gradient, gradients, weights_of
 from ._mlp import MLP, Activation, gate_factor
@@ -192,6 +192,8 @@ class MoE(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
+        if self.capacity_factor is not None and (load := self._load(costs)) is not None:
+            routed *= fullest(load)  # Further tokens are dropped.
         parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.
             "router": 8 * costs.norm_tokens * self.num_experts,

@@ -94,10 +94,11 @@ def check_load(experts: "MoE") -> None:
             f"`load_seed` = {seed} draws popularities of experts, but not by which law; give "
             "`load_concentration`, too."
         )
-    if experts.capacity_factor is not None and concentration is None and popularity is None:
+    varies = experts.balance == "dropless" or concentration is not None or popularity is not None
+    if experts.capacity_factor is not None and not varies:
         raise ValueError(
             f"`capacity_factor` = {experts.capacity_factor} cuts loads that vary, but all experts "
-            "get equally many tokens; give `load_concentration`, too."
+            'get equally many tokens; give `load_concentration`, or `balance = "dropless"`, too.'
         )
 
 
