@@ -22,8 +22,6 @@ from ._space import LayoutSpace, Question, layouts_of, steps_of
 
 # For how long a layout is searched, and which share of what is usable it leaves free.
 _SECONDS, _MARGIN = 1.7, 0.05
-# The layouts nearest to the job's are searched first, because a search of all may take longer.
-_NEAREST = 16
 # To look at a layout with more microbatches, each once for each stage, takes a quarter of a second.
 _MOST_TURNS = 50_000
 
@@ -53,21 +51,21 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> RankedLayout | Non
     search knows after some seconds; `None` if it knows none.
     """
     began = time.monotonic()
-    ends, listed_until = began + seconds, began + seconds / 3
-    parts, own, gpus = parts_of(job), job.layout, job.layout.world_size
+    listed_until, looked_at_until, ends = (began + seconds * share for share in (0.3, 0.8, 1))
+    of, own, gpus = parts_of(job), job.layout, job.layout.world_size
     space = LayoutSpace(
-        tp=_by_nearness(own.tp, min(parts.cluster.links[0].group, gpus)),
-        pp=_by_nearness(own.pp, min(parts.model.num_layers, gpus)),
+        tp=_by_nearness(own.tp, min(of.cluster.links[0].group, gpus)),
+        pp=_by_nearness(own.pp, min(of.model.num_layers, gpus)),
         schedule=(*dict.fromkeys((job.schedule.kind, "1f1b", "interleaved-1f1b")),),
-        recompute=(*dict.fromkeys((parts.training.recompute, "none", "selective", "full")),),
+        recompute=(*dict.fromkeys((of.training.recompute, "none", "selective", "full")),),
     )
-    of_job = parts.model, parts.cluster, parts.kernels, parts.training, job.batch_size
-    question = Question(*of_job, space)
+    asked = Question(of.model, of.cluster, of.kernels, of.training, job.batch_size, space)
     # Its own stages may not divide the layers evenly.
-    found = it.chain(steps_of(question, own, job.schedule), layouts_of(question, gpus))
+    found = it.chain(steps_of(asked, own, job.schedule), layouts_of(asked, gpus))
     listed = [*it.takewhile(lambda _: time.monotonic() < listed_until, found)]
-    fitting = _fitting(sorted(listed, key=_distance_from(job)), ends)
-    known, number = list[RankedLayout](), _NEAREST
+    fitting = _fitting(sorted(listed, key=_distance_from(job)), looked_at_until)
+    # The nearest first, because a search of all may take longer.
+    known, number = list[RankedLayout](), 16
     while near := [*it.islice(fitting, number)]:
         left = max(ends - time.monotonic(), 0.0)
         with contextlib.suppress(ValueError):  # None is known in time.
@@ -111,8 +109,7 @@ def _distance_from(job: Job) -> Callable[[Job], float]:
         layout, schedule, training = one.layout, one.schedule, one.training
         assert training is not None
         degrees = layout.tp, layout.pp, layout.cp, layout.ep, schedule.virtual_stages
-        others = training.microbatch_size**0.25, 2**training.zero
-        numbers = map(math.log2, (*degrees, *others))
+        numbers = map(math.log2, (*degrees, training.microbatch_size**0.25, 2**training.zero))
         return *numbers, training.recompute, schedule.kind
 
     def distance(other: Job) -> float:
