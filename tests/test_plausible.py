@@ -32,7 +32,6 @@ def test_shipped_jobs_are_plausible(name):
 _MIXTRAL = ("model=mixtral-8x7b", "layout.tp=1", "layout.pp=1", "layout.dp=64", "layout.ep=8")
 _MIXTRAL += ("schedule.kind=1f1b", "schedule.virtual_stages=1", "training.dtype=bf16")
 _PLAIN = "training.sequence_parallel=false"
-_TWO_LAYERS = "schedule.virtual_stages=6"
 _REPLICAS = ("layout.dp=2", "num_nodes=16")
 
 
@@ -43,7 +42,10 @@ _REPLICAS = ("layout.dp=2", "num_nodes=16")
         ("training.prefetch=2", ("training.zero=3", *_REPLICAS)),
         ("training.cp_comm_type=a2a", ("layout.cp=2", "layout.tp=4")),
         ("training.scatter_send_recv=true", (_PLAIN,)),
-        ("training.recompute_layers=2", ("training.recompute=full", _TWO_LAYERS)),
+        (
+            "training.recompute_layers=2",
+            ("training.recompute=full", "training.gradient_dtype=fp32"),
+        ),
         ("layout.etp=2", _MIXTRAL),
     ],
 )
