@@ -86,13 +86,16 @@ def test_copies_that_compute_covers_take_no_time_and_others_take_theirs():
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_an_optimizer_on_the_host_frees_its_states_and_takes_two_copies_and_its_memory(share):
-    kept = _job()
-    host = _job(_OPTIMIZER, f"training.offload_fraction={share}")
-    before, after = _sizes(kept), _sizes(host)
-    assert after.get("optimizer", 0.0) == pytest.approx((1 - share) * before["optimizer"])
-    parameters, of = before["parameters"] / 2, _host(kept)
-    copies = share * parameters * (4 + 2) / of.link_bytes_per_s
+@pytest.mark.parametrize(("zero", "weight"), [(1, 2), (3, 4)])
+def test_an_optimizer_on_the_host_frees_its_states_and_takes_copies_and_its_memory(
+    share, zero, weight
+):
+    kept = _job(f"training.zero={zero}")
+    host = _job(f"training.zero={zero}", _OPTIMIZER, f"training.offload_fraction={share}")
+    before, after = (memory_of_stages(parts_of(job), (0,))[0].held for job in (kept, host))
+    assert after["optimizer"] == pytest.approx((1 - share) * before["optimizer"])
+    parameters, of = before["parameters"] / weight, _host(kept)
+    copies = share * parameters * (4 + weight) / of.link_bytes_per_s
     update = share * parameters * 30 / of.memory_bytes_per_s
     gpu = parts_of(kept).move("optimizer", 30 * parameters).mean
     rest = parts_of(kept).move("optimizer", 30 * (1 - share) * parameters).mean

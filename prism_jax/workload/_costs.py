@@ -333,13 +333,15 @@ class Costs(msgspec.Struct, frozen=True):
 
     def on_host(self, parameters: float, num_bytes: float) -> list[Kernel]:
         """The update of parameters whose optimizer the host runs, in whose memory it moves
-        `num_bytes`: their gradients are copied there in float32, and their weights back in 16 bits.
+        `num_bytes`: their gradients are copied there in float32, and their weights back in 16 bits,
+        or as FSDP has them, in float32.
         """
         if not parameters:
             return []
         seconds = num_bytes / self.cluster.host.memory_bytes_per_s
         update = Kernel("optimizer", f"{round(num_bytes)}B host", seconds)
-        return [self.to_host(4 * parameters), update, self.to_host(2 * parameters)]
+        back = 4 if self.training.zero == 3 else 2
+        return [self.to_host(4 * parameters), update, self.to_host(back * parameters)]
 
     @property
     def contention(self) -> tuple[float, float]:
