@@ -33,10 +33,6 @@ def _host(job):
     return job.cluster.device.host
 
 
-def _sizes(job):
-    return memory(job).fullest.parts
-
-
 def _copies(block):
     return sum(
         times * count * kernel.mean

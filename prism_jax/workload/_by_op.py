@@ -7,6 +7,7 @@ router, and grouped products of experts, are not counted and run again. With
 `recompute_early_stop`, what only the next layer reads is neither kept nor made again.
 """
 
+import itertools as it
 from collections import Counter
 
 from ._architecture import Part
@@ -50,10 +51,8 @@ def _dealt(costs: Costs, part: Part) -> tuple[list[Result], list[Result]]:
     last = part.modules[-1].last_product(costs)
     if costs.training.recompute_early_stop and last is not None:
         results = results[:-1]
-    kept: list[Result] = []
-    made: list[Result] = []
-    turn = 0
-    for one in results:
-        turn += one.of is not None
-        (made if one.again and turn % 2 == 0 else kept).append(one)
-    return kept, made
+    dealt: tuple[list[Result], list[Result]] = [], []
+    turns = it.accumulate(one.of is not None for one in results)
+    for one, turn in zip(results, turns, strict=True):
+        dealt[one.again is not None and turn % 2 == 0].append(one)
+    return dealt
