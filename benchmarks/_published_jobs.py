@@ -137,6 +137,8 @@ def _tuned(row: dict[str, str], source: dict[str, Any]) -> dict[str, Any]:
         table = tuned.get("adapters", {})
         rank = re.search(r"LoRA (?:dim|rank) (\d+)", note)
         table = {**table, **({"rank": int(rank[1])} if rank else {})}
+        if rank and not 0 < int(rank[1]) < 10**9:
+            raise ValueError(f"adapters of rank {rank[1]}")
         keys["adapters"] = msgspec.convert(table, data.Adapters)
         again = tuned.get("recompute", {}).get(models.plain_name(row["model"]))
         keys |= {"recompute": again} if again and not row["recompute"] else {}

@@ -28,6 +28,7 @@ from ._tables import Folder, Row, Rows, error_of, table_of
 # A job of the size of another's, and jobs whose rows `means` has by family.
 _NOT = ("llama-3.1-405b-h100-65536", "dit-xl-2-a100-8", "latte-xl-2-a100-8")
 _RECOMMENDER, _IMAGES = "dlrm-dcnv2-gb300-64", "flux1-gb300-72"
+_ADAPTERS = "llama-2-70b-lora-gh200-16"
 _UNET, _VIDEO = "stable-diffusion-2-a100-8", "latte-xl-2-a100-8"
 _ASSUMED = words("assumed")
 _FRAMES = 'model.layers=[{modules = ["adaln", "spatial", "mlp"], repeat = 14}]'
@@ -85,6 +86,17 @@ def recommender_rows(folder: Folder) -> Rows:
 def recommender_table(rows: list[Row]) -> str:
     """In Markdown."""
     columns = {_RECOMMENDER: "{assumed}", "predicted (ms)": "{predicted:.2fm}"}
+    return table_of(rows, columns | {"error": "{error:+.0%}"})
+
+
+def adapter_rows(folder: Folder) -> Rows:
+    """A row for each assumption; `folder` is not read."""
+    return _predicted(_as_assumed(_ADAPTERS))
+
+
+def adapter_table(rows: list[Row]) -> str:
+    """In Markdown."""
+    columns = {_ADAPTERS: "{assumed}", "predicted (s)": "{predicted:.3f}"}
     return table_of(rows, columns | {"error": "{error:+.0%}"})
 
 

@@ -13,8 +13,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `experts`: the rows with experts, with their constants fitted without a family; see `_means.py`.
 - `times`: how long `predict` takes for the same rows; see `_means.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
-- `recommenders`, `images`: the shipped recommender and FLUX.1, by what is assumed of them, and
-  shares of convolution and of attention across frames.
+- `recommenders`, `adapters`, `images`: the shipped recommender, Llama 2 70B with adapters, and
+  FLUX.1, by what is assumed of them; and shares of convolution and of attention across frames.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_parts.py`.
 - `operators`: `operators/`; see `fit_operators.py`.
@@ -40,7 +40,8 @@ from benchmarks._tables import options, use_all_cores
 
 # The parts of each module, whose functions `..._rows` and `..._table` have their names without `s`.
 _MODULES = {"_means": "means experts times", "expected_error": "expected", "_power": "power"}
-_MODULES |= {"_shipped_jobs": "flagships recommenders images own-machine", "_growth": "growth"}
+_MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
+_MODULES |= {"_growth": "growth"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
 _MODULES |= {"_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
