@@ -485,7 +485,7 @@ def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):
         said = capsys.readouterr()
         assert said.out == ""
         assert len(said.err.splitlines()) == 1
-        assert "use more GPUs, or go on with `--allow-oom`." in said.err
+        assert "use more GPUs, as no layout that was looked at fits these, or go on" in said.err
     job = load_job("megatron-22b-a100-8", changes)
     with pytest.warns(prism.OutOfMemoryWarning, match=r"needs [\d.]+ GiB on pipeline rank 0, and"):
         prism.compile_job(job)

@@ -151,14 +151,14 @@ def test_tables_take_eight_bytes_a_value_on_the_gpus_that_share_them():
     assert parts["tables"] == 8 * 1000 * _WIDTH
     rows = _tables(f'{_ROWS}, sharding = "row_wise"}}')
     assert prism.memory(rows).ranks[0].parts["tables"] == 8 * 1000 * _WIDTH / 4
-    # Adagrad: a copy in float32 and one moment; and one of gradients in 16 bits.
-    assert (parts["parameters"], parts["optimizer"]) == (2 * dense, 12 * dense)
+    # Adagrad: a copy in float32 and one moment.
+    assert (parts["parameters"], parts["optimizer"]) == (2 * dense, 8 * dense)
     adam = _job("training.optimizer=adam")
     more = (
         prism.memory(adam).ranks[0].parts["optimizer"]
         / prism.memory(_job()).ranks[0].parts["optimizer"]
     )
-    assert more == pytest.approx(16 / 12)
+    assert more == pytest.approx(12 / 8)
 
 
 def test_products_take_as_long_as_measured_by_shape():

@@ -33,7 +33,7 @@ def check_memory(job: Job) -> None:
     """
     if not (lacking := shortage(job)):
         return
-    use = "use more GPUs"
+    use = "use more GPUs, as no layout that was looked at fits these"
     if (best := best_on_same_gpus(job)) is not None:
         sets = " ".join(_as_set(key, value) for key, value in changes_to(job, best.job).items())
         size, seconds = best.memory_bytes / GIB, best.prediction.mean
