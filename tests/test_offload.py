@@ -99,6 +99,13 @@ def test_an_optimizer_on_the_host_frees_its_states_and_takes_copies_and_its_memo
     assert longer == pytest.approx(copies + update + rest - gpu, rel=1e-6)
 
 
+def test_gradients_of_an_optimizer_on_the_host_are_reduced_beside_the_backward():
+    how = ("layout.tp=4", "layout.dp=2", "training.overlap_grad_reduce=true")
+    before, after = (lower_job(_job(*how, *one)).reductions for one in ((), (_OPTIMIZER,)))
+    assert len(before[0]) > 1
+    assert before == after
+
+
 def test_a_device_without_a_host_is_one_sentence():
     job = load_job(_DENSE, ["cluster.device=tpu-v5p", "training.dtype=bf16", _ACTIVATIONS])
     with pytest.raises(

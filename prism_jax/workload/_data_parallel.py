@@ -102,7 +102,8 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     whole = stages.held[stage]
     training = costs.training
     # Where parameters or activations come from elsewhere, a backward is more than its pieces.
-    if stage != stages.of_rank(0)[0] or training.zero == 3 or training.offload:
+    elsewhere = training.zero == 3 or "activations" in training.offload
+    if stage != stages.of_rank(0)[0] or elsewhere:
         return [(whole, None)]
     most = training.gradient_bucket_size
     most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
