@@ -104,6 +104,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     kept: Sizes = {}
     again: Sizes = {}
+    of_last: Sizes = {}
     logits = of_head = gradients = offloaded = 0.0
     left = training.offload_layers or sum(count for _, count in parts)
     wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
@@ -126,19 +127,24 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         left -= away
         offloaded += away * layer
         here = max(count - away, min(count, 2))  # One computes while one is copied.
+        at_once = min(each, count) if runs_again else 1
+        layers = add_sizes({}, sizes, at_once if part.is_layer else 0)
+        of_last = max(of_last, layers, key=lambda sizes: sum(sizes.values()))
         if not runs_again:
             add_sizes(kept, sizes, here)
             continue
         # Of `each` layers only the input is kept; these are computed again all at once.
         add_sizes(kept, states, -(-here // each))
         add_sizes(kept, results, here)
-        whole = add_sizes(add_sizes({}, sizes, min(each, count)), results, -1)
+        whole = add_sizes({**layers}, results, -1)
         again = max(again, whole, key=lambda sizes: sum(sizes.values()))
     # What the loss needs is gone when the gradients of the layers are computed. Of several heads
     # (multi-token prediction) one at a time needs more than it keeps.
     first, kept_bytes, last = costs.logit_bytes
     whole, scattered = _units(costs, parts)
     work: Sizes = {"workspace": gradients + sum(again.values()), "gathered": whole + scattered}
+    # The layer that is the last of a backward has its activations until it ends.
+    closing = work | {"workspace": gradients + sum(of_last.values())}
     forward: Sizes = {"logits": (first / kept_bytes - 1) * of_head, "gathered": whole}
     loss: Sizes = {"logits": (last / kept_bytes - 1) * of_head, "gathered": whole}
     backward = max(loss, work | {"logits": -logits}, key=lambda sizes: sum(sizes.values()))
@@ -153,14 +159,14 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     stays = 2 * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
     others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
-        kept, backward, work, summed = {}, {}, {}, 0.0
+        kept, backward, closing, summed = {}, {}, {}, 0.0
         forward = {**_largest(costs, parts), "gathered": whole}
     return StageMemory(
         held=static | others,
         kept=kept,
         forward=forward,
         backward=backward,
-        closing=work,
+        closing=closing,
         made=made,
         copied=copied,
         summed=summed,
