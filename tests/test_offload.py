@@ -5,7 +5,7 @@ import pytest
 from benchmarks._published_jobs import of_steps
 from benchmarks._rows import job_of, read
 from prism_jax import predict
-from prism_jax.data import load_job
+from prism_jax.data import load_device, load_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import memory
 from prism_jax.workload import memory_of_stages
@@ -104,6 +104,14 @@ def test_gradients_of_an_optimizer_on_the_host_are_reduced_beside_the_backward()
     before, after = (lower_job(_job(*how, *one)).reductions for one in ((), (_OPTIMIZER,)))
     assert len(before[0]) > 1
     assert before == after
+
+
+def test_two_gpus_of_a_grace_have_half_of_it_each():
+    whole, half = (load_device(name).host for name in ("gh200-96g", "gb200"))
+    assert whole is not None
+    assert half is not None
+    assert half.link_bytes_per_s == pytest.approx(whole.link_bytes_per_s / 2, rel=0.01)
+    assert half.memory_bytes_per_s == whole.memory_bytes_per_s / 2
 
 
 def test_a_device_without_a_host_is_one_sentence():
