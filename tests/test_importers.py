@@ -519,9 +519,9 @@ def test_files_that_are_no_arguments(text, name, part, tmp_path):
 
 
 def test_gpus_that_do_not_divide(tmp_path):
-    with pytest.raises(ValueError, match=r"3\*1\*1 does not divide 8 GPUs"):
+    with pytest.raises(ValueError, match=r"`world_size` is 8, which .*3\*1\*1 = 3 does not"):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=3",))
-    with pytest.raises(ValueError, match="makes 4 GPUs, not 8"):
+    with pytest.raises(ValueError, match=r"`world_size` is 8, but .* = 4 ranks; .* it follows"):
         import_job(_file(tmp_path, _LLAMA), 8, overrides=("layout.tp=4", "layout.dp=1"))
 
 

@@ -211,7 +211,10 @@ def sweep(given: Given) -> Output:
     is_new = given.out is None or not os.path.exists(given.out)
     if is_new and len(grid) >= _MANY_ROWS and given.ray is None:
         _tell_duration(given, grid)
-    jobs = _jobs_of(given, grid)
+    grid, jobs, left_out = _jobs_of(given, grid)
+    for point in left_out:
+        why = point["why"].rstrip(".")
+        _load.tell_note(f"{', '.join(changes_of(point['values']))} is left out: {why}.")
     try:
         frame = _simulated(given, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
@@ -235,32 +238,56 @@ def sweep(given: Given) -> Output:
     rate = f"{jobs[0].unit}s_per_s_per_gpu"
     columns = (*grid[0], *figures, Column("world_size", form="d"), rate)
     table = Table(columns, rows, most=None)
-    return Output({"job": given.job, "rows": rows}, [table, *notes])
+    result = {"job": given.job, "rows": rows, "left_out": left_out}
+    return Output(result, [table, *notes])
 
 
 def _job_of(given: Given, point: dict[str, str]) -> Any:
     return data.load_job(given.job, [*given.overrides, *changes_of(point)])
 
 
-def _jobs_of(given: Given, grid: Sequence[dict[str, str]]) -> list[Any]:
-    """The job of each row.
+def _jobs_of(
+    given: Given, grid: Sequence[dict[str, str]]
+) -> tuple[list[dict[str, str]], list[Any], list[dict[str, Any]]]:
+    """The points that can be, with the job of each; and those that cannot, with the reason: numbers
+    that do not divide, a layout that does not fit the model, or too much memory.
 
     **Raises:**
 
-    `ValueError` for one that needs too much memory.
+    `ValueError` if none can be.
     """
-    jobs, checked = [], set()
+    points_of, jobs, left_out, checked = [], [], [], {}
     with progress_bar(len(grid), _load.wants_progress(given), "jobs", "row") as advance:
         for point in grid:
-            jobs.append(job := _job_of(given, point))
-            if not given.allow_oom:
+            try:
+                job = _job_of(given, point)
                 # Laws and latencies of kernels do not change the memory of a job.
-                shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=jobs[0].kernels))
+                kernels = jobs[0].kernels if jobs else job.kernels
+                shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=kernels))
                 if shape not in checked:
-                    _load.check_memory(given, job)
-                checked.add(shape)
+                    checked[shape] = _refusal(given, job)
+                if checked[shape]:
+                    raise ValueError(checked[shape])
+            except ValueError as error:
+                left_out.append({"values": point, "why": str(error)})
+            else:
+                points_of.append(point)
+                jobs.append(job)
             advance(1)
-    return jobs
+    if not jobs:
+        also = f" (all {len(grid)} points are refused)" if len(grid) > 1 else ""
+        raise ValueError(f"{left_out[0]['why'].rstrip('.')}{also}.")
+    return points_of, jobs, left_out
+
+
+def _refusal(given: Given, job: Any) -> str:
+    """Why a job cannot be simulated, or nothing."""
+    try:
+        if job.model is not None:
+            prism.prediction.memory(job)  # Raises where the layout does not fit the model.
+    except ValueError as error:
+        return str(error)
+    return "" if given.allow_oom else prism.prediction.shortage(job)
 
 
 def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
@@ -268,9 +295,13 @@ def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
     first time also compiles, which is kept for the others.
     """
     began = time.monotonic()
-    job = _job_of(given, grid[0])
+    try:
+        job = _job_of(given, grid[0])
+    except ValueError:  # It is left out, or all are.
+        return
+    if _refusal(given, job):
+        return
     to_read = time.monotonic() - began
-    _load.check_memory(given, job)
     _load.use_all_cores()
     _load.say(given, "simulating the first row, to say how long all will take")
     options: Any = _load.options_of(given) | {"progress": False}

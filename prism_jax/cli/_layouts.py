@@ -141,7 +141,8 @@ def _as_listed(job: Any, number: int) -> Any:
     layout = msgspec.structs.replace(job.layout, etp=etp)
     schedule = msgspec.structs.replace(job.schedule, num_microbatches=number)
     name = prism.layouts.layout_name(layout, schedule, job.training)
-    parts = {key: getattr(job, key) for key in ("model", "cluster", "training", "kernels")}
+    parts = {key: getattr(job, key) for key in ("model", "cluster", "kernels")}
+    parts["training"] = msgspec.structs.replace(job.training, global_batch_size=None)
     return prism.Job(layout, schedule, **parts, name=name)
 
 

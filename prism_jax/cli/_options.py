@@ -90,8 +90,11 @@ def command(
 
         about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
         force = FORCE if writes is not None and writes.replaces else ()
-        listed = (*arguments("".join(own), how), *it.chain(*shared), *force)
-        return Command(checked, " ".join(about.split()), " ".join(example.split()), listed, csv)
+        # An argument of its own stands for a shared one of the same name.
+        listed = dict(arguments("".join(own), how))
+        listed |= {name: read for name, read in it.chain(*shared, force) if name not in listed}
+        about, example = " ".join(about.split()), " ".join(example.split())
+        return Command(checked, about, example, tuple(listed.items()), csv)
 
     return made
 
@@ -126,6 +129,7 @@ _SHARED = dict(
         job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile
         --samples N  steps to simulate (65536)
         --seed S  random seed (0)
+        --gpus N  the number of GPUs (`world_size`), from which layout.dp and num_nodes follow
         --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
         --allow-implausible  take hardware ten thousand times slower or faster than all that is
             shipped
@@ -155,6 +159,12 @@ _SHARED = dict(
         {
             "--samples": (count, 65_536),
             "--seed": (seed, 0),
+            "--gpus": {
+                "action": "append",
+                "dest": "overrides",
+                "type": lambda text: f"world_size={count(text)}",
+                "default": [],
+            },
             "--set": {"dest": "overrides"},
             "--allow-implausible": {
                 "action": "append_const",
@@ -184,7 +194,7 @@ JOB = _shared("job")
 FORCE = _shared("--force")
 # Of commands that take no profile.
 NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
-SET = _shared("--set", "--allow-implausible")
+SET = _shared("--gpus", "--set", "--allow-implausible")
 ALLOW_OOM = _shared("--allow-oom")
 PROGRESS = _shared("--progress")
 RANDOM = (*_shared("--seed"), *SET, *PROGRESS)

@@ -56,7 +56,7 @@ def _check_layout(job: Job) -> None:
     if job.world_size is not None and job.world_size != layout.world_size:
         raise ValueError(
             f"`world_size` is {job.world_size}, but `layout` has {_ranks(layout)}; change one of "
-            "them."
+            "them, or leave `layout.dp` out, and it follows."
         )
     stages = layout.pp * schedule.virtual_stages
     if stages * schedule.num_microbatches > MAX_BLOCKS:
@@ -84,6 +84,13 @@ def _check_layout(job: Job) -> None:
 
 
 def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
+    if training.global_batch_size not in (None, job.batch_size):
+        number, size = job.schedule.num_microbatches, training.microbatch_size
+        raise ValueError(
+            f"`training.global_batch_size` is {training.global_batch_size}, but dp*num_microbatches"
+            f"*microbatch_size = {job.layout.dp}*{number}*{size} = {job.batch_size} sequences; "
+            "change one of them, or leave `schedule.num_microbatches` out, and it follows."
+        )
     sums = training.zero >= 2 and training.accumulate_gradients
     if sums and not training.overlap_grad_reduce:
         raise ValueError(

@@ -121,7 +121,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     **Attributes:**
 
     - `device`: the accelerator.
-    - `num_nodes`: the number of nodes.
+    - `num_nodes`: the number of nodes; of a job, by default as many as its GPUs need.
     - `devices_per_node`: the number of devices in each node.
     - `links`: the links, innermost first; the last one joins all devices.
     - `name`: the name of its family.

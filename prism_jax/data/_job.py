@@ -24,7 +24,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `tp`: the number of tensor-parallel GPUs, which share each matrix.
     - `pp`: the number of pipeline ranks.
-    - `dp`: the number of data-parallel replicas.
+    - `dp`: the number of data-parallel replicas; of a job whose `world_size` is given, by default
+        as many as there are GPUs for.
     - `cp`: the number of context-parallel GPUs, which share each sequence.
     - `ep`: the number of expert-parallel GPUs, which share the experts of a layer, or the embedding
         tables of a recommender.
@@ -58,8 +59,10 @@ class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     **Attributes:**
 
-    - `kind`: the name of the schedule; `traced` for the order of ops in a trace.
-    - `num_microbatches`: the number of microbatches of one replica in one step.
+    - `kind`: the name of the schedule; `traced` for the order of ops in a trace. A file may leave
+        it out for `1f1b`, or `interleaved-1f1b` if there are virtual stages.
+    - `num_microbatches`: the number of microbatches of one replica in one step. A file may leave it
+        out if it gives `training.global_batch_size`, from which it follows.
     - `virtual_stages`: the number of stages on each pipeline rank.
     - `microbatch_group_size`: for interleaved schedules: how many microbatches run through a stage
         before its rank turns to its next stage; by default the number of pipeline ranks.
@@ -174,7 +177,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `layout`: the degrees of parallelism.
     - `schedule`: the order in which ops run.
-    - `world_size`: the number of GPUs, which must be the product of the degrees.
+    - `world_size`: the number of GPUs, which must be the product of the degrees. In a file,
+        `layout.dp` follows from it where it is left out.
     - `model`: the model that is trained; give `model`, `cluster` and `training`, or none of them.
     - `cluster`: the machine that the job runs on.
     - `training`: how a step is computed.

@@ -10,6 +10,7 @@ import msgspec
 from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
+from ._derived import REPLACED, put_derived, without_keys
 from ._given import Given, flat
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
@@ -96,6 +97,8 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
     overrides = (overrides,) if isinstance(overrides, str) else overrides
     parsed = [parse_override(text) for text in overrides]
     file = shown(path)
+    for override in parsed:
+        raw = without_keys(raw, REPLACED.get(override.key, ()))
     if "kernels" in raw:
         raise ValueError(
             f"{file}: the key `kernels` is for overrides; a file names a profile as `kernels` of "
@@ -131,8 +134,9 @@ def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] =
             origin[apply_override(raw, override)] = override
     given = Given(tuple(sorted(key for key, _ in flat(raw))))
     _put_stack(raw, path)
-    if isinstance(raw.get("cluster"), dict):
-        with located(file):
+    with located(file):
+        put_derived(raw)
+        if isinstance(raw.get("cluster"), dict):
             raw["cluster"] = sized(raw["cluster"])
     raw.setdefault("name", quoted(path.stem))
     _call_dtypes_by_their_names(raw.get("training"))
@@ -293,8 +297,9 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     there is replaced.
 
     The file has the keys that were given (`job.given`), and those whose value is not what it would
-    be without the key: that of the software stack or the default. So a value that was changed in
-    Python is written, and everything that was not given still follows the stack.
+    be without the key: what follows from other keys, that of the software stack, or the default. So
+    a value that was changed in Python is written, and everything that was not given still follows
+    the stack and the keys that were.
 
     A shipped model is written by its name, a shipped cluster by its family and number of nodes; the
     keys of other models and clusters are written. Of the kernels, only the changes in `calibrated`
@@ -319,5 +324,6 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     if cluster is not None:
         name, nodes = cluster.name, cluster.num_nodes
         if name in list_names("cluster") and load_cluster(name, nodes) == cluster:
-            table |= {"cluster": name, "num_nodes": nodes}
+            of_file = table.get("cluster") or {}
+            table |= {"cluster": name, "num_nodes": of_file.get("num_nodes")}
     write_toml(pathlib.Path(path), "job", table)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from .._misc import quoted
+from ._derived import DERIVED, derived_keys, without_keys
 from ._given import flat
 from ._job import Job
 from ._training import load_software
@@ -28,6 +29,7 @@ _UNITS = {
     "_k": "K",
     "sequence_length": "tokens",
     "microbatch_size": "sequences",
+    "global_batch_size": "sequences",
     "hidden_size": "elements",
     "vocab_size": "tokens",
     "max_positions": "tokens",
@@ -151,7 +153,7 @@ def _limits(meta: Any) -> str:
     return f" {', '.join(told)}" if told else ""
 
 
-_Origin = Literal["given", "stack", "default"]
+_Origin = Literal["given", "derived", "stack", "default"]
 
 
 class AssumedKey(msgspec.Struct, frozen=True):
@@ -164,7 +166,8 @@ class AssumedKey(msgspec.Struct, frozen=True):
     - `unit`: the unit of a number, or empty.
     - `is_default`: whether the value is the default of the key.
     - `origin`: where the value is from: `given`, by the job's file, an override or a change in
-        Python; or else the software `stack`, or the `default` of the key.
+        Python; or else `derived` from other keys, the software `stack`, or the `default` of the
+        key.
     - `stack`: the software stack (`training.software`) that the value is from, or empty.
     """
 
@@ -233,11 +236,19 @@ def _origins(job: Job, name: str) -> Iterator[tuple[str, Any, bool, _Origin]]:
     software = None if job.training is None else job.training.software
     switches = load_software(software).training if software else {}
     stack = {f"training.{key}": _immutable(value) for key, value in switches.items()}
-    for key, value in flat(_table(job)):
+    table = _table(job)
+    left_out = tuple(key for key in DERIVED if key not in job.given.keys)
+    try:
+        derived = derived_keys(without_keys(table, left_out))
+    except ValueError:  # As of a job that was changed in Python.
+        derived = {}
+    for key, value in flat(table):
         # In a table of free names, such as the settings of a module, no key has a default.
         default = defaults.get(key, defaults.get(re.sub(r"\[\d+\]", "", key), msgspec.NODEFAULT))
         is_given = key in job.given.keys and value is not None
-        if is_given or value != stack.get(key, default):
+        if not is_given and key in derived and value == derived[key]:
+            origin = "derived"
+        elif is_given or value != stack.get(key, default):
             origin = "given"
         else:
             origin = "stack" if key in stack else "default"

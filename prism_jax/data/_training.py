@@ -16,7 +16,10 @@ from ._types import Count, FileName, Fraction, Label, NonNegative, Text, convert
 
 
 # Keys that belong to the job itself, so no software stack may set them.
-_OF_A_JOB = ("microbatch_size", "sequence_length", "dtype", "software", "adapters", "packed")
+_OF_A_JOB = (
+    *("microbatch_size", "sequence_length", "global_batch_size"),
+    *("dtype", "software", "adapters", "packed"),
+)
 
 
 RecomputedModule: TypeAlias = Literal[
@@ -42,6 +45,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `microbatch_size`: the number of sequences in a microbatch.
     - `sequence_length`: the number of tokens in a sequence.
+    - `global_batch_size`: the number of sequences in a step, of all replicas; where
+        `schedule.num_microbatches` is left out, it follows from it.
     - `dtype`: the dtype of the matrix multiplications of layers. `mxfp8` and `fp4` have a scaling
         factor for each 32 and 16 values. With these and with `fp8`, everything else is in `bf16`.
     - `recompute`: what the backward recomputes: nothing (`none`), the modules of
@@ -220,6 +225,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     forward_only: bool = False
     adapters: Adapters | None = None
     packed: Packed | None = None
+    global_batch_size: Count | None = None
     software: FileName | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .._files import shown
 from .._misc import quoted
-from ..data import Job, Layout, list_names, load_cluster, located, make_job, read_text
+from ..data import Job, located, make_job, read_text
 from ._megatron import megatron_reader, read_megatron
 from ._megatron_flags import parse_command, parse_model_config, stack_of
 from ._models import ARCHITECTURES
@@ -105,8 +105,8 @@ def import_job(
         degrees.
     - `cluster`: the name of a shipped family, with as many nodes as needed, or the path of a
         cluster; by default DGX H100.
-    - `overrides`: as in `load_job`. `layout.dp` is adjusted to the other degrees; microbatches are
-        not, unless the batch is given or published.
+    - `overrides`: as in `load_job`. `layout.dp` is adjusted to the other degrees, and microbatches
+        to these if the batch is given, published, or in the arguments of Megatron-LM.
     - `batch`: the number of sequences in a step; by default that of Megatron-LM's arguments, or
         the published one of a model of Hugging Face.
     - `software`: the software stack, by its name or the path of a file, that sets what the file
@@ -123,9 +123,8 @@ def import_job(
     where, path = shown(path), pathlib.Path(path)
     read, raw, (stack, why) = _read(path, where, num_gpus, strict)
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
-    raw["cluster"] = cluster or _CLUSTER
-    if raw["cluster"] in list_names("cluster"):
-        raw["num_nodes"] = -(-num_gpus // load_cluster(raw["cluster"], 1).devices_per_node)
+    raw |= {"cluster": cluster or _CLUSTER, "world_size": num_gpus}
+    del raw["layout"]["dp"]  # It follows, as do nodes and, of a known batch, microbatches.
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
     raw["name"] = quoted(path.stem)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
@@ -147,24 +146,23 @@ def import_job(
     if published is not None:
         raw["training"]["sequence_length"], asked = published.length, ""
     sequences = batch or (published.sequences if published else 0)
+    if "global-batch-size" in read and "schedule.num_microbatches" not in keys:
+        sequences = sequences or read.count("global-batch-size")
     if sequences:
-        # Whatever must divide the microbatches of a replica divides this too.
-        raw["schedule"]["num_microbatches"] = sequences
-    alone = make_job(raw | {"layout": raw["layout"] | {"dp": 1}}, path, overrides)
-    dp = alone.layout.dp if "layout.dp" in keys else _replicas(alone.layout, num_gpus, where)
-    overrides = (*overrides, f"layout.dp={dp}")
-    if sequences:
+        alone = make_job(dict(raw), path, overrides)
         assert alone.training is not None
-        number, odd = divmod(sequences, dp * alone.training.microbatch_size)
-        if odd:
+        dp, size = alone.layout.dp, alone.training.microbatch_size
+        if sequences % (dp * size):
             asked = (
-                f"a {'published ' * (batch is None)}batch of {sequences:,} sequences is not a "
-                f"multiple of dp*microbatch_size = {dp}*{alone.training.microbatch_size}; give one "
-                "with `--batch`"
+                f"a {'published ' * (published is not None and batch is None)}batch of "
+                f"{sequences:,} sequences is not a multiple of dp*microbatch_size = {dp}*{size}; "
+                "give one with `--batch`"
             )
-        if odd and batch:
-            raise ValueError(f"{where}: {asked}.")
-        overrides = (*overrides, f"schedule.num_microbatches={1 if odd else number}")
+            if published is None or batch:
+                raise ValueError(f"{where}: {asked}.")
+        else:
+            del raw["schedule"]["num_microbatches"]
+            raw["training"]["global_batch_size"] = sequences
     if published is not None and not asked:
         each = f"of {published.length:,} tokens each; {published.source}"
         said = f"The batch is the published one, {sequences:,} sequences ({each})"
@@ -172,11 +170,6 @@ def import_job(
     if says_stack:
         read.notes.append(why)
     job = make_job(raw, path, overrides)
-    if job.layout.world_size != num_gpus:
-        raise ValueError(
-            f"{where}: `layout.dp` = {job.layout.dp} makes {job.layout.world_size} GPUs, not "
-            f"{num_gpus}; leave it out, and it follows."
-        )
     return Imported(job, tuple(dict.fromkeys(read.notes)), f"{where}: {asked}." if asked else "")
 
 
@@ -209,21 +202,6 @@ def _read(
             raise ValueError("this is not a table of keys; give a model's configuration.")
         read = reader(table, strict=strict)
         return read, convert(read, num_gpus), stack_of(read)
-
-
-def _replicas(layout: Layout, num_gpus: int, where: str) -> int:
-    """How many replicas use all GPUs.
-
-    **Arguments:**
-
-    - `layout`: that of one replica.
-    """
-    if num_gpus % layout.world_size != 0:
-        raise ValueError(
-            f"{where}: tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp} does not divide "
-            f"{num_gpus} GPUs; use a divisor."
-        )
-    return num_gpus // layout.world_size
 
 
 def _hugging_face_reader(config: Mapping[str, object], *, strict: bool = False) -> Reader:

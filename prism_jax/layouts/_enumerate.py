@@ -70,6 +70,7 @@ def enumerate_layouts(
     space = msgspec.structs.replace(space, schedule=named)
     check_memory_margin(memory_margin)
     kernels = load_kernels(cluster) if kernels is None else kernels
+    training = msgspec.structs.replace(training, global_batch_size=None)  # It is `batch_size`.
     asked = Question(model, cluster, kernels, training, batch_size, space)
     found = [*layouts_of(asked, world_size)]
     if not found:

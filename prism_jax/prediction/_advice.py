@@ -14,7 +14,7 @@ from ._predict import predict, with_values
 
 
 # Keys that say what a job is, rather than how it runs.
-_NO_SWITCHES = ("software",)
+_NO_SWITCHES = ("software", "global_batch_size")
 # What is worth a line: a step longer by this share.
 _MUCH = 0.05
 
