@@ -275,9 +275,13 @@ def _jobs_of(
                 jobs.append(job)
             advance(1)
     if not jobs:
-        _load.check_memory(given, _job_of(given, grid[0]))  # Which layout would fit.
+        why = left_out[0]["why"]
+        try:
+            _load.check_memory(given, _job_of(given, grid[0]))
+        except ValueError as error:  # Of memory it also says which layout would fit.
+            why = str(error)
         also = f" (all {len(grid)} points are refused)" if len(grid) > 1 else ""
-        raise ValueError(f"{left_out[0]['why'].rstrip('.')}{also}.")
+        raise ValueError(f"{why.rstrip('.')}{also}.")
     return points_of, jobs, left_out
 
 
