@@ -21,6 +21,7 @@ from prism_jax.workload._split import balanced_layers
 from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
 from prism_jax.workload.modules._core import Core
+from prism_jax.workload.modules._gather import weights_of
 
 from .helpers import kernels_of, lower_job
 
@@ -95,7 +96,7 @@ def test_a_convolution_is_as_fast_as_its_product_or_as_measured():
     linear = convolve(costs, 640, 320)
     (pixels, batch), peak = (32 * 4096, 32), costs.cluster.device.peak_flop_per_s["bf16"]
     product = costs.gemm(pixels, 640, 9 * 320, "bf16")
-    for kernel in (linear.forward, linear.dgrad, linear.wgrad):
+    for kernel in (linear.forward, linear.dgrad, *weights_of(linear)):
         assert (kernel.flop, kernel.mean) == (product.flop, product.mean)
         assert kernel.size.startswith(f"bf16 {batch}x4096x640x320 3x3/1 ")
     table = Efficiency("convolution", "bf16", (1e9, 1e12), (0.25, 0.25), 1e-5)
@@ -433,7 +434,9 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
     def array(shape, dtype=jnp.float32):
         return made.setdefault(shape, jnp.asarray(rng.normal(size=shape), dtype))
 
-    calls = [_convolution(one, array) for one in (linear.forward, linear.dgrad, linear.wgrad)]
+    calls = [
+        _convolution(one, array) for one in (linear.forward, linear.dgrad, *weights_of(linear))
+    ]
     out, of_images, of_weights = (call.run() for call in calls)
     (images, weights), gradient = calls[0].run.args, calls[1].run.args[-1]  # pyright: ignore
     assert images.shape == (2, 3 * stride, 4 * stride, 7)

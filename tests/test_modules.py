@@ -14,7 +14,12 @@ from prism_jax.data._model import Layer
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
-from prism_jax.workload.modules._gather import close_backward, close_module, open_module
+from prism_jax.workload.modules._gather import (
+    close_backward,
+    close_module,
+    open_module,
+    weights_of,
+)
 
 from .helpers import kernel_flop, kernels_of, lower_job, small_model
 
@@ -182,9 +187,10 @@ def test_gradients_of_experts_are_added_in_float32():
     job = load_job("megatron-22b-a100-8")
     job = msgspec.structs.replace(job, model=load_model("mixtral-8x7b"))
     costs = parts_of(job)
-    experts, one = costs.linear(1, 4096, 2048, groups=16), costs.linear(1, 4096, 2048)
-    assert experts.wgrad.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
-    assert experts.wgrad.mean / one.wgrad.mean == pytest.approx(16, rel=0.1)
+    experts, single = costs.linear(1, 4096, 2048, groups=16), costs.linear(1, 4096, 2048)
+    of_experts, of_one = weights_of(experts, single)
+    assert of_experts.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
+    assert of_experts.mean / of_one.mean == pytest.approx(16, rel=0.1)
 
 
 def test_scans_of_a_sequence_that_is_split():
@@ -378,7 +384,7 @@ class Convolution(AbstractModule):
     def backward_weight(self, costs):
         from prism_jax.workload._parts import segment
 
-        return [segment([self._linear(costs).wgrad])]
+        return [segment(weights_of(self._linear(costs)))]
 
     def activations(self, costs):
         return {"toy-convolution": 0.0}
