@@ -1,11 +1,12 @@
 """Activations and the optimizer in the memory of the host: what they free, and what copies cost."""
 
+import msgspec
 import pytest
 
 from benchmarks._published_jobs import of_steps
 from benchmarks._rows import job_of, read
 from prism_jax import predict
-from prism_jax.data import load_device, load_job
+from prism_jax.data import Layer, load_device, load_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import memory
 from prism_jax.workload import memory_of_stages
@@ -67,6 +68,25 @@ def test_two_layers_stay_where_all_are_offloaded():
     every = _job(_ACTIVATIONS, "model.num_layers=12")
     kept = [memory_of_stages(parts_of(job), (0,))[0].kept for job in (each, two, every)]
     assert kept[0] == kept[1] == kept[2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (_ACTIVATIONS,),
+        ("training.recompute=full", "training.recompute_layers=4"),
+        ("training.recompute=full", "training.recompute_layers=4", _ACTIVATIONS),
+    ],
+)
+def test_layers_that_take_turns_are_kept_as_equal_ones(changes):
+    """A window does not change what flash attention keeps."""
+    equal = _job("model.num_layers=12", "training.attention=flash", *changes)
+    turns = (Layer(("local", "mlp")), Layer(("attention", "mlp")))
+    modules = {"local": {"kind": "attention", "window": 512}}
+    model = msgspec.structs.replace(parts_of(equal).model, layers=6 * turns, modules=modules)
+    jobs = equal, msgspec.structs.replace(equal, model=model)
+    of_equal, of_turns = (memory_of_stages(parts_of(job), (0,))[0] for job in jobs)
+    assert of_turns == of_equal
 
 
 def test_copies_that_compute_covers_take_no_time_and_others_take_theirs():

@@ -1,6 +1,7 @@
 """The memory of each stage on one GPU: parameters, and activations of a microbatch."""
 
 import functools as ft
+import itertools as it
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,11 @@ def add_sizes(total: Sizes, more: Mapping[str, float], times: float = 1) -> Size
     for name, size in more.items():
         total[name] = total.get(name, 0.0) + times * size
     return total
+
+
+def total(sizes: Mapping[str, float]) -> float:
+    """The sum of the sizes of all parts."""
+    return sum(sizes.values())
 
 
 class StageMemory(NamedTuple):
@@ -102,52 +108,51 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     """The memory of a stage."""
     training = costs.training
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
-    kept: Sizes = {}
-    again: Sizes = {}
-    of_last: Sizes = {}
-    logits = of_head = gradients = offloaded = 0.0
-    left = training.offload_layers or sum(count for _, count in parts)
-    wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
+    runs = recomputed(parts, training)
+    sizes_of = {part: _kept(part.costs(costs), part) for part, _, _ in runs}
+    num_layers = sum(count for part, count, _ in runs if part.is_layer)
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
-    each = training.recompute_layers if uniform else 1
-    for part, count, runs_again in recomputed(parts, training):
-        own = part.costs(costs)
-        sizes = _kept(own, part)
-        # A layer's backward needs 16-bit gradients about as many as the activations that a module
-        # keeps, and the buffers of that module.
-        of = part.costs(wide)
-        for module in part.modules if part.is_layer else ():
-            gradients = max(gradients, sum(module.activations(of).values()) + module.buffers(own))
-        of_head = max(of_head, sizes.get("logits", 0.0))
-        logits += sizes.get("logits", 0.0) * count
-        results = kept_results(costs, part)
-        states = {"checkpoints": float(costs.activation_bytes * own.states)}
-        layer = sum((states | results if runs_again else sizes).values())
-        away = min(left, count) if offloads(costs, part) else 0
-        left -= away
-        offloaded += away * layer
-        here = max(count - away, min(count, 2))  # One computes while one is copied.
-        at_once = min(each, count) if runs_again else 1
-        layers = add_sizes({}, sizes, at_once if part.is_layer else 0)
-        of_last = max(of_last, layers, key=lambda sizes: sum(sizes.values()))
-        if not runs_again:
-            add_sizes(kept, sizes, here)
-            continue
-        # Of `each` layers only the input is kept; these are computed again all at once.
-        add_sizes(kept, states, -(-here // each))
-        add_sizes(kept, results, here)
-        whole = add_sizes({**layers}, results, -1)
-        again = max(again, whole, key=lambda sizes: sum(sizes.values()))
+    together = training.recompute_layers if uniform else 1
+    offloads_any = any(offloads(costs, part) for part in sizes_of)
+    sent = min(training.offload_layers or num_layers, num_layers * offloads_any)
+    gone = min(sent, max(num_layers - 2, 0))  # One computes while one is copied.
+    kept, offloaded, layers = Sizes(), 0.0, it.count()
+    again, at_once = ([0.0] * (num_layers + 1) for _ in range(2))
+    for part, count, runs_again in runs:
+        for _ in range(count):
+            layer = next(layers) if part.is_layer else num_layers
+            keeps = sizes_of[part]
+            at_once[layer // together] += total(keeps) * part.is_layer
+            if runs_again:
+                results = kept_results(costs, part)
+                again[layer // together] += total(keeps) - total(results)
+                # Layers that are computed again together keep the input of the first.
+                values = part.costs(costs).states * (layer % together == 0)
+                keeps = {"checkpoints": float(costs.activation_bytes * values), **results}
+            offloaded += total(keeps) * (layer < sent)
+            add_sizes(kept, keeps, layer >= gone)
+    # A layer's backward needs 16-bit gradients about as many as the activations that a module
+    # keeps, and the buffers of that module.
+    wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
+    gradients = (
+        sum(module.activations(part.costs(wide)).values()) + module.buffers(part.costs(costs))
+        for part in sizes_of
+        for module in part.modules
+        if part.is_layer
+    )
+    most = max(gradients, default=0.0)
+    logits = kept.get("logits", 0.0)
+    of_head = max((sizes.get("logits", 0.0) for sizes in sizes_of.values()), default=0.0)
     # What the loss needs is gone when the gradients of the layers are computed. Of several heads
     # (multi-token prediction) one at a time needs more than it keeps.
     first, kept_bytes, last = costs.logit_bytes
     whole, scattered = _units(costs, parts)
-    work: Sizes = {"workspace": gradients + sum(again.values()), "gathered": whole + scattered}
+    work: Sizes = {"workspace": most + max(again), "gathered": whole + scattered}
     # The layer that is the last of a backward has its activations until it ends.
-    closing = work | {"workspace": gradients + sum(of_last.values())}
+    closing = work | {"workspace": most + max(at_once)}
     forward: Sizes = {"logits": (first / kept_bytes - 1) * of_head, "gathered": whole}
     loss: Sizes = {"logits": (last / kept_bytes - 1) * of_head, "gathered": whole}
-    backward = max(loss, work | {"logits": -logits}, key=lambda sizes: sum(sizes.values()))
+    backward = max(loss, work | {"logits": -logits}, key=total)
     static, summed = _static(costs, held), _summed(costs, held)
     copied = static.pop("copied", 0.0)
     # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
@@ -161,17 +166,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     if training.forward_only:
         kept, backward, closing, summed = {}, {}, {}, 0.0
         forward = {**_largest(costs, parts), "gathered": whole}
-    return StageMemory(
-        held=static | others,
-        kept=kept,
-        forward=forward,
-        backward=backward,
-        closing=closing,
-        made=made,
-        copied=copied,
-        summed=summed,
-        offloaded=offloaded,
-    )
+    peaks = (forward, backward, closing)
+    return StageMemory(static | others, kept, *peaks, made, copied, summed, offloaded)
 
 
 def _static(costs: Costs, held: Held) -> Sizes:
@@ -204,18 +200,18 @@ def _largest(costs: Costs, parts: Parts) -> Sizes:
     or an end of the model, would keep, of that which would keep most.
     """
     each = (_kept(one.costs(costs), one) for one, _ in parts)
-    return max(each, key=lambda sizes: sum(sizes.values()), default={})
+    return max(each, key=total, default={})
 
 
 def _held(costs: Costs, parts: Parts, *, frozen: bool) -> tuple[Held, float]:
     """The parameters of a stage on one GPU, and the values of embedding tables on the GPU with the
     most of them; of what is trained, or of what is `frozen`, of which each replica has all.
     """
-    total = total_parameters(costs.model, parts, frozen=frozen)
+    parameters = total_parameters(costs.model, parts, frozen=frozen)
     mine = (part for part, _ in parts if part.frozen or not frozen)
     modules = (module for part in mine for module in part.modules)
     shares = (one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags))
-    return held_of(total, costs.layout), total.tables * sum(shares)
+    return held_of(parameters, costs.layout), parameters.tables * sum(shares)
 
 
 def _summed(costs: Costs, held: Held) -> float:
