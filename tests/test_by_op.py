@@ -120,6 +120,15 @@ def test_by_ops_is_between_nothing_and_everything(titan, changes):
         assert numbers[0] == numbers[1]
 
 
+def test_what_keeps_no_results_runs_again_as_a_whole():
+    """Blocks of diffusion models, with their attention."""
+    by_op, full = (
+        load_job("flux1-gb300-72", [f"training.recompute={how}"]) for how in ("by-op", "full")
+    )
+    assert memory(by_op).fullest.bytes == memory(full).fullest.bytes
+    assert predict(by_op).breakdown["attention"] == predict(full).breakdown["attention"]
+
+
 def test_products_are_counted_as_torchtitan_runs_them(titan):
     """With latent attention wq_a, wq_b, wkv_a, wkv_b and wo."""
     costs = parts_of(titan())
@@ -158,6 +167,15 @@ def test_separate_products_are_as_many_flop_and_a_sum_of_gradients(titan):
     total = separate.move("elementwise", 2 * 4 * _TOKENS * _HIDDEN)
     assert each.forward.mean == pytest.approx(sum(linear.forward.mean for linear in alone))
     assert each.dgrad.mean == pytest.approx(sum(linear.dgrad.mean for linear in alone) + total.mean)
+
+
+def test_rotary_positions_move_their_bytes(titan):
+    """Of each value of queries and keys in each layer, in a forward and in a backward."""
+    job = titan("training.recompute=none", "training.rotary_bytes=20")
+    work, moved = lower_job(job), 20 * _TOKENS * (_HIDDEN + _KV)
+    kernel = parts_of(job).move("elementwise", moved)
+    for block in (work.forward[0], work.backward[0]):
+        assert _named(Counter(kernels_of(block)))[kernel.kind, kernel.size] == 32
 
 
 def test_scales_of_rows_cost_casts_and_no_products(titan):

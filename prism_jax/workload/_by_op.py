@@ -27,6 +27,8 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
     ranks gather for a product, they gather in the backward anyway.
     """
     kept, made = _dealt(costs, part)
+    if not kept:
+        return segments
     joined = {one.of for one in (*kept, *made)}  # The last product is gone already, if it may be.
 
     def left(one: Segment) -> Segment:
