@@ -185,10 +185,13 @@ def test_packed_microbatches_differ():
 
 
 def test_dropout_keeps_a_mask():
-    """A byte more of each value that an adapter reads, and a longer step."""
+    """A byte more of each value that an adapter reads, and a longer step. What a dropout leaves of
+    the output of attention is another tensor, whose own backward needs it as it was.
+    """
     jobs = [job_of(zero=0, adapters=Adapters(8, ATTENTION, drop)) for drop in (False, True)]
     plain, dropped = (prism.memory(job).ranks[0].parts for job in jobs)
     assert_allclose(dropped["norm"] - plain["norm"], 4 * 2048 * 1024)
+    assert_allclose(dropped["attention"] - plain["attention"], 3 * 4 * 2048 * 1024)
     assert prism.predict(jobs[1]).mean > prism.predict(jobs[0]).mean
 
 

@@ -208,10 +208,10 @@ def copied_values(costs: Costs, core: Core) -> int:
 
 def output_bytes(costs: Costs, values: int) -> float:
     """What is kept of a core's output: one tensor for its own backward and that of the next matrix,
-    or two if the matrix multiplies in fewer bits.
+    or two if the matrix multiplies in fewer bits, or reads what a dropout left.
     """
-    read = costs.input_bytes("linear_proj")
-    return (costs.activation_bytes + (read if read < costs.activation_bytes else 0)) * values
+    own, read = costs.activation_bytes, costs.input_bytes("linear_proj")
+    return (own if read == own else own + read) * values
 
 
 def core_buffers(costs: Costs, core: Core) -> float:
