@@ -199,11 +199,9 @@ def recomputed(
     no backward.
     """
     parts = tuple((part, count) for part, count in parts if not (back and part.frozen))
-    left = 0
-    if training.recompute in ("by-op", "full"):
-        left = layers = sum(count for part, count in parts if part.is_layer)
-        if training.recompute == "full" and training.recompute_method == "block":
-            left = min(layers, training.recompute_layers)
+    left = sum(count for _, count in parts) if training.recompute in ("by-op", "full") else 0
+    if training.recompute == "full" and training.recompute_method == "block":
+        left = training.recompute_layers
     found = []
     for part, count in parts:
         again = min(left, count) if part.is_layer else 0

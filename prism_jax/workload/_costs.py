@@ -199,15 +199,10 @@ class Costs(msgspec.Struct, frozen=True):
             return self.linear(tokens, sum(outputs), inputs, name=name)
         each = [self.linear(tokens, one, inputs, name=name) for one in outputs if one]
         total = self.move("elementwise", 2 * (len(each) + 1) * tokens * inputs)
-        weights = [one.wgrad for one in each if one.wgrad is not None]
-        forward = _joined([one.forward for one in each])
-        results = (Result(x.num_bytes, forward, x.again) for one in each for x in one.results)
-        return Linear(
-            forward,
-            _joined([one.dgrad for one in each], total.mean if len(each) > 1 else 0.0),
-            _joined(weights) if weights else None,
-            tuple(results),
-        )
+        joined = _joined(each, 0.0, total.mean if len(each) > 1 else 0.0)
+        made = [result for one in each for result in one.results]
+        results = tuple(msgspec.structs.replace(one, of=joined.forward) for one in made)
+        return msgspec.structs.replace(joined, results=results)
 
     def linear(
         self,
@@ -235,8 +230,9 @@ class Costs(msgspec.Struct, frozen=True):
         base, adapters = plain(outputs, inputs, dtype), self.training.adapters
         if adapters is None:
             return base
+        base = msgspec.structs.replace(base, wgrad=None)
         if name not in adapters.modules:
-            return self.as_trained(base)
+            return base
         down = plain(adapters.rank, inputs, self.base_dtype)
         up = plain(outputs, adapters.rank, self.base_dtype)
         # Kernels of their own scale what the adapter makes, and add it; so in the backward. A
@@ -244,18 +240,9 @@ class Costs(msgspec.Struct, frozen=True):
         values, drop = tokens * groups, 5 * adapters.dropout * inputs
         added = self.move("elementwise", values * ((4 + 6) * outputs + drop)).mean
         back = self.move("elementwise", values * (4 * outputs + 6 * inputs + drop)).mean
-        forward = _joined([base.forward, down.forward, up.forward], added)
-        return Linear(
-            forward,
-            _joined([base.dgrad, up.dgrad, down.dgrad], back),
-            _joined([one.wgrad for one in (up, down) if one.wgrad is not None]),
-            (Result(2 * values * outputs, forward, forward),),
-        )
-
-    def as_trained(self, linear: Linear) -> Linear:
-        """A matrix without the product of its gradient if adapters are trained in its place."""
-        frozen = self.training.adapters is not None
-        return msgspec.structs.replace(linear, wgrad=None) if frozen else linear
+        joined = _joined([base, down, up], added, back)
+        made = Result(2 * values * outputs, joined.forward, joined.forward)
+        return msgspec.structs.replace(joined, results=(made,))
 
     def attention(self, size: str, flop: float, num_bytes: float, *, backward: bool) -> Kernel:
         """The fused core of attention, forward or backward."""
@@ -386,12 +373,22 @@ class Costs(msgspec.Struct, frozen=True):
         return Kernel("send_recv", f"{num_bytes}B {way}", mean, link.name, group=group)
 
 
-def _joined(kernels: Sequence[Kernel], besides: float = 0.0) -> Kernel:
-    """Kernels, and `besides` them so many seconds, as one."""
+def _joined(linears: Sequence[Linear], forward_s: float, backward_s: float) -> Linear:
+    """Matrices as one, whose forward, and the gradient of whose input, take so much longer."""
+    weights = [one.wgrad for one in linears if one.wgrad is not None]
+    return Linear(
+        _sum([one.forward for one in linears], forward_s),
+        _sum([one.dgrad for one in linears], backward_s),
+        _sum(weights) if weights else None,
+    )
+
+
+def _sum(kernels: Sequence[Kernel], seconds: float = 0.0) -> Kernel:
+    """Kernels, and `seconds` besides them, as one."""
     return msgspec.structs.replace(
         kernels[0],
         size=" and ".join(one.size for one in kernels),
-        mean=sum(one.mean for one in kernels) + besides,
+        mean=sum(one.mean for one in kernels) + seconds,
         flop=sum(one.flop for one in kernels),
     )
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from ._architecture import Parts, recomputed
+from ._architecture import Part, Parts, recomputed
 from ._block import Block, Kernel, Segment, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
-from ._memory import offloaded_bytes, offloads
+from ._memory import offloaded_bytes
 from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
@@ -84,7 +84,7 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
         found = recomputed(parts, costs.training, back=back)
         copies = () if phase == "W" else _copies(costs, parts)
         runs = [
-            (unit(part, again)._replace(copies=copies * offloads(costs, part)), count)
+            (unit(part, again)._replace(copies=copies * _is_trained(part)), count)
             for part, count, again in found
         ]
         return row_of_units(costs, runs[::-1] if back else runs)
@@ -96,9 +96,13 @@ def _copies(costs: Costs, parts: Parts) -> tuple[Kernel, ...]:
     """The copies of activations to the host, or back, beside each layer of a stage. Those of some
     layers are spread over all (Transformer Engine, transformer_engine/pytorch/cpu_offload.py).
     """
-    layers = sum(count for part, count in parts if offloads(costs, part))
+    layers = sum(count for part, count in parts if _is_trained(part))
     num_bytes = offloaded_bytes(costs, parts)
     return (costs.to_host(num_bytes / layers),) if num_bytes else ()
+
+
+def _is_trained(part: Part) -> bool:
+    return part.is_layer and not part.frozen
 
 
 def _with_received(

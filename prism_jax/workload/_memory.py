@@ -83,17 +83,10 @@ def memory_of_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[StageMem
     return tuple(map(of_stage, stages.parts))
 
 
-def offloads(costs: Costs, part: Part) -> bool:
-    """Whether the host may keep the activations of a part of the model."""
-    training = costs.training
-    trained = part.is_layer and not (part.frozen or training.forward_only)
-    return "activations" in training.offload and trained
-
-
 def offloaded_bytes(costs: Costs, parts: Parts) -> float:
     """The activations of a microbatch that the host keeps of a stage, on each GPU."""
-    some = any(offloads(costs, part) for part, _ in parts)
-    return _stage_memory(costs, parts).offloaded if some else 0.0
+    offloads = "activations" in costs.training.offload
+    return _stage_memory(costs, parts).offloaded if offloads else 0.0
 
 
 def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...]:
@@ -113,8 +106,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     num_layers = sum(count for part, count, _ in runs if part.is_layer)
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     together = training.recompute_layers if uniform else 1
-    offloads_any = any(offloads(costs, part) for part in sizes_of)
-    sent = min(training.offload_layers or num_layers, num_layers * offloads_any)
+    offloads = "activations" in training.offload
+    sent = min(training.offload_layers or num_layers, num_layers) if offloads else 0
     gone = min(sent, max(num_layers - 2, 0))  # One computes while one is copied.
     kept, offloaded, layers = Sizes(), 0.0, it.count()
     again, at_once = ([0.0] * (num_layers + 1) for _ in range(2))
@@ -164,7 +157,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     stays = 2 * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
     others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
-        kept, backward, closing, summed = {}, {}, {}, 0.0
+        kept, backward, closing, summed, offloaded = {}, {}, {}, 0.0, 0.0
         forward = {**_largest(costs, parts), "gathered": whole}
     peaks = (forward, backward, closing)
     return StageMemory(static | others, kept, *peaks, made, copied, summed, offloaded)
@@ -234,21 +227,17 @@ def _units(costs: Costs, parts: Parts) -> tuple[float, float]:
     training = costs.training
     gathers = training.zero == 3 and training.reshard_after_forward
     sent = costs.sent_gradient_bytes if reduces_each_microbatch(training) else 0
-    gathered: list[float] = []
-    scattered: list[float] = []
-    root = waiting = 0.0
-    for one, count in parts:
-        whole = shared(costs, gathered_bytes(costs, ((one, 1),))) if gathers else ()
-        size = sum(each for each, _ in whole)
-        number = sum(each for each, _ in shared_of_unit(costs, one))
-        if training.zero == 3 and not one.is_layer:
-            root, waiting = root + size * count, waiting + 2 * number * count
-        else:
-            gathered += [size] * count
-            scattered += [sent * number] * count
+    layers: list[tuple[float, float]] = []
+    ends: list[tuple[float, float]] = []
+    for part, count in parts:
+        whole = shared(costs, gathered_bytes(costs, ((part, 1),))) if gathers else ()
+        unit = sum(size for size, _ in whole), sum(n for n, _ in shared_of_unit(costs, part))
+        (layers if part.is_layer or training.zero < 3 else ends).extend([unit] * count)
+    gathered, scattered = ([unit[which] for unit in layers] for which in (0, 1))
+    root, waiting = (sum(unit[which] for unit in ends) for which in (0, 1))
     ahead = training.prefetch
-    whole, gradients = _most(gathered, 1 + ahead), _most(scattered, 1 + min(ahead, 1))
-    return root + whole, (waiting if sent else 0) + gradients
+    gradients = sent * _most(scattered, 1 + min(ahead, 1)) + (2 * waiting if sent else 0)
+    return root + _most(gathered, 1 + ahead), gradients
 
 
 def _most(sizes: Sequence[float], number: int) -> float:

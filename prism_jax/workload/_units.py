@@ -153,12 +153,9 @@ def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
-def shared_of_unit(
-    costs: Costs, part: Part, *, gathered: bool = False
-) -> tuple[tuple[float, Group], ...]:
-    """`shared` of the unsharded parameters of a unit that are trained, or all that are gathered."""
-    own = part.sharded(costs.model) if gathered else part.parameters(costs.model)
-    return shared(costs, held_of(own, costs.layout))
+def shared_of_unit(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
+    """`shared` of the unsharded parameters of a unit that are trained."""
+    return shared(costs, held_of(part.parameters(costs.model), costs.layout))
 
 
 def sharded_parameters(costs: Costs, held: Held) -> float:
@@ -211,8 +208,8 @@ def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segme
     """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
     they are `reduced`.
     """
-    training = costs.training
-    each = gathered * training.gather_copy_bytes, reduced * training.gradient_copy_bytes
-    moved = (shared_of_unit(costs, part, gathered=every) for every in (True, False))
-    num_bytes = sum(size * n for size, of in zip(each, moved, strict=True) for n, _ in of)
+    training, whole = costs.training, held_of(part.sharded(costs.model), costs.layout)
+    parameters = gathered * sum(number for number, _ in shared(costs, whole))
+    gradients = reduced * sum(number for number, _ in shared_of_unit(costs, part))
+    num_bytes = training.gather_copy_bytes * parameters + training.gradient_copy_bytes * gradients
     return [segment([costs.move("copies", num_bytes)])] if num_bytes else []

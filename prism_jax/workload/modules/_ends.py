@@ -157,12 +157,7 @@ class Head(AbstractModule):
         """The matrix that makes the logits."""
         tokens, hidden, vocabulary = self._shape(costs)
         dtype = costs.training.dtype if costs.training.fp8_head else costs.base_dtype
-        matrix = Linear(
-            costs.gemm(tokens, vocabulary, hidden, dtype),
-            costs.gemm(tokens, hidden, vocabulary, dtype),
-            costs.gemm(vocabulary, hidden, tokens, dtype, added=True),
-        )
-        return costs.as_trained(matrix)
+        return costs.linear(tokens, vocabulary, hidden, dtype)
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         vocabulary = -(-costs.model.vocab_size // costs.layout.tp)  # Padded.
