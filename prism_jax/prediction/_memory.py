@@ -19,6 +19,7 @@ from ..workload import (
     has_experts,
     held_by_stages,
     memory_of_stages,
+    total,
 )
 
 
@@ -135,14 +136,15 @@ def memory(job: Job) -> Memory:
     stages = [*it.chain(*chains)]
     ranks = []
     for rank, peak in enumerate(_peaks(order, stages)):
-        found: Sizes = {"libraries": _libraries(parts), **_communication(parts)}
-        own = [stages[one] for one, where in enumerate(order.stage_to_rank) if where == rank]
-        for one in own:
-            add_sizes(found, one.held)
-        copied: Sizes = {"gradients": sum(one.copied for one in own)}
-        add_sizes(found, max(peak, copied, key=lambda sizes: sum(sizes.values())))
-        held = {name: float(size) for name, size in found.items() if size}
-        ranks.append(RankMemory(rank, sum(held.values()), held))
+        sizes: Sizes = {"libraries": _libraries(parts), **_communication(parts)}
+        copied: Sizes = {"gradients": 0.0}
+        for stage, where in zip(stages, order.stage_to_rank, strict=True):
+            if where == rank:
+                add_sizes(sizes, stage.held)
+                copied["gradients"] += stage.copied
+        add_sizes(sizes, max(peak, copied, key=total))
+        held = {name: float(size) for name, size in sizes.items() if size}
+        ranks.append(RankMemory(rank, total(held), held))
     device_bytes = parts.cluster.device.memory_bytes
     return Memory(tuple(ranks), device_bytes, _reserved(parts.layout, device_bytes))
 
@@ -209,7 +211,7 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     phase, stage = parts.phase[turned], parts.stage[turned]
     lets_go = (phase == "B") | (phase == "W")
     each = [(one.kept, one.forward, one.backward, one.closing) for one in stages]
-    sizes = np.array([[sum(part.values()) for part in one] for one in each], float)
+    sizes = np.array([[*map(total, one)] for one in each], float)
     sizes = np.column_stack([sizes, [(one.made, one.summed) for one in stages]])
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
@@ -230,28 +232,28 @@ def _peak(
     its end, the gradients that the first backward makes, and the summed gradients.
     """
     kept, at_end, at_start, closing, made, _ = sizes[stage].T
-    first = np.zeros(len(stage), bool)
-    first[np.flatnonzero(lets_go)[np.unique(stage[lets_go], return_index=True)[1]]] = True
-    gradients = np.cumsum(made * first) + _whole(lets_go, stage, sizes[:, 5])
+    first = np.flatnonzero(lets_go)[np.unique(stage[lets_go], return_index=True)[1]]
+    making = made * np.isin(np.arange(len(stage)), first)
+    gradients = np.cumsum(making) + _whole(lets_go, stage, sizes[:, 5])
     after = np.cumsum(kept * forward - kept * lets_go)
     before = np.append(0.0, after)[: len(after)]
     # When an op ends it has freed its activations, and made its gradients.
-    starts = np.where(forward, after + at_end, before + at_start) + gradients - made * first
+    starts = np.where(forward, after + at_end, before + at_start) + gradients - making
     ends = np.where(lets_go, after + closing + gradients, 0.0)
     during = np.maximum(starts, ends)
     if not np.any(during > 0):
         return {}
     at = int(np.argmax(during))
     ended = bool(ends[at] > starts[at])
-    one = stages[stage[at]]
-    found = dict(one.closing if ended else one.forward if forward[at] else one.backward)
-    there = float(gradients[at] - (0 if ended else made[at] * first[at]))
-    add_sizes(found, {"gradients": there} if there else {})
+    op = stages[stage[at]]
+    peak = dict(op.closing if ended else op.forward if forward[at] else op.backward)
+    if there := float(gradients[at] - (0 if ended else making[at])):
+        add_sizes(peak, {"gradients": there})
     counts = np.bincount(stage[: at + 1], forward[: at + 1], len(stages))
     counts -= np.bincount(stage[: at + ended], lets_go[: at + ended], len(stages))
     for number in np.flatnonzero(counts).tolist():
-        add_sizes(found, stages[number].kept, float(counts[number]))
-    return found
+        add_sizes(peak, stages[number].kept, float(counts[number]))
+    return peak
 
 
 def _whole(

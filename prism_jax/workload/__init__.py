@@ -22,6 +22,7 @@ from ._memory import (
     add_sizes as add_sizes,
     held_by_stages as held_by_stages,
     memory_of_stages as memory_of_stages,
+    total as total,
 )
 from ._model_flop import model_flop as model_flop
 from ._parts import (
