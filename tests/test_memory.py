@@ -437,7 +437,7 @@ def test_advice_is_the_best_layout_that_fits_on_the_same_gpus():
     job = load_job("megatron-22b-a100-8", given)
     found = best_on_same_gpus(job, math.inf)
     assert found is not None
-    changes = changes_to(job, found.job)
+    changes = changes_to(job, found)
     sets = [_as_set(key, value).removeprefix("--set ").strip('"') for key, value in changes.items()]
     kept = [text for text in given if text.partition("=")[0] not in changes]
     changed = load_job("megatron-22b-a100-8", [*kept, *sets])
@@ -485,6 +485,14 @@ def test_layers_of_stages_are_given_anew_with_other_stages():
         '--set "schedule.layers_per_stage=[24,24]"'
     )
     assert prism.memory(with_values(job, changes)) == prism.memory(other)
+
+
+def test_a_degree_of_experts_stays_where_a_layout_has_the_same():
+    job = load_job("deepseek-v3-gb200-512", ["training.recompute=none"])
+    other = with_values(job, {"training.recompute": "full"})
+    assert job.layout.etp != job.layout.tp
+    assert changes_to(job, other) == {"training.recompute": "full"}
+    assert changes_to(job, with_values(other, {"layout.etp": None}))["layout.etp"] == job.layout.tp
 
 
 def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):

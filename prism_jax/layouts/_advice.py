@@ -4,19 +4,16 @@ import contextlib
 import itertools as it
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from .._summary import GIB
-from ..analysis import Mean
 from ..data import Job, toml_value
 from ..lowering import parts_of
-from ..prediction import fits, least_bytes, shortage, usable_bytes, with_values
+from ..prediction import Passes, fits, least_seconds, memory, predict, shortage, with_values
 from ..workload import layers_of_stages
-from ._rank import rank_layouts
-from ._ranking import RankedLayout
 from ._space import LayoutSpace, Question, layouts_of, steps_of
 
 
@@ -35,8 +32,10 @@ def check_memory(job: Job) -> None:
         return
     use = "use more GPUs, as no layout that was looked at fits these"
     if (best := best_on_same_gpus(job)) is not None:
-        sets = " ".join(_as_set(key, value) for key, value in changes_to(job, best.job).items())
-        size, seconds = best.memory_bytes / GIB, best.prediction.mean
+        changes = changes_to(job, best)
+        sets = " ".join(_as_set(key, value) for key, value in changes.items())
+        changed = with_values(job, changes)
+        size, seconds = memory(changed).fullest.bytes / GIB, predict(changed).mean
         use = f"use `{sets}` ({size:.1f} GiB, {seconds:.4g} s a step)"
     raise ValueError(f"{lacking}; {use}, or go on with `--allow-oom`.")
 
@@ -46,58 +45,42 @@ def _as_set(key: str, value: Any) -> str:
     return f'--set "{key}={text}"' if "[" in text else f"--set {key}={text}"
 
 
-def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> RankedLayout | None:
+def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     """The layout with the shortest predicted step that fits on the GPUs of a job, of those that a
-    search knows after some seconds; `None` if it knows none.
+    search looks at within some seconds, the nearest first; `None` if none of them fits.
     """
     began = time.monotonic()
-    listed_until, looked_at_until, ends = (began + seconds * share for share in (0.3, 0.8, 1))
-    of, own, gpus = parts_of(job), job.layout, job.layout.world_size
+    listed_until, ends = (began + seconds * share for share in (0.3, 1))
+    parts, own, gpus = parts_of(job), job.layout, job.layout.world_size
     space = LayoutSpace(
-        tp=_by_nearness(own.tp, min(of.cluster.links[0].group, gpus)),
-        pp=_by_nearness(own.pp, min(of.model.num_layers, gpus)),
+        tp=_by_nearness(own.tp, min(parts.cluster.links[0].group, gpus)),
+        pp=_by_nearness(own.pp, min(parts.model.num_layers, gpus)),
         schedule=(*dict.fromkeys((job.schedule.kind, "1f1b", "interleaved-1f1b")),),
-        recompute=(*dict.fromkeys((of.training.recompute, "none", "selective", "full")),),
+        recompute=(*dict.fromkeys((parts.training.recompute, "none", "selective", "full")),),
     )
-    asked = Question(of.model, of.cluster, of.kernels, of.training, job.batch_size, space)
+    of = parts.model, parts.cluster, parts.kernels, parts.training
+    asked = Question(*of, job.batch_size, space)
     # Its own stages may not divide the layers evenly.
-    found = it.chain(steps_of(asked, own, job.schedule), layouts_of(asked, gpus))
-    listed = [*it.takewhile(lambda _: time.monotonic() < listed_until, found)]
-    fitting = _fitting(sorted(listed, key=_distance_from(job)), looked_at_until)
-    # The nearest first, because a search of all may take longer.
-    known, number = list[RankedLayout](), 16
-    while near := [*it.islice(fitting, number)]:
-        left = max(ends - time.monotonic(), 0.0)
-        with contextlib.suppress(ValueError):  # None is known in time.
-            ranking = rank_layouts(near, Mean(), num_samples=None, top=1, budget=left)
-            if ranking.ended == "interrupted":
-                raise KeyboardInterrupt
-            if fits(with_values(job, changes_to(job, ranking.layouts[0].job))):
-                known.append(ranking.layouts[0])
-        number *= 4
-    return min(known, key=lambda one: one.prediction.mean, default=None)
+    layouts = it.chain(steps_of(asked, own, job.schedule), layouts_of(asked, gpus))
+    listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
+    near = sorted(listed, key=_distance_from(job))
+    best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
+    for other in it.takewhile(lambda _: time.monotonic() < ends, near):
+        schedule = other.schedule
+        turns = other.layout.pp * schedule.virtual_stages * schedule.num_microbatches
+        with contextlib.suppress(ValueError):
+            if turns > _MOST_TURNS or not fits(other, _MARGIN):
+                continue
+            if least_seconds(other, passes, sharded=True) >= shortest:
+                continue
+            changed = with_values(job, changes_to(job, other))
+            if fits(changed) and (mean := predict(changed).mean) < shortest:
+                best, shortest = other, mean
+    return best
 
 
 def _by_nearness(own: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(range(1, most + 1), key=lambda degree: abs(math.log(degree / own))))
-
-
-def _fitting(jobs: Iterable[Job], ends: float) -> Iterator[Job]:
-    """The jobs that fit, until a time. Jobs that only keep other activations share the other parts
-    of their memory.
-    """
-    known: dict[tuple[Any, ...], bool] = {}
-    for job in it.takewhile(lambda _: time.monotonic() < ends, jobs):
-        schedule = msgspec.structs.replace(job.schedule, num_microbatches=1)
-        key = job.layout, schedule, job.training and job.training.zero
-        if key not in known:
-            known[key] = False
-            with contextlib.suppress(ValueError):
-                known[key] = least_bytes(job) <= usable_bytes(job)
-        turns = job.layout.pp * schedule.virtual_stages * job.schedule.num_microbatches
-        with contextlib.suppress(ValueError):
-            if known[key] and turns <= _MOST_TURNS and fits(job, _MARGIN):
-                yield job
 
 
 def _distance_from(job: Job) -> Callable[[Job], float]:
@@ -128,7 +111,7 @@ def changes_to(job: Job, other: Job) -> dict[str, Any]:
         different = (name for name in after if after[name] not in (None, before[name]))
         changes |= {f"{table}.{name}": after[name] for name in different}
     # What cannot be unset is given.
-    if job.layout.etp not in (None, other.layout.tp):
+    if other.layout.etp is None and job.layout.etp not in (None, other.layout.tp):
         changes["layout.etp"] = other.layout.tp
     if job.schedule.layers_per_stage != other.schedule.layers_per_stage is None:
         for end in ("embedding", "head"):
