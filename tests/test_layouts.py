@@ -659,6 +659,15 @@ def test_the_command_says_where_your_job_stands(capsys):
     assert found["yours"] is None
 
 
+def test_selective_is_what_the_stack_calls_so():
+    keys = ["training.software=torchtitan", "training.zero=1", "training.recompute=selective"]
+    job = prism.load_job("megatron-22b-a100-8", keys)
+    one = prism.LayoutSpace(tp=(8,), cp=(1,), pp=(1,), microbatch_size=(4,), zero=(1,))
+    space = msgspec.structs.replace(one, recompute=("selective", "by-op"))
+    (same,) = _enumerate(8, job=job, batch_size=4, space=space)
+    assert same.training == job.training
+
+
 def test_gpu_hours_and_cost_follow_from_tokens(capsys):
     words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
     assert main([*words, "--tokens", "3e9", "--price", "2"]) == 0

@@ -8,7 +8,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..data import Cluster, Count, Job, Kernels, Layout, Model, ScheduleConfig, Training
+from ..data import (
+    Cluster,
+    Count,
+    Job,
+    Kernels,
+    Layout,
+    Model,
+    ScheduleConfig,
+    Training,
+    load_software,
+)
 from ..schedule import schedules
 from ..workload import check_split, has_experts, has_tables
 
@@ -37,7 +47,8 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     - `microbatch_size`: numbers of sequences in a microbatch; by default all powers of two up to
         the batch of a replica.
     - `zero`: what is sharded over the replicas, as in `Training`; 3 is FSDP.
-    - `recompute`: what the backward recomputes, as in `Training`.
+    - `recompute`: what the backward recomputes, as in `Training`; `selective` in the sense of the
+        job's software stack.
     """
 
     tp: tuple[Count, ...] | None = None
@@ -76,6 +87,15 @@ class Question:
         """The values of `ep`."""
         shared = has_experts(self.model) or has_tables(self.model)
         return self.space.ep or (_EXPERT_DEGREES if shared else (1,))
+
+    @ft.cached_property
+    def recompute(self) -> tuple[str, ...]:
+        """The values of `recompute`, where a stack calls another one `selective`."""
+        values, stack = self.space.recompute, self.training.software
+        if stack and "selective" in values:
+            own = load_software(stack).selective
+            values = (own if one == "selective" else one for one in values)
+        return (*dict.fromkeys(values),)
 
 
 def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
@@ -148,7 +168,7 @@ def steps_of(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterato
         schedule = msgspec.structs.replace(config, num_microbatches=number)
         # One replica has no other replica to share with.
         shares = space.zero if layout.dp * layout.cp > 1 else space.zero[:1]
-        for zero, recompute in it.product(shares, space.recompute):
+        for zero, recompute in it.product(shares, asked.recompute):
             training = msgspec.structs.replace(
                 asked.training, microbatch_size=size, zero=zero, recompute=recompute
             )
