@@ -386,6 +386,8 @@ def _wrong_with_command(line: list[str], capsys) -> str:
     said = capsys.readouterr()
     if status == 0:
         return said.err
-    told = said.err.removeprefix("prism-jax: ").removesuffix("\n")
+    # Points that a sweep leaves out are told before what ends it.
+    lines = [line for line in said.err.split("\n") if not line.startswith("prism-jax: note: ")]
+    told = "\n".join(lines).removeprefix("prism-jax: ").removesuffix("\n")
     wrong = said.out or _wrong_with(told)
     return f"{status}, {wrong}: {said.err[:1000]}" if wrong or status != 2 else ""

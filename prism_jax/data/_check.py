@@ -28,11 +28,11 @@ _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 
 # The smallest and the largest value of the devices and clusters in `hardware/`.
 SHIPPED = {
-    "memory_bytes": (4.2402e10, 2.9689e11),
-    "memory_bandwidth_bytes_per_s": (1.555e12, 8e12),
-    "peak_flop_per_s": (1.48e14, 1.5e16),
-    "bandwidth_bytes_per_s": (6.25e9, 9e11),
-    "latency_s": (1e-6, 1e-5),
+    "memory_bytes": (1.6911e10, 3.09216e11),
+    "memory_bandwidth_bytes_per_s": (6e11, 8e12),
+    "peak_flop_per_s": (7e13, 1.5e16),
+    "bandwidth_bytes_per_s": (1.5625e9, 9e11),
+    "latency_s": (1e-6, 2e-5),
 }
 # Values that are further off are refused: they are in another unit.
 _OTHER_UNIT = 1e4
