@@ -1,10 +1,10 @@
 """The best layout for a job that does not fit, on the same GPUs."""
 
 import contextlib
+import functools as ft
 import itertools as it
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -63,7 +63,7 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     # Its own stages may not divide the layers evenly.
     layouts = it.chain(steps_of(asked, own, job.schedule), layouts_of(asked, gpus))
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
-    near = sorted(listed, key=_distance_from(job))
+    near = sorted(listed, key=ft.partial(_distance, job))
     best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
     for other in it.takewhile(lambda _: time.monotonic() < ends, near):
         schedule = other.schedule
@@ -83,24 +83,20 @@ def _by_nearness(own: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(range(1, most + 1), key=lambda degree: abs(math.log(degree / own))))
 
 
-def _distance_from(job: Job) -> Callable[[Job], float]:
+def _distance(job: Job, other: Job) -> float:
     """How much changes: a factor of two of a degree counts as much as another kind, and as one of
     16 of the size of microbatches.
     """
+    pairs = zip(_place(job), _place(other), strict=True)
+    return sum(a != b if isinstance(a, str) else abs(a - b) for a, b in pairs)
 
-    def place(one: Job) -> tuple[Any, ...]:
-        layout, schedule, training = one.layout, one.schedule, one.training
-        assert training is not None
-        degrees = layout.tp, layout.pp, layout.cp, layout.ep, schedule.virtual_stages
-        numbers = map(math.log2, (*degrees, training.microbatch_size**0.25, 2**training.zero))
-        return *numbers, training.recompute, schedule.kind
 
-    def distance(other: Job) -> float:
-        pairs = zip(own, place(other), strict=True)
-        return sum(a != b if isinstance(a, str) else abs(a - b) for a, b in pairs)
-
-    own = place(job)
-    return distance
+def _place(job: Job) -> tuple[Any, ...]:
+    layout, schedule, training = job.layout, job.schedule, job.training
+    assert training is not None
+    degrees = layout.tp, layout.pp, layout.cp, layout.ep, schedule.virtual_stages
+    numbers = map(math.log2, (*degrees, training.microbatch_size**0.25, 2**training.zero))
+    return *numbers, training.recompute, schedule.kind
 
 
 def changes_to(job: Job, other: Job) -> dict[str, Any]:

@@ -209,7 +209,8 @@ def _any_fits(jobs: Iterable[Job], margin: float) -> bool:
         size, again = job.training.microbatch_size, job.training.recompute == "full"
         return size, not again, job.layout.pp * job.schedule.num_microbatches
 
-    in_turn = sorted(jobs, key=order)
-    most = [usable_bytes(job) * (1 - margin) for job in in_turn]
-    pairs = zip(in_turn, most, strict=True)
-    return any(_bytes(job, False) <= much and _bytes(job, True) <= much for job, much in pairs)
+    def fits(job: Job) -> bool:
+        most = usable_bytes(job) * (1 - margin)
+        return _bytes(job, False) <= most and _bytes(job, True) <= most
+
+    return any(map(fits, sorted(jobs, key=order)))

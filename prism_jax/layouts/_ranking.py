@@ -10,7 +10,7 @@ from .._estimate import Estimate
 from .._summary import GIB
 from ..analysis import Bootstrapped, combined
 from ..data import Job
-from ..prediction import Prediction, memory, usable_bytes
+from ..prediction import Prediction, memory
 from ._search import Search
 
 
@@ -232,8 +232,8 @@ def _without(search: Search, number: int) -> str:
         return f"Yours, {job.name}, cannot be simulated: {search.refused[number]}"
     if number in search.predictions or job.cluster is None:
         return f"Yours, {job.name}, was not simulated before the search was ended."
-    needed, usable = memory(job).fullest.bytes, usable_bytes(job)
+    needed = memory(job)
     return (
-        f"Yours, {job.name}, is not ranked: it needs {needed / GIB:.1f} GiB, and of a "
-        f"`{job.cluster.device.name}` {usable / GIB:.1f} GiB are usable."
+        f"Yours, {job.name}, is not ranked: it needs {needed.fullest.bytes / GIB:.1f} GiB, "
+        f"and of a `{job.cluster.device.name}` {needed.usable_bytes / GIB:.1f} GiB are usable."
     )

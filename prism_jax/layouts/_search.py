@@ -234,7 +234,8 @@ def _predicted(search: Search, number: int) -> float | None:
     job = search.jobs[number]
     try:
         # Your job may use all of the memory.
-        if not _fits(job, 0.0 if number == search.yours else search.margin):
+        margin = 0.0 if number == search.yours else search.margin
+        if not (margin is None or job.cluster is None or fits(job, margin)):
             search.num_too_large += 1
             return None
         search.predictions[number] = predict(job)
@@ -242,7 +243,3 @@ def _predicted(search: Search, number: int) -> float | None:
         search.refused[number] = str(error)
         return None
     return search.predictions[number].mean
-
-
-def _fits(job: Job, margin: float | None) -> bool:
-    return margin is None or job.cluster is None or fits(job, margin)

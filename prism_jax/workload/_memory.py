@@ -102,7 +102,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     training = costs.training
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     runs = recomputed(parts, training)
-    sizes_of = {part: _kept(part.costs(costs), part) for part, _, _ in runs}
+    sizes_of = {part: _kept(part.costs(costs), part) for part, _ in parts}
     num_layers = sum(count for part, count, _ in runs if part.is_layer)
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     together = training.recompute_layers if uniform else 1
@@ -112,24 +112,27 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     kept, offloaded, layers = Sizes(), 0.0, it.count()
     again, at_once = ([0.0] * (num_layers + 1) for _ in range(2))
     for part, count, runs_again in runs:
+        results = kept_results(costs, part) if runs_again else sizes_of[part]
+        states = float(costs.activation_bytes * part.costs(costs).states * runs_again)
+        size, size_of_results = total(sizes_of[part]), total(results)
+        inputs = stay = 0
         for _ in range(count):
             layer = next(layers) if part.is_layer else num_layers
-            keeps = sizes_of[part]
-            at_once[layer // together] += total(keeps) * part.is_layer
-            if runs_again:
-                results = kept_results(costs, part)
-                again[layer // together] += total(keeps) - total(results)
-                # Layers that are computed again together keep the input of the first.
-                values = part.costs(costs).states * (layer % together == 0)
-                keeps = {"checkpoints": float(costs.activation_bytes * values), **results}
-            offloaded += total(keeps) * (layer < sent)
-            add_sizes(kept, keeps, layer >= gone)
+            at_once[layer // together] += size * part.is_layer
+            again[layer // together] += size - size_of_results
+            # Layers that are computed again together keep the input of the first.
+            first = layer % together == 0
+            offloaded += (size_of_results + states * first) * (layer < sent)
+            inputs += first * (layer >= gone)
+            stay += layer >= gone
+        add_sizes(kept, {"checkpoints": states} if runs_again else {}, inputs)
+        add_sizes(kept, results, stay)
     # A layer's backward needs 16-bit gradients about as many as the activations that a module
     # keeps, and the buffers of that module.
     wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
     gradients = (
         sum(module.activations(part.costs(wide)).values()) + module.buffers(part.costs(costs))
-        for part in sizes_of
+        for part, _, _ in runs
         for module in part.modules
         if part.is_layer
     )
@@ -158,7 +161,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
         kept, backward, closing, summed, offloaded = {}, {}, {}, 0.0, 0.0
-        forward = {**_largest(costs, parts), "gathered": whole}
+        # Until the next layer: what a layer, or an end, would keep, of that which would keep most.
+        forward = {**max(sizes_of.values(), key=total, default={}), "gathered": whole}
     peaks = (forward, backward, closing)
     return StageMemory(static | others, kept, *peaks, made, copied, summed, offloaded)
 
@@ -186,14 +190,6 @@ def _static(costs: Costs, held: Held) -> Sizes:
         "optimizer": (4 + costs.moment_bytes) * here,
         "copied": (0 if gradient == 4 else 4) * here,
     }
-
-
-def _largest(costs: Costs, parts: Parts) -> Sizes:
-    """What a forward holds until the next layer where nothing is kept for a backward: what a layer,
-    or an end of the model, would keep, of that which would keep most.
-    """
-    each = (_kept(one.costs(costs), one) for one, _ in parts)
-    return max(each, key=total, default={})
 
 
 def _held(costs: Costs, parts: Parts, *, frozen: bool) -> tuple[Held, float]:

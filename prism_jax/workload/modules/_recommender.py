@@ -31,8 +31,7 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
         seconds = gemm_latency(on, "bf16", *shape)  # As fast as fp16.
         mean = kernel.mean if seconds is None else max(on.compute * seconds, on.floor_s)
         found.append(replace(kernel, mean=mean, size=f"{kernel.size} short"))
-    forward, dgrad, wgrad = found
-    return Linear(forward, dgrad, wgrad)
+    return Linear(found[0], found[1], found[2])
 
 
 @dataclasses.dataclass(frozen=True)
