@@ -462,6 +462,10 @@ _LAYOUTS = ["layouts", "megatron-22b-a100-8", "--gpus", "16"]
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=-1"], "whole numbers"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=8,8"], "twice"),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "zero=5"], "cannot be used"),
+        (
+            ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "recompute=ful"],
+            "give one of 'none', 'selective', 'by-op', 'full'",
+        ),
         (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--set", "layout.etp=1"], "no effect"),
         (
             ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--ray", "nobody.invalid:6379"],

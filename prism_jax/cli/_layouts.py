@@ -13,7 +13,7 @@ import prism_jax as prism
 from .._files import shown, written_whole
 from .._misc import counted, quoted, unknown_name
 from .._summary import picked
-from ..data import load_job
+from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
 from ._options import (
@@ -186,10 +186,7 @@ def _space(texts: list[str]) -> Any:
                 )
             choices = [*map(int, choices)]
         space[key] = choices
-    try:
-        return msgspec.convert(space, prism.layouts.LayoutSpace)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"`--choose` cannot be used: {quoted(str(error))}.") from None
+    return convert(space, prism.layouts.LayoutSpace, lambda key: "`--choose` cannot be used")
 
 
 def _title(given: Given, job: Any, batch: int, changes: list[str]) -> str:
