@@ -126,8 +126,9 @@ def test_gradients_of_an_optimizer_on_the_host_are_reduced_beside_the_backward()
     assert before == after
 
 
-def test_two_gpus_of_a_grace_have_half_of_it_each():
-    whole, half = (load_device(name).host for name in ("gh200-96g", "gb200"))
+@pytest.mark.parametrize("name", ["gh200-96g", "gh200-144g"])
+def test_two_gpus_of_a_grace_have_half_of_it_each(name):
+    whole, half = load_device(name).host, load_device("gb200").host
     assert whole is not None
     assert half is not None
     assert half.link_bytes_per_s == pytest.approx(whole.link_bytes_per_s / 2, rel=0.01)
