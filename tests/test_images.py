@@ -17,11 +17,11 @@ from prism_jax.lowering import parts_of
 from prism_jax.measure._calls import _convolution
 from prism_jax.prediction import class_of
 from prism_jax.workload import Costs, count_parameters
+from prism_jax.workload._block import weights_of
 from prism_jax.workload._split import balanced_layers
 from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
 from prism_jax.workload.modules._core import Core
-from prism_jax.workload.modules._gather import weights_of
 
 from .helpers import kernels_of, lower_job
 

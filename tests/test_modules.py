@@ -13,13 +13,9 @@ from prism_jax.data import Model, ScheduleConfig, load_job, load_model
 from prism_jax.data._model import Layer
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
+from prism_jax.workload._block import weights_of
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
-from prism_jax.workload.modules._gather import (
-    close_backward,
-    close_module,
-    open_module,
-    weights_of,
-)
+from prism_jax.workload.modules._gather import close_backward, close_module, open_module
 
 from .helpers import kernel_flop, kernels_of, lower_job, small_model
 

@@ -27,15 +27,9 @@ RecomputedModule: TypeAlias = Literal[
 ]
 
 
-Loss: TypeAlias = Literal[
-    "eager",
-    "eager-named",
-    "eager-float32",
-    "vocab-parallel",
-    "vocab-parallel-compiled",
-    "compiled",
-    "fused",
-]
+_Eager: TypeAlias = Literal["eager", "eager-named", "eager-float32"]
+_Split: TypeAlias = Literal["vocab-parallel", "vocab-parallel-compiled"]
+Loss: TypeAlias = Literal[_Eager, _Split, "compiled", "fused"]
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

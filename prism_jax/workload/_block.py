@@ -85,6 +85,11 @@ class Linear(msgspec.Struct, frozen=True):
     results: tuple[Result, ...] = ()
 
 
+def weights_of(*linears: Linear) -> list[Kernel]:
+    """The products of the gradients of those matrices that are trained."""
+    return [one.wgrad for one in linears if one.wgrad is not None]
+
+
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
 
 

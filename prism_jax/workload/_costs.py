@@ -17,7 +17,7 @@ from ..cluster import (
     send_recv_latency,
 )
 from ..data import Cluster, Kernels, Layout, Link, Model, ScheduleConfig, Training
-from ._block import Block, Branches, Kernel, Linear, Result, Segment
+from ._block import Block, Branches, Kernel, Linear, Result, Segment, weights_of
 from ._parts import row, segment
 
 
@@ -375,7 +375,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 def _joined(linears: Sequence[Linear], forward_s: float, backward_s: float) -> Linear:
     """Matrices as one, whose forward, and the gradient of whose input, take so much longer."""
-    weights = [one.wgrad for one in linears if one.wgrad is not None]
+    weights = weights_of(*linears)
     return Linear(
         _sum([one.forward for one in linears], forward_s),
         _sum([one.dgrad for one in linears], backward_s),

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Open, Result, Segments
+from .._block import Kernel, Linear, Open, Result, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
 from ._gather import (
@@ -20,7 +20,6 @@ from ._gather import (
     gradients,
     open_module,
     weight_gradients,
-    weights_of,
 )
 
 

@@ -4,19 +4,12 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Segments
+from .._block import Kernel, Linear, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, AbstractSampleModule, Parameters
 from ._core import Core, core_of
-from ._gather import (
-    cast,
-    cast_gradient,
-    check_data_parallel,
-    gradients,
-    norm_parameters,
-    weights_of,
-)
+from ._gather import cast, cast_gradient, check_data_parallel, gradients, norm_parameters
 
 
 @dataclasses.dataclass(frozen=True)

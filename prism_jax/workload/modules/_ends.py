@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Segments
+from .._block import Kernel, Linear, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractFirstModule, AbstractModule, Parameters
@@ -17,7 +17,6 @@ from ._gather import (
     open_module,
     tp_bytes,
     weight_gradients,
-    weights_of,
 )
 
 

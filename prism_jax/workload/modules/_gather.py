@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ...data import Layout, Model
-from .._block import Kernel, Linear, Segment, Segments
+from .._block import Kernel, Linear, Segment, Segments, weights_of
 from .._costs import Costs
 from .._parts import row, segment, without
 
@@ -88,11 +88,6 @@ def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:
     """The kernels of a matrix in a backward."""
     return [linear.dgrad, *(weights_of(linear) if weights else [])]
-
-
-def weights_of(*linears: Linear) -> list[Kernel]:
-    """The products of the gradients of those matrices that are trained."""
-    return [one.wgrad for one in linears if one.wgrad is not None]
 
 
 def gather_states(costs: Costs) -> Kernel:

@@ -2,7 +2,7 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Layout, Model, Training
-from .._block import Kernel, Linear, Result, Segments
+from .._block import Kernel, Linear, Result, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
 from ._base import AbstractModule, Parameters, closed
@@ -15,7 +15,6 @@ from ._gather import (
     gather_states,
     gradients,
     gradients_of_input,
-    weights_of,
 )
 
 

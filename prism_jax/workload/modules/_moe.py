@@ -13,11 +13,11 @@ from ...data import (
     Seed,
     Training,
 )
-from .._block import Kernel, Linear, Load, Result, Segment, Segments
+from .._block import Kernel, Linear, Load, Result, Segment, Segments, weights_of
 from .._costs import Costs
 from .._parts import fullest, segment
 from ._base import AbstractModule, Parameters
-from ._gather import cast, cast_gradient, gradients, weights_of
+from ._gather import cast, cast_gradient, gradients
 from ._mlp import MLP, Activation, gate_factor
 from ._routing import (
     check_degrees,
