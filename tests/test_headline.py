@@ -109,12 +109,15 @@ def test_bounds_of_plausible_hardware_come_from_shipped_hardware():
     clusters = [load_cluster(name, 100_000) for name in list_names("cluster")]
     links = [link for cluster in clusters for link in cluster.links]
     devices = [cluster.device for cluster in clusters]
+    hosts = [one.host for one in devices if one.host is not None]
     values = {
         "memory_bytes": [one.memory_bytes for one in devices],
         "memory_bandwidth_bytes_per_s": [one.memory_bandwidth_bytes_per_s for one in devices],
         "peak_flop_per_s": [peak for one in devices for peak in one.peak_flop_per_s.values()],
         "bandwidth_bytes_per_s": [link.bandwidth_bytes_per_s for link in links],
         "latency_s": [link.latency_s for link in links],
+        "link_bytes_per_s": [host.link_bytes_per_s for host in hosts],
+        "memory_bytes_per_s": [host.memory_bytes_per_s for host in hosts],
     }
     assert {name: (min(of), max(of)) for name, of in values.items()} == SHIPPED
 

@@ -18,7 +18,7 @@ _DENSE = "megatron-22b-a100-8"
 _ACTIVATIONS = 'training.offload=["activations"]'
 _OPTIMIZER = 'training.offload=["optimizer"]'
 _SLOW, _FAST = (
-    "cluster.device.host.link_bytes_per_s=1e6",
+    "cluster.device.host.link_bytes_per_s=1e7",
     "cluster.device.host.link_bytes_per_s=1e15",
 )
 
@@ -124,6 +124,11 @@ def test_gradients_of_an_optimizer_on_the_host_are_reduced_beside_the_backward()
     before, after = (lower_job(_job(*how, *one)).reductions for one in ((), (_OPTIMIZER,)))
     assert len(before[0]) > 1
     assert before == after
+
+
+def test_a_host_in_another_unit_is_refused_with_what_is_meant():
+    with pytest.raises(ValueError, match=r"`cluster.device.host.link_bytes_per_s` = 55.6 .*55.6e9"):
+        _job("cluster.device.host.link_bytes_per_s=55.6")
 
 
 @pytest.mark.parametrize("name", ["gh200-96g", "gh200-144g"])

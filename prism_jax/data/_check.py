@@ -33,6 +33,8 @@ SHIPPED = {
     "peak_flop_per_s": (7e13, 1.5e16),
     "bandwidth_bytes_per_s": (1.5625e9, 9e11),
     "latency_s": (1e-6, 2e-5),
+    "link_bytes_per_s": (2.78e10, 2.97e11),
+    "memory_bytes_per_s": (5.12e10, 5.12e11),
 }
 # Values that are further off are refused: they are in another unit.
 _OTHER_UNIT = 1e4
@@ -141,6 +143,9 @@ def check_plausible(cluster: Cluster) -> None:
         _check(f"device.{name}", name, getattr(device, name))
     for dtype, peak in device.peak_flop_per_s.items():
         _check(f"device.peak_flop_per_s.{dtype}", "peak_flop_per_s", peak)
+    if device.host is not None:
+        for name in ("link_bytes_per_s", "memory_bytes_per_s"):
+            _check(f"device.host.{name}", name, getattr(device.host, name))
     for link in cluster.links:
         for name in ("bandwidth_bytes_per_s", "latency_s"):
             _check(f"links.{link.name}.{name}", name, getattr(link, name))
