@@ -210,9 +210,8 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     turned = np.arange(len(pair)) + pair - np.append(False, pair)[: len(pair)]
     phase, stage = parts.phase[turned], parts.stage[turned]
     lets_go = (phase == "B") | (phase == "W")
-    each = [(one.kept, one.forward, one.backward, one.closing) for one in stages]
-    sizes = np.array([[*map(total, one)] for one in each], float)
-    sizes = np.column_stack([sizes, [(one.made, one.summed) for one in stages]])
+    # Of the attributes from `kept` to `closing`, the sums of their parts.
+    sizes = np.array([(*map(total, one[1:5]), one.made, one.summed) for one in stages], float)
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
         _peak(phase[a:b] == "F", lets_go[a:b], stage[a:b], sizes, stages)

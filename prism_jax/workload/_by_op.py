@@ -33,10 +33,10 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
 
     def left(one: Segment) -> Segment:
         counts: Counter[Kernel] = Counter()
-        for kernels in (one.kernels, *(branches.compute for branches in one.branches)):
-            for kernel, count in kernels:
-                if kernel not in joined and kernel.kind != "attention":
-                    counts[kernel] += count
+        rows = (one.kernels, *(branches.compute for branches in one.branches))
+        for kernel, count in it.chain.from_iterable(rows):
+            if kernel not in joined and kernel.kind != "attention":
+                counts[kernel] += count
         ends = one.collective
         again = ends and (ends.kind, ends.group) in (("all_reduce", "tp"), ("all_gather", "etp"))
         return Segment(tuple(counts.items()), ends if again else None, members=one.members)

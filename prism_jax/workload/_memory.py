@@ -174,7 +174,7 @@ def _static(costs: Costs, held: Held) -> Sizes:
     """
     training, gradient = costs.training, costs.gradient_bytes
     whole, sharded = sum(held), sharded_parameters(costs, held)
-    here = sharded * (1 - costs.optimizer_on_host)
+    on_device = sharded * (1 - costs.optimizer_on_host)
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
         return {"parameters": 2 * (sharded if resharded else whole)}
@@ -182,13 +182,13 @@ def _static(costs: Costs, held: Held) -> Sizes:
         return {
             "parameters": 4 * sharded + (0 if resharded else 2 * whole),
             "gradients": 4 * sharded,
-            "optimizer": costs.moment_bytes * here,
+            "optimizer": costs.moment_bytes * on_device,
         }
     return {
         "parameters": 2 * whole,
         "gradients": gradient * (sharded if training.zero == 2 else whole),
-        "optimizer": (4 + costs.moment_bytes) * here,
-        "copied": (0 if gradient == 4 else 4) * here,
+        "optimizer": (4 + costs.moment_bytes) * on_device,
+        "copied": (0 if gradient == 4 else 4) * on_device,
     }
 
 
@@ -197,8 +197,7 @@ def _held(costs: Costs, parts: Parts, *, frozen: bool) -> tuple[Held, float]:
     most of them; of what is trained, or of what is `frozen`, of which each replica has all.
     """
     parameters = total_parameters(costs.model, parts, frozen=frozen)
-    mine = (part for part, _ in parts if part.frozen or not frozen)
-    modules = (module for part in mine for module in part.modules)
+    modules = (one for part, _ in parts if part.frozen or not frozen for one in part.modules)
     shares = (one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags))
     return held_of(parameters, costs.layout), parameters.tables * sum(shares)
 

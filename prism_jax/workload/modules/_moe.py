@@ -132,12 +132,11 @@ class MoE(AbstractModule):
         return total
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
-        each = MLP(self.expert_ffn_size, self.activation).adapted(model)
-        every = {key: Parameters(experts=self.num_experts * n.split) for key, n in each.items()}
+        of_one = MLP(self.expert_ffn_size, self.activation).adapted(model)
+        total = {key: Parameters(experts=self.num_experts * n.split) for key, n in of_one.items()}
         for mlp in self.shared:
-            more = mlp.adapted(model)
-            every = {key: total.plus(more[key]) for key, total in every.items()}
-        return every
+            total = {key: total[key].plus(number) for key, number in mlp.adapted(model).items()}
+        return total
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         router, up, down = self._linears(costs)
