@@ -1,5 +1,5 @@
 """Long loops on the host: Ctrl-C is handled between batches of work, never within one; and a bar
-shows their progress, or a line that they still work.
+shows their progress or, where there is no terminal, a line every ten seconds.
 """
 
 import contextlib
@@ -243,9 +243,14 @@ def progress_bar(
     **Arguments:**
 
     - `total`: the amount of work.
-    - `show`: whether to show a bar. It appears after a second, and disappears at the end.
+    - `show`: whether to show a bar. It appears after a second, and disappears at the end. A command
+        that tells its progress by lines tells that of the outermost work in any case.
     - `what`, `unit`: the name of the work, and its unit.
     """
+    if _by_lines and (show or not _shown):
+        with _told_by_lines(total, what, unit) as advance:
+            yield advance
+        return
     if not show:
         yield lambda count: None
         return
@@ -257,8 +262,29 @@ def progress_bar(
         yield bar.update
 
 
-# What shows the progress of work now.
-_shown: list[None] = []
+# What shows the progress of work now: by itself, or by a text for the lines of a command.
+_shown: list[Callable[[], str] | None] = []
+# Whether a command tells its progress by lines.
+_by_lines = False
+
+
+@contextlib.contextmanager
+def _told_by_lines(total: int | None, what: str, unit: str) -> Iterator[Callable[[float], object]]:
+    """As `progress_bar`, for the lines of a command."""
+    done = 0.0
+
+    def advance(count: float) -> None:
+        nonlocal done
+        done += count
+
+    def told() -> str:
+        return f"{what}: {done:,.0f}{'' if total is None else f' of {total:,}'} {unit}s"
+
+    _shown.append(told)
+    try:
+        yield advance
+    finally:
+        _shown.remove(told)
 
 
 @contextlib.contextmanager
@@ -273,20 +299,31 @@ def own_progress(show: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def said_to_work(what: str, show: bool) -> Iterator[None]:
-    """Prints a line every ten seconds while nothing else shows the progress of a command."""
+    """Prints a line every ten seconds while nothing else shows the progress of a command. Where
+    stderr is no terminal, nothing else does.
+    """
+    global _by_lines
     ended = threading.Event()
     if show:
+        _by_lines = not on_terminal()
         threading.Thread(target=_say_it_works, args=(what, ended.wait), daemon=True).start()
     try:
         yield
     finally:
+        _by_lines = False
         ended.set()
+
+
+def on_terminal() -> bool:
+    """Whether somebody sees stderr."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _say_it_works(what: str, wait: Callable[[float], bool]) -> None:
     """Prints the lines until `wait` says that the command has ended."""
     began = time.monotonic()
     while not wait(EVERY):
-        if not _shown:
+        told = _shown[-1] if _shown else lambda: f"{what} goes on"
+        if told is not None:
             seconds = time.monotonic() - began
-            print(f"prism-jax: {seconds:.0f} s: {what} goes on", file=sys.stderr, flush=True)
+            print(f"prism-jax: {seconds:.0f} s: {told()}", file=sys.stderr, flush=True)

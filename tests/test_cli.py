@@ -5,10 +5,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 from prism_jax.cli import main
+from prism_jax.cli._main import _status
 from prism_jax.cli._values import objective, quantiles
 
 
@@ -317,7 +319,34 @@ def test_what_goes_on_for_long_says_so_unless_a_bar_does(monkeypatch, capsys):
     assert lines == [f"prism-jax: {n} s: `predict` goes on" for n in (10, 40, 50)]
 
 
-def test_only_a_terminal_is_told_that_a_command_goes_on(monkeypatch, capsys):
+def test_where_nobody_sees_a_bar_lines_say_how_far_the_work_is(monkeypatch, capsys):
+    from prism_jax import _interrupt
+
+    monkeypatch.setattr(_interrupt, "EVERY", 1e-3)
+    with _interrupt.said_to_work("`sensitivity`", True):
+        with _interrupt.progress_bar(14, False, "gains", "program") as advance:
+            advance(3)
+            with _interrupt.progress_bar(100, False, "steps", "sample") as within:
+                within(1)
+                _until(capsys, ": gains: 3 of 14 programs\n")
+        with _interrupt.progress_bar(None, False, "search", "spread") as advance:
+            advance(2)
+            _until(capsys, ": search: 2 spreads\n")
+        _until(capsys, ": `sensitivity` goes on\n")
+    assert not _interrupt._by_lines
+
+
+def _until(capsys, ending):
+    """Waits until this is what lines say."""
+    for _ in range(10_000):
+        if (lines := capsys.readouterr().err).endswith(ending):
+            assert lines.startswith("prism-jax: 0 s: ")
+            return
+        time.sleep(1e-3)
+    raise AssertionError(lines)
+
+
+def test_a_process_or_a_terminal_is_told_that_a_command_goes_on(monkeypatch, capsys):
     asked = []
 
     def said(what, show):
@@ -326,6 +355,7 @@ def test_only_a_terminal_is_told_that_a_command_goes_on(monkeypatch, capsys):
 
     monkeypatch.setattr("prism_jax.cli._main.said_to_work", said)
     assert main(["jobs"]) == main(["jobs", "--json"]) == 0
-    monkeypatch.setattr("prism_jax.cli._main._on_terminal", lambda: True)
+    assert _status(["jobs"], keep=True) == 0
+    monkeypatch.setattr("prism_jax.cli._main.on_terminal", lambda: True)
     assert main(["jobs"]) == main(["jobs", "--json"]) == 0
-    assert asked == [("`jobs`", show) for show in (False, False, True, False)]
+    assert asked == [("`jobs`", show) for show in (False, False, True, True, False)]

@@ -132,7 +132,7 @@ def sensitivity(
     program: Program,
     objective: AbstractObjective,
     *,
-    num_samples: int,
+    num_samples: int = 8192,
     key: PRNGKeyArray,
     parts: Iterable[str] | None = None,
     shapley: Iterable[str] = (),
@@ -144,7 +144,7 @@ def sensitivity(
 
     - `program`: the step.
     - `objective`: the figure.
-    - `num_samples`: how many steps to simulate. Standard errors come from the
+    - `num_samples`: how many steps to simulate of each program. Standard errors come from the
         bootstrap.
     - `key`: a `jax.random` key.
     - `parts`: names of the parts whose gain is simulated as well, such as `gemm`, `rank`,

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
-from .._interrupt import check_interrupt, ending_at_interrupt, said_to_work
+from .._interrupt import check_interrupt, ending_at_interrupt, on_terminal, said_to_work
 
 
 # The file of each command, which is the function of its name there; in the order of `--help`.
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(arguments: Sequence[str], keep: bool = False) -> int:
-    """Runs a command, with or without keeping compiled code, and returns the exit status."""
+    """Runs a command and returns the exit status. With `keep`, as a process of its own: it keeps
+    compiled code, and tells its progress wherever stderr goes.
+    """
     try:
         given = _parse(arguments)
         if keep and not given.no_cache:
@@ -83,7 +85,7 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         check_interrupt()
         from .._misc import OutOfMemoryWarning
 
-        shown = not given.json and _on_terminal()
+        shown = not given.json and (keep or on_terminal())
         with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
             # The command itself refuses a job that does not fit, or was told to go on.
             warnings.simplefilter("ignore", OutOfMemoryWarning)
@@ -109,10 +111,6 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error) or "out of memory")
         return 1
     return 0
-
-
-def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _tell_idle_sets(given: argparse.Namespace) -> None:

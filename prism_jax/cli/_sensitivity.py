@@ -8,18 +8,38 @@ from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load
-from ._options import OBJECTIVE, REQUIRED, SIMULATED, TOP, Given, Output, command
+from ._options import (
+    ALLOW_OOM,
+    JOB,
+    OBJECTIVE,
+    RANDOM,
+    REQUIRED,
+    SIMULATED,
+    TOP,
+    Given,
+    Output,
+    command,
+)
 from ._outputs import Writes
 from ._values import count, named_factor, objective, quantile
 
 
-@command(SIMULATED, OBJECTIVE, TOP, how={"--shapley": (str, "")}, csv=True)
+@command(
+    JOB,
+    RANDOM,
+    ALLOW_OOM,
+    OBJECTIVE,
+    TOP,
+    how={"--samples": (count, 8192), "--shapley": (str, "")},
+    csv=True,
+)
 def sensitivity(given: Given) -> Output:
     """Print on which kernels, stages, ranks and factors a figure of the step time depends.
 
+    --samples N  steps to simulate of each program (8192)
     --shapley NAME,NAME  divide the joint gain of up to ten parts among them, such as gemm,rank,step
 
-    example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95 --samples 8192
+    example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95
     """
     job, wanted = _load.load(given), objective(given.objective)
     program, options = _load.compiled(given, job)
