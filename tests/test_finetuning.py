@@ -53,12 +53,13 @@ def kernels_of(block: Any) -> list[Any]:
     return [kernel for row in rows for kernel, count in row for _ in range(count)]
 
 
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("names", [ATTENTION, tuple(SIZES)])
-def test_operations_of_adapters(names):
+def test_operations_of_adapters(names, separate):
     """Each product of the model has a forward and the gradient of its input, those of adapters and
-    the scores of attention also another gradient.
+    the scores of attention also another gradient. Queries, keys and values share an adapter.
     """
-    job, tokens = job_of(adapters=Adapters(8, names)), 2048
+    job, tokens = job_of(adapters=Adapters(8, names), separate_products=separate), 2048
     of_layer = sum(math.prod(size) for size in SIZES.values())
     of_model = 4 * of_layer + 1024 * 8192
     of_adapters = 4 * 8 * sum(sum(SIZES[name]) for name in names)

@@ -193,9 +193,12 @@ class Costs(msgspec.Struct, frozen=True):
 
     def linears(self, tokens: float, outputs: Sequence[int], inputs: int, name: str = "") -> Linear:
         """Matrices that read the same: as one, or one by one (`training.separate_products`), which
-        count as one kernel, and the gradients of whose input are summed.
+        count as one kernel, and the gradients of whose input are summed. Those that share an adapter
+        are one.
         """
-        if not self.training.separate_products:
+        adapters = self.training.adapters
+        shared = adapters is not None and name in adapters.modules
+        if shared or not self.training.separate_products:
             return self.linear(tokens, sum(outputs), inputs, name=name)
         each = [self.linear(tokens, one, inputs, name=name) for one in outputs if one]
         total = self.move("elementwise", 2 * (len(each) + 1) * tokens * inputs)
