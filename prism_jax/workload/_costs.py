@@ -193,8 +193,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     def linears(self, tokens: float, outputs: Sequence[int], inputs: int, name: str = "") -> Linear:
         """Matrices that read the same: as one, or one by one (`training.separate_products`), which
-        count as one kernel, and the gradients of whose input are summed. Those that share an adapter
-        are one.
+        count as one kernel, and the gradients of whose input are summed. Those with an adapter for
+        all are one.
         """
         adapters = self.training.adapters
         shared = adapters is not None and name in adapters.modules
