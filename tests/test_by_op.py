@@ -138,6 +138,9 @@ def test_products_are_counted_as_torchtitan_runs_them(titan):
     for found, expected in zip((attention, latent), widths, strict=True):
         made = [one.num_bytes / 2 / _TOKENS if one.of else None for one in found]
         assert made == expected
+    # Latents that are one product come first.
+    joined = MLA(32, 512, 1536).results(parts_of(titan("training.separate_products=false")))
+    assert joined[0].num_bytes == 2 * _TOKENS * (1536 + 576)
     again = [one.again for one in MLP(_FFN, "swiglu").results(costs)]
     assert [one and one.flop for one in again] == [2 * _TOKENS * _FFN * _HIDDEN] * 3
 

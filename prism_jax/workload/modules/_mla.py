@@ -125,8 +125,8 @@ class MLA(AbstractModule):
 
     def results(self, costs: Costs) -> list[Result]:
         down, (queries, keys), out = self._linears(costs)
-        *latent, last = down.results  # That of queries, if there is one, and that of keys.
-        made = [*latent, *queries.results, last, *keys.results]
+        of_queries = down.results[: self.q_lora_rank is not None]  # Or that of both as one.
+        made = [*of_queries, *queries.results, *down.results[len(of_queries) :], *keys.results]
         return [*made, *self._core(costs).results(costs), *closed(costs, out)]
 
     def buffers(self, costs: Costs) -> float:
