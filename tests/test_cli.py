@@ -12,6 +12,7 @@ import pytest
 from prism_jax.cli import main
 from prism_jax.cli._main import _status
 from prism_jax.cli._values import objective, quantiles
+from prism_jax.data import load_job
 
 
 _TOML = """
@@ -359,3 +360,11 @@ def test_a_process_or_a_terminal_is_told_that_a_command_goes_on(monkeypatch, cap
     monkeypatch.setattr("prism_jax.cli._main.on_terminal", lambda: True)
     assert main(["jobs"]) == main(["jobs", "--json"]) == 0
     assert asked == [("`jobs`", show) for show in (False, False, True, True, False)]
+
+
+def test_one_gpu_is_one(capsys):
+    assert main(["predict", "dit-xl-2-a100-8", "--gpus", "1"]) == 0
+    assert "a step on 1 GPU, without variability" in capsys.readouterr().out
+    lines = str(load_job("dit-xl-2-a100-8", ["world_size=1"])).splitlines()
+    told = [line.split(maxsplit=1)[1] for line in (*lines[1:3], lines[4])]
+    assert told == ["alone: 1 GPU", "1f1b, 1 microbatch", "dgx-a100, 1 node"]

@@ -115,8 +115,8 @@ def import_(given: Given) -> Output:
     sequences = layout.dp * number * training.microbatch_size
     text = (
         f"{shown(given.out)}: {parameters / 1e9:.1f} billion parameters on "
-        f"{layout.world_size} GPUs (tp{layout.tp} pp{layout.pp} dp{layout.dp} cp{layout.cp} "
-        f"ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
+        f"{counted(layout.world_size, 'GPU')} (tp{layout.tp} pp{layout.pp} dp{layout.dp} "
+        f"cp{layout.cp} ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
         f"{training.sequence_length:,} tokens, in {counted(number, 'microbatch', 'es')} a replica "
         f"({training.dtype}); software stack: {quoted(training.software or 'none')}"
     )

@@ -190,7 +190,7 @@ def _space(texts: list[str]) -> Any:
 
 
 def _title(given: Given, job: Any, batch: int, changes: list[str]) -> str:
-    about = f"{job.model.name} on {given.gpus:,} GPUs of {job.cluster.name}"
+    about = f"{job.model.name} on {counted(given.gpus, 'GPU')} of {job.cluster.name}"
     if job.unit == "token":
         what = f"{batch:,} sequences ({batch * job.training.sequence_length:,} tokens) a step"
     else:

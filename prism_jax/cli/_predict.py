@@ -41,8 +41,8 @@ def predict(given: Given) -> Output:
     result["prediction_interval_90"] = {"mean": [low, high]}
     result["expected_error"] = _load.expected_error_json(error)
     head = (
-        f"{job.name}: {found.mean:.5g} s a step on {job.layout.world_size:,} GPUs, without "
-        "variability"
+        f"{job.name}: {found.mean:.5g} s a step on {counted(job.layout.world_size, 'GPU')}, "
+        "without variability"
     )
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))

@@ -7,6 +7,7 @@ import numpy as np
 import prism_jax as prism
 
 from .._estimate import Estimate
+from .._misc import counted
 from .._summary import Column, Table, picked, plain
 from ..data import load_failures
 from . import _load
@@ -105,7 +106,7 @@ def run(given: Given) -> Output:
         "failures": failures.source,
     }
     _load.tell_interrupted("runs", law, law.num_runs)
-    name = f"{job.name}, {steps:,} steps on {world_size:,} GPUs"
+    name = f"{job.name}, {steps:,} steps on {counted(world_size, 'GPU')}"
     table, blocks = law.summary().named(name), []
     if error is not None:
         result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)

@@ -211,17 +211,22 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     given: Given = Given()
 
     def summary(self) -> Table:
-        layout = self.layout.degrees or "one GPU"
+        layout = self.layout.degrees or "alone"
         order = self.schedule
         virtual = f", {order.virtual_stages} virtual stages" if order.virtual_stages > 1 else ""
         rows = [
-            ("layout", f"{layout}: {self.layout.world_size:,} GPUs"),
-            ("schedule", f"{order.kind}, {order.num_microbatches} microbatches{virtual}"),
+            ("layout", f"{layout}: {counted(self.layout.world_size, 'GPU')}"),
+            (
+                "schedule",
+                f"{order.kind}, {counted(order.num_microbatches, 'microbatch', 'es')}{virtual}",
+            ),
         ]
         if self.model is not None:
             rows.append(("model", f"{self.model.name}, {self.model.num_layers} layers"))
         if self.cluster is not None:
-            rows.append(("cluster", f"{self.cluster.name}, {self.cluster.num_nodes:,} nodes"))
+            rows.append(
+                ("cluster", f"{self.cluster.name}, {counted(self.cluster.num_nodes, 'node')}")
+            )
         if (how := self.training) is not None:
             what = "{} x {:,} tokens" if self.unit == "token" else "{} samples of {:,} places"
             size = f"{what.format(how.microbatch_size, how.sequence_length)} a microbatch"

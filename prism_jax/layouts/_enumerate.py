@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from .._interrupt import progress_bar
-from .._misc import whole_number
+from .._misc import counted, whole_number
 from .._summary import GIB
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import least_bytes, memory, usable_bytes
@@ -147,8 +147,9 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
         fixes = [f"{' or '.join(f'{n:,}' for n in sorted(near))} GPUs"]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
-        f"No layout of the space divides {world_size:,} GPUs, the {asked.model.num_layers} layers "
-        f"and the model's sizes, and a batch of {asked.batch_size:,} sequences evenly; {nearest}, "
+        f"No layout of the space divides {counted(world_size, 'GPU')}, the "
+        f"{asked.model.num_layers} layers and the model's sizes, and a batch of "
+        f"{asked.batch_size:,} sequences evenly; {nearest}, "
         "or another batch or space."
     )
 
@@ -182,7 +183,7 @@ def _too_large(
     free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
-        f"No layout of {asked.model.name or 'the model'} on {world_size:,} GPUs fits a "
+        f"No layout of {asked.model.name or 'the model'} on {counted(world_size, 'GPU')} fits a "
         f"`{device.name}`, of which {usable / GIB:.1f} GiB are usable{free}: {even}"
         f"`{least.name}` needs least, {needed / GIB:.1f} GiB; {fix}devices with {much}."
     )
