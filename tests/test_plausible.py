@@ -11,7 +11,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import Link, list_names, notes_of
+from prism_jax.data import Link, list_names, load_cluster, notes_of
 from prism_jax.prediction import idle_keys, throughput
 
 from .helpers import made_law
@@ -95,7 +95,10 @@ def test_a_job_that_does_not_fit_its_layout_has_no_such_notes():
 def test_shipped_clusters_and_models_are_plausible():
     job = prism.load_job(_JOB)
     for name in list_names("cluster"):
-        changed = prism.load_job(_JOB, [f"cluster={name}", "num_nodes=100", "training.dtype=bf16"])
+        peaks = load_cluster(name, 1).device.peak_flop_per_s
+        dtype = "bf16" if "bf16" in peaks else "fp16"
+        changes = [f"cluster={name}", "num_nodes=100", f"training.dtype={dtype}"]
+        changed = prism.load_job(_JOB, changes)
         assert notes_of(changed) == changed.notes, name
     whole = ("layout.pp=1", "layout.dp=8", "schedule.kind=1f1b", "schedule.virtual_stages=1")
     job = prism.load_job(_JOB, whole)  # With one stage, which each number of layers fits.
