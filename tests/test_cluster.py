@@ -16,7 +16,7 @@ from prism_jax.cluster import (
     send_recv_latency,
 )
 from prism_jax.cluster._collective import ranks_per_domain
-from prism_jax.data import Cluster, Kernels, Layout, load_cluster, load_kernels
+from prism_jax.data import Cluster, Kernels, Layout, list_names, load_cluster, load_kernels
 from prism_jax.data._kernels import Efficiency, Overlap
 
 
@@ -263,3 +263,18 @@ def test_roofline(h100):
     assert compute_latency("norm", "", 0, 1e7, device, kernels) == pytest.approx(
         1e7 / (0.6 * 3.35e12) + 2e-5
     )
+
+
+def test_what_no_switch_reduces_is_no_faster_than_its_link():
+    num_bytes = 2**34
+    for name in list_names("cluster"):
+        machine = load_cluster(name, 1)
+        link, ranks = machine.links[0], machine.devices_per_node
+        kernels = load_kernels(machine)
+        all_reduce = collective_latency(
+            "all_reduce", num_bytes, Group("dp", ranks), machine, kernels
+        )
+        bus = 2 * (ranks - 1) / ranks * num_bytes / all_reduce
+        # Switches of NVLink reduce, so that a device sends less than without them.
+        most = 1.1 if link.name == "nvlink" else 1.0
+        assert 0.5 < bus / link.bandwidth_bytes_per_s < most, name

@@ -120,7 +120,7 @@ def test_notes_name_the_tables_that_stand_in_for_others():
     _, of_dtype = notes("cluster.device=b300", "training.dtype=fp4")
     assert "in fp4 is known here, so that of fp8" in of_dtype
     # Links that the tables do not know by name take the efficiencies of their place.
-    amd, nvidia = load_cluster("mi300x", 4), load_cluster("dgx-h100", 4)
+    amd, nvidia = load_cluster("mi300x", 4), load_cluster("dgx-a100", 4)
     for kind in ("all_gather", "all_reduce", "all_to_all", "send_recv"):
         for mine, theirs in zip(amd.links, nvidia.links, strict=True):
             found = load_kernels(amd).find_efficiency(kind, mine.name)
