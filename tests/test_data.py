@@ -90,6 +90,13 @@ def test_clusters(name):
         assert kernels.find_variation(component) is not None
 
 
+def test_a_device_without_a_dtype_says_which_it_has():
+    with pytest.raises(
+        ValueError, match=r"`v100-32g` has no .* for 'bf16'; it has fp16, so choose"
+    ):
+        load_job("gpt3-175b-h100-768", ("cluster=dgx-1", "training.dtype=bf16"))
+
+
 def test_a_family_needs_a_number_of_nodes(tmp_path):
     with pytest.raises(ValueError, match="`dgx-h100` is a family; say how many nodes it has"):
         load_cluster("dgx-h100")

@@ -110,7 +110,7 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
             raise ValueError(
                 f"`training.dtype` is {training.dtype!r}, but the device `{cluster.device.name}` "
                 f"has no `peak_flop_per_s` for {dtype!r}; it has "
-                f"{quoted(', '.join(sorted(dtypes))) or 'none'}."
+                f"{quoted(', '.join(sorted(dtypes)))}, so choose among these."
             )
 
 

@@ -14,7 +14,7 @@ from ._types import NonNegative, Number, Positive, Text
 
 _Several: TypeAlias = Annotated[int, msgspec.Meta(ge=3)]
 # Parts of the names of devices. A device that is named otherwise is of a generation without runs.
-_GENERATIONS = {"a100": "A100", "h100|h200|h800|h20": "Hopper", "b200|b300": "Blackwell"}
+_GENERATIONS = {"a100|a800": "A100", "h100|h200|h800|h20": "Hopper", "b200|b300": "Blackwell"}
 
 
 class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
