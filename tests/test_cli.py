@@ -215,6 +215,22 @@ def test_catalogues_have_sources(command, capsys):
     assert "source" in found or "licence" in found
 
 
+def test_machines_are_listed_by_groups_on_two_screens(capsys):
+    assert main(["hardware"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 80
+    groups = ["NVIDIA", "NVIDIA RTX", "AMD", "TPU"]
+    devices, clusters = text.split("\n\n")
+    of_tables = (devices, "device", groups), (clusters, "cluster", ["cloud", *groups])
+    for table, header, expected in of_tables:
+        width = table.index(header)
+        cells = [(line[:width].strip(), line[width:].split()[0]) for line in table.splitlines()[1:]]
+        assert [group for group, _ in cells if group] == expected
+        # All of a group stand together.
+        of_amd = [group for group, name in cells if name.startswith("mi")]
+        assert of_amd == ["AMD", "", "", ""]
+
+
 def test_the_command_itself_and_a_clean_exit(tmp_path):
     command = pathlib.Path(sys.executable).with_name("prism-jax")
     run = subprocess.run([command, "simulate", "nothing"], capture_output=True, text=True)

@@ -246,9 +246,11 @@ def hardware(given: Given) -> Output:
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
     clusters = [data.load_cluster(name, 10**6) for name in of_clusters if name in wanted]
     wanted |= {cluster.device.name for cluster in clusters}
-    devices = [data.load_device(name) for name in of_devices if name in wanted]
+    devices = _in_groups([data.load_device(name) for name in of_devices if name in wanted])
+    clusters = _in_groups(clusters)
     peaks = sorted({dtype for device in devices for dtype in device.peak_flop_per_s})
     columns = (
+        _group_column(devices),
         Column("device", "name"),
         Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
         Column("TB/s", "memory_bandwidth_bytes_per_s", ".2f", scale=1e-12),
@@ -258,6 +260,7 @@ def hardware(given: Given) -> Output:
         ),
     )
     columns_of_clusters = (
+        _group_column(clusters),
         Column("cluster", "name"),
         Column("devices a node", "devices_per_node"),
         Column("device", "device.name"),
@@ -267,14 +270,39 @@ def hardware(given: Given) -> Output:
         "devices": msgspec.to_builtins(devices),
         "clusters": [_family(cluster) for cluster in clusters],
     }
-    tables = [Table(columns, result["devices"], most=None)]
+    tables = [Table(columns, devices, most=None)]
     tables += [Table(columns_of_clusters, clusters, most=None)] * bool(clusters)
     return Output(result, [*tables, _sources(given, (*devices, *clusters))])
 
 
+# Groups of machines by how their names begin, in the order in which they are listed.
+_GROUPS = {
+    "cloud": r"(aws|azure|coreweave|gcp|lambda)-",
+    "NVIDIA": r"(?!rtx-|mi\d|tpu-)",
+    "NVIDIA RTX": "rtx-",
+    "AMD": r"mi\d",
+    "TPU": "tpu-",
+}
+
+
+def _group_of(machine: Any) -> str:
+    return next(group for group, begins in _GROUPS.items() if re.match(begins, machine.name))
+
+
+def _in_groups(machines: list[Any]) -> list[Any]:
+    return sorted(machines, key=lambda machine: [*_GROUPS].index(_group_of(machine)))
+
+
+def _group_column(machines: list[Any]) -> Column:
+    """The group of a machine, beside the first of the group."""
+    firsts = {_group_of(machine): machine.name for machine in reversed(machines)}
+    groups = {name: group for group, name in firsts.items()}
+    return Column("group", lambda machine: groups.get(machine.name, ""))
+
+
 def _links(cluster: data.Cluster) -> str:
     return ", ".join(
-        f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.0f} GB/s" for link in cluster.links
+        f"{link.name} {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s" for link in cluster.links
     )
 
 
