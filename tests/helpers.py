@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,6 +192,11 @@ def small_model(**changes: Any) -> Model:
 def lognormal(sigma: float) -> LogNormal:
     """A log-normal factor of median one."""
     return LogNormal(jnp.ones(()), jnp.asarray(sigma, jnp.result_type(float)))
+
+
+def negative_spread() -> LogNormal:
+    """A law that was changed after it was made."""
+    return eqx.tree_at(lambda law: law.sigma, lognormal(0.1), jnp.full((), -0.1))
 
 
 def made_law(steps: np.ndarray | None = None) -> Law:

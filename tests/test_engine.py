@@ -25,6 +25,7 @@ from .helpers import (
     event_loop_ends,
     graph_of,
     lognormal,
+    negative_spread,
     one_kernel,
     pipeline_program,
     random_dag,
@@ -315,7 +316,7 @@ def test_bad_programs_are_refused():
     with pytest.raises(ValueError, match="negative"):
         assemble(graph, [one_kernel("gemm", -1.0)])
     with pytest.raises(ValueError, match=r"residual of gemm.*sigma"):
-        assemble(graph, block, variability=Variability(residual={"gemm": lognormal(-0.1)}))
+        assemble(graph, block, variability=Variability(residual={"gemm": negative_spread()}))
     with pytest.raises(ValueError, match="did you mean `gemm`"):
         assemble(graph, block, variability=Variability(residual={"gem": lognormal(0.1)}))
     stalls = {"gemm": Stall(jnp.asarray(-1.0), lognormal(0.1))}

@@ -35,7 +35,14 @@ from prism_jax.lowering import parts_of
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
 from prism_jax.workload import block_mean, lower
 
-from .helpers import by_numpy, event_loop_ends, lognormal, pipeline_program, random_dag
+from .helpers import (
+    by_numpy,
+    event_loop_ends,
+    lognormal,
+    negative_spread,
+    pipeline_program,
+    random_dag,
+)
 from .test_trace import _made_trace, _plain
 
 
@@ -520,7 +527,7 @@ def test_ops_of_one_kind_share_a_law_and_factors():
         ([prism.Op(1.0)], {"sinks": []}, "give at least one"),
         ([prism.Op(1.0, rank=-1)], {}, "`rank of op 0=-1` must be a whole number"),
         ([prism.Op(-1.0)], {}, "finite and not negative"),
-        ([prism.Op(lognormal(-0.1))], {}, "`sigma=-0.1`"),
+        ([prism.Op(negative_spread())], {}, "`sigma=-0.1`"),
         ([prism.Op(LogNormal(np.ones(2), 0.1))], {}, "batch shape"),
         ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "only one of its kind `x`"),
     ],

@@ -542,23 +542,50 @@ def test_registry_errors(family, parameters, message):
 
 
 BAD = [
-    (pl.Constant(np.nan), r"`Constant` got `value=nan`"),
-    (pl.Normal(1.0, -1.0), r"`Normal` got `std=-1.0`; it must be finite and at least 0\."),
-    (pl.Gamma(np.ones(2), np.array([0.1, -0.2])), r"`Gamma` got `cv\[1\]=-0.2`"),
-    (pl.Weibull(1.0, 0.0), "`Weibull` got `shape=0.0`; it must be positive"),
-    (pl.ThreeMoment(1.0, 1.0, np.inf), "`ThreeMoment` got `skewness=inf`; it must be finite"),
-    (pl.Empirical([1.0, 3.0, 2.0]), r"`Empirical` got `table\[2\]=2.0`; .* non-decreasing"),
-    (pl.Mixture([0, 0], (pl.Constant(1.0),) * 2), r"`weights\[0\]=0.0`; .* not all 0"),
-    (pl.Mixture([1, -1], (pl.Constant(1.0),) * 2), r"`weights\[0\]=1.0|`weights\[1\]=-1.0"),
-    (pl.Shifted(pl.Scaled(pl.LogNormal(1.0, 0.1), -2.0), 2.0), "`Scaled` got `factor=-2.0`"),
-    (pl.Shifted(pl.LogNormal(1.0, -0.1), 2.0), "`LogNormal` got `sigma=-0.1`"),
+    (lambda: pl.Constant(np.nan), r"`Constant` got `value=nan`"),
+    (lambda: pl.Normal(1.0, -1.0), r"`Normal` got `std=-1.0`; it must be finite and at least 0\."),
+    (lambda: pl.Gamma(np.ones(2), np.array([0.1, -0.2])), r"`Gamma` got `cv\[1\]=-0.2`"),
+    (lambda: pl.Weibull(1.0, 0.0), "`Weibull` got `shape=0.0`; it must be positive"),
+    (
+        lambda: pl.ThreeMoment(1.0, 1.0, np.inf),
+        "`ThreeMoment` got `skewness=inf`; it must be finite",
+    ),
+    (lambda: pl.Empirical([1.0, 3.0, 2.0]), r"`Empirical` got `table\[2\]=2.0`; .* non-decreasing"),
+    (lambda: pl.Mixture([0, 0], (pl.Constant(1.0),) * 2), r"`weights\[0\]=0.0`; .* not all 0"),
+    (lambda: pl.Mixture([1, -1], (pl.Constant(1.0),) * 2), r"`weights\[0\]=1.0|`weights\[1\]=-1.0"),
+    (lambda: pl.Scaled(pl.LogNormal(1.0, 0.1), -2.0), "`Scaled` got `factor=-2.0`"),
+    (lambda: pl.Shifted(pl.LogNormal(1.0, -0.1), 2.0), "`LogNormal` got `sigma=-0.1`"),
 ]
 
 
-@pytest.mark.parametrize(("latency", "message"), BAD)
-def test_check(latency, message):
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_bad_values_are_refused_where_a_law_is_made(make, message):
     with pytest.raises(ValueError, match=message):
-        pl.check(latency)
+        make()
+
+
+def test_values_that_were_changed_later_are_checked():
+    law = pl.Shifted(pl.LogNormal(1.0, 0.1), 2.0)
+    law = eqx.tree_at(lambda law: law.base.sigma, law, jnp.full((), -0.1))
+    with pytest.raises(
+        ValueError, match=r"`LogNormal` got `sigma=-0\.1`; it must be finite and at"
+    ):
+        pl.check(law)
+
+
+def test_a_law_shows_the_values_that_make_it_again():
+    parts = pl.LogNormal(0.1, 0.2), pl.ShiftedLogNormal(1.0, 2e-7, 0.25)
+    for law in (
+        pl.Normal(2, 0.1),
+        pl.Scaled(pl.Mixture([1, 3], parts), 3.0),
+        pl.Empirical([1, 2, 4]),
+    ):
+        assert eqx.tree_equal(eval(repr(law), vars(pl)), law)
+    assert (
+        repr(pl.LogNormal(1.5, np.array([[0.25, 0.5]])))
+        == "LogNormal(median=1.5, sigma=[[0.25, 0.5 ]])"
+    )
+    jax.eval_shape(lambda x: (repr(pl.Constant(x)), x)[1], 1.0)
 
 
 def test_check_passes_over_good_values_and_tracers():

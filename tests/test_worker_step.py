@@ -23,7 +23,14 @@ from prism_jax.replica._structure import Mixed
 from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.workload import Kernel, Segment
 
-from .helpers import graph_of, lognormal, one_kernel, pipeline_program, rich_program
+from .helpers import (
+    graph_of,
+    lognormal,
+    negative_spread,
+    one_kernel,
+    pipeline_program,
+    rich_program,
+)
 from .independent import Laws, simulate_block
 
 
@@ -267,4 +274,4 @@ def test_a_file_holds_it(tmp_path):
 
 def test_an_impossible_law_is_refused():
     with pytest.raises(ValueError, match="law of the worker_step factor"):
-        rich_program(1, worker_step=lognormal(-0.1))
+        rich_program(1, worker_step=negative_spread())

@@ -1,14 +1,16 @@
 import abc
+import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -38,6 +40,34 @@ class Rule(NamedTuple):
     allowed: str
 
 
+def check_own(latency: "AbstractLatency") -> None:
+    """Raises a `ValueError` for a value that a parameter of this latency cannot have; of latencies
+    within it, nothing is checked. Traced values are not known.
+    """
+    for name, value, holds, allowed in latency.rules():
+        if isinstance(value, Tracer):
+            continue
+        value = np.asarray(value)
+        bad = ~np.broadcast_to(holds(value), value.shape)
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            where = f"[{', '.join(map(str, index))}]" if index else ""
+            raise ValueError(
+                f"`{type(latency).__name__}` got `{name}{where}={value[index]!s}`; it must be "
+                f"{allowed}."
+            )
+
+
+def _text(value: object) -> str:
+    """A field of a latency: of an array its values, or the first and last if there are many."""
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return repr(value)
+    if value.ndim == 0:
+        return str(np.asarray(value)[()])
+    options: dict[str, Any] = {"separator": ", ", "threshold": 8, "max_line_width": 10**6}
+    return " ".join(np.array2string(np.asarray(value), **options).split())
+
+
 class AbstractLatency(eqx.Module):
     r"""Abstract base class for all latency distributions.
 
@@ -62,6 +92,11 @@ class AbstractLatency(eqx.Module):
 
     def __check_init__(self) -> None:
         _ = self.batch_shape  # Raises if parameters do not broadcast.
+        check_own(self)
+
+    def __repr__(self) -> str:
+        fields = (f"{x.name}={_text(getattr(self, x.name))}" for x in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(fields)})"
 
     @property
     @abc.abstractmethod

@@ -11,12 +11,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from .._misc import subclasses, unknown_name
-from ._base import AbstractLatency, InFiles, Rule
+from ._base import AbstractLatency, InFiles, Rule, check_own
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
@@ -102,8 +101,7 @@ class AbstractParametric(AbstractLatency):
 def check(latency: AbstractLatency) -> None:
     """Checks the values of every parameter of a latency, on the host.
 
-    Constructors check shapes only, because they also run under `jax.jit`. Traced values are not
-    checked here either.
+    Constructors check them, too, but values can be changed later, as by `eqx.tree_at`.
 
     **Arguments:**
 
@@ -114,18 +112,7 @@ def check(latency: AbstractLatency) -> None:
     `ValueError` that names the family and the parameter, and says what was given and what is
     allowed.
     """
-    for name, value, holds, allowed in latency.rules():
-        if isinstance(value, Tracer):
-            continue
-        value = np.asarray(value)
-        bad = ~np.broadcast_to(holds(value), value.shape)
-        if bad.any():
-            index = tuple(int(i) for i in np.argwhere(bad)[0])
-            where = f"[{', '.join(map(str, index))}]" if index else ""
-            raise ValueError(
-                f"`{type(latency).__name__}` got `{name}{where}={value[index]}`; it must be "
-                f"{allowed}."
-            )
+    check_own(latency)
     parts = jax.tree.leaves(
         latency, is_leaf=lambda x: isinstance(x, AbstractLatency) and x is not latency
     )
