@@ -10,6 +10,7 @@ import tomllib
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import prism_jax as prism
@@ -149,6 +150,43 @@ def test_a_value_that_is_changed_in_python_is_written(tmp_path):
     none = replace(none, training=replace(none.training, gradient_bucket_size=None))
     with pytest.raises(ValueError, match=r"`training.gradient_bucket_size` is `None`, but"):
         save_job(none, path)
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b-h100-4096", "llama-2-70b-lora-gh200-16"])
+def test_a_job_replaces_keys_as_its_file_with_overrides(name):
+    job = load_job(name)
+    assert job.replace() == job
+    values = {"training.zero": np.int64(1), "layout.tp": 2, "kernels.rank.sigma": 0.01}
+    texts = [f"{key}={value}" for key, value in values.items()]
+    assert job.replace(**values) == load_job(name, values) == load_job(name, texts)
+    # Changed kernels stay, unless they are of another machine.
+    changed = load_job(name, texts[2:])
+    assert changed.replace(**{"layout.tp": 2}).kernels == changed.kernels
+    wider = {"kernels.rank.sigma": 0.5}
+    assert changed.replace(**wider) == load_job(name, wider)
+    with pytest.raises(ValueError, match="and those of its new cluster"):
+        changed.replace(**{"cluster": "dgx-h200", "training.dtype": "bf16"})
+    with pytest.raises(ValueError, match=r"did you mean `layout\.tp`"):
+        job.replace(**{"layout.tpp": 2})
+    with pytest.raises(ValueError, match=r"`training\.zero` was given a `object`"):
+        job.replace(**{"training.zero": object()})
+
+
+def test_what_follows_from_keys_follows_from_replaced_ones():
+    table = {
+        "world_size": 64,
+        "model": "megatron-22b",
+        "cluster": "dgx-a100",
+        "layout": {"tp": 8},
+        "training": {"microbatch_size": 1, "sequence_length": 2048, "global_batch_size": 32},
+    }
+    job: Any = make_job(table, pathlib.Path("mine.toml"))
+    other = job.replace(**{"layout.tp": 4, "cluster": "dgx-h100"})
+    assert (job.layout.dp, job.schedule.num_microbatches) == (8, 4)
+    assert (other.layout.dp, other.schedule.num_microbatches) == (16, 2)
+    assert job.replace(world_size=8).cluster.num_nodes == 1
+    fixed = job.replace(**{"layout.dp": 8})
+    assert fixed.replace(**{"layout.dp": None, "layout.tp": 4}).layout.dp == 16
 
 
 def test_a_stack_beside_a_job_is_found_from_another_folder(tmp_path):

@@ -1,6 +1,6 @@
 """Jobs: what is trained, in which layout, on which machine, and what was measured."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -209,6 +209,26 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_implausible: bool = False
     allow_oom: str = ""
     given: Given = Given()
+
+    def replace(self, **values: Any) -> "Job":
+        """The job with other values of some keys, as by the `overrides` of `load_job`: what was not
+        given follows from the new values.
+
+        ```python
+        job.replace(**{"training.zero": 3, "layout.dp": 8})
+        ```
+
+        **Arguments:**
+
+        - `values`: the value of each dotted key; `None` takes the key out.
+
+        **Raises:**
+
+        `ValueError` of one sentence for a key that jobs do not have, or a job that cannot be.
+        """
+        from ._load import replaced
+
+        return replaced(self, values)
 
     def summary(self) -> Table:
         layout = self.layout.degrees or "alone"

@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from ._job import Job
 from ._kernels import Kernels, apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
-from ._override import Override, apply_kernel_override, apply_override, parse_override, put_layers
+from ._override import Override, apply_kernel_override, apply_override, overrides_of, put_layers
 from ._read import find_file, is_path, list_names, located, read_toml, write_toml
 from ._reference import given_keys
 from ._training import load_software
@@ -69,7 +69,9 @@ def load_cluster(name: str | os.PathLike[str], num_nodes: int | None = None) -> 
     return _cluster_of(_cluster_table(path), shown(path), num_nodes)
 
 
-def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Job:
+def load_job(
+    name_or_path: str | os.PathLike[str], overrides: Iterable[str] | Mapping[str, Any] = ()
+) -> Job:
     """Loads a job with its model, cluster, device and kernels.
 
     **Arguments:**
@@ -78,7 +80,8 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     - `overrides`: changes to the job, such as `"layout.dp=64"`, `"cluster.num_nodes=600"` or
         `"kernels.all_gather.sigma=0.1"`: each is a dotted key of the complete job and its value in
         TOML, where a bare word is a string. `model`, `cluster` and `cluster.device` also accept
-        names, and `layers` the file of an architecture.
+        names, and `layers` the file of an architecture. Or the new value of each key, such as
+        `{"layout.dp": 64}`, where `None` takes the key out.
 
     **Returns:**
 
@@ -92,13 +95,17 @@ def load_job(name_or_path: str | os.PathLike[str], overrides: Iterable[str] = ()
     return make_job(read_toml(path, "job"), path, overrides)
 
 
-def make_job(raw: dict[str, Any], path: pathlib.Path, overrides: Iterable[str] = ()) -> Job:
+def make_job(
+    raw: dict[str, Any],
+    path: pathlib.Path,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+) -> Job:
     """`load_job`, for the table of a file at `path`, which need not exist."""
-    overrides = (overrides,) if isinstance(overrides, str) else overrides
-    parsed = [parse_override(text) for text in overrides]
+    parsed = overrides_of(overrides)
     file = shown(path)
     for override in parsed:
-        raw = without_keys(raw, REPLACED.get(override.key, ()))
+        if override.value is not None:
+            raw = without_keys(raw, REPLACED.get(override.key, ()))
     if "kernels" in raw:
         raise ValueError(
             f"{file}: the key `kernels` is for overrides; a file names a profile as `kernels` of "
@@ -317,7 +324,12 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
             "does, and a job file has no key for that; make the change where the file is used, or "
             "in the tables of the cluster."
         )
-    table = given_keys(job, quoted(pathlib.Path(path).stem))
+    write_toml(pathlib.Path(path), "job", _given_table(job, quoted(pathlib.Path(path).stem)))
+
+
+def _given_table(job: Job, name: str) -> dict[str, Any]:
+    """The keys of a job's file, but its `kernels`; `name` is that of the job without the key."""
+    table = given_keys(job, name)
     model, cluster = job.model, job.cluster
     if model is not None and model.name in list_names("model") and load_model(model.name) == model:
         table["model"] = model.name
@@ -326,4 +338,23 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
         if name in list_names("cluster") and load_cluster(name, nodes) == cluster:
             of_file = table.get("cluster") or {}
             table |= {"cluster": name, "num_nodes": of_file.get("num_nodes")}
-    write_toml(pathlib.Path(path), "job", table)
+    return table
+
+
+def replaced(job: Job, values: Mapping[str, Any]) -> Job:
+    """`Job.replace`: the job as its file would be read, with these overrides."""
+    table = {**_given_table(job, ""), "name": job.name}
+    made = make_job(table, pathlib.Path(quoted(job.name) or "job"), values)
+    if job.cluster is None or job.kernels in (None, own := _kernels_of(job, job.cluster, "")):
+        return made
+    # They were changed, which the table of a job cannot say.
+    kernels = job.kernels
+    if made.cluster is None or _kernels_of(made, made.cluster, "") != own:
+        raise ValueError(
+            f"The kernels of the job `{job.name}` were changed, and those of its new cluster, or "
+            "with its new calibration, are others; replace these keys first."
+        )
+    for override in overrides_of(values):
+        if override.keys[0] == "kernels":
+            kernels = apply_kernel_override(kernels, override)
+    return msgspec.structs.replace(made, kernels=kernels)

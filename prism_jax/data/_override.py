@@ -1,11 +1,13 @@
 """Overrides of keys of a job, such as `"layout.dp=64"`."""
 
 import math
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from .._misc import quoted, unknown_name
 from ._job import Job
@@ -63,6 +65,37 @@ def parse_override(text: str) -> Override:
     return override
 
 
+def overrides_of(given: str | Iterable[str] | Mapping[str, Any]) -> list[Override]:
+    """Overrides, given as texts or as a value of each dotted key.
+
+    **Raises:**
+
+    A `ValueError` for a text without a key or a value, and for what is no value of a key.
+    """
+    if not isinstance(given, Mapping):
+        return [parse_override(text) for text in ([given] if isinstance(given, str) else given)]
+    return [
+        Override(f"{key}={quoted(value)}", tuple(str(key).split(".")), _plain(key, value))
+        for key, value in given.items()
+    ]
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value as TOML has it."""
+
+    def of_other(other: Any) -> Any:
+        if isinstance(other, os.PathLike):
+            return os.fspath(other)
+        if isinstance(other, np.generic):
+            return other.item()
+        raise ValueError(
+            f"`{quoted(key)}` was given a `{type(other).__name__}`, {quoted(other)}; give a "
+            "number, a text, or what a job has there."
+        )
+
+    return msgspec.to_builtins(value, enc_hook=of_other)
+
+
 def apply_override(raw: dict[str, Any], override: Override) -> str:
     """Sets one key in the table of a job, in place.
 
@@ -97,6 +130,8 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
             continue
         if depth == last:
             table[key] = override.value
+            if override.value is None:  # As if it had not been given.
+                del table[key]
             return f"{path}{key}"
         annotation = known[key]
         if struct_type(annotation) is not None:
