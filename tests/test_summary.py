@@ -43,6 +43,7 @@ def _results():
         "criticality": dataclasses.replace(_criticality(), ranks=ranks),
         "what_if": WhatIf({"mean": one}, {"slow": {"mean": one}}, 1600),
         "run": _run_law(),
+        "prediction": prism.predict(prism.load_job("dit-xl-2-a100-8")),
         "many": Table(("part", "value", "figure"), _MANY, "Many"),
     }
 
@@ -97,6 +98,14 @@ def test_figures_are_those_of_the_result(results):
     assert ["crps_s", rounded(crps, noise), rounded(noise, noise)] in lines
     assert "4,096 GPUs" in repr(results["job"])
     assert "... and 80 more" in results["many"].text()
+    found = results["prediction"]
+    lines = str(found).splitlines()
+    assert [line.split("  ")[0] for line in lines[2:-1]] == [
+        name for name, _ in sorted(found.breakdown.items(), key=lambda part: -part[1])
+    ]
+    assert f"{found.mean:.5g} s" in lines[0]
+    assert lines[-1].endswith(f"MFU {100 * found.mfu:.1f} %")
+    assert "tokens" not in lines[-1]  # A model without words.
 
 
 def test_the_mean_of_a_rank_is_not_called_what_can_be_saved(results):

@@ -23,7 +23,9 @@ from ._memory import (
 from ._predict import (
     Prediction as Prediction,
     constant_step as constant_step,
+    parts_table as parts_table,
     predict as predict,
+    rate_form as rate_form,
     with_values as with_values,
 )
 from ._shortage import shortage as shortage
@@ -31,7 +33,5 @@ from ._throughput import (
     Energy as Energy,
     Throughput as Throughput,
     energy as energy,
-    parts_table as parts_table,
-    rate_form as rate_form,
     throughput as throughput,
 )

@@ -3,6 +3,7 @@ have uneven loads.
 """
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
+from .._summary import Column, Shown, Table
 from ..data import Job, Kernels, check_parts
 from ..lowering import (
     Frame,
@@ -34,7 +36,7 @@ _DEGREES = {"etp": "tp", "edp": "dp", "all": "dp", "embedding": "pp"}
 _LEAST = 1e-13
 
 
-class Prediction(msgspec.Struct, frozen=True):
+class Prediction(Shown, msgspec.Struct, frozen=True):
     """The step of a job without variability.
 
     **Attributes:**
@@ -68,6 +70,33 @@ class Prediction(msgspec.Struct, frozen=True):
     flop_per_s: float
     tokens_per_s: float
     samples_per_s: float
+
+    def summary(self) -> Table:
+        rates = {"tokens": self.tokens_per_s, "samples": self.samples_per_s}
+        yields = {f"{rate:{rate_form(rate)}} {unit}/s": rate for unit, rate in rates.items()}
+        yields |= {f"{self.flop_per_s / 1e12:,.1f} TFLOP/s per device": self.flop_per_s}
+        yields |= {f"MFU {100 * self.mfu:.1f} %": self.mfu}
+        known = [text for text, value in yields.items() if value == value]
+        title = f"A step of {self.mean:.5g} s without variability, by parts"
+        parts = dict(sorted(self.breakdown.items(), key=lambda part: -part[1]))
+        return parts_table(parts, title, [", ".join(known)])
+
+
+def rate_form(least: float) -> str:
+    """How rates of at least `least` per second are written."""
+    return ",.0f" if least >= 100 else ".3g"
+
+
+def parts_table(parts: Mapping[str, float], title: str = "", notes: Sequence[str] = ()) -> Table:
+    """The seconds of the parts of a step, and their shares."""
+    total = sum(parts.values()) or math.nan
+    rows = [{"part": name, "seconds": seconds} for name, seconds in parts.items()]
+    columns = (
+        Column("part"),
+        Column("time", "seconds", ".4g", "s"),
+        Column("share", "seconds", ".1f", "%", scale=100 / total),
+    )
+    return Table(columns, rows, title, notes, most=None)
 
 
 def predict(job: Job) -> Prediction:

@@ -1,15 +1,14 @@
 """What a step yields and what it draws: throughput, the parts of its mean, and energy."""
 
 import math
-from collections.abc import Mapping
 
 import msgspec
 
-from .._summary import GIB, Column, Table
+from .._summary import GIB
 from ..cluster import drawn
 from ..data import Job
 from ._memory import memory
-from ._predict import Prediction, predict, with_values
+from ._predict import Prediction, predict, rate_form, with_values
 
 
 # A higher MFU than that of any training step.
@@ -22,11 +21,6 @@ _FAST = (
 _LEAST = 5e-4
 # The share of a limit that a derivative's difference is over.
 _STEP = 1e-4
-
-
-def rate_form(least: float) -> str:
-    """How rates of at least `least` per second are written."""
-    return ",.0f" if least >= 100 else ".3g"
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -75,18 +69,6 @@ class Throughput(msgspec.Struct, frozen=True):
             f"mean:    {parts}",
             *[_FAST] * (self.mfu is not None and self.mfu > _MOST_MFU),
         ]
-
-
-def parts_table(parts: Mapping[str, float], title: str = "") -> Table:
-    """The seconds of the parts of a step, and their shares."""
-    total = sum(parts.values()) or math.nan
-    rows = [{"part": name, "seconds": seconds} for name, seconds in parts.items()]
-    columns = (
-        Column("part"),
-        Column("time", "seconds", ".4g", "s"),
-        Column("share", "seconds", ".1f", "%", scale=100 / total),
-    )
-    return Table(columns, rows, title, most=None)
 
 
 def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
