@@ -517,6 +517,23 @@ def test_ops_of_one_kind_share_a_law_and_factors():
     _check_law(program, work.max(axis=(0, 1)) + 0.5)
 
 
+@pytest.mark.parametrize("make", [lognormal, lambda cv: prism.latency.Gamma(1.0, cv)])
+def test_laws_of_a_kind_that_differ_by_a_factor_are_one_law(make):
+    """As if its ops had only means: laws made in a loop, and one that was given for the kind."""
+    factors = (1.0, 2.0, 0.3)
+    residual = {"x": make(0.1)}
+    laws = [prism.latency.Scaled(make(0.1), factor) for factor in factors]
+    means = [float(law.mean()) for law in laws]
+    given = prism.Variability(residual=residual)
+    for latencies in (laws, means):
+        ops = [prism.Op(one, after=[*range(i)], kind="x") for i, one in enumerate(latencies)]
+        program = prism.compile_graph(ops, variability=given)
+        assert program.variability == given
+        np.testing.assert_allclose(program.latencies.mean, means, rtol=1e-12)
+    ops = [prism.Op(one, kind="x") for one in laws]
+    assert prism.compile_graph(ops).variability.residual == {"x": laws[0]}
+
+
 @pytest.mark.parametrize(
     ("ops", "options", "match"),
     [
@@ -529,7 +546,12 @@ def test_ops_of_one_kind_share_a_law_and_factors():
         ([prism.Op(-1.0)], {}, "finite and not negative"),
         ([prism.Op(negative_spread())], {}, "`sigma=-0.1`"),
         ([prism.Op(LogNormal(np.ones(2), 0.1))], {}, "batch shape"),
-        ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "only one of its kind `x`"),
+        ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "not that of its kind `x`"),
+        (
+            [prism.Op(lognormal(0.1), kind="x")],
+            {"variability": prism.Variability(residual={"x": lognormal(0.2)})},
+            "not that of its kind `x`",
+        ),
     ],
 )
 def test_impossible_graphs_are_refused(ops, options, match):

@@ -1,7 +1,7 @@
 """Compiles any graph of ops to a program."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -36,7 +36,8 @@ class Op:
     - `latency`: the latency in seconds: a law, or a number. A number is the mean; the law around it
         is that of the op's kind in `variability`.
     - `after`: the ops that it waits for, by their positions in the list of ops.
-    - `kind`: the name of its kind of kernel. By default, ops with equal laws are of one kind.
+    - `kind`: the name of its kind of kernel, whose laws differ by no more than a factor. By
+        default, ops with equal laws are of one kind.
     - `rank`: the rank that it runs on (0, 1, ...). Each rank has a factor.
     - `microbatch`: the microbatch whose data it processes.
     - `link`: the link that communication uses. Communication does not have the factor of a rank.
@@ -93,8 +94,9 @@ def compile_graph(
     **Raises:**
 
     `ValueError` if there are no ops, an op waits for one that is not before it, a law is invalid,
-    two ops of one kind have different laws, or a latency is beyond the precision: in single
-    precision each is zero or at least 1.2e-38 s, and the longest is between 8e-19 and 1e18 s.
+    two ops of one kind have laws that differ by more than a factor, or a latency is beyond the
+    precision: in single precision each is zero or at least 1.2e-38 s, and the longest is between
+    8e-19 and 1e18 s.
     """
     check_type(ops, Sequence, "list of ops", "give `prism.Op` objects")
     if not ops:
@@ -170,7 +172,9 @@ def _kinds(
     # By object first, for to look into a law is slow; then by value.
     number_of: dict[int, int] = {}
     numbers: dict[Any, int] = {}
-    kinds, laws, law_of = [], {}, {}
+    kinds: list[str] = []
+    laws: dict[str, AbstractLatency] = {}
+    others: dict[int, AbstractLatency] = {}
     for position, op in enumerate(ops):
         law = op.latency if isinstance(op.latency, AbstractLatency) else None
         if law is None:
@@ -185,16 +189,49 @@ def _kinds(
             structure, values = _taken_apart(law)
             value = structure, *(x.tobytes() for x in values)
             number_of[id(law)] = numbers.setdefault(value, len(numbers))
-        number = number_of[id(law)]
-        kind = op.kind or f"law {number}"
-        if kind in variability.residual or law_of.setdefault(kind, number) != number:
+        kinds.append(op.kind or f"law {number_of[id(law)]}")
+        first = laws.setdefault(kinds[-1], variability.residual.get(kinds[-1], law))
+        if number_of.get(id(first)) != number_of[id(law)]:
+            others |= {id(first): first, id(law): law}
+    shapes = _of_each(_each_shape, others.values())
+    for position, (op, kind) in enumerate(zip(ops, kinds, strict=True)):
+        if id(op.latency) in shapes and not _equal(shapes[id(laws[kind])], shapes[id(op.latency)]):
             raise ValueError(
-                f"The law of op {position} is not the only one of its kind `{kind}`; give its ops "
-                "the same law, or a kind of its own."
+                f"The law of op {position} is not that of its kind `{kind}`, at any scale; give "
+                "the op another kind, or leave `kind` out."
             )
-        laws.setdefault(kind, law)
-        kinds.append(kind)
     return kinds, laws
+
+
+def _equal(shape: np.ndarray, other: np.ndarray) -> bool:
+    least = 64 * float(np.finfo(np.result_type(shape, other)).eps)
+    return np.allclose(shape, other, rtol=least, atol=least)
+
+
+def _each_shape(laws: AbstractLatency) -> jax.Array:
+    """Quantiles over the mean: all that a kind has, as means are of its kernels."""
+
+    def shape(law):
+        mean = law.mean()
+        scores = jnp.asarray(np.linspace(-6, 6, 65), law.dtype)
+        latencies = jax.vmap(law.from_normal)(scores)
+        return latencies / jnp.where(mean == 0, 1, mean)
+
+    return eqx.filter_vmap(shape)(laws)
+
+
+def _of_each(
+    function: Callable[[AbstractLatency], jax.Array], laws: Iterable[AbstractLatency]
+) -> dict[int, Any]:
+    """What a function gives for each law, by its `id`: by NumPy, for many laws at once."""
+    alike: dict[Any, list[AbstractLatency]] = {}
+    found: dict[int, Any] = {}
+    for law in laws:
+        alike.setdefault(_taken_apart(law)[0], []).append(law)
+    for some in alike.values():
+        each = jax.tree.map(lambda *x: np.stack(x) if eqx.is_array(x[0]) else x[0], *some)
+        found.update(zip(map(id, some), np.asarray(on_host(function, each)), strict=True))
+    return found
 
 
 def _taken_apart(law: AbstractLatency) -> tuple[Any, list[np.ndarray]]:
@@ -209,13 +246,8 @@ def _means(ops: Sequence[Op]) -> np.ndarray:
     """The mean of each op's latency, in seconds."""
     latencies = {id(op.latency): op.latency for op in ops}
     means = {key: x for key, x in latencies.items() if not isinstance(x, AbstractLatency)}
-    alike: dict[Any, list[AbstractLatency]] = {}
-    for law in latencies.values():
-        if isinstance(law, AbstractLatency):
-            alike.setdefault(_taken_apart(law)[0], []).append(law)
-    for laws in alike.values():
-        each = jax.tree.map(lambda *x: np.stack(x) if eqx.is_array(x[0]) else x[0], *laws)
-        means.update(zip(map(id, laws), on_host(_each_mean, each).tolist(), strict=True))
+    laws = [law for law in latencies.values() if isinstance(law, AbstractLatency)]
+    means |= _of_each(_each_mean, laws)
     return np.array([means[id(op.latency)] for op in ops], float)
 
 
