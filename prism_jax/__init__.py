@@ -1,4 +1,17 @@
-"""The distribution of a training step's time, and which kernels' variability makes it wide."""
+"""The distribution of a training step's time, and which kernels' variability makes it wide.
+
+Functions, in the order in which one needs them; `help(prism_jax.simulate)` tells more of one:
+
+- `load_job(name, overrides)`: a job, shipped or from a file; `save_job` writes one.
+- `predict(job)`: the step if nothing varied; `memory(job)`: what a rank needs.
+- `compile_job(job)`, `compile_graph(ops)`: the program of a step.
+- `simulate(program, key=key)`: the law of its time; `step_times(program, n, key=key)`: the times.
+- `sensitivity(program, Quantile(0.95), key=key)`: what p95 depends on; `estimate`: its derivative.
+- `criticality`, `what_if`, `improve`, `sweep`: what is critical, and what changes would do.
+- `rank_layouts(jobs)`, `place(program, factors)`: the best layout, and which node where.
+- `training_run(program)`: how long a whole run takes.
+- `read_step_times`, `read_trace`, `fit_profile`, `calibrate`, `score`: what was measured.
+"""
 
 import importlib
 import importlib.util

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -91,6 +91,39 @@ def whole_number(given: object, name: str, least: int = 1, most: int | None = No
     if most is not None and given > most:
         raise ValueError(f"`{name}={quoted(given)}` must be at most {most:,}.")
     return int(given)
+
+
+# The column of step times, in seconds, in files and in data frames.
+STEP_TIME = "step_time_s"
+
+
+def steps_of(given: Any) -> Any:
+    """Step times as they are given or, of a data frame of polars or pandas, its column of them."""
+    if not _is_frame(given):
+        return given
+    if STEP_TIME not in given.columns:
+        names = quoted(", ".join(map(str, given.columns)), 2 * MOST_QUOTED) or "none"
+        raise ValueError(f"The data frame has no column `{STEP_TIME}`; it has {names}.")
+    return np.asarray(given[STEP_TIME], float)
+
+
+def runs_of(given: Any) -> list[np.ndarray]:
+    """The step times of each run, or of a data frame: by its column `run`, in the order of `step`,
+    if it has them.
+    """
+    if not _is_frame(given):
+        return [np.asarray(steps_of(run), float) for run in given]
+    steps = steps_of(given)
+    run, step = (
+        np.asarray(given[name] if name in given.columns else np.zeros(len(steps)))
+        for name in ("run", "step")
+    )
+    order = np.argsort(step, kind="stable")
+    return [steps[order[run[order] == name]] for name in dict.fromkeys(run.tolist())]
+
+
+def _is_frame(given: Any) -> bool:
+    return all(hasattr(given, name) for name in ("columns", "to_numpy"))
 
 
 def _article(word: str) -> str:

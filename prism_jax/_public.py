@@ -27,6 +27,7 @@ from .analysis import (
     score as score,
     sensitivity as sensitivity,
     slow_rank as slow_rank,
+    step_times as step_times,
     sweep as sweep,
     target as target,
     what_if as what_if,

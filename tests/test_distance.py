@@ -3,12 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 import pytest
 from scipy import stats
 
 import prism_jax as prism
+from prism_jax._misc import runs_of
 from prism_jax.analysis._cells import cells_of, figures_by_counts
+from prism_jax.calibration._observe import observe
 from prism_jax.law import crps, quantiles
+from prism_jax.plot._axes import measured_steps
 
 from .helpers import made_law
 
@@ -24,6 +28,35 @@ def test_the_wasserstein_distance_of_samples_is_that_of_scipy(n, m):
     assert prism.wasserstein(one, one + 0.25) == pytest.approx(0.25, rel=1e-12)
     in_jax = prism.wasserstein(jnp.asarray(one, jnp.float32), two)
     assert float(in_jax) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+class _Frame(dict):
+    """As much of a data frame as pandas and polars have in common."""
+
+    columns = property(list)
+
+    def to_numpy(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("frame", [pl.DataFrame, _Frame])
+def test_a_data_frame_is_taken_for_its_steps(frame):
+    """By a law's distance, its score, an objective, a plot, a calibration and a diagnosis."""
+    steps = np.random.default_rng(0).gamma(9.0, 0.1, 40)
+    law, key = made_law(steps), jax.random.PRNGKey(0)
+    given = frame({"step_time_s": steps, "other": list(range(40))})
+    assert prism.wasserstein(law, given) == prism.wasserstein(law, steps)
+    assert prism.score(law, given, key=key) == prism.score(law, steps, key=key)
+    assert prism.CRPS(given) == prism.CRPS(steps)
+    assert np.array_equal(measured_steps(given), steps)
+    of_two = frame({"step_time_s": steps, "run": ["b", "a"] * 20, "step": [*range(39, -1, -1)]})
+    runs = [steps[-2::-2], steps[::-2]]
+    for found, run in zip(runs_of(of_two), runs, strict=True):
+        np.testing.assert_array_equal(found, run)
+    assert observe(of_two).measured("") == observe(runs).measured("")
+    assert observe([given]).measured("") == observe([steps]).measured("")
+    with pytest.raises(ValueError, match=r"no column `step_time_s`; it has seconds\.$"):
+        prism.score(law, frame({"seconds": steps}), key=key)
 
 
 def test_derivative_of_wasserstein_distance_equals_differences():

@@ -343,9 +343,13 @@ def unchecked(function):
 
 
 def test_simulate_refuses_bad_programs_bad_keys_and_tracing():
+    from prism_jax.analysis import slow_rank
+
     program = rich_program(8)
     with pytest.raises(ValueError, match="use `compile_job`"):
         unchecked(simulate)("job", num_samples=1, key=jax.random.key(0))  # Without the type hook.
+    with pytest.raises(ValueError, match=r"A `Scenario` was given .*; give its `\.program`"):
+        unchecked(simulate)(slow_rank(program, 0, 2.0), num_samples=1, key=jax.random.key(0))
     with pytest.raises(ValueError, match="use `sample_replica_ends`"):
         eqx.filter_jit(lambda p: simulate(p, num_samples=9, key=jax.random.key(0)).mean)(program)
     for key in (jax.random.split(jax.random.key(0), 3), 0):

@@ -15,6 +15,7 @@ from prism_jax.analysis import (
     Wasserstein,
     bandwidth,
     estimate,
+    step_times,
 )
 from prism_jax.analysis._bootstrap import check_steps
 from prism_jax.engine import simulate
@@ -91,6 +92,28 @@ def test_the_value_is_that_of_the_law():
     noise = np.sqrt(counted * (1 - counted) / 9_000)
     found = float(estimate(program, Exceedance(20.5), **arguments))
     assert found == pytest.approx(counted, abs=3 * noise)
+
+
+def test_step_times_are_the_steps_of_the_law_in_an_order_that_tells_nothing():
+    program, key = rich_program(4), jax.random.PRNGKey(2)
+    law = simulate(program, num_samples=4_096, key=jax.random.key(2), replicas="vector")
+    times = np.asarray(step_times(program, 4_096, key=key))
+    np.testing.assert_array_equal(np.sort(times), law.histogram.smallest)
+    apart = [np.corrcoef(times[lag:], times[: len(times) - lag])[0, 1] for lag in (1, 2, 1024)]
+    assert np.abs(apart).max() < 4 / np.sqrt(len(times))
+    assert np.abs(np.corrcoef(times, np.arange(len(times)))[0, 1]) < 4 / np.sqrt(len(times))
+
+
+def test_figures_of_step_times_have_the_derivatives_of_estimate():
+    """By every parameter, those that act through the weights of steps included."""
+    program, options = rich_program(4), {"num_samples": 256, "key": jax.random.key(0)}
+    value, gradient = eqx.filter_value_and_grad(estimate)(program, Std(), **options)
+    own = eqx.filter_value_and_grad(lambda p: step_times(p, **options).std())(program)
+    np.testing.assert_allclose(own[0], value, rtol=1e-12)
+    for found, expected in zip(*map(jax.tree.leaves, (own[1], gradient)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-12)
+    assert gradient.variability.stalls["gemm"].rate != 0
+    assert gradient.variability.network.probability != 0
 
 
 @pytest.mark.slow

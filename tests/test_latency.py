@@ -580,7 +580,7 @@ def test_a_law_shows_the_values_that_make_it_again():
         pl.Scaled(pl.Mixture([1, 3], parts), 3.0),
         pl.Empirical([1, 2, 4]),
     ):
-        assert eqx.tree_equal(eval(repr(law), vars(pl)), law)
+        assert eqx.tree_equal(eval(repr(law), {**vars(pl)}), law)
     assert (
         repr(pl.LogNormal(1.5, np.array([[0.25, 0.5]])))
         == "LogNormal(median=1.5, sigma=[[0.25, 0.5 ]])"

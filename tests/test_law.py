@@ -1,7 +1,9 @@
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 from prism_jax._estimate import Estimate, rounded
 from prism_jax.engine._run import errors_of
@@ -162,6 +164,16 @@ def test_a_constant_step_time():
     assert law.std == 0
     assert law.quantile(0.3) == pytest.approx(3.5)
     assert law.quantile_interval(0.95) == (3.5, 3.5)
+
+
+def test_samples_of_a_law_follow_it():
+    law = made_law()
+    times = law.sample(20_000, jax.random.key(1))
+    assert kstest(law.cdf(times), "uniform").pvalue > 0.01
+    np.testing.assert_array_equal(law.sample(20_000, jax.random.PRNGKey(1)), times)
+    assert not np.array_equal(law.sample(20_000, jax.random.key(2)), times)
+    with pytest.raises(ValueError, match="`n=0` must be a whole number of at least 1"):
+        law.sample(0, jax.random.key(1))
 
 
 def test_bad_levels_are_refused():

@@ -3,6 +3,7 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -29,6 +30,22 @@ def test_public_names_are_sorted_and_imported_by_name():
     assert all(getattr(prism_jax, name) is getattr(_public, name) for name in dir(prism_jax))
     modules = [line.split()[1] for line in lines if line.startswith("from .")]
     assert modules == sorted(modules)
+
+
+def test_help_begins_with_functions_and_says_what_keys_are():
+    text = pydoc.plain(pydoc.render_doc(prism_jax))
+    assert text.index("simulate(program, key=key)") < text.index("PACKAGE CONTENTS")
+    named = {name.partition("(")[0] for name in re.findall("`([^`]+)`", str(prism_jax.__doc__))}
+    named.remove("help")
+    assert len(named) > 15
+    assert all(callable(getattr(prism_jax, name)) for name in named)
+    for name in dir(prism_jax):
+        if "key" in (taken := _parameters(getattr(prism_jax, name))):
+            assert re.fullmatch(r"key: 'jax\.Array( \| None)?'( = None)?", str(taken["key"])), name
+
+
+def _parameters(function):
+    return inspect.signature(function).parameters if inspect.isroutine(function) else {}
 
 
 def _packages():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.random import Stream, counters, exp, fold, key_data, normals
+from prism_jax.random import Stream, check_key, counters, exp, fold, key_data, normals
 from prism_jax.random._elementary import log, sin_half_turns
 from prism_jax.random._threefry import threefry
 
@@ -94,3 +94,13 @@ def test_random_stream_passes_dieharder(along, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         failed += [line for line in done.stdout.splitlines() if "FAILED" in line]
     assert not failed
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_a_raw_key_is_the_key_that_it_is_of(implementation):
+    with jax.default_prng_impl(implementation):
+        key, raw = jax.random.key(5), jax.random.PRNGKey(5)
+        np.testing.assert_array_equal(key_data(raw), key_data(key))
+        for other in (raw[:1], raw.astype(float), jax.random.split(raw), np.asarray(raw), 5):
+            with pytest.raises(ValueError, match=r"must be one key of `jax\.random`"):
+                check_key(other)

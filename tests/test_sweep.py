@@ -3,6 +3,7 @@
 import errno
 import json
 import pathlib
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -137,6 +138,10 @@ def test_bad_sweeps_are_refused(tmp_path):
         sweep(program, {"num_replicas": [2]}, num_samples=9, key=key)
     with pytest.raises(ValueError, match="no values"):
         sweep(program, {_NAME: []}, num_samples=9, key=key)
+    wrong: Any
+    for wrong in (0.1, "0.1", {"from": 0.1}):
+        with pytest.raises(ValueError, match=r"sigma` was given `.*0\.1.*`; give a list"):
+            sweep(program, {_NAME: wrong}, num_samples=9, key=key)
     (tmp_path / "mine.txt").write_text("something else")
     with pytest.raises(ValueError, match="holds no sweep"):
         sweep(program, {_NAME: [0.1]}, num_samples=9, key=key, out=tmp_path)

@@ -13,7 +13,7 @@ from ._criticality import (
     criticality as criticality,
     exposed_data_parallel as exposed_data_parallel,
 )
-from ._estimate import estimate as estimate
+from ._estimate import estimate as estimate, step_times as step_times
 from ._improve import (
     Improvement as Improvement,
     Target as Target,

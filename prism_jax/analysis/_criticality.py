@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any, Literal
 
+import jax
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int
 
 from .._interrupt import progress_bar
 from .._misc import counted
@@ -96,7 +97,7 @@ def criticality(
     program: Program,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     band: tuple[float, float] = (0.0, 1.0),
     progress: bool = False,
 ) -> Criticality:
@@ -199,7 +200,7 @@ def _means(total: dict[str, np.ndarray], number: int, seen: float) -> dict[str, 
 
 
 def exposed_data_parallel(
-    program: Program, *, num_samples: int = _MOST_EXPOSED, key: PRNGKeyArray
+    program: Program, *, num_samples: int = _MOST_EXPOSED, key: "jax.Array"
 ) -> Float[np.ndarray, " steps"]:
     """How long steps wait for data-parallel communication, in seconds: from the end of the last
     backward to the end of the last reduction of gradients, and in the tail for parameters.

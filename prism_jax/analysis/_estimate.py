@@ -1,4 +1,6 @@
-"""`estimate`: a figure of the law of the step time, differentiable in the program's parameters."""
+"""`estimate`: a figure of the law of the step time, differentiable in the program's parameters; and
+`step_times`, the steps themselves.
+"""
 
 import functools as ft
 import itertools as it
@@ -9,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from ..engine import (
     Again,
@@ -34,7 +36,7 @@ def estimate(
     objective: AbstractObjective,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     progress: bool = False,
 ) -> Float[Array, ""]:
     """Estimates a figure of the law of the step time.
@@ -194,3 +196,71 @@ def _forward(perturbed, program, objective, options):
 @_estimate.def_bwd
 def _backward(found, cotangent, perturbed, program, objective, options):
     return jax.tree.map(lambda slope: slope * cotangent, figure_gradient(found))
+
+
+def step_times(
+    program: Program, num_samples: int, *, key: "jax.Array", progress: bool = False
+) -> Float[Array, " samples"]:
+    """Simulates steps and returns the time of each, in seconds, in the order of the steps, which
+    are independent of one another. Their law is that of `simulate`, but replicas follow the vector
+    rule.
+
+    Differentiable with respect to `program`, as `estimate` is and where it works, for a figure of
+    the law of the steps that is smooth in each step time, such as `step_times(...).std()`: a loss
+    that depends on which step is which has no derivative by how likely stalls and congestion are.
+    Of a quantile only one or two steps have a derivative, which does not converge; use `estimate`.
+
+    **Arguments:**
+
+    - `program`: the step.
+    - `num_samples`: how many steps to simulate.
+    - `key`: a `jax.random` key. The same key gives common random numbers.
+    - `progress`: whether to show a bar on stderr.
+
+    **Returns:**
+
+    The times, `(num_samples,)`.
+    """
+    return _step_times(program, {"num_samples": num_samples, "key": key, "progress": progress})
+
+
+@eqx.filter_custom_vjp
+def _step_times(program, options):
+    return _times(program, options)[0]
+
+
+def _times(program, options):
+    simulated = simulated_steps(program, **options)
+    # Ranks of replicas ascend along the steps as they are simulated.
+    words = np.asarray(simulated.run.key).tolist()
+    order = np.random.default_rng(words).permutation(len(simulated.steps))
+    return jnp.asarray(simulated.steps[order], program.latencies.mean.dtype), (simulated, order)
+
+
+@_step_times.def_fwd
+def _times_forward(perturbed, program, options):
+    del perturbed
+    return _times(program, options)
+
+
+@_step_times.def_bwd
+def _times_backward(residuals, cotangent, perturbed, program, options):
+    simulated, order = residuals
+    slope = np.empty(len(order))
+    slope[order] = np.asarray(cotangent, np.float64)
+    weights = np.ones(len(order))
+    influence = _integral(simulated.steps, slope)
+    weighting = Weighting(simulated, weights, slope, influence, simulated.chunks, False)
+    ((gradient, _),) = pull_back([weighting])
+    return gradient
+
+
+def _integral(steps: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """The derivative of a figure of the law with respect to the weight of each step: the integral
+    of that with respect to each step time.
+    """
+    order = np.argsort(steps)
+    pieces = np.diff(steps[order]) * (slope[order][1:] + slope[order][:-1]) / 2
+    influence = np.empty(len(steps))
+    influence[order] = np.concatenate([[0.0], np.cumsum(pieces)])
+    return influence - influence.mean()

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._interrupt import progress_bar
@@ -75,7 +74,7 @@ def improve(
     budget: float,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     num_iterations: int = 20,
     progress: bool = False,
 ) -> Improvement:
@@ -229,7 +228,7 @@ def target(
     at: float,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     progress: bool = False,
 ) -> Target:
     """Finds how much a part may vary for a figure of the step time to meet a target.

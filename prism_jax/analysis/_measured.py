@@ -1,13 +1,13 @@
 """A law beside measured steps: figures to fit it to them, and how well it agrees with them."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Float, PRNGKeyArray
 
-from .._misc import FrozenArray, check_unit
+from .._misc import FrozenArray, check_unit, steps_of
 from .._summary import Column, Shown, Table
 from ..law import Law, crps, matched, quantiles, wasserstein
 from ..random import key_data
@@ -18,8 +18,8 @@ from ._objectives import AbstractObjective, Steps
 _RESAMPLES = 400
 
 
-def _ordered(measured: ArrayLike) -> FrozenArray:
-    values = np.sort(np.asarray(measured, float))
+def _ordered(measured: Any) -> FrozenArray:
+    values = np.sort(np.asarray(steps_of(measured), float))
     if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
         raise ValueError("Measured steps must be a list of positive step times, in seconds.")
     return FrozenArray(values)
@@ -120,13 +120,13 @@ class Score(Shown):
         return Table(columns, rows, title)
 
 
-def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray) -> Score:
+def score(law: Law, measured: Any, *, key: "jax.Array") -> Score:
     """Compares a law with measured step times.
 
     **Arguments:**
 
     - `law`: from `simulate`.
-    - `measured`: step times, in seconds.
+    - `measured`: step times, in seconds, or a data frame with a column `step_time_s` of them.
     - `key`: a `jax.random` key for resampling.
 
     **Returns:**
@@ -138,7 +138,7 @@ def score(law: Law, measured: Float[np.ndarray, " steps"], *, key: PRNGKeyArray)
     `ValueError` for fewer than two measured steps, a step that is not a positive number, or steps
     that are more than 200 times as long or short as the law's.
     """
-    measured = np.asarray(measured, float)
+    measured = np.asarray(steps_of(measured), float)
     if measured.ndim != 1 or len(measured) < 2:
         raise ValueError("Measured steps must be a list of at least two step times, in seconds.")
     if not np.all(np.isfinite(measured) & (measured > 0)):

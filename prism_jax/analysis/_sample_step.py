@@ -4,8 +4,9 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int
 
 from ..engine import critical_paths, simulated_steps
 from ..maxplus import critical_ops, edges_of, op_ends, predecessors_of
@@ -69,7 +70,7 @@ def sample_step(
     *,
     quantile: float = 0.5,
     num_samples: int = 10_000,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     progress: bool = False,
 ) -> SampledStep:
     """Simulates steps, and returns all ops of the step at a quantile of the step time.

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._interrupt import progress_bar
@@ -133,7 +133,7 @@ def sensitivity(
     objective: AbstractObjective,
     *,
     num_samples: int = 8192,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     parts: Iterable[str] | None = None,
     shapley: Iterable[str] = (),
     progress: bool = False,

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._misc import unknown_name
 from ..cluster import COLLECTIVES
@@ -157,7 +157,7 @@ class Sliders:
         return np.maximum.accumulate(sum(changes, self.law))
 
 
-def sliders(program: Program, *, num_samples: int = 4096, key: PRNGKeyArray) -> Sliders:
+def sliders(program: Program, *, num_samples: int = 4096, key: "jax.Array") -> Sliders:
     """Simulates the six parameters that move p95 of the step time most at three values each, with
     common random numbers, and beside these for the derivatives.
 
@@ -176,7 +176,7 @@ def sliders(program: Program, *, num_samples: int = 4096, key: PRNGKeyArray) -> 
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "margin": MARGIN}
     base = simulated_steps(moved(program, {}), key=key, **options)
 
-    def law(values: Mapping[str, float], key: PRNGKeyArray = key, like: Any = base) -> np.ndarray:
+    def law(values: Mapping[str, float], key: "jax.Array" = key, like: Any = base) -> np.ndarray:
         return _law(simulated_steps(moved(program, values), key=key, like=like, **options))
 
     own = _law(base)

@@ -14,9 +14,9 @@ from importlib.metadata import version
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._files import read_file, shown, written_whole
 from .._interrupt import progress_bar
@@ -46,7 +46,7 @@ def sweep(
     overrides: Mapping[str, Sequence[float]],
     *,
     num_samples: int = 100_000,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     out: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     progress: bool = False,
@@ -149,7 +149,7 @@ def sweep_points(
     points: Points,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     out: str | os.PathLike[str] | None,
     executor: Executor | None = None,
     shard: tuple[int, int] = (1, 1),
@@ -182,7 +182,7 @@ def sweep_points(
     return pl.DataFrame([done[number] for number in numbers], infer_schema_length=None)
 
 
-def _rows(sources: Sequence[Any], program_of, num_samples: int, key: PRNGKeyArray) -> list[Row]:
+def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array") -> list[Row]:
     """The figures of some programs."""
     rows = []
     for source in sources:
@@ -203,8 +203,8 @@ def _check_numbers(name: str, choices: Any) -> None:
         numbers = np.asarray(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":
         raise ValueError(
-            f"`{quoted(name)}` is to take `{quoted(choices)}`; give a list of numbers, such as "
-            "`[0.01, 0.02]`."
+            f"`{quoted(name)}` was given `{quoted(choices)}`; give a list of numbers, such as "
+            "`[0.01, 0.02]`, or `[0.01]` for one."
         )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._estimate import Estimate
 from .._misc import check_type, unknown_name
@@ -108,7 +107,7 @@ def what_if(
     scenarios: Mapping[str, Scenario],
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     progress: bool = False,
 ) -> WhatIf:
     """Compares the law of the step time with its law in each of some scenarios, with common random

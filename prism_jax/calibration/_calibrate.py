@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Any, cast
 
+import jax
 import msgspec
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._interrupt import progress_bar
 from .._misc import quoted
@@ -47,7 +48,7 @@ def calibrate(
     runs: Runs,
     *,
     source: str,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     others: Sequence[tuple[Job, Runs]] = (),
     num_samples: int = 8192,
     num_iterations: int = 2,
@@ -79,7 +80,8 @@ def calibrate(
     **Arguments:**
 
     - `job`: a job with a model and a cluster.
-    - `runs`: the measured step times of each run, in seconds, in the order of the steps.
+    - `runs`: the measured step times of each run, in seconds, in the order of the steps; or a data
+        frame with columns `step_time_s` and perhaps `run` and `step`.
     - `source`: where the step times are from; it is written to the job file.
     - `key`: a `jax.random` key.
     - `others`: further jobs with their runs, on the same software and machine, at another scale or

@@ -4,13 +4,14 @@ law of the factor of a step that follows from them.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._estimate import in_core
-from .._misc import bisect, counted
+from .._misc import bisect, counted, runs_of
 from ..data import Measured, Priors, Variation
 
 
@@ -26,7 +27,7 @@ _HALVINGS = 14
 
 
 Steps = Float[np.ndarray, " steps"]
-Runs = Sequence[Float[np.ndarray, "_"]]
+Runs = Any  # The steps of each run, or a data frame of them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def observe(runs: Runs) -> Observed:
 
     As `check_runs`.
     """
-    runs = [np.asarray(run, float) for run in runs]
+    runs = runs_of(runs)
     check_runs(runs)
     medians = np.array([np.median(run) for run in runs])
     longest = max(run.max() / middle for run, middle in zip(runs, medians, strict=True))

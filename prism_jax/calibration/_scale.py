@@ -10,8 +10,9 @@ from concurrent.futures import Executor
 import jax
 import msgspec
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
+from .._misc import runs_of
 from ..data import (
     Calibrated,
     Job,
@@ -91,7 +92,7 @@ class Given:
     scales: Sequence[Scale]
     num_replicas: int
     priors: Priors
-    key: PRNGKeyArray
+    key: "jax.Array"
     num_samples: int
     executor: Executor | None = None
 
@@ -107,7 +108,7 @@ class Given:
 
 
 def steps_of_kernels(
-    job: Job, kernels: Kernels, key: PRNGKeyArray, num_samples: int
+    job: Job, kernels: Kernels, key: "jax.Array", num_samples: int
 ) -> Float[np.ndarray, " samples"]:
     """Steps of the job that differ only by the noise of its kernels: GPUs are equal, and there is
     no factor of a step.
@@ -263,7 +264,7 @@ def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tup
     # Simulated without the factor of a step, which is independent of the rest and multiplied on.
     steps = steps_of_kernels(job, job.kernels, jax.random.key(1), num_samples)
     steps = steps * StepLaw(**law.parameters).factors(len(steps))
-    each = [_figures(run) for run in runs]
+    each = [_figures(run) for run in runs_of(runs)]
     ours, theirs = _figures(steps), np.median(each, axis=0)
     names = ("p50_s", "p95 / p50", "core_spread")
     return dict(zip(names, zip(ours, map(float, theirs), strict=True), strict=True))

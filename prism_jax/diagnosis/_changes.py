@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import msgspec
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
@@ -89,7 +90,7 @@ class Simulated:
     """
 
     job: Job
-    key: PRNGKeyArray
+    key: "jax.Array"
     run: Run
     steps: Float[np.ndarray, " steps"]
 
@@ -101,13 +102,13 @@ class Simulated:
         return steps_of_run(run, num_samples=number).steps
 
 
-def simulated(job: Job, num_samples: int, key: PRNGKeyArray) -> Simulated:
+def simulated(job: Job, num_samples: int, key: "jax.Array") -> Simulated:
     """Simulates steps of a job with a model."""
     run = _run(compile_job(job), key)
     return Simulated(job, key, run, steps_of_run(run, num_samples=num_samples).steps)
 
 
-def _run(program: Program, key: PRNGKeyArray) -> Run:
+def _run(program: Program, key: "jax.Array") -> Run:
     """A run with factors on a rank, so that all share code with that of a slow one. Samples are
     plain: what changes a step by a per cent can be seen without more of its tail.
     """

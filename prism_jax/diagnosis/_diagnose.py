@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 from scipy.special import stdtr
 
-from .._misc import check_unit, counted
+from .._misc import check_unit, counted, runs_of
 from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
@@ -165,7 +167,7 @@ class Hypotheses:
     changes: tuple[Change, ...]
 
 
-def hypotheses(job: Job, *, num_samples: int = 1024, key: PRNGKeyArray) -> Hypotheses:
+def hypotheses(job: Job, *, num_samples: int = 1024, key: "jax.Array") -> Hypotheses:
     """Simulates the steps of a job as they should be, with each cause, and with each change, with
     common random numbers.
 
@@ -186,9 +188,7 @@ def hypotheses(job: Job, *, num_samples: int = 1024, key: PRNGKeyArray) -> Hypot
     return Hypotheses(job, float(steps.mean()), future, causes, changes)
 
 
-def diagnose(
-    of: Hypotheses, runs: Sequence[Float[np.ndarray, "_"]] = (), ranks: Sequence[RankTimes] = ()
-) -> Diagnosis:
+def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) -> Diagnosis:
     """Says whether measured steps are normal, which causes explain them, and what to change.
 
     The likelihood of a cause is that of the level, the spread, the slow steps and the trend of the
@@ -200,7 +200,7 @@ def diagnose(
 
     - `of`: from `hypotheses`.
     - `runs`: measured step times in seconds, in the order of steps; of fewer than twelve steps only
-        the median is used. By default those of the traces.
+        the median is used; or a data frame, as of `calibrate`. By default those of the traces.
     - `ranks`: from `rank_times`.
 
     **Raises:**
@@ -210,7 +210,7 @@ def diagnose(
     """
     if not len(runs) and not ranks:
         raise ValueError("Nothing was measured; give step times, or traces of ranks.")
-    measured = [np.asarray(run, float) for run in runs] or [step_times(ranks)]
+    measured = runs_of(runs) or [step_times(ranks)]
     for run in measured:
         if run.ndim != 1 or not len(run) or not np.all((run > 0) & (run < np.inf)):
             raise ValueError("Each measured run must be a list of positive step times, in seconds.")

@@ -29,7 +29,10 @@ def check_program(program: Any, key: Any) -> None:
     """Raises unless `program` is a program, whose values and the key are not traced, of numbers
     that JAX is set to compute with.
     """
-    check_type(program, Program, "program", "use `compile_job` to get one")
+    fix = "use `compile_job` to get one"
+    if isinstance(getattr(program, "program", None), Program):  # Of a `Scenario`.
+        fix = "give its `.program`, where all replicas are changed, or the scenario to `what_if`"
+    check_type(program, Program, "program", fix)
     leaves = jax.tree.leaves((program, key))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise ValueError(

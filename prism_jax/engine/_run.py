@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._interrupt import check_interrupt, interruptible, working
 from ..host import on_host
@@ -56,7 +56,7 @@ class Run:
     sampling: "AbstractSampling | None" = None
 
 
-def prepare(program: Program, key: PRNGKeyArray) -> Run:
+def prepare(program: Program, key: "jax.Array") -> Run:
     """Checks a program and a key, and computes what is needed before any sample is drawn.
 
     **Raises:**

@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from ..law import Law, merge_chunks, merge_randomisations
 from ..program import Program
@@ -38,7 +38,7 @@ _MOST_LAWS = 16
 _PILOT_SEED = 0
 
 
-def pilot_key() -> PRNGKeyArray:
+def pilot_key() -> jax.Array:
     return jax.random.key(_PILOT_SEED)
 
 

@@ -4,8 +4,8 @@ import dataclasses
 import time
 from typing import Literal
 
+import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible, progress_bar
 from .._misc import whole_number
@@ -36,7 +36,7 @@ def simulate(
     program: Program,
     *,
     num_samples: int = 1_000_000,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     replicas: Literal["auto", "vector", "exact", "explicit"] = "auto",
     sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
     allocations: int | None = None,

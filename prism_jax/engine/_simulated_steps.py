@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._interrupt import interruptible, progress_bar
 from .._misc import dot
@@ -63,7 +63,7 @@ def simulated_steps(
     program: Program,
     *,
     num_samples: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     like: SimulatedSteps | None = None,
     unlike: tuple[Program, int] | None = None,
     margin: int = 1,

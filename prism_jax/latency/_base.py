@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 
 class InFiles(NamedTuple):
@@ -175,7 +175,7 @@ class AbstractLatency(eqx.Module):
         """The probability of a latency above `x`, accurate even if tiny; `x` as in `to_normal`."""
         return ndtr(-self.to_normal(x))
 
-    def sample(self, key: PRNGKeyArray, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: "jax.Array", shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Draws latencies.
 
         **Arguments:**

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from .._misc import steps_of
 from ._law import Law
 
 
@@ -16,14 +16,15 @@ from ._law import Law
 _NUM_QUANTILES = 4000
 
 
-def wasserstein(law: Law | ArrayLike, other: Law | ArrayLike) -> float | Float[Array, ""]:
+def wasserstein(law: Any, other: Any) -> float | Float[Array, ""]:
     """The Wasserstein-1 distance of two laws, in seconds: the mean distance by which steps of one
     must be moved to become those of the other, `integral |F(t) - G(t)| dt`.
 
     **Arguments:**
 
-    - `law`, `other`: each a law from `simulate`, or samples in seconds, `(n,)`. A law counts as
-        4,000 of its quantiles; samples are exact.
+    - `law`, `other`: each a law from `simulate`, or samples in seconds, `(n,)`, or a data frame
+        with a column `step_time_s` of them. A law counts as 4,000 of its quantiles; samples are
+        exact.
 
     **Returns:**
 
@@ -56,9 +57,10 @@ def matched(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return edges[:-1] // m, edges[:-1] // n, np.diff(edges) / (n * m)
 
 
-def _sorted(given: Law | ArrayLike) -> Any:
+def _sorted(given: Any) -> Any:
     if isinstance(given, Law):
         return quantiles(given)
+    given = steps_of(given)
     try:
         array = given if isinstance(given, jax.Array) else np.asarray(given)
     except ValueError:  # Lists of different lengths.

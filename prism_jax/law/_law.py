@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._estimate import Estimate
-from .._misc import quoted
+from .._misc import quoted, whole_number
 from .._summary import Shown, Table, picked
+from ..random import key_data
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
 from ._figures import QUANTILES, figures, law_table
@@ -206,6 +208,26 @@ class Law(Shown, AbstractCompared):
             raise ValueError(must.format(quoted(t)))
         result = self.histogram.cdf(times)
         return float(result) if result.ndim == 0 else result
+
+    def sample(self, n: int, key: "jax.Array") -> np.ndarray:
+        """Draws step times independently: quantiles at uniform levels. They have no derivative.
+
+        **Arguments:**
+
+        - `n`: how many step times to draw.
+        - `key`: a `jax.random` key. The same key gives the same step times.
+
+        **Returns:**
+
+        The times, `(n,)`, in seconds.
+
+        **Raises:**
+
+        `ValueError` if `n` is not a whole number of at least 1, or `key` is not a key.
+        """
+        whole_number(n, "n", most=2**32 - 1)
+        words = np.asarray(key_data(key)).tolist()
+        return self.histogram.quantile(np.random.default_rng(words).random(n))
 
     def exceedance(self, t: float | np.ndarray) -> float | np.ndarray:
         """The probability that a step takes longer than `t` seconds; `t` as in `cdf`."""

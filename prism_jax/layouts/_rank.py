@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from .._interrupt import interruptible, left_working, own_progress
 from .._misc import check_type, whole_number
@@ -57,7 +57,7 @@ def rank_layouts(
     objective: AbstractObjective | None = None,
     *,
     num_samples: int | None = 16_384,
-    key: PRNGKeyArray | None = None,
+    key: "jax.Array | None" = None,
     top: int = 20,
     yours: Job | None = None,
     memory_margin: float | None = None,
@@ -138,7 +138,7 @@ def rank_layouts(
 def _simulate_all(
     search: Search,
     queue: Iterator[int],
-    key: PRNGKeyArray,
+    key: "jax.Array",
     folder: pathlib.Path | None,
     executor: Executor | None,
     watch: Watch,
@@ -183,7 +183,7 @@ def _simulate_all(
 
 
 def simulate_jobs(
-    jobs: Sequence[Job], objective: AbstractObjective, num_samples: int, key: PRNGKeyArray
+    jobs: Sequence[Job], objective: AbstractObjective, num_samples: int, key: "jax.Array"
 ) -> list[Bootstrapped | str]:
     """The `FIGURES` of each job; of one that cannot be simulated, why.
 
@@ -227,7 +227,7 @@ def _figures(row: dict[str, Any]) -> Bootstrapped | str:
     return Bootstrapped(*map(np.array, columns))
 
 
-def _digest(search: Search, key: PRNGKeyArray) -> str:
+def _digest(search: Search, key: "jax.Array") -> str:
     """A digest of a search. Most of its jobs share their model, machine and kernels."""
     found = hashlib.sha256()
     shared: dict[int, int] = {}

@@ -7,7 +7,7 @@ import operator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int
 
 from ..engine import Run, check_num_samples, prepare
 from ..program import Program
@@ -152,7 +152,7 @@ class Placed:
         return self.factor * slowest + self.tail
 
 
-def placed(program: Program, *, num_samples: int, key: PRNGKeyArray) -> Placed:
+def placed(program: Program, *, num_samples: int, key: "jax.Array") -> Placed:
     """Draws what steps have in common."""
     num_samples = check_num_samples(num_samples)
     run = prepare(program, key)

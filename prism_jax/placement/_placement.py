@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._interrupt import progress_bar
@@ -101,7 +101,7 @@ def place(
     devices_per_node: int,
     objective: AbstractObjective | None = None,
     num_samples: int | None = None,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     progress: bool = False,
 ) -> Placement:
     """Assigns nodes to the pipeline ranks of the replicas, to lower a figure of the step time.

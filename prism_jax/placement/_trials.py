@@ -6,8 +6,9 @@ import functools as ft
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import jax
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Float, Int
 
 from ..analysis import AbstractObjective, bandwidth
 from ..program import Program
@@ -58,7 +59,7 @@ class Trials:
         program: Program,
         nodes: Nodes,
         objective: AbstractObjective,
-        key: PRNGKeyArray,
+        key: "jax.Array",
         advance: Callable[[float], object] = lambda ops: None,
     ):
         count = _steps_of_all(program, nodes)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import unknown_name
+from .._misc import steps_of, unknown_name
 
 
 # From light to dark, so that they differ in a grey copy, too; lines also differ in their style.
@@ -77,13 +77,13 @@ def whole_numbers(axis: Any) -> None:
 
 
 def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:
-    """Measured step times, in seconds.
+    """Measured step times, in seconds, or of a data frame.
 
     **Raises:**
 
     `ValueError` unless they are a list of positive numbers.
     """
-    steps = np.asarray(measured, float)
+    steps = np.asarray(steps_of(measured), float)
     if steps.ndim != 1 or not len(steps) or not np.all(np.isfinite(steps) & (steps > 0)):
         raise ValueError(
             "Measured steps must be a list of step times, each a positive number of seconds."

@@ -4,6 +4,7 @@ Threefry-2x32 with 13 rounds (Salmon et al., "Parallel random numbers: as easy a
 table 2: the fewest rounds found to pass BigCrush, 13, and JAX itself uses 20).
 """
 
+import contextlib
 import enum
 from typing import Any
 
@@ -11,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, UInt32
 
+from .._misc import quoted
 from ._elementary import log, sin_half_turns
 
 
@@ -40,7 +42,8 @@ class Stream(enum.IntEnum):
     UNLIKE = 200  # Replicas that are unlike the others.
 
 
-def key_data(key: PRNGKeyArray) -> KeyData:
+# In quotes, for `help` writes the class as `jax.jaxlib._jax.Array`.
+def key_data(key: "jax.Array") -> KeyData:
     """Two words of a `jax.random` key of any implementation."""
     check_key(key)
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
@@ -50,13 +53,17 @@ def key_data(key: PRNGKeyArray) -> KeyData:
 
 
 def check_key(key: Any) -> None:
-    """Raises a `ValueError` unless it is a single key."""
-    if not isinstance(key, jax.Array) or not (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
-    ):
-        raise ValueError(
-            f"The key {key!r} must be one key of `jax.random`, such as `jax.random.key(0)`."
-        )
+    """Raises a `ValueError` unless it is a single key, perhaps a raw one."""
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+            return
+        if key.dtype == np.uint32 and key.ndim == 1:
+            with contextlib.suppress(TypeError):  # Of a length that keys do not have.
+                jax.random.wrap_key_data(key)
+                return
+    raise ValueError(
+        f"The key {quoted(key)} must be one key of `jax.random`, such as `jax.random.key(0)`."
+    )
 
 
 @jax.jit  # Traced and lowered once for each shape.

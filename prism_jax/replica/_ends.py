@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from ..maxplus import Latencies, propagate, propagate_to
 from ..program import Program
@@ -70,7 +70,7 @@ def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = No
 
 
 def sample_replica_ends(
-    program: Program, sample_ids: UInt32[Array, " samples"], key: PRNGKeyArray
+    program: Program, sample_ids: UInt32[Array, " samples"], key: "jax.Array"
 ) -> Float[Array, "sinks samples"]:
     """Samples when each sink of one replica ends. The sinks of a pipeline rank are the ops whose
     gradients are reduced while the backward goes on, and then its last op. If nothing is reduced

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from ..host import on_host, vjp_on_host
 from ..maxplus import bucket, cells, critical_ops, op_ends, padded
@@ -59,7 +59,7 @@ class Lead(eqx.Module):
     shift: Float[Array, ""]
 
 
-def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance: bool) -> Lead:
+def leading_axes(program: Program, plan: Plan, key: "jax.Array", *, importance: bool) -> Lead:
     """Finds the leading axes by the mean gradient of a replica's end."""
     gradient = _gradient(program, plan, key)
     # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
@@ -77,7 +77,7 @@ def leading_axes(program: Program, plan: Plan, key: PRNGKeyArray, *, importance:
     )
 
 
-def redirected(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> Lead:
+def redirected(lead: Lead, program: Program, plan: Plan, key: "jax.Array") -> Lead:
     """The same axes, shifted in the direction of a program with other parameters. What varies less
     in it would only make its samples weigh unlike.
     """
@@ -86,7 +86,7 @@ def redirected(lead: Lead, program: Program, plan: Plan, key: PRNGKeyArray) -> L
 
 
 def _gradient(
-    program: Program, plan: Plan, key: PRNGKeyArray, *, whole: bool = True
+    program: Program, plan: Plan, key: "jax.Array", *, whole: bool = True
 ) -> Float[np.ndarray, " axes"]:
     """The mean gradient of the end of a replica without stalls, along all axes: that of the latency
     of each op, if it is on the critical path. By NumPy, because it takes seconds to compile.

@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 import jax
-import numpy as np
-from jaxtyping import Float, PRNGKeyArray
 
 from .._interrupt import interruptible
 from ..analysis import (
@@ -91,13 +89,13 @@ def gather(
     program: Program | None = None,
     *,
     num_samples: int = 65_536,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
     allocations: int | None = None,
     levels: Mapping[str, float] = QUANTILES,
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
-    measured: Sequence[Float[np.ndarray, "_"]] = (),
+    measured: Any = (),
     commands: Mapping[str, str] | None = None,
     seed: str | None = None,
     progress: bool = False,

@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from .._interrupt import interruptible, progress_bar
 from .._misc import check_type, whole_number
@@ -55,7 +56,7 @@ def training_run(
     program: Program,
     *,
     num_steps: int,
-    key: PRNGKeyArray,
+    key: "jax.Array",
     failures: Failures | str = "llama-3",
     costs: RunCosts | None = None,
     num_spares: int | None = None,
@@ -203,7 +204,7 @@ def _law_of_runs(
     )
 
 
-def _law_of_step(program: Program, num_samples: int, key: PRNGKeyArray, progress: bool) -> Law:
+def _law_of_step(program: Program, num_samples: int, key: "jax.Array", progress: bool) -> Law:
     """The law of a step. Only its mean and its spread count, which plain samples give unless they
     are few.
     """
