@@ -64,16 +64,16 @@ def memory(given: Given) -> Output:
     return Output(result, [table, _fit(job, found)])
 
 
-def _fit(job: Any, found: Any) -> str:
+def _fit(job: Any, needed: Any) -> str:
     """Whether a job fits; what was compared; and why it ran nevertheless, if that is known."""
-    fits = "fits" if found.fits else "does not fit"
-    less = ", ".join(f"{name} {size / GIB:.2f}" for name, size in found.reserved.items())
+    fits = "fits" if needed.fits else "does not fit"
+    reserved = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.reserved.items())
     compared = (
         f"{job.name} {fits} {job.cluster.device.name}: its fullest GPU needs "
-        f"{found.fullest.bytes / GIB:.2f} GiB, and of {found.device_bytes / GIB:.2f} GiB "
-        f"{found.usable_bytes / GIB:.2f} are usable (less {less})."
+        f"{needed.fullest.bytes / GIB:.2f} GiB, and of {needed.device_bytes / GIB:.2f} GiB "
+        f"{needed.usable_bytes / GIB:.2f} are usable (less {reserved})."
     )
-    return compared if found.fits else f"{compared} {job.allow_oom}".rstrip()
+    return compared if needed.fits else f"{compared} {job.allow_oom}".rstrip()
 
 
 @command(LAW, csv=True, writes=Writes("--out", ".npz"))

@@ -43,9 +43,9 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
                 "does not divide; use other degrees, or another number of GPUs."
             )
         dp = derived["layout.dp"] = gpus // ranks
-    each = number("cluster.devices_per_node")
-    if each and ranks and dp and not has("cluster.num_nodes"):
-        derived["cluster.num_nodes"] = -(-ranks * dp // each)
+    per_node = number("cluster.devices_per_node")
+    if per_node and ranks and dp and not has("cluster.num_nodes"):
+        derived["cluster.num_nodes"] = -(-ranks * dp // per_node)
     batch, size = number("training.global_batch_size"), number("training.microbatch_size")
     if batch and size and dp and not has("schedule.num_microbatches"):
         together = dp * size

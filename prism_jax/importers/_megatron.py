@@ -229,21 +229,21 @@ def _dtypes(read: Reader, half: str, training: Table) -> Table:
     if half == "fp16":
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
     main = {read.choice(name, "fp32", "auto", half) for name in _MAIN_GRADIENTS}
-    found = {"gradient_dtype": "fp32" if in_float32 and half not in main else half}
+    dtypes = {"gradient_dtype": "fp32" if in_float32 and half not in main else half}
     sent = read.choice("megatron-fsdp-grad-comm-dtype", "auto", *_DTYPES)
     if sent != "auto":
-        found["gradient_comm_dtype"] = sent
+        dtypes["gradient_comm_dtype"] = sent
     moments = [read.choice(f"exp-avg{which}-dtype", *_DTYPES) for which in ("", "-sq")]
     if len({*moments}) > 1:
         read.problems.append(f"moments in {' and '.join(moments)}")
     if "exp-avg-dtype" in read or "exp-avg-sq-dtype" in read:
-        found["optimizer_dtype"] = moments[0]
+        dtypes["optimizer_dtype"] = moments[0]
     # What is scaled by blocks is gathered in 16 bits: a shard has parts of blocks. With PyTorch's
     # FSDP, Megatron-LM switches it off.
     gathers = read.flag("fp8-param-gather") and not read.flag("use-torch-fsdp2")
     if gathers and training["dtype"] == "fp8":
-        found["gather_dtype"] = "fp8"
-    return found
+        dtypes["gather_dtype"] = "fp8"
+    return dtypes
 
 
 def _kernels(read: Reader) -> Table:
@@ -307,9 +307,9 @@ def _offload(read: Reader) -> Table:
     layers *= not is_off(read.get("cpu-offloading-activations", True))
     share = read.flag("optimizer-cpu-offload") * read.rate("optimizer-offload-fraction", 1.0)
     offload = ["activations"] * (layers > 0) + ["optimizer"] * (share > 0)
-    found: Table = {"offload": offload} if offload else {}
-    found |= {"offload_layers": layers} if layers else {}
-    return found | ({"offload_fraction": share} if 0 < share < 1 else {})
+    keys: Table = {"offload": offload} if offload else {}
+    keys |= {"offload_layers": layers} if layers else {}
+    return keys | ({"offload_fraction": share} if 0 < share < 1 else {})
 
 
 def _recompute(read: Reader) -> Table:

@@ -51,17 +51,17 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     """
     began = time.monotonic()
     listed_until, ends = (began + seconds * share for share in (0.3, 1))
-    parts, own, gpus = parts_of(job), job.layout, job.layout.world_size
+    parts, layout, gpus = parts_of(job), job.layout, job.layout.world_size
     space = LayoutSpace(
-        tp=_by_nearness(own.tp, min(parts.cluster.links[0].group, gpus)),
-        pp=_by_nearness(own.pp, min(parts.model.num_layers, gpus)),
+        tp=_by_nearness(layout.tp, min(parts.cluster.links[0].group, gpus)),
+        pp=_by_nearness(layout.pp, min(parts.model.num_layers, gpus)),
         schedule=(*dict.fromkeys((job.schedule.kind, "1f1b", "interleaved-1f1b")),),
         recompute=(*dict.fromkeys((parts.training.recompute, "none", "selective", "full")),),
     )
-    of = parts.model, parts.cluster, parts.kernels, parts.training
-    asked = Question(*of, job.batch_size, space)
+    machine = parts.cluster, parts.kernels
+    asked = Question(parts.model, *machine, parts.training, job.batch_size, space)
     # Its own stages may not divide the layers evenly.
-    layouts = it.chain(steps_of(asked, own, job.schedule), layouts_of(asked, gpus))
+    layouts = it.chain(steps_of(asked, layout, job.schedule), layouts_of(asked, gpus))
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
     near = sorted(listed, key=ft.partial(_distance, job))
     best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
@@ -79,8 +79,10 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     return best
 
 
-def _by_nearness(own: int, most: int) -> tuple[int, ...]:
-    return tuple(sorted(range(1, most + 1), key=lambda degree: abs(math.log(degree / own))))
+def _by_nearness(degree_of_job: int, most: int) -> tuple[int, ...]:
+    return tuple(
+        sorted(range(1, most + 1), key=lambda degree: abs(math.log(degree / degree_of_job)))
+    )
 
 
 def _distance(job: Job, other: Job) -> float:
@@ -103,7 +105,7 @@ def changes_to(job: Job, other: Job) -> dict[str, Any]:
     """The keys of a job in which another layout of its model differs, with the values of that."""
     changes: dict[str, Any] = {}
     for table in ("layout", "schedule", "training"):
-        before, after = (msgspec.structs.asdict(getattr(one, table)) for one in (job, other))
+        before, after = (msgspec.structs.asdict(getattr(of_job, table)) for of_job in (job, other))
         different = (name for name in after if after[name] not in (None, before[name]))
         changes |= {f"{table}.{name}": after[name] for name in different}
     # What cannot be unset is given.

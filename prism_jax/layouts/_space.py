@@ -93,8 +93,8 @@ class Question:
         """The values of `recompute`, where a stack calls another one `selective`."""
         values, stack = self.space.recompute, self.training.software
         if stack and "selective" in values:
-            own = load_software(stack).selective
-            values = (own if one == "selective" else one for one in values)
+            selective = load_software(stack).selective
+            values = (selective if value == "selective" else value for value in values)
         return (*dict.fromkeys(values),)
 
 
@@ -122,7 +122,7 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
 
 
 def _dividing(choices: Iterable[int], number: int) -> list[int]:
-    return [one for one in choices if number % one == 0]
+    return [degree for degree in choices if number % degree == 0]
 
 
 def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:

@@ -216,8 +216,8 @@ def total_parameters(model: Model, parts: Parts, *, frozen: bool = False) -> Par
     total = Parameters()
     for part, count in parts:
         stays = part.frozen or part.adapters is not None
-        found = part.held(model) if frozen else part.parameters(model)
-        total = total.plus(found, count * (stays or not frozen))
+        parameters = part.held(model) if frozen else part.parameters(model)
+        total = total.plus(parameters, count * (stays or not frozen))
     return total
 
 
@@ -252,9 +252,10 @@ def _check_adapters(model: Model, names: Sequence[str]) -> None:
     """Raises a `ValueError` if no matrix of a model has one of these names."""
     first, last = (part.modules[0] for part in ends_of(model))
     parts = _parts(model) if isinstance(first, Embedding) and isinstance(last, Head) else ()
-    known = {name for part in parts for one in part.modules for name in one.adapted(model)}
-    if known.isdisjoint(names):
-        use = f"use {', '.join(sorted(known))}" if known else "leave `training.adapters` out"
+    modules = (module for part in parts for module in part.modules)
+    allowed = {name for module in modules for name in module.adapted(model)}
+    if allowed.isdisjoint(names):
+        use = f"use {', '.join(sorted(allowed))}" if allowed else "leave `training.adapters` out"
         raise ValueError(
             f"`training.adapters.modules` has {', '.join(names)}, and the model no such matrix to "
             f"adapt; {use}."

@@ -87,7 +87,7 @@ class Linear(msgspec.Struct, frozen=True):
 
 def weights_of(*linears: Linear) -> list[Kernel]:
     """The products of the gradients of those matrices that are trained."""
-    return [one.wgrad for one in linears if one.wgrad is not None]
+    return [linear.wgrad for linear in linears if linear.wgrad is not None]
 
 
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.

@@ -19,7 +19,7 @@ from ._parts import segment
 def kept_results(costs: Costs, part: Part) -> dict[str, float]:
     """The bytes that a layer keeps besides its input; none if it does not recompute by ops."""
     kept, _ = _dealt(costs, part)
-    return {"results": sum(one.num_bytes for one in kept)} if kept else {}
+    return {"results": sum(result.num_bytes for result in kept)} if kept else {}
 
 
 def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
@@ -29,19 +29,22 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
     kept, made = _dealt(costs, part)
     if not kept:
         return segments
-    joined = {one.of for one in (*kept, *made)}  # The last product is gone already, if it may be.
+    products = {
+        result.of for result in (*kept, *made)
+    }  # The last product is gone already, if it may be.
 
-    def left(one: Segment) -> Segment:
+    def without_products(whole: Segment) -> Segment:
         counts: Counter[Kernel] = Counter()
-        rows = (one.kernels, *(branches.compute for branches in one.branches))
+        rows = (whole.kernels, *(branches.compute for branches in whole.branches))
         for kernel, count in it.chain.from_iterable(rows):
-            if kernel not in joined and kernel.kind != "attention":
+            if kernel not in products and kernel.kind != "attention":
                 counts[kernel] += count
-        ends = one.collective
-        again = ends and (ends.kind, ends.group) in (("all_reduce", "tp"), ("all_gather", "etp"))
-        return Segment(tuple(counts.items()), ends if again else None, members=one.members)
+        last = whole.collective
+        again = last and (last.kind, last.group) in (("all_reduce", "tp"), ("all_gather", "etp"))
+        return Segment(tuple(counts.items()), last if again else None, members=whole.members)
 
-    return [*map(left, segments), segment(one.again for one in made if one.again)]
+    products_again = (result.again for result in made if result.again)
+    return [*map(without_products, segments), segment(products_again)]
 
 
 def _dealt(costs: Costs, part: Part) -> tuple[list[Result], list[Result]]:
@@ -49,12 +52,12 @@ def _dealt(costs: Costs, part: Part) -> tuple[list[Result], list[Result]]:
     if costs.training.recompute != "by-op" or not part.is_layer:
         return [], []
     costs = part.costs(costs)
-    results = [one for module in part.modules for one in module.results(costs)]
+    results = [result for module in part.modules for result in module.results(costs)]
     last = part.modules[-1].last_product(costs)
     if costs.training.recompute_early_stop and last is not None:
         results = results[:-1]
     dealt: tuple[list[Result], list[Result]] = [], []
-    turns = it.accumulate(one.of is not None for one in results)
-    for one, turn in zip(results, turns, strict=True):
-        dealt[one.again is not None and turn % 2 == 0].append(one)
+    turns = it.accumulate(result.of is not None for result in results)
+    for result, turn in zip(results, turns, strict=True):
+        dealt[result.again is not None and turn % 2 == 0].append(result)
     return dealt

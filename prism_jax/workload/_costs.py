@@ -200,11 +200,11 @@ class Costs(msgspec.Struct, frozen=True):
         shared = adapters is not None and name in adapters.modules
         if shared or not self.training.separate_products:
             return self.linear(tokens, sum(outputs), inputs, name=name)
-        each = [self.linear(tokens, one, inputs, name=name) for one in outputs if one]
-        total = self.move("elementwise", 2 * (len(each) + 1) * tokens * inputs)
-        joined = _joined(each, 0.0, total.mean if len(each) > 1 else 0.0)
-        made = [result for one in each for result in one.results]
-        results = tuple(msgspec.structs.replace(one, of=joined.forward) for one in made)
+        matrices = [self.linear(tokens, width, inputs, name=name) for width in outputs if width]
+        summed = self.move("elementwise", 2 * (len(matrices) + 1) * tokens * inputs)
+        joined = _joined(matrices, 0.0, summed.mean if len(matrices) > 1 else 0.0)
+        made = [result for matrix in matrices for result in matrix.results]
+        results = tuple(msgspec.structs.replace(result, of=joined.forward) for result in made)
         return msgspec.structs.replace(joined, results=results)
 
     def linear(
@@ -263,9 +263,9 @@ class Costs(msgspec.Struct, frozen=True):
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
         others = ["cudnn"] if self.training.attention == "flash-2" else []
         variants += [self.training.attention, *others]
-        known = (*(f"{kind}-{one}" for one in variants), kind)
-        found = (one for one in known if self.kernels.find_efficiency(one, self.base_dtype))
-        return next(found, "attention")
+        tables = (*(f"{kind}-{variant}" for variant in variants), kind)
+        measured = (name for name in tables if self.kernels.find_efficiency(name, self.base_dtype))
+        return next(measured, "attention")
 
     def move(self, kind: str, num_bytes: float) -> Kernel:
         """A kernel that only moves bytes."""
@@ -380,8 +380,8 @@ def _joined(linears: Sequence[Linear], forward_s: float, backward_s: float) -> L
     """Matrices as one, whose forward, and the gradient of whose input, take so much longer."""
     weights = weights_of(*linears)
     return Linear(
-        _sum([one.forward for one in linears], forward_s),
-        _sum([one.dgrad for one in linears], backward_s),
+        _sum([linear.forward for linear in linears], forward_s),
+        _sum([linear.dgrad for linear in linears], backward_s),
         _sum(weights) if weights else None,
     )
 
@@ -390,9 +390,9 @@ def _sum(kernels: Sequence[Kernel], seconds: float = 0.0) -> Kernel:
     """Kernels, and `seconds` besides them, as one."""
     return msgspec.structs.replace(
         kernels[0],
-        size=" and ".join(one.size for one in kernels),
-        mean=sum(one.mean for one in kernels) + seconds,
-        flop=sum(one.flop for one in kernels),
+        size=" and ".join(kernel.size for kernel in kernels),
+        mean=sum(kernel.mean for kernel in kernels) + seconds,
+        flop=sum(kernel.flop for kernel in kernels),
     )
 
 

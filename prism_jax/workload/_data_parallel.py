@@ -167,12 +167,12 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     # What the host updates (HybridDeviceOptimizer of Megatron-Core) runs after its gradients have
     # arrived, and before its weights are sent back.
     away = costs.optimizer_on_host * shard
-    own = costs.move("optimizer", num_bytes * (shard - away))
-    segments += [segment([own, *costs.on_host(away, num_bytes * away)]), *host]
+    on_device = costs.move("optimizer", num_bytes * (shard - away))
+    segments += [segment([on_device, *costs.on_host(away, num_bytes * away)]), *host]
     if 0 < training.zero < 3:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)
-        parts = [one for stage in stages.of_rank(rank) for one in stages.parts[stage]]
+        parts = [part for stage in stages.of_rank(rank) for part in stages.parts[stage]]
         sizes = gathered_bytes(costs, tuple(parts))
         for parameters, size, group in zip(of_stages, sizes, costs.replicas, strict=True):
             if group.size == 1 or not sum(parameters):

@@ -138,7 +138,7 @@ def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Seg
     """A unit between two others, and the exposed part of its collectives."""
     ahead, behind = costs.training.prefetch > 0, costs.training.overlap_grad_reduce
     hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
-    streams = [one for one in (hidden, unit.copies) if one]
+    streams = [stream for stream in (hidden, unit.copies) if stream]
     if not (ahead and before.segments):
         yield from (segment([], one) for one in unit.gathers)
     if streams:

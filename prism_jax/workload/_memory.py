@@ -22,9 +22,6 @@ from ._units import (
 from .modules import EmbeddingBags
 
 
-# The matrices that read the norms of modules.
-_READ = {"attention": "linear_qkv", "mlp": "linear_fc1"}
-
 Sizes = dict[str, float]  # In bytes, by part.
 
 
@@ -246,11 +243,9 @@ def _kept(costs: Costs, part: Part) -> Sizes:
     for module in part.modules:
         add_sizes(parts, module.activations(costs))
         if module.in_residual:
-            # The input of a norm and, unless it runs again, its output, which a router reads as it
-            # is.
-            size = costs.input_bytes(_READ.get(module.kind or "", ""))
-            size = costs.activation_bytes if size and module.kind == "moe" else size
-            size = costs.activation_bytes + (0 if costs.recomputes("layernorm") else size)
+            # The input of a norm and, unless it runs again, its output.
+            output = 0 if costs.recomputes("layernorm") else module.normed_bytes(costs)
+            size = costs.activation_bytes + output
             masks = costs.states if costs.model.dropout else 0
             add_sizes(parts, {"norm": size * costs.states, "dropout": masks})
     return parts

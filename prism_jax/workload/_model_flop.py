@@ -36,4 +36,4 @@ def _forward_flop(alone: Costs, part: Part, kind: str = "") -> float:
     """
     rows = (row for segment in forward_part(alone, part) for row, _ in rows_of(segment))
     kernels = ((kernel, count) for row in rows for kernel, count in row)
-    return sum(one.flop * count for one, count in kernels if kind in ("", one.kind))
+    return sum(kernel.flop * count for kernel, count in kernels if kind in ("", kernel.kind))

@@ -173,10 +173,10 @@ def gathered_bytes(costs: Costs, parts: Parts) -> Held:
     size = {"fp32": 4, "fp8": 1}.get(costs.training.gather_dtype, 2)
     total = [0.0, 0.0]
     for part, count in parts:
-        each = count * (size if part.is_layer else max(size, 2))
-        own = part.sharded if costs.training.zero == 3 else part.parameters
-        held = held_of(own(costs.model), costs.layout)
-        total = [one + each * number for one, number in zip(total, held, strict=True)]
+        bytes_each = count * (size if part.is_layer else max(size, 2))
+        parameters = part.sharded if costs.training.zero == 3 else part.parameters
+        held = held_of(parameters(costs.model), costs.layout)
+        total = [before + bytes_each * number for before, number in zip(total, held, strict=True)]
     return Held(*total)
 
 
@@ -194,14 +194,21 @@ def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
     """The all_gathers of the parameters of a unit, none if each replica has all of them; or the
     reduce_scatters of its gradients, none if they are accumulated first.
     """
-    training, found = costs.training, []
+    training, collectives = costs.training, []
     if kind == "all_gather" and training.zero == 3:
         whole = shared(costs, gathered_bytes(costs, ((part, 1),)))
-        found = [costs.collective(kind, size, instance(costs, group)) for size, group in whole]
+        collectives = [
+            costs.collective(kind, size, instance(costs, group)) for size, group in whole
+        ]
     elif kind == "reduce_scatter" and reduces_each_microbatch(training):
-        found = [one for each in shared_of_unit(costs, part) for one in scattered(costs, *each)]
+        collectives = [
+            kernel
+            for number, group in shared_of_unit(costs, part)
+            for kernel in scattered(costs, number, group)
+        ]
     # Those of one rank take no time.
-    return tuple(msgspec.structs.replace(one, group="fsdp") for one in found if one.mean)
+    named = (msgspec.structs.replace(kernel, group="fsdp") for kernel in collectives)
+    return tuple(kernel for kernel in named if kernel.mean)
 
 
 def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segments:

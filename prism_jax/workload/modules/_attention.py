@@ -98,8 +98,8 @@ class Attention(AbstractPairModule):
 
     def linears(self, costs: Costs) -> list[Linear]:
         tokens, width, qkv = self._shape(costs)
-        hidden, each = costs.model.hidden_size, (qkv - width) // 2
-        made = (width, each, each) if self.context_length is None else (width,)
+        hidden, of_keys = costs.model.hidden_size, (qkv - width) // 2
+        made = (width, of_keys, of_keys) if self.context_length is None else (width,)
         first = costs.linears(tokens, made, hidden, "linear_qkv")
         last = costs.linear(tokens, hidden, width, name="linear_proj")
         return [first, last, *self._of_context(costs)]
@@ -119,6 +119,9 @@ class Attention(AbstractPairModule):
         segments, left = run_core(costs, core, made, backward=False)
         return segments, [*left, *cast(costs, tokens * width)]
 
+    def normed_bytes(self, costs: Costs) -> float:
+        return costs.input_bytes("linear_qkv")
+
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, width, qkv = self._shape(costs)
         normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
@@ -129,7 +132,7 @@ class Attention(AbstractPairModule):
 
     def results(self, costs: Costs) -> list[Result]:
         first, last, *of_context = self.linears(costs)
-        made = [result for one in (first, *of_context) for result in one.results]
+        made = [result for linear in (first, *of_context) for result in linear.results]
         return [*made, *self._core(costs).results(costs), *closed(costs, last)]
 
     def buffers(self, costs: Costs) -> float:

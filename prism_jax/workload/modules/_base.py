@@ -138,6 +138,10 @@ class AbstractModule(abc.ABC):
         del number
         return self
 
+    def normed_bytes(self, costs: Costs) -> float:
+        """The bytes of a value of the norm before the module that are kept for the backward."""
+        return costs.input_bytes()
+
     def buffers(self, costs: Costs) -> float:
         """The bytes that the backward needs besides the activations and as much for their
         gradients.

@@ -139,7 +139,7 @@ class Core(NamedTuple):
         flop = 2 * batch * self.num_heads * self.pairs * products
         widths = self.num_heads * self.queries + self.kv_heads * self.keys
         num_bytes = (2 if backward else 1) * 2 * batch * widths * (key_size + value_size)
-        queries, keys = (min(one, self.packed or one) for one in (self.queries, self.keys))
+        queries, keys = (min(n, self.packed or n) for n in (self.queries, self.keys))
         unused = max(_TILE[0] / queries, 1.0) * max(_TILE[1] / keys, 1.0)
         kernel = costs.attention(size, unused * flop, num_bytes, backward=backward)
         return replace(kernel, flop=flop)
@@ -210,8 +210,8 @@ def output_bytes(costs: Costs, values: int) -> float:
     """What is kept of a core's output: one tensor for its own backward and that of the next matrix,
     or two if the matrix multiplies in fewer bits, or reads what a dropout left.
     """
-    own, read = costs.activation_bytes, costs.input_bytes("linear_proj")
-    return (own if read == own else own + read) * values
+    kept, read = costs.activation_bytes, costs.input_bytes("linear_proj")
+    return (kept if read == kept else kept + read) * values
 
 
 def core_buffers(costs: Costs, core: Core) -> float:

@@ -53,7 +53,7 @@ def gradients_of_input(
     costs: Costs, kernels: list[Kernel], linears: Sequence[Linear], weights: bool, num_bytes: int
 ) -> Segments:
     """The same for matrices whose input and input gradient each have `num_bytes`."""
-    dgrad = [one.dgrad for one in linears]
+    dgrad = [linear.dgrad for linear in linears]
     wgrad = weights_of(*linears) if weights else []
     if costs.layout.tp == 1:
         return [segment([*kernels, *dgrad, *wgrad])]
@@ -76,13 +76,13 @@ def gradients_of_input(
 
 def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
     """The phase backward-weight. The input is gathered again beside kernels without it."""
-    rest, own = weights_of(*others), weights_of(inputs)
-    if not (costs.splits_sequence and own):
-        return [segment([*rest, *own])]
+    of_others, of_inputs = weights_of(*others), weights_of(inputs)
+    if not (costs.splits_sequence and of_inputs):
+        return [segment([*of_others, *of_inputs])]
     gather = gather_states(costs)
-    if not (rest and costs.training.overlap_tp_backward):
-        return [segment(rest, gather), segment(own)]
-    return [segment(own, None, costs.beside(rest, gather))]
+    if not (of_others and costs.training.overlap_tp_backward):
+        return [segment(of_others, gather), segment(of_inputs)]
+    return [segment(of_inputs, None, costs.beside(of_others, gather))]
 
 
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:
@@ -130,9 +130,9 @@ def cast_gradient(costs: Costs, values: int) -> list[Kernel]:
 
 def _cast(costs: Costs, moved: Mapping[str, Sequence[float]], values: int) -> list[Kernel]:
     training = costs.training
-    each = moved[training.scaling][training.adapters is not None]
+    num_bytes = moved[training.scaling][training.adapters is not None]
     narrow = training.dtype != costs.base_dtype
-    return [costs.move("elementwise", each * values)] if narrow and each else []
+    return [costs.move("elementwise", num_bytes * values)] if narrow and num_bytes else []
 
 
 def check_divides(layout: Layout, key: str, value: int) -> None:

@@ -70,6 +70,9 @@ class MLP(AbstractPairModule):
         first, last = self.linears(costs)
         return [*first.results, *closed(costs, last)]
 
+    def normed_bytes(self, costs: Costs) -> float:
+        return costs.input_bytes("linear_fc1")
+
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, ffn, width = self._shape(costs)
         if costs.recomputes("mlp"):

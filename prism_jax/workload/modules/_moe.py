@@ -189,6 +189,10 @@ class MoE(AbstractModule):
         of_experts = segment(loaded, members=costs.expert_ranks)
         return [segment(weights_of(router)), of_experts, *shared]
 
+    def normed_bytes(self, costs: Costs) -> float:
+        """A router reads the norm as it is."""
+        return costs.activation_bytes if costs.input_bytes() else 0
+
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
         if self.capacity_factor is not None and (load := self._load(costs)) is not None:
@@ -204,8 +208,8 @@ class MoE(AbstractModule):
         if not costs.recomputes("moe_act"):
             # One kernel applies an activation and the weight of a token if the activation has a
             # gate (Megatron-Core, transformer/moe/experts.py); otherwise both results are kept.
-            one = width > ffn or costs.training.fused_experts
-            size = costs.input_bytes("linear_fc2") + (0 if one else costs.activation_bytes)
+            in_one = width > ffn or costs.training.fused_experts
+            size = costs.input_bytes("linear_fc2") + (0 if in_one else costs.activation_bytes)
             parts["experts"] += routed * ffn * size
         if not costs.recomputes("shared_experts"):
             for mlp in self.shared:
@@ -215,7 +219,7 @@ class MoE(AbstractModule):
     def results(self, costs: Costs) -> list[Result]:
         """Of the router and the experts' grouped products, which are no plain ones, nothing."""
         sent = [Result(2 * self.top_k * costs.states)] * (2 if costs.group("ep").size > 1 else 0)
-        return [*(one for mlp in self.shared for one in mlp.results(costs)), *sent]
+        return [*(result for mlp in self.shared for result in mlp.results(costs)), *sent]
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
         """The tokens of the experts of a rank, and their widths after and before the gate."""
