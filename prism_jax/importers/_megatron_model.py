@@ -42,7 +42,8 @@ def model_of(read: Reader) -> Table:
     if _is_encoder(read):
         attention["causal"] = False
         model["head_transforms"] = 1 if read.flag("bert-no-binary-head") else 2
-    attention |= {"qk_norm": read.flag("qk-layernorm"), "qkv_bias": read.flag("add-qkv-bias")}
+    attention["qk_norm"] = read.flag("qk-layernorm")
+    attention |= {"qkv_bias": True} if read.flag("add-qkv-bias") else {}
     modules: Table = {"attention": attention}
     if window := _window(read):
         modules["local"] = attention | {"window": window}

@@ -13,6 +13,7 @@ from ._diffusion import (
     StreamBlock as StreamBlock,
 )
 from ._ends import Embedding as Embedding, Head as Head, Projection as Projection
+from ._gated_delta import GatedDelta as GatedDelta
 from ._gather import norm_parameters as norm_parameters
 from ._mamba import Mamba as Mamba
 from ._mla import MLA as MLA

@@ -18,10 +18,17 @@ class Attention(AbstractPairModule):
     - `num_heads`: the number of query heads.
     - `num_kv_heads`: the number of heads of keys and values; by default `num_heads`.
     - `head_size`: the size of a head; by default the hidden size over `num_heads`.
+    - `value_head_size`: the size of the values of a head; by default `head_size`.
     - `window`: how many keys a query attends to, including its own; by default all before it.
-    - `qkv_bias`: whether the first matrix has a bias even if the model has none.
+    - `bias`: whether the matrices have a bias; `qkv_bias`, `proj_bias`: the same for the first and
+        the last alone.
     - `qk_norm`: whether there is a norm of the queries and keys of each head, or of all heads
         together (`whole`), whose communication between ranks is not counted.
+    - `output_gate`: whether a gate scales the output, by a value for each of it or for each head
+        (`per_head`), which the first matrix makes.
+    - `sinks`: whether each head has a score of its own that only takes from the others.
+    - `kv_matrices`: two for keys and values, one if the values are the keys, or none if both are
+        those of an earlier layer (Gemma 3n, Gemma 4).
     - `causal`: whether a query attends to no later keys.
     - `context_length`: for cross-attention, the number of context tokens for each sequence, such as
         the output of an encoder or a text. Keys and values are computed from these instead of the
@@ -37,9 +44,15 @@ class Attention(AbstractPairModule):
     num_heads: Count
     num_kv_heads: Count | None = None
     head_size: Count | None = None
+    value_head_size: Count | None = None
     window: Count | None = None
-    qkv_bias: bool = False
+    bias: bool = False
+    qkv_bias: bool | None = None
+    proj_bias: bool | None = None
     qk_norm: bool | Literal["whole"] = False
+    output_gate: bool | Literal["per_head"] = False
+    sinks: bool = False
+    kv_matrices: Literal[0, 1, 2] = 2
     causal: bool = True
     context_length: Count | None = None
     context_size: Count | None = None
@@ -77,39 +90,40 @@ class Attention(AbstractPairModule):
             check_context(layout, training, heads, self.window)
 
     def parameters(self, model: Model) -> Parameters:
-        dim = self.head_dim(model)
-        qkv = (self.num_heads + 2 * self.kv_heads) * dim
-        split = model.hidden_size * (qkv + self.num_heads * dim)
-        if self.context_size is not None:
-            split += 2 * self.kv_heads * dim * (self.context_size - model.hidden_size)
-        normed = self.num_heads + self.kv_heads if self.qk_norm == "whole" else 2
-        copied = normed * dim if self.qk_norm else 0
-        if model.bias or self.qkv_bias:
-            split += qkv
-        return Parameters(split, copied + (model.hidden_size if model.bias else 0))
+        hidden, (queries, keys, values, gate, out) = model.hidden_size, self._widths(model)
+        read = self.context_size or hidden
+        split = hidden * (queries + gate + out) + read * (keys + values)
+        heads = self.num_heads + self.kv_heads * (self.kv_matrices > 0)
+        normed = heads if self.qk_norm == "whole" else 1 + (self.kv_matrices > 0)
+        copied = normed * self.head_dim(model) if self.qk_norm else 0
+        if self.bias if self.qkv_bias is None else self.qkv_bias:
+            split += queries + keys + values + gate
+        if self.bias if self.proj_bias is None else self.proj_bias:
+            copied += hidden
+        return Parameters(split + self.num_heads * self.sinks, copied)
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
-        dim = self.head_dim(model)
-        made = self.num_heads + (2 * self.kv_heads if self.context_length is None else 0)
+        queries, keys, values, gate, out = self._widths(model)
+        made = queries + gate + (keys + values if self.context_length is None else 0)
         return {
-            "linear_qkv": Parameters(model.hidden_size + made * dim),
-            "linear_proj": Parameters(self.num_heads * dim + model.hidden_size),
+            "linear_qkv": Parameters(model.hidden_size + made),
+            "linear_proj": Parameters(out + model.hidden_size),
         }
 
     def linears(self, costs: Costs) -> list[Linear]:
-        tokens, width, qkv = self._shape(costs)
-        hidden, of_keys = costs.model.hidden_size, (qkv - width) // 2
-        made = (width, of_keys, of_keys) if self.context_length is None else (width,)
+        tokens, (queries, keys, values, gate, out) = costs.tokens, self._of_rank(costs)
+        hidden, made = costs.model.hidden_size, (queries + gate, keys, values)
+        made = made if self.context_length is None else made[:1]
         first = costs.linears(tokens, made, hidden, "linear_qkv")
-        last = costs.linear(tokens, hidden, width, name="linear_proj")
+        last = costs.linear(tokens, hidden, out, name="linear_proj")
         return [first, last, *self._of_context(costs)]
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
-        tokens, width, _ = self._shape(costs)
         core, of_context = self._core(costs), self._of_context(costs)
         if backward:
+            made = [*made, *self._gated(costs, 10)]
             segments, left = run_core(costs, core, made, backward=True)
             left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
             left += [kernel for one in of_context for kernel in gradients(one, weights)]
@@ -117,17 +131,18 @@ class Attention(AbstractPairModule):
         made = [*made, *(one.forward for one in of_context)]
         made += [*self._norms(costs, 2), *self._rotary(costs)]
         segments, left = run_core(costs, core, made, backward=False)
-        return segments, [*left, *cast(costs, tokens * width)]
+        *_, out = self._of_rank(costs)
+        return segments, [*left, *self._gated(costs, 6), *cast(costs, costs.tokens * out)]
 
     def normed_bytes(self, costs: Costs) -> float:
         return costs.input_bytes("linear_qkv")
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        tokens, width, qkv = self._shape(costs)
-        normed = qkv - (qkv - width) // 2 if self.qk_norm else 0
+        tokens, (queries, keys, _, gate, out) = costs.tokens, self._of_rank(costs)
         core = self._core(costs)
-        values = self._made(costs) + tokens * normed + copied_values(costs, core)
-        size = costs.activation_bytes * values + output_bytes(costs, tokens * width)
+        values = self._made(costs) + copied_values(costs, core)
+        values += tokens * ((queries + keys) * bool(self.qk_norm) + out * (gate > 0))
+        size = costs.activation_bytes * values + output_bytes(costs, tokens * out)
         return {"attention": size, **core.activations(costs)}
 
     def results(self, costs: Costs) -> list[Result]:
@@ -138,33 +153,42 @@ class Attention(AbstractPairModule):
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))
 
-    def _shape(self, costs: Costs) -> tuple[int, int, int]:
-        """Tokens, width of the values and width of queries, keys and values of one rank."""
-        dim, tp = self.head_dim(costs.model), costs.layout.tp
-        qkv = (self.num_heads + 2 * self.kv_heads) * dim // tp
-        return costs.tokens, self.num_heads * dim // tp, qkv
+    def _widths(self, model: Model) -> tuple[int, int, int, int, int]:
+        """The values of a token that matrices make: its queries, keys and values, the gate; and how
+        many the core makes of them.
+        """
+        size, heads = self.head_dim(model), self.num_heads
+        value_size = self.value_head_size or size
+        keys, values = (n * self.kv_heads for n in (size, value_size))
+        gate = heads * (1 if self.output_gate == "per_head" else value_size)
+        made = keys * (self.kv_matrices > 0), values * (self.kv_matrices > 1)
+        return heads * size, *made, gate * bool(self.output_gate), heads * value_size
+
+    def _of_rank(self, costs: Costs) -> tuple[int, ...]:
+        """The same on one rank."""
+        return tuple(width // costs.layout.tp for width in self._widths(costs.model))
 
     def _made(self, costs: Costs) -> int:
-        """How many elements queries, keys and values have."""
-        tokens, width, qkv = self._shape(costs)
-        seen = tokens if self.context_length is None else self._context_tokens(costs)
-        return tokens * width + seen * (qkv - width)
+        """How many values the matrices make."""
+        queries, keys, values, gate, _ = self._of_rank(costs)
+        seen = costs.tokens if self.context_length is None else self._context_tokens(costs)
+        return costs.tokens * (queries + gate) + seen * (keys + values)
 
     def _of_context(self, costs: Costs) -> list[Linear]:
         """The matrix that computes keys and values from a context."""
         if self.context_length is None:
             return []
-        _, width, qkv = self._shape(costs)
+        _, keys, values, *_ = self._of_rank(costs)
         inputs = self.context_size or costs.model.hidden_size
-        made = 2 * [(qkv - width) // 2]
-        return [costs.linears(self._context_tokens(costs), made, inputs)]
+        return [costs.linears(self._context_tokens(costs), (keys, values), inputs)]
 
     def _context_tokens(self, costs: Costs) -> int:
         return costs.training.microbatch_size * (self.context_length or 0)
 
     def _core(self, costs: Costs) -> Core:
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
-        heads = (self.num_heads // tp, self.kv_heads // tp, dim, dim)
+        value_size = self.value_head_size or dim
+        heads = (self.num_heads // tp, self.kv_heads // tp, dim, value_size)
         if self.span is not None:
             spans = costs.tokens // self.span
             return Core(spans, self.span, self.span, *heads, self.window, self.causal)
@@ -178,16 +202,20 @@ class Attention(AbstractPairModule):
     def _rotary(self, costs: Costs) -> list[Kernel]:
         if costs.model.position != "rotary" or self.context_length is not None:
             return []
-        values = costs.tokens * self._qk_width(costs)
+        values = costs.tokens * sum(self._of_rank(costs)[:2])
         return [costs.move("elementwise", costs.training.rotary_bytes * values)]
 
     def _norms(self, costs: Costs, passes: int) -> list[Kernel]:
         if not self.qk_norm:
             return []
-        return [costs.move("norm", 2 * passes * costs.tokens * self._qk_width(costs))]
+        return [costs.move("norm", 2 * passes * costs.tokens * sum(self._of_rank(costs)[:2]))]
 
-    def _qk_width(self, costs: Costs) -> int:
-        return (self.num_heads + self.kv_heads) * self.head_dim(costs.model) // costs.layout.tp
+    def _gated(self, costs: Costs, moved: int) -> list[Kernel]:
+        """Scales the output by its gate, or computes the gradients of both, moving so many bytes
+        for each value of the output.
+        """
+        *_, gate, out = self._of_rank(costs)
+        return [costs.move("elementwise", moved * costs.tokens * out)] if gate else []
 
 
 def _check_span(module: Attention, span: int, layout: Layout, training: Training) -> None:

@@ -24,12 +24,14 @@ class MLP(AbstractPairModule):
 
     - `ffn_size`: the width between the matrices.
     - `activation`: the activation between the matrices.
+    - `bias`: whether the matrices have a bias.
     """
 
     kind: ClassVar[str] = "mlp"
 
     ffn_size: Count
     activation: Activation = "gelu"
+    bias: bool = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(layout, "ffn_size", self.ffn_size)
@@ -37,7 +39,7 @@ class MLP(AbstractPairModule):
     def parameters(self, model: Model) -> Parameters:
         up = gate_factor(self.activation) * self.ffn_size
         matrices = model.hidden_size * (up + self.ffn_size)
-        if not model.bias:
+        if not self.bias:
             return Parameters(matrices)
         return Parameters(matrices + up, copied=model.hidden_size)
 

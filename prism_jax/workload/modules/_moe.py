@@ -1,6 +1,9 @@
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
+
+from msgspec.structs import replace
 
 from ...cluster import Routing
 from ...data import (
@@ -57,7 +60,10 @@ class MoE(AbstractModule):
     - `num_groups`, `top_k_groups`: the number of groups of neighbouring experts, and of how many
         groups a token may use experts; by default of all. It then goes to few nodes (DeepSeek-V3),
         which matters if it is sent once to each node (`training.token_dispatcher`).
-    - `activation`: as in `MLP`.
+    - `activation`, `bias`: as in `MLP`.
+    - `router_bias`: whether the router has a value for each expert besides its matrix.
+    - `latent_size`: the width of a latent that the experts read and write instead of hidden states,
+        and that is sent to them; two further matrices make it, and hidden states of it.
     - `load_concentration`: the sum of the equal parameters of a Dirichlet law of the experts'
         popularities: the standard deviation of one is `sqrt((num_experts - 1) / (1 + this))` of its
         mean. If infinite, only counts of tokens vary; if `None`, all experts get equally many.
@@ -82,6 +88,9 @@ class MoE(AbstractModule):
     num_groups: Count = 1
     top_k_groups: Count | None = None
     activation: Activation = "swiglu"
+    bias: bool = False
+    router_bias: bool = False
+    latent_size: Count | None = None
     load_concentration: PositiveOrInfinite | None = None
     balance: Literal["forced", "dropless"] = "forced"
     load_seed: Seed | None = None
@@ -92,7 +101,7 @@ class MoE(AbstractModule):
     def shared(self) -> tuple[MLP, ...]:
         """The shared experts as one MLP, if there are any."""
         size = self.shared_ffn_size or self.num_shared_experts * self.expert_ffn_size
-        return (MLP(size, self.activation),) if size else ()
+        return (MLP(size, self.activation, self.bias),) if size else ()
 
     @property
     def used_groups(self) -> int:
@@ -122,26 +131,28 @@ class MoE(AbstractModule):
             mlp.check(model, layout, training)
 
     def parameters(self, model: Model) -> Parameters:
-        hidden, ffn = model.hidden_size, self.expert_ffn_size
-        up = gate_factor(self.activation) * ffn
-        expert = hidden * (up + ffn) + (up + hidden if model.bias else 0)
+        hidden, read = model.hidden_size, self.latent_size or model.hidden_size
+        up = gate_factor(self.activation) * self.expert_ffn_size
+        expert = read * (up + self.expert_ffn_size) + (up + read if self.bias else 0)
         copied = hidden * (self.num_experts + self.shared_gate)
+        copied += self.num_experts * self.router_bias + 2 * hidden * (self.latent_size or 0)
         total = Parameters(copied=copied, experts=self.num_experts * expert)
         for mlp in self.shared:
             total = total.plus(mlp.parameters(model))
         return total
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
-        of_one = MLP(self.expert_ffn_size, self.activation).adapted(model)
+        read = replace(model, hidden_size=self.latent_size or model.hidden_size)
+        of_one = MLP(self.expert_ffn_size, self.activation).adapted(read)
         total = {key: Parameters(experts=self.num_experts * n.split) for key, n in of_one.items()}
         for mlp in self.shared:
             total = {key: total[key].plus(number) for key, number in mlp.adapted(model).items()}
         return total
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        router, up, down = self._linears(costs)
+        router, up, down, *latents = self._linears(costs)
         routed, ffn, width = self._shape(costs)
-        hidden = costs.model.hidden_size
+        hidden = self.latent_size or costs.model.hidden_size
         arriving, between = cast(costs, routed * hidden), cast(costs, routed * ffn)
         between.append(costs.move("elementwise", 2 * routed * (width + ffn)))
         if costs.training.fused_experts:
@@ -149,16 +160,20 @@ class MoE(AbstractModule):
         biases = self._biases(costs, routed)
         experts = [*arriving, up.forward, *between, down.forward, *biases]
         permute = self._permute_to_send(costs)
-        route = [*before, router.forward, self._choose(costs), *permute, *self._counted(costs)]
+        to_latents, of_latents = ([linear.forward for linear in half] for half in _halves(latents))
+        route = [*before, router.forward, self._choose(costs), *to_latents, *permute]
+        route += self._counted(costs)
         shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
-        return [*self._exchange(costs, route, experts, shared), segment(permute)]
+        found = self._exchange(costs, route, experts, shared)
+        return [*found, segment([*permute, *of_latents])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        router, up, down = self._linears(costs)
+        router, up, down, *latents = self._linears(costs)
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))
         again = [act] if costs.recomputes("moe_act") else []
-        arriving = cast_gradient(costs, routed * costs.model.hidden_size)
+        hidden = self.latent_size or costs.model.hidden_size
+        arriving = cast_gradient(costs, routed * hidden)
         between = cast_gradient(costs, routed * width)
         between.append(costs.move("elementwise", 2 * routed * (ffn + 2 * width)))
         if costs.training.fused_experts:
@@ -172,22 +187,27 @@ class MoE(AbstractModule):
             *gradients(up, weights),
         ]
         permute = self._permute_to_send(costs)
-        last = [*permute, self._choose(costs), *gradients(router, weights)]
+        to_latents, of_latents = (
+            [kernel for linear in half for kernel in gradients(linear, weights)]
+            for half in _halves(latents)
+        )
+        last = [*permute, *to_latents, self._choose(costs), *gradients(router, weights)]
         shared = [one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)]
         forward: Segments = []
         if costs.recomputes("moe"):
             forward = self.forward(costs, [])
         elif costs.recomputes("shared_experts"):
             forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
-        found = self._exchange(costs, [*before, *permute], experts, shared)
+        found = self._exchange(costs, [*before, *of_latents, *permute], experts, shared)
         return [*forward, *found, segment(last)]
 
     def backward_weight(self, costs: Costs) -> Segments:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
-        router, *experts = self._linears(costs)
+        router, up, down, *latents = self._linears(costs)
+        experts = up, down
         loaded = with_load(weights_of(*experts), self._load(costs))
         of_experts = segment(loaded, members=costs.expert_ranks)
-        return [segment(weights_of(router)), of_experts, *shared]
+        return [segment(weights_of(router, *latents)), of_experts, *shared]
 
     def normed_bytes(self, costs: Costs) -> float:
         """A router reads the norm as it is."""
@@ -197,11 +217,14 @@ class MoE(AbstractModule):
         routed, ffn, width = self._shape(costs)
         if self.capacity_factor is not None and (load := self._load(costs)) is not None:
             routed *= fullest(load)  # Further tokens are dropped.
+        hidden = self.latent_size or costs.model.hidden_size
         parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.
             "router": 8 * costs.norm_tokens * self.num_experts,
-            "experts": routed * costs.input_bytes("linear_fc1") * costs.model.hidden_size,
+            "experts": routed * costs.input_bytes("linear_fc1") * hidden,
         }
+        if self.latent_size:  # What the matrix reads that makes hidden states again.
+            parts["experts"] += costs.input_bytes() * costs.norm_tokens * hidden
         parts["experts"] += routed * costs.activation_bytes * width
         if costs.recomputes("moe"):
             return {"experts": 0.0}
@@ -218,7 +241,8 @@ class MoE(AbstractModule):
 
     def results(self, costs: Costs) -> list[Result]:
         """Of the router and the experts' grouped products, which are no plain ones, nothing."""
-        sent = [Result(2 * self.top_k * costs.states)] * (2 if costs.group("ep").size > 1 else 0)
+        values = self.top_k * self._sending(costs).states
+        sent = [Result(2 * values)] * (2 if costs.group("ep").size > 1 else 0)
         return [*(result for mlp in self.shared for result in mlp.results(costs)), *sent]
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
@@ -227,17 +251,20 @@ class MoE(AbstractModule):
         ffn = self.expert_ffn_size // etp
         return self.top_k * costs.norm_tokens * etp, ffn, gate_factor(self.activation) * ffn
 
-    def _linears(self, costs: Costs) -> tuple[Linear, Linear, Linear]:
-        """The matrices of the router, and of the experts of one rank."""
+    def _linears(self, costs: Costs) -> tuple[Linear, ...]:
+        """The matrices of the router, of the experts of one rank, and those to and of latents."""
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
+        read = self.latent_size or hidden
+        latents = ((read, hidden), (hidden, read)) if self.latent_size else ()
         each = routed / local  # On average, of which there may be a part.
         return (
             costs.linear(
                 costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
             ),
-            costs.linear(each, width, hidden, groups=local, name="linear_fc1"),
-            costs.linear(each, hidden, ffn, groups=local, name="linear_fc2"),
+            costs.linear(each, width, read, groups=local, name="linear_fc1"),
+            costs.linear(each, read, ffn, groups=local, name="linear_fc2"),
+            *(costs.linear(costs.norm_tokens, *shape) for shape in latents),
         )
 
     def _exchange(
@@ -246,6 +273,7 @@ class MoE(AbstractModule):
         """Sends tokens to the experts, through them and back; all their ranks wait for the slowest.
         The shared experts run before the first exchange, or overlap with it.
         """
+        costs = self._sending(costs)
         ranks, load = costs.expert_ranks, self._load(costs)
         send = costs.exchange(
             Routing(self.top_k, self.num_experts, self.num_groups, self.used_groups)
@@ -279,10 +307,16 @@ class MoE(AbstractModule):
         sums in float32, which are then joined and cast (`_apply_bias` in
         megatron/core/transformer/moe/experts.py); the backward moves about as much.
         """
-        if not costs.model.bias or costs.training.fused_experts:
+        if not self.bias or costs.training.fused_experts:
             return []
         *_, width = self._shape(costs)
-        return [costs.move("elementwise", 24 * routed * (width + costs.model.hidden_size))]
+        hidden = self.latent_size or costs.model.hidden_size
+        return [costs.move("elementwise", 24 * routed * (width + hidden))]
+
+    def _sending(self, costs: Costs) -> Costs:
+        """The costs of what is sent to experts, in its width."""
+        width = self.latent_size or costs.model.hidden_size
+        return replace(costs, model=replace(costs.model, hidden_size=width))
 
     def _load(self, costs: Costs) -> Load | None:
         """The law of the load of a rank; `None` if all loads are equal."""
@@ -312,7 +346,7 @@ class MoE(AbstractModule):
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
-        return costs.move("elementwise", 2 * (1 + self.top_k) * costs.states)
+        return costs.move("elementwise", 2 * (1 + self.top_k) * self._sending(costs).states)
 
     def _counted(self, costs: Costs) -> list[Kernel]:
         """The wait for the number of tokens, unless CUDA graphs replay the step."""
@@ -324,3 +358,8 @@ class MoE(AbstractModule):
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and its top values, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)
+
+
+def _halves(latents: Sequence[Linear]) -> tuple[Sequence[Linear], Sequence[Linear]]:
+    """The matrix to latents and the one of latents, if there are any."""
+    return latents[:1], latents[1:]

@@ -1,0 +1,94 @@
+import dataclasses
+from typing import ClassVar
+
+from ...data import Count, Model
+from .._block import Kernel, Linear
+from .._costs import Costs
+from ._base import Parameters
+from ._mixer import AbstractMixer, Widths, chunks_of
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDelta(AbstractMixer):
+    """A gated delta net: its state forgets by a gate, and what it holds of a key before it takes
+    the key's new value (Yang et al. 2024, arXiv:2412.06464); as in Qwen3-Next and Qwen 3.5. With a
+    gate for each channel it is Kimi delta attention (arXiv:2510.26692).
+
+    The cost of the scan is that of the products of its chunks, in their order: keys with keys, the
+    inverse of the triangle that they leave (of blocks, a quarter of a product), what it makes of
+    keys and of values, what the state has of those keys, its update; queries with the state and
+    with keys, and with the new values (arXiv:2412.06464, section 3.3). Of a recurrence, the two in
+    the middle and the next two are left, which are what Megatron-LM counts.
+
+    **Attributes:**
+
+    - `num_key_heads`, `num_value_heads`: the numbers of heads of queries and keys, and of values.
+    - `key_head_size`, `value_head_size`: their sizes.
+    - `conv_size`: how many tokens the convolution of queries, keys and values covers.
+    - `chunk_size`: the chunk size of the scan.
+    - `gate_per_channel`: whether each channel of the keys of a head has its own decay.
+    - `gate_rank`: the rank of the matrices of that decay, which reads a latent of this width; by
+        default they have full rank.
+    - `output_gate_rank`: the same of the gate on the output.
+    """
+
+    kind: ClassVar[str] = "gated-delta"
+
+    num_key_heads: Count
+    num_value_heads: Count
+    key_head_size: Count = 128
+    value_head_size: Count = 128
+    conv_size: Count = 4
+    chunk_size: Count = 64
+    gate_per_channel: bool = False
+    gate_rank: Count | None = None
+    output_gate_rank: Count | None = None
+
+    def split(self, model: Model) -> dict[str, int]:
+        return {"num_key_heads": self.num_key_heads, "num_value_heads": self.num_value_heads}
+
+    def widths(self, model: Model) -> Widths:
+        values = self.num_value_heads * self.value_head_size
+        convolved = 2 * self.num_key_heads * self.key_head_size + values
+        gates = sum(made for made, rank in self._gates if rank is None)
+        narrow = sum(rank or 0 for _, rank in self._gates)
+        return Widths(convolved + gates + self.num_value_heads, convolved, values, narrow)
+
+    def parameters(self, model: Model) -> Parameters:
+        made, convolved, mixed, narrow = self.widths(model)
+        split = model.hidden_size * (made + mixed) + convolved * self.conv_size
+        split += sum(rank * gate for gate, rank in self._gates if rank)
+        # A decay of each head, with a bias of what the gate makes; and the norm of a head.
+        split += self.num_value_heads + self._decays
+        return Parameters(split, model.hidden_size * narrow + self.value_head_size)
+
+    def inner(self, costs: Costs) -> list[Linear]:
+        tp, tokens = costs.layout.tp, costs.tokens
+        return [costs.linear(tokens, made // tp, rank) for made, rank in self._gates if rank]
+
+    def scan(self, costs: Costs) -> list[Kernel]:
+        chunks, heads = chunks_of(costs, self.chunk_size), self.num_value_heads
+        size, key, value = chunks.size, self.key_head_size, self.value_head_size
+        shapes = [
+            (size, size, key),
+            (size, size, max(size // 4, 1)),
+            (size, key, size),
+            (size, value, size),
+            (size, value, key),
+            (key, value, size),
+            (size, value, key),
+            (size, size, key),
+            (size, value, size),
+        ]
+        return [chunks.product(costs, heads, *shape) for shape in shapes]
+
+    @property
+    def _decays(self) -> int:
+        """The number of values of the decay of a token."""
+        return self.num_value_heads * (self.key_head_size if self.gate_per_channel else 1)
+
+    @property
+    def _gates(self) -> tuple[tuple[int, int | None], tuple[int, int | None]]:
+        """How many values the gates of decay and output have, and the ranks of their matrices."""
+        values = self.num_value_heads * self.value_head_size
+        return (self._decays, self.gate_rank), (values, self.output_gate_rank)

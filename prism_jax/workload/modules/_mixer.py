@@ -1,0 +1,139 @@
+"""Mixers of tokens in linear time: a matrix, a short convolution, a scan in chunks, a gate with a
+norm, and a matrix.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...data import Layout, Model, Training
+from .._block import Kernel, Linear, Open
+from .._costs import Costs
+from .._parts import segment
+from ._base import AbstractPairModule
+from ._gather import cast, cast_gradient, check_divides, gradients
+
+
+class Widths(NamedTuple):
+    """The values of a token within a mixer, on all ranks of a tensor-parallel group together.
+
+    **Attributes:**
+
+    - `made`: what the first matrix makes and the group splits.
+    - `convolved`: of those, what the convolution reads.
+    - `mixed`: what the scan makes, and the last matrix reads after its gate and norm.
+    - `narrow`: what the first matrix makes besides on each rank, for `inner` matrices to read.
+    """
+
+    made: int
+    convolved: int
+    mixed: int
+    narrow: int = 0
+
+
+class AbstractMixer(AbstractPairModule):
+    """A mixer of tokens. In a context-parallel group, each rank scans the whole sequence for a part
+    of the heads: an all_to_all before the convolution exchanges tokens for heads, and one after the
+    scan exchanges them back, as in Megatron-LM.
+    """
+
+    @abc.abstractmethod
+    def split(self, model: Model) -> dict[str, int]:
+        """The numbers that tensor- and context-parallel groups divide, by their keys."""
+
+    @abc.abstractmethod
+    def widths(self, model: Model) -> Widths: ...
+
+    @abc.abstractmethod
+    def scan(self, costs: Costs) -> list[Kernel]:
+        """The forward of the scan on one rank."""
+
+    def inner(self, costs: Costs) -> list[Linear]:
+        """Further matrices, which run before the convolution."""
+        del costs
+        return []
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        for key, number in self.split(model).items():
+            check_divides(layout, key, number)
+            if number // layout.tp % layout.cp != 0:
+                raise ValueError(
+                    f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide "
+                    f"`model.{key}` = {number}; use a divisor."
+                )
+
+    def linears(self, costs: Costs) -> Sequence[Linear]:
+        tp, hidden, width = costs.layout.tp, costs.model.hidden_size, self.widths(costs.model)
+        return (
+            costs.linear(costs.tokens, width.made // tp + width.narrow, hidden),
+            costs.linear(costs.tokens, hidden, width.mixed // tp),
+            *self.inner(costs),
+        )
+
+    def between(
+        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+    ) -> Open:
+        width, per_rank = self.widths(costs.model), costs.tokens / costs.layout.tp
+        if backward:
+            made = [*made, _move(costs, 6 * width.mixed)]
+            # Each product has two gradients; the states are made again.
+            scan = [*(3 * self.scan(costs)), *_convolution(costs, 4 * width.convolved)]
+            leave = [
+                kernel for linear in self.inner(costs) for kernel in gradients(linear, weights)
+            ]
+            leave += cast_gradient(costs, int(per_rank * width.made))
+        else:
+            made = [*made, *(linear.forward for linear in self.inner(costs))]
+            scan = [*_convolution(costs, 2 * width.convolved), *self.scan(costs)]
+            leave = [_move(costs, 3 * width.mixed)]  # Gated and normed.
+            leave += cast(costs, int(per_rank * width.mixed))
+        if costs.layout.cp == 1:
+            return [], [*made, *scan, *leave]
+        sent = [
+            costs.collective("all_to_all", 2 * int(per_rank * values), costs.group("cp"))
+            for values in (width.made, width.mixed)
+        ]
+        return [segment(made, sent[0]), segment(scan, sent[1])], leave
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
+        width = self.widths(costs.model)
+        values = width.made + width.convolved + width.mixed
+        size = costs.activation_bytes * values + costs.input_bytes() * width.mixed
+        narrow = costs.activation_bytes * width.narrow
+        kind = self.kind or type(self).__name__
+        return {kind: costs.tokens * (size / costs.layout.tp + narrow)}
+
+
+class Chunks(NamedTuple):
+    """The chunks of a scan, for the heads of one rank of a tensor- and context-parallel group.
+
+    **Attributes:**
+
+    - `size`: the tokens of one.
+    - `number`: how many there are in all sequences; the last of each may not be full.
+    - `ranks`: the ranks that share the heads.
+    """
+
+    size: int
+    number: int
+    ranks: int
+
+    def product(self, costs: Costs, heads: int, m: int, n: int, k: int) -> Kernel:
+        """A product of an `(m, k)` with a `(k, n)` matrix of each chunk, for each of all heads."""
+        return costs.gemm(m, n, k, costs.base_dtype, self.number * (heads // self.ranks))
+
+
+def chunks_of(costs: Costs, chunk_size: int) -> Chunks:
+    layout, length = costs.layout, costs.training.sequence_length
+    size = min(chunk_size, length)
+    number = costs.training.microbatch_size * -(-length // size)
+    return Chunks(size, number, layout.tp * layout.cp)
+
+
+def _move(costs: Costs, values: int) -> Kernel:
+    return costs.move("elementwise", 2 * costs.tokens * values // costs.layout.tp)
+
+
+def _convolution(costs: Costs, values: int) -> list[Kernel]:
+    return [_move(costs, values)] if values else []

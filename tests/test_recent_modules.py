@@ -1,0 +1,228 @@
+"""Modules of models of 2025 and 2026: as many parameters as the models have, the products of their
+papers, and work that a tensor-parallel group divides.
+"""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from prism_jax.data import Model, load_job
+from prism_jax.data._model import Layer
+from prism_jax.workload import Block, count_parameters
+
+from .helpers import kernel_flop, kernels_of, lower_job, small_model
+
+
+_HIDDEN, _TOKENS, _LENGTH = 1024, 2 * 2048, 2048
+
+
+def _flop(blocks: tuple[Block, ...]) -> float:
+    """Of products and cores of attention on one GPU."""
+    return sum(kernel_flop(k) * n for block in blocks for k, n in kernels_of(block).items())
+
+
+def _lowered(table: dict[str, Any], *overrides: str, number: int = 1):
+    """Of a model whose layers are one module."""
+    model = small_model(
+        layers=(Layer(("one",), number),), num_layers=number, modules={"one": table}, bias=False
+    )
+    size = ("training.microbatch_size=2", f"training.sequence_length={_LENGTH}")
+    job = load_job("megatron-22b-a100-8", ("training.attention=flash", *size, *overrides))
+    return lower_job(msgspec.structs.replace(job, model=model))
+
+
+def _model(hidden: int, words: int, layers, **modules) -> Model:
+    keys = {"norm": "rmsnorm", "bias": False, "position": "rotary", "activation": "swiglu"}
+    return Model(
+        hidden_size=hidden,
+        vocab_size=words,
+        layers=tuple(Layer(tuple(names), number) for names, number in layers),
+        modules=modules,
+        tied_embeddings=False,
+        **keys,
+    )
+
+
+def _qwen(hidden, layers, heads, kv_heads, values, second, **table) -> Model:
+    """Qwen 3.5: three gated delta nets, then attention with a gate."""
+    attention = {"num_heads": heads, "num_kv_heads": kv_heads, "head_size": 256}
+    delta = {"kind": "gated-delta", "num_key_heads": 16, "num_value_heads": values}
+    block = [(("delta", second), 3), (("attention", second), 1)]
+    gated = attention | {"qk_norm": True, "output_gate": True}
+    modules = {"attention": gated, "delta": delta, second: table}
+    return _model(hidden, 248_320, block * (layers // 4), **modules)
+
+
+_KDA = {
+    "kind": "gated-delta",
+    "num_key_heads": 32,
+    "num_value_heads": 32,
+    "gate_per_channel": True,
+    "gate_rank": 128,
+    "output_gate_rank": 128,
+}
+_EXPERTS = {"num_experts": 256, "top_k": 8, "expert_ffn_size": 1024, "num_shared_experts": 1}
+_MIMO = {"num_heads": 64, "num_kv_heads": 4, "head_size": 192, "value_head_size": 128}
+_LOCAL = {"kind": "attention", "num_kv_heads": 8, "window": 128, "sinks": True}
+_GEMMA = {"num_heads": 16, "num_kv_heads": 8, "head_size": 256, "qk_norm": True}
+_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+
+# The parameters of the models' classes in Transformers 5.24, made of their published configurations
+# without values (device "meta").
+_MODELS = {
+    "qwen3.5-27b": (_qwen(5120, 64, 24, 4, 48, "mlp", ffn_size=17_408), 26_895_998_464),
+    "qwen3.5-397b-a17b": (
+        _qwen(
+            4096,
+            60,
+            32,
+            2,
+            64,
+            "moe",
+            num_experts=512,
+            top_k=10,
+            expert_ffn_size=1024,
+            shared_ffn_size=1024,
+            shared_gate=True,
+        ),
+        396_346_350_336,
+    ),
+    "kimi-linear-48b-a3b": (
+        _model(
+            2304,
+            163_840,
+            [(("kda", "mlp"), 1)]
+            + [(("kda", "moe"), 2), (("mla", "moe"), 1)]
+            + [(("kda", "moe"), 3), (("mla", "moe"), 1)] * 5
+            + [(("kda", "moe"), 2), (("mla", "moe"), 1)],
+            kda=_KDA,
+            mla={"num_heads": 32, "kv_lora_rank": 512},
+            mlp={"ffn_size": 9216},
+            moe=_EXPERTS,
+        ),
+        49_122_675_072,
+    ),
+    "mimo-v2-flash": (
+        _model(
+            4096,
+            152_576,
+            [(("attention", "mlp"), 1), (("local", "moe"), 4), (("attention", "moe"), 1)]
+            + [(("local", "moe"), 5), (("attention", "moe"), 1)] * 7,
+            attention=_MIMO,
+            local=_MIMO | _LOCAL,
+            mlp={"ffn_size": 16_384},
+            moe={"num_experts": 256, "top_k": 8, "expert_ffn_size": 2048},
+        ),
+        308_778_768_832,
+    ),
+    "nemotron-3-super-120b-a12b": (
+        _model(
+            4096,
+            131_072,
+            [(({"M": "mamba", "E": "moe", "*": "attention"}[c],), 1) for c in _SUPER],
+            mamba={"mamba_num_heads": 128},
+            attention={"num_heads": 32, "num_kv_heads": 2, "head_size": 128},
+            moe={
+                "num_experts": 512,
+                "top_k": 22,
+                "expert_ffn_size": 2688,
+                "shared_ffn_size": 5376,
+                "latent_size": 1024,
+                "activation": "squared_relu",
+            },
+        ),
+        120_668_687_360,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_models_have_as_many_parameters_as_their_makers_classes(name):
+    model, parameters = _MODELS[name]
+    assert count_parameters(model) == parameters
+
+
+_DELTA = {"kind": "gated-delta", "num_key_heads": 4, "num_value_heads": 8}
+_CHANNELS = _DELTA | {"num_key_heads": 8, "gate_per_channel": True}
+_HEADS = {"kind": "attention", "num_heads": 8, "num_kv_heads": 2, "head_size": 192}
+# Of a token, in multiplications: the matrices; what the backward has three times (a scan), and in
+# the ratio of five products to two (a core). A chunk has 64 tokens, heads 128 values.
+_CHUNK = 8 * (3 * 64 * 128 + 2 * 64 * 128 + 64 * 16 + 3 * 128 * 128)
+_PAIRS = 8 * _LENGTH / 2
+_WORK: dict[str, tuple[dict[str, Any], float, float, float, float]] = {
+    "gated delta": (_DELTA, _HIDDEN * (2 * 512 + 3 * 1024 + 2 * 8), _CHUNK, 0, 0),
+    "of full rank": (_CHANNELS, _HIDDEN * (6 * 1024 + 8), _CHUNK, 0, 0),
+    "of low rank": (
+        _CHANNELS | {"gate_rank": 128, "output_gate_rank": 64},
+        _HIDDEN * (4 * 1024 + 8 + 128 + 64) + (128 + 64) * 1024,
+        _CHUNK,
+        0,
+        0,
+    ),
+    "gated attention": (
+        _HEADS | {"output_gate": True},
+        _HIDDEN * 192 * (3 * 8 + 2 * 2),
+        0,
+        2 * 192 * _PAIRS,
+        5 * 192 * _PAIRS,
+    ),
+    "narrow values": (
+        _HEADS | {"value_head_size": 128, "output_gate": "per_head"},
+        _HIDDEN * (192 * (8 + 2) + 128 * (8 + 2) + 8),
+        0,
+        (192 + 128) * _PAIRS,
+        (3 * 192 + 2 * 128) * _PAIRS,
+    ),
+    "values that are keys": (
+        _HEADS | {"kv_matrices": 1},
+        _HIDDEN * 192 * (2 * 8 + 2),
+        0,
+        2 * 192 * _PAIRS,
+        5 * 192 * _PAIRS,
+    ),
+    "keys of another layer": (
+        _HEADS | {"kv_matrices": 0},
+        _HIDDEN * 192 * 2 * 8,
+        0,
+        2 * 192 * _PAIRS,
+        5 * 192 * _PAIRS,
+    ),
+    "latent experts": (
+        {"kind": "moe", "latent_size": 256, "activation": "gelu"}
+        | {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512},
+        _HIDDEN * (8 + 2 * 256) + 2 * 2 * 256 * 512,
+        0,
+        0,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WORK)
+def test_a_backward_has_two_products_for_each_of_the_forward(name):
+    """And its two halves are all of it."""
+    table, matrices, scan, core, core_back = _WORK[name]
+    work = _lowered(table, "layout.tp=1")
+    matrices += _HIDDEN * 32_000  # The head.
+    forward = 2 * _TOKENS * (matrices + scan + core)
+    backward = 2 * _TOKENS * (2 * matrices + 3 * scan + core_back)
+    assert _flop(work.forward) == pytest.approx(forward, rel=1e-12)
+    assert _flop(work.backward) == pytest.approx(backward, rel=1e-12)
+    halves = (*work.backward_input, *work.backward_weight)
+    assert _flop(halves) == pytest.approx(_flop(work.backward), rel=1e-12)
+    assert _flop(work.backward_weight) == pytest.approx(2 * _TOKENS * matrices, rel=1e-12)
+
+
+# What each rank of a tensor-parallel group has all of: latents of gates.
+_COPIED = {"of low rank": _HIDDEN * (128 + 64)}
+
+
+@pytest.mark.parametrize("name", _WORK)
+def test_a_tensor_parallel_group_divides_the_work(name):
+    table, *_ = _WORK[name]
+    whole, split = (_lowered(table, f"layout.tp={tp}") for tp in (1, 2))
+    for phase, passes in (("forward", 2), ("backward", 4)):
+        one, two = (_flop(getattr(work, phase)) for work in (whole, split))
+        copied = passes * _TOKENS * _COPIED.get(name, 0)
+        assert 2 * two == pytest.approx(one + copied, rel=1e-9)
