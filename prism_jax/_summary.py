@@ -79,11 +79,6 @@ class Table:
     notes: Sequence[str] = ()
     most: int | None = _MOST_ROWS
 
-    def named(self, name: str, **changes: Any) -> "Table":
-        """The table with a name before its title, and with other changes."""
-        title = f"{name}: {self.title[:1].lower()}{self.title[1:]}"
-        return dataclasses.replace(self, title=title, **changes)
-
     def cells(self) -> list[list[str]]:
         """The texts of the rows that are shown."""
         return [

@@ -33,8 +33,10 @@ def report():
     """Of a small job whose texts are hostile."""
     job = prism.load_job(*_JOB)
     assert job.measured is not None
+    assert job.model is not None
     measured = msgspec.structs.replace(job.measured, source=_EVIL)
-    job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured)
+    model = msgspec.structs.replace(job.model, title=_EVIL)
+    job = msgspec.structs.replace(job, name=_EVIL, source=_EVIL, measured=measured, model=model)
     commands = {"simulate": f"prism-jax simulate {_EVIL} --samples 320 --seed 5"}
     key = jax.random.key(5)
     options = {"objective": prism.Mean(), "commands": commands, "seed": "5"}

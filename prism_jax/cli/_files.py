@@ -11,7 +11,7 @@ import prism_jax as prism
 
 from .. import data
 from .._files import shown, written_whole
-from .._misc import counted, quoted, unknown_name
+from .._misc import quoted, unknown_name
 from .._summary import GIB, Column, Table, picked, plain
 from . import _load
 from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, arguments, command
@@ -111,20 +111,16 @@ def import_(given: Given) -> Output:
         said = str(error).rstrip(".")
         raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
     parameters = prism.workload.count_parameters(job.model)
-    layout, number, training = job.layout, job.schedule.num_microbatches, job.training
-    sequences = layout.dp * number * training.microbatch_size
+    training = job.training
     text = (
-        f"{shown(given.out)}: {parameters / 1e9:.1f} billion parameters on "
-        f"{counted(layout.world_size, 'GPU')} (tp{layout.tp} pp{layout.pp} dp{layout.dp} "
-        f"cp{layout.cp} ep{layout.ep}); a step has {counted(sequences, 'sequence')} of "
-        f"{training.sequence_length:,} tokens, in {counted(number, 'microbatch', 'es')} a replica "
-        f"({training.dtype}); software stack: {quoted(training.software or 'none')}"
+        f"{shown(given.out)}: {job.header}\n{parameters / 1e9:.1f} billion parameters, "
+        f"{training.dtype}; software stack: {quoted(training.software or 'none')}"
     )
     result = {
         "out": given.out,
         "parameters": parameters,
-        "world_size": layout.world_size,
-        "global_batch_size": sequences,
+        "world_size": job.layout.world_size,
+        "global_batch_size": job.batch_size,
         "sequence_length": training.sequence_length,
         "software": training.software,
         "notes": list(found.notes),

@@ -100,7 +100,8 @@ def layouts(given: Given) -> Output:
     for changes, (job, batch), one in zip(all_changes, jobs, rankings, strict=False):
         result, table = ranked(one, given.top, given)
         results.append({"over": changes, "sequences": batch, **result})
-        blocks += [_title(given, job, batch, changes), table]
+        about = f"{job.machine_text(given.gpus)}: {job.batch_text(batch)}"
+        blocks += [", ".join([about, *changes]), table]
     return Output({"job": jobs[0][0].name, "gpus": given.gpus, "searches": results}, blocks)
 
 
@@ -189,15 +190,6 @@ def _space(texts: list[str]) -> Any:
     return convert(space, prism.layouts.LayoutSpace, lambda key: "`--choose` cannot be used")
 
 
-def _title(given: Given, job: Any, batch: int, changes: list[str]) -> str:
-    about = f"{job.model.name} on {counted(given.gpus, 'GPU')} of {job.cluster.name}"
-    if job.unit == "token":
-        what = f"{batch:,} sequences ({batch * job.training.sequence_length:,} tokens) a step"
-    else:
-        what = f"{batch:,} samples a step"
-    return ", ".join([about, what, *changes])
-
-
 # Each has a factor of its own.
 _MOST_GPUS = 10_000_000
 
@@ -244,7 +236,7 @@ def place(given: Given) -> Output:
         )
     options |= {"devices_per_node": devices, "objective": wanted}
     found = prism.placement.place(program, factors, **options)
-    lines = [f"{found.num_samples:,} steps"]
+    lines = [counted(found.num_samples, "step")]
     if given.out is not None:
         with written_whole(given.out) as partial:
             found.table().write_csv(partial)
@@ -252,4 +244,4 @@ def place(given: Given) -> Output:
     figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
     result = picked(found, *figures, "num_samples", "num_placements")
     result |= {"job": job.name, "order": found.order.tolist()}
-    return Output(result, [found.summary().named(job.name), "\n".join(lines)])
+    return Output(result, [_load.header(job, program), found.summary(), "\n".join(lines)])

@@ -15,7 +15,7 @@ import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import told_interrupt
-from .._misc import printable, quoted
+from .._misc import counted, printable, quoted
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
 from ._options import Given
@@ -49,6 +49,11 @@ def has_model(found: Any) -> bool:
     return isinstance(found, Job) and found.model is not None
 
 
+def header(found: Any, program: Any) -> str:
+    """What a result is of, in a line."""
+    return found.header if isinstance(found, Job) else found.header(program.num_ops)
+
+
 def devices_per_node(found: Any) -> int:
     """How many devices a node has; eight, if only latencies are known."""
     job = job_of(found)
@@ -80,8 +85,8 @@ def compiled(given: Given, found: Any) -> tuple[Any, dict[str, Any]]:
     say(given, f"compiling {found.name}")
     program = program_of(given, found)
     tell_notes([job_of(found)])
-    number = "" if given.samples is None else f"{given.samples:,} "
-    say(given, f"simulating {number}steps of {program.num_ops:,} ops")
+    steps = "steps" if given.samples is None else counted(given.samples, "step")
+    say(given, f"simulating {steps} of {counted(program.num_ops, 'op')}")
     return program, options_of(given)
 
 

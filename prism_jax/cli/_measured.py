@@ -96,7 +96,8 @@ def calibrate(given: Given) -> Output:
             for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
         ],
     }
-    what = f"calibrated to {result['num_steps']:,} steps of {result['num_runs']} run(s)"
+    steps, runs = counted(result["num_steps"], "step"), counted(result["num_runs"], "run")
+    what = f"calibrated to {steps} of {runs}"
     level = dataclasses.replace(found.summary(), title=f"{given.out}: {what}")
     return Output(result, [level, law_table(found.variability), _agreement(result, given.to[0])])
 
@@ -140,11 +141,11 @@ def score(given: Given) -> Output:
     where = f"{shown(given.against)}: "
     check_unit(float(np.median(measured)), float(law.quantile(0.5)), where)
     found = prism.analysis.score(law, measured, key=options["key"])
-    table = found.summary().named(job.name)
+    table = found.summary()
     result = {"name": job.name, "num_steps": found.num_steps}
     # A ratio to the spread of measured steps that are all equal is not defined.
     result |= {row.pop("score"): row for row in plain(table.rows)}
-    return Output(result, [table, _LEGEND])
+    return Output(result, [_load.header(job, program), table, _LEGEND])
 
 
 @command(
@@ -193,7 +194,7 @@ def diagnose(given: Given) -> Output:
         options = {"num_samples": given.samples, "key": _load.key_of(given)}
         causes = prism.diagnosis.hypotheses(job, **options)
         found = prism.diagnosis.diagnose(causes, runs, ranks)
-    lines = "\n".join([f"{job.name}:", *found.lines()])
     result = {"job": job.name, **plain(found), "tell": found.tell}
     tables = [found.summary()] if found.causes else []  # The lines say why there is none.
-    return Output(result, [lines, *tables, *found.changes_tables()])
+    blocks = [job.header, "\n".join(found.lines()), *tables, *found.changes_tables()]
+    return Output(result, blocks)

@@ -10,7 +10,7 @@ from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import counted
 from .._summary import GIB, plain
-from ..data import layout_and_order, load_job
+from ..data import load_job
 from . import _load
 from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
 from ._outputs import Writes
@@ -40,15 +40,12 @@ def predict(given: Given) -> Output:
     low, high = (found.mean * factor for factor in error.interval())
     result["prediction_interval_90"] = {"mean": [low, high]}
     result["expected_error"] = _load.expected_error_json(error)
-    head = (
-        f"{job.name}: {found.mean:.5g} s a step on {counted(job.layout.world_size, 'GPU')}, "
-        "without variability"
-    )
+    head = f"{found.mean:.5g} s a step, without variability"
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
     lines += [] if needed.fits else [_fit(job, needed)]
-    return Output(result, ["\n".join(lines), prediction.parts_table(parts)])
+    return Output(result, [job.header, "\n".join(lines), prediction.parts_table(parts)])
 
 
 @command(NO_PROFILE, SET, csv=True)
@@ -59,17 +56,17 @@ def memory(given: Given) -> Output:
     """
     job = load_job(given.job, given.overrides)
     found = prism.prediction.memory(job)
-    table = found.summary().named(job.name, most=None)
+    table = dataclasses.replace(found.summary(), most=None)
     result = {**plain(found), "usable_bytes": found.usable_bytes, "fits": found.fits}
-    return Output(result, [table, _fit(job, found)])
+    return Output(result, [job.header, table, _fit(job, found)])
 
 
 def _fit(job: Any, needed: Any) -> str:
     """Whether a job fits; what was compared; and why it ran nevertheless, if that is known."""
-    fits = "fits" if needed.fits else "does not fit"
+    fits = "It fits" if needed.fits else "It does not fit"
     reserved = ", ".join(f"{name} {size / GIB:.2f}" for name, size in needed.reserved.items())
     compared = (
-        f"{job.name} {fits} {job.cluster.device.name}: its fullest GPU needs "
+        f"{fits} {job.cluster.device.name}: its fullest GPU needs "
         f"{needed.fullest.bytes / GIB:.2f} GiB, and of {needed.device_bytes / GIB:.2f} GiB "
         f"{needed.usable_bytes / GIB:.2f} are usable (less {reserved})."
     )
@@ -129,12 +126,10 @@ def simulate(given: Given) -> Output:
     if given.epistemic and future is not None:
         result["epistemic"] = future.to_json()
     _load.tell_interrupted("steps", law, law.num_samples)
-    what = layout_and_order(job.layout, job.schedule)
-    title = f"{job.name}: {what}, {program.num_ops:,} ops"
     table = dataclasses.replace(table, title="")
     lines = _below(law, future, result, per_gpu)
     lines += [] if needed is None or needed.fits else [_fit(known, needed)]
-    return Output(result, [title, table, "\n".join(lines)])
+    return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 
 
 def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:
@@ -220,10 +215,10 @@ def report(given: Given) -> Output:
         "missing": found.missing,
     }
     text = (
-        f"{job.name}: mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written "
-        f"to {shown(given.out)}, which any browser opens"
+        f"mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written to "
+        f"{shown(given.out)}, which any browser opens"
     )
-    return Output(result, [text])
+    return Output(result, [_load.header(job, program), text])
 
 
 def _commands(given: Given) -> dict[str, str]:

@@ -106,13 +106,14 @@ def run(given: Given) -> Output:
         "failures": failures.source,
     }
     _load.tell_interrupted("runs", law, law.num_runs)
-    name = f"{job.name}, {steps:,} steps on {counted(world_size, 'GPU')}"
-    table, blocks = law.summary().named(name), []
+    table = law.summary()
+    blocks: list[Table | str] = [_load.header(job, program)]
     if error is not None:
         result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)
         result["expected_error"] = _load.expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
-        blocks.append(f"{name}: 90 % of such runs take {low:.4g} .. {high:.4g} days, {error}")
+        such = f"90 % of such runs take {low:.4g} .. {high:.4g} days, {error}"
+        blocks.append(f"{counted(steps, 'step')}: {such}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
     blocks.append(table)
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""

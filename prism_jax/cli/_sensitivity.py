@@ -1,5 +1,6 @@
 """What variability costs, of each part and within a budget; what is critical; and what-ifs."""
 
+import dataclasses
 from typing import Any
 
 import prism_jax as prism
@@ -49,14 +50,15 @@ def sensitivity(given: Given) -> Output:
     longest = max((part.mean.value for part in first if part.mean), default=0.0)
     long = [part for part in others if part.mean and part.mean.value > longest]
     rows = [*first, *long, *(part for part in others if part not in long)]
-    table = found.summary().named(job.name, rows=rows, most=len(first) + len(long))
+    table = dataclasses.replace(found.summary(), rows=rows, most=len(first) + len(long))
     lines = [
         f"all variability together: {found.whole_gain}; the sum of the gains of kernels, factors "
         f"and stalls: {found.sum_of_gains}",
         *(f"Shapley value of {name}: {value}" for name, value in found.shapley.items()),
-        f"{found.num_samples:,} steps",
+        counted(found.num_samples, "step"),
     ]
-    return Output({"job": job.name, **plain(found)}, [table, "\n".join(lines)])
+    blocks = [_load.header(job, program), table, "\n".join(lines)]
+    return Output({"job": job.name, **plain(found)}, blocks)
 
 
 @command(SIMULATED, OBJECTIVE, how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
@@ -72,13 +74,13 @@ def target(given: Given) -> Output:
     program, options = _load.compiled(given, job)
     found = prism.analysis.target(program, wanted, given.part, given.at, **options)
     text = (
-        f"{job.name}: with {found.factor} times its spread, `{given.part}` gives {wanted} = "
+        f"with {found.factor} times its spread, `{given.part}` gives {wanted} = "
         f"{found.reached:.6g}; with its present spread {found.as_it_is:.6g}, without any "
-        f"{found.without:.6g} ({found.num_samples:,} steps)"
+        f"{found.without:.6g} ({counted(found.num_samples, 'step')})"
     )
     about = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
     result = {**about, "part": given.part, **plain(found)}
-    return Output(result, ["\n".join([text, *found.notes])])
+    return Output(result, [_load.header(job, program), "\n".join([text, *found.notes])])
 
 
 @command(
@@ -108,13 +110,15 @@ def improve(given: Given) -> Output:
     unit = "" if found.unit == "1" else f" {found.unit}"
     lines = [
         f"as it is {found.before}{unit}, improved {found.after}{unit}, gain {found.gain}{unit}",
-        f"{found.num_samples:,} steps for each figure, {len(found.path) - 2} iterations",
+        f"{counted(found.num_samples, 'step')} for each figure, "
+        f"{counted(len(found.path) - 2, 'iteration')}",
         *found.notes,
     ]
-    title = f"{job.name}: {found.objective}, with {found.spent:.4g} spent"
+    title = f"{found.objective}, with {found.spent:.4g} spent"
     shares = (Column("part"), Column("share of its spread to remove", "share", ".3f"))
-    table = Table(shares, sorted(parts, key=lambda row: -row["share"]), most=None)
-    return Output({"job": job.name, **plain(found)}, [title, table, "\n".join(lines)])
+    table = Table(shares, sorted(parts, key=lambda row: -row["share"]), title, most=None)
+    blocks = [_load.header(job, program), table, "\n".join(lines)]
+    return Output({"job": job.name, **plain(found)}, blocks)
 
 
 @command(SIMULATED, TOP, how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
@@ -142,7 +146,7 @@ def criticality(given: Given) -> Output:
         "exposed_data_parallel": data_parallel,
         **picked(found, "num_steps", "num_replicas_seen", "notes"),
     }
-    title = f"{job.name}: {given.of} on the critical path"
+    title = f"{given.of} on the critical path"
     columns = [
         Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
         for name in frame.columns
@@ -157,7 +161,8 @@ def criticality(given: Given) -> Output:
     ]
     seen = counted(round(found.num_replicas_seen), "replica")
     lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}", *found.notes]
-    return Output(result, [title, Table(columns, rows, most=given.top), "\n".join(lines)])
+    table = Table(columns, rows, title, most=given.top)
+    return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 
 
 def _band(text: str) -> tuple[float, float]:
@@ -196,14 +201,14 @@ def timeline(given: Given) -> Output:
         "num_samples": given.samples,
     }
     of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
+    ops, ranks = counted(len(step.receivers), "op"), counted(step.num_ranks, "pipeline rank")
     text = (
-        f"{job.name}: a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of "
-        f"{given.samples:,}{of}\n"
-        f"{len(step.receivers):,} ops on {step.num_ranks} pipeline ranks, {len(step.path):,} of "
+        f"a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of {given.samples:,}{of}\n"
+        f"{ops} on {ranks}, {len(step.path):,} of "
         f"them on the critical path, which ends on rank {step.last_rank}\n"
         f"written to {shown(given.out)}; open it in ui.perfetto.dev"
     )
-    return Output(result, [text])
+    return Output(result, [_load.header(job, program), text])
 
 
 @command(SIMULATED, csv=True)
@@ -266,9 +271,10 @@ def whatif(given: Given) -> Output:
     speeds = Table(columns, [{"scenario": name, **one} for name, one in speed.items()], most=None)
     sizes = {name: one["world_size"] for name, one in speed.items()}
     notes = _load.other_sizes(sizes, sizes["as it is"]) if speed else []
-    table = found.summary().named(job.name, most=None)
+    table = dataclasses.replace(found.summary(), most=None)
     result = {"job": job.name, **plain(found), "throughput": speed}
-    return Output(result, [table, *[speeds] * bool(speed), *notes])
+    blocks = [_load.header(job, program), table, *[speeds] * bool(speed), *notes]
+    return Output(result, blocks)
 
 
 def _slower_link(given: Given, job: Any, text: str) -> str:

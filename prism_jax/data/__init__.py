@@ -23,7 +23,6 @@ from ._job import (
     Outline as Outline,
     ScheduleConfig as ScheduleConfig,
     balances as balances,
-    layout_and_order as layout_and_order,
 )
 from ._kernels import (
     LEVEL as LEVEL,

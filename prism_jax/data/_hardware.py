@@ -81,6 +81,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `memory_bandwidth_bytes_per_s`: the bandwidth of its main memory.
     - `peak_flop_per_s`: the peak rate for each dtype, without sparsity.
     - `name`: the name of the device.
+    - `title`: what the device is called in headers; by default its name.
     - `kernels`: the folder of `kernels/` with its efficiencies and variability, or the path of one,
         seen from the device's file; by default the folder with the name of the device.
     - `source`: where the numbers are from.
@@ -92,6 +93,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bandwidth_bytes_per_s: Positive
     peak_flop_per_s: dict[Name, Positive]
     name: Label = ""
+    title: Label = ""
     kernels: Text | None = None
     source: str = ""
     power: Power | None = None

@@ -1,5 +1,6 @@
 """Jobs: what is trained, in which layout, on which machine, and what was measured."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -99,13 +100,6 @@ def balances(layers: int, stages: int) -> bool:
     neither they, nor they with the embedding or the head, divide evenly.
     """
     return layers >= stages and -layers % stages > 2
-
-
-def layout_and_order(layout: Layout, schedule: ScheduleConfig) -> str:
-    """How many GPUs a job has, and in which order they work."""
-    degrees = f" ({layout.degrees})" if layout.degrees else ""
-    microbatches = counted(schedule.num_microbatches, "microbatch", "es")
-    return f"{counted(layout.world_size, 'GPU')}{degrees}, {schedule.kind}, {microbatches}"
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,6 +248,54 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
         return Table((), rows, f"Job {self.name}")
+
+    @property
+    def header(self) -> str:
+        """What is trained, on which machine, in which layout and of which batch, as
+        `Llama 3.1 8B, 64 x H100 SXM (8 nodes): FSDP over 64, 512 sequences of 8,192 tokens, 1
+        microbatch of 8`.
+        """
+        microbatches = counted(self.schedule.num_microbatches, "microbatch", "es")
+        size = f" of {self.training.microbatch_size:,}" if self.training else ""
+        batch = self.batch_text(self.batch_size) if self.training else ""
+        terms = filter(None, [*self._parallelism(), batch, f"{microbatches}{size}"])
+        return f"{self.machine_text(self.layout.world_size)}: {', '.join(terms)}"
+
+    def machine_text(self, gpus: int) -> str:
+        """The model, and the machine with so many GPUs."""
+        if self.model is None or self.cluster is None:
+            return f"{self.name}, {counted(gpus, 'GPU')}"
+        device, adapters = self.cluster.device, self.training and self.training.adapters
+        model = self.model.title or self.model.name or self.name
+        lora = f" (LoRA of rank {adapters.rank})" if adapters else ""
+        nodes = counted(-(-gpus // self.cluster.devices_per_node), "node")
+        return f"{model}{lora}, {gpus:,} x {device.title or device.name or 'GPU'} ({nodes})"
+
+    def batch_text(self, sequences: int) -> str:
+        """The batch of a step; without the length of samples that are no tokens."""
+        if self.unit == "sample" or self.training is None:
+            return counted(sequences, "sample")
+        each = counted(self.training.sequence_length, "token")
+        return f"{counted(sequences, 'sequence')} of {each}"
+
+    def _parallelism(self) -> Iterator[str]:
+        """The degrees above one, and what replicas share."""
+        layout, order, how = self.layout, self.schedule, self.training
+        virtual = f" x {order.virtual_stages}" if order.virtual_stages > 1 else ""
+        degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
+        for name, degree in degrees.items():
+            if degree > 1:
+                yield f"{name} {degree}" + (f"{virtual} ({order.kind})" if name == "pp" else "")
+        if layout.expert_tp != layout.tp:
+            yield f"etp {layout.expert_tp}"
+        # Ranks that share a sequence share the states, too.
+        zero, sharing = how and how.zero, layout.dp * layout.cp
+        if how is not None and zero == 3 and sharing > 1:
+            copies = how.optimizer_instances
+            yield f"FSDP over {sharing // copies}" + (f" in {copies} copies" if copies > 1 else "")
+        elif layout.dp > 1:
+            sharded = f"dp {layout.dp}" + (f" (ZeRO-{zero})" if zero else "")
+            yield f"DDP over {layout.dp}" if zero == 0 else sharded
 
     @property
     def batch_size(self) -> int:

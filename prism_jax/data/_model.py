@@ -73,6 +73,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     - `num_mtp_layers`: the number of multi-token-prediction layers, which are like the last layer
         and predict the tokens after the next.
     - `name`: the name of the model.
+    - `title`: what the model is called in headers; by default its name.
     - `source`: where the numbers are from.
     """
 
@@ -97,6 +98,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     head_transforms: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     name: Label = ""
+    title: Label = ""
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ def import_job(
     raw |= {"cluster": cluster or _CLUSTER, "world_size": num_gpus}
     del raw["layout"]["dp"]  # It follows, as do nodes and, of a known batch, microbatches.
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
-    raw["name"] = quoted(path.stem)
+    raw["name"] = raw["model"]["name"] = quoted(path.stem)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
     if software is not None and "training.software" in keys:
         both = "`--software` and `training.software`"
@@ -119,6 +119,14 @@ def import_job(
             )
     if says_stack:
         notes.append(draft.why_software)
+    usual = {"cluster": None if cluster else _CLUSTER, "layout.tp": 1, "layout.pp": 1}
+    of_file = {f"layout.{degree}" for degree in raw["layout"]}
+    said = [f"`{key}={usual[key]}`" for key in usual if usual[key] and key not in keys | of_file]
+    if said:
+        notes.append(
+            f"Neither the file nor an option says {', '.join(said)}, which "
+            f"{'is' if len(said) == 1 else 'are'} assumed; `--cluster` and `--set` give others."
+        )
     job = make_job(raw, path, overrides)
     question = f"{where}: {asked}." if asked else ""
     return Imported(job, tuple(dict.fromkeys(notes)), question, draft.framework, draft.status)

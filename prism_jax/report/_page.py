@@ -13,7 +13,7 @@ import jax
 from .._files import written_whole
 from .._misc import counted
 from .._summary import GIB, Column, Table
-from ..data import Job, Variation, assumed_keys, law_table, layout_and_order, notes_of, toml_value
+from ..data import Job, Variation, assumed_keys, law_table, notes_of, toml_value
 from ..prediction import expected_error
 from ..profile import Profile
 from ._gather import Report, headline
@@ -74,11 +74,11 @@ def html_page(report: Report) -> str:
         tag("section", tag("h2", name, id=f"h-{_anchor(name)}"), content, id=_anchor(name))
         for name, content in shown.items()
     ]
-    order = layout_and_order(report.of.layout, report.of.schedule)
-    about = f"{order}, {report.num_ops:,} ops a replica"
+    header = of.header if isinstance(of, Job) else of.header(report.num_ops)
+    what, _, about = header.partition(": ")
     body = tag(
         "body",
-        tag("header", tag("h1", report.of.name), tag("p", about, class_="faint")),
+        tag("header", tag("h1", what), tag("p", about, class_="faint")),
         tag("ol", *(tag("li", text) for text in headline(report)), class_="lead"),
         _tiles(report),
         *(tag("p", note, class_="note") for note in _notes(report)),
@@ -92,7 +92,7 @@ def html_page(report: Report) -> str:
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         Markup('<link rel="icon" href="data:,">'),
-        tag("title", f"{report.of.name}: step time"),
+        tag("title", f"{what}: step time"),
         tag("style", Markup(resource("_page.css"))),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

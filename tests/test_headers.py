@@ -1,0 +1,163 @@
+"""What the first line of a command's output says, and how it counts."""
+
+import json
+import re
+
+import pytest
+
+import prism_jax as prism
+from prism_jax.cli import main
+from prism_jax.data import Job, Layout, ScheduleConfig, list_names, load_device, load_model
+
+
+_FSDP = """
+kind = "job"
+model = "llama-3.1-8b"
+cluster = "dgx-h100"
+world_size = 64
+[training]
+microbatch_size = 8
+sequence_length = 8192
+global_batch_size = 512
+zero = 3
+"""
+_HEADER = (
+    "Llama 3.1 8B, 64 x H100 SXM (8 nodes): FSDP over 64, 512 sequences of 8,192 tokens, "
+    "1 microbatch of 8"
+)
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text(_FSDP)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sharing"),
+    [
+        ([], "FSDP over 64"),
+        (["training.zero=0"], "DDP over 64"),
+        (["training.zero=1"], "dp 64 (ZeRO-1)"),
+        (["training.zero=2", "layout.tp=2"], "tp 2, dp 32 (ZeRO-2)"),
+        (["training.optimizer_instances=4"], "FSDP over 16 in 4 copies"),
+        (["layout.cp=4", "layout.tp=2"], "tp 2, cp 4, FSDP over 32"),
+        (["layout.pp=4"], "pp 4 (1f1b), FSDP over 16"),
+        (
+            ["layout.pp=4", "schedule.virtual_stages=2"],
+            "pp 4 x 2 (interleaved-1f1b), FSDP over 16",
+        ),
+        (["layout.tp=8", "layout.pp=8"], "tp 8, pp 8 (1f1b)"),
+    ],
+)
+def test_a_header_names_model_machine_layout_and_batch(changes, sharing, job):
+    header = prism.load_job(job, ["training.microbatch_size=1", *changes]).header
+    machine, _, how = header.partition(": ")
+    assert machine == "Llama 3.1 8B, 64 x H100 SXM (8 nodes)"
+    assert how.startswith(f"{sharing}, 512 sequences of 8,192 tokens, ")
+    size = re.fullmatch(r".*, ([\d,]+) microbatch(?:es)? of 1", how)
+    assert size is not None
+    assert (
+        int(size[1])
+        == prism.load_job(job, changes)
+        .replace(**{"training.microbatch_size": 1})
+        .schedule.num_microbatches
+    )
+
+
+def test_headers_of_other_jobs():
+    assert prism.load_job("llama-2-70b-lora-gh200-16").header.startswith(
+        "Llama 2 70B (LoRA of rank 16), 16 x GH200 96GB (4 nodes): tp 4, dp 4 (ZeRO-1), 8 sequences"
+    )
+    # Samples that are no tokens have no length.
+    assert prism.load_job("dit-xl-2-a100-8").header == (
+        "DiT-XL/2, 8 x A100 80GB SXM (1 node): DDP over 8, 256 samples, 1 microbatch of 32"
+    )
+    alone = prism.load_job("dit-xl-2-a100-8", ["world_size=1"]).header
+    assert alone == "DiT-XL/2, 1 x A100 80GB SXM (1 node): 32 samples, 1 microbatch of 32"
+    traced = Job(Layout(pp=4, dp=2), ScheduleConfig("1f1b", 1), name="traced")
+    assert traced.header == "traced, 8 GPUs: pp 4 (1f1b), dp 2, 1 microbatch"
+
+
+def test_what_is_shipped_has_a_title_and_what_is_not_its_name(job, tmp_path):
+    shipped = [*map(load_model, list_names("model")), *map(load_device, list_names("device"))]
+    assert all(one.title for one in shipped)
+    assert len({one.title for one in shipped}) == len(shipped)
+    model = tmp_path / "small.toml"
+    model.write_text(
+        'kind = "model"\nnum_layers = 2\nhidden_size = 64\nnum_heads = 2\n'
+        "ffn_size = 64\nvocab_size = 64\n"
+    )
+    assert prism.load_job(job, [f"model={model}"]).header.startswith("small, 64 x H100 SXM")
+    titled = prism.load_job(job, [f"model={model}", "model.title=My model"])
+    assert titled.header.startswith("My model, 64 x")
+
+
+_SMALL = ["--samples", "64", "--set", "training.global_batch_size=64", "--set"]
+_SMALL += ["training.microbatch_size=1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "JOB", "--allow-oom"],
+        ["memory", "JOB"],
+        ["simulate", "JOB", *_SMALL],
+        ["criticality", "JOB", *_SMALL],
+        ["whatif", "JOB", "--kernel", "gemm:1.1", *_SMALL],
+        ["run", "JOB", "--steps", "10", "--interval", "3600", "--runs", "100", *_SMALL],
+        ["timeline", "JOB", "--out", "TMP.json", *_SMALL],
+    ],
+)
+def test_each_command_begins_with_what_the_job_is(words, job, tmp_path, capsys):
+    where = {"JOB": job, "TMP.json": str(tmp_path / "step.json")}
+    assert main([where.get(word, word) for word in words]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    if "--samples" not in words:
+        assert first == _HEADER
+    assert first.partition(": ")[0] == _HEADER.partition(": ")[0]
+    assert " ops" not in first
+
+
+_CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
+_ARGUMENTS = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 128 "
+    "--max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 "
+    "--vocab-size 256 --tensor-model-parallel-size 2 --bf16"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "assumed"),
+    [
+        ("tiny.json", json.dumps(_CONFIG), [], ["cluster=dgx-h100", "layout.tp=1", "layout.pp=1"]),
+        (
+            "tiny.json",
+            json.dumps(_CONFIG),
+            ["--cluster", "dgx-h200"],
+            ["layout.tp=1", "layout.pp=1"],
+        ),
+        ("tiny.sh", _ARGUMENTS, ["--set", "cluster=dgx-a100"], ["layout.pp=1"]),
+        ("tiny.sh", _ARGUMENTS, ["--cluster", "dgx-h100", "--set", "layout.pp=2"], []),
+    ],
+)
+def test_an_import_is_named_and_says_what_it_assumed(
+    name, text, options, assumed, tmp_path, capsys
+):
+    (tmp_path / name).write_text(text)
+    words = ["import", str(tmp_path / name), "--gpus", "8", "--batch", "8", *options]
+    assert main([*words, "--json", "--out", str(tmp_path / "job.toml")]) == 0
+    notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "assumed" in note]
+    assert re.findall(r"`([\w.]+=\S+)`", " ".join(notes)) == assumed
+    job = prism.load_job(tmp_path / "job.toml")
+    assert job.model is not None
+    assert job.model.name == "tiny"
+    assert job.header.startswith("tiny, 8 x ")
