@@ -10,7 +10,8 @@ Functions, in the order in which one needs them; `help(prism_jax.simulate)` tell
 - `criticality`, `what_if`, `improve`, `sweep`: what is critical, and what changes would do.
 - `rank_layouts(jobs)`, `place(program, factors)`: the best layout, and which node where.
 - `training_run(program)`: how long a whole run takes.
-- `read_step_times`, `read_trace`, `fit_profile`, `calibrate`, `score`: what was measured.
+- `read_step_times`, `read_log`, `read_trace`: what was measured.
+- `fit_profile`, `calibrate`, `score`: laws of what was measured.
 """
 
 import importlib
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         importers as importers,
         law as law,
         layouts as layouts,
+        logs as logs,
         lowering as lowering,
         measure as measure,
         placement as placement,

@@ -55,6 +55,7 @@ from .layouts import (
     enumerate_layouts as enumerate_layouts,
     rank_layouts as rank_layouts,
 )
+from .logs import read_log as read_log
 from .placement import place as place
 from .prediction import expected_error as expected_error, memory as memory, predict as predict
 from .profile import (

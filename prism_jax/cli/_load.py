@@ -37,6 +37,14 @@ def load(given: Given, *changes: str) -> Any:
     return prism.profile.load_profile(name)
 
 
+def read_measured(given: Given, path: str, job: Job | None) -> list[np.ndarray]:
+    """The step times of each measured run, in seconds; what of a log does not count is told."""
+    measured = prism.logs.read_log(path, job, column=given.column, unit=given.unit)
+    for note in [measured.line()] * bool(measured.left_out) + [*measured.notes]:
+        tell_note(note)
+    return [*measured.runs]
+
+
 def job_of(found: Any) -> Any:
     """What was loaded; `None` if it is a profile."""
     return found if isinstance(found, Job) else None

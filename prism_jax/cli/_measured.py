@@ -15,6 +15,7 @@ from ..data import is_profile, law_table, load_job, save_job
 from . import _load
 from ._options import (
     ALLOW_OOM,
+    COLUMN,
     NO_PROFILE,
     RANDOM,
     REQUIRED,
@@ -39,6 +40,7 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 @command(
     RANDOM,
+    COLUMN,
     how={"job": {"nargs": "?"}, "--to": REQUIRED, "--job": {"dest": "jobs"}, "--out": REQUIRED},
     writes=Writes("--out", ".toml"),
 )
@@ -46,9 +48,8 @@ def calibrate(given: Given) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales.
 
     job JOB  a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job
-    --to STEP_TIMES...  measured step times in the order of steps: a .csv or .parquet file with a
-        column `step_time_s`, and a column `run` if there are several runs; can be repeated, each
-        with the --job that was measured
+    --to STEP_TIMES...  measured step times, as of `prism-jax diagnose`; can be repeated, each with
+        the --job that was measured
     --job JOB...  the job of each --to, in the same order: on the same software and machine, at
         another scale or in another layout; the first is calibrated and written
     --out JOB2  the .toml file to write
@@ -64,7 +65,9 @@ def calibrate(given: Given) -> Output:
     for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
     jobs = [load_job(name, given.overrides) for name in names]
-    all_runs = [prism.trace.read_runs(path) for path in given.to]
+    all_runs = [
+        _load.read_measured(given, path, job) for path, job in zip(given.to, jobs, strict=True)
+    ]
     calibration, agreement = prism.calibration, prism.calibration.agreement
     for path, runs in zip(given.to, all_runs, strict=True):
         calibration.check_runs(runs, f"{shown(path)}: ")
@@ -120,22 +123,22 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
     return Table(columns, rows, most=None)
 
 
-@command(SIMULATED, STEPS, how={"--against": REQUIRED}, csv=True)
+@command(SIMULATED, STEPS, COLUMN, how={"--against": REQUIRED}, csv=True)
 def score(given: Given) -> Output:
     """Compare the predicted law of the step time with measured step times.
 
-    --against STEP_TIMES  measured step times: a .csv or .parquet file with a column `step_time_s`
+    --against STEP_TIMES  measured step times, as of `prism-jax diagnose`
 
     example: prism-jax score mine.toml --against step_times.csv
     """
-    steps = prism.trace.read_step_times(given.against)
+    job = _load.load(given)
+    steps = np.concatenate(_load.read_measured(given, given.against, _load.job_of(job)))
     measured = steps[given.steps]
     if len(measured) < 2:
         raise ValueError(
             f"{shown(given.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
             "score against; give at least two steps, and a `--steps` that keeps them."
         )
-    job = _load.load(given)
     program, options = _load.compiled(given, job)
     law = prism.engine.simulate(program, **options)
     where = f"{shown(given.against)}: "
@@ -152,13 +155,15 @@ def score(given: Given) -> Output:
     NO_PROFILE,
     RANDOM,
     ALLOW_OOM,
+    COLUMN,
     how={"--step-time": number(1e-6, "seconds"), "--samples": (whole(32), 1024)},
 )
 def diagnose(given: Given) -> Output:
     """Say whether a measured step time is normal, what explains it, and what to change.
 
     --measured STEP_TIMES  measured step times in the order of steps: a .csv or .parquet file with a
-        column `step_time_s`, and a column `run` if there are several runs
+        column `step_time_s`, and a column `run` if there are several runs; or the log of a
+        framework, or metrics of W&B, TensorBoard or Transformers
     --step-time S  one measured step time, in seconds
     --trace DIR  a folder with a Kineto trace of each rank, of the same steps
     --names NAMES  a .toml file with the meaning of ranges in traces
@@ -175,7 +180,9 @@ def diagnose(given: Given) -> Output:
     if not (has_model or (_load.job_of(job) and given.trace is not None)):
         what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
         raise ValueError(f"{shown(given.job)}: {what}.")
-    runs: list[Any] = [] if given.measured is None else prism.trace.read_runs(given.measured)
+    runs: list[Any] = []
+    if given.measured is not None:
+        runs = _load.read_measured(given, given.measured, _load.job_of(job))
     if given.step_time is not None:
         runs = [np.array([given.step_time])]
     ranks: list[Any] = []

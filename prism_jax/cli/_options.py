@@ -145,6 +145,10 @@ _SHARED = dict(
             (p95)
         --top N  how many rows to print (10)
         --steps A:B[:S]  use only these of the sorted steps, a Python slice such as ::2 (all)
+        --column NAME  the column of the step times, or of a rate, in a table of measured steps (by
+            its name, if that is known)
+        --unit UNIT  the unit of that column: s, ms, steps/s, tokens/s or samples/s, the last two of
+            all GPUs or, with /GPU, of each
         --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
             kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
             combinations
@@ -206,4 +210,5 @@ RAY = _shared("--ray", "--worker-gpus")
 OBJECTIVE = _shared("--objective")
 TOP = _shared("--top")
 STEPS = _shared("--steps")
+COLUMN = _shared("--column", "--unit")
 OVER = _shared("--over")

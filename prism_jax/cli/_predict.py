@@ -12,7 +12,18 @@ from .._misc import counted
 from .._summary import GIB, plain
 from ..data import load_job
 from . import _load
-from ._options import ALLOW_OOM, LAW, NO_PROFILE, OBJECTIVE, REQUIRED, SET, Given, Output, command
+from ._options import (
+    ALLOW_OOM,
+    COLUMN,
+    LAW,
+    NO_PROFILE,
+    OBJECTIVE,
+    REQUIRED,
+    SET,
+    Given,
+    Output,
+    command,
+)
 from ._outputs import Writes
 from ._values import objective, quantile
 
@@ -166,6 +177,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
 @command(
     LAW,
     OBJECTIVE,
+    COLUMN,
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".html"),
 )
@@ -185,7 +197,9 @@ def report(given: Given) -> Output:
             f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
         )
     prism.report.check_matplotlib()
-    measured = [] if given.measured is None else prism.trace.read_runs(given.measured)
+    measured = []
+    if given.measured is not None:
+        measured = _load.read_measured(given, given.measured, _load.job_of(job))
     program, options = _load.compiled(given, job)
     found = prism.report.gather(
         job,

@@ -1,0 +1,266 @@
+"""Logs: the same steps, as each framework writes them, are the same step times; and steps that
+start, save or evaluate do not count, while slow steps do.
+"""
+
+import json
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import load_job
+from prism_jax.logs import LeftOut, read_log
+
+
+CASES = pathlib.Path(__file__).parents[2] / "shared" / "cases"
+_TIMES = np.round(3.1 + 0.02 * np.random.default_rng(7).standard_normal(60), 4)
+_JOB = load_job("examples/job.toml")
+_TOKENS, _GPUS, _SAMPLES = _JOB.tokens_per_step, _JOB.layout.world_size, _JOB.batch_size
+
+# Lines of the kind that each framework prints, for the number of a step and its time.
+LINES = {
+    "Megatron-LM": lambda i, s: (
+        f" [2026-01-05 10:00:01] iteration {i:8d}/     100 | consumed samples: 128 | elapsed time "
+        f"per iteration (ms): {1e3 * s:.1f} | learning rate: 1.0E-04 |"
+    ),
+    "GPT-NeoX": lambda i, s: (
+        f"  samples/sec: 51.2 | iteration {i}/ 320000 | elapsed time per iteration (ms): "
+        f"{1e3 * s:.1f} | learning rate: 6.0E-04 | lm_loss: 9.0"
+    ),
+    "Primus": lambda i, s: (
+        f"[rank-0/8][INFO] [trainer] : iteration {i}/ 50 | elapsed time per iteration (ms): "
+        f"{1e3 * s:.1f}/3100.0 | tokens per GPU (tokens/s/GPU): 1234.1/1200.0 |"
+    ),
+    "nanotron": lambda i, s: (
+        f"01/05/2026 10:00:01 [INFO|DP=0|PP=0|TP=0]: iteration: {i} / 100 | consumed_tokens: 0.5M "
+        f"| elapsed_time_per_iteration_ms: {s:.4f}K | tokens_per_sec: 22.8K"
+    ),
+    "MaxText": lambda i, s: (
+        f"completed step: {i}, seconds: {s:.4f}, TFLOP/s/device: 123.4, Tokens/s/device: 1185.1, "
+        "total_weights: 65536, loss: 10.8"
+    ),
+    "nanochat": lambda i, s: (
+        f"step {i:05d}/21400 (0.05%) | loss: 9.1 | lrm: 1.00 | dt: {1e3 * s:.2f}ms | tok/sec: "
+        "529,882 | mfu: 46.20 | total time: 0.3m"
+    ),
+    "nanoGPT": lambda i, s: f"iter {i}: loss 4.3212, time {1e3 * s:.2f}ms, mfu 30.90%",
+    "NeMo": lambda i, s: (
+        f"Training epoch 0, iteration {i}/99 | lr: 1e-05 | global_step: {i} | "
+        f"reduced_train_loss: 11.03 | train_step_timing in s: {s:.4f}"
+    ),
+    "DeepSpeed": lambda i, s: (
+        f"[2026-01-05 10:00:01,1] [INFO] [timer.py:208:stop] epoch=0/micro_step={i}/global_step={i}"
+        f", RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={_SAMPLES / s:.6f}, MemAllocated=1GB"
+    ),
+    "torchtitan": lambda i, s: (
+        f"[rank0]:[titan] 2026-01-05 10:00:01,000 - root - INFO - step: {i:2d}  loss:  8.0000  "
+        f"memory: 80.10GiB(84.32%)  tps: {_TOKENS / _GPUS / s:,.0f}  tflops: 389.00  mfu: 39.40%"
+    ),
+    "torchtune": lambda i, s: (
+        f"Step {i} | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:{_TOKENS / _GPUS / s:.4f} "
+        "peak_memory_active:18.1"
+    ),
+    "llm-foundry": lambda i, s: (
+        f"[batch={i}/100]:\n\t Train time/batch: {i - 1}\n\t Train loss/train/total: 11.7\n"
+        f"\t Train throughput/batches_per_sec: {1 / s:.6f}"
+    ),
+}
+# Those whose rates are rounded.
+_ROUNDED = {"torchtitan": 2e-4}
+
+
+@pytest.mark.parametrize("framework", LINES)
+def test_a_log_has_the_step_times_that_were_printed(framework, tmp_path):
+    log = tmp_path / "train.log"
+    lines = [LINES[framework](i + 1, s) for i, s in enumerate(_TIMES)]
+    log.write_text("\n".join(["setting up", *lines, "done"]))
+    measured = read_log(log, _JOB)
+    assert len(measured.runs) == 1
+    assert not measured.left_out
+    np.testing.assert_allclose(measured.runs[0], _TIMES, rtol=_ROUNDED.get(framework, 1e-4))
+
+
+def test_a_rate_is_a_time_only_with_the_batch_of_a_job(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(LINES["torchtitan"](i + 1, s) for i, s in enumerate(_TIMES)))
+    with pytest.raises(ValueError, match=r"is a rate of tokens, and no batch is known; give"):
+        read_log(log)
+
+
+def _events(times):
+    """An event file of TensorBoard with a scalar: a `simple_value`, then a tensor."""
+
+    def field(number, content):
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    records = []
+    for i, time in enumerate(times):
+        number = struct.pack("<f", time)
+        tensor = field(8, b"\x08\x01" + field(4, number))
+        value = tensor if i % 2 else b"\x15" + number
+        summary = field(1, field(1, b"iteration-time") + value)
+        event = b"\x09" + struct.pack("<d", 1e9 + i) + b"\x10" + bytes([i + 1]) + field(5, summary)
+        records.append(struct.pack("<Q", len(event)) + bytes(4) + event + bytes(4))
+    return b"".join(records)
+
+
+def _tables(times):
+    """Files of the same steps, by their names, and the options that they need."""
+    steps = range(1, len(times) + 1)
+    walls = np.cumsum([1.7e9, *times])
+    history = [{"_step": i, "perf/step_time": s} for i, s in zip(steps, times, strict=True)]
+    titles = ['"Step"', '"a - perf/step_time"', '"a - perf/step_time__MIN"']
+    return {
+        "wandb.csv": "\n".join(
+            [",".join(titles), *(f'"{i}","{s}","0.1"' for i, s in zip(steps, times, strict=True))]
+        ),
+        "history.json": json.dumps(history),
+        "metrics.jsonl": "\n".join(
+            json.dumps({"step": i, "train": {"dt": s}}) for i, s in zip(steps, times, strict=True)
+        ),
+        "loss.csv": "\n".join(
+            ["Wall time,Step,Value", *(f"{w:.6f},{i},9.5" for i, w in enumerate(walls))]
+        ),
+        "tensorboard.json": json.dumps(
+            [[w, i, s * 1e3] for i, w, s in zip(steps, walls[1:], times, strict=True)]
+        ),
+        "events.out.tfevents.1700000000.node": _events(times),
+        "rates.csv": "\n".join(
+            ["step,rate", *(f"{i},{_SAMPLES / s:.9g}" for i, s in zip(steps, times, strict=True))]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _tables(_TIMES))
+def test_tables_of_metrics_have_the_same_step_times(name, tmp_path):
+    content = _tables(_TIMES)[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    options = {"column": "rate", "unit": "samples/s"} if name == "rates.csv" else {}
+    measured = read_log(path, _JOB, **options)
+    np.testing.assert_allclose(np.concatenate(measured.runs), _TIMES, rtol=1e-5)
+
+
+def test_a_summary_and_the_state_of_a_trainer_have_one_level(tmp_path):
+    state = {"log_history": [{"loss": 2.0, "step": 1}, {"train_runtime": 188.4, "step": 60}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    summary = {"_step": 99, "perf": {"step_time": 3.14}, "loss": 2.0}
+    (tmp_path / "wandb-summary.json").write_text(json.dumps(summary))
+    for name in ("trainer_state.json", "wandb-summary.json"):
+        (run,) = read_log(tmp_path / name).runs
+        assert run.tolist() == pytest.approx([3.14])
+    del state["log_history"][1]
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"has no `train_runtime`"):
+        read_log(tmp_path / "trainer_state.json")
+
+
+def _log(times, between=None):
+    """A log of Megatron-LM; `between` are the lines before some steps."""
+    lines = (
+        text
+        for i, s in enumerate(times)
+        for text in ((between or {}).get(i + 1), LINES["Megatron-LM"](i + 1, s))
+    )
+    return "\n".join(filter(None, lines))
+
+
+def test_what_compiles_saves_and_evaluates_does_not_count(tmp_path):
+    times = np.concatenate([_TIMES, _TIMES + 0.01])
+    slow = times.copy()
+    slow[:3] *= 4, 1.5, 1.2  # At the start.
+    slow[[30, 77]] += 1.3  # Step 31 after a checkpoint, 78 after an evaluation.
+    slow[[24, 49, 74, 99]] += 0.9  # Steps 25, 50, 75 and 100: without a name.
+    slow[[60, 91, 92, 93]] += 2.0  # A stall and a burst.
+    saved = "successfully saved checkpoint from iteration      30 to /data"
+    lines = {31: saved, 78: " validation loss at iteration 77 | lm loss value: 2.1"}
+    log = tmp_path / "train.log"
+    log.write_text(_log(slow, lines))
+    measured = read_log(log)
+    assert {*measured.left_out} == {
+        *(LeftOut("start", 3), LeftOut("checkpoint", 1)),
+        *(LeftOut("evaluation", 1), LeftOut("periodic", 4)),
+    }
+    away = [0, 1, 2, 30, 77, 24, 49, 74, 99]
+    np.testing.assert_allclose(measured.runs[0], np.delete(slow, away), atol=1e-4)
+
+
+@pytest.mark.parametrize("what", ["drift", "bursts", "stalls", "falling"])
+def test_slow_steps_of_other_kinds_count(what, tmp_path):
+    rng = np.random.default_rng(3)
+    times = 3 * np.exp(0.005 * rng.standard_normal(400))
+    at = np.arange(400)
+    times *= {
+        "drift": 1 + 0.2 * at / 400,
+        "falling": 1.2 - 0.2 * at / 400,
+        "bursts": np.where((at % 97 > 80) & (at > 97), 1.4, 1.0),
+        "stalls": np.where((rng.random(400) < 0.06) & (at > 0), 1.5, 1.0),
+    }[what]
+    log = tmp_path / "train.log"
+    log.write_text(_log(times))
+    measured = read_log(log)
+    assert not measured.left_out
+    np.testing.assert_allclose(measured.runs[0], times, atol=1e-4)
+
+
+def test_a_restart_begins_another_run_and_other_ranks_are_not_counted_again(tmp_path):
+    lines = [LINES["torchtitan"](i + 1, s) for i, s in enumerate(_TIMES[:20])]
+    both = [text for line in lines for text in (line, line.replace("rank0", "rank1"))]
+    again = [LINES["torchtitan"](i + 11, s) for i, s in enumerate(_TIMES[20:40])]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join([*both, *again]))
+    assert [*map(len, read_log(log, _JOB).runs)] == [20, 20]
+
+
+def test_values_that_are_means_of_several_steps_give_a_level_alone(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(LINES["Megatron-LM"](10 * (i + 1), s) for i, s in enumerate(_TIMES)))
+    measured = read_log(log)
+    assert [*map(len, measured.runs)] == [1]
+    assert "of 10 steps" in measured.notes[0]
+    bar = "\r".join(
+        f" {i}%|#  | {i}/100 [03:08<28:15,  3.14s/it]{{'loss': 2.0}}" for i in range(1, 30)
+    )
+    log.write_text(bar)
+    (run,) = read_log(log).runs
+    assert run.tolist() == [3.14]
+
+
+def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):
+    wrong = {
+        "a.log": "nothing here",
+        "b.csv": "Step,loss\n1,2.0\n",
+        "c.json": '{"hidden_size": 4096}',
+        "events.out.tfevents.1": b"\x05" * 64,
+        "d.csv": "",
+        "e.json": "[[1, 2",
+    }
+    for name, content in wrong.items():
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        arguments = ["diagnose", "examples/job.toml", "--measured", str(path), "--json"]
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1, error
+        assert name in error
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("c03_megatron.log", 2.5),
+        ("c19_nanotron.log", 11.5),
+        ("c19_torchtitan.log", None),
+        ("c19_trainer_state.json", 3.14),
+        ("c19_wandb_export.csv", 3.14),
+        ("c19_tensorboard.csv", 3.14),
+    ],
+)
+def test_cases_of_practitioners_are_read(name, seconds):
+    measured = read_log(CASES / name, _JOB)
+    if seconds is not None:
+        assert float(np.median(measured.runs[0])) == pytest.approx(seconds, rel=0.01)
+    assert measured.used > 0
