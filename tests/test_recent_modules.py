@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from prism_jax.data import Model, load_job
-from prism_jax.data._model import Layer
+from prism_jax.data._model import Layer, check_model
 from prism_jax.workload import Block, count_parameters
 
 from .helpers import kernel_flop, kernels_of, lower_job, small_model
@@ -137,6 +137,29 @@ _MODELS = {
 }
 
 
+# Of a layer, what is not counted: a norm of the sum of an MLP and experts, and factors of what a
+# router reads and of the experts.
+_GEMMA_4 = small_model(
+    hidden_size=2816,
+    vocab_size=262_144,
+    tied_embeddings=True,
+    num_layers=30,
+    layers=(
+        Layer(("local", "mlp", "moe"), 5, (2, 2, 2)),
+        Layer(("all", "mlp", "moe"), 1, (2, 2, 2)),
+    )
+    * 5,
+    modules={
+        "local": _GEMMA | {"kind": "attention", "window": 1024},
+        "all": _GEMMA
+        | {"kind": "attention", "num_kv_heads": 2, "head_size": 512, "kv_matrices": 1},
+        "mlp": {"ffn_size": 2112},
+        "moe": {"num_experts": 128, "top_k": 8, "expert_ffn_size": 704},
+    },
+)
+_MODELS["gemma-4-26b-a4b"] = (_GEMMA_4, 25_233_141_760 - 30 * (2 * 2816 + 128))
+
+
 @pytest.mark.parametrize("name", _MODELS)
 def test_models_have_as_many_parameters_as_their_makers_classes(name):
     model, parameters = _MODELS[name]
@@ -226,3 +249,60 @@ def test_a_tensor_parallel_group_divides_the_work(name):
         one, two = (_flop(getattr(work, phase)) for work in (whole, split))
         copied = passes * _TOKENS * _COPIED.get(name, 0)
         assert 2 * two == pytest.approx(one + copied, rel=1e-9)
+
+
+def _decoder(norms: tuple[int, ...] | None = None, **changes: Any) -> Model:
+    layers = (Layer(("attention", "mlp"), 4, norms=norms),)  # pyright: ignore[reportArgumentType]
+    return small_model(layers=layers, num_layers=4, modules={}, **changes)
+
+
+def _of_model(model: Model, *overrides: str):
+    job = load_job("megatron-22b-a100-8", ("layout.tp=2", *overrides))
+    return lower_job(msgspec.structs.replace(job, model=model))
+
+
+@pytest.mark.parametrize("norms", [(1, 0), (2, 2), (0, 1)])
+def test_a_layer_has_as_many_norms_as_are_said(norms):
+    """Each is a weight for each value, and moves as much."""
+    usual, other = _decoder(), _decoder(norms)
+    more = 4 * (sum(norms) - 2)
+    assert count_parameters(other) - count_parameters(usual) == more * _HIDDEN
+    moved = {
+        name: [
+            sum(int(k.size[:-1]) * n for k, n in kernels_of(block).items() if k.kind == "norm")
+            for block in (work.forward[0], work.backward[0])
+        ]
+        for name, work in (("usual", _of_model(usual)), ("other", _of_model(other)))
+    }
+    # Four for a layer and one before the head, of which each has a part.
+    for before, after in zip(moved["usual"], moved["other"], strict=True):
+        assert after / before == pytest.approx(1 + more / 9, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "weights"),
+    [("layernorm", 2), ("layernorm-without-bias", 1), ("rmsnorm", 1), ("without-weights", 0)],
+)
+def test_norms_have_the_weights_of_their_kind(norm, weights):
+    none = count_parameters(_decoder(norm="without-weights"))
+    assert count_parameters(_decoder(norm=norm)) - none == 9 * weights * _HIDDEN
+
+
+def test_norms_are_said_for_each_module():
+    with pytest.raises(ValueError, match="1 `norms` for 2 modules"):
+        check_model(_decoder((1,)))
+
+
+def test_streams_are_mixed_around_each_module():
+    """A matrix of 4 * 6 columns reads four streams; they are sent to the next stage, and kept."""
+    one, four = (_decoder(hyper_connections=n) for n in (1, 4))
+    mixing, summed = 4 * 6 * (4 * _HIDDEN + 1) + 3, 4 * (4 * _HIDDEN + 1) + 1
+    assert count_parameters(four) - count_parameters(one) == 8 * mixing + summed
+    tokens = 4 * 2048
+    single, several = (_of_model(model, "layout.tp=1", "layout.pp=2") for model in (one, four))
+    products = 8 * 4 * 6 * 4 * _HIDDEN + 4 * 4 * _HIDDEN
+    for phase, times in (("forward", 2), ("backward", 4), ("backward_weight", 2)):
+        more = _flop(getattr(several, phase)) - _flop(getattr(single, phase))
+        assert more == pytest.approx(times * tokens * products, rel=1e-9)
+    sent = [int(work.send_recv[0, 1].size.split("B")[0]) for work in (single, several)]
+    assert sent[1] == 4 * sent[0]

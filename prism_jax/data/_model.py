@@ -21,6 +21,9 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     - `modules`: the modules of a layer, in order: names in `Model.modules`, or kinds of modules.
     - `repeat`: how many of these layers there are.
+    - `norms`: how many norms of the hidden states each module has, by default one: none if it reads
+        that of the module before it (parallel blocks, as in Falcon), two if there is another of its
+        output (as in Gemma 2). If there is only one of its output, as in OLMo 2, it is one.
     - `sequence_length`: the sequence length of these layers, if it is not that of the training, as
         in an encoder; for images the number of their pixels or patches.
     - `hidden_size`: the width of these layers, if it is not that of the model; stages of several
@@ -33,6 +36,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     modules: tuple[Name, ...]
     repeat: Layers = 1
+    norms: tuple[Literal[0, 1, 2], ...] | None = None
     sequence_length: Count | None = None
     hidden_size: Count | None = None
     frozen: bool = False
@@ -63,13 +67,16 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         instead of two.
     - `position`: how positions are encoded: by learned embeddings, rotary, or not at all.
     - `max_positions`: the number of learned position embeddings.
-    - `norm`: the normalisation: layer norm has a bias, RMS norm has none.
+    - `norm`: the normalisation: layer norm has a weight and a bias for each value, RMS norm and
+        `layernorm-without-bias` a weight, and `without-weights` neither.
     - `bias`: whether linear layers have a bias.
     - `tied_embeddings`: whether the head shares the matrix of the embedding.
     - `dropout`: whether there is dropout of hidden states and attention.
     - `head_transforms`: the number of dense layers of the model's width, each with an activation
         and a norm, that the head has besides its last norm: one in BERT, two with the pooler of its
         second task.
+    - `hyper_connections`: the number of residual streams, which manifold-constrained
+        hyper-connections mix around each module (DeepSeek V4); by default one.
     - `num_mtp_layers`: the number of multi-token-prediction layers, which are like the last layer
         and predict the tokens after the next.
     - `name`: the name of the model.
@@ -91,11 +98,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     activation: Literal["gelu", "squared_relu", "swiglu", "geglu"] = "gelu"
     position: Literal["learned", "rotary", "none"] = "learned"
     max_positions: Count = 2048
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm: Literal["layernorm", "layernorm-without-bias", "rmsnorm", "without-weights"] = "layernorm"
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
     head_transforms: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    hyper_connections: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
     name: Label = ""
     title: Label = ""
@@ -142,6 +150,12 @@ def check_layers(layers: Sequence[Layer]) -> None:
         raise ValueError("`layers` is empty; give at least one.")
     if not all(layer.modules for layer in layers):
         raise ValueError("`layers` has an entry without `modules`; name at least one.")
+    for layer in layers:
+        if layer.norms is not None and len(layer.norms) != len(layer.modules):
+            raise ValueError(
+                f"`layers` has {len(layer.norms)} `norms` for {len(layer.modules)} modules; give "
+                "one number for each."
+            )
     count = sum(layer.repeat for layer in layers)
     if count > MOST_LAYERS:
         raise ValueError(f"`layers` has {count:,} layers; give at most {MOST_LAYERS:,}.")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from .._misc import whole_number
 from ..data import Adapters, Layout, Model, Training
 from ._costs import Costs
+from ._residual import parameters_around
 from .modules import (
     AbstractModule,
     Embedding,
@@ -20,7 +21,6 @@ from .modules import (
     Parameters,
     Projection,
     make_module,
-    norm_parameters,
 )
 
 
@@ -43,6 +43,7 @@ class Part(NamedTuple):
         its width, if it is not that of the model.
     - `frozen`: whether it is not trained, and so runs forward only.
     - `adapters`: those that are trained instead of its own parameters.
+    - `norms`: how many norms each of its modules has, if it is in a residual; if empty, one each.
     - `words`: how many embedding matrices it has besides those of its modules: one if it has a copy
         of another rank's, minus one if a head uses the matrix of an earlier module.
     """
@@ -54,6 +55,12 @@ class Part(NamedTuple):
     frozen: bool = False
     words: int = 0
     adapters: Adapters | None = None
+    norms: tuple[int, ...] = ()
+
+    @property
+    def normed(self) -> list[tuple[AbstractModule, int]]:
+        """Its modules, each with its number of norms."""
+        return [*zip(self.modules, self.norms or it.repeat(1), strict=False)]
 
     def of_width(self, model: Model) -> Model:
         """The model with its width."""
@@ -89,11 +96,10 @@ class Part(NamedTuple):
     def held(self, model: Model) -> Parameters:
         """The parameters of its modules and their norms, trained or not, without adapters."""
         model, total = self.of_width(model), Parameters()
-        for module in self.modules:
+        for module, norms in self.normed:
             total = total.plus(module.parameters(model))
-        norms = sum(module.in_residual for module in self.modules) * norm_parameters(model)
-        words = self.words * model.vocab_size * model.hidden_size
-        return total.plus(Parameters(words, copied=norms))
+            total = total.plus(parameters_around(model, module, norms))
+        return total.plus(Parameters(self.words * model.vocab_size * model.hidden_size))
 
 
 Parts = tuple[tuple[Part, int], ...]  # Each part with how often it occurs, in order.
@@ -139,7 +145,8 @@ def layers_of(model: Model) -> tuple[Part, ...]:
     found: list[Part] = []
     for layer in model.layers:
         sizes = layer.sequence_length, layer.hidden_size, layer.frozen
-        found += [Part(tuple(map(make, layer.modules)), True, *sizes)] * layer.repeat
+        part = Part(tuple(map(make, layer.modules)), True, *sizes, norms=layer.norms or ())
+        found += [part] * layer.repeat
     if any(after.frozen and not before.frozen for before, after in it.pairwise(found)):
         raise ValueError(
             "`model.layers` has a frozen layer behind one that is trained, which needs gradients "

@@ -158,6 +158,11 @@ class Costs(msgspec.Struct, frozen=True):
         """The values of the hidden states on one rank where sequence parallelism has split them."""
         return self.norm_tokens * self.model.hidden_size
 
+    @property
+    def stream_states(self) -> int:
+        """The same of all residual streams."""
+        return self.states * self.model.hyper_connections
+
     def norm(self, passes: int = 2) -> Kernel:
         """A norm of the hidden states: one read and one write; its backward has one more read."""
         return self.move("norm", 2 * passes * self.states)
@@ -361,7 +366,7 @@ class Costs(msgspec.Struct, frozen=True):
         """The send_recv of the activations, or their gradients, of a microbatch between two
         pipeline ranks. Each GPU sends to its peer over a link of its own.
         """
-        num_bytes = 2 * self.states
+        num_bytes = 2 * self.stream_states
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
         return self._sent(num_bytes, "pp", link, link.name)

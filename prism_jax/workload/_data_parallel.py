@@ -142,7 +142,7 @@ def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
         return ()
     if not (sent and costs.scatters_send_recv):
         return ()
-    return _row([costs.collective("all_gather", 2 * costs.states, costs.group("tp"))])
+    return _row([costs.collective("all_gather", 2 * costs.stream_states, costs.group("tp"))])
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ._architecture import Part, Parts, recomputed, total_parameters
 from ._by_op import kept_results
 from ._costs import Costs
+from ._residual import kept_around
 from ._split import Held, check_split, deal, held_of
 from ._units import (
     gathered_bytes,
@@ -110,7 +111,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     again, at_once = ([0.0] * (num_layers + 1) for _ in range(2))
     for part, count, runs_again in runs:
         results = kept_results(costs, part) if runs_again else sizes_of[part]
-        states = float(costs.activation_bytes * part.costs(costs).states * runs_again)
+        states = float(costs.activation_bytes * part.costs(costs).stream_states * runs_again)
         size, size_of_results = total(sizes_of[part]), total(results)
         inputs = stay = 0
         for _ in range(count):
@@ -240,12 +241,7 @@ def _most(sizes: Sequence[float], number: int) -> float:
 def _kept(costs: Costs, part: Part) -> Sizes:
     """The activations of one microbatch that a layer, or an end of the model, keeps."""
     parts: Sizes = {}
-    for module in part.modules:
+    for module, norms in part.normed:
         add_sizes(parts, module.activations(costs))
-        if module.in_residual:
-            # The input of a norm and, unless it runs again, its output.
-            output = 0 if costs.recomputes("layernorm") else module.normed_bytes(costs)
-            size = costs.activation_bytes + output
-            masks = costs.states if costs.model.dropout else 0
-            add_sizes(parts, {"norm": size * costs.states, "dropout": masks})
+        add_sizes(parts, kept_around(costs, module, norms))
     return parts

@@ -20,6 +20,13 @@ from ._block import Kernel, Segment, Segments
 from ._by_op import without_kept
 from ._costs import Costs
 from ._parts import block, block_mean, segment, without
+from ._residual import (
+    gradients_after,
+    gradients_before,
+    kernels_after,
+    kernels_before,
+    weight_gradients,
+)
 from ._split import Held, held_of
 from .modules import Head, PatchHead
 
@@ -58,7 +65,10 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
         return Unit(segments, gathered)
     if phase == "W":
         own = part.costs(costs)
-        segments = [one for module in reversed(part.modules) for one in module.backward_weight(own)]
+        segments: Segments = []
+        for module in reversed(part.modules):
+            segments += module.backward_weight(own)
+            segments.append(segment(weight_gradients(own, module)))
     else:
         segments = backward_part(costs, part, again, weights=weights)
         segments = launched(segments, (1 + again) * launches(costs, part))
@@ -72,10 +82,9 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
     costs = part.costs(costs)
     segments: Segments = []
     before: list[Kernel] = []
-    for module in part.modules:
-        norm = [costs.norm()] if module.in_residual else []
-        segments += module.forward(costs, [*before, *norm])
-        before = [costs.residual()] if module.in_residual else []
+    for module, norms in part.normed:
+        segments += module.forward(costs, [*before, *kernels_before(costs, module, norms)])
+        before = kernels_after(costs, module, norms)
     last = part.modules[-1].last_product(costs)
     if again and last is not None and costs.training.recompute_early_stop:
         return _without_end(segments, last)
@@ -100,12 +109,10 @@ def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True
     if again and costs.training.recompute == "by-op":
         segments = without_kept(costs, part, segments)
     before: list[Kernel] = []
-    for module in reversed(part.modules):
-        residual = [costs.residual(backward=True)] if module.in_residual else []
-        if module.in_residual and costs.recomputes("layernorm"):
-            residual.append(costs.norm())
-        segments += module.backward(costs, [*before, *residual], weights=weights)
-        before = [costs.norm(3)] if module.in_residual else []
+    for module, norms in reversed(part.normed):
+        before += gradients_before(costs, module, norms)
+        segments += module.backward(costs, before, weights=weights)
+        before = gradients_after(costs, module, norms, weights=weights)
     return [*segments, segment(before)]
 
 

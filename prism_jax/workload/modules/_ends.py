@@ -105,10 +105,16 @@ class Head(AbstractModule):
         """Any vocabulary can be split, because it is padded."""
 
     def parameters(self, model: Model) -> Parameters:
-        """Includes the last norm. A head that shares the embedding's matrix has none of its own."""
+        """Includes the last norm, and the sum of residual streams. A head that shares the
+        embedding's matrix has none of its own.
+        """
         words = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
         transform = model.hidden_size * (model.hidden_size + 1) + norm_parameters(model)
-        return Parameters(words, norm_parameters(model) + model.head_transforms * transform)
+        copied = norm_parameters(model) + model.head_transforms * transform
+        streams = model.hyper_connections
+        # A matrix makes the weights by which streams are summed, each with a bias, and one factor.
+        summed = streams * (streams * model.hidden_size + 1) + 1 if streams > 1 else 0
+        return Parameters(words, copied + summed)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         tokens, _, vocabulary = self._shape(costs)
@@ -146,11 +152,13 @@ class Head(AbstractModule):
         return {"head": states, "logits": kept * tokens * vocabulary / costs.training.loss_chunks}
 
     def _transform(self, costs: Costs) -> list[Linear]:
-        """The dense layer for all tokens on each rank. A pooler takes no time, for one token."""
-        if not costs.model.head_transforms:
-            return []
-        hidden = costs.model.hidden_size
-        return [costs.linear(costs.norm_tokens, hidden, hidden, costs.base_dtype)]
+        """The dense layer for all tokens on each rank, and the matrix that sums streams. A pooler
+        takes no time, for one token.
+        """
+        hidden, streams = costs.model.hidden_size, costs.model.hyper_connections
+        shapes = [(hidden, hidden)] if costs.model.head_transforms else []
+        shapes += [(streams, streams * hidden)] if streams > 1 else []
+        return [costs.linear(costs.norm_tokens, *shape, costs.base_dtype) for shape in shapes]
 
     def _words(self, costs: Costs) -> Linear:
         """The matrix that makes the logits."""

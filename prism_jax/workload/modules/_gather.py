@@ -154,4 +154,4 @@ def check_data_parallel(kind: str, layout: Layout) -> None:
 
 def norm_parameters(model: Model) -> int:
     """The number of parameters of one norm of the hidden states."""
-    return model.hidden_size * (2 if model.norm == "layernorm" else 1)
+    return model.hidden_size * {"layernorm": 2, "without-weights": 0}.get(model.norm, 1)
