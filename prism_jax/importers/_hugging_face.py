@@ -2,25 +2,23 @@
 are known here.
 """
 
-import re
 from collections.abc import Mapping
 
 from .._misc import quoted
-from ._draft import Batch, Draft
-from ._models import ARCHITECTURES
-from ._problems import Reader, Table
+from ._draft import Batch, Draft, Status
+from ._models import model_of, tables, type_of
+from ._problems import Reader, Table, is_off
 
 
-# Keys about experts, windows, latents and states. The excluded keys are about routing and losses,
-# which a job does not have.
-_STRUCTURE = re.compile(
-    r"expert|moe|window|layer_types|lora|ssm|mamba|vision|audio|nextn|attn_layer"
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "model_max_length",
+    "seq_length",
+    "max_seq_len",
 )
-_HARMLESS = {
-    *("ep_size", "experts_per_token", "max_window_layers", "moe_layer_freq", "norm_topk_prob"),
-    *("num_experts_per_token", "routed_scaling_factor", "use_sliding_window"),
-}
-
+# The configurations of the language model within that of a larger model.
+_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "decoder_config")
 # The model's longest sequence, but at most the usual length in pre-training.
 _LONGEST = 8192
 
@@ -57,56 +55,84 @@ def read_hugging_face(
     `ValueError` for an unknown architecture, and for sizes that are missing or contradict
     each other.
     """
-    read = _reader(config, strict)
-    tables = _tables(read, num_gpus)
-    return Draft(
-        tables,
-        read.notes,
-        "huggingface",
-        batch=_published_batch(read.text("model_type"), tables["model"]),
-        question="the batch is not known; give the sequences of a step with `--batch`",
-        why_software=_NO_STACK,
-    )
-
-
-def _reader(config: Mapping[str, object], strict: bool) -> Reader:
-    """Reads a configuration, or that of its part for text."""
-    text = config.get("text_config")
-    read = Reader({**config, **text} if isinstance(text, dict) else config, strict=strict)
-    if isinstance(text, dict):
-        read.notes.append("Only the model of text is imported, without what reads images or sound.")
-        for key in ("text_config", "vision_config", "audio_config"):
-            read.get(key)
-    return read
-
-
-def _tables(read: Reader, num_gpus: int) -> Table:
-    """The tables `model`, `layout`, `schedule` and `training` of a job. A configuration describes
-    only the model, so the rest has simple defaults: replicas only, one microbatch of one sequence,
-    bfloat16.
-    """
-    kind = read.text("model_type")
-    if kind not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        read.problems.append(f"`model_type` {quoted(kind) or 'is missing'}; known are only {known}")
-        read.check()
-    model = ARCHITECTURES[kind](read)
-    longest = read.count("max_position_embeddings", read.count("n_positions", _LONGEST))
-    read.problems += [f"`{key}`" for key in read.unread() if _changes(key, read.get(key))]
-    read.check()
-    return {
+    model, read, status = read_model(config, strict=strict)
+    longest = read.count(next((key for key in _LENGTHS if key in read), _LENGTHS[0]), _LONGEST)
+    tables: Table = {
         "model": model,
         "layout": {"dp": num_gpus},
         "schedule": {"kind": "1f1b", "num_microbatches": 1},
         "training": {"microbatch_size": 1, "sequence_length": min(longest, _LONGEST)},
     }
+    read.check()
+    return Draft(
+        tables,
+        read.notes,
+        "huggingface",
+        batch=_published_batch(read.text("model_type"), model),
+        question="the batch is not known; give the sequences of a step with `--batch`",
+        status=status,
+        why_software=_NO_STACK,
+    )
 
 
-def _changes(key: str, value: object) -> bool:
-    """Whether an unread key says that the model differs from the known architectures."""
-    if key == "layer_types" and isinstance(value, list):
-        return any(kind != "full_attention" for kind in value)
-    return bool(value) and _STRUCTURE.search(key) is not None and key not in _HARMLESS
+def read_model(
+    config: Mapping[str, object], *, strict: bool = False
+) -> tuple[Table, Reader, Status]:
+    """The table `model` of a job; what has read the configuration, with notes, and with problems if
+    a job cannot express the model; and whether its type is known.
+
+    **Arguments:**
+
+    - `config`: the table of the file.
+    - `strict`: as in `read_hugging_face`.
+    """
+    part, types = dict(config), [config.get("model_type")]
+    while key := next((key for key in _PARTS if isinstance(part.get(key), dict)), None):
+        inner = part.pop(key)
+        assert isinstance(inner, dict)
+        part |= inner
+        types.insert(0, inner.get("model_type"))
+    if "tie_word_embeddings" in config:  # What the larger model says of its head holds.
+        part["tie_word_embeddings"] = config["tie_word_embeddings"]
+    read = Reader(part, strict=strict)
+    known = next((name for name in types if isinstance(name, str) and type_of(name)), None)
+    if known is None:
+        read.notes.append(f"The type `{quoted(types[0])}` is not known: {_GUESSED}.")
+    if len(types) > 1:
+        read.notes.append("Only the model of text is imported, without what reads images or sound.")
+    kind = type_of(known or "guessed")
+    assert kind is not None
+    model = model_of(read, kind, is_part=len(types) > 1)
+    if read.problems and not types[0]:
+        read.problems.insert(0, "`model_type` is missing")
+    if "moe" not in kind["modules"]:
+        for key in ("num_experts", *kind["names"]["num_experts"]):
+            if read.count(key, 1, least=0) > 1:
+                read.problems.append(f"`{key}`, which the type `{known}` does not have")
+    read.notes += _left_out(read)
+    return model, read, "guessed" if known is None else "imported"
+
+
+_GUESSED = (
+    "it is read by the usual names of keys, as a decoder in the shape of Llama, with experts if "
+    "they are said"
+)
+
+
+def _left_out(read: Reader) -> list[str]:
+    """A note for each section of keys that were not read, and one for keys of none."""
+    beginnings = {name: tuple(text.split()) for name, text in tables()["sections"].items()}
+    keys = [key for key in read.unread() if not is_off(read.get(key))]
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        of_key = (name for name, begin in beginnings.items() if key.startswith(begin))
+        sections.setdefault(next(of_key, "what is not known here"), []).append(key)
+    sections.pop("", None)
+    return [
+        f"Keys of {section} are left out: {', '.join(f'`{quoted(key, 40)}`' for key in keys[:8])}"
+        f"{f' and {len(keys) - 8} more' * (len(keys) > 8)}."
+        for section, keys in sections.items()
+    ]
 
 
 def _published_batch(kind: str, model: Table) -> Batch | None:

@@ -70,7 +70,10 @@ class Reader:
         """A whole number of at least `least`, and at most `most`. Without it and a default, there
         is a problem.
         """
-        value = self.get(key, default)
+        return self.whole(key, self.get(key, default), least=least, most=most)
+
+    def whole(self, key: str, value: object, *, least: int = 1, most: int | None = None) -> int:
+        """The value of `key` as a whole number, as in `count`."""
         number = _whole(value)
         if number is None or number < least or (most is not None and number > most):
             said = "is missing" if value is None else f"is {quoted(value)}"

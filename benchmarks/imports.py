@@ -1,0 +1,118 @@
+"""Which configurations of other software are imported, and with how many parameters:
+`python benchmarks/imports.py ../shared/cases/huggingface`.
+
+Each path is a file, a folder of a model as it was downloaded, or a folder of files. `--gpus`,
+`--batch` and `--var` hold where a file does not say it. Whether a job fits the memory is not
+judged. The numbers of parameters are compared with `benchmarks/parameters.toml`.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+
+
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks._tables import Row, table
+
+
+_STATED = pathlib.Path(__file__).with_name("parameters.toml")
+_SUFFIXES = (".json", ".yaml", ".yml", ".sh", ".txt", ".toml", ".log", ".cfg")
+_CLOSE = 0.001  # To an exact number.
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("paths", nargs="+", type=pathlib.Path)
+    parser.add_argument("--gpus", type=int, default=64)
+    parser.add_argument("--cluster", default="dgx-h100")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--var", action="append", default=[])
+    parser.add_argument("--parameters", type=pathlib.Path, default=_STATED, help="numbers stated")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    stated = {row["file"]: row for row in tomllib.loads(given.parameters.read_text())["models"]}
+    rows = [_row(path, given, stated) for path in files_of(given.paths)]
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print(table(("file", "status", "parameters", "stated", "right"), map(_cells, rows)))
+    known = [row for row in rows if row["stated_parameters"] is not None]
+    right = sum(row["status"] == "imported" and bool(_is_right(row)) for row in known)
+    imported = sum(row["status"] == "imported" for row in rows)
+    guessed = sum(row["status"] == "guessed" for row in rows)
+    print(
+        f"\nof {len(rows)} files {imported} imported and {guessed} guessed; of {len(known)} whose "
+        f"number is stated {right} imported with it"
+    )
+
+
+def files_of(paths: list[pathlib.Path]) -> Iterator[pathlib.Path]:
+    """The files, and the folders that each have a model as it was downloaded."""
+    for path in paths:
+        if not path.is_dir() or (path / "config.json").exists():
+            yield path
+        else:
+            inner = sorted(path.iterdir())
+            yield from (one for one in inner if one.is_dir() or one.suffix in _SUFFIXES)
+
+
+def _row(path: pathlib.Path, given: argparse.Namespace, stated: dict[str, Row]) -> Row:
+    """What is imported of a file. Whatever goes wrong is a reason."""
+    from prism_jax.importers import import_job
+    from prism_jax.workload import count_parameters
+
+    known = stated.get(path.name, {})
+    row: Row = {
+        "file": str(path),
+        "kind": "huggingface" if path.suffix == ".json" or path.is_dir() else "megatron",
+        "status": "refused",
+        "parameters": None,
+        "stated_parameters": known.get("parameters"),
+        "gpus": None,
+        "global_batch_size": None,
+        "notes": [],
+        "reasons": [],
+    }
+    start = time.perf_counter()
+    try:
+        imported = import_job(path, given.gpus, cluster=given.cluster)
+        if imported.framework == "huggingface":  # A configuration says no batch.
+            imported = import_job(path, given.gpus, cluster=given.cluster, batch=given.batch)
+        job = imported.job
+        row |= {
+            "kind": imported.framework,
+            "status": imported.status,
+            "parameters": None if job.model is None else count_parameters(job.model),
+            "gpus": job.layout.world_size,
+            "global_batch_size": job.batch_size,
+            "notes": list(imported.notes),
+        }
+    except Exception as error:
+        row["reasons"] = [str(error) if isinstance(error, ValueError) else repr(error)]
+    return row | {"seconds": round(time.perf_counter() - start, 3)}
+
+
+def _is_right(row: Row) -> bool | None:
+    """Whether the number of parameters is the stated one: equal in the digits of a rounded one."""
+    stated, counted = row["stated_parameters"], row["parameters"]
+    if stated is None or counted is None:
+        return None
+    digits = len(str(stated).rstrip("0"))
+    step = 10 ** (len(str(stated)) - digits)
+    is_rounded = digits <= 4 and step > 1
+    return abs(counted - stated) <= (step / 2 if is_rounded else _CLOSE * stated)
+
+
+def _cells(row: Row) -> list[str]:
+    numbers = (row["parameters"], row["stated_parameters"])
+    right = {True: "yes", False: "no", None: ""}[_is_right(row)]
+    cells = ["" if number is None else f"{number:,}" for number in numbers]
+    return [pathlib.Path(row["file"]).name, row["status"], *cells, right]
+
+
+if __name__ == "__main__":
+    main()

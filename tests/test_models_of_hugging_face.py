@@ -1,0 +1,177 @@
+"""Models of Hugging Face by the table of their types: right numbers of parameters, or a reason."""
+
+import contextlib
+import json
+import pathlib
+import tomllib
+
+import msgspec
+import pytest
+
+from prism_jax.data import Model
+from prism_jax.importers import import_job
+from prism_jax.importers._formulas import evaluate, keys_of, parsed
+from prism_jax.importers._hugging_face import read_model
+from prism_jax.importers._models import tables, type_of
+from prism_jax.workload import count_parameters
+from prism_jax.workload.modules import modules
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_STATED = tomllib.loads((_ROOT / "benchmarks/parameters.toml").read_text())["models"]
+_SOON = ("compressed-attention", "lightning-attention", "mamba-1", "short-convolution")
+_SOON += ("per-layer-input",)
+_SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+
+
+def _parameters(config):
+    """How many parameters are imported, and of which status."""
+    model, read, status = read_model(config)
+    read.check()
+    return count_parameters(msgspec.convert(model, Model)), status
+
+
+def test_public_models_have_the_parameters_that_are_stated(shared):
+    wrong, refused = {}, []
+    for row in _STATED:
+        folder = shared / "cases" / ("" if row["file"].startswith("c04") else "huggingface")
+        try:
+            counted, status = _parameters(json.loads((folder / row["file"]).read_text()))
+        except ValueError:
+            refused.append(row["file"])
+            continue
+        stated = row["parameters"]
+        close = 0.002 if str(stated).endswith("00000000") else 0.001
+        if status != "imported" or counted != pytest.approx(stated, rel=close):
+            wrong[row["file"]] = (status, counted, stated)
+    assert not wrong
+    assert len(refused) <= 13
+
+
+def _formulas(table):
+    for value in table.values() if isinstance(table, dict) else table:
+        if isinstance(value, dict | list):
+            yield from _formulas(value)
+        elif isinstance(value, str) and value.startswith("="):
+            yield value
+
+
+def test_the_table_of_types_has_no_dead_ends():
+    others = {"maps", "sections", "same", "defaults"}
+    for formula in _formulas(tables()):
+        values = dict.fromkeys(keys_of(formula))
+        # Of a file without any key. What is no formula raises something else.
+        with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
+            evaluate(parsed(formula), values | tables()["maps"])
+    for name in [*tables().keys() - others, *tables()["same"]]:
+        table = type_of(name)
+        assert table is not None
+        assert {"model", "modules", "layer", "num_layers", "names"} <= table.keys()
+        for module, settings in table["modules"].items():
+            while "like" in settings and "kind" not in settings:
+                module, settings = settings["like"], table["modules"][settings["like"]]
+            assert settings.get("kind", module) in {*modules(), *_SOON}
+    assert tables()["defaults"].keys() - tables().keys() <= tables()["same"].keys()
+
+
+def test_a_type_that_is_not_known_is_guessed():
+    llama, imported = _parameters(_SMALL | {"model_type": "llama"})
+    other, guessed = _parameters(_SMALL | {"model_type": "aurora"})
+    assert (imported, guessed) == ("imported", "guessed")
+    assert other == llama
+    names = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_inner": 128, "n_vocab": 1000}
+    assert _parameters(names | {"model_type": "aurora"}) == (llama, "guessed")
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    mixture, _ = _parameters(_SMALL | experts | {"model_type": "aurora"})
+    assert mixture - llama == 4 * (64 * 8 + 3 * 64 * (8 * 32 - 128))
+
+
+def test_keys_of_other_sections_are_notes():
+    others = {
+        "vision_config": {"hidden_size": 8},
+        "use_unified_vision_chunk": True,
+        "audio_token_id": 3,
+        "quantization_config": {"quant_method": "fp8"},
+        "eos_token_id": [1, 2],
+    }
+    plain, said = (read_model(_SMALL | more | {"model_type": "llama"}) for more in ({}, others))
+    assert plain[0] == said[0]
+    assert not plain[1].notes
+    notes = said[1].notes
+    assert len(notes) == 4
+    for key in others:
+        assert sum(f"`{key}`" in note for note in notes) == 1
+
+
+def test_a_part_of_a_larger_model_leaves_sizes_to_its_type():
+    """As Transformers saves it, what equals the default of the class is not said."""
+    text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6}
+    text |= {"intermediate_size": 128, "sliding_window": 32}
+    model, read, _ = read_model({"model_type": "gemma3", "text_config": text})
+    assert not read.problems
+    assert (model["vocab_size"], model["num_heads"], model["tied_embeddings"]) == (262208, 8, True)
+    assert "`vocab_size` is 262208, as the type has it by default." in read.notes
+    _, whole, _ = read_model(text)
+    assert any("`vocab_size` is missing" in problem for problem in whole.problems)
+    tied = {"text_config": text | {"tie_word_embeddings": True}, "tie_word_embeddings": False}
+    assert not read_model(tied | {"model_type": "gemma3"})[0]["tied_embeddings"]
+
+
+def test_layers_of_different_sizes_have_modules_of_their_own():
+    """As in the blocks of Nemotron Super, of which some lack attention or MLP."""
+
+    def block(heads, multiple):
+        attention = {"no_op": heads is None, "n_heads_in_group": heads}
+        return {"attention": attention, "ffn": {"no_op": multiple is None, "ffn_mult": multiple}}
+
+    blocks = [block(2, 6.0), block(2, 6.0), block(None, 9.0), block(4, None)]
+    more = {"model_type": "nemotron-nas", "block_configs": blocks, "hidden_act": "silu"}
+    config = _SMALL | more | {"intermediate_size": None}
+    model, read, _ = read_model(config)
+    read.check()
+    rows = [(layer["modules"], layer["repeat"]) for layer in model["layers"]]
+    assert rows == [(["attention", "mlp"], 2), (["mlp-2"], 1), (["attention-2"], 1)]
+    heads = [model["modules"][name]["num_kv_heads"] for name in ("attention", "attention-2")]
+    assert heads == [2, 1]
+    widths = [model["modules"][name]["ffn_size"] for name in ("mlp", "mlp-2")]
+    assert widths == [256, 512]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layer_types": ["full_attention"]}, "`layer_types` ['full_attention']"),
+        ({"layer_types": ["other"] * 4}, "`layer_types`"),
+        ({"hidden_size": float("nan")}, "`hidden_size` is nan"),
+        ({"hidden_size": 10**400}, "`hidden_size` is 1000"),
+        ({"num_hidden_layers": 2000}, "`num_hidden_layers` 2000, but must be from 1 to 1000"),
+        ({"num_local_experts": 8}, "`num_local_experts`, which the type `qwen3` does not have"),
+        ({"hidden_act": ["silu"]}, "`hidden_act` ['silu']"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads` 3"),
+    ],
+)
+def test_what_is_no_model_is_a_problem(change, said):
+    _, read, _ = read_model(_SMALL | {"model_type": "qwen3", "head_dim": 16} | change)
+    assert any(said in problem for problem in read.problems)
+
+
+def test_a_formula_of_a_file_cannot_fill_the_memory():
+    with pytest.raises(TypeError):
+        evaluate(parsed("=a * b"), {"a": [1] * 1000, "b": 10**9})
+    with pytest.raises(TypeError):
+        evaluate(parsed("=a * b"), {"a": 10**400, "b": 2})
+
+
+def test_import_says_that_a_type_was_guessed(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_SMALL | {"model_type": "aurora"}))
+    imported = import_job(path, 8, batch=8)
+    assert (imported.framework, imported.status) == ("huggingface", "guessed")
+    assert "The type `aurora` is not known" in imported.notes[0]
