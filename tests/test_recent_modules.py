@@ -9,9 +9,11 @@ import pytest
 
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer, check_model
+from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, count_parameters
+from prism_jax.workload.modules import make_module
 
-from .helpers import kernel_flop, kernels_of, lower_job, small_model
+from .helpers import kernels_of, lower_job, small_model
 
 
 _HIDDEN, _TOKENS, _LENGTH = 1024, 2 * 2048, 2048
@@ -19,7 +21,7 @@ _HIDDEN, _TOKENS, _LENGTH = 1024, 2 * 2048, 2048
 
 def _flop(blocks: tuple[Block, ...]) -> float:
     """Of products and cores of attention on one GPU."""
-    return sum(kernel_flop(k) * n for block in blocks for k, n in kernels_of(block).items())
+    return sum(kernel.flop * n for block in blocks for kernel, n in kernels_of(block).items())
 
 
 def _lowered(table: dict[str, Any], *overrides: str, number: int = 1):
@@ -137,6 +139,73 @@ _MODELS = {
 }
 
 
+_V3_2 = {"num_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "index_top_k": 2048}
+_V3_2_EXPERTS = {"num_experts": 256, "top_k": 8, "expert_ffn_size": 2048, "num_shared_experts": 1}
+_MODELS["deepseek-v3.2"] = (
+    _model(
+        7168,
+        129_280,
+        [(("mla", "mlp"), 3), (("mla", "moe"), 58)],
+        mla=_V3_2 | {"index_num_heads": 64},
+        mlp={"ffn_size": 18_432},
+        moe=_V3_2_EXPERTS,
+    ),
+    671_877_929_216,
+)
+_GLM_5_2 = {"num_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512, "index_top_k": 2048}
+_GLM_5_2 |= {"kind": "mla", "qk_head_size": 192, "value_head_size": 256}
+_MODELS["glm-5.2"] = (
+    _model(
+        6144,
+        154_880,
+        [(("own", "mlp"), 3)]
+        + [(("shared", "moe"), 3), (("own", "moe"), 1)] * 18
+        + [(("shared", "moe"), 3)],
+        own=_GLM_5_2 | {"index_num_heads": 32},
+        shared=_GLM_5_2,
+        mlp={"ffn_size": 12_288},
+        moe=_V3_2_EXPERTS,
+    ),
+    743_377_000_704,
+)
+_LFM = "ccaccaccacacacac"
+_MODELS["lfm2-1.2b"] = (
+    msgspec.structs.replace(
+        _model(
+            2048,
+            65_536,
+            [(({"c": "short-convolution", "a": "attention"}[c], "mlp"), 1) for c in _LFM],
+            attention={"num_heads": 32, "num_kv_heads": 8, "qk_norm": True},
+            mlp={"ffn_size": 8192},
+        ),
+        tied_embeddings=True,
+    ),
+    1_170_340_608,
+)
+_MODELS["minimax-text-01"] = (
+    _model(
+        6144,
+        200_064,
+        [(("lightning-attention", "moe"), 7), (("attention", "moe"), 1)] * 10,
+        **{"lightning-attention": {"num_heads": 64, "head_size": 128}},
+        attention={"num_heads": 64, "num_kv_heads": 8, "head_size": 128},
+        moe={"num_experts": 32, "top_k": 2, "expert_ffn_size": 9216},
+    ),
+    456_089_655_296,
+)
+_JAMBA = [("mamba-1", "mlp"), ("mamba-1", "moe")]
+_MODELS["jamba-mini"] = (
+    _model(
+        4096,
+        65_536,
+        [(pair, 1) for pair in (*_JAMBA * 2, ("attention", "mlp"), *_JAMBA[1:], *_JAMBA)] * 4,
+        **{"mamba-1": {"inner_size": 8192, "step_rank": 256, "inner_norms": True}},
+        attention={"num_heads": 32, "num_kv_heads": 8},
+        mlp={"ffn_size": 14_336},
+        moe={"num_experts": 16, "top_k": 2, "expert_ffn_size": 14_336},
+    ),
+    51_570_323_328,
+)
 # Of a layer, what is not counted: a norm of the sum of an MLP and experts, and factors of what a
 # router reads and of the experts.
 _GEMMA_4 = small_model(
@@ -183,6 +252,21 @@ _WORK: dict[str, tuple[dict[str, Any], float, float, float, float]] = {
         0,
         0,
     ),
+    "short convolution": ({"kind": "short-convolution"}, 4 * _HIDDEN**2, 0, 0, 0),
+    "lightning attention": (
+        {"kind": "lightning-attention", "num_heads": 8},
+        5 * _HIDDEN**2,
+        8 * (2 * 256 * 128 + 2 * 128 * 128),
+        0,
+        0,
+    ),
+    "mamba": (
+        {"kind": "mamba-1", "inner_size": 2048, "step_rank": 64},
+        2048 * (3 * _HIDDEN + 64 + 2 * 16 + 64),
+        0,
+        0,
+        0,
+    ),
     "gated attention": (
         _HEADS | {"output_gate": True},
         _HIDDEN * 192 * (3 * 8 + 2 * 2),
@@ -210,6 +294,13 @@ _WORK: dict[str, tuple[dict[str, Any], float, float, float, float]] = {
         0,
         2 * 192 * _PAIRS,
         5 * 192 * _PAIRS,
+    ),
+    "gated latents": (
+        {"kind": "mla", "num_heads": 8, "kv_lora_rank": 256, "output_gate": True},
+        _HIDDEN * (8 * 192 + 320 + 2 * 8 * 128) + 256 * 8 * 256,
+        0,
+        (192 + 128) * _PAIRS,
+        (3 * 192 + 2 * 128) * _PAIRS,
     ),
     "latent experts": (
         {"kind": "moe", "latent_size": 256, "activation": "gelu"}
@@ -306,3 +397,71 @@ def test_streams_are_mixed_around_each_module():
         assert more == pytest.approx(times * tokens * products, rel=1e-9)
     sent = [int(work.send_recv[0, 1].size.split("B")[0]) for work in (single, several)]
     assert sent[1] == 4 * sent[0]
+
+
+_SPARSE = {"kind": "mla", "num_heads": 8, "kv_lora_rank": 256, "q_lora_rank": 128}
+_SPARSE |= {"index_top_k": 512, "index_num_heads": 4, "index_head_size": 64}
+
+
+def test_an_indexer_scores_all_keys_and_attention_reads_the_best():
+    """It learns by a loss of its own over these, so that its matrices' input has no gradient."""
+    dense = {key: value for key, value in _SPARSE.items() if not key.startswith("index")}
+    table = [dense, _SPARSE, dense | {"index_top_k": 512}]
+    usual, indexed, shared = (_lowered(one, "layout.tp=1") for one in table)
+    every, chosen = _LENGTH**2 / 2, 512 * _LENGTH - 512**2 / 2
+    # Of two sequences: heads of 192 and 128 values, or in latents of 256 and 64.
+    assert _flop(shared.forward) - _flop(usual.forward) == pytest.approx(
+        2 * 2 * 8 * ((320 + 256) * chosen - (192 + 128) * every), rel=1e-9
+    )
+    assert _flop(shared.backward) - _flop(usual.backward) == pytest.approx(
+        2 * 2 * 8 * ((3 * 320 + 2 * 256) * chosen - (3 * 192 + 2 * 128) * every), rel=1e-9
+    )
+    matrices = 2 * _TOKENS * (128 * 4 * 64 + _HIDDEN * (64 + 4))
+    forward = matrices + 2 * 2 * 4 * 64 * every
+    backward = matrices + 2 * 2 * 2 * 4 * 64 * chosen
+    assert _flop(indexed.forward) - _flop(shared.forward) == pytest.approx(forward, rel=1e-9)
+    assert _flop(indexed.backward) - _flop(shared.backward) == pytest.approx(backward, rel=1e-9)
+    halves = (*indexed.backward_input, *indexed.backward_weight)
+    assert _flop(halves) == pytest.approx(_flop(indexed.backward), rel=1e-12)
+    # Each rank of a tensor-parallel group has all of the indexer.
+    both = [_lowered(one, "layout.tp=2") for one in (_SPARSE, dense | {"index_top_k": 512})]
+    assert _flop(both[0].forward) - _flop(both[1].forward) == pytest.approx(forward, rel=1e-9)
+
+
+def test_an_indexer_needs_the_number_of_keys_that_it_chooses():
+    with pytest.raises(ValueError, match="give `index_top_k`"):
+        _lowered({**_SPARSE, "index_top_k": None}, "layout.tp=1")
+
+
+def test_narrow_values_of_mamba_are_summed_over_a_tensor_parallel_group():
+    work = _lowered(_WORK["mamba"][0], "layout.tp=2", "training.sequence_parallel=false")
+    for block in (work.forward[0], work.backward[0]):
+        sizes = {k.size.split()[0]: n for k, n in kernels_of(block).items() if k.link is not None}
+        assert sizes[f"{2 * _TOKENS * (64 + 2 * 16)}B"] == 1
+
+
+def test_a_context_parallel_group_divides_scans():
+    for name in ("gated delta", "lightning attention", "short convolution"):
+        table = _WORK[name][0]
+        works = [_lowered(table, "layout.tp=1", f"layout.cp={n}", "layout.dp=2") for n in (1, 2)]
+        for phase in ("forward", "backward"):
+            whole, split = (_flop(getattr(work, phase)) for work in works)
+            assert whole == pytest.approx(2 * split, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        # What the first matrix makes, the convolution, the scan, and what is gated and normed.
+        ("gated delta", 2 * 512 + 2 * 1024 + 16 + 2 * 512 + 1024 + 2 * 1024),
+        ("short convolution", 6 * _HIDDEN),
+        ("lightning attention", 6 * _HIDDEN),
+    ],
+)
+def test_mixers_keep_what_they_make(name, values):
+    table = _WORK[name][0]
+    module = make_module(small_model(layers=(), modules={"one": table}), "one")
+    job = load_job("megatron-22b-a100-8", ("training.microbatch_size=2", "layout.tp=2"))
+    costs = parts_of(msgspec.structs.replace(job, model=small_model()))
+    tokens = 2 * costs.training.sequence_length
+    assert sum(module.activations(costs).values()) == pytest.approx(2 * tokens * values / 2)

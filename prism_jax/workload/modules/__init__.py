@@ -20,3 +20,8 @@ from ._mla import MLA as MLA
 from ._mlp import MLP as MLP
 from ._moe import MoE as MoE
 from ._recommender import EmbeddingBags as EmbeddingBags
+from ._short_mixers import (
+    LightningAttention as LightningAttention,
+    Mamba1 as Mamba1,
+    ShortConvolution as ShortConvolution,
+)

@@ -49,9 +49,13 @@ class AbstractMixer(AbstractPairModule):
         """The forward of the scan on one rank."""
 
     def inner(self, costs: Costs) -> list[Linear]:
-        """Further matrices, which run before the convolution."""
+        """Further matrices between the first and the scan."""
         del costs
         return []
+
+    def summed(self) -> int:
+        """The values of a token that a tensor-parallel group sums before the scan."""
+        return 0
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         for key, number in self.split(model).items():
@@ -87,13 +91,19 @@ class AbstractMixer(AbstractPairModule):
             scan = [*_convolution(costs, 2 * width.convolved), *self.scan(costs)]
             leave = [_move(costs, 3 * width.mixed)]  # Gated and normed.
             leave += cast(costs, int(per_rank * width.mixed))
+        num_bytes = 2 * costs.tokens * self.summed()
+        sums = num_bytes and costs.layout.tp > 1
+        opening = [
+            segment(made, costs.collective("all_reduce", num_bytes, costs.group("tp")))
+        ] * bool(sums)
+        made = [] if sums else made
         if costs.layout.cp == 1:
-            return [], [*made, *scan, *leave]
+            return opening, [*made, *scan, *leave]
         sent = [
             costs.collective("all_to_all", 2 * int(per_rank * values), costs.group("cp"))
             for values in (width.made, width.mixed)
         ]
-        return [segment(made, sent[0]), segment(scan, sent[1])], leave
+        return [*opening, segment(made, sent[0]), segment(scan, sent[1])], leave
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # What the first matrix makes, the convolution's output, that of the scan, gated and normed.

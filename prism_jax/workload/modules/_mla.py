@@ -16,6 +16,7 @@ from ._gather import (
     gradients,
     gradients_of_input,
 )
+from ._indexer import Indexer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,12 @@ class MLA(AbstractModule):
     - `qk_head_size`, `qk_rope_head_size`: the sizes of the parts of a head's queries and keys
         without and with rotary positions. All heads share the rotary part of the keys.
     - `value_head_size`: the size of a head's values.
+    - `output_gate`: whether a gate scales the output, by a value for each of it.
+    - `index_top_k`: how many keys a query attends to, by default all before it. They are chosen by
+        an indexer of `index_num_heads` heads of `index_head_size`; without these numbers, by that
+        of an earlier layer. The core then reads the latents of keys and values themselves, which
+        all heads share, and the matrices that would make keys and values of these run on queries
+        and on what the core makes.
     """
 
     kind: ClassVar[str] = "mla"
@@ -44,6 +51,10 @@ class MLA(AbstractModule):
     qk_head_size: Count = 128
     qk_rope_head_size: Count = 64
     value_head_size: Count = 128
+    output_gate: bool = False
+    index_num_heads: Count | None = None
+    index_head_size: Count = 128
+    index_top_k: Count | None = None
 
     @property
     def query_size(self) -> int:
@@ -56,15 +67,24 @@ class MLA(AbstractModule):
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(layout, "num_heads", self.num_heads)
-        check_context(layout, training, {"num_heads": self.num_heads})
+        check_context(layout, training, {"num_heads": self.num_heads}, self.index_top_k)
+        if self.index_num_heads is not None and self.index_top_k is None:
+            raise ValueError(
+                f"`index_num_heads` = {self.index_num_heads} is of an indexer; give `index_top_k`, "
+                "too."
+            )
 
     def parameters(self, model: Model) -> Parameters:
         hidden, heads = model.hidden_size, self.num_heads
         queries = (self.q_lora_rank or hidden) * heads * self.query_size
         keys = self.kv_lora_rank * heads * (self.qk_head_size + self.value_head_size)
-        split = queries + keys + heads * self.value_head_size * hidden
+        values = heads * self.value_head_size * hidden
+        split = queries + keys + values * (1 + self.output_gate)
         # The latents, each with a norm.
         copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
+        for index in self._indexer(model):  # Its keys have a norm with a bias.
+            copied += index.queries * index.queries_from + 2 * index.head_size
+            copied += hidden * (index.head_size + index.num_heads)
         return Parameters(split, copied)
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
@@ -75,9 +95,13 @@ class MLA(AbstractModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)
         first = [*before, *cast(costs, costs.states), down.forward, self._latent_norms(costs, 2)]
-        segments, left = run_core(costs, self._core(costs), self._heads(costs), backward=False)
+        core, made = self._core(costs), self._heads(costs)
+        for index in self._indexer(costs.model):
+            made += [linear.forward for linear in index.linears(costs, index.head_size)]
+            made += index.scores(costs, core, backward=False)
+        segments, left = run_core(costs, core, made, backward=False)
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
-        last = [*left, *cast(costs, values), out.forward]
+        last = [*left, *self._gated(costs, 6), *cast(costs, values), out.forward]
         closing = close_module(costs, last, out.forward)
         return [*self._gather(costs, first), *segments, *closing]
 
@@ -88,6 +112,7 @@ class MLA(AbstractModule):
             *(self._heads(costs) if again else []),
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(out, weights),
+            *self._gated(costs, 10),
         ]
         last = [
             self._latent_norms(costs, 3),
@@ -100,14 +125,19 @@ class MLA(AbstractModule):
             opening += self._gather(costs, []) if again else []
             before = []
         made = [*before, *kernels]
-        segments, left = run_core(costs, self._core(costs), made, backward=True)
+        core = self._core(costs)
+        segments, left = run_core(costs, core, made, backward=True)
+        for index in self._indexer(costs.model):
+            left = [*left, *index.gradients(costs, core, index.head_size, weights)]
         inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
         closing = gradients_of_input(costs, inputs, ups, weights, self._latent_bytes(costs))
         return [*opening, *segments, *closing, segment(last)]
 
     def backward_weight(self, costs: Costs) -> Segments:
         down, ups, out = self._linears(costs)
-        return [*self._gather(costs, []), segment(weights_of(out, *ups, down))]
+        indexer = self._indexer(costs.model)
+        index = (linear for one in indexer for linear in one.linears(costs, one.head_size))
+        return [*self._gather(costs, []), segment(weights_of(out, *ups, *index, down))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         heads = self.num_heads // costs.layout.tp
@@ -115,18 +145,25 @@ class MLA(AbstractModule):
         size = costs.activation_bytes
         latents = (size + costs.input_bytes()) * costs.norm_tokens * self.latent_size
         up = costs.tokens * heads * (2 * self.query_size + self.value_head_size)
+        if self.index_top_k is not None:
+            # What queries and outputs are besides, in the width of latents.
+            latent = 2 * self.kv_lora_rank + self.qk_rope_head_size
+            up = costs.tokens * heads * (self.query_size + latent + self.value_head_size)
+        up += 2 * costs.tokens * heads * self.value_head_size * self.output_gate
         core = self._core(costs)
         made = output_bytes(costs, costs.tokens * heads * self.value_head_size)
+        kept = sum(one.kept(costs, one.head_size) for one in self._indexer(costs.model))
         return {
-            "attention": latents + made + size * copied_values(costs, core),
+            "attention": latents + made + size * copied_values(costs, core) + kept,
             "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
             **core.activations(costs),
         }
 
     def results(self, costs: Costs) -> list[Result]:
-        down, (queries, keys), out = self._linears(costs)
+        down, (queries, keys, *gate), out = self._linears(costs)
         of_queries = down.results[: self.q_lora_rank is not None]  # Or that of both as one.
         made = [*of_queries, *queries.results, *down.results[len(of_queries) :], *keys.results]
+        made += [result for linear in gate for result in linear.results]
         return [*made, *self._core(costs).results(costs), *closed(costs, out)]
 
     def buffers(self, costs: Costs) -> float:
@@ -139,10 +176,11 @@ class MLA(AbstractModule):
         queries = costs.linear(tokens, heads * self.query_size, self.q_lora_rank or hidden)
         size = self.qk_head_size + self.value_head_size
         keys = costs.linear(tokens, heads * size, self.kv_lora_rank)
+        gate = [costs.linear(tokens, heads * self.value_head_size, hidden)] * self.output_gate
         latents = (self.q_lora_rank or 0, self.kv_lora_rank + self.qk_rope_head_size)
         return (
             costs.linears(costs.norm_tokens, latents, hidden),
-            (queries, keys),
+            (queries, keys, *gate),
             costs.linear(tokens, hidden, heads * self.value_head_size, name="linear_proj"),
         )
 
@@ -159,12 +197,28 @@ class MLA(AbstractModule):
         return costs.tokens * heads * (self.query_size + self.qk_head_size + self.value_head_size)
 
     def _core(self, costs: Costs) -> Core:
-        heads = self.num_heads // costs.layout.tp
-        return core_of(costs, heads, heads, self.query_size, self.value_head_size)
+        heads, window = self.num_heads // costs.layout.tp, self.index_top_k
+        if window is None:
+            return core_of(costs, heads, heads, self.query_size, self.value_head_size)
+        latent = self.kv_lora_rank
+        return core_of(costs, heads, 1, latent + self.qk_rope_head_size, latent, window)
+
+    def _indexer(self, model: Model) -> list[Indexer]:
+        """Its own indexer, if there is one."""
+        if self.index_num_heads is None or self.index_top_k is None:
+            return []
+        read = self.q_lora_rank or model.hidden_size
+        return [Indexer(self.index_num_heads, self.index_head_size, self.index_top_k, read)]
+
+    def _gated(self, costs: Costs, moved: int) -> list[Kernel]:
+        """As in `Attention`."""
+        values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
+        return [costs.move("elementwise", moved * values)] if self.output_gate else []
 
     def _latent_bytes(self, costs: Costs) -> int:
-        # Queries without a latent read the hidden states themselves.
-        width = self.latent_size + (0 if self.q_lora_rank else costs.model.hidden_size)
+        # Queries without a latent read the hidden states themselves, as gates and indexers do.
+        states = not self.q_lora_rank or self.output_gate or self.index_num_heads is not None
+        width = self.latent_size + costs.model.hidden_size * states
         return 2 * costs.tokens * width
 
     def _gather(self, costs: Costs, kernels: list[Kernel]) -> Segments:

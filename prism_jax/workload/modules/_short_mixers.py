@@ -1,0 +1,141 @@
+"""Mixers of tokens without a state of keys and values for each head."""
+
+import dataclasses
+from typing import ClassVar
+
+from ...data import Count, Model
+from .._block import Kernel, Linear
+from .._costs import Costs
+from ._base import Parameters
+from ._mixer import AbstractMixer, Widths, chunks_of
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortConvolution(AbstractMixer):
+    """A short convolution between two gates (LFM2, arXiv:2511.23404): the first matrix makes its
+    input, by which one gate is multiplied before and the other after it.
+
+    **Attributes:**
+
+    - `conv_size`: how many tokens the convolution covers.
+    - `bias`: whether matrices and convolution have a bias.
+    """
+
+    kind: ClassVar[str] = "short-convolution"
+
+    conv_size: Count = 3
+    bias: bool = False
+
+    def split(self, model: Model) -> dict[str, int]:
+        return {"hidden_size": model.hidden_size}
+
+    def widths(self, model: Model) -> Widths:
+        return Widths(3 * model.hidden_size, model.hidden_size, model.hidden_size)
+
+    def parameters(self, model: Model) -> Parameters:
+        hidden = model.hidden_size
+        biases = 4 * hidden * self.bias
+        return Parameters(4 * hidden**2 + self.conv_size * hidden + biases, hidden * self.bias)
+
+    def scan(self, costs: Costs) -> list[Kernel]:
+        """The gate before the convolution, in place of a scan."""
+        values = 3 * costs.tokens * costs.model.hidden_size // costs.layout.tp
+        return [costs.move("elementwise", 2 * values)]
+
+
+@dataclasses.dataclass(frozen=True)
+class LightningAttention(AbstractMixer):
+    """Linear attention with a fixed decay for each head, a gate and a norm (MiniMax-01,
+    arXiv:2501.08313, section 2.2.1). Its products are those within a chunk, as in attention, and
+    those with the state of all chunks before it, and its update (arXiv:2401.04658).
+
+    **Attributes:**
+
+    - `num_heads`: the number of heads of queries, keys and values.
+    - `head_size`: their size; by default the hidden size over `num_heads`.
+    - `chunk_size`: the chunk size of the scan.
+    """
+
+    kind: ClassVar[str] = "lightning-attention"
+
+    num_heads: Count
+    head_size: Count | None = None
+    chunk_size: Count = 256
+
+    def split(self, model: Model) -> dict[str, int]:
+        return {"num_heads": self.num_heads}
+
+    def widths(self, model: Model) -> Widths:
+        inner = self.num_heads * (self.head_size or model.hidden_size // self.num_heads)
+        return Widths(4 * inner, 0, inner)
+
+    def parameters(self, model: Model) -> Parameters:
+        made, _, mixed, _ = self.widths(model)
+        return Parameters(model.hidden_size * (made + mixed) + mixed)
+
+    def scan(self, costs: Costs) -> list[Kernel]:
+        chunks = chunks_of(costs, self.chunk_size)
+        length, size = chunks.size, self.widths(costs.model).mixed // self.num_heads
+        shapes = [(length, length, size), (length, size, length)]
+        shapes += [(length, size, size), (size, size, length)]
+        return [chunks.product(costs, self.num_heads, *shape) for shape in shapes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba1(AbstractMixer):
+    """A Mamba mixer of the first kind (Gu and Dao 2023, arXiv:2312.00752), whose scan computes each
+    state by itself: no products of matrices. Two narrow matrices make its step, and the inputs and
+    outputs of the states, of what the convolution made.
+
+    A scan moves inputs, steps, gates and outputs. It has an exponential for each state, of which an
+    H100 does about as many in a second (16 in a cycle of each of 132 multiprocessors) as it moves
+    bytes, so that each is counted as one byte more.
+
+    **Attributes:**
+
+    - `inner_size`: the inner width.
+    - `state_size`: the number of states of each of its values.
+    - `conv_size`: how many tokens the convolution covers.
+    - `step_rank`: the width of the latent of the step.
+    - `inner_norms`: whether that latent, and the inputs and outputs of the states, have norms with
+        weights (Jamba).
+    """
+
+    kind: ClassVar[str] = "mamba-1"
+
+    inner_size: Count
+    step_rank: Count
+    state_size: Count = 16
+    conv_size: Count = 4
+    inner_norms: bool = False
+
+    @property
+    def narrow(self) -> int:
+        """The width of the latent of the step, and of the inputs and outputs of the states."""
+        return self.step_rank + 2 * self.state_size
+
+    def split(self, model: Model) -> dict[str, int]:
+        return {"inner_size": self.inner_size}
+
+    def widths(self, model: Model) -> Widths:
+        return Widths(2 * self.inner_size, self.inner_size, self.inner_size)
+
+    def parameters(self, model: Model) -> Parameters:
+        matrices = 3 * model.hidden_size + self.narrow + self.step_rank
+        # A decay of each state; a skip, the biases of step and convolution, and its taps.
+        other = self.state_size + 3 + self.conv_size
+        return Parameters(self.inner_size * (matrices + other), self.narrow * self.inner_norms)
+
+    def inner(self, costs: Costs) -> list[Linear]:
+        tp, tokens = costs.layout.tp, costs.tokens
+        return [
+            costs.linear(tokens, self.narrow, self.inner_size // tp),
+            costs.linear(tokens, self.inner_size // tp, self.step_rank),
+        ]
+
+    def summed(self) -> int:
+        return self.narrow
+
+    def scan(self, costs: Costs) -> list[Kernel]:
+        values = costs.tokens * self.inner_size // costs.layout.tp
+        return [costs.move("elementwise", values * (2 * 3 + self.state_size))]
