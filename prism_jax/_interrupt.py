@@ -278,7 +278,10 @@ def _told_by_lines(total: int | None, what: str, unit: str) -> Iterator[Callable
         done += count
 
     def told() -> str:
-        return f"{what}: {done:,.0f}{'' if total is None else f' of {total:,}'} {unit}s"
+        from ._misc import counted
+
+        known = "" if total is None else f"{done:,.0f} of "
+        return f"{what}: {known}{counted(round(done) if total is None else total, unit)}"
 
     _shown.append(told)
     try:

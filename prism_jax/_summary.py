@@ -216,7 +216,10 @@ def _text(value: Any, form: str = "") -> str:
         low, high = value
         if low is None or low != low:
             return "unknown"
-        return f"{rounded(low, (high - low) / 2)} .. {rounded(high, (high - low) / 2)}"
+        # Of a positive figure, whose ends may differ much, both have two digits at least.
+        half = (high - low) / 2
+        ends = (rounded(x, min(half, 0.31 * x) if low > 0 else half) for x in (low, high))
+        return " .. ".join(ends)
     if isinstance(value, float):
         return format(value, form or (",.0f" if 1e5 <= abs(value) < 1e15 else ".5g"))
     if isinstance(value, int) and not isinstance(value, bool):

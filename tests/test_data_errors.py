@@ -66,7 +66,7 @@ def _sentence(raised) -> str:
         (_FULL + "dtype = 'fp4'", ["`training.dtype` is 'fp4'"]),
         (_FULL + "zero = 4", ["`training.zero` is 4"]),
         (_FULL + "recompute = true", ["`training.recompute` is True"]),
-        (_FULL.replace("tp = 2", "tp = 2\ndp = 999"), ["1998 ranks", "64 devices"]),
+        (_FULL.replace("tp = 2", "tp = 2\ndp = 999"), ["1,998 ranks", "64 devices"]),
         (_FULL.replace("h100", "a100") + "dtype = 'fp8'", ["`training.dtype` is 'fp8'", "bf16"]),
     ],
 )
@@ -105,7 +105,7 @@ def test_mistakes_in_a_job(tmp_path, text, parts):
         ("cluster.links.nvlink=3", ["`cluster.links.nvlink` is a table"]),
         ("cluster=dgx", ["No cluster `dgx`"]),
         ("model=7", ["`model` is 7"]),
-        ("layout.dp=1000", ["32000 ranks", "4096 devices"]),
+        ("layout.dp=1000", ["32,000 ranks", "4,096 devices"]),
         ("kernels.all_gathr.sigma=0.1", ["all_gathr", "did you mean `all_gather`"]),
         ("kernels.all_gather.sigmo=0.1", ["sigmo", "did you mean `sigma`"]),
         ("kernels.all_gather=0.1", ["kernels.all_gather.sigma=0.1"]),

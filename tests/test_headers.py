@@ -6,6 +6,7 @@ import re
 import pytest
 
 import prism_jax as prism
+from prism_jax._summary import Column
 from prism_jax.cli import main
 from prism_jax.data import Job, Layout, ScheduleConfig, list_names, load_device, load_model
 
@@ -161,3 +162,33 @@ def test_an_import_is_named_and_says_what_it_assumed(
     assert job.model is not None
     assert job.model.name == "tiny"
     assert job.header.startswith("tiny, 8 x ")
+
+
+_ONE = re.compile(
+    r"(?<![\d.,])1 (?:pipeline )?"
+    r"(GPU|node|rank|op|step|layer|row|run|microbatche|sequence|replica|file|layout|program)s\b"
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["layouts", "megatron-22b-a100-8", "--gpus", "1", "--by", "mean"],
+        ["predict", "megatron-22b-a100-8", "--set", "cluster.devices_per_node=1"],
+        ["predict", "dit-xl-2-a100-8", "--set", "cluster.links.nvlink.group=1"],
+    ],
+)
+def test_one_of_a_thing_is_not_several(words, capsys):
+    main(words)
+    said = capsys.readouterr()
+    assert re.search(r"\b1 (GPU|node|pipeline rank|rank|device)\b", said.out + said.err)
+    assert not _ONE.search(said.out + said.err)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.001003, 0.0338), (0.95e-5, 3.0), (2.0, 2.2)])
+def test_both_ends_of_an_interval_of_a_positive_figure_have_two_digits(low, high):
+    text = Column("std", "of").text({"of": (low, high)})
+    for end, shown in zip((low, high), text.split(" .. "), strict=True):
+        digits = shown.partition("e")[0].replace(".", "").lstrip("0")
+        assert len(digits) >= 2
+        assert float(shown) == pytest.approx(end, rel=0.06)

@@ -610,7 +610,7 @@ def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch, ctrl_c):
     found = prism.rank_layouts(jobs[:6], num_samples=1024, key=jax.random.key(0), top=6)
     assert found.ended == "interrupted"
     assert found.num_simulated == len(found.layouts) == 1
-    assert "ended (interrupted): 5 layouts are left out" in found.notes[0]
+    assert "ended (interrupted): 5 layouts left out" in found.notes[0]
 
 
 def test_by_mean_starts_no_jax(tmp_path):

@@ -12,6 +12,7 @@ import prism_jax as prism
 
 from .. import data
 from .._interrupt import progress_bar
+from .._misc import counted
 from .._summary import GIB, Column, Table, picked, plain
 from ..data import load_job
 from . import _load
@@ -155,14 +156,14 @@ def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
         *(column for column in costs if column.of in rows[0]),
     )
     per = "" if found.unit == "step" else f" per {found.unit}"
-    title = f"by {found.objective}{per}; {found.num_given:,} layouts"
+    title = f"by {found.objective}{per}; {counted(found.num_given, 'layout')}"
     listed = [*rows, *found.layouts[len(rows) :]]  # More than `rows` are only counted.
     yours = [] if found.yours is None else [_of_yours(found, len(rows))]
     if not simulated:
         notes = (*yours, *found.notes)
         return Table(columns, listed, f"{title}, none simulated", notes, len(rows))
     title += (
-        f", of which {found.num_simulated:,} were simulated: {found.num_samples:,} steps each, "
+        f", {found.num_simulated:,} simulated: {counted(found.num_samples, 'step')} each, "
         "with common random numbers"
     )
     note = "The best is also the best by mean."
@@ -318,16 +319,16 @@ def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
         ended = time.monotonic()
     rows = -(-len(grid) // given.shard[1])
     seconds = len(grid) * to_read + rows * (ended - began)
-    many = f"{rows:,} rows of {given.samples:,} steps take about {_in_words(seconds)}"
+    many = f"{counted(rows, 'row')} of {counted(given.samples, 'step')}"
     with_out = "" if given.out else "; with `--out`, rows that are done are kept"
-    _load.tell_note(f"{many}, if all are like the first{with_out}.")
+    _load.tell_note(f"{many} take about {_in_words(seconds)}, if all are like the first{with_out}.")
 
 
 def _in_words(seconds: float) -> str:
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.2g} {name}"
-    return f"{seconds:.0f} seconds"
+    return counted(round(seconds), "second")
 
 
 def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
@@ -344,7 +345,9 @@ def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(given) as executor:
-        _load.say(given, f"compiling and simulating {len(jobs):,} rows of {given.samples:,} steps")
+        _load.say(
+            given, f"simulating {counted(len(jobs), 'row')} of {counted(given.samples, 'step')}"
+        )
         where = {"out": given.out, "executor": executor, "shard": given.shard}
         return prism.analysis.sweep_points(many, **where, **_load.options_of(given))
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._cache import VARIABLE, cache_folder
+from .._misc import counted
 from .._summary import Table
 from ..data import list_names
 from ._load import devices_of_jax, use_all_cores
@@ -181,7 +182,9 @@ def _table(result: dict[str, Any]) -> Table:
     if cache["files"] is None:
         kept = f"by JAX, in {cache['folder']}" if cache["folder"] else "off"
     else:
-        kept = f"{cache['folder']}: {cache['files']} files, {cache['bytes'] / 1e6:.1f} MB"
+        kept = (
+            f"{cache['folder']}: {counted(cache['files'], 'file')}, {cache['bytes'] / 1e6:.1f} MB"
+        )
     rows = [(name, version or "not installed") for name, version in result["versions"].items()]
     rows += [
         ("python", f"{result['python']} on {result['platform']}"),

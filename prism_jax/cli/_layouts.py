@@ -231,8 +231,8 @@ def place(given: Given) -> Output:
     expected = {"gpu": program.world_size, "node": program.world_size // devices}
     if of is not None and len(factors) != expected[of]:
         raise ValueError(
-            f"{shown(given.factors or '')}: it has {len(factors)} rows by `{of}`; the job has "
-            f"{expected['gpu']} GPUs in {expected['node']} nodes."
+            f"{shown(given.factors or '')}: it has {counted(len(factors), 'row')} by `{of}`; the "
+            f"job has {counted(expected['gpu'], 'GPU')} in {counted(expected['node'], 'node')}."
         )
     options |= {"devices_per_node": devices, "objective": wanted}
     found = prism.placement.place(program, factors, **options)

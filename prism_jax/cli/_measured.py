@@ -59,8 +59,8 @@ def calibrate(given: Given) -> Output:
     names = [*[given.job] * (given.job is not None), *given.jobs]
     if len(names) != len(given.to):
         raise ValueError(
-            f"There are {len(names)} jobs for {len(given.to)} files of step times; give each --to "
-            "one --job, or the first the JOB."
+            f"{counted(len(names), 'job')} and {counted(len(given.to), 'file')} of step "
+            "times were given; give each --to one --job, or the first the JOB."
         )
     for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")

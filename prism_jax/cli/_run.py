@@ -117,7 +117,7 @@ def run(given: Given) -> Output:
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
     blocks.append(table)
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
-    blocks.append(f"{result['gpu_hours']:,.0f} GPU hours on average{priced}")
+    blocks.append(f"{counted(round(result['gpu_hours']), 'GPU hour')} on average{priced}")
     if given.deadline is not None:
         chance = future.probability(given.deadline)
         result |= {"deadline_days": given.deadline, "probability": chance.value}

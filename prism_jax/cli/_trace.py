@@ -90,8 +90,8 @@ def _lines(path: str, found: Any) -> list[str]:
     events = ", ".join(f"{n:,} {name}" for name, n in found.events.items())
     ops = ", ".join(f"{n:,} {op}" for op, n in found.ops.items())
     lines = [
-        f"{path}: {len(found.ranks)} of {world} ranks, {found.steps} steps of "
-        f"{found.step_time_s:.5g} s on average, {found.size / 1e6:,.1f} MB of text",
+        f"{path}: {len(found.ranks)} of {counted(world, 'rank')}, {counted(found.steps, 'step')} "
+        f"of {found.step_time_s:.5g} s on average, {found.size / 1e6:,.1f} MB of text",
         f"events: {events}",
         f"ops: {ops or 'no range has the name of an op'}",
     ]
@@ -161,8 +161,8 @@ def fit(given: Given) -> Output:
         "ladder": plain(rungs),
     }
     head = (
-        f"{given.out}: fitted to {len(chosen.steps)} steps of {measured.mean():.5g} s on average; "
-        f"their replay is within {100 * result['replay_error']:.2g} %"
+        f"{given.out}: fitted to {counted(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
+        f"on average; their replay is within {100 * result['replay_error']:.2g} %"
     )
     dropped = [f"dropped: {what} ({number})" for what, number in trace.dropped.items()]
     notes = [*dropped, *(f"note: {note}" for note in fitted.notes)]

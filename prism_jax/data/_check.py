@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ._hardware import Cluster
 from ._job import Job, Layout, ScheduleConfig, balances
 from ._load_kernels import links_without_table
@@ -63,8 +63,9 @@ def _check_layout(job: Job) -> None:
     stages = layout.pp * schedule.virtual_stages
     if stages * schedule.num_microbatches > MAX_BLOCKS:
         raise ValueError(
-            f"the step has {stages} stages times {schedule.num_microbatches} microbatches, more "
-            f"than the {MAX_BLOCKS:,} blocks that fit; use a smaller `schedule.num_microbatches`."
+            f"the step has {counted(stages, 'stage')} times "
+            f"{counted(schedule.num_microbatches, 'microbatch', 'es')}, more than the "
+            f"{MAX_BLOCKS:,} blocks that fit; use a smaller `schedule.num_microbatches`."
         )
     if given is not None and given != "auto" and len(given) != stages:
         raise ValueError(
@@ -90,8 +91,9 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
         number, size = job.schedule.num_microbatches, training.microbatch_size
         raise ValueError(
             f"`training.global_batch_size` is {training.global_batch_size}, but dp*num_microbatches"
-            f"*microbatch_size = {job.layout.dp}*{number}*{size} = {job.batch_size} sequences; "
-            "change one of them, or leave `schedule.num_microbatches` out, and it follows."
+            f"*microbatch_size = {job.layout.dp}*{number}*{size} = "
+            f"{counted(job.batch_size, 'sequence')}; change one of them, or leave "
+            "`schedule.num_microbatches` out, and it follows."
         )
     sums = training.zero >= 2 and training.accumulate_gradients
     if sums and not training.overlap_grad_reduce:
@@ -102,7 +104,8 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
     if job.layout.world_size > cluster.num_devices:
         raise ValueError(
             f"`layout` has {_ranks(job.layout)}, but the cluster `{cluster.name}` only "
-            f"{cluster.num_devices} devices; use smaller degrees, or a larger `num_nodes`."
+            f"{counted(cluster.num_devices, 'device')}; use smaller degrees, or a larger "
+            "`num_nodes`."
         )
     dtypes = cluster.device.peak_flop_per_s
     for dtype in (training.dtype, training.base_dtype):
@@ -116,7 +119,7 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
 
 def _ranks(layout: Layout) -> str:
     degrees = f"{layout.tp}*{layout.cp}*{layout.dp}*{layout.pp}"
-    return f"tp*cp*dp*pp = {degrees} = {layout.world_size} ranks"
+    return f"tp*cp*dp*pp = {degrees} = {counted(layout.world_size, 'rank')}"
 
 
 def check_parts(

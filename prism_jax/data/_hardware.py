@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from .._misc import counted
 from ._types import (
     AtLeastOne,
     Count,
@@ -166,7 +167,7 @@ def check_cluster(cluster: Cluster) -> None:
     for inner, outer in it.pairwise(cluster.links):
         if outer.group <= inner.group:
             raise ValueError(
-                f"the link `{outer.name}` joins {outer.group} ranks, not more than "
+                f"the link `{outer.name}` joins {counted(outer.group, 'rank')}, not more than "
                 f"`{inner.name}` before it ({inner.group}); list links innermost first."
             )
     if not cluster.device.peak_flop_per_s:

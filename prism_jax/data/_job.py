@@ -236,7 +236,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
         ]
         if self.model is not None:
-            rows.append(("model", f"{self.model.name}, {self.model.num_layers} layers"))
+            rows.append(("model", f"{self.model.name}, {counted(self.model.num_layers, 'layer')}"))
         if self.cluster is not None:
             rows.append(
                 ("cluster", f"{self.cluster.name}, {counted(self.cluster.num_nodes, 'node')}")

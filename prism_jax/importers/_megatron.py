@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from .._misc import quoted
+from .._misc import counted, quoted
 from ._megatron_flags import check_flags, usual_names
 from ._megatron_model import has_encoder, model_of
 from ._problems import MOST_LAYERS, Reader, Table, is_off
@@ -59,7 +59,9 @@ def _layout(read: Reader, num_gpus: int) -> Table:
     )
     tp, pp, cp = (layout.get(name, 1) for name in ("tp", "pp", "cp"))
     if num_gpus % (tp * pp * cp) != 0:
-        read.problems.append(f"{num_gpus} GPUs, which tp*pp*cp = {tp}*{pp}*{cp} does not divide")
+        read.problems.append(
+            f"{counted(num_gpus, 'GPU')}, which tp*pp*cp = {tp}*{pp}*{cp} does not divide"
+        )
     layout["dp"] = max(1, num_gpus // (tp * pp * cp))
     of_experts = () if "num-experts" in read else ("ep", "etp")
     return {name: degree for name, degree in layout.items() if name not in of_experts}
@@ -133,7 +135,7 @@ def _dealt(read: Reader, pp: int, count: int) -> list[int]:
         found = _uneven(read, pp, count, first, last)
     if found and (len(found) % pp or sum(found) != count):
         read.problems.append(
-            f"{len(found)} stages with {sum(found)} layers, of {count} on {pp} ranks"
+            f"{counted(len(found), 'stage')} with {sum(found)} layers, of {count} on {pp} ranks"
         )
         return []
     return found

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._misc import counted
 from .._summary import Column, Table
 
 
@@ -49,7 +50,9 @@ def law_table(
         (`calibration.Epistemic.intervals`). Without it, the table shows the intervals of the
         simulation's noise.
     """
-    stopped = f" of {law.requested:,}" if law.interrupted else ""
+    steps = counted(law.num_samples, "step")
+    if law.interrupted:
+        steps = f"{law.num_samples:,} of {counted(law.requested, 'step')}"
     rows, unknown = [], []
     for name, (value, interval) in figures(law, quantiles=quantiles).items():
         row = {"figure": name, "predicted_s": value, "interval_s": interval}
@@ -69,10 +72,7 @@ def law_table(
         columns.append(Column("error", _error, "+.1f", "%"))
     if measured and expected is not None:
         columns.append(Column("within", _within))
-    title = (
-        f"Law of {law.num_samples:,}{stopped} steps ({law.sampling} sampling, replicas: "
-        f"{law.replicas})"
-    )
+    title = f"Law of {steps} ({law.sampling} sampling, replicas: {law.replicas})"
     return Table(columns, rows, title, unknown)
 
 

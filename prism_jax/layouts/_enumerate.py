@@ -124,8 +124,8 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
     if world_size > cluster.num_devices:
         nodes = -(-world_size // cluster.devices_per_node)
         raise ValueError(
-            f"`world_size={world_size}` is more than the {cluster.num_devices:,} devices of the "
-            f"cluster `{cluster.name}`; use fewer, or a cluster of {nodes:,} nodes."
+            f"`world_size={world_size}` is more than the {counted(cluster.num_devices, 'device')} "
+            f"of the cluster `{cluster.name}`; use fewer, or a cluster of {counted(nodes, 'node')}."
         )
 
 
@@ -144,12 +144,12 @@ def _nothing_divides(asked: Question, world_size: int) -> str:
                 near.append(number)
     fixes = [*_dividing_values(asked, world_size)]
     if near:
-        fixes = [f"{' or '.join(f'{n:,}' for n in sorted(near))} GPUs"]
+        fixes = [" or ".join([*map("{:,}".format, sorted(near)[:-1]), counted(max(near), "GPU")])]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
         f"No layout of the space divides {counted(world_size, 'GPU')}, the "
-        f"{asked.model.num_layers} layers and the model's sizes, and a batch of "
-        f"{asked.batch_size:,} sequences evenly; {nearest}, "
+        f"{counted(asked.model.num_layers, 'layer')} and the model's sizes, and a batch of "
+        f"{counted(asked.batch_size, 'sequence')} evenly; {nearest}, "
         "or another batch or space."
     )
 

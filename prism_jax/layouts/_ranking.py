@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._estimate import Estimate
+from .._misc import counted
 from .._summary import GIB
 from ..analysis import Bootstrapped, combined
 from ..data import Job
@@ -188,14 +189,14 @@ def _notes(
     least = min([search.least, *map(search.predicted, others)])
     if left and search.ended:
         notes.append(
-            f"The search was ended ({search.ended}): {left:,} layouts are left out, and none of "
-            f"them takes less than {least:.5g} s without variability; a longer one only adds "
+            f"The search was ended ({search.ended}): {counted(left, 'layout')} left out, none of "
+            f"which takes less than {least:.5g} s without variability; a longer one only adds "
             "layouts."
         )
     elif left:
         notes.append(
-            f"{left:,} layouts are left out: without variability, none of them takes less than "
-            f"{least:.5g} s, so none is among the first {search.top:,}."
+            f"{counted(left, 'layout')} left out: without variability, none of them takes less "
+            f"than {least:.5g} s, so none is among the first {search.top:,}."
         )
     if excess := search.too_high():
         notes.append(
@@ -205,10 +206,12 @@ def _notes(
     if search.yours is not None and search.yours not in ranked:
         notes.append(_without(search, search.yours))
     if search.num_too_large:
-        notes.append(f"{search.num_too_large:,} layouts that were looked at need too much memory.")
+        notes.append(f"{counted(search.num_too_large, 'layout')} looked at cannot fit into memory.")
     if search.refused:
         why = next(iter(search.refused.values()))
-        notes.append(f"{len(search.refused):,} layouts cannot be simulated; the first: {why}")
+        notes.append(
+            f"{counted(len(search.refused), 'layout')} cannot be simulated; the first: {why}"
+        )
     if search.unit != "step":
         of = "tokens_per_step" if search.unit == "token" else "batch_size"
         work = [getattr(one.job, of) for one in layouts]

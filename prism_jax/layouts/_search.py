@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from .._interrupt import EVERY, Interrupt
+from .._misc import counted
 from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
 from ..prediction import Passes, Prediction, fits, least_seconds, predict
@@ -168,7 +169,10 @@ class Search:
         """Whether a layout is known, and the best so far."""
         if not self.predictions:
             looked_at = max(len(self.queue), self.num_too_large + len(self.refused))
-            return False, f"{looked_at:,} of {len(self.jobs):,} layouts looked at, none predicted"
+            return (
+                False,
+                f"{looked_at:,} of {counted(len(self.jobs), 'layout')} looked at, none predicted",
+            )
         if self.found:
             best = min(self.found, key=self.value)
             what = f"{self.objective} {self.found[best].values[0]:.5g} s"
@@ -176,7 +180,7 @@ class Search:
             best = min(self.predictions, key=self.predicted)
             what = f"predicted {self.predictions[best].mean:.5g} s"
         return True, (
-            f"{len(self.predictions):,} of {len(self.jobs):,} layouts predicted, "
+            f"{len(self.predictions):,} of {counted(len(self.jobs), 'layout')} predicted, "
             f"{len(self.found):,} simulated; best so far: {self.jobs[best].name}, {what}"
         )
 

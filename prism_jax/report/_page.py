@@ -236,7 +236,7 @@ def _of_profile(profile: Profile) -> Iterable[Block]:
     """The assumptions of a profile."""
     fitted = profile.fitted
     dropped = ", ".join(f"{number} {why}" for why, number in fitted.dropped.items()) or "none"
-    yield f"Fitted to {fitted.num_steps:,} steps of a trace; steps left out: {dropped}."
+    yield f"Fitted to {counted(fitted.num_steps, 'step')} of a trace; steps left out: {dropped}."
     if fitted.components:
         yield fitted.summary()
     yield from _laws(profile.variability)

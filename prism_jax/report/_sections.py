@@ -233,8 +233,8 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
     )
     of = f", of the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
     about = (
-        f"{len(step.receivers):,} ops on {counted(step.num_ranks, 'pipeline rank')}{of}; "
-        f"{len(step.path):,} of them are on the critical path, which ends on rank "
+        f"{counted(len(step.receivers), 'op')} on {counted(step.num_ranks, 'pipeline rank')}{of}; "
+        f"{len(step.path):,} of them on the critical path, which ends on rank "
         f"{step.last_rank}. "
     )
     perfetto = tag("code", "prism-jax timeline"), " writes such a step for Perfetto."

@@ -154,7 +154,7 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
         (c.kernels, f"the time of each kernel {where}, and how it varies between calls", ""),
         (
             c.steps >= _FEWEST_STEPS,
-            f"how {c.steps} steps differ",
+            f"how {counted(c.steps, 'step')} differ",
             f"how steps differ: there are {steps}, and a fit needs {_FEWEST_STEPS}",
         ),
         (
@@ -167,7 +167,7 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
         (len(c.ranks) > 1, "", "how ranks differ and what they wait for: there is one rank"),
         (
             c.clocks.matched,
-            f"what {len(c.ranks)} ranks wait for: {c.clocks.matched} collectives were matched",
+            f"what {len(c.ranks)} ranks wait for, by {counted(c.clocks.matched, 'collective')}",
             apart if len(c.ranks) > 1 else "",
         ),
         (
@@ -232,8 +232,8 @@ def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> l
     common = sorted(set[int].intersection(*({*one.steps.tolist()} for one in found)))
     if len(common) < 4:
         raise ValueError(
-            f"The traced ranks have {len(common)} steps in common, and a comparison needs 4; "
-            "record the same steps on all ranks, each in a range such as `ProfilerStep#7`."
+            f"The traced ranks have {counted(len(common), 'step')} in common, and a comparison "
+            "needs 4; record the same steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
     columns = [field.name for field in dataclasses.fields(RankTimes)][1:]
     chosen = [np.searchsorted(one.steps, common) for one in found]

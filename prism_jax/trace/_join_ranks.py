@@ -107,7 +107,7 @@ def _workers(
             )
         workers.setdefault(places[ops.rank], ops)
     others = len(ranks) - len(workers)
-    notes = [f"{others} ranks hold parts of the same layers as another and are not used"]
+    notes = [f"not used: {counted(others, 'rank')} with parts of the same layers as another"]
     return workers, notes if others else []
 
 
