@@ -10,7 +10,7 @@ _HEAD = """\
 
 Written by `make reference` from the schema. `prism-jax show` prints the same, `prism-jax show JOB`
 the values of a job and whether each was given, is of its software stack, or is the default here,
-and `prism-jax init` writes a job with a comment on each key. A name in place
+and `prism-jax init --all` writes a job with a comment on each key. A name in place
 of the tables `model`, `cluster` or `cluster.device` stands for a shipped file, a path for another.
 Keys with `[]` are of each table of a list. A key that is neither required nor has a default may be
 left out.

@@ -85,7 +85,7 @@ def test_a_class_without_runs_is_wider_than_others_of_its_kind():
 
 def test_generations_are_read_off_the_names_of_devices():
     devices = {"A100": ["a100-40g-sxm", "a800"], "Hopper": ["h20", "h200-sxm", "gh200", "my H100"]}
-    devices |= {"Blackwell": ["b200", "gb300"], "other": ["mi300x", "tpu-v5p", "v100"]}
+    devices |= {"Blackwell": ["b200", "gb300"], "other": ["mi300x", "v100"], "TPU": ["tpu-v5p"]}
     for generation, names in devices.items():
         assert {generation_of(name) for name in names} == {generation}
 

@@ -113,7 +113,7 @@ def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_pat
         raise KeyError("num_consts")
 
     monkeypatch.setattr(prism, "simulate", fails)
-    assert main(["doctor"]) == 0
+    assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert "problem: `not-there` is not installed." in text
     assert "off" in text
@@ -128,7 +128,7 @@ def test_a_platform_that_jax_lacks_is_one_sentence(monkeypatch, capsys):
 
     monkeypatch.setattr(jax, "devices", asserts)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    assert main(["doctor"]) == 0
+    assert main(["doctor"]) == 1
     assert (
         "problem: JAX finds no device that works on JAX_PLATFORMS=cuda" in capsys.readouterr().out
     )

@@ -82,9 +82,9 @@ def test_values_of_a_stack_of_software_are_said_to_be_from_it():
 
 def test_a_first_job_is_valid_and_each_of_its_comments_too(tmp_path, capsys):
     path = tmp_path / "first.toml"
-    assert main(["init", str(path)]) == 0
+    assert main(["init", str(path), "--all"]) == 0
     assert main(["predict", str(path)]) == 0
-    assert "16 GPUs" in capsys.readouterr().out
+    assert "64 x H100" in capsys.readouterr().out
     assert main(["init", str(path)]) == 2
     assert "is there already" in capsys.readouterr().err
     lines = path.read_text().splitlines()

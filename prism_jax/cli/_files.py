@@ -1,8 +1,10 @@
 """Files of jobs: written to be edited, imported, listed key by key; and those that are shipped."""
 
+import json
+import pathlib
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,54 +21,102 @@ from ._outputs import Writes
 from ._values import count
 
 
-# The start of a first job, which is valid without changes.
-_FIRST = """\
-# A job for prism-jax. Lines that begin with `#` show defaults; take the `#` away to change one.
-kind = "job"
-# A shipped model (`prism-jax models`), a .toml file, or a table [model]:
-model = "llama-3.1-8b"
-# A shipped cluster (`prism-jax hardware`), a .toml file, or a table [cluster], and its nodes:
-cluster = "dgx-h100"
-num_nodes = 2
-"""
-_GIVEN = {
-    "layout": {"tp": "2", "pp": "2", "dp": "4"},
-    "schedule": {"kind": '"1f1b"', "num_microbatches": "16"},
-    "training": {"microbatch_size": "1", "sequence_length": "4096"},
+# The keys of every first job, with what stands beside each.
+_FIRST = {
+    "model": "a shipped one (`prism-jax models`), or a .toml file",
+    "cluster": "a shipped family (`prism-jax hardware`), or a .toml file",
+    "world_size": "GPUs; layout.dp and num_nodes follow from it",
+    "training.global_batch_size": "sequences in a step; schedule.num_microbatches follows from it",
+    "training.microbatch_size": "sequences",
+    "training.sequence_length": "tokens",
+    "training.software": "the stack that sets what is not set here; the others are below",
 }
-_WIDEST = 60
+_LONGEST, _WIDEST = 8192, 60
 
 
-@command(how={"out": {"default": "job.toml", "nargs": "?"}}, writes=Writes("out", ".toml"))
+@command(
+    SET,
+    how={
+        "out": {"default": "job.toml", "nargs": "?"},
+        "--model": (str, "llama-3.1-8b"),
+        "--cluster": (str, "dgx-h100"),
+        "--gpus": (count, 64),
+        "--global-batch": count,
+    },
+    writes=Writes("out", ".toml"),
+)
 def init(given: Given) -> Output:
-    """Write a job file with a comment on every key, to edit.
+    """Write a job file to edit: the keys that one sets, with a comment on each.
 
     out JOB.toml  the file to write (job.toml)
+    --model MODEL  a shipped model (`prism-jax models`), or a .toml file (llama-3.1-8b)
+    --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
+        (dgx-h100)
+    --gpus N  how many GPUs the job has, from which layout.dp and num_nodes follow (64)
+    --global-batch N  the sequences of a step (8 for each GPU)
+    --all  also write all other keys of its tables, as comments with their values
 
-    example: prism-jax init my_job.toml
+    example: prism-jax init my_job.toml --gpus 64 --global-batch 512
     """
-    out = given.out
-    with written_whole(out) as partial:
-        partial.write_text(commented_job(), encoding="utf-8")
-    text = f"{shown(out)}: a job of 16 GPUs; edit it, then run: prism-jax predict {shown(out)}"
-    return Output({"job": out}, [text])
+    model, changes = data.load_model(given.model), data.overrides_of(given.overrides)
+    longest = model.max_positions if model.position == "learned" else _LONGEST
+    keys: dict[str, Any] = {"model": given.model, "cluster": given.cluster}
+    keys |= {"world_size": given.gpus, "training.microbatch_size": 1}
+    keys |= {"training.global_batch_size": given.global_batch or 8 * given.gpus}
+    keys |= {"training.sequence_length": min(longest, _LONGEST)}
+    keys |= {change.key: change.value for change in changes}
+    for change in changes:
+        if change.keys[0] in ("model", "cluster") and change.keys[1:]:
+            raise ValueError(
+                f"override `{change}`: this writes a model and a cluster by their names; give "
+                f"`--{change.keys[0]}` a file with other keys, or `--set` where the job is used."
+            )
+    job = _job_of(given, keys)
+    if "training.software" not in keys:
+        usual = 3 if job.layout.tp == job.layout.pp == 1 else 1
+        is_fsdp = keys.get("training.zero", usual) == 3
+        keys["training.software"] = prism.prediction.nearest_stack(job, is_fsdp)
+        job = _job_of(given, keys)
+    with written_whole(given.out) as partial:
+        partial.write_text(commented_job(keys, job if given.all else None), encoding="utf-8")
+    out, stack = shown(given.out), job.training and job.training.software
+    text = f"{out}: {job.header}; stack `{quoted(stack)}`; next: prism-jax predict {out}"
+    return Output({"job": given.out, "software": stack}, [text])
 
 
-def commented_job() -> str:
-    """A job that is valid without changes, with every key of its tables."""
-    lines = [_FIRST]
-    for name, given in _GIVEN.items():
-        lines.append(f"[{name}]")
-        for key in data.job_keys():
-            table, _, short = key.key.partition(".")
-            if table != name or not short or "." in short:  # Those of a table within it.
-                continue
-            about = re.split(r"\.(?: (?=[A-Z`])|$)", key.about)[0]  # The first sentence.
-            lines += [f"# {line}" for line in textwrap.wrap(f"{about}; {key.allowed}", 98)]
-            default = f"# {short} = {key.default or '...'}"
-            lines += [f"{short} = {given[short]}" if short in given else default, ""]
-        lines.append("")
-    return "\n".join(lines)
+def _job_of(given: Given, keys: Mapping[str, Any]) -> data.Job:
+    table = data.parse_toml(commented_job(keys))
+    del table["kind"]
+    return data.make_job(table, pathlib.Path(given.out))
+
+
+def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str:
+    """The file of a job with these keys, a comment on each and a list of the stacks. With the job,
+    all other keys of its tables follow as comments, with the values that they have.
+    """
+    listed = {key.key: key for key in data.job_keys()}
+    lines = ['kind = "job"']
+    for name in dict.fromkeys([*filter(keys.__contains__, _FIRST), *keys]):
+        about = re.split(r"[,;:.] ", listed[name].about)[0] if name in listed else ""
+        line = f"{name} = {json.dumps(keys[name], ensure_ascii=False)}"
+        lines.append(f"{line:<35}# {_FIRST.get(name, about)}".rstrip("# "))
+    stacks = [*map(data.load_software, data.list_names("software stack"))]
+    for kind, shards in (("with FSDP", True), ("without FSDP", False)):
+        names = (stack.name for stack in stacks if (stack.training.get("zero") == 3) == shards)
+        lines += _comment(f"Stacks {kind}: {', '.join(names)}")
+    for key in () if whole is None else data.assumed_keys(whole):
+        # Those of a table within a table are a choice of their own.
+        if key.key in keys or re.fullmatch(r"(layout|schedule|training)\.\w+", key.key) is None:
+            continue
+        about, allowed = listed[key.key].about, listed[key.key].allowed
+        about = re.split(r"\.(?: (?=[A-Z`])|$)", about)[0]  # The first sentence.
+        value = data.toml_value(key.value) or "..."
+        lines += ["", *_comment(f"{about}; {allowed}"), f"# {key.key} = {value}"]
+    return "\n".join([*lines, ""])
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")
 
 
 @command(
@@ -145,7 +195,12 @@ def show(given: Given) -> Output:
     names = [] if job.kernels is None else [source.name for source in job.kernels.sources]
     value = Column("value", lambda key: quoted(data.toml_value(key.value), _WIDEST))
     table = Table(("key", value, "unit", Column("from", "where_from")), keys, most=None)
-    lines = [f"tables of kernels: {', '.join(names) or 'none'}", *notes]
+    left_out = prism.prediction.uncounted(job)
+    lines = [
+        f"tables of kernels: {', '.join(names) or 'none'}",
+        *notes,
+        *[left_out] * bool(left_out),
+    ]
     result = {"keys": plain(keys), "kernels": names, "notes": list(notes)}
     return Output(result, [table, "\n".join(lines)])
 

@@ -72,7 +72,7 @@ def doctor(given: Given) -> Output:
         "problems": problems,
     }
     lines = [f"problem: {problem}" for problem in problems] or ["No problem was found."]
-    return Output(result, [_table(result), "\n".join(lines)])
+    return Output(result, [_table(result), "\n".join(lines)], status=min(len(problems), 1))
 
 
 def _version(name: str) -> str | None:

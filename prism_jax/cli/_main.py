@@ -110,7 +110,7 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
     except (OSError, MemoryError, RuntimeError) as error:  # JAX out of memory: RuntimeError.
         _tell(str(error) or "out of memory")
         return 1
-    return 0
+    return found.status
 
 
 def _tell_idle_sets(given: argparse.Namespace) -> None:

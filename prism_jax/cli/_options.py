@@ -39,10 +39,12 @@ class Output:
     - `result`: what `--json` prints.
     - `blocks`: what is printed without it, an empty line between any two. Of a command with
         `--csv`, the first table is what that prints.
+    - `status`: the exit status of the command.
     """
 
     result: dict[str, Any]
     blocks: Sequence[Table | str]
+    status: int = 0
 
     def printed(self, given: Given) -> str:
         """The output in the requested format."""

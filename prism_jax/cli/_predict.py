@@ -38,7 +38,8 @@ def predict(given: Given) -> Output:
     _load.check_memory(given, job)
     found = prediction.predict(job)
     _load.tell_notes([job])
-    per_gpu, drawn = prediction.throughput(job), prediction.energy(job, found)
+    per_gpu = prediction.throughput(job, found=found)
+    drawn = prediction.energy(job, found)
     assert per_gpu is not None  # `predict` raises where a job has no model.
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
     result["step_time_s"] = {"mean": result.pop("mean")}
@@ -56,6 +57,11 @@ def predict(given: Given) -> Output:
     parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
     lines += [] if needed.fits else [_fit(job, needed)]
+    effects = prediction.effects_of_stack(job, found.mean)
+    left_out = prediction.uncounted(job, found.mean)
+    result |= {"effects_of_stack": plain(effects), "uncounted": left_out}
+    lines += [f"{job.training and job.training.software}: {effect}" for effect in effects]
+    lines += [left_out] * bool(left_out)
     return Output(result, [job.header, "\n".join(lines), prediction.parts_table(parts)])
 
 

@@ -51,6 +51,7 @@ from ._load_kernels import (
 from ._model import Layer as Layer, Model as Model, repeat_layers as repeat_layers
 from ._override import (
     apply_kernel_override as apply_kernel_override,
+    overrides_of as overrides_of,
     parse_override as parse_override,
 )
 from ._priors import (
@@ -81,7 +82,11 @@ from ._shapes import (
     outside as outside,
     parse_product as parse_product,
 )
-from ._training import Training as Training, load_software as load_software
+from ._training import (
+    Training as Training,
+    load_software as load_software,
+    nearest_software as nearest_software,
+)
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,

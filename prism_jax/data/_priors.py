@@ -14,7 +14,12 @@ from ._types import NonNegative, Number, Positive, Text
 
 _Several: TypeAlias = Annotated[int, msgspec.Meta(ge=3)]
 # Parts of the names of devices. A device that is named otherwise is of a generation without runs.
-_GENERATIONS = {"a100|a800": "A100", "h100|h200|h800|h20": "Hopper", "b200|b300": "Blackwell"}
+_GENERATIONS = {
+    "a100|a800": "A100",
+    "h100|h200|h800|h20": "Hopper",
+    "b200|b300": "Blackwell",
+    "tpu": "TPU",
+}
 
 
 class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,7 +190,7 @@ class ExpectedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def generation_of(device: str) -> str:
-    """The generation of a device by its name: `A100`, `Hopper`, `Blackwell` or `other`."""
+    """The generation of a device by its name: `A100`, `Hopper`, `Blackwell`, `TPU` or `other`."""
     found = (name for part, name in _GENERATIONS.items() if re.search(part, device.lower()))
     return next(found, "other")
 

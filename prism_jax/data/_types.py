@@ -82,8 +82,11 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         return msgspec.convert(raw, cls)
     except msgspec.ValidationError as error:
         key, problem = explain(raw, error)
-        choices = _choices(cls, key) if "enum" in problem else ()
+        annotation = _type_of(cls, key)
+        choices = _literals(annotation) if "enum" in problem else ()
         allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
+        if "expected a table" in problem and (keys := [*types_of(struct_type(annotation))]):
+            allowed = f"; set one of its keys, such as `{key}.{keys[0]}`"
         raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
 
 
@@ -94,11 +97,11 @@ def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
     return {field.encode_name: field.type for field in known if field.type is not Given}
 
 
-def _choices(cls: Any, key: str) -> tuple[Any, ...]:
-    """The allowed values of an enumeration at a dotted key of a struct."""
+def _type_of(cls: Any, key: str) -> Any:
+    """The type at a dotted key of a struct."""
     for name in re.sub(r"\[[^]]*\]", "", key).split("."):
         cls = types_of(struct_type(cls)).get(name)
-    return _literals(cls)
+    return cls
 
 
 def _literals(annotation: Any) -> tuple[Any, ...]:
@@ -139,6 +142,7 @@ def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, s
         what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
     problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
+    problem = re.sub(r"expected `object( \| null)?`", "expected a table", problem)
     if "matching regex" in message:
         problem = "write it on one line, without control characters or marks of direction"
     return quoted(path), f"is {what}: {problem}"

@@ -1,6 +1,9 @@
 from ._advice import (
     costly_keys as costly_keys,
+    effects_of_stack as effects_of_stack,
     idle_keys as idle_keys,
+    nearest_stack as nearest_stack,
+    uncounted as uncounted,
 )
 from ._expected_error import (
     LEVEL_STEPS as LEVEL_STEPS,
@@ -23,6 +26,7 @@ from ._memory import (
 from ._predict import (
     Prediction as Prediction,
     constant_step as constant_step,
+    mean_step as mean_step,
     parts_table as parts_table,
     predict as predict,
     rate_form as rate_form,

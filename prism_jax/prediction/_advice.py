@@ -1,22 +1,31 @@
 """What is worth a line about a job: keys without an effect, and keys that make a step longer."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from ..data import Job, Training, load_software, toml_value
+from ..data import Job, Training, generation_of, load_software, nearest_software, toml_value
 from ..lowering import lower_chains, parts_of
 from ..schedule import order_of
-from ..workload import Workload
-from ._memory import memory
-from ._predict import predict, with_values
+from ..workload import Workload, has_experts
+from ._memory import fits, memory
+from ._predict import mean_step, with_values
 
 
 # Keys that say what a job is, rather than how it runs.
 _NO_SWITCHES = ("software", "global_batch_size")
 # What is worth a line: a step longer by this share.
 _MUCH = 0.05
+# What is no change.
+_ROUNDING = 5e-4
+# Keys of a software stack that have an effect together.
+_TOGETHER = {
+    "launches by the host": ("launch_floor_s", "host_module_s", "host_experts_s"),
+    "unfused kernels": ("eager_share", "separate_products", "rotary_bytes"),
+    "FSDP's copies": ("gather_copy_bytes", "gradient_copy_bytes"),
+}
 
 
 def idle_keys(job: Job) -> tuple[str, ...]:
@@ -95,7 +104,7 @@ def costly_keys(job: Job) -> tuple[str, ...]:
         return ()
     for key, value in (("training.accumulate_gradients", True), ("training.zero", 1)):
         try:
-            longer = predict(job).mean / predict(with_values(job, {key: value})).mean - 1
+            longer = mean_step(job) / mean_step(with_values(job, {key: value})) - 1
         except ValueError:  # Its gradients cannot be summed.
             continue
         if longer < _MUCH:
@@ -106,3 +115,103 @@ def costly_keys(job: Job) -> tuple[str, ...]:
             f"`{key} = {toml_value(value)}` would.",
         )
     return ()
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What a software stack does to the step of a job.
+
+    **Attributes:**
+
+    - `what`: a key of `training` with its value, or what several keys stand for together.
+    - `plain`: what the key is compared with; empty for several.
+    - `keys`: the keys that the stack sets.
+    - `longer`: by which share the step is longer than with their plain values.
+    """
+
+    what: str
+    plain: str
+    keys: tuple[str, ...]
+    longer: float
+
+    def __str__(self) -> str:
+        if not self.plain:
+            return f"{self.what} make the step {_how(self.longer)}"
+        return f"`{self.what}` makes the step {_how(self.longer)} than {self.plain}"
+
+
+def effects_of_stack(job: Job, mean: float) -> tuple[Effect, ...]:
+    """What of a job's software stack makes its step of `mean` seconds more than 5 % longer or
+    shorter: a key that the stack sets, compared with its default (of gradients, with the dtype of
+    the model), or keys that have an effect together. What a job needs to fit is left out.
+    """
+    how = job.training
+    if how is None or not how.software:
+        return ()
+    defaults = _defaults() | {"gradient_dtype": how.base_dtype}
+    changed = [
+        key
+        for key in load_software(how.software).training
+        if f"training.{key}" not in job.given.keys and getattr(how, key) != defaults[key]
+    ]
+    together = {what: {*keys}.intersection(changed) for what, keys in _TOGETHER.items()}
+    alone = {*changed}.difference(*together.values())
+    effects = []
+    for what, keys in [*together.items(), *((key, {key}) for key in changed if key in alone)]:
+        beside = ""
+        if what in alone:
+            beside = toml_value(defaults[what]) or "without it"
+            what = f"{what} = {toml_value(getattr(how, what))}"
+        plain = with_values(job, {f"training.{key}": defaults[key] for key in keys})
+        try:
+            longer = mean / mean_step(plain) - 1 if keys else 0.0
+        except ValueError:  # The job cannot do without it.
+            continue
+        if abs(longer) > _MUCH and fits(plain):
+            effects.append(Effect(what, beside, tuple(sorted(keys)), longer))
+    return tuple(effects)
+
+
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(Training)}
+
+
+def uncounted(job: Job, mean: float | None = None) -> str:
+    """What is not counted in the step of a job without a software stack, `mean` seconds where it is
+    known, and which stack is the nearest, as a sentence; empty if there is nothing.
+    """
+    how, defaults = job.training, _defaults()
+    if job.model is None or how is None or how.software or job.calibrated:
+        return ""
+    left_out = [
+        what
+        for what, keys in _TOGETHER.items()
+        if all(getattr(how, key) == defaults[key] for key in keys)
+        and (how.zero == 3 or "FSDP" not in what)
+    ]
+    if not left_out:
+        return ""
+    nearest, told = nearest_stack(job, how.zero == 3), ""
+    with contextlib.suppress(ValueError):  # The job may give what the stack cannot do.
+        mean = mean_step(job) if mean is None else mean
+        longer = mean_step(job.replace(**{"training.software": nearest})) / mean - 1
+        changes = abs(longer) > _ROUNDING
+        told = f", makes the step {_how(longer)}" if changes else ", does not change this step"
+    return (
+        f"no software stack: {', '.join(left_out)} are not counted; the nearest, "
+        f"`training.software={nearest}`{told}."
+    )
+
+
+def _how(longer: float) -> str:
+    percent = 100 * abs(longer)
+    how = "longer" if longer > 0 else "shorter"
+    return f"{percent:.{0 if percent >= 1 else 1}f} % {how}"
+
+
+def nearest_stack(job: Job, is_fsdp: bool) -> str:
+    """The shipped software stack that is the nearest to a job with a model and a cluster, with FSDP
+    or without.
+    """
+    parts = parts_of(job)
+    kind = "experts" if has_experts(parts.model) else "dense"
+    return nearest_software(is_fsdp, kind, generation_of(parts.cluster.device.name))

@@ -8,7 +8,7 @@ from .._summary import GIB
 from ..cluster import drawn
 from ..data import Job
 from ._memory import memory
-from ._predict import Prediction, predict, rate_form, with_values
+from ._predict import Prediction, mean_step, predict, rate_form, with_values
 
 
 # A higher MFU than that of any training step.
@@ -71,13 +71,16 @@ class Throughput(msgspec.Struct, frozen=True):
         ]
 
 
-def throughput(job: Job | None, mean: float | None = None) -> Throughput | None:
+def throughput(
+    job: Job | None, mean: float | None = None, found: Prediction | None = None
+) -> Throughput | None:
     """The throughput of a job at a mean step time in seconds, by default that without variability;
-    `None` for a profile, of which only latencies are known.
+    `None` for a profile, of which only latencies are known. `found` is its prediction, where it is
+    known already.
     """
     if job is None or job.model is None or job.cluster is None or job.training is None:
         return None
-    found = predict(job)
+    found = predict(job) if found is None else found
     mean = found.mean if mean is None else mean
     slower, number = mean / found.mean, job.layout.world_size
     exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
@@ -157,7 +160,7 @@ def energy(job: Job, found: Prediction | None = None) -> Energy | None:
     joules = job.layout.world_size * sum(seconds * watts(part) for part, seconds in parts)
     step = _STEP * (power.limit_w - power.static_w)
     higher, lower = (
-        predict(with_values(job, {"cluster.device.power.limit_w": power.limit_w + change})).mean
+        mean_step(with_values(job, {"cluster.device.power.limit_w": power.limit_w + change}))
         for change in (step, -step)
     )
     return Energy(

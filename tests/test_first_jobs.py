@@ -1,0 +1,162 @@
+"""A first job, written by a command; and what a job says of its software stack."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+import prism_jax as prism
+from prism_jax import data
+from prism_jax.__main__ import main
+from prism_jax.prediction import effects_of_stack, fits, mean_step, nearest_stack, uncounted
+
+
+def load_job(*words) -> Any:
+    return prism.load_job(*words)
+
+
+def _init(path, capsys, *words: str) -> Any:
+    assert main(["init", str(path), "--force", *words]) == 0
+    capsys.readouterr()
+    return load_job(path)
+
+
+def test_a_first_job_has_eight_keys_with_a_comment_on_each(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    job = _init(path, capsys, "--gpus", "64", "--global-batch", "512")
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 40
+    keys = [line for line in lines if not line.startswith("#")]
+    assert len(keys) == 8
+    assert all("  # " in line for line in keys[1:])
+    assert (job.layout.world_size, job.batch_size, job.cluster.num_devices) == (64, 512, 64)
+    # All stacks are listed, and one is active.
+    comments = " ".join(line for line in lines if line.startswith("#"))
+    assert all(name in comments for name in data.list_names("software stack"))
+    assert job.training.software == "torchtitan"
+
+
+@pytest.mark.parametrize(
+    ("words", "stack"),
+    [
+        (["--set", "layout.tp=8", "--set", "layout.pp=2"], "megatron-core-2024"),
+        (["--set", "training.zero=0"], "megatron-core-2024"),
+        (["--set", "layout.tp=8", "--set", "training.zero=3"], "torchtitan"),
+        (["--cluster", "dgx-a100"], "llm-foundry"),
+        (["--cluster", "tpu-v6e"], "maxtext"),
+        (["--model", "mixtral-8x7b", "--set", "layout.ep=8"], "automodel"),
+        (["--model", "mixtral-8x7b", "--set", "layout.pp=4"], "megatron-bridge-2025"),
+        (["--set", "training.software=nemo-2024"], "nemo-2024"),
+    ],
+)
+def test_the_stack_of_a_first_job_is_of_its_layout_and_cluster(tmp_path, capsys, words, stack):
+    job = _init(tmp_path / "job.toml", capsys, "--gpus", "32", *words)
+    assert job.training.software == stack
+    assert (job.layout.world_size, job.batch_size) == (32, 256)
+    # What is set, and nothing else, is in the file.
+    changes = [word for word in words if "=" in word]
+    others = {f"training.{key}" for key in ("microbatch_size", "sequence_length", "software")}
+    others |= {"training.global_batch_size", "world_size", "cluster.num_nodes"}
+    sizes = {key for key in job.given.keys if not key.startswith(("model", "cluster"))}
+    assert sizes <= others | {change.partition("=")[0] for change in changes}
+
+
+def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    job = _init(path, capsys, "--set", "training.adapters.rank=16", "--set", "layout.tp=2")
+    assert (job.training.adapters.rank, job.layout.dp) == (16, 32)
+    short = _init(path, capsys, "--model", "gpt3-175b", "--set", "layout.tp=8")
+    assert short.training.sequence_length == 2048  # As many as it has positions.
+    for words, said in (
+        (["--gpus", "48", "--global-batch", "512"], "is 512, not a multiple of .*; use 480 or 528"),
+        (["--set", "model.num_layers=3"], "give `--model` a file"),
+        (["--set", "layout.up=3"], "No key `layout.up`"),
+        (["--set", "layout=3"], "expected a table, got .* such as `layout.tp`"),
+    ):
+        assert main(["init", str(tmp_path / "other.toml"), *words]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert re.search(said, told)
+    assert not (tmp_path / "other.toml").exists()
+
+
+def test_each_kind_of_job_has_one_nearest_stack():
+    stacks = [data.load_software(name) for name in data.list_names("software stack")]
+    assert {stack.training["zero"] == 3 for stack in stacks if stack.nearest_to} == {True, False}
+    for device in data.list_names("device"):
+        generation = data.generation_of(device)
+        for fsdp in (True, False):
+            for kind in ("dense", "experts"):
+                (name,) = [
+                    stack.name
+                    for stack in stacks
+                    for jobs in stack.nearest_to
+                    if (jobs.fsdp, kind in jobs.models) == (fsdp, True)
+                    and generation in jobs.devices
+                ]
+                assert data.nearest_software(fsdp, kind, generation) == name
+                shards = data.load_software(name).training["zero"] == 3
+                assert shards == fsdp or generation == "TPU"
+
+
+_PLAIN = {field.name: field.default for field in msgspec.structs.fields(data.Training)}
+_PLAIN |= {"gradient_dtype": "bf16"}  # As the model.
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stack"), [("gcp-a3-high", "torchtitan"), ("aws-p4d", "llm-foundry")]
+)
+def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys, cluster, stack):
+    """Of each key that moves the step by more than 5 %, and of no other."""
+    path = tmp_path / "job.toml"
+    words = ["--cluster", cluster, "--set", f"training.software={stack}"]
+    job = _init(path, capsys, *words, "--set", "training.sequence_length=2048")
+    mean = prism.predict(job).mean
+    effects = effects_of_stack(job, mean)
+    told = set()
+    for effect in effects:
+        plain = load_job(path, {f"training.{key}": _PLAIN[key] for key in effect.keys})
+        assert effect.longer == pytest.approx(mean / prism.predict(plain).mean - 1, rel=1e-12)
+        assert abs(effect.longer) > 0.05
+        told |= {*effect.keys}
+    assert "gradient_dtype" in told
+    for key in data.load_software(stack).training.keys() - told:
+        plain = load_job(path, {f"training.{key}": _PLAIN[key]})
+        change = mean / prism.predict(plain).mean - 1
+        assert abs(change) <= 0.05 or not fits(plain), key
+    assert main(["predict", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(f"{stack}: ")] == [
+        f"{stack}: {effect}" for effect in effects
+    ]
+    # What the job itself gives is no matter of the stack.
+    given = load_job(path, ["training.gradient_dtype=fp32"])
+    assert "gradient_dtype" not in str(effects_of_stack(given, mean))
+
+
+def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    job = _init(path, capsys).replace(**{"training.software": None, "training.zero": 3})
+    mean = mean_step(job)
+    assert mean == prism.predict(job).mean
+    told = uncounted(job, mean)
+    assert told == uncounted(job)
+    assert "launches by the host, unfused kernels, FSDP's copies are not counted" in told
+    nearest = nearest_stack(job, True)
+    longer = mean_step(job.replace(**{"training.software": nearest})) / mean - 1
+    assert f"`training.software={nearest}`, makes the step {100 * longer:.0f} % longer" in told
+    assert uncounted(load_job(path)) == ""
+    floor = job.replace(**{"training.launch_floor_s": 4e-6})
+    assert "launches by the host" not in uncounted(floor)
+    plain = ["training.zero=3", "training.software=plain.toml"]
+    (tmp_path / "plain.toml").write_text('kind = "software"\nsource = "x"\n[training]\n')
+    assert not effects_of_stack(load_job(path, plain), mean)
+    data.save_job(job, path)
+    for command in ("predict", "show"):
+        assert main([command, str(path)]) == 0
+        assert told in capsys.readouterr().out.splitlines()
+    assert main(["predict", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["uncounted"], found["effects_of_stack"]) == (told, [])
