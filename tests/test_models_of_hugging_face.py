@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import re
 import tomllib
 
 import msgspec
@@ -13,6 +14,7 @@ from prism_jax.importers import import_job
 from prism_jax.importers._formulas import evaluate, keys_of, parsed
 from prism_jax.importers._hugging_face import read_model
 from prism_jax.importers._models import tables, type_of
+from prism_jax.prediction import expected_error
 from prism_jax.workload import count_parameters
 from prism_jax.workload.modules import modules
 
@@ -175,3 +177,75 @@ def test_import_says_that_a_type_was_guessed(tmp_path):
     imported = import_job(path, 8, batch=8)
     assert (imported.framework, imported.status) == ("huggingface", "guessed")
     assert "The type `aurora` is not known" in imported.notes[0]
+
+
+def _folder(tmp_path, **files):
+    for name, table in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    return tmp_path
+
+
+def test_adapters_beside_a_configuration_are_those_of_the_job(tmp_path):
+    adapters = {"peft_type": "LORA", "r": 8, "lora_dropout": 0.1}
+    adapters |= {"target_modules": ["q_proj", "v_proj", "model.layers.0.mlp.down_proj", "lm_head"]}
+    llama = _SMALL | {"model_type": "llama"}
+    folder = _folder(tmp_path, config=llama, adapter_config=adapters)
+    imported = import_job(folder, 8, batch=8)
+    assert imported.job.name == folder.name
+    assert imported.job.training is not None
+    made = imported.job.training.adapters
+    assert made is not None
+    assert (made.rank, made.modules, made.dropout) == (8, ("linear_qkv", "linear_fc2"), True)
+    assert any("`lm_head`" in note for note in imported.notes)
+    for targets in ("all-linear", r".*\.(q_proj|o_proj|up_proj|down_proj)"):
+        _folder(tmp_path, adapter_config=adapters | {"target_modules": targets})
+        training = import_job(folder / "config.json", 8, batch=8).job.training
+        assert training is not None
+        assert training.adapters is not None
+        assert len(training.adapters.modules) == 4
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    _folder(alone, config=llama)
+    training = import_job(alone, 8, batch=8).job.training
+    assert training is not None
+    assert training.adapters is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"peft_type": "IA3"}, "`peft_type` IA3 of `adapter_config.json`"),
+        ({"target_modules": ["lm_head"]}, "`target_modules`"),
+        ({"target_modules": 3}, "`target_modules` 3"),
+        ({"r": None}, "`r` is missing"),
+        ({"lora_dropout": "much"}, "`lora_dropout` is much"),
+    ],
+)
+def test_adapters_that_a_job_cannot_have_are_refused(change, said, tmp_path):
+    adapters = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]} | change
+    llama = _SMALL | {"model_type": "llama"}
+    folder = _folder(tmp_path, config=llama, adapter_config=adapters)
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        import_job(folder, 8, batch=8)
+    assert str(raised.value).startswith(f"{folder / 'adapter_config.json'}: ")
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no `config\.json`"):
+        import_job(tmp_path, 8)
+
+
+def test_a_guessed_model_has_the_expected_error_of_a_class_without_steps(tmp_path):
+    errors = {}
+    for kind in ("llama", "aurora"):
+        folder = _folder(tmp_path, config=_SMALL | {"model_type": kind})
+        errors[kind] = expected_error(import_job(folder, 8, batch=8).job)
+    assert errors["aurora"].num_runs == 0
+    assert errors["aurora"].spread > 2 * errors["llama"].spread
+
+
+def test_a_configuration_of_many_megabytes_is_read(tmp_path):
+    layers = {f"model.layers.{i}.mlp.experts.{i}.down_proj": "nvfp4" for i in range(30_000)}
+    config = _SMALL | {"model_type": "llama", "quantization_config": {"layers": layers}}
+    assert len(json.dumps(config)) > 2**20
+    assert import_job(_folder(tmp_path, config=config), 8, batch=8).status == "imported"

@@ -128,8 +128,8 @@ def _comment(text: str) -> list[str]:
 def import_(given: Given) -> Output:
     """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM.
 
-    file FILE  a config.json of Hugging Face; or the arguments of Megatron-LM: a .yaml with
-        MODEL_ARGS, or a command line in a .sh or .txt file
+    file FILE  a config.json of Hugging Face, or the folder that it was downloaded to; or the
+        arguments of Megatron-LM: a .yaml with MODEL_ARGS, or a command line in a .sh or .txt file
     --gpus N  how many GPUs the job has
     --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
     --batch N  the sequences of a step (those of the file, or published ones)

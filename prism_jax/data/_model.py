@@ -79,6 +79,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         hyper-connections mix around each module (DeepSeek V4); by default one.
     - `num_mtp_layers`: the number of multi-token-prediction layers, which are like the last layer
         and predict the tokens after the next.
+    - `guessed`: whether the layers are guessed from the names of keys of a configuration whose type
+        is not known; the expected error is then that of a class without measured steps.
     - `name`: the name of the model.
     - `title`: what the model is called in headers; by default its name.
     - `source`: where the numbers are from.
@@ -105,6 +107,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     head_transforms: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     hyper_connections: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     num_mtp_layers: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    guessed: bool = False
     name: Label = ""
     title: Label = ""
     source: str = ""

@@ -10,6 +10,7 @@ from typing import Any
 from .._files import shown
 from .._misc import quoted
 from ..data import Job, located, make_job, read_text
+from ._adapters import read_adapters
 from ._draft import Batch, Draft, Status
 from ._hugging_face import read_hugging_face
 from ._megatron import megatron_reader, read_megatron
@@ -17,8 +18,8 @@ from ._megatron_flags import parse_command, parse_model_config, stack_of
 from ._problems import Table
 
 
-# Configurations are a few kilobytes.
-_MOST = 2**20
+# Configurations are a few kilobytes, with lists of quantised layers some megabytes.
+_MOST = 2**26
 _CLUSTER = "dgx-h100"
 
 
@@ -58,8 +59,9 @@ def import_job(
 
     **Arguments:**
 
-    - `path`: a `config.json`; or the arguments of Megatron-LM, in a `.yaml` with `MODEL_ARGS` or as
-        a command line in a `.sh` or `.txt` file.
+    - `path`: a `config.json`, or the folder that it was downloaded to, with adapters if there is an
+        `adapter_config.json` beside it; or the arguments of Megatron-LM, in a `.yaml` with
+        `MODEL_ARGS` or as a command line in a `.sh` or `.txt` file.
     - `num_gpus`: the number of GPUs of the job. `dp` is this number over the product of the other
         degrees.
     - `cluster`: the name of a shipped family, with as many nodes as needed, or the path of a
@@ -80,13 +82,18 @@ def import_job(
     cannot express.
     """
     where, path = shown(path), pathlib.Path(path)
+    name = path.stem
+    if path.is_dir():  # As it was downloaded.
+        name, path = path.resolve().name, path / "config.json"
+        if not path.exists():
+            raise ValueError(f"{where}: this folder has no `config.json`; give one that has.")
     draft = _read(path, where, num_gpus, strict)
     raw, notes, known = dict(draft.tables), list(draft.notes), draft.batch
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     raw |= {"cluster": cluster or _CLUSTER, "world_size": num_gpus}
     del raw["layout"]["dp"]  # It follows, as do nodes and, of a known batch, microbatches.
     raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
-    raw["name"] = raw["model"]["name"] = quoted(path.stem)
+    raw["name"] = raw["model"]["name"] = quoted(name)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
     if software is not None and "training.software" in keys:
         both = "`--software` and `training.software`"
@@ -155,18 +162,31 @@ def _read(path: pathlib.Path, where: str, num_gpus: int, strict: bool) -> Draft:
             "`.sh` or `.txt`."
         )
     parse, read = _KINDS[path.suffix.lower()]
-    text = read_text(path, _MOST)
     with located(where):
-        try:
-            table = parse(text)
-        except (ValueError, RecursionError) as error:
-            problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
-            if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
-                problem = "the JSON ends early, as of a download that was cut"
-            raise ValueError(f"it cannot be read: {problem}; give another file.") from None
-        if not isinstance(table, dict):
-            raise ValueError("this is not a table of keys; give a model's configuration.")
-        return read(table, num_gpus, strict)
+        table = _parsed(parse, path)
+        draft = read(table, num_gpus, strict)
+    beside = path.with_name("adapter_config.json")
+    if path.name == "config.json" and beside.exists():
+        with located(shown(beside)):
+            adapters, notes = read_adapters(_parsed(json.loads, beside))
+        draft.tables["training"]["adapters"] = adapters
+        draft.notes.extend(notes)
+    return draft
+
+
+def _parsed(parse: Callable[[str], Any], path: pathlib.Path) -> Table:
+    """The table of keys in a file."""
+    text = read_text(path, _MOST)
+    try:
+        table = parse(text)
+    except (ValueError, RecursionError) as error:
+        problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
+        if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
+            problem = "the JSON ends early, as of a download that was cut"
+        raise ValueError(f"it cannot be read: {problem}; give another file.") from None
+    if not isinstance(table, dict):
+        raise ValueError("this is not a table of keys; give a model's configuration.")
+    return table
 
 
 def _hugging_face(table: Any, num_gpus: int, strict: bool) -> Draft:

@@ -83,10 +83,10 @@ def expected_error(job: Job) -> ExpectedError:
     The errors are those of published steps of the same class: the generation of the machine, a
     model with or without experts, parameters that are sharded (FSDP) or not, and the software. A
     class with fewer than 20 steps has the law of the class above it. A class without any, as that
-    of models without words (images, recommenders) or of steps whose layers have no backward, has
-    one 2.5 times as wide as that of its kind of model and sharding on other machines, and
-    `num_runs` 0. A job that is calibrated has the uncertainty of its calibration, linear in its
-    parameters, unless it has become one of another class since then.
+    of models without words (images, recommenders), of models whose layers are guessed, or of steps
+    whose layers have no backward, has one 2.5 times as wide as that of its kind of model and
+    sharding on other machines, and `num_runs` 0. A job that is calibrated has the uncertainty of
+    its calibration, linear in its parameters, unless it has become one of another class since then.
 
     Not differentiable. The source is `kernels/expected_errors.toml`.
 
@@ -115,7 +115,7 @@ def expected_error(job: Job) -> ExpectedError:
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))
     laws = {one.key: one for one in shipped.classes}
-    unknown = _runs_forward(parts) or model.vocab_size == 0
+    unknown = _runs_forward(parts) or model.vocab_size == 0 or model.guessed
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
     if law is None:
@@ -134,7 +134,8 @@ def class_of(job: Job) -> tuple[str, ...]:
     parts = parts_of(job)
     model, training = parts.model, parts.training
     return (
-        "tables" if has_tables(model) else "experts" if has_experts(model) else "dense",
+        ("guessed " if model.guessed else "")
+        + ("tables" if has_tables(model) else "experts" if has_experts(model) else "dense"),
         "FSDP" if training.zero == 3 else "no FSDP",
         generation_of(parts.cluster.device.name),
         training.software or "no stack",
