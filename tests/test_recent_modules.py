@@ -206,6 +206,41 @@ _MODELS["jamba-mini"] = (
     ),
     51_570_323_328,
 )
+_V4 = {"kind": "compressed-attention", "head_size": 512, "window": 128, "output_rank": 1024}
+_INDEX = {"compress_ratio": 4, "index_num_heads": 64}
+
+
+def _v4(hidden: int, first: list, pairs: int, top_k: int, attention: dict, moe: dict) -> Model:
+    """DeepSeek-V4: two layers of a kind, then compressed keys of few and many tokens in turns."""
+    named = {"few": _INDEX | {"index_top_k": top_k}, "many": {"compress_ratio": 128}, "none": {}}
+    layers = [(((kind, "moe")), 1) for kind in (*first, *("few", "many") * pairs, "few")]
+    modules = {kind: _V4 | attention | table for kind, table in named.items()}
+    model = _model(hidden, 129_280, layers, moe=_V3_2_EXPERTS | moe, **modules)
+    return msgspec.structs.replace(model, hyper_connections=4)
+
+
+_MODELS["deepseek-v4-flash"] = (
+    _v4(
+        4096,
+        ["none"] * 2,
+        20,
+        512,
+        {"num_heads": 64, "q_lora_rank": 1024, "num_output_groups": 8},
+        {"top_k": 6},
+    ),
+    284_332_230_231,
+)
+_MODELS["deepseek-v4-pro"] = (
+    _v4(
+        7168,
+        ["many"] * 2,
+        29,
+        1024,
+        {"num_heads": 128, "q_lora_rank": 1536, "num_output_groups": 16},
+        {"num_experts": 384, "top_k": 6, "expert_ffn_size": 3072},
+    ),
+    1_572_997_179_491,
+)
 # Of a layer, what is not counted: a norm of the sum of an MLP and experts, and factors of what a
 # router reads and of the experts.
 _GEMMA_4 = small_model(
@@ -426,6 +461,53 @@ def test_an_indexer_scores_all_keys_and_attention_reads_the_best():
     # Each rank of a tensor-parallel group has all of the indexer.
     both = [_lowered(one, "layout.tp=2") for one in (_SPARSE, dense | {"index_top_k": 512})]
     assert _flop(both[0].forward) - _flop(both[1].forward) == pytest.approx(forward, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["window", "many tokens", "few tokens"])
+def test_compressed_attention_has_the_products_of_its_report(kind):
+    """Two of each of its cores forward and five backward; of the indexer, as above."""
+    heads, size, latent, groups, rank = 8, 64, 128, 4, 96
+    table = {"kind": "compressed-attention", "num_heads": heads, "head_size": size}
+    table |= {"q_lora_rank": latent, "num_output_groups": groups, "output_rank": rank}
+    table |= {"qk_rope_head_size": 32, "window": 256}
+    pairs, made = 256 * _LENGTH - 256**2 / 2, 0
+    index = chosen = every = 0.0
+    if kind == "many tokens":
+        table["compress_ratio"], made = 128, 2 * size
+        pairs += _LENGTH**2 / 2 / 128
+    elif kind == "few tokens":
+        table |= {"compress_ratio": 4, "index_num_heads": 4, "index_head_size": 32}
+        table["index_top_k"], made = 64, 4 * size
+        every, chosen = _LENGTH**2 / 2 / 4, 4 * (64 * _LENGTH / 4 - 64**2 / 2)
+        pairs += chosen
+        index = latent * 4 * 32 + _HIDDEN * (4 * 32 + 4)
+    shared = _HIDDEN * (latent + size + made)
+    split = heads * size * (latent + rank) + groups * rank * _HIDDEN + _HIDDEN * 32_000
+    cores, scores = heads * 2 * size * pairs, 4 * 32
+    for tp in (1, 2):
+        work = _lowered(table, f"layout.tp={tp}")
+        matrices = _TOKENS * (shared + split / tp)
+        forward = matrices + _TOKENS * index + 2 * (cores / tp + scores * every)
+        backward = 2 * matrices + _TOKENS * index + 2 * (2.5 * cores / tp + 2 * scores * chosen)
+        assert _flop(work.forward) == pytest.approx(2 * forward, rel=1e-9)
+        assert _flop(work.backward) == pytest.approx(2 * backward, rel=1e-9)
+        halves = (*work.backward_input, *work.backward_weight)
+        assert _flop(halves) == pytest.approx(2 * backward, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_output_groups": 3}, "`num_output_groups` = 3 does not divide"),
+        ({"index_top_k": 64}, "give both or none"),
+        ({"num_heads": 8, "cp": 2}, "`layout.cp` = 2"),
+    ],
+)
+def test_compressed_attention_that_is_not_known_is_refused(change, message):
+    table = {"kind": "compressed-attention", "num_heads": 8, "head_size": 64, "q_lora_rank": 128}
+    table |= {"num_output_groups": 4, "output_rank": 96} | change
+    with pytest.raises(ValueError, match=message):
+        _lowered(table, "layout.tp=1", f"layout.cp={table.pop('cp', 1)}")
 
 
 def test_an_indexer_needs_the_number_of_keys_that_it_chooses():

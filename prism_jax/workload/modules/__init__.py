@@ -5,6 +5,7 @@ from ._base import (
     make_module as make_module,
     modules as modules,
 )
+from ._compressed import CompressedAttention as CompressedAttention
 from ._convolution import Convolution as Convolution, ResNetBlock as ResNetBlock
 from ._diffusion import (
     AdaLN as AdaLN,

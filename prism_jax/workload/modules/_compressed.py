@@ -1,0 +1,179 @@
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ...data import Count, Layout, Model, Training
+from .._block import Kernel, Linear, Open
+from .._costs import Costs
+from ._base import AbstractPairModule, Parameters
+from ._core import Core, core_of, output_bytes
+from ._gather import cast, cast_gradient, check_divides, gradients
+from ._indexer import Indexer
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedAttention(AbstractPairModule):
+    """Attention to the last keys and to compressed ones before them (DeepSeek-V4's report, sections
+    2.3.1 and 2.3.2; `modeling_deepseek_v4.py` of Transformers). Queries are made of a latent. All
+    heads share one tensor as their keys and values: each token has one, and each window of tokens a
+    mean by weights that a matrix makes. The output of each group of heads is narrowed before the
+    last matrix.
+
+    In a tensor-parallel group each rank has all latents, keys and compressed keys.
+
+    **Attributes:**
+
+    - `num_heads`, `head_size`: the number of heads of queries, and their size and that of the keys.
+    - `q_lora_rank`: the width of the latent of queries.
+    - `qk_rope_head_size`: the size of the part of a head with rotary positions.
+    - `window`: how many keys a query attends to as they are, including its own.
+    - `compress_ratio`: how many tokens a compressed key is of; by default there is none.
+    - `num_output_groups`, `output_rank`: the number of groups of heads, and to which width each is
+        narrowed.
+    - `index_num_heads`, `index_head_size`, `index_top_k`: an indexer, which chooses so many
+        compressed keys for each query, by keys that are compressed for it; by default a query
+        attends to all. With one, a compressed key is of the tokens of the window before, too.
+    """
+
+    kind: ClassVar[str] = "compressed-attention"
+
+    num_heads: Count
+    head_size: Count
+    q_lora_rank: Count
+    num_output_groups: Count
+    output_rank: Count
+    qk_rope_head_size: Count = 64
+    window: Count = 128
+    compress_ratio: Count | None = None
+    index_num_heads: Count | None = None
+    index_head_size: Count = 128
+    index_top_k: Count | None = None
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        check_divides(layout, "num_heads", self.num_heads)
+        check_divides(layout, "num_output_groups", self.num_output_groups)
+        if self.num_heads % self.num_output_groups != 0:
+            raise ValueError(
+                f"`num_output_groups` = {self.num_output_groups} does not divide `num_heads` = "
+                f"{self.num_heads}; use a divisor."
+            )
+        if (self.index_num_heads is None) != (self.index_top_k is None):
+            raise ValueError(
+                "An indexer of compressed attention has `index_num_heads` and `index_top_k`; give "
+                "both or none."
+            )
+        if layout.cp > 1:
+            raise ValueError(
+                f"`layout.cp` = {layout.cp} would split the windows of `{self.kind}`, which is not "
+                "known here; use `cp = 1`."
+            )
+
+    def parameters(self, model: Model) -> Parameters:
+        hidden, heads = model.hidden_size, self.num_heads * self.head_size
+        split = heads * (self.q_lora_rank + self.output_rank) + self.num_heads  # With sinks.
+        split += self.num_output_groups * self.output_rank * hidden
+        copied = (hidden + 1) * (self.q_lora_rank + self.head_size)
+        copied += self._compressor(hidden, self.head_size)
+        for index in self._indexer():
+            copied += index.queries * index.queries_from + hidden * index.num_heads
+            copied += self._compressor(hidden, index.head_size)
+        return Parameters(split, copied)
+
+    def linears(self, costs: Costs) -> Sequence[Linear]:
+        tokens, hidden, tp = costs.tokens, costs.model.hidden_size, costs.layout.tp
+        width, groups = self.num_heads * self.head_size, self.num_output_groups // tp
+        made = (self.q_lora_rank, self.head_size, self._pooled(self.head_size))
+        return [
+            costs.linears(tokens, made, hidden),
+            costs.linear(tokens, hidden, groups * self.output_rank),
+            costs.linear(tokens, width // tp, self.q_lora_rank),
+            costs.linear(tokens, self.output_rank, width // tp // groups, groups=groups),
+            *(one for index in self._indexer() for one in index.linears(costs, self._keys)),
+        ]
+
+    def between(
+        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+    ) -> Open:
+        _, _, queries, narrowed, *index_linears = self.linears(costs)
+        tokens, latent = costs.tokens, self.q_lora_rank + self.head_size
+        of_rank = tokens * self.num_heads * self.head_size // costs.layout.tp
+        cores = [one.kernels(costs, backward=backward) for one in self._cores(costs)]
+        core = [kernel for kernels in cores for kernel in kernels]
+        if backward:
+            left = [*made, *gradients(narrowed, weights), self._turned(costs), *core]
+            for index in self._indexer():
+                left += index.gradients(costs, self._cores(costs)[-1], self._keys, weights)
+            left += [self._turned(costs), costs.move("norm", 6 * of_rank)]
+            left += [*gradients(queries, weights), costs.move("norm", 6 * tokens * latent)]
+            left += self._pool(costs, 6)
+            return [], [*left, *cast_gradient(costs, tokens * self._made)]
+        kernels = [*made, costs.move("norm", 4 * tokens * latent), queries.forward]
+        kernels += [costs.move("norm", 4 * of_rank), self._turned(costs), *self._pool(costs, 2)]
+        kernels += [linear.forward for linear in index_linears]
+        for index in self._indexer():
+            kernels += index.scores(costs, self._cores(costs)[-1], backward=False)
+        kernels += [*core, self._turned(costs), narrowed.forward]
+        ranks = self.num_output_groups * self.output_rank // costs.layout.tp
+        return [], [*kernels, *cast(costs, tokens * ranks)]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        tokens, size = costs.tokens, costs.activation_bytes
+        width = self.num_heads * self.head_size // costs.layout.tp
+        ranks = self.num_output_groups * self.output_rank // costs.layout.tp
+        # What the first matrix makes; the latent normed; queries, before their norm, too.
+        kept = tokens * (size * (self._made + self.head_size + 2 * width))
+        kept += tokens * costs.input_bytes() * (self.q_lora_rank + ranks)
+        kept += output_bytes(costs, tokens * width)
+        kept += sum(index.kept(costs, self._keys) for index in self._indexer())
+        total = {"attention": kept, "core_attention": 0.0}
+        for core in self._cores(costs):
+            total["core_attention"] += sum(core.activations(costs).values())
+        return total
+
+    @property
+    def _made(self) -> int:
+        """What the first matrix makes of a token."""
+        return self.q_lora_rank + self.head_size + self._pooled(self.head_size)
+
+    @property
+    def _keys(self) -> int:
+        """What the matrices of the keys of an indexer make of a token."""
+        return self._pooled(self.index_head_size)
+
+    def _pooled(self, size: int) -> int:
+        """What matrices make of a token for compressed keys of a size: values and their weights."""
+        overlap = 2 if self.index_num_heads else 1
+        return 2 * overlap * size if self.compress_ratio else 0
+
+    def _compressor(self, hidden: int, size: int) -> int:
+        """The parameters of these matrices, of the weights of places in a window, and a norm."""
+        pooled, ratio = self._pooled(size), self.compress_ratio or 0
+        return hidden * pooled + ratio * pooled // 2 + size * (ratio > 0)
+
+    def _pool(self, costs: Costs, passes: int) -> list[Kernel]:
+        """Reads values and weights, and writes compressed keys, which are few; or in the backward
+        reads them again and writes their gradients.
+        """
+        width = self._pooled(self.head_size) + (self._keys if self.index_num_heads else 0)
+        return [costs.move("elementwise", passes * costs.tokens * width)] if width else []
+
+    def _turned(self, costs: Costs) -> Kernel:
+        """Rotary positions of queries, or of the output, in which they are turned back."""
+        width = self.num_heads * self.qk_rope_head_size // costs.layout.tp
+        return costs.move("elementwise", 4 * costs.tokens * width)
+
+    def _cores(self, costs: Costs) -> list[Core]:
+        """The core of attention to the last keys, and to compressed keys."""
+        heads, ratio = self.num_heads // costs.layout.tp, self.compress_ratio
+        last = core_of(costs, heads, 1, self.head_size, self.head_size, self.window)
+        if ratio is None or last.keys < ratio:
+            return [last]
+        packed = last.packed and last.packed / ratio
+        few = last._replace(keys=last.keys // ratio, window=self.index_top_k, packed=packed)
+        return [last, few]
+
+    def _indexer(self) -> list[Indexer]:
+        if self.index_num_heads is None or self.index_top_k is None:
+            return []
+        size = self.index_head_size
+        return [Indexer(self.index_num_heads, size, self.index_top_k, self.q_lora_rank)]
