@@ -52,6 +52,10 @@ def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
     - `is_part`: whether the file is of a larger model, which leaves sizes to the defaults.
     """
     values = Values(read, kind, is_part)
+    for formula, clause in kind.get("refused", ()):
+        if values.of(formula):
+            said = values.said(formula)
+            read.problems.append(f"{clause} ({said})" if said else clause)
     model = values.table(kind["model"])
     count = values.of(kind["num_layers"])
     if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
@@ -60,9 +64,6 @@ def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
     for formula, sentence in kind.get("notes", ()):
         if values.of(formula):
             read.notes.append(sentence)
-    for formula, clause in kind.get("refused", ()):
-        if values.of(formula):
-            read.problems.append(f"{clause} ({values.said(formula)})")
     if read.problems:
         return model
     assert isinstance(count, int)
