@@ -262,6 +262,32 @@ _GEMMA_4 = small_model(
     },
 )
 _MODELS["gemma-4-26b-a4b"] = (_GEMMA_4, 25_233_141_760 - 30 * (2 * 2816 + 128))
+# Its keys and values, and those of which later layers read them; the norm of the inputs is once.
+_E4B = {"num_heads": 8, "num_kv_heads": 2, "head_size": 256, "qk_norm": True}
+_WIDE = _E4B | {"kind": "attention", "head_size": 512}
+_SMALL_LAYERS = [
+    Layer((attention, "mlp", "inputs"), number, (2, 2, 1))
+    for kind, times in (("", 4), ("read_", 3))
+    for attention, number in ((f"{kind}local", 5), (f"{kind}all", 1)) * times
+]
+_MODELS["gemma-4-e4b"] = (
+    small_model(
+        hidden_size=2560,
+        vocab_size=262_144,
+        tied_embeddings=True,
+        num_layers=42,
+        layers=tuple(_SMALL_LAYERS),
+        modules={
+            "local": _E4B | {"kind": "attention", "window": 512},
+            "all": _WIDE,
+            "read_local": _E4B | {"kind": "attention", "window": 512, "kv_matrices": 0},
+            "read_all": _WIDE | {"kv_matrices": 0},
+            "mlp": {"ffn_size": 10_240},
+            "inputs": {"kind": "per-layer-input", "input_size": 256},
+        },
+    ),
+    7_463_013_376 - 256,
+)
 
 
 @pytest.mark.parametrize("name", _MODELS)
@@ -329,6 +355,13 @@ _WORK: dict[str, tuple[dict[str, Any], float, float, float, float]] = {
         0,
         2 * 192 * _PAIRS,
         5 * 192 * _PAIRS,
+    ),
+    "input of a layer": (
+        {"kind": "per-layer-input", "input_size": 256},
+        3 * _HIDDEN * 256,
+        0,
+        0,
+        0,
     ),
     "gated latents": (
         {"kind": "mla", "num_heads": 8, "kv_lora_rank": 256, "output_gate": True},

@@ -16,6 +16,7 @@ from ._diffusion import (
 from ._ends import Embedding as Embedding, Head as Head, Projection as Projection
 from ._gated_delta import GatedDelta as GatedDelta
 from ._gather import gradients as gradients, norm_parameters as norm_parameters
+from ._layer_inputs import PerLayerInput as PerLayerInput
 from ._mamba import Mamba as Mamba
 from ._mla import MLA as MLA
 from ._mlp import MLP as MLP
