@@ -142,3 +142,23 @@ def test_a_sweep_goes_on_without_the_points_that_cannot_be(path, capsys, monkeyp
     assert any("layout.tp=3" in note and "does not divide" in note for note in notes)
     assert main([*words[:3], "layout.tp=3,5", "--samples", "8"]) == 2
     assert "all 2 points are refused" in capsys.readouterr().err
+
+
+def test_a_comparison_goes_on_without_the_points_that_cannot_be(path, capsys, monkeypatch):
+    from prism_jax.cli import _compare
+
+    seen = []
+    monkeypatch.setattr(
+        "prism_jax.layouts.rank_layouts", lambda jobs, *more, **how: seen.append(jobs)
+    )
+    monkeypatch.setattr(_compare, "ranked", lambda *what: ({}, ""))
+    words = ["compare", str(path), "--samples", "8", "--json", "--over"]
+    assert main([*words, "layout.tp=1,3,8"]) == 0
+    said = capsys.readouterr()
+    assert [job.layout.dp for job in seen[0]] == [64, 8]
+    (left_out,) = json.loads(said.out)["left_out"]
+    assert (left_out["job"], left_out["values"]) == (str(path), {"layout.tp": "3"})
+    assert "does not divide" in left_out["why"]
+    assert "layout.tp=3 is left out:" in said.err
+    assert main([*words, "layout.tp=3,5"]) == 2
+    assert "all 2 points are refused" in capsys.readouterr().err

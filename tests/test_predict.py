@@ -73,7 +73,7 @@ def test_predict_command_prints_the_prediction(capsys):
     ("words", "message"),
     [
         (["gpt3-175b-h100-40960"], "gpt3-175b-h100-4096"),
-        (["gpt3-175b-h100-4096", "--set", "layout.tp=7"], "7168 ranks"),
+        (["gpt3-175b-h100-4096", "--set", "layout.tp=7"], "7,168 ranks"),
         (["gpt3-175b-h100-4096", "--set", "training.microbatch_size=64"], "--allow-oom"),
     ],
 )

@@ -115,7 +115,7 @@ def test_simulate_tells_throughput_further_quantiles_and_why_they_are_unknown(tm
     assert "* p99.9: only 1 independent" in text
     assert "tokens/s" in text
     assert "MFU" in text
-    assert "1 microbatch," in text
+    assert "1 microbatch of 4" in text
 
 
 def test_a_law_says_why_its_moments_have_no_interval():

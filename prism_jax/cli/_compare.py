@@ -1,5 +1,6 @@
 """Jobs ranked by a figure of the step time, with their cost; and a job over a grid of values."""
 
+import functools as ft
 import hashlib
 import os
 import time
@@ -14,7 +15,6 @@ from .. import data
 from .._interrupt import progress_bar
 from .._misc import counted
 from .._summary import GIB, Column, Table, picked, plain
-from ..data import load_job
 from . import _load
 from ._options import (
     ALLOW_OOM,
@@ -50,27 +50,33 @@ def compare(given: Given) -> Output:
 
     example: prism-jax compare gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12
     """
-    of, jobs = objective(given.objective), []
-    for name in given.jobs:
-        for changes in map(changes_of, points(given.over)):
-            job = load_job(name, [*given.overrides, *changes])
-            model = job.model
-            if model is not None and given.parameters is not None:
-                model = prism.workload.widen(model, given.parameters)
-            changed = {"model": model, "name": ", ".join([job.name, *changes])}
-            jobs.append(msgspec.structs.replace(job, **changed))
-    if len(jobs) < 2:
+    of, grid = objective(given.objective), points(given.over)
+    if len(given.jobs) * len(grid) < 2:
         raise ValueError(
             "One job was given, and nothing to compare it with; give two jobs, or values of a key "
             "with `--over`."
         )
+    jobs, left_out = [], []
+    for name in given.jobs:
+        _, variants, without = _jobs_of(given, grid, ft.partial(_variant, given, name))
+        jobs += variants
+        left_out += [{"job": name, **point} for point in without]
     check_cost(given, jobs)
-    _load.check_memory(given, *jobs)
     _load.use_all_cores()
     found = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(given))
     _load.tell_notes(jobs)
     result, table = ranked(found, len(jobs), given)
-    return Output(result, [table])
+    return Output({**result, "left_out": left_out}, [table])
+
+
+def _variant(given: Given, name: str, point: dict[str, str]) -> Any:
+    """A job at a point, in the size that it is compared in."""
+    job = data.load_job(name, [*given.overrides, *changes_of(point)])
+    model = job.model
+    if model is not None and given.parameters is not None:
+        model = prism.workload.widen(model, given.parameters)
+    name = ", ".join([job.name, *changes_of(point)])
+    return msgspec.structs.replace(job, model=model, name=name)
 
 
 def check_cost(given: Given, jobs: Sequence[Any]) -> None:
@@ -212,10 +218,7 @@ def sweep(given: Given) -> Output:
     is_new = given.out is None or not os.path.exists(given.out)
     if is_new and len(grid) >= _MANY_ROWS and given.ray is None:
         _tell_duration(given, grid)
-    grid, jobs, left_out = _jobs_of(given, grid)
-    for point in left_out:
-        why = point["why"].rstrip(".")
-        _load.tell_note(f"{', '.join(changes_of(point['values']))} is left out: {why}.")
+    grid, jobs, left_out = _jobs_of(given, grid, ft.partial(_job_of, given))
     try:
         frame = _simulated(given, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
@@ -248,10 +251,11 @@ def _job_of(given: Given, point: dict[str, str]) -> Any:
 
 
 def _jobs_of(
-    given: Given, grid: Sequence[dict[str, str]]
+    given: Given, grid: Sequence[dict[str, str]], make: Callable[[dict[str, str]], Any]
 ) -> tuple[list[dict[str, str]], list[Any], list[dict[str, Any]]]:
-    """The points that can be, with the job of each; and those that cannot, with the reason: numbers
-    that do not divide, a layout that does not fit the model, or too much memory.
+    """The points that can be, with the job at each; and those that cannot, with the reason, which
+    is also told: numbers that do not divide, a layout that does not fit the model, or too much
+    memory.
 
     **Raises:**
 
@@ -261,7 +265,7 @@ def _jobs_of(
     with progress_bar(len(grid), _load.wants_progress(given), "jobs", "row") as advance:
         for point in grid:
             try:
-                job = _job_of(given, point)
+                job = make(point)
                 # Laws and latencies of kernels do not change the memory of a job.
                 kernels = jobs[0].kernels if jobs else job.kernels
                 shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=kernels))
@@ -278,11 +282,14 @@ def _jobs_of(
     if not jobs:
         why = left_out[0]["why"]
         try:
-            _load.check_memory(given, _job_of(given, grid[0]))
+            _load.check_memory(given, make(grid[0]))
         except ValueError as error:  # Of memory it also says which layout would fit.
             why = str(error)
         also = f" (all {len(grid)} points are refused)" if len(grid) > 1 else ""
         raise ValueError(f"{why.rstrip('.')}{also}.")
+    for point in left_out:
+        why = point["why"].rstrip(".")
+        _load.tell_note(f"{', '.join(changes_of(point['values']))} is left out: {why}.")
     return points_of, jobs, left_out
 
 
