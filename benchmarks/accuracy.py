@@ -10,6 +10,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `traces`: `straggler_traces/`; see `own_traces.py`.
 - `means`: `published/`, `steps/`, and the systems of `mlperf/` and `mlperf_v6/`; see `_means.py`.
 - `expected`: the same, by class; see `expected_error.py`.
+- `imported`: the rows of models that have a config.json, imported from it; see `_imported.py`.
 - `experts`: the rows with experts, with their constants fitted without a family; see `_means.py`.
 - `times`: how long `predict` takes for the same rows; see `_means.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
@@ -41,7 +42,7 @@ from benchmarks._tables import options, use_all_cores
 # The parts of each module, whose functions `..._rows` and `..._table` have their names without `s`.
 _MODULES = {"_means": "means experts times", "expected_error": "expected", "_power": "power"}
 _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
-_MODULES |= {"_growth": "growth"}
+_MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
 _MODULES |= {"_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}

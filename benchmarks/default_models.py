@@ -38,7 +38,7 @@ def main(folder: str) -> None:
             print(f"{kind}: {' '.join(str(error).split())[:100]}", file=sys.stderr)
     with (out / "parameters.toml").open("w") as file:
         for kind, number in counts:
-            source = f'of = "all", source = "Transformers {version()}, on its meta device"'
+            source = f'of = "all"\nsource = "Transformers {version()}, on its meta device"'
             file.write(f'[[models]]\nfile = "{kind}.json"\nparameters = {number}\n{source}\n\n')
 
 

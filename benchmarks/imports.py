@@ -20,7 +20,6 @@ from benchmarks._tables import Row, table
 
 
 _STATED = pathlib.Path(__file__).with_name("parameters.toml")
-_SUFFIXES = (".json", ".yaml", ".yml", ".sh", ".txt", ".toml", ".log", ".cfg")
 _CLOSE = 0.001  # To an exact number.
 
 
@@ -39,7 +38,7 @@ def main() -> None:
     if given.json:
         print(json.dumps(rows, indent=1))
         return
-    print(table(("file", "status", "parameters", "stated", "right"), map(_cells, rows)))
+    print(table(("file", "status", "parameters", "stated", "right, or why not"), map(_cells, rows)))
     known = [row for row in rows if row["stated_parameters"] is not None]
     right = sum(row["status"] == "imported" and bool(_is_right(row)) for row in known)
     imported = sum(row["status"] == "imported" for row in rows)
@@ -56,8 +55,7 @@ def files_of(paths: list[pathlib.Path]) -> Iterator[pathlib.Path]:
         if not path.is_dir() or (path / "config.json").exists():
             yield path
         else:
-            inner = sorted(path.iterdir())
-            yield from (one for one in inner if one.is_dir() or one.suffix in _SUFFIXES)
+            yield from sorted(one for one in path.iterdir() if one.name != _STATED.name)
 
 
 def _row(path: pathlib.Path, given: argparse.Namespace, stated: dict[str, Row]) -> Row:
@@ -109,7 +107,7 @@ def _is_right(row: Row) -> bool | None:
 
 def _cells(row: Row) -> list[str]:
     numbers = (row["parameters"], row["stated_parameters"])
-    right = {True: "yes", False: "no", None: ""}[_is_right(row)]
+    right = {True: "yes", False: "no", None: "; ".join(row["reasons"])[:200]}[_is_right(row)]
     cells = ["" if number is None else f"{number:,}" for number in numbers]
     return [pathlib.Path(row["file"]).name, row["status"], *cells, right]
 

@@ -9,6 +9,7 @@ import tomllib
 import msgspec
 import pytest
 
+from benchmarks import imports
 from prism_jax.data import Model
 from prism_jax.importers import import_job
 from prism_jax.importers._formulas import evaluate, keys_of, parsed
@@ -21,7 +22,6 @@ from prism_jax.workload.modules import modules
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _STATED = tomllib.loads((_ROOT / "benchmarks/parameters.toml").read_text())["models"]
-_SOON = ("per-layer-input",)
 _SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -73,7 +73,7 @@ def test_the_table_of_types_has_no_dead_ends():
         for module, settings in table["modules"].items():
             while "like" in settings and "kind" not in settings:
                 module, settings = settings["like"], table["modules"][settings["like"]]
-            assert settings.get("kind", module) in {*modules(), *_SOON}
+            assert settings.get("kind", module) in modules()
     assert tables()["defaults"].keys() - tables().keys() <= tables()["same"].keys()
 
 
@@ -243,3 +243,29 @@ def test_a_configuration_of_many_megabytes_is_read(tmp_path):
     config = _SMALL | {"model_type": "llama", "quantization_config": {"layers": layers}}
     assert len(json.dumps(config)) > 2**20
     assert import_job(_folder(tmp_path, config=config), 8, batch=8).status == "imported"
+
+
+def test_the_benchmark_of_imports_has_a_row_for_each_file(tmp_path, monkeypatch, capsys):
+    llama = _SMALL | {"model_type": "llama"}
+    _folder(tmp_path, llama=llama, other=_SMALL | {"model_type": "aurora"}, broken=[1])
+    (tmp_path / "downloaded").mkdir()
+    _folder(tmp_path / "downloaded", config=llama)
+    (tmp_path / "binary.json").write_bytes(bytes(range(256)))
+    monkeypatch.setattr("sys.argv", ["imports.py", str(tmp_path), "--json", "--gpus", "16"])
+    imports.main()
+    rows = {pathlib.Path(row["file"]).name: row for row in json.loads(capsys.readouterr().out)}
+    keys = (
+        "file kind status parameters stated_parameters gpus global_batch_size notes reasons seconds"
+    )
+    assert {tuple(row) for row in rows.values()} == {tuple(keys.split())}
+    said = {name: (row["status"], row["gpus"], len(row["reasons"])) for name, row in rows.items()}
+    assert said == {
+        "binary.json": ("refused", None, 1),
+        "broken.json": ("refused", None, 1),
+        "downloaded": ("imported", 16, 0),
+        "llama.json": ("imported", 16, 0),
+        "other.json": ("guessed", 16, 0),
+    }
+    assert rows["llama.json"]["global_batch_size"] == 512
+    assert rows["llama.json"]["kind"] == "huggingface"
+    assert rows["llama.json"]["parameters"] == _parameters(llama)[0]
