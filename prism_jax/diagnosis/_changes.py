@@ -11,6 +11,7 @@ import jax
 import msgspec
 import numpy as np
 from jaxtyping import Float
+from scipy.special import gammaincinv
 
 from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
@@ -23,9 +24,14 @@ from ..program import Program, compile_job
 
 # Of the steps with a stall, and the spread of the logarithm of their lengths.
 _STALLED, _STALL_SIGMA = 0.03, 0.7
-# By which share a mean step is longer. All are equally likely, whatever the cause, so that causes
-# with the same effect are as likely.
-EFFECTS = np.geomspace(0.01, 1.0, 49)
+# A loader's time for a batch differs from batch to batch, unlike that of kernels: how often and how
+# large files are read is not even. The standard deviation over the mean is an assumption.
+_WAIT_CV = 0.3
+# By which share a mean step is longer: up to a factor of twenty, 24 values for each factor of ten.
+# All are equally likely, whatever the cause, so that causes with the same effect are as likely, and
+# those up to a factor of two together as likely as nothing.
+UP_TO_TWO = 49
+EFFECTS = 0.01 * 100 ** (np.arange(81) / (UP_TO_TWO - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +54,25 @@ class Explained:
     trend: Float[np.ndarray, " values"]
 
 
-# By cause: its parameter, the value without effect, and two with one.
+# By cause: its parameter, the value without effect, and those with one. Of causes that are as
+# likely, the first is listed first: what is most often asked about in public.
 _PARAMETERS = {
-    "slow-rank": ("factor on the compute of one rank", 1.0, 1.3, 3.0),
-    "congested-link": ("factor on the time of the outermost link", 1.0, 3.0, 20.0),
+    "congested-link": ("factor on the time of the outermost link", 1.0, 3.0, 20.0, 400.0),
+    "slow-rank": ("factor on the compute of one rank", 1.0, 1.3, 3.0, 30.0),
+    "launch-bound": ("shortest time of a kernel, in s", 0.0, 1e-4, 5e-4, 1e-2),
     "no-overlap": ("missing overlap over all that is predicted", 0.0, 1.0),
-    "launch-bound": ("shortest time of a kernel, in s", 0.0, 1e-4, 5e-4),
     "unbalanced-experts": ("factor on the spread of loads", 1.0, 3.0, 10.0),
 }
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "overlap_tp_backward", "tp_overlap")
 TELLS = {
-    "slow-rank": "a trace of every rank (`--trace`): the slow one computes while others wait",
-    "congested-link": "a bandwidth test of the links (nccl-tests), node by node",
+    "slow-rank": "a trace of every rank (`--trace`): the slow one computes while others wait; and "
+    "the clocks, power limits, processor affinity and paging of each node",
+    "congested-link": "a bandwidth test of the links (nccl-tests), node by node; and whether NCCL "
+    "uses RDMA, and not sockets (`NCCL_DEBUG=INFO`)",
     "no-overlap": "a trace of one rank (`--trace`): the share of communication under compute",
-    "launch-bound": "a trace of one rank (`--trace`): the gaps between its kernels",
+    "launch-bound": "a trace of one rank (`--trace`): the gaps between its kernels; and whether "
+    "they are fused and compiled as by the job's stack",
+    "input": "the step with batches that are in memory already, or how long it waits for a loader",
     "unbalanced-experts": "the numbers of tokens of each expert, which the router can log",
     "stalls": "times of slow steps beside logs of garbage collection, checkpoints and data",
     "drift": "clocks, temperatures and the step time again after a restart",
@@ -121,7 +132,7 @@ def explained(usual: Simulated) -> Iterator[Explained]:
     """What each cause would do to the usual steps of a job."""
     before = np.quantile(usual.steps, STEP_LEVELS)
     for name, (parameter, nothing, *some) in _PARAMETERS.items():
-        changed = [_scenario(name, value, usual) for value in some]
+        changed = [scenario_of(name, value, usual) for value in some]
         steps = [usual.of(scenario) for scenario in changed if scenario is not None]
         if not steps:
             continue
@@ -138,12 +149,15 @@ def explained(usual: Simulated) -> Iterator[Explained]:
     drawn = (np.sort(one.factors(len(before))) for one in laws)
     paused = np.stack([row / np.median(row) for row in drawn])
     yield Explained("stalls", "time that is lost over the rest", EFFECTS, paused, 0 * EFFECTS)
+    waits = _WAIT_CV**2 * gammaincinv(_WAIT_CV**-2, STEP_LEVELS)  # A gamma law of mean one.
+    waiting = 1 + EFFECTS[:, None] * waits
+    yield Explained("input", "time that a step waits over the rest", EFFECTS, waiting, 0 * EFFECTS)
     slower = (1 + EFFECTS)[:, None] * np.ones(len(before))
     trend = 2 * np.log1p(EFFECTS)
     yield Explained("drift", "growth of a step over the series", np.expm1(trend), slower, trend)
 
 
-def _scenario(name: str, value: float, usual: Simulated) -> Scenario | None:
+def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
     """The changed step; `None` if the job has nothing that could be changed so."""
     job, program = usual.job, usual.run.program
     if name == "slow-rank":

@@ -1,6 +1,7 @@
 """Whether a measured step time is normal, and what explains it."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,19 @@ from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
 from ..lowering import parts_of
+from ..prediction import throughput
 from ..trace import RankTimes, step_times
 from ..workload import has_experts
-from ._changes import EFFECTS, TELLS, Change, Explained, cheapest_changes, explained, simulated
+from ._changes import (
+    EFFECTS,
+    TELLS,
+    UP_TO_TWO,
+    Change,
+    Explained,
+    cheapest_changes,
+    explained,
+    simulated,
+)
 from ._evidence import (
     OfRanks,
     Series,
@@ -31,6 +42,8 @@ from ._evidence import (
 )
 
 
+# Below this percentile of such runs, nothing that makes steps longer is looked for.
+_FASTER = 5.0
 # A probability that is called small. A priori, "nothing" is as likely as all causes together.
 _SMALL = 0.2
 # Likelihoods within this factor are not told apart, if the probabilities are worth a line.
@@ -75,14 +88,17 @@ class Diagnosis(Shown):
         all causes together have a probability of at most 0.8.
     - `measured`, `num_steps`: the median of the measured steps, in seconds, and their number.
     - `nothing`: the probability that nothing is wrong except the prediction.
-    - `causes`: the most probable first; none if steps are faster than nearly all such runs, or
-        slower than any cause makes them. Then `nothing` is `None`.
+    - `causes`: the most probable first, and of those that are as probable the most usual; none if
+        steps are faster than 95 of 100 such runs, or slower than any cause makes them. Then
+        `nothing` is `None`.
     - `ranks`: what the traces of ranks show.
     - `predicted`, `interval_90`: the median of such runs, in seconds, and where nine of ten lie.
     - `percentile`: how many of a hundred such runs are faster.
     - `changes`: what could be set otherwise, the cheapest first.
+    - `mfu`: the share of the peak FLOP/s that the measured steps would reach.
 
-    Without a model there is no prediction: `predicted`, `interval_90` and `percentile` are `None`.
+    Without a model there is no prediction: `predicted`, `interval_90`, `percentile` and `mfu` are
+    `None`.
     """
 
     normal: bool
@@ -95,6 +111,7 @@ class Diagnosis(Shown):
     interval_90: tuple[float, float] | None = None
     percentile: float | None = None
     changes: tuple[Change, ...] = ()
+    mfu: float | None = None
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""
@@ -106,10 +123,16 @@ class Diagnosis(Shown):
             lines.append(f"{text}; {self.percentile:.0f} of 100 are faster")
         if self.ranks is not None:
             lines.append(f"traces: {self.ranks}")
-        if self.nothing is None:
-            slower = self.percentile is not None and self.percentile > 50
-            why = "longer than any cause here makes a step" if slower else "faster than such runs"
+        if self.nothing is None and (self.percentile or 0) > 50:
+            why = "longer than any cause here makes a step"
             lines.append(f"{why}: check the unit, and how the job is described")
+        elif self.nothing is None:
+            reached = "" if self.mfu is None else f"{self.mfu:.0%} of the peak FLOP/s: "
+            lines.append(
+                f"faster than {100 - (self.percentile or 0):.3g} of 100 such runs: {reached}the "
+                "step has fewer tokens, the model is smaller, the device is another, or the time "
+                "is in another unit or not of a whole step"
+            )
         return lines
 
     @property
@@ -158,6 +181,7 @@ class Hypotheses:
     - `future`: the steps of possible runs of it.
     - `causes`: what each cause would do to them.
     - `changes`: see [`Diagnosis`][prism_jax.diagnosis.Diagnosis].
+    - `mfu`: the share of the peak FLOP/s that steps of the mean reach, if that is known.
     """
 
     job: Job
@@ -165,6 +189,7 @@ class Hypotheses:
     future: Epistemic
     causes: tuple[Explained, ...]
     changes: tuple[Change, ...]
+    mfu: float | None = None
 
 
 def hypotheses(job: Job, *, num_samples: int = 1024, key: "jax.Array") -> Hypotheses:
@@ -185,7 +210,9 @@ def hypotheses(job: Job, *, num_samples: int = 1024, key: "jax.Array") -> Hypoth
     steps = np.quantile(usual.steps, STEP_LEVELS)
     future = possible_runs(job, steps, float(np.median(steps)))
     causes, changes = tuple(explained(usual)), cheapest_changes(usual)
-    return Hypotheses(job, float(steps.mean()), future, causes, changes)
+    reached = throughput(job, float(steps.mean()))
+    mfu = None if reached is None else reached.mfu
+    return Hypotheses(job, float(steps.mean()), future, causes, changes, mfu)
 
 
 def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) -> Diagnosis:
@@ -238,18 +265,20 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) ->
         explains = longer * of.mean_s
         if cause.name == "stalls" and of_series:  # What slow steps take is seen.
             explains = of_series["stalls"][0] * series.level
-        ratio = total / len(EFFECTS) / max(float(np.exp(none - most)), 1e-300)
+        ratio = total / UP_TO_TWO / max(float(np.exp(none - most)), 1e-300)
         here = ratio * told.get(cause.name, 1.0)
         found.append(Cause(cause.name, here, explains, cause.parameter, value))
     nothing, causes = _ranked(found)
     middle, error = float(np.median(future.levels)), future.error
     percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
     interval = future.intervals({"p50": 0.5})["p50"]
-    normal = bool(nothing >= _SMALL and 2.5 <= percentile <= 97.5)
-    if percentile < 2.5 or series.level > (1 + EFFECTS[-1]) * interval[1]:
+    faster = percentile < _FASTER
+    normal = bool((faster or nothing >= _SMALL) and 2.5 <= percentile <= 97.5)
+    if faster or series.level > (1 + EFFECTS[-1]) * interval[1]:
         nothing, causes = None, ()
     steps = (series.level, series.number, nothing, causes, seen)
-    return Diagnosis(normal, *steps, middle, interval, percentile, of.changes)
+    mfu = None if of.mfu is None else of.mfu * of.mean_s / series.level
+    return Diagnosis(normal, *steps, middle, interval, percentile, of.changes, mfu)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
@@ -267,7 +296,8 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     odds = sum(one.odds for one in causes) / len(causes)
     nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
     ranked = []
-    for one in sorted(causes, key=lambda one: -one.odds):
+    # Causes whose odds differ by less than a tenth stay in the order of `explained`.
+    for one in sorted(causes, key=lambda one: -round(math.log(max(one.odds, 1e-300)), 1)):
         share = nothing * one.odds / len(causes)
         alike = share >= _LEAST and one.odds * _ALIKE >= best
         ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
