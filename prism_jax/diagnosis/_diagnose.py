@@ -46,8 +46,9 @@ from ._evidence import (
 _FASTER = 5.0
 # A probability that is called small. A priori, "nothing" is as likely as all causes together.
 _SMALL = 0.2
-# Likelihoods within this factor are not told apart, if the probabilities are worth a line.
-_ALIKE, _LEAST = 3.0, 0.05
+# Likelihoods within this factor are not told apart, if they are worth a line: if the probability,
+# times the number of causes, is at least this.
+_ALIKE, _LEAST = 3.0, 0.3
 # Widths of the kernels of a density of the spread and of slow steps, in logarithms: what a cause
 # does to slow steps is known within a factor of three.
 _WIDTHS = np.array([0.4, 1.2])
@@ -66,7 +67,7 @@ class Cause:
     - `parameter`, `value`: what it was fitted by, and the fitted value.
     - `probability`: that it is the cause, among all and none.
     - `indistinguishable`: whether its odds are within a factor of three of the best, and its
-        probability is at least 0.05.
+        probability is at least 0.3 over the number of causes.
     """
 
     name: str
@@ -299,7 +300,7 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     # Causes whose odds differ by less than a tenth stay in the order of `explained`.
     for one in sorted(causes, key=lambda one: -round(math.log(max(one.odds, 1e-300)), 1)):
         share = nothing * one.odds / len(causes)
-        alike = share >= _LEAST and one.odds * _ALIKE >= best
+        alike = share * len(causes) >= _LEAST and one.odds * _ALIKE >= best
         ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
     return nothing, tuple(ranked)
 
