@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import msgspec
@@ -19,6 +20,7 @@ from prism_jax.trace import rank_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
 
+CASES = pathlib.Path(__file__).parents[2] / "shared" / "cases"
 JOB = prism.load_job("gpt3-175b-h100-768")
 SMALL = (
     *("layout.pp=2", "layout.dp=2", "cluster.num_nodes=2", "world_size=16"),
@@ -52,7 +54,7 @@ def test_probabilities_are_of_all_causes_and_none(of):
     total = (found.nothing or 0) + sum(one.probability for one in found.causes)
     assert total == pytest.approx(1)
     shares = np.array([one.probability for one in found.causes])
-    assert np.all(shares[1:] < 1.11 * shares[:-1])  # Equal ones are in the order of causes.
+    assert np.all(shares[1:] < 1.26 * shares[:-1])  # Equal ones are in the order of causes.
 
 
 def test_steps_of_the_prediction_are_normal(of):
@@ -348,3 +350,18 @@ def test_one_rank_alone_is_not_called_slow(of):
     (first, *_) = rank_times(_traces(0))
     found = diagnose(of, ranks=[first])
     assert "rank 0 has most" not in found.lines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
+def test_a_case_that_was_asked_in_public_has_causes(tmp_path, capsys):
+    """A model of 13 billion parameters on 16 GPUs, at 156 s a step where 55 are usual."""
+    job = str(tmp_path / "job.toml")
+    arguments = [str(CASES / "c11_three_times_slow.txt"), "--gpus", "16", "--cluster", "dgx-a100"]
+    assert main(["import", *arguments, "--out", job]) == 0
+    capsys.readouterr()
+    assert main(["diagnose", job, "--step-time", "156", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["normal"]
+    assert found["causes"][0]["name"] == "congested-link"
+    assert {"slow-rank", "input"} <= found["tell"].keys()

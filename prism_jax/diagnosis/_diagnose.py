@@ -1,7 +1,6 @@
 """Whether a measured step time is normal, and what explains it."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +48,7 @@ _SMALL = 0.2
 # Likelihoods within this factor are not told apart, if they are worth a line: if the probability,
 # times the number of causes, is at least this.
 _ALIKE, _LEAST = 3.0, 0.3
+_TIE = 1.25  # Within this factor of the best, the most usual cause is first.
 # Widths of the kernels of a density of the spread and of slow steps, in logarithms: what a cause
 # does to slow steps is known within a factor of three.
 _WIDTHS = np.array([0.4, 1.2])
@@ -297,8 +297,8 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     odds = sum(one.odds for one in causes) / len(causes)
     nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
     ranked = []
-    # Causes whose odds differ by less than a tenth stay in the order of `explained`.
-    for one in sorted(causes, key=lambda one: -round(math.log(max(one.odds, 1e-300)), 1)):
+    # Causes that are about as likely as the best stay in the order of `explained`.
+    for one in sorted(causes, key=lambda one: -min(one.odds, best / _TIE)):
         share = nothing * one.odds / len(causes)
         alike = share * len(causes) >= _LEAST and one.odds * _ALIKE >= best
         ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
