@@ -16,17 +16,11 @@ import msgspec
 from ..cluster import Group
 from ..data import Training
 from ._architecture import Part, Parts
-from ._block import Kernel, Segment, Segments
+from ._block import Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
 from ._parts import block, block_mean, segment, without
-from ._residual import (
-    gradients_after,
-    gradients_before,
-    kernels_after,
-    kernels_before,
-    weight_gradients,
-)
+from ._residual import around, mixing_of
 from ._split import Held, held_of
 from .modules import Head, PatchHead
 
@@ -68,7 +62,7 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
         segments: Segments = []
         for module in reversed(part.modules):
             segments += module.backward_weight(own)
-            segments.append(segment(weight_gradients(own, module)))
+            segments.append(segment(weights_of(*mixing_of(own, module))))
     else:
         segments = backward_part(costs, part, again, weights=weights)
         segments = launched(segments, (1 + again) * launches(costs, part))
@@ -83,8 +77,9 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
     segments: Segments = []
     before: list[Kernel] = []
     for module, norms in part.normed:
-        segments += module.forward(costs, [*before, *kernels_before(costs, module, norms)])
-        before = kernels_after(costs, module, norms)
+        kernels = around(costs, module, norms)
+        segments += module.forward(costs, [*before, *kernels.before])
+        before = kernels.after
     last = part.modules[-1].last_product(costs)
     if again and last is not None and costs.training.recompute_early_stop:
         return _without_end(segments, last)
@@ -110,9 +105,9 @@ def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True
         segments = without_kept(costs, part, segments)
     before: list[Kernel] = []
     for module, norms in reversed(part.normed):
-        before += gradients_before(costs, module, norms)
-        segments += module.backward(costs, before, weights=weights)
-        before = gradients_after(costs, module, norms, weights=weights)
+        kernels = around(costs, module, norms, weights=weights)
+        segments += module.backward(costs, [*before, *kernels.before_gradients], weights=weights)
+        before = kernels.after_gradients
     return [*segments, segment(before)]
 
 

@@ -72,11 +72,13 @@ class CompressedAttention(AbstractPairModule):
         hidden, heads = model.hidden_size, self.num_heads * self.head_size
         split = heads * (self.q_lora_rank + self.output_rank) + self.num_heads  # With sinks.
         split += self.num_output_groups * self.output_rank * hidden
-        copied = (hidden + 1) * (self.q_lora_rank + self.head_size)
-        copied += self._compressor(hidden, self.head_size)
+        # Norms; and of keys that are compressed, the weights of places in a window, and a norm.
+        copied = hidden * self._made + self.q_lora_rank + self.head_size
+        sizes = [self.head_size, *(index.head_size for index in self._indexer())]
+        for size in sizes if self.compress_ratio else ():
+            copied += self.compress_ratio * self._pooled(size) // 2 + size
         for index in self._indexer():
-            copied += index.queries * index.queries_from + hidden * index.num_heads
-            copied += self._compressor(hidden, index.head_size)
+            copied += sum(m * n for m, n in index.shapes(hidden))
         return Parameters(split, copied)
 
     def linears(self, costs: Costs) -> Sequence[Linear]:
@@ -88,79 +90,57 @@ class CompressedAttention(AbstractPairModule):
             costs.linear(tokens, hidden, groups * self.output_rank),
             costs.linear(tokens, width // tp, self.q_lora_rank),
             costs.linear(tokens, self.output_rank, width // tp // groups, groups=groups),
-            *(one for index in self._indexer() for one in index.linears(costs, self._keys)),
+            *(linear for index in self._indexer() for linear in index.linears(costs)),
         ]
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         _, _, queries, narrowed, *index_linears = self.linears(costs)
-        tokens, latent = costs.tokens, self.q_lora_rank + self.head_size
-        of_rank = tokens * self.num_heads * self.head_size // costs.layout.tp
-        cores = [one.kernels(costs, backward=backward) for one in self._cores(costs)]
-        core = [kernel for kernels in cores for kernel in kernels]
+        tokens, latent, cores = costs.tokens, self.q_lora_rank + self.head_size, self._cores(costs)
+        of_rank = tokens * self.num_heads // costs.layout.tp
+        core = [kernel for one in cores for kernel in one.kernels(costs, backward=backward)]
+        # Rotary positions of queries, and of the output, in which they are turned back.
+        turned = costs.move("elementwise", 4 * of_rank * self.qk_rope_head_size)
+        # Reads values and weights of compressed keys, and writes keys, which are few.
+        pooled = self._pooled(self.head_size) + sum(index.made for index in self._indexer())
+        pool = costs.move("elementwise", (6 if backward else 2) * tokens * pooled)
+        sizes = (tokens * latent, of_rank * self.head_size)
+        norms = [costs.move("norm", (6 if backward else 4) * size) for size in sizes]
         if backward:
-            left = [*made, *gradients(narrowed, weights), self._turned(costs), *core]
+            left = [*made, *gradients(narrowed, weights), turned, *core]
             for index in self._indexer():
-                left += index.gradients(costs, self._cores(costs)[-1], self._keys, weights)
-            left += [self._turned(costs), costs.move("norm", 6 * of_rank)]
-            left += [*gradients(queries, weights), costs.move("norm", 6 * tokens * latent)]
-            left += self._pool(costs, 6)
+                left += index.gradients(costs, cores[-1], weights)
+            left += [turned, *norms, *gradients(queries, weights), *[pool] * (pooled > 0)]
             return [], [*left, *cast_gradient(costs, tokens * self._made)]
-        kernels = [*made, costs.move("norm", 4 * tokens * latent), queries.forward]
-        kernels += [costs.move("norm", 4 * of_rank), self._turned(costs), *self._pool(costs, 2)]
-        kernels += [linear.forward for linear in index_linears]
+        left = [*made, queries.forward, *norms, turned, *[pool] * (pooled > 0)]
+        left += [linear.forward for linear in index_linears]
         for index in self._indexer():
-            kernels += index.scores(costs, self._cores(costs)[-1], backward=False)
-        kernels += [*core, self._turned(costs), narrowed.forward]
+            left += index.scores(costs, cores[-1], backward=False)
         ranks = self.num_output_groups * self.output_rank // costs.layout.tp
-        return [], [*kernels, *cast(costs, tokens * ranks)]
+        return [], [*left, *core, turned, narrowed.forward, *cast(costs, tokens * ranks)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, size = costs.tokens, costs.activation_bytes
         width = self.num_heads * self.head_size // costs.layout.tp
         ranks = self.num_output_groups * self.output_rank // costs.layout.tp
         # What the first matrix makes; the latent normed; queries, before their norm, too.
-        kept = tokens * (size * (self._made + self.head_size + 2 * width))
+        kept = tokens * size * (self._made + self.head_size + 2 * width)
         kept += tokens * costs.input_bytes() * (self.q_lora_rank + ranks)
         kept += output_bytes(costs, tokens * width)
-        kept += sum(index.kept(costs, self._keys) for index in self._indexer())
-        total = {"attention": kept, "core_attention": 0.0}
-        for core in self._cores(costs):
-            total["core_attention"] += sum(core.activations(costs).values())
-        return total
+        kept += sum(index.kept(costs) for index in self._indexer())
+        cores = [core.activations(costs)["core_attention"] for core in self._cores(costs)]
+        return {"attention": kept, "core_attention": sum(cores)}
 
     @property
     def _made(self) -> int:
         """What the first matrix makes of a token."""
         return self.q_lora_rank + self.head_size + self._pooled(self.head_size)
 
-    @property
-    def _keys(self) -> int:
-        """What the matrices of the keys of an indexer make of a token."""
-        return self._pooled(self.index_head_size)
-
     def _pooled(self, size: int) -> int:
         """What matrices make of a token for compressed keys of a size: values and their weights."""
         overlap = 2 if self.index_num_heads else 1
         return 2 * overlap * size if self.compress_ratio else 0
-
-    def _compressor(self, hidden: int, size: int) -> int:
-        """The parameters of these matrices, of the weights of places in a window, and a norm."""
-        pooled, ratio = self._pooled(size), self.compress_ratio or 0
-        return hidden * pooled + ratio * pooled // 2 + size * (ratio > 0)
-
-    def _pool(self, costs: Costs, passes: int) -> list[Kernel]:
-        """Reads values and weights, and writes compressed keys, which are few; or in the backward
-        reads them again and writes their gradients.
-        """
-        width = self._pooled(self.head_size) + (self._keys if self.index_num_heads else 0)
-        return [costs.move("elementwise", passes * costs.tokens * width)] if width else []
-
-    def _turned(self, costs: Costs) -> Kernel:
-        """Rotary positions of queries, or of the output, in which they are turned back."""
-        width = self.num_heads * self.qk_rope_head_size // costs.layout.tp
-        return costs.move("elementwise", 4 * costs.tokens * width)
 
     def _cores(self, costs: Costs) -> list[Core]:
         """The core of attention to the last keys, and to compressed keys."""
@@ -176,4 +156,5 @@ class CompressedAttention(AbstractPairModule):
         if self.index_num_heads is None or self.index_top_k is None:
             return []
         size = self.index_head_size
-        return [Indexer(self.index_num_heads, size, self.index_top_k, self.q_lora_rank)]
+        sizes = (self.index_num_heads, size, self.index_top_k, self.q_lora_rank)
+        return [Indexer(*sizes, self._pooled(size))]

@@ -2,10 +2,10 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Model
-from .._block import Kernel, Linear
+from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunks_of
+from ._mixer import AbstractMixer, Widths, chunk_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,33 +54,21 @@ class GatedDelta(AbstractMixer):
         narrow = sum(rank or 0 for _, rank in self._gates)
         return Widths(convolved + gates + self.num_value_heads, convolved, values, narrow)
 
-    def parameters(self, model: Model) -> Parameters:
-        made, convolved, mixed, narrow = self.widths(model)
-        split = model.hidden_size * (made + mixed) + convolved * self.conv_size
-        split += sum(rank * gate for gate, rank in self._gates if rank)
+    def others(self, model: Model) -> Parameters:
         # A decay of each head, with a bias of what the gate makes; and the norm of a head.
-        split += self.num_value_heads + self._decays
-        return Parameters(split, model.hidden_size * narrow + self.value_head_size)
+        taps = self.widths(model).convolved * self.conv_size
+        return Parameters(taps + self.num_value_heads + self._decays, self.value_head_size)
 
-    def inner(self, costs: Costs) -> list[Linear]:
-        tp, tokens = costs.layout.tp, costs.tokens
-        return [costs.linear(tokens, made // tp, rank) for made, rank in self._gates if rank]
+    def inner(self, tp: int) -> list[tuple[int, int]]:
+        return [(made // tp, rank) for made, rank in self._gates if rank]
 
     def scan(self, costs: Costs) -> list[Kernel]:
-        chunks, heads = chunks_of(costs, self.chunk_size), self.num_value_heads
-        size, key, value = chunks.size, self.key_head_size, self.value_head_size
-        shapes = [
-            (size, size, key),
-            (size, size, max(size // 4, 1)),
-            (size, key, size),
-            (size, value, size),
-            (size, value, key),
-            (key, value, size),
-            (size, value, key),
-            (size, size, key),
-            (size, value, size),
-        ]
-        return [chunks.product(costs, heads, *shape) for shape in shapes]
+        length = min(self.chunk_size, costs.training.sequence_length)
+        key, value = self.key_head_size, self.value_head_size
+        pairs, values = (length, length, key), (length, value, length)
+        inverse, of_state = (length, length, max(length // 4, 1)), (length, value, key)
+        shapes = [pairs, inverse, (length, key, length), values, of_state, (key, value, length)]
+        return chunk_products(costs, self.num_value_heads, length, *shapes, of_state, pairs, values)
 
     @property
     def _decays(self) -> int:

@@ -24,26 +24,28 @@ class Indexer(NamedTuple):
         their keys.
     - `top_k`: how many keys it chooses for a query.
     - `queries_from`: the width of what its queries are made of.
+    - `made`: how many values of a token its keys are made of; by default `head_size`.
     """
 
     num_heads: int
     head_size: int
     top_k: int
     queries_from: int
+    made: int = 0
 
     @property
     def queries(self) -> int:
         """The width of its queries."""
         return self.num_heads * self.head_size
 
-    def linears(self, costs: Costs, keys: int) -> list[Linear]:
-        """The matrices of its queries; of `keys` values that make its keys, and of the weights of
-        its heads.
-        """
-        shapes = (
-            (self.queries, self.queries_from),
-            (keys + self.num_heads, costs.model.hidden_size),
-        )
+    def shapes(self, hidden: int) -> list[tuple[int, int]]:
+        """What its matrices make and read: of queries, and of keys and the weights of heads."""
+        keys = self.made or self.head_size
+        return [(self.queries, self.queries_from), (keys + self.num_heads, hidden)]
+
+    def linears(self, costs: Costs) -> list[Linear]:
+        """Its matrices."""
+        shapes = self.shapes(costs.model.hidden_size)
         return [costs.linear(costs.tokens, *shape) for shape in shapes]
 
     def scores(self, costs: Costs, core: Core, *, backward: bool) -> list[Kernel]:
@@ -59,12 +61,12 @@ class Indexer(NamedTuple):
         kernel = costs.attention(f"{shape} index{self.top_k}", flop, moved, backward=backward)
         return [kernel] if backward else [kernel, costs.move("elementwise", 4 * pairs)]
 
-    def gradients(self, costs: Costs, core: Core, keys: int, weights: bool) -> list[Kernel]:
+    def gradients(self, costs: Costs, core: Core, weights: bool) -> list[Kernel]:
         """Its backward, with the gradients of its matrices if `weights`."""
-        made = weights_of(*self.linears(costs, keys)) if weights else []
+        made = weights_of(*self.linears(costs)) if weights else []
         return [*self.scores(costs, core, backward=True), *made]
 
-    def kept(self, costs: Costs, keys: int) -> float:
+    def kept(self, costs: Costs) -> float:
         """The bytes that its backward needs: what its matrices make, and which keys are chosen."""
-        made = costs.activation_bytes * (self.queries + keys + self.num_heads)
-        return costs.tokens * (made + 4 * self.top_k)
+        made = sum(outputs for outputs, _ in self.shapes(costs.model.hidden_size))
+        return costs.tokens * (costs.activation_bytes * made + 4 * self.top_k)

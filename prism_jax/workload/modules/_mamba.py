@@ -5,7 +5,7 @@ from ...data import Count, Model
 from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunks_of
+from ._mixer import AbstractMixer, Widths, chunk_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +44,14 @@ class Mamba(AbstractMixer):
         convolved = inner + 2 * self.num_groups * self.state_size
         return Widths(inner + convolved + self.mamba_num_heads, convolved, inner)
 
-    def parameters(self, model: Model) -> Parameters:
-        made, convolved, mixed, _ = self.widths(model)
-        matrices = model.hidden_size * (made + mixed)
-        conv = convolved * (self.conv_size + 1)
+    def others(self, model: Model) -> Parameters:
+        _, convolved, mixed, _ = self.widths(model)
         # Decay, skip and step of each head, and the norm before the last matrix.
-        return Parameters(matrices + conv + 3 * self.mamba_num_heads + mixed)
+        return Parameters(convolved * (self.conv_size + 1) + 3 * self.mamba_num_heads + mixed)
 
     def scan(self, costs: Costs) -> list[Kernel]:
-        chunks, heads = chunks_of(costs, self.chunk_size), self.mamba_num_heads
-        size, state, width = chunks.size, self.state_size, self.mamba_head_size
-        return [
-            chunks.product(costs, self.num_groups, size, size, state),
-            chunks.product(costs, heads, size, width, size),
-            chunks.product(costs, heads, state, width, size),
-            chunks.product(costs, heads, size, width, state),
-        ]
+        length = min(self.chunk_size, costs.training.sequence_length)
+        state, size = self.state_size, self.mamba_head_size
+        shapes = ((length, size, length), (state, size, length), (length, size, state))
+        pairs = chunk_products(costs, self.num_groups, length, (length, length, state))
+        return [*pairs, *chunk_products(costs, self.mamba_num_heads, length, *shapes)]

@@ -3,14 +3,13 @@ norm, and a matrix.
 """
 
 import abc
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...data import Layout, Model, Training
-from .._block import Kernel, Linear, Open
+from .._block import Kernel, Linear, Open, Segments
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractPairModule
+from ._base import AbstractPairModule, Parameters
 from ._gather import cast, cast_gradient, check_divides, gradients
 
 
@@ -45,12 +44,18 @@ class AbstractMixer(AbstractPairModule):
     def widths(self, model: Model) -> Widths: ...
 
     @abc.abstractmethod
+    def others(self, model: Model) -> Parameters:
+        """The parameters besides those of matrices."""
+
+    @abc.abstractmethod
     def scan(self, costs: Costs) -> list[Kernel]:
         """The forward of the scan on one rank."""
 
-    def inner(self, costs: Costs) -> list[Linear]:
-        """Further matrices between the first and the scan."""
-        del costs
+    def inner(self, tp: int) -> list[tuple[int, int]]:
+        """Further matrices between the first and the scan: what each makes and what it reads, on
+        each of `tp` ranks.
+        """
+        del tp
         return []
 
     def summed(self) -> int:
@@ -66,44 +71,44 @@ class AbstractMixer(AbstractPairModule):
                     f"`model.{key}` = {number}; use a divisor."
                 )
 
-    def linears(self, costs: Costs) -> Sequence[Linear]:
+    def parameters(self, model: Model) -> Parameters:
+        made, _, mixed, narrow = self.widths(model)
+        split = model.hidden_size * (made + mixed) + sum(m * n for m, n in self.inner(1))
+        return self.others(model).plus(Parameters(split, model.hidden_size * narrow))
+
+    def linears(self, costs: Costs) -> list[Linear]:
         tp, hidden, width = costs.layout.tp, costs.model.hidden_size, self.widths(costs.model)
-        return (
-            costs.linear(costs.tokens, width.made // tp + width.narrow, hidden),
-            costs.linear(costs.tokens, hidden, width.mixed // tp),
-            *self.inner(costs),
-        )
+        shapes = [(width.made // tp + width.narrow, hidden), (hidden, width.mixed // tp)]
+        return [costs.linear(costs.tokens, *shape) for shape in (*shapes, *self.inner(tp))]
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         width, per_rank = self.widths(costs.model), costs.tokens / costs.layout.tp
+        _, _, *inner = self.linears(costs)
         if backward:
             made = [*made, _move(costs, 6 * width.mixed)]
             # Each product has two gradients; the states are made again.
             scan = [*(3 * self.scan(costs)), *_convolution(costs, 4 * width.convolved)]
-            leave = [
-                kernel for linear in self.inner(costs) for kernel in gradients(linear, weights)
-            ]
+            leave = [kernel for linear in inner for kernel in gradients(linear, weights)]
             leave += cast_gradient(costs, int(per_rank * width.made))
         else:
-            made = [*made, *(linear.forward for linear in self.inner(costs))]
+            made = [*made, *(linear.forward for linear in inner)]
             scan = [*_convolution(costs, 2 * width.convolved), *self.scan(costs)]
             leave = [_move(costs, 3 * width.mixed)]  # Gated and normed.
             leave += cast(costs, int(per_rank * width.mixed))
-        num_bytes = 2 * costs.tokens * self.summed()
-        sums = num_bytes and costs.layout.tp > 1
-        opening = [
-            segment(made, costs.collective("all_reduce", num_bytes, costs.group("tp")))
-        ] * bool(sums)
-        made = [] if sums else made
+        segments: Segments = []
+        if self.summed() and costs.layout.tp > 1:
+            num_bytes = 2 * costs.tokens * self.summed()
+            sums = costs.collective("all_reduce", num_bytes, costs.group("tp"))
+            segments, made = [segment(made, sums)], []
         if costs.layout.cp == 1:
-            return opening, [*made, *scan, *leave]
+            return segments, [*made, *scan, *leave]
         sent = [
             costs.collective("all_to_all", 2 * int(per_rank * values), costs.group("cp"))
             for values in (width.made, width.mixed)
         ]
-        return [*opening, segment(made, sent[0]), segment(scan, sent[1])], leave
+        return [*segments, segment(made, sent[0]), segment(scan, sent[1])], leave
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
@@ -111,34 +116,19 @@ class AbstractMixer(AbstractPairModule):
         values = width.made + width.convolved + width.mixed
         size = costs.activation_bytes * values + costs.input_bytes() * width.mixed
         narrow = costs.activation_bytes * width.narrow
-        kind = self.kind or type(self).__name__
-        return {kind: costs.tokens * (size / costs.layout.tp + narrow)}
+        return {self.kind or "mixer": costs.tokens * (size / costs.layout.tp + narrow)}
 
 
-class Chunks(NamedTuple):
-    """The chunks of a scan, for the heads of one rank of a tensor- and context-parallel group.
-
-    **Attributes:**
-
-    - `size`: the tokens of one.
-    - `number`: how many there are in all sequences; the last of each may not be full.
-    - `ranks`: the ranks that share the heads.
+def chunk_products(
+    costs: Costs, heads: int, length: int, *shapes: tuple[int, int, int]
+) -> list[Kernel]:
+    """Products of an `(m, k)` with a `(k, n)` matrix for each chunk of a length, of which the last
+    of a sequence may not be full, and each of all heads.
     """
-
-    size: int
-    number: int
-    ranks: int
-
-    def product(self, costs: Costs, heads: int, m: int, n: int, k: int) -> Kernel:
-        """A product of an `(m, k)` with a `(k, n)` matrix of each chunk, for each of all heads."""
-        return costs.gemm(m, n, k, costs.base_dtype, self.number * (heads // self.ranks))
-
-
-def chunks_of(costs: Costs, chunk_size: int) -> Chunks:
-    layout, length = costs.layout, costs.training.sequence_length
-    size = min(chunk_size, length)
-    number = costs.training.microbatch_size * -(-length // size)
-    return Chunks(size, number, layout.tp * layout.cp)
+    layout, training = costs.layout, costs.training
+    chunks = training.microbatch_size * -(-training.sequence_length // length)
+    batch = chunks * (heads // (layout.tp * layout.cp))
+    return [costs.gemm(*shape, costs.base_dtype, batch) for shape in shapes]
 
 
 def _move(costs: Costs, values: int) -> Kernel:

@@ -83,8 +83,7 @@ class MLA(AbstractModule):
         # The latents, each with a norm.
         copied = hidden * self.latent_size + (self.q_lora_rank or 0) + self.kv_lora_rank
         for index in self._indexer(model):  # Its keys have a norm with a bias.
-            copied += index.queries * index.queries_from + 2 * index.head_size
-            copied += hidden * (index.head_size + index.num_heads)
+            copied += sum(m * n for m, n in index.shapes(hidden)) + 2 * index.head_size
         return Parameters(split, copied)
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
@@ -97,7 +96,7 @@ class MLA(AbstractModule):
         first = [*before, *cast(costs, costs.states), down.forward, self._latent_norms(costs, 2)]
         core, made = self._core(costs), self._heads(costs)
         for index in self._indexer(costs.model):
-            made += [linear.forward for linear in index.linears(costs, index.head_size)]
+            made += [linear.forward for linear in index.linears(costs)]
             made += index.scores(costs, core, backward=False)
         segments, left = run_core(costs, core, made, backward=False)
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
@@ -128,7 +127,7 @@ class MLA(AbstractModule):
         core = self._core(costs)
         segments, left = run_core(costs, core, made, backward=True)
         for index in self._indexer(costs.model):
-            left = [*left, *index.gradients(costs, core, index.head_size, weights)]
+            left = [*left, *index.gradients(costs, core, weights)]
         inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
         closing = gradients_of_input(costs, inputs, ups, weights, self._latent_bytes(costs))
         return [*opening, *segments, *closing, segment(last)]
@@ -136,7 +135,7 @@ class MLA(AbstractModule):
     def backward_weight(self, costs: Costs) -> Segments:
         down, ups, out = self._linears(costs)
         indexer = self._indexer(costs.model)
-        index = (linear for one in indexer for linear in one.linears(costs, one.head_size))
+        index = (linear for each in indexer for linear in each.linears(costs))
         return [*self._gather(costs, []), segment(weights_of(out, *ups, *index, down))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -152,7 +151,7 @@ class MLA(AbstractModule):
         up += 2 * costs.tokens * heads * self.value_head_size * self.output_gate
         core = self._core(costs)
         made = output_bytes(costs, costs.tokens * heads * self.value_head_size)
-        kept = sum(one.kept(costs, one.head_size) for one in self._indexer(costs.model))
+        kept = sum(index.kept(costs) for index in self._indexer(costs.model))
         return {
             "attention": latents + made + size * copied_values(costs, core) + kept,
             "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,

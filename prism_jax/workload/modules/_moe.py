@@ -1,6 +1,5 @@
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from msgspec.structs import replace
@@ -150,7 +149,8 @@ class MoE(AbstractModule):
         return total
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        router, up, down, *latents = self._linears(costs)
+        router, up, down = self._linears(costs)
+        to_latents, of_latents = self._latents(costs)
         routed, ffn, width = self._shape(costs)
         hidden = self.latent_size or costs.model.hidden_size
         arriving, between = cast(costs, routed * hidden), cast(costs, routed * ffn)
@@ -160,15 +160,15 @@ class MoE(AbstractModule):
         biases = self._biases(costs, routed)
         experts = [*arriving, up.forward, *between, down.forward, *biases]
         permute = self._permute_to_send(costs)
-        to_latents, of_latents = ([linear.forward for linear in half] for half in _halves(latents))
-        route = [*before, router.forward, self._choose(costs), *to_latents, *permute]
-        route += self._counted(costs)
+        route = [*before, router.forward, self._choose(costs)]
+        route += [*(linear.forward for linear in to_latents), *permute, *self._counted(costs)]
         shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
         found = self._exchange(costs, route, experts, shared)
-        return [*found, segment([*permute, *of_latents])]
+        return [*found, segment([*permute, *(linear.forward for linear in of_latents)])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        router, up, down, *latents = self._linears(costs)
+        router, up, down = self._linears(costs)
+        to_latents, of_latents = self._latents(costs)
         routed, ffn, width = self._shape(costs)
         act = costs.move("elementwise", 2 * routed * (width + ffn))
         again = [act] if costs.recomputes("moe_act") else []
@@ -187,27 +187,27 @@ class MoE(AbstractModule):
             *gradients(up, weights),
         ]
         permute = self._permute_to_send(costs)
-        to_latents, of_latents = (
-            [kernel for linear in half for kernel in gradients(linear, weights)]
-            for half in _halves(latents)
-        )
-        last = [*permute, *to_latents, self._choose(costs), *gradients(router, weights)]
+        last = [*permute, self._choose(costs)]
+        for linear in (*to_latents, router):
+            last += gradients(linear, weights)
         shared = [one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)]
         forward: Segments = []
         if costs.recomputes("moe"):
             forward = self.forward(costs, [])
         elif costs.recomputes("shared_experts"):
             forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
-        found = self._exchange(costs, [*before, *of_latents, *permute], experts, shared)
+        for linear in of_latents:
+            before = [*before, *gradients(linear, weights)]
+        found = self._exchange(costs, [*before, *permute], experts, shared)
         return [*forward, *found, segment(last)]
 
     def backward_weight(self, costs: Costs) -> Segments:
         shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
-        router, up, down, *latents = self._linears(costs)
-        experts = up, down
+        router, *experts = self._linears(costs)
+        to_latents, of_latents = self._latents(costs)
         loaded = with_load(weights_of(*experts), self._load(costs))
         of_experts = segment(loaded, members=costs.expert_ranks)
-        return [segment(weights_of(router, *latents)), of_experts, *shared]
+        return [segment(weights_of(router, *to_latents, *of_latents)), of_experts, *shared]
 
     def normed_bytes(self, costs: Costs) -> float:
         """A router reads the norm as it is."""
@@ -251,12 +251,11 @@ class MoE(AbstractModule):
         ffn = self.expert_ffn_size // etp
         return self.top_k * costs.norm_tokens * etp, ffn, gate_factor(self.activation) * ffn
 
-    def _linears(self, costs: Costs) -> tuple[Linear, ...]:
-        """The matrices of the router, of the experts of one rank, and those to and of latents."""
+    def _linears(self, costs: Costs) -> tuple[Linear, Linear, Linear]:
+        """The matrices of the router, and of the experts of one rank."""
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
         read = self.latent_size or hidden
-        latents = ((read, hidden), (hidden, read)) if self.latent_size else ()
         each = routed / local  # On average, of which there may be a part.
         return (
             costs.linear(
@@ -264,8 +263,14 @@ class MoE(AbstractModule):
             ),
             costs.linear(each, width, read, groups=local, name="linear_fc1"),
             costs.linear(each, read, ffn, groups=local, name="linear_fc2"),
-            *(costs.linear(costs.norm_tokens, *shape) for shape in latents),
         )
+
+    def _latents(self, costs: Costs) -> tuple[list[Linear], list[Linear]]:
+        """The matrix that makes latents, and the one that makes hidden states of them, if any."""
+        if self.latent_size is None:
+            return [], []
+        hidden, size, tokens = costs.model.hidden_size, self.latent_size, costs.norm_tokens
+        return [costs.linear(tokens, size, hidden)], [costs.linear(tokens, hidden, size)]
 
     def _exchange(
         self, costs: Costs, first: list[Kernel], experts: list[Kernel], shared: Segments
@@ -358,8 +363,3 @@ class MoE(AbstractModule):
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and its top values, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)
-
-
-def _halves(latents: Sequence[Linear]) -> tuple[Sequence[Linear], Sequence[Linear]]:
-    """The matrix to latents and the one of latents, if there are any."""
-    return latents[:1], latents[1:]

@@ -4,10 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 from ...data import Count, Model
-from .._block import Kernel, Linear
+from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunks_of
+from ._mixer import AbstractMixer, Widths, chunk_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,11 @@ class ShortConvolution(AbstractMixer):
     def widths(self, model: Model) -> Widths:
         return Widths(3 * model.hidden_size, model.hidden_size, model.hidden_size)
 
-    def parameters(self, model: Model) -> Parameters:
-        hidden = model.hidden_size
-        biases = 4 * hidden * self.bias
-        return Parameters(4 * hidden**2 + self.conv_size * hidden + biases, hidden * self.bias)
+    def others(self, model: Model) -> Parameters:
+        biases = 4 * self.bias
+        return Parameters(
+            (self.conv_size + biases) * model.hidden_size, model.hidden_size * self.bias
+        )
 
     def scan(self, costs: Costs) -> list[Kernel]:
         """The gate before the convolution, in place of a scan."""
@@ -69,16 +70,15 @@ class LightningAttention(AbstractMixer):
         inner = self.num_heads * (self.head_size or model.hidden_size // self.num_heads)
         return Widths(4 * inner, 0, inner)
 
-    def parameters(self, model: Model) -> Parameters:
-        made, _, mixed, _ = self.widths(model)
-        return Parameters(model.hidden_size * (made + mixed) + mixed)
+    def others(self, model: Model) -> Parameters:
+        return Parameters(self.widths(model).mixed)  # A norm of all heads.
 
     def scan(self, costs: Costs) -> list[Kernel]:
-        chunks = chunks_of(costs, self.chunk_size)
-        length, size = chunks.size, self.widths(costs.model).mixed // self.num_heads
+        length = min(self.chunk_size, costs.training.sequence_length)
+        size = self.widths(costs.model).mixed // self.num_heads
         shapes = [(length, length, size), (length, size, length)]
         shapes += [(length, size, size), (size, size, length)]
-        return [chunks.product(costs, self.num_heads, *shape) for shape in shapes]
+        return chunk_products(costs, self.num_heads, length, *shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,32 +109,23 @@ class Mamba1(AbstractMixer):
     conv_size: Count = 4
     inner_norms: bool = False
 
-    @property
-    def narrow(self) -> int:
-        """The width of the latent of the step, and of the inputs and outputs of the states."""
-        return self.step_rank + 2 * self.state_size
-
     def split(self, model: Model) -> dict[str, int]:
         return {"inner_size": self.inner_size}
 
     def widths(self, model: Model) -> Widths:
         return Widths(2 * self.inner_size, self.inner_size, self.inner_size)
 
-    def parameters(self, model: Model) -> Parameters:
-        matrices = 3 * model.hidden_size + self.narrow + self.step_rank
+    def others(self, model: Model) -> Parameters:
         # A decay of each state; a skip, the biases of step and convolution, and its taps.
-        other = self.state_size + 3 + self.conv_size
-        return Parameters(self.inner_size * (matrices + other), self.narrow * self.inner_norms)
+        each = self.state_size + 3 + self.conv_size
+        return Parameters(self.inner_size * each, self.summed() * self.inner_norms)
 
-    def inner(self, costs: Costs) -> list[Linear]:
-        tp, tokens = costs.layout.tp, costs.tokens
-        return [
-            costs.linear(tokens, self.narrow, self.inner_size // tp),
-            costs.linear(tokens, self.inner_size // tp, self.step_rank),
-        ]
+    def inner(self, tp: int) -> list[tuple[int, int]]:
+        size = self.inner_size // tp
+        return [(self.summed(), size), (size, self.step_rank)]
 
     def summed(self) -> int:
-        return self.narrow
+        return self.step_rank + 2 * self.state_size
 
     def scan(self, costs: Costs) -> list[Kernel]:
         values = costs.tokens * self.inner_size // costs.layout.tp
