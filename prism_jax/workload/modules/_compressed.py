@@ -75,8 +75,8 @@ class CompressedAttention(AbstractPairModule):
         # Norms; and of keys that are compressed, the weights of places in a window, and a norm.
         copied = hidden * self._made + self.q_lora_rank + self.head_size
         sizes = [self.head_size, *(index.head_size for index in self._indexer())]
-        for size in sizes if self.compress_ratio else ():
-            copied += self.compress_ratio * self._pooled(size) // 2 + size
+        ratio = self.compress_ratio or 0
+        copied += sum(ratio * self._pooled(size) // 2 + size for size in sizes) * (ratio > 0)
         for index in self._indexer():
             copied += sum(m * n for m, n in index.shapes(hidden))
         return Parameters(split, copied)
