@@ -21,7 +21,7 @@ from prism_jax.workload.modules import modules
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_STATED = tomllib.loads((_ROOT / "benchmarks/parameters.toml").read_text())["models"]
+_NUMBERS = tomllib.loads((_ROOT / "benchmarks/parameters.toml").read_text())
 _SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -41,7 +41,7 @@ def _parameters(config):
 
 def test_public_models_have_the_parameters_that_are_stated(shared):
     wrong = {}
-    for row in _STATED:
+    for row in _NUMBERS["models"]:
         folder = shared / "cases" / ("" if row["file"].startswith("c04") else "huggingface")
         counted, status = _parameters(json.loads((folder / row["file"]).read_text()))
         stated = row["parameters"]
@@ -49,6 +49,21 @@ def test_public_models_have_the_parameters_that_are_stated(shared):
         if status != "imported" or counted != pytest.approx(stated, rel=close):
             wrong[row["file"]] = (status, counted, stated)
     assert not wrong
+
+
+def test_default_configurations_have_the_parameters_that_transformers_makes_of_them():
+    """Sizes and switches are those of the table of defaults. What is below a part in a thousand,
+    as biases of words, is not counted.
+    """
+    counted = {
+        kind: _parameters({"model_type": kind, "text_config": {"model_type": kind}})
+        for kind in _NUMBERS["defaults"]
+    }
+    expected = {
+        kind: (pytest.approx(number, rel=0.001), "imported")
+        for kind, number in _NUMBERS["defaults"].items()
+    }
+    assert counted == expected
 
 
 def _formulas(table):
@@ -118,6 +133,16 @@ def test_a_part_of_a_larger_model_leaves_sizes_to_its_type():
     assert any("`vocab_size` is missing" in problem for problem in whole.problems)
     tied = {"text_config": text | {"tie_word_embeddings": True}, "tie_word_embeddings": False}
     assert not read_model(tied | {"model_type": "gemma3"})[0]["tied_embeddings"]
+
+
+def test_what_a_file_says_is_null_is_no_default():
+    """The class has windows of 4,096 tokens."""
+    mistral = _SMALL | {"model_type": "mistral"}
+    windows = [
+        read_model(mistral | more)[0]["modules"]["attention"].get("window")
+        for more in ({}, {"sliding_window": 512}, {"sliding_window": None})
+    ]
+    assert windows == [4096, 512, None]
 
 
 def test_layers_of_different_sizes_have_modules_of_their_own():

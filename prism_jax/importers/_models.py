@@ -173,7 +173,7 @@ class Values:
             for number in (f"{i}", f"{i:02}", f"{i:03}"):
                 if isinstance(own := by_layer.get(number), dict) and key in own:
                     return own[key]
-        defaults = self.kind["defaults"]
         names = (*self.kind["names"].get(key, ()), key)
+        defaults = {} if any(map(self.read.says, names)) else self.kind["defaults"]
         default = next((defaults[name] for name in names if name in defaults), None)
         return self.read.get(self._name(key), default)

@@ -30,6 +30,10 @@ class Reader:
     def __contains__(self, key: str) -> bool:
         return self._table.get(key) is not None
 
+    def says(self, key: str) -> bool:
+        """Whether the table has a key, of whatever value, also `None`."""
+        return key in self._table
+
     def get(self, key: str, default: object = None) -> object:
         """The value of `key` in the table; `None` counts as missing."""
         self._seen.add(key)
