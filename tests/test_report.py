@@ -20,6 +20,7 @@ from prism_jax import report as reports
 from prism_jax.analysis import LEVELS
 from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
+from prism_jax.diagnosis import Diagnosis
 from prism_jax.law import law_table
 
 
@@ -137,6 +138,33 @@ def test_a_page_has_all_figures_of_its_report(report, page):
         assert slider.name in text
     for heading in ("Throughput", "Criticality", "Memory", "One step", "Expected error"):
         assert heading in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "verdict"),
+    [
+        (1.238, "normal"),
+        (1.6, "not normal"),
+        (0.9, "not normal"),
+        (1.07, "normal"),
+        (20, "not normal"),
+    ],
+)
+def test_a_page_with_measured_steps_begins_with_them(report, measured, verdict):
+    steps = measured * np.array([0.99, 1.0, 1.0, 1.02])
+    normal = verdict == "normal"
+    beside = {"predicted": 1.182, "interval_90": (1.07, 1.3), "percentile": 50.0}
+    found = Diagnosis(normal, measured, 4, 0.5, (), None, **beside)
+    with_measured = dataclasses.replace(
+        report, measured=steps, diagnosis=found, tokens=15e12, price=2.0
+    )
+    text = " ".join(_read(reports.html_page(with_measured)).texts)
+    sentence = f"You measured {measured:.4g} s; predicted 1.182 (90 %: 1.07 .. 1.30): {verdict}."
+    assert text.index(sentence) < text.index("Expect a step of")
+    assert "measured, 4 steps" in reports.html_page(with_measured) or "measured p50" in text
+    days = 15e12 / (86_400 * 8 * report.throughput.tokens_per_s_per_gpu)
+    for tile in ("15 trillion tokens", f"{days:,.4g} days", f"{2 * 24 * 8 * days:,.0f}"):
+        assert tile in text
 
 
 def test_figures_take_the_colours_of_the_page(page):
@@ -304,8 +332,18 @@ def test_a_browser_draws_all_of_a_page(opened):
         assert figure.size["width"] > 500
         assert figure.size["height"] > 60
         assert figure.get_attribute("aria-label")
-    width = opened.execute_script("return [document.body.scrollWidth, innerWidth]")
-    assert width[0] <= width[1]  # What is wide scrolls within its frame.
+    for wide in (400, 900, 1400):  # What is wide scrolls within its frame.
+        sizes = {"width": wide, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+        script = "return [document.documentElement.scrollWidth, document.body.scrollWidth]"
+        assert max(opened.execute_script(script)) <= wide
+    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    # No word is broken within a table.
+    script = (
+        "return [...document.querySelectorAll('table, table *')].map(getComputedStyle)"
+        ".every(style => style.overflowWrap === 'normal' && style.wordBreak === 'normal')"
+    )
+    assert opened.execute_script(script)
     # Labels of a figure do not lie on each other: matplotlib lays them out, the browser scales.
     assert opened.execute_script("return document.querySelectorAll('section h2').length") == 11
 

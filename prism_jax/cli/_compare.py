@@ -86,7 +86,7 @@ def check_cost(given: Given, jobs: Sequence[Any]) -> None:
     if given.price is not None and given.tokens is None:
         raise ValueError("`--price` needs to know for how much; give `--tokens`, too.")
     for job in jobs if given.tokens is not None else ():
-        if job.unit != "token":
+        if not isinstance(job, data.Job) or job.unit != "token":
             raise ValueError(
                 f"`--tokens` was given, and `{job.name}` has a model without words; leave it out."
             )

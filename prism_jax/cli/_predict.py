@@ -12,9 +12,11 @@ from .._misc import counted
 from .._summary import GIB, plain
 from ..data import load_job
 from . import _load
+from ._compare import check_cost
 from ._options import (
     ALLOW_OOM,
     COLUMN,
+    COST,
     LAW,
     NO_PROFILE,
     OBJECTIVE,
@@ -184,6 +186,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     LAW,
     OBJECTIVE,
     COLUMN,
+    COST,
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".html"),
 )
@@ -202,6 +205,7 @@ def report(given: Given) -> Output:
         raise ValueError(
             f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
         )
+    check_cost(given, [job])
     prism.report.check_matplotlib()
     measured = []
     if given.measured is not None:
@@ -217,6 +221,8 @@ def report(given: Given) -> Output:
         objective=wanted,
         quantile=given.quantile,
         measured=measured,
+        tokens=given.tokens,
+        price=given.price,
         commands=_commands(given),
         seed=str(given.seed),
     )

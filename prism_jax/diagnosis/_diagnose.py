@@ -1,6 +1,7 @@
 """Whether a measured step time is normal, and what explains it."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,6 +114,16 @@ class Diagnosis(Shown):
     percentile: float | None = None
     changes: tuple[Change, ...] = ()
     mfu: float | None = None
+
+    def sentence(self) -> str:
+        """What was measured beside what was predicted, and whether that is normal."""
+        verdict = "normal" if self.normal else "not normal"
+        beside = ""
+        if self.interval_90 is not None:
+            low, high = self.interval_90
+            form = f".{max(0, 2 - math.floor(math.log10(high)))}f"  # Three digits.
+            beside = f"; predicted {self.predicted:.4g} (90 %: {low:{form}} .. {high:{form}})"
+        return f"You measured {self.measured:.4g} s{beside}: {verdict}."
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from .._interrupt import interruptible
+from .._misc import runs_of
 from ..analysis import (
     P95,
     SHARED,
@@ -36,6 +39,8 @@ from ..program import Program, compile_job
 T = TypeVar("T")
 # Sensitivities, critical paths and sampled steps take longer per step than the law, and need fewer.
 MOST_STEPS = 8_192
+# Laws that are the same for all jobs, so that they do not say what is special about one.
+_OF_TABLES = ("step", "worker_step")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +57,10 @@ class Report:
     - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
     - `sliders`, `sensitivity`, `criticality`, `step`: those of the simulated step time.
     - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
-    - `diagnosis`: of measured step times, if there are any.
+    - `measured`: measured step times, in seconds, if there are any.
+    - `diagnosis`: of these, if there are any.
+    - `tokens`, `price`: the tokens of the training, and the price of an hour of one GPU, if they
+        are known.
     - `missing`: why a figure is missing, by its name.
     - `num_steps`: the most steps of sensitivities, criticality and the sampled step.
     - `seed`: how the key was made, in words.
@@ -76,7 +84,10 @@ class Report:
     num_steps: int
     seed: str
     commands: Mapping[str, str]
+    measured: Float[np.ndarray, " steps"] | None = None
     diagnosis: Diagnosis | None = None
+    tokens: float | None = None
+    price: float | None = None
 
     @property
     def job(self) -> Job | None:
@@ -96,6 +107,8 @@ def gather(
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
     measured: Any = (),
+    tokens: float | None = None,
+    price: float | None = None,
     commands: Mapping[str, str] | None = None,
     seed: str | None = None,
     progress: bool = False,
@@ -114,6 +127,8 @@ def gather(
     - `objective`: the objective of the sensitivities; p95 by default.
     - `quantile`: the quantile, in [0, 1], of the step that is shown op by op.
     - `measured`: measured step times of a job with a model, as of `diagnose`.
+    - `tokens`, `price`: of how many tokens the page says how long training takes, and what an hour
+        of one GPU costs.
     - `commands`, `seed`: the command behind each figure (`simulate`, `sensitivity`, ...) and the
         seed that the page states; by default it names functions.
     - `progress`: whether to show bars on stderr.
@@ -145,6 +160,7 @@ def gather(
     steps, few = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
+    runs = runs_of(measured)
     return Report(
         of=of,
         num_ops=program.num_ops,
@@ -162,9 +178,12 @@ def gather(
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",
         commands=commands or {},
+        measured=np.concatenate(runs) if runs else None,
         diagnosis=None
-        if job is None or not len(measured)
-        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), measured)),
+        if job is None or not runs
+        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), runs)),
+        tokens=tokens,
+        price=price,
     )
 
 
@@ -182,9 +201,12 @@ def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | Non
     return None
 
 
-def headline(report: Report) -> tuple[str, str, str]:
-    """Three sentences: what to expect, what makes it slow or wide, what to change first."""
-    return _expected(report), _slow(report), _first(report)
+def headline(report: Report) -> list[str]:
+    """What was measured, if anything was; what to expect, what makes it slow or wide, and what to
+    change first: a sentence for each.
+    """
+    measured = [] if report.diagnosis is None else [report.diagnosis.sentence()]
+    return [*measured, _expected(report), _slow(report), _first(report)]
 
 
 def _expected(report: Report) -> str:
@@ -205,7 +227,8 @@ def _slow(report: Report) -> str:
     share = f"{-100 * parts[0][0] / report.law.mean:.3g} %" if parts else ""
     slow = f"Besides compute, {parts[0][1]} takes most: {share} of the mean" if parts else ""
     found = report.sensitivity
-    gains = [(p.gain.value, p.name) for p in found.parts if p.gain] if found else []
+    parts = [p for p in found.parts if p.gain and p.name not in _OF_TABLES] if found else []
+    gains = [(p.gain.value, p.name) for p in parts if p.gain]
     if not found or not gains:
         return f"{slow or 'What makes steps slow is not known'}."
     gain, name = max(gains)
@@ -241,7 +264,7 @@ def _best_slower(found: Sliders | None) -> tuple[str, float] | None:
     gains = [
         (-float(one.change(0.9 * one.own)[P95]), one.name)
         for one in (found.sliders if found else ())
-        if one.own
+        if one.own and one.name not in {SHARED[name] for name in _OF_TABLES}
     ]
     gain, name = max(gains, default=(0.0, ""))
     return (name, gain) if gain > 0 else None

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jax
+import numpy as np
 
 from .._files import written_whole
 from .._misc import counted
 from .._summary import GIB, Column, Table
 from ..data import Job, Variation, assumed_keys, law_table, notes_of, toml_value
-from ..prediction import expected_error
+from ..prediction import Throughput, expected_error
 from ..profile import Profile
 from ._gather import Report, headline
 from ._html import Block, Markup, blocks, check_matplotlib, resource, table, tag, tiles
@@ -78,7 +79,7 @@ def html_page(report: Report) -> str:
     what, _, about = header.partition(": ")
     body = tag(
         "body",
-        tag("header", tag("h1", what), tag("p", about, class_="faint")),
+        tag("header", tag("h1", what), tag("p", about, class_="faint"), *_made(report)),
         tag("ol", *(tag("li", text) for text in headline(report)), class_="lead"),
         _tiles(report),
         *(tag("p", note, class_="note") for note in _notes(report)),
@@ -98,20 +99,54 @@ def html_page(report: Report) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
+def _large(number: float) -> str:
+    name, size = ("trillion", 1e12) if number >= 1e12 else ("billion", 1e9)
+    return f"{number / size:.3g} {name}"
+
+
+def _made(report: Report) -> Iterable[Markup]:
+    """The software that the job trains with, and when the page was made."""
+    job, today = report.job, datetime.datetime.now(datetime.UTC).date().isoformat()
+    software = "" if job is None or job.training is None else job.training.software
+    stack = f"software stack {software}; " if software else ""
+    yield tag("p", f"{stack}predicted by prism-jax on {today}", class_="faint")
+
+
 def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
 def _tiles(report: Report) -> Markup:
     law, found = report.law, report.throughput
-    figures = {"mean step time": f"{law.mean:.5g} s"}
+    figures: dict[str, str] = {}
+    if report.measured is not None:
+        figures |= {
+            f"measured p{p}": f"{np.percentile(report.measured, p):.5g} s" for p in (50, 95)
+        }
+    figures |= {"mean step time": f"{law.mean:.5g} s"}
     figures |= {f"p{100 * q:g}": f"{law.quantile(q):.5g} s" for q in (0.5, 0.95, 0.99)}
     if found is not None:
         if found.mfu is not None:
             figures["MFU"] = f"{100 * found.mfu:.1f} %"
         figures["each GPU"] = found.rate()
         figures["fullest GPU"] = f"{found.memory_bytes / GIB:.1f} GiB"
+        if report.job is not None and report.job.unit == "token":
+            figures |= _training(report, found)
     return tiles(figures)
+
+
+def _training(report: Report, found: Throughput) -> dict[str, str]:
+    """How many tokens a day has; how long, and how dear, training on so many is."""
+    per_day = 86_400 * found.world_size * found.tokens_per_s_per_gpu
+    figures = {"tokens a day": _large(per_day)}
+    if report.tokens is not None:
+        days = report.tokens / per_day
+        hours = 24 * days * found.world_size
+        figures[f"{_large(report.tokens)} tokens"] = f"{days:,.4g} days"
+        figures["GPU hours"] = f"{hours:,.0f}"
+        if report.price is not None:
+            figures["cost"] = f"{hours * report.price:,.0f}"
+    return figures
 
 
 def _origin(report: Report) -> Iterable[Block]:
@@ -190,7 +225,8 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
     )
     header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
     rows = [*map(tuple, known["means"])]
-    yield Table(header, rows, "Means of published steps, from configuration alone")
+    listed = table(Table(header, rows, "Means of published steps, from configuration alone"))
+    yield tag("details", tag("summary", "Published steps of all classes"), listed)
 
 
 def _notes(report: Report) -> Iterable[str]:

@@ -112,7 +112,8 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
     future = report.epistemic
     expected = None if future is None else future.intervals(report.levels)
     found = law_table(law, report.levels, measured and measured.figures, expected)
-    yield figure("law", caption, 3.4, lambda ax: plot.histogram(law, ax=ax))
+    steps = None if report.measured is None or len(report.measured) == 1 else report.measured
+    yield figure("law", caption, 3.4, lambda ax: plot.histogram(law, steps, ax=ax))
     yield table(found, title="The law of the step time")
     if measured is not None:
         yield tag("p", f"Measured: {measured.source}", class_="faint")
