@@ -11,6 +11,7 @@ from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer, check_model
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, count_parameters
+from prism_jax.workload._model_flop import model_flop
 from prism_jax.workload.modules import make_module
 
 from .helpers import kernels_of, lower_job, small_model
@@ -294,6 +295,50 @@ _MODELS["gemma-4-e4b"] = (
 def test_models_have_as_many_parameters_as_their_makers_classes(name):
     model, parameters = _MODELS[name]
     assert count_parameters(model) == parameters
+
+
+def _model_flop(model: Model, length: int) -> float:
+    """Of the forward of a sequence."""
+    size = ("training.microbatch_size=1", f"training.sequence_length={length}", "layout.tp=1")
+    job = load_job("megatron-22b-a100-8", ("training.attention=flash", *size))
+    return model_flop(parts_of(msgspec.structs.replace(job, model=model))) / 3
+
+
+# As their makers say, some with the matrices of words and some without.
+_ACTIVE = {
+    "qwen3.5-397b-a17b": 17e9,
+    "kimi-linear-48b-a3b": 3e9,
+    "mimo-v2-flash": 15e9,
+    "nemotron-3-super-120b-a12b": 12e9,
+    "deepseek-v3.2": 37e9,
+    "glm-5.2": 40e9,
+    "minimax-text-01": 45.9e9,
+    "jamba-mini": 12e9,
+    "deepseek-v4-flash": 13e9,
+    "deepseek-v4-pro": 49e9,
+    "gemma-4-26b-a4b": 3.8e9,
+}
+
+
+@pytest.mark.parametrize("name", _ACTIVE)
+def test_a_token_uses_as_many_parameters_as_their_makers_say(name):
+    """Each is multiplied once; few tokens have next to no scores."""
+    model, _ = _MODELS[name]
+    assert _model_flop(model, 8) / 8 / 2 == pytest.approx(_ACTIVE[name], rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "share"), [("pro", 0.27), ("flash", 0.10)])
+def test_compressed_keys_are_as_much_less_work_as_their_report_says(name, share):
+    """The operations for one token behind 2^20 others, over those of DeepSeek-V3.2 (the report of
+    DeepSeek-V4, section 1), which counts narrow dtypes as parts of operations.
+    """
+    length = 2**20
+
+    def last(name: str) -> float:
+        model, _ = _MODELS[f"deepseek-{name}"]
+        return _model_flop(model, length + 128) - _model_flop(model, length)
+
+    assert last(f"v4-{name}") / last("v3.2") == pytest.approx(share, abs=0.025)
 
 
 _DELTA = {"kind": "gated-delta", "num_key_heads": 4, "num_value_heads": 8}
