@@ -588,6 +588,20 @@ def test_compressed_attention_that_is_not_known_is_refused(change, message):
         _lowered(table, "layout.tp=1", f"layout.cp={table.pop('cp', 1)}")
 
 
+@pytest.mark.parametrize("how", ["p2p", "a2a"])
+def test_chosen_keys_are_gathered_in_a_context_parallel_group(how):
+    """Heads share them, and the steps of a ring would have unequal work."""
+    split = ("layout.tp=1", "layout.cp=2", "layout.dp=2")
+    with pytest.raises(ValueError, match="all_gather"):
+        _lowered(_SPARSE, *split, f"training.cp_comm_type={how}")
+    works = [
+        _lowered(_SPARSE, "layout.tp=1", f"layout.cp={n}", "training.cp_comm_type=all_gather")
+        for n in (1, 2)
+    ]
+    whole, half = (_flop(work.forward) for work in works)
+    assert whole == pytest.approx(2 * half, rel=1e-9)
+
+
 def test_an_indexer_needs_the_number_of_keys_that_it_chooses():
     with pytest.raises(ValueError, match="give `index_top_k`"):
         _lowered({**_SPARSE, "index_top_k": None}, "layout.tp=1")

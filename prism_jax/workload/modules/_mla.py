@@ -68,6 +68,12 @@ class MLA(AbstractModule):
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(layout, "num_heads", self.num_heads)
         check_context(layout, training, {"num_heads": self.num_heads}, self.index_top_k)
+        shared = self.index_top_k is not None and layout.cp > 1
+        if shared and training.cp_comm_type == "a2a":
+            raise ValueError(
+                '`training.cp_comm_type` = "a2a" exchanges tokens for heads, which all share their '
+                'keys with `index_top_k`; use "all_gather".'
+            )
         if self.index_num_heads is not None and self.index_top_k is None:
             raise ValueError(
                 f"`index_num_heads` = {self.index_num_heads} is of an indexer; give `index_top_k`, "
