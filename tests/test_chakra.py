@@ -208,3 +208,17 @@ def test_any_bytes_are_read_or_refused(tmp_path):
                 refusals.append(str(error))
     assert refusals
     assert "\n" not in "".join(refusals)
+
+
+@pytest.mark.parametrize("format", ["kineto", "chakra"])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]},
+        {"workload_graph": [{"Id": 1, "Name": "aten::mm", "runtime": 20}]},
+    ],
+)
+def test_an_execution_trace_without_times_is_refused_with_what_joins_it(trace, format, tmp_path):
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    with pytest.raises(ValueError, match="by `chakra_trace_link`, convert that to Chakra"):
+        list(read_ranks(tmp_path, format))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from .._misc import counted
+from ._json_array import check_times
 from ._spans import MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
 
 
@@ -152,6 +153,7 @@ def _nodes(file: BinaryIO) -> Iterator[_Node]:
             most = f"{_MOST_OF_JSON / 2**20:,.0f} MiB"
             raise ValueError(f"this is larger than the {most} that are read; give a smaller file.")
         else:
+            check_times(text)
             yield from _nodes_of_json(text.decode().strip())
     except EOFError:
         raise ValueError("it ends within a node; copy or record the trace again.") from None

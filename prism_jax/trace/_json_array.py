@@ -26,6 +26,8 @@ _BETWEEN = re.compile(rb"\}(?=\s*,\s*\{)")
 _LAST = 2**16  # The size of the end of a piece, where the last such place is looked for first.
 # Some profilers write these, which are not JSON.
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
+# PyTorch's execution trace, and the JSON of Chakra's feeder.
+_GRAPH = re.compile(rb'"schema"\s*:\s*"[^"]*chakra|"workload_graph"\s*:\s*\[')
 
 
 def read_array(
@@ -93,8 +95,19 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
             before = text.rest[: found.start()].rstrip(b" \t\r\n,") + b"}"
             text.rest = text.rest[found.end() :]
             return _table(before)
+    check_times(text.rest)
     what = "it is not a JSON trace with" if text.size else "it is empty, without"
     raise ValueError(f"{what} an array `{key}`; give one that a profiler has written.")
+
+
+def check_times(start: bytes) -> None:
+    """Raises a `ValueError` if a file that starts so is an execution trace without times."""
+    if _GRAPH.search(start[:_MOST_BESIDE]):
+        raise ValueError(
+            "this is an execution trace, which says what waits for what, and not when; join it "
+            "with the profiler's trace by `chakra_trace_link`, convert that to Chakra, and give "
+            "the `.et` files with `--format chakra`."
+        )
 
 
 class _CutError(Exception):
