@@ -4,6 +4,7 @@ What a seed stands for is printed where it fails; no input gets as far as a simu
 """
 
 import functools as ft
+import json
 import pathlib
 import random
 import re
@@ -26,6 +27,7 @@ from prism_jax.data import (
     load_model,
 )
 from prism_jax.data._variations import read_variations
+from prism_jax.importers import import_job
 from prism_jax.latency import Gamma
 from prism_jax.law import Law
 from prism_jax.profile import Profile, compile_profile, load_profile, save_profile
@@ -129,6 +131,45 @@ def _load_and_compile(path):
 @pytest.mark.parametrize("path", sorted(_ROOT.glob("jobs/*.toml")), ids=lambda path: path.stem)
 def test_jobs(path, tmp_path):
     _fuzz(load_job, path.read_bytes(), tmp_path / "job.toml", 60, path.stem)
+
+
+_CONFIGURATION = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 999,
+    "hidden_act": "silu",
+}
+_CONFIGURATIONS = {
+    "aurora": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "nemotron_h": {"hybrid_override_pattern": "M*-E", "n_groups": 2, "mamba_num_heads": 4},
+    "kimi_linear": {"linear_attn_config": {"kda_layers": [1, 2], "head_dim": 16, "num_heads": 4}},
+    "gemma4": {"text_config": {"model_type": "gemma4_text", "per_layer_config": {"3": {}}}},
+    "deepseek_v4": {"compress_ratios": [0, 4, 128, 4], "q_lora_rank": 8, "o_groups": 2},
+    "qwen3": {"layer_types": ["full_attention"] * 4, "quantization_config": {"bits": 4}},
+}
+
+
+@pytest.mark.parametrize("kind", _CONFIGURATIONS)
+def test_configurations(kind, tmp_path):
+    content = json.dumps({"model_type": kind, **_CONFIGURATION, **_CONFIGURATIONS[kind]}).encode()
+    load = ft.partial(import_job, num_gpus=8, batch=8)
+    _fuzz(load, content, tmp_path / "config.json", 30, kind)
+
+
+def test_configurations_of_adapters(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **_CONFIGURATION}))
+    adapters = {"peft_type": "LORA", "r": 8, "lora_dropout": 0.1, "target_modules": ["q_proj"]}
+    content = json.dumps(adapters | {"modules_to_save": None, "use_dora": False}).encode()
+    path = tmp_path / "adapter_config.json"
+
+    def load(path):
+        import_job(tmp_path, 8, batch=8)
+
+    _fuzz(load, content, path, 30, "adapters")
 
 
 def test_jobs_to_programs(tmp_path):

@@ -52,10 +52,13 @@ def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
     - `is_part`: whether the file is of a larger model, which leaves sizes to the defaults.
     """
     values = Values(read, kind, is_part)
-    for formula, clause in kind.get("refused", ()):
-        if values.of(formula):
-            said = values.said(formula)
-            read.problems.append(f"{clause} ({said})" if said else clause)
+    refused = [
+        (clause, formula) for formula, clause in kind.get("refused", ()) if values.of(formula)
+    ]
+    if refused:
+        keys = ((clause, values.said(formula)) for clause, formula in refused)
+        read.problems += [f"{clause} ({said})" if said else clause for clause, said in keys]
+        return {}
     model = values.table(kind["model"])
     count = values.of(kind["num_layers"])
     if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
@@ -159,7 +162,11 @@ class Values:
     def said(self, formula: str) -> str:
         """What the file says for the keys of a formula."""
         keys = [key for key in keys_of(formula) if key != "i" and key not in tables()["maps"]]
-        return ", ".join(f"`{self._name(key)}` {quoted(self._key(key), 60)}" for key in keys)
+        values = {self._name(key): self._key(key) for key in keys}
+        said = [
+            f"`{key}` {quoted(value, 60)}" for key, value in values.items() if value is not None
+        ]
+        return ", ".join(said or [f"`{key}` is missing" for key in values])
 
     def _name(self, key: str) -> str:
         """The name that the file has for a key."""
