@@ -304,6 +304,65 @@ def test_patterns_of_layers():
     assert raw["model"]["vocab_size"] == 50304
 
 
+_DELTA = {
+    "experimental-attention-variant": "gdn",
+    "linear-attention-freq": 4,
+    "linear-num-key-heads": 4,
+    "linear-num-value-heads": 8,
+    "attention-output-gate": True,
+    "softmax-type": "learnable",
+}
+_SPARSE = {
+    "multi-latent-attention": True,
+    "kv-lora-rank": 64,
+    "experimental-attention-variant": "dsa",
+    "dsa-indexer-n-heads": 4,
+    "dsa-indexer-head-dim": 64,
+    "dsa-indexer-topk": 256,
+    "enable-hyper-connections": True,
+    "num-experts": 8,
+    "moe-latent-size": 128,
+}
+
+
+def test_variants_of_attention_and_experts_are_modules():
+    model = from_megatron(_SMALL | _DELTA, 8)["model"]
+    layers = [(*layer["modules"], layer["repeat"]) for layer in model["layers"]]
+    assert layers == [("gated-delta", "mlp", 3), ("attention", "mlp", 1)] * 3
+    shapes = {"num_key_heads": 4, "num_value_heads": 8, "conv_size": 4}
+    assert model["modules"]["gated-delta"] == shapes | dict.fromkeys(
+        ("key_head_size", "value_head_size"), 128
+    )
+    gated = {"kind": "attention", "qk_norm": False, "output_gate": True, "sinks": True}
+    assert model["modules"]["attention"] == gated
+    model = from_megatron(_SMALL | _SPARSE, 8)["model"]
+    index = {"index_num_heads": 4, "index_head_size": 64, "index_top_k": 256}
+    assert index.items() <= model["modules"]["mla"].items()
+    assert model["modules"]["moe"]["latent_size"] == 128
+    assert model["hyper_connections"] == 4
+    shared = {"dsa-indexer-topk-freq": 4, "dsa-indexer-skip-topk-offset": 2}
+    model = from_megatron(_SMALL | _SPARSE | shared, 8)["model"]
+    kinds = [(layer["modules"][0], layer["repeat"]) for layer in model["layers"]]
+    assert kinds == [("mla", 2), *[("shared", 3), ("mla", 1)] * 2, ("shared", 2)]
+    assert "index_num_heads" not in model["modules"]["shared"]
+    pattern = {"hybrid-layer-pattern": "GED-", "num-experts": 8}
+    kinds = from_megatron(_SMALL | _SPARSE | _DELTA | pattern, 8)["model"]["layers"]
+    assert [layer["modules"] for layer in kinds] == [["gated-delta"], ["moe"], ["mla"], ["mlp"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (_DELTA | {"experimental-attention-variant": "gdn2"}, "gdn2"),
+        ({"experimental-attention-variant": "dsa"} | {"multi-latent-attention": True}, "topk"),
+        (_DELTA | {"hybrid-layer-pattern": "M-M*"}, "without a layer of it"),
+    ],
+)
+def test_variants_that_are_not_known_are_refused(flags, part):
+    with pytest.raises(ValueError, match=part):
+        from_megatron(_SMALL | flags, 8)
+
+
 @pytest.mark.parametrize(
     ("config", "parts"),
     [
@@ -605,10 +664,14 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"transformer-impl": "local"},
     _SMALL | {"attention-dropout": 0.0, "hidden-dropout": 0.0},
     _SMALL | {"cross-entropy-loss-fusion": True},
+    _SMALL | _DELTA,
+    _SMALL | {"linear-attention-freq": 2},
+    _SMALL | _SPARSE,
+    _SMALL | _SPARSE | {"dsa-indexer-topk-freq": 4},
 ]
 _OTHER_VALUES = (
     *(True, False, 2, 3, 64, 0.5, "rope", "RMSNorm", "hybrid", "mxfp8", "e2m1", "unfused", "local"),
-    *("bf16", "fp32", "te"),
+    *("bf16", "fp32", "te", "gdn", "learnable"),
     *(
         "a2a",
         "flex",

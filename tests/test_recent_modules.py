@@ -441,6 +441,12 @@ def test_a_backward_has_two_products_for_each_of_the_forward(name):
     assert _flop(work.backward_weight) == pytest.approx(2 * _TOKENS * matrices, rel=1e-12)
 
 
+def test_scans_have_somewhat_more_products_than_megatron_lm_counts():
+    """It counts four with a state for each token of a head, the least that any order needs."""
+    counted = 8 * 4 * 128 * 128
+    assert counted / _CHUNK == pytest.approx(0.72, abs=0.005)
+
+
 # What each rank of a tensor-parallel group has all of: latents of gates.
 _COPIED = {"of low rank": _HIDDEN * (128 + 64)}
 

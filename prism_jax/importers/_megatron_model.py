@@ -8,6 +8,8 @@ from ._problems import MOST_LAYERS, Reader, Table, merged
 
 
 _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_SYMBOLS |= {"G": "gated-delta", "+": "mla", "D": "mla"}
+_VARIANTS = ("", "gdn", "gated_delta_net", "dsa")
 _WORD_PIECE = ("bert", "vocab.txt")
 
 
@@ -44,21 +46,37 @@ def model_of(read: Reader) -> Table:
         model["head_transforms"] = 1 if read.flag("bert-no-binary-head") else 2
     attention["qk_norm"] = read.flag("qk-layernorm")
     attention |= {"qkv_bias": True} if read.flag("add-qkv-bias") else {}
+    attention |= {"output_gate": True} if read.flag("attention-output-gate") else {}
+    sinks = read.choice("softmax-type", "vanilla", "off-by-one", "learnable") == "learnable"
+    attention |= {"sinks": True} if sinks else {}
+    variant = read.choice("experimental-attention-variant", *_VARIANTS)
+    variant = variant or read.choice("linear-attention-type", *_VARIANTS[:3])
     modules: Table = {"attention": attention}
     if window := _window(read):
         modules["local"] = attention | {"window": window}
     if read.flag("multi-latent-attention"):
-        modules["mla"] = _mla(read)
+        modules["mla"] = _mla(read, variant == "dsa")
+        kept = {k: v for k, v in modules["mla"].items() if k != "index_num_heads"}
+        modules["shared"] = {"kind": "mla"} | kept
     if "num-experts" in read:
         modules["moe"] = _moe(read, model)
     mtp = read.count("mtp-num-layers", 0, least=0)
-    layers = _layers(read, "mla" if "mla" in modules else "attention", "local" in modules)
+    scans = variant in _VARIANTS[1:3]
+    usual = "mla" if "mla" in modules else "attention"
+    layers = _layers(read, usual, windowed="local" in modules, scans=scans)
     if has_encoder(read):
         layers, added = _encoder_and_decoder(read)
         modules |= added
     names = {name for layer in layers for name in layer["modules"]}
     if "mamba" in names:
         modules["mamba"] = _mamba(read, hidden)
+    if "gated-delta" in names:
+        modules["gated-delta"] = _gated_delta(read)
+    elif variant in ("gdn", "gated_delta_net"):
+        read.problems.append(f"`experimental-attention-variant` {variant} without a layer of it")
+    if read.flag("enable-hyper-connections") or read.flag("enable-mhc-connections"):
+        streams = read.count("num-residual-streams", 4)
+        model["hyper_connections"] = read.count("mhc-num-residual-streams", streams)
     if "moe" in names and "moe" not in modules:
         read.problems.append("layers of experts without `num-experts`")
     if mtp:
@@ -101,12 +119,26 @@ def _size_of_words(table: str, text: str) -> tuple[str, int]:
     return next(((name, size) for name, size in known if name in text), ("", 0))
 
 
-def _mla(read: Reader) -> Table:
+def _gated_delta(read: Reader) -> Table:
+    return {
+        "num_key_heads": read.count("linear-num-key-heads", 16),
+        "num_value_heads": read.count("linear-num-value-heads", 32),
+        "key_head_size": read.count("linear-key-head-dim", 128),
+        "value_head_size": read.count("linear-value-head-dim", 128),
+        "conv_size": read.count("linear-conv-kernel-dim", 4),
+    }
+
+
+def _mla(read: Reader, sparse: bool) -> Table:
     table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
     table |= read.given(q_lora_rank="q-lora-rank")
     table["qk_head_size"] = read.count("qk-head-dim", 128)
     table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
     table["value_head_size"] = read.count("v-head-dim", 128)
+    if sparse:
+        table["index_num_heads"] = read.count("dsa-indexer-n-heads")
+        table["index_head_size"] = read.count("dsa-indexer-head-dim")
+        table["index_top_k"] = read.count("dsa-indexer-topk")
     return table
 
 
@@ -116,6 +148,7 @@ def _moe(read: Reader, model: Table) -> Table:
         "top_k": read.count("moe-router-topk", 2),
         "expert_ffn_size": read.count("moe-ffn-hidden-size", model["ffn_size"]),
     }
+    table |= read.given(latent_size="moe-latent-size")
     # Experts that are filled up to a capacity of the mean all have it.
     capacity = read.rate("moe-expert-capacity-factor", 1.0, most=1e3)
     filled = read.flag("moe-pad-expert-input-to-capacity")
@@ -176,7 +209,7 @@ def _encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
     return layers, modules
 
 
-def _layers(read: Reader, attention: str, windowed: bool) -> list[Table]:
+def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> list[Table]:
     """The layers with a module of attention, which is `local` in those that see only a window."""
     pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
     if pattern:
@@ -192,15 +225,24 @@ def _layers(read: Reader, attention: str, windowed: bool) -> list[Table]:
         read.get("num-layers")
         return merged((_SYMBOLS[symbol],) for symbol in main if symbol in _SYMBOLS)
     count = read.layers("num-layers", 1 if has_encoder(read) else None)
-    local, experts = [windowed] * count, ["num-experts" in read] * count
+    seen, experts = [attention] * count, ["num-experts" in read] * count
     if windowed and attention != "attention":
         read.problems.append("`window-size` with `multi-latent-attention`")
-    if windowed and "window-attn-skip-freq" in read:
-        numbers = range(1, count + 1)
-        local = _chosen(read, "window-attn-skip-freq", numbers, lambda i, every: i % every != 0)
+    # Of as many layers one is not replaced; by default all are.
+    others = {"window-attn-skip-freq": "local"} if windowed else {}
+    others |= {"linear-attention-freq": "gated-delta"} if scans else {}
+    for key, other in others.items():
+        chosen = [True] * count
+        if key in read:
+            chosen = _chosen(read, key, range(1, count + 1), lambda i, every: i % every != 0)
+        seen = [other if yes else usual for yes, usual in zip(chosen, seen, strict=True)]
+    every = read.count("dsa-indexer-topk-freq", 1) if attention == "mla" else 1
+    first = max(read.count("dsa-indexer-skip-topk-offset", 0, least=0), 1)
+    if every > 1:  # Layers between those with an indexer use what it has chosen.
+        shares = (max(i - first, 0) % every for i in range(1, count + 1))
+        seen = ["shared" if share else own for share, own in zip(shares, seen, strict=True)]
     if "num-experts" in read:
         experts = _chosen(read, "moe-layer-freq", range(count), lambda i, every: i % every == 0)
-    seen = ("local" if one else attention for one in local)
     return merged(zip(seen, ("moe" if one else "mlp" for one in experts), strict=True))
 
 
