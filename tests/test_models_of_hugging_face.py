@@ -121,6 +121,15 @@ def test_keys_of_other_sections_are_notes():
         assert sum(f"`{key}`" in note for note in notes) == 1
 
 
+def test_a_key_that_is_not_known_is_a_note_or_with_strict_refused():
+    config = _SMALL | {"model_type": "llama", "num_warps_of_attention": 3, "eos_token_id": 1}
+    _, read, _ = read_model(config)
+    assert "Keys that are not known are left out: `num_warps_of_attention`." in read.notes
+    assert not read.problems
+    _, read, _ = read_model(config, strict=True)
+    assert read.problems == ["`num_warps_of_attention`, which is not known"]
+
+
 def test_a_part_of_a_larger_model_leaves_sizes_to_its_type():
     """As Transformers saves it, what equals the default of the class is not said."""
     text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6}

@@ -135,7 +135,7 @@ def import_(given: Given) -> Output:
     --batch N  the sequences of a step (those of the file, or published ones)
     --software NAME  the software stack (`prism-jax kernels`) that sets what the file does not say;
         by default that of the file's framework and year, if the file says them
-    --strict  refuse arguments of Megatron-LM that are not known
+    --strict  refuse arguments of Megatron-LM, and keys of a config.json, that are not known
     --out JOB.toml  the job to write
 
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml

@@ -48,7 +48,7 @@ def read_hugging_face(
 
     - `config`: the table of the file.
     - `num_gpus`: the number of GPUs of the job.
-    - `strict`: whether what is not known is refused in place of a note.
+    - `strict`: whether keys that are not known are refused, in place of a note.
 
     **Raises:**
 
@@ -109,7 +109,15 @@ def read_model(
         for key in ("num_experts", *kind["names"]["num_experts"]):
             if read.count(key, 1, least=0) > 1:
                 read.problems.append(f"`{key}`, which the type `{known}` does not have")
-    read.notes += _left_out(read)
+    left_out = _left_out(read)
+    if strict:
+        unknown = left_out.pop(_UNKNOWN, [])
+        read.problems += [f"`{quoted(key, 40)}`, which is not known" for key in unknown]
+    read.notes += [
+        f"{section} are left out: {', '.join(f'`{quoted(key, 40)}`' for key in keys[:8])}"
+        f"{f' and {len(keys) - 8} more' * (len(keys) > 8)}."
+        for section, keys in left_out.items()
+    ]
     return model, read, "guessed" if known is None else "imported"
 
 
@@ -119,20 +127,20 @@ _GUESSED = (
 )
 
 
-def _left_out(read: Reader) -> list[str]:
-    """A note for each section of keys that were not read, and one for keys of none."""
+_UNKNOWN = "Keys that are not known"
+
+
+def _left_out(read: Reader) -> dict[str, list[str]]:
+    """The keys that were not read and say something, by their sections."""
     beginnings = {name: tuple(text.split()) for name, text in tables()["sections"].items()}
-    keys = [key for key in read.unread() if not is_off(read.get(key))]
     sections: dict[str, list[str]] = {}
-    for key in keys:
-        of_key = (name for name, begin in beginnings.items() if key.startswith(begin))
-        sections.setdefault(next(of_key, "what is not known here"), []).append(key)
+    for key in read.unread():
+        if not is_off(read.get(key)):
+            of_key = (name for name, begin in beginnings.items() if key.startswith(begin))
+            section = next(of_key, _UNKNOWN)
+            sections.setdefault(section, []).append(key)
     sections.pop("", None)
-    return [
-        f"Keys of {section} are left out: {', '.join(f'`{quoted(key, 40)}`' for key in keys[:8])}"
-        f"{f' and {len(keys) - 8} more' * (len(keys) > 8)}."
-        for section, keys in sections.items()
-    ]
+    return sections
 
 
 def _published_batch(kind: str, model: Table) -> Batch | None:

@@ -73,7 +73,7 @@ def import_job(
     - `software`: the software stack, by its name or the path of a file, that sets what the file
         does not say; by default that of the framework and the time of the file. A configuration of
         Hugging Face says neither, so a job of it has no stack.
-    - `strict`: whether flags of Megatron-LM that are not known are refused; by default there is a
+    - `strict`: whether flags and keys that are not known are refused; by default there is a
         note for each.
 
     **Raises:**
