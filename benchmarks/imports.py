@@ -40,7 +40,7 @@ def main() -> None:
         return
     print(table(("file", "status", "parameters", "stated", "right, or why not"), map(_cells, rows)))
     known = [row for row in rows if row["stated_parameters"] is not None]
-    right = sum(row["status"] == "imported" and bool(_is_right(row)) for row in known)
+    right = sum(row["status"] == "imported" and _said(row) == "yes" for row in known)
     imported = sum(row["status"] == "imported" for row in rows)
     guessed = sum(row["status"] == "guessed" for row in rows)
     print(
@@ -94,22 +94,28 @@ def _row(path: pathlib.Path, given: argparse.Namespace, stated: dict[str, Row]) 
     return row | {"seconds": round(time.perf_counter() - start, 3)}
 
 
-def _is_right(row: Row) -> bool | None:
-    """Whether the number of parameters is the stated one: equal in the digits of a rounded one."""
-    stated, counted = row["stated_parameters"], row["parameters"]
-    if stated is None or counted is None:
-        return None
-    digits = len(str(stated).rstrip("0"))
-    step = 10 ** (len(str(stated)) - digits)
-    is_rounded = digits <= 4 and step > 1
-    return abs(counted - stated) <= (step / 2 if is_rounded else _CLOSE * stated)
+def is_right(counted: int, stated: int) -> bool:
+    """Whether a number of parameters is the stated one: close to an exact one, and equal to one of
+    few digits in these.
+    """
+    digits = str(stated).rstrip("0")
+    if len(digits) > 4:
+        return abs(counted - stated) <= _CLOSE * stated
+    return abs(counted - stated) <= 10 ** (len(str(stated)) - len(digits)) / 2
+
+
+def _said(row: Row) -> str:
+    """Whether the number of parameters is right, or why there is none."""
+    counted, stated = row["parameters"], row["stated_parameters"]
+    if counted is None or stated is None:
+        return "; ".join(row["reasons"])[:200]
+    return "yes" if is_right(counted, stated) else "no"
 
 
 def _cells(row: Row) -> list[str]:
     numbers = (row["parameters"], row["stated_parameters"])
-    right = {True: "yes", False: "no", None: "; ".join(row["reasons"])[:200]}[_is_right(row)]
     cells = ["" if number is None else f"{number:,}" for number in numbers]
-    return [pathlib.Path(row["file"]).name, row["status"], *cells, right]
+    return [pathlib.Path(row["file"]).name, row["status"], *cells, _said(row)]
 
 
 if __name__ == "__main__":
