@@ -10,7 +10,7 @@ import pytest
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer, check_model
 from prism_jax.lowering import parts_of
-from prism_jax.workload import Block, count_parameters
+from prism_jax.workload import Block, count_parameters, widen
 from prism_jax.workload._model_flop import model_flop
 from prism_jax.workload.modules import make_module
 
@@ -579,6 +579,22 @@ def test_compressed_attention_has_the_products_of_its_report(kind):
         assert _flop(halves) == pytest.approx(2 * backward, rel=1e-9)
 
 
+def test_queries_of_compressed_attention_are_made_again():
+    table = {"kind": "compressed-attention", "num_heads": 8, "head_size": 64, "q_lora_rank": 128}
+    table |= {"num_output_groups": 4, "output_rank": 96}
+    again = ("training.recompute=selective", "training.recompute_modules=['mla_up_proj']")
+    works = [
+        _lowered(table, "layout.tp=1", *more) for more in (("training.recompute=none",), again)
+    ]
+    plain, other = (_flop(work.backward) for work in works)
+    assert other - plain == pytest.approx(2 * _TOKENS * 128 * 8 * 64, rel=1e-9)
+
+
+def test_values_that_are_keys_have_their_size():
+    with pytest.raises(ValueError, match="leave it out"):
+        _lowered(_HEADS | {"kv_matrices": 1, "value_head_size": 128}, "layout.tp=1")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -645,3 +661,11 @@ def test_mixers_keep_what_they_make(name, values):
     costs = parts_of(msgspec.structs.replace(job, model=small_model()))
     tokens = 2 * costs.training.sequence_length
     assert sum(module.activations(costs).values()) == pytest.approx(2 * tokens * values / 2)
+
+
+def test_the_inner_width_of_mamba_grows_with_the_width():
+    table = {"mamba-1": {"inner_size": 2 * _HIDDEN, "step_rank": 64}}
+    narrow = _model(_HIDDEN, 1000, [(("mamba-1",), 2)], **table)
+    wide = widen(narrow, 4 * count_parameters(narrow))
+    assert wide.hidden_size > 1.9 * _HIDDEN
+    assert (wide.modules or {})["mamba-1"]["inner_size"] == 2 * wide.hidden_size

@@ -25,7 +25,8 @@ from .modules import (
 
 
 # The sizes that grow with the width, and what they are multiples of.
-_GROWING = {"ffn_size": 64, "expert_ffn_size": 64, "shared_ffn_size": 64, "mamba_num_heads": 8}
+_GROWING = {"ffn_size": 64, "expert_ffn_size": 64, "shared_ffn_size": 64, "inner_size": 64}
+_GROWING |= {"mamba_num_heads": 8}
 # Sizes that are the width, or follow from it, in ways that only the author of a model knows.
 _TIED = ("tables", "layer_sizes", "width", "in_channels", "out_channels", "skip_channels")
 _TIED += ("time_size",)
@@ -290,8 +291,9 @@ def widen(model: Model, parameters: int) -> Model:
     arXiv:2510.00379). The width is a multiple of 64 and of `num_heads`, also of those that modules
     have of their own.
 
-    The sizes of MLPs and experts, and the heads of Mamba, grow in proportion to the width, rounded
-    to multiples of 64 and of 8. The number of attention heads and all other sizes stay.
+    The sizes of MLPs and experts, and the heads or the inner width of Mamba, grow in proportion to
+    the width, rounded to multiples of 64 and of 8. The number of attention heads and all other
+    sizes stay.
 
     **Raises:**
 

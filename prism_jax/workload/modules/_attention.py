@@ -71,6 +71,11 @@ class Attention(AbstractPairModule):
                 f"`model.num_heads` = {self.num_heads} does not divide `model.hidden_size` = "
                 f"{model.hidden_size}; give `model.head_size`."
             )
+        if self.kv_matrices == 1 and self.value_head_size not in (None, self.head_dim(model)):
+            raise ValueError(
+                f"`value_head_size` = {self.value_head_size} of values that are the keys "
+                "(`kv_matrices` = 1) differs from the size of these; leave it out."
+            )
         check_divides(layout, "num_heads", self.num_heads)
         check_divides(layout, "num_kv_heads", self.kv_heads)
         if self.num_heads % self.kv_heads != 0:

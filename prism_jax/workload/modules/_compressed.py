@@ -108,7 +108,8 @@ class CompressedAttention(AbstractPairModule):
         sizes = (tokens * latent, of_rank * self.head_size)
         norms = [costs.move("norm", (6 if backward else 4) * size) for size in sizes]
         if backward:
-            left = [*made, *gradients(narrowed, weights), turned, *core]
+            again = [queries.forward] * costs.recomputes("mla_up_proj")
+            left = [*again, *made, *gradients(narrowed, weights), turned, *core]
             for index in self._indexer():
                 left += index.gradients(costs, cores[-1], weights)
             left += [turned, *norms, *gradients(queries, weights), *[pool] * (pooled > 0)]
@@ -125,7 +126,8 @@ class CompressedAttention(AbstractPairModule):
         width = self.num_heads * self.head_size // costs.layout.tp
         ranks = self.num_output_groups * self.output_rank // costs.layout.tp
         # What the first matrix makes; the latent normed; queries, before their norm, too.
-        kept = tokens * size * (self._made + self.head_size + 2 * width)
+        queries = 0 if costs.recomputes("mla_up_proj") else 2 * width
+        kept = tokens * size * (self._made + self.head_size + queries)
         kept += tokens * costs.input_bytes() * (self.q_lora_rank + ranks)
         kept += output_bytes(costs, tokens * width)
         kept += sum(index.kept(costs) for index in self._indexer())
