@@ -10,7 +10,14 @@ import pytest
 import prism_jax as prism
 from prism_jax import data
 from prism_jax.__main__ import main
-from prism_jax.prediction import effects_of_stack, fits, mean_step, nearest_stack, uncounted
+from prism_jax.prediction import (
+    class_of,
+    effects_of_stack,
+    fits,
+    mean_step,
+    nearest_stack,
+    uncounted,
+)
 
 
 def load_job(*words) -> Any:
@@ -71,7 +78,7 @@ def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
     assert short.training.sequence_length == 2048  # As many as it has positions.
     for words, said in (
         (["--gpus", "48", "--global-batch", "512"], "is 512, not a multiple of .*; use 480 or 528"),
-        (["--set", "model.num_layers=3"], "give `--model` a file"),
+        (["--set", "model.num_layers=3"], "the name of its model; give `--model`"),
         (["--set", "layout.up=3"], "No key `layout.up`"),
         (["--set", "layout=3"], "expected a table, got .* such as `layout.tp`"),
     ):
@@ -82,27 +89,25 @@ def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
     assert not (tmp_path / "other.toml").exists()
 
 
-def test_each_kind_of_job_has_one_nearest_stack():
+def test_each_class_of_jobs_has_one_nearest_stack():
     stacks = [data.load_software(name) for name in data.list_names("software stack")]
-    assert {stack.training["zero"] == 3 for stack in stacks if stack.nearest_to} == {True, False}
-    for device in data.list_names("device"):
-        generation = data.generation_of(device)
-        for fsdp in (True, False):
-            for kind in ("dense", "experts"):
-                (name,) = [
-                    stack.name
-                    for stack in stacks
-                    for jobs in stack.nearest_to
-                    if (jobs.fsdp, kind in jobs.models) == (fsdp, True)
-                    and generation in jobs.devices
-                ]
-                assert data.nearest_software(fsdp, kind, generation) == name
-                shards = data.load_software(name).training["zero"] == 3
-                assert shards == fsdp or generation == "TPU"
+    listed = [(kind, stack) for stack in stacks for kind in stack.nearest_to]
+    generations = {data.generation_of(device) for device in data.list_names("device")}
+    assert sorted(kind for kind, _ in listed) == sorted(
+        f"{model} {sharding} {generation}"
+        for model in ("dense", "experts", "tables")
+        for sharding in ("FSDP", "no FSDP")
+        for generation in generations
+    )
+    for kind, stack in listed:
+        assert ("no FSDP" in kind) == (stack.training["zero"] != 3) or "TPU" in kind
+    for name in data.list_names("job"):
+        job = load_job(name)
+        assert " ".join(class_of(job)[:3]) in data.load_software(nearest_stack(job)).nearest_to
 
 
-_PLAIN = {field.name: field.default for field in msgspec.structs.fields(data.Training)}
-_PLAIN |= {"gradient_dtype": "bf16"}  # As the model.
+_PLAIN = {f"training.{f.name}": f.default for f in msgspec.structs.fields(data.Training)}
+_PLAIN |= {"training.gradient_dtype": "bf16"}  # As the model.
 
 
 @pytest.mark.parametrize(
@@ -117,20 +122,19 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys
     effects = effects_of_stack(job, mean)
     told = set()
     for effect in effects:
-        plain = load_job(path, {f"training.{key}": _PLAIN[key] for key in effect.keys})
+        plain = load_job(path, {key: _PLAIN[key] for key in effect.keys})
         assert effect.longer == pytest.approx(mean / prism.predict(plain).mean - 1, rel=1e-12)
         assert abs(effect.longer) > 0.05
         told |= {*effect.keys}
-    assert "gradient_dtype" in told
-    for key in data.load_software(stack).training.keys() - told:
-        plain = load_job(path, {f"training.{key}": _PLAIN[key]})
+    assert "training.gradient_dtype" in told
+    for key in {f"training.{key}" for key in data.load_software(stack).training} - told:
+        plain = load_job(path, {key: _PLAIN[key]})
         change = mean / prism.predict(plain).mean - 1
         assert abs(change) <= 0.05 or not fits(plain), key
     assert main(["predict", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith(f"{stack}: ")] == [
-        f"{stack}: {effect}" for effect in effects
-    ]
+    told_lines = [line for line in lines if line.startswith(f"{stack} makes ")]
+    assert told_lines == [effect.text for effect in effects]
     # What the job itself gives is no matter of the stack.
     given = load_job(path, ["training.gradient_dtype=fp32"])
     assert "gradient_dtype" not in str(effects_of_stack(given, mean))
@@ -144,7 +148,7 @@ def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
     told = uncounted(job, mean)
     assert told == uncounted(job)
     assert "launches by the host, unfused kernels, FSDP's copies are not counted" in told
-    nearest = nearest_stack(job, True)
+    nearest = nearest_stack(job)
     longer = mean_step(job.replace(**{"training.software": nearest})) / mean - 1
     assert f"`training.software={nearest}`, makes the step {100 * longer:.0f} % longer" in told
     assert uncounted(load_job(path)) == ""

@@ -21,14 +21,11 @@ from ._outputs import Writes
 from ._values import count
 
 
-# The keys of every first job, with what stands beside each.
-_FIRST = {
+# What stands beside some keys of a first job; beside others, the start of what they are.
+_BESIDE = {
     "model": "a shipped one (`prism-jax models`), or a .toml file",
     "cluster": "a shipped family (`prism-jax hardware`), or a .toml file",
-    "world_size": "GPUs; layout.dp and num_nodes follow from it",
-    "training.global_batch_size": "sequences in a step; schedule.num_microbatches follows from it",
-    "training.microbatch_size": "sequences",
-    "training.sequence_length": "tokens",
+    "world_size": "the number of GPUs, from which layout.dp and num_nodes follow",
     "training.software": "the stack that sets what is not set here; the others are below",
 }
 _LONGEST, _WIDEST = 8192, 60
@@ -58,28 +55,29 @@ def init(given: Given) -> Output:
 
     example: prism-jax init my_job.toml --gpus 64 --global-batch 512
     """
-    model, changes = data.load_model(given.model), data.overrides_of(given.overrides)
+    model = data.load_model(given.model)
     longest = model.max_positions if model.position == "learned" else _LONGEST
     keys: dict[str, Any] = {"model": given.model, "cluster": given.cluster}
-    keys |= {"world_size": given.gpus, "training.microbatch_size": 1}
+    keys |= {"world_size": given.gpus}
     keys |= {"training.global_batch_size": given.global_batch or 8 * given.gpus}
-    keys |= {"training.sequence_length": min(longest, _LONGEST)}
-    keys |= {change.key: change.value for change in changes}
-    for change in changes:
-        if change.keys[0] in ("model", "cluster") and change.keys[1:]:
+    keys |= {"training.microbatch_size": 1, "training.sequence_length": min(longest, _LONGEST)}
+    for change in data.overrides_of(given.overrides):
+        if (table := change.keys[0]) in ("model", "cluster") and change.keys[1:]:
             raise ValueError(
-                f"override `{change}`: this writes a model and a cluster by their names; give "
-                f"`--{change.keys[0]}` a file with other keys, or `--set` where the job is used."
+                f"override `{change}`: a first job has the name of its {table}; give `--{table}` "
+                "the path of a file of your own."
             )
+        keys[change.key] = change.value
     job = _job_of(given, keys)
     if "training.software" not in keys:
-        usual = 3 if job.layout.tp == job.layout.pp == 1 else 1
-        is_fsdp = keys.get("training.zero", usual) == 3
-        keys["training.software"] = prism.prediction.nearest_stack(job, is_fsdp)
+        zero = 3 if job.layout.tp == job.layout.pp == 1 else 1
+        usual = _job_of(given, {"training.zero": zero} | keys)
+        keys["training.software"] = prism.prediction.nearest_stack(usual)
         job = _job_of(given, keys)
     with written_whole(given.out) as partial:
-        partial.write_text(commented_job(keys, job if given.all else None), encoding="utf-8")
-    out, stack = shown(given.out), job.training and job.training.software
+        text = commented_job(keys, job if given.all else None)
+        partial.write_text(text, encoding="utf-8")
+    out, stack = shown(given.out), keys["training.software"]
     text = f"{out}: {job.header}; stack `{quoted(stack)}`; next: prism-jax predict {out}"
     return Output({"job": given.out, "software": stack}, [text])
 
@@ -96,10 +94,10 @@ def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str
     """
     listed = {key.key: key for key in data.job_keys()}
     lines = ['kind = "job"']
-    for name in dict.fromkeys([*filter(keys.__contains__, _FIRST), *keys]):
-        about = re.split(r"[,;:.] ", listed[name].about)[0] if name in listed else ""
-        line = f"{name} = {json.dumps(keys[name], ensure_ascii=False)}"
-        lines.append(f"{line:<35}# {_FIRST.get(name, about)}".rstrip("# "))
+    for name, value in keys.items():
+        about = re.split(r"[,;:.](?: |$)", listed[name].about)[0] if name in listed else ""
+        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        lines.append(f"{line:<34} # {_BESIDE.get(name, about)}".rstrip("# "))
     stacks = [*map(data.load_software, data.list_names("software stack"))]
     for kind, shards in (("with FSDP", True), ("without FSDP", False)):
         names = (stack.name for stack in stacks if (stack.training.get("zero") == 3) == shards)
@@ -195,12 +193,8 @@ def show(given: Given) -> Output:
     names = [] if job.kernels is None else [source.name for source in job.kernels.sources]
     value = Column("value", lambda key: quoted(data.toml_value(key.value), _WIDEST))
     table = Table(("key", value, "unit", Column("from", "where_from")), keys, most=None)
-    left_out = prism.prediction.uncounted(job)
-    lines = [
-        f"tables of kernels: {', '.join(names) or 'none'}",
-        *notes,
-        *[left_out] * bool(left_out),
-    ]
+    lines = [f"tables of kernels: {', '.join(names) or 'none'}", *notes]
+    lines += filter(None, [prism.prediction.uncounted(job)])
     result = {"keys": plain(keys), "kernels": names, "notes": list(notes)}
     return Output(result, [table, "\n".join(lines)])
 

@@ -62,8 +62,7 @@ def predict(given: Given) -> Output:
     effects = prediction.effects_of_stack(job, found.mean)
     left_out = prediction.uncounted(job, found.mean)
     result |= {"effects_of_stack": plain(effects), "uncounted": left_out}
-    lines += [f"{job.training and job.training.software}: {effect}" for effect in effects]
-    lines += [left_out] * bool(left_out)
+    lines += [*(effect.text for effect in effects), *filter(None, [left_out])]
     return Output(result, [job.header, "\n".join(lines), prediction.parts_table(parts)])
 
 

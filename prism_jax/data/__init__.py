@@ -82,11 +82,7 @@ from ._shapes import (
     outside as outside,
     parse_product as parse_product,
 )
-from ._training import (
-    Training as Training,
-    load_software as load_software,
-    nearest_software as nearest_software,
-)
+from ._training import Training as Training, load_software as load_software
 from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,

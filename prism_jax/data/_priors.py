@@ -14,12 +14,7 @@ from ._types import NonNegative, Number, Positive, Text
 
 _Several: TypeAlias = Annotated[int, msgspec.Meta(ge=3)]
 # Parts of the names of devices. A device that is named otherwise is of a generation without runs.
-_GENERATIONS = {
-    "a100|a800": "A100",
-    "h100|h200|h800|h20": "Hopper",
-    "b200|b300": "Blackwell",
-    "tpu": "TPU",
-}
+_GENERATIONS = {"a[18]00": "A100", "h[128]0": "Hopper", "b[23]00": "Blackwell", "tpu": "TPU"}
 
 
 class Prior(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

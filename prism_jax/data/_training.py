@@ -11,7 +11,7 @@ import msgspec
 from .._files import shown
 from .._misc import quoted
 from ._finetuning import Adapters, Packed
-from ._read import find_file, list_names, read_toml
+from ._read import find_file, read_toml
 from ._types import Count, FileName, Fraction, Label, NonNegative, Text, convert
 
 
@@ -228,21 +228,6 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
 
 
-class Nearest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Jobs without a software stack to which a stack is the nearest of those that are shipped. Each
-    job has one.
-
-    **Attributes:**
-
-    - `fsdp`: whether their parameters are sharded (`training.zero` is 3).
-    - `models`, `devices`: the kinds of their models, and the generations of their devices.
-    """
-
-    fsdp: bool
-    models: tuple[Literal["dense", "experts"], ...]
-    devices: tuple[Literal["A100", "Hopper", "Blackwell", "TPU", "other"], ...]
-
-
 class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A software stack.
 
@@ -251,14 +236,15 @@ class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where its settings are from.
     - `training`: keys of `Training` with the values that the stack sets.
     - `selective`: what the stack calls selective recomputation, as a value of `recompute`.
-    - `nearest_to`: jobs without a stack to which it is the nearest.
+    - `nearest_to`: the classes of jobs without a stack to which it is the nearest that is shipped:
+        `dense`, `experts` or `tables`, with `FSDP` or `no FSDP`, and the generation of the device.
     - `name`: the name of the stack.
     """
 
     source: Text
     training: dict[str, Any]
     selective: Literal["selective", "by-op"] = "selective"
-    nearest_to: tuple[Nearest, ...] = ()
+    nearest_to: tuple[Text, ...] = ()
     name: Label = ""
 
 
@@ -275,17 +261,6 @@ def load_software(name: str | os.PathLike[str], given_by: pathlib.Path | None = 
     found = convert(raw, Software, lambda key: shown(path))
     convert({"training": found.training}, _Switches, lambda key: shown(path))
     return found
-
-
-def nearest_software(fsdp: bool, model: str, device: str) -> str:
-    """The name of the shipped stack that is the nearest to jobs as of `Nearest`."""
-    stacks = map(load_software, list_names("software stack"))
-    return next(
-        stack.name
-        for stack in stacks
-        for jobs in stack.nearest_to
-        if jobs.fsdp == fsdp and model in jobs.models and device in jobs.devices
-    )
 
 
 _KEYS = [

@@ -98,7 +98,7 @@ def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
     copies = msgspec.structs.replace(job.layout, dp=job.layout.dp * len(chains))
     of_copies = msgspec.structs.replace(job, layout=copies)
     passes = [one.passes for one in chains if one.passes is not None]
-    reduced = [lower(of_copies, ranks, runs) for ranks in schedule.ranks_of_chains]
+    reduced = [lower(of_copies, ranks, ()) for ranks in schedule.ranks_of_chains]
     phases = ("forward", "backward", "backward_input", "backward_weight")
     pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
     return msgspec.structs.replace(

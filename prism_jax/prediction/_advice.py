@@ -6,10 +6,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from ..data import Job, Training, generation_of, load_software, nearest_software, toml_value
+from ..data import Job, Training, list_names, load_software, toml_value
 from ..lowering import lower_chains, parts_of
 from ..schedule import order_of
-from ..workload import Workload, has_experts
+from ..workload import Workload
+from ._expected_error import class_of
 from ._memory import fits, memory
 from ._predict import mean_step, with_values
 
@@ -18,8 +19,6 @@ from ._predict import mean_step, with_values
 _NO_SWITCHES = ("software", "global_batch_size")
 # What is worth a line: a step longer by this share.
 _MUCH = 0.05
-# What is no change.
-_ROUNDING = 5e-4
 # Keys of a software stack that have an effect together.
 _TOGETHER = {
     "launches by the host": ("launch_floor_s", "host_module_s", "host_experts_s"),
@@ -118,100 +117,86 @@ def costly_keys(job: Job) -> tuple[str, ...]:
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a software stack does to the step of a job.
+    """What a job's software stack does to its step.
 
     **Attributes:**
 
-    - `what`: a key of `training` with its value, or what several keys stand for together.
-    - `plain`: what the key is compared with; empty for several.
+    - `text`: a sentence.
     - `keys`: the keys that the stack sets.
     - `longer`: by which share the step is longer than with their plain values.
     """
 
-    what: str
-    plain: str
+    text: str
     keys: tuple[str, ...]
     longer: float
-
-    def __str__(self) -> str:
-        if not self.plain:
-            return f"{self.what} make the step {_how(self.longer)}"
-        return f"`{self.what}` makes the step {_how(self.longer)} than {self.plain}"
 
 
 def effects_of_stack(job: Job, mean: float) -> tuple[Effect, ...]:
     """What of a job's software stack makes its step of `mean` seconds more than 5 % longer or
-    shorter: a key that the stack sets, compared with its default (of gradients, with the dtype of
-    the model), or keys that have an effect together. What a job needs to fit is left out.
+    shorter: a key that the stack sets, in place of its plain value, or keys that act together. What
+    a job needs to fit is left out.
     """
     how = job.training
     if how is None or not how.software:
         return ()
-    defaults = _defaults() | {"gradient_dtype": how.base_dtype}
-    changed = [
-        key
-        for key in load_software(how.software).training
-        if f"training.{key}" not in job.given.keys and getattr(how, key) != defaults[key]
-    ]
-    together = {what: {*keys}.intersection(changed) for what, keys in _TOGETHER.items()}
-    alone = {*changed}.difference(*together.values())
-    effects = []
-    for what, keys in [*together.items(), *((key, {key}) for key in changed if key in alone)]:
-        beside = ""
-        if what in alone:
-            beside = toml_value(defaults[what]) or "without it"
-            what = f"{what} = {toml_value(getattr(how, what))}"
-        plain = with_values(job, {f"training.{key}": defaults[key] for key in keys})
-        try:
-            longer = mean / mean_step(plain) - 1 if keys else 0.0
-        except ValueError:  # The job cannot do without it.
-            continue
-        if abs(longer) > _MUCH and fits(plain):
-            effects.append(Effect(what, beside, tuple(sorted(keys)), longer))
+    plain, effects = _plain(how), []
+    together = {key: what for what, keys in _TOGETHER.items() for key in keys}
+    causes: dict[str, dict[str, Any]] = {}
+    for key in load_software(how.software).training:
+        if f"training.{key}" not in job.given.keys and getattr(how, key) != plain[key]:
+            beside = toml_value(plain[key]) or "none"
+            alone = f"`{key} = {toml_value(getattr(how, key))}`, not {beside}"
+            causes.setdefault(together.get(key, alone), {})[f"training.{key}"] = plain[key]
+    for cause, values in causes.items():
+        with contextlib.suppress(ValueError):  # A job may not do without.
+            other = with_values(job, values)
+            longer = mean / mean_step(other) - 1
+            if abs(longer) > _MUCH and fits(other):
+                text = f"{how.software} makes the step {_percent(longer)} by {cause}"
+                effects.append(Effect(text, tuple(values), longer))
     return tuple(effects)
 
 
-def _defaults() -> dict[str, Any]:
-    return {field.name: field.default for field in msgspec.structs.fields(Training)}
+def _plain(how: Training) -> dict[str, Any]:
+    """The defaults of keys, and gradients in the dtype of the model."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Training)}
+    return defaults | {"gradient_dtype": how.base_dtype}
+
+
+def _percent(longer: float) -> str:
+    percent = 100 * abs(longer)
+    return f"{percent:.{int(percent < 1)}f} % {'longer' if longer > 0 else 'shorter'}"
 
 
 def uncounted(job: Job, mean: float | None = None) -> str:
     """What is not counted in the step of a job without a software stack, `mean` seconds where it is
     known, and which stack is the nearest, as a sentence; empty if there is nothing.
     """
-    how, defaults = job.training, _defaults()
+    how = job.training
     if job.model is None or how is None or how.software or job.calibrated:
         return ""
+    plain, told = _plain(how), ""
     left_out = [
         what
         for what, keys in _TOGETHER.items()
-        if all(getattr(how, key) == defaults[key] for key in keys)
-        and (how.zero == 3 or "FSDP" not in what)
+        if all(getattr(how, key) == plain[key] for key in keys)
+        if how.zero == 3 or "FSDP" not in what
     ]
     if not left_out:
         return ""
-    nearest, told = nearest_stack(job, how.zero == 3), ""
+    stack = nearest_stack(job)
     with contextlib.suppress(ValueError):  # The job may give what the stack cannot do.
         mean = mean_step(job) if mean is None else mean
-        longer = mean_step(job.replace(**{"training.software": nearest})) / mean - 1
-        changes = abs(longer) > _ROUNDING
-        told = f", makes the step {_how(longer)}" if changes else ", does not change this step"
+        longer = mean_step(job.replace(**{"training.software": stack})) / mean - 1
+        told = f", makes the step {_percent(longer)}"
     return (
         f"no software stack: {', '.join(left_out)} are not counted; the nearest, "
-        f"`training.software={nearest}`{told}."
+        f"`training.software={stack}`{told}."
     )
 
 
-def _how(longer: float) -> str:
-    percent = 100 * abs(longer)
-    how = "longer" if longer > 0 else "shorter"
-    return f"{percent:.{0 if percent >= 1 else 1}f} % {how}"
-
-
-def nearest_stack(job: Job, is_fsdp: bool) -> str:
-    """The shipped software stack that is the nearest to a job with a model and a cluster, with FSDP
-    or without.
-    """
-    parts = parts_of(job)
-    kind = "experts" if has_experts(parts.model) else "dense"
-    return nearest_software(is_fsdp, kind, generation_of(parts.cluster.device.name))
+def nearest_stack(job: Job) -> str:
+    """The shipped software stack that is the nearest to a job with a model and a cluster."""
+    kind = " ".join(class_of(job)[:3])
+    stacks = map(load_software, list_names("software stack"))
+    return next(stack.name for stack in stacks if kind in stack.nearest_to)

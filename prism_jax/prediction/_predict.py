@@ -26,7 +26,7 @@ from ..lowering import (
     sinks_of,
     when_reduced,
 )
-from ..schedule import SEND_RECV, AbstractSchedule, latest_ends, order_of, schedule_parts
+from ..schedule import SEND_RECV, latest_ends, order_of, schedule_parts
 from ..workload import Block, Workload, block_mean, block_means, model_flop, split_mean
 
 
@@ -119,7 +119,11 @@ def predict(job: Job) -> Prediction:
     """
     parts = parts_of(job)
     training = parts.training
-    order, of, workload = _laid_out(job)
+    try:
+        order, graph, workload = lay_out(parts)
+    except ValueError as error:
+        raise ValueError(f"Job `{job.name}`: {error}") from None
+    of = frame_of(graph)
     step = run(of, workload)
     without = np.where(of.is_send_recv, 0.0, step.latencies)
     sends = step.seconds - _ended(of, workload, without, step.sinks)[0]
@@ -144,18 +148,10 @@ def predict(job: Job) -> Prediction:
     )
 
 
-def _laid_out(job: Job) -> tuple[AbstractSchedule, Frame, Workload]:
-    try:
-        order, graph, workload = lay_out(parts_of(job))
-    except ValueError as error:
-        raise ValueError(f"Job `{job.name}`: {error}") from None
-    return order, frame_of(graph), workload
-
-
 def mean_step(job: Job) -> float:
     """`predict(job).mean` alone."""
-    _, of, workload = _laid_out(job)
-    return run(of, workload).seconds
+    _, graph, workload = lay_out(parts_of(job))
+    return run(frame_of(graph), workload).seconds
 
 
 def constant_step(job: Job) -> Callable[[Kernels], float]:
