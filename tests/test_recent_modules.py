@@ -11,6 +11,7 @@ from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer, check_model
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Block, count_parameters, widen
+from prism_jax.workload._memory import memory_of_stages
 from prism_jax.workload._model_flop import model_flop
 from prism_jax.workload.modules import make_module
 
@@ -599,7 +600,8 @@ def test_values_that_are_keys_have_their_size():
     ("change", "message"),
     [
         ({"num_output_groups": 3}, "`num_output_groups` = 3 does not divide"),
-        ({"index_top_k": 64}, "give both or none"),
+        ({"index_top_k": 64}, "neither of the first two"),
+        ({"index_top_k": 64, "index_num_heads": 4}, "neither of the first two"),
         ({"num_heads": 8, "cp": 2}, "`layout.cp` = 2"),
     ],
 )
@@ -645,6 +647,15 @@ def test_a_context_parallel_group_divides_scans():
             assert whole == pytest.approx(2 * split, rel=1e-12)
 
 
+def _kept(table: dict[str, Any], tp: int) -> tuple[float, int]:
+    """The bytes that a module keeps on a rank, and the tokens."""
+    module = make_module(small_model(layers=(), modules={"one": table}), "one")
+    job = load_job("megatron-22b-a100-8", ("training.microbatch_size=2", f"layout.tp={tp}"))
+    flash = msgspec.structs.replace(job.training, attention="flash")
+    costs = parts_of(msgspec.structs.replace(job, model=small_model(), training=flash))
+    return sum(module.activations(costs).values()), 2 * costs.training.sequence_length
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -652,15 +663,30 @@ def test_a_context_parallel_group_divides_scans():
         ("gated delta", 2 * 512 + 2 * 1024 + 16 + 2 * 512 + 1024 + 2 * 1024),
         ("short convolution", 6 * _HIDDEN),
         ("lightning attention", 6 * _HIDDEN),
+        # The gate, which an activation changes, the input, and their product.
+        ("input of a layer", 4 * 256),
+        # Queries, keys and values, the gate, and the output before and after it.
+        ("gated attention", 192 * (8 + 2 * 2 + 8 + 2 * 8)),
     ],
 )
-def test_mixers_keep_what_they_make(name, values):
-    table = _WORK[name][0]
-    module = make_module(small_model(layers=(), modules={"one": table}), "one")
-    job = load_job("megatron-22b-a100-8", ("training.microbatch_size=2", "layout.tp=2"))
-    costs = parts_of(msgspec.structs.replace(job, model=small_model()))
-    tokens = 2 * costs.training.sequence_length
-    assert sum(module.activations(costs).values()) == pytest.approx(2 * tokens * values / 2)
+def test_modules_keep_what_they_make(name, values):
+    for tp in (1, 2):
+        size, tokens = _kept(_WORK[name][0], tp)
+        assert size == pytest.approx(2 * tokens * values / tp, rel=1e-9)
+
+
+def test_streams_are_kept_for_each_module():
+    """Its input and output besides all streams, where there are several."""
+    job = load_job("megatron-22b-a100-8", ("layout.tp=1", "training.recompute=none"))
+    states = job.training.microbatch_size * job.training.sequence_length * _HIDDEN
+
+    def norms(streams: int) -> float:
+        model = _decoder(hyper_connections=streams)
+        (stage,) = memory_of_stages(parts_of(msgspec.structs.replace(job, model=model)), (0,))
+        return stage.kept["norm"]
+
+    assert norms(1) == 2 * 8 * 2 * states
+    assert norms(4) == 2 * 8 * (2 + 4 + 1) * states
 
 
 def test_the_inner_width_of_mamba_grows_with_the_width():

@@ -57,10 +57,11 @@ class CompressedAttention(AbstractPairModule):
                 f"`num_output_groups` = {self.num_output_groups} does not divide `num_heads` = "
                 f"{self.num_heads}; use a divisor."
             )
-        if (self.index_num_heads is None) != (self.index_top_k is None):
+        index = {self.index_num_heads is None, self.index_top_k is None}
+        if len(index) > 1 or (False in index and self.compress_ratio is None):
             raise ValueError(
-                "An indexer of compressed attention has `index_num_heads` and `index_top_k`; give "
-                "both or none."
+                "An indexer of compressed attention has `index_num_heads` and `index_top_k`, and "
+                "its keys a `compress_ratio`; give all three, or neither of the first two."
             )
         if layout.cp > 1:
             raise ValueError(
@@ -99,7 +100,7 @@ class CompressedAttention(AbstractPairModule):
         _, _, queries, narrowed, *index_linears = self.linears(costs)
         tokens, latent, cores = costs.tokens, self.q_lora_rank + self.head_size, self._cores(costs)
         of_rank = tokens * self.num_heads // costs.layout.tp
-        core = [kernel for one in cores for kernel in one.kernels(costs, backward=backward)]
+        core = [kernel for keys in cores for kernel in keys.kernels(costs, backward=backward)]
         # Rotary positions of queries, and of the output, in which they are turned back.
         turned = costs.move("elementwise", 4 * of_rank * self.qk_rope_head_size)
         # Reads values and weights of compressed keys, and writes keys, which are few.

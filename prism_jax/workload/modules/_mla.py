@@ -140,9 +140,9 @@ class MLA(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> Segments:
         down, ups, out = self._linears(costs)
-        indexer = self._indexer(costs.model)
-        index = (linear for each in indexer for linear in each.linears(costs))
-        return [*self._gather(costs, []), segment(weights_of(out, *ups, *index, down))]
+        for index in self._indexer(costs.model):
+            ups = (*ups, *index.linears(costs))
+        return [*self._gather(costs, []), segment(weights_of(out, *ups, down))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         heads = self.num_heads // costs.layout.tp

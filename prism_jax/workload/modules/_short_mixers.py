@@ -117,8 +117,8 @@ class Mamba1(AbstractMixer):
 
     def others(self, model: Model) -> Parameters:
         # A decay of each state; a skip, the biases of step and convolution, and its taps.
-        each = self.state_size + 3 + self.conv_size
-        return Parameters(self.inner_size * each, self.summed() * self.inner_norms)
+        of_value = self.state_size + 3 + self.conv_size
+        return Parameters(self.inner_size * of_value, self.summed() * self.inner_norms)
 
     def inner(self, tp: int) -> list[tuple[int, int]]:
         size = self.inner_size // tp
