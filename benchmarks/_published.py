@@ -58,7 +58,7 @@ _PEAK = re.compile(r"\b(mem|alloc|allocated|reserved)\s+([\d.]+)\s*(Gi?B)?")
 
 def published(folder: pathlib.Path) -> Iterator[Published]:
     """All rows of a folder like `../shared/data`."""
-    for row in _rows_of_steps(folder):
+    for row in rows_of_steps(folder):
         yield _expressed(table_of(row), name_of(row), of_steps, row)
     for which in ("single", "multi"):
         table = f"vTrain, Megatron-DeepSpeed, A100, {which} node"
@@ -73,7 +73,7 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
         yield _expressed(table_of(row), row["system"], of_steps, row)
 
 
-def _rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
+def rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     """The rows of both tables of steps, without those of the first that the second completes."""
     further = read(folder / "steps" / "step_means.csv")
     completed = {(row["measured_steps_row"].removesuffix(".0"), row["model"]) for row in further}

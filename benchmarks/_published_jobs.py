@@ -61,7 +61,8 @@ def _degree(row: dict[str, str], key: str) -> int:
     return count(row, key, 1)
 
 
-def of_steps(row: dict[str, str]) -> data.Job:
+def of_steps(row: dict[str, str], model: data.Model | None = None) -> data.Job:
+    """The job of a row, of a model if it is given, or else of the one that the row names."""
     source = _source_of(row)
     stack = source["software"]
     if stack == "megatron-bridge-2025" and row.get("release", "") >= "26.06":
@@ -69,8 +70,8 @@ def of_steps(row: dict[str, str]) -> data.Job:
     if "mp mode PURE" in row["note"]:
         stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
     row = _as_assumed(row, source.get("assumed"))
-    _check(row, stack)
-    model = models.model_of(row)
+    _check(row, stack, is_known=model is not None or models.is_known(row))
+    model = model or models.model_of(row)
     degrees = {key: _degree(row, key) for key in ("tp", "pp", "cp", "ep")}
     degrees["dp"] = _degree(row, "gpus") // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
@@ -191,13 +192,12 @@ def _schedule(row: dict[str, str], model: data.Model, layout: data.Layout) -> da
     return data.ScheduleConfig(kind, microbatches, virtual_stages=virtual, **keys)
 
 
-def _check(row: dict[str, str], stack: str) -> None:
+def _check(row: dict[str, str], stack: str, is_known: bool) -> None:
     """Raises a `ValueError` for a row that cannot be written as a job."""
     pp, zero = _degree(row, "pp"), row["zero"]
     kinds = ("", "none", "full", "block", "selective", *WORDS["recompute"])
     reasons = {f"sharding that jobs do not have: {zero}": zero and zero not in WORDS["zero"]}
-    name, known = row["model"].partition(" (")[0], models.is_known(row)
-    reasons[f"the layers of {name} are not known"] = not known
+    reasons[f"the layers of {row['model'].partition(' (')[0]} are not known"] = not is_known
     reasons[f"no device {row['gpu_type']}"] = not models.device_of(row["gpu_type"])
     reasons[f"no dtype {row['dtype']}"] = _dtype(row) not in WORDS["dtypes"]
     reasons["`vpp` is not given"] = pp > 1 and not row["vpp"]
