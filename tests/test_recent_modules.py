@@ -650,9 +650,9 @@ def test_a_context_parallel_group_divides_scans():
 def _kept(table: dict[str, Any], tp: int) -> tuple[float, int]:
     """The bytes that a module keeps on a rank, and the tokens."""
     module = make_module(small_model(layers=(), modules={"one": table}), "one")
-    job = load_job("megatron-22b-a100-8", ("training.microbatch_size=2", f"layout.tp={tp}"))
-    flash = msgspec.structs.replace(job.training, attention="flash")
-    costs = parts_of(msgspec.structs.replace(job, model=small_model(), training=flash))
+    options = ("training.microbatch_size=2", "training.attention=flash", f"layout.tp={tp}")
+    job = load_job("megatron-22b-a100-8", options)
+    costs = parts_of(msgspec.structs.replace(job, model=small_model()))
     return sum(module.activations(costs).values()), 2 * costs.training.sequence_length
 
 
@@ -678,7 +678,7 @@ def test_modules_keep_what_they_make(name, values):
 def test_streams_are_kept_for_each_module():
     """Its input and output besides all streams, where there are several."""
     job = load_job("megatron-22b-a100-8", ("layout.tp=1", "training.recompute=none"))
-    states = job.training.microbatch_size * job.training.sequence_length * _HIDDEN
+    states = parts_of(job).tokens * _HIDDEN
 
     def norms(streams: int) -> float:
         model = _decoder(hyper_connections=streams)
