@@ -258,14 +258,17 @@ def progress_bar(
 
     large = total is None or total >= 1000
     look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
-    with own_progress(True), tqdm(total=total, desc=what, **look) as bar:
+    with said_how_far(None, False), tqdm(total=total, desc=what, **look) as bar:
         yield bar.update
 
 
 # What shows the progress of work now: by itself, or by a text for the lines of a command.
 _shown: list[Callable[[], str] | None] = []
-# Whether a command tells its progress by lines.
+# Whether a command tells its progress by lines alone, since when any are printed, and what they say
+# otherwise.
 _by_lines = False
+_began: float | None = None
+_doing = ""
 
 
 @contextlib.contextmanager
@@ -283,38 +286,58 @@ def _told_by_lines(total: int | None, what: str, unit: str) -> Iterator[Callable
         known = "" if total is None else f"{done:,.0f} of "
         return f"{what}: {known}{counted(round(done) if total is None else total, unit)}"
 
-    _shown.append(told)
-    try:
+    with said_how_far(told, False):
         yield advance
-    finally:
-        _shown.remove(told)
-
-
-@contextlib.contextmanager
-def own_progress(show: bool) -> Iterator[None]:
-    """Says that work shows its progress by itself, if it does."""
-    _shown.extend([None] * show)
-    try:
-        yield
-    finally:
-        del _shown[len(_shown) - show :]
 
 
 @contextlib.contextmanager
 def said_to_work(what: str, show: bool) -> Iterator[None]:
-    """Prints a line every ten seconds while nothing else shows the progress of a command. Where
-    stderr is no terminal, nothing else does.
+    """Prints a line every ten seconds while no bar shows the progress of a command. Where stderr is
+    no terminal, no bar does. Within another such block, this prints nothing.
     """
-    global _by_lines
-    ended = threading.Event()
-    if show:
-        _by_lines = not on_terminal()
-        threading.Thread(target=_say_it_works, args=(what, ended.wait), daemon=True).start()
+    global _by_lines, _began, _doing
+    if not show or _began is not None:
+        yield
+        return
+    ended, _by_lines, _began = threading.Event(), not on_terminal(), time.monotonic()
+    _doing = f"{what} goes on"
+    threading.Thread(target=_say_it_works, args=(ended.wait,), daemon=True).start()
     try:
         yield
     finally:
-        _by_lines = False
+        _by_lines, _began = False, None
         ended.set()
+
+
+@contextlib.contextmanager
+def said_how_far(told: Callable[[], str] | None, show: bool) -> Iterator[None]:
+    """Lets the lines say what `told` returns: those of a command or, with `show`, of this block.
+    `None` stands for work that shows its progress by a bar.
+    """
+    with said_to_work("", show):
+        _shown.append(told)
+        try:
+            yield
+        finally:
+            _shown.pop()
+
+
+def say_doing(what: str, now: bool) -> None:
+    """Lets the lines say what a command does, where its work does not say how far it is; the first
+    of them at once, or when it is due.
+    """
+    global _doing
+    _doing = what
+    if now:
+        say_how_far()
+
+
+def say_how_far() -> None:
+    """Prints a line of progress at once, if lines are printed and no bar shows it."""
+    began, told = _began, _shown[-1] if _shown else lambda: _doing
+    if told is not None and began is not None:
+        line = f"prism-jax: {time.monotonic() - began:.0f} s: {told()}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:
@@ -322,11 +345,7 @@ def on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def _say_it_works(what: str, wait: Callable[[float], bool]) -> None:
+def _say_it_works(wait: Callable[[float], bool]) -> None:
     """Prints the lines until `wait` says that the command has ended."""
-    began = time.monotonic()
     while not wait(EVERY):
-        told = _shown[-1] if _shown else lambda: f"{what} goes on"
-        if told is not None:
-            seconds = time.monotonic() - began
-            print(f"prism-jax: {seconds:.0f} s: {told()}", file=sys.stderr, flush=True)
+        say_how_far()

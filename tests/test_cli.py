@@ -322,18 +322,20 @@ def test_what_goes_on_for_long_says_so_unless_a_bar_does(monkeypatch, capsys):
 
     clock, bars = [0.0], contextlib.ExitStack()
     monkeypatch.setattr("prism_jax._interrupt.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(_interrupt, "_began", 0.0)
 
     def wait(seconds):
         clock[0] += seconds
         if clock[0] == 20:
-            bars.enter_context(_interrupt.own_progress(True))
+            bars.enter_context(_interrupt.said_how_far(None, False))
         if clock[0] == 40:
             bars.close()
         return clock[0] > 50
 
-    _interrupt._say_it_works("`predict`", wait)
+    _interrupt.say_doing("compiling", False)
+    _interrupt._say_it_works(wait)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"prism-jax: {n} s: `predict` goes on" for n in (10, 40, 50)]
+    assert lines == [f"prism-jax: {n} s: compiling" for n in (10, 40, 50)]
 
 
 def test_where_nobody_sees_a_bar_lines_say_how_far_the_work_is(monkeypatch, capsys):
@@ -350,6 +352,9 @@ def test_where_nobody_sees_a_bar_lines_say_how_far_the_work_is(monkeypatch, caps
             advance(2)
             _until(capsys, ": search: 2 spreads\n")
         _until(capsys, ": `sensitivity` goes on\n")
+        with _interrupt.progress_bar(1, False, "search", "batch") as advance:
+            advance(1)
+            _until(capsys, ": search: 1 of 1 batch\n")
     assert not _interrupt._by_lines
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax._interrupt import Interrupt
+from prism_jax import _interrupt
 from prism_jax.cli import main
 from prism_jax.layouts._enumerate import schedule_of
 from prism_jax.layouts._rank import simulate_jobs
-from prism_jax.layouts._search import Watch
+from prism_jax.layouts._search import Search, works_of
 from prism_jax.prediction import least_bytes, least_seconds
 
 
@@ -40,6 +40,18 @@ def _enumerate(world_size=16, *, job=_JOB, **changes):
 @pytest.fixture(scope="module")
 def jobs():
     return _enumerate()
+
+
+def test_all_divisors_are_tried():
+    """Of a batch that is odd for each replica, only microbatches of one sequence were."""
+    changes = ["model.modules.moe.num_experts=96", "training.sequence_length=6144"]
+    space = prism.LayoutSpace(tp=(1,), pp=(1,), zero=(3,), recompute=("full",))
+    options = {"batch_size": 24 * 15, "space": space, "any_memory": True}
+    listed = _enumerate(24, job=prism.load_job("qwen3-235b-h100-256", changes), **options)
+    assert {one.layout.cp for one in listed} == {1, 2, 3, 4, 6, 8}
+    assert {one.layout.ep for one in listed} == {1, 2, 3, 4, 6, 8, 12, 24}
+    alone = [one.training for one in listed if one.layout.cp == 1]
+    assert {one.microbatch_size for one in alone if one is not None} == {1, 3, 5}
 
 
 def test_layouts_divide_fit_and_come_in_order(jobs):
@@ -98,12 +110,13 @@ def test_experts_are_dealt_and_stages_of_uneven_layers():
     assert all(one.schedule.head_counts_as_layer for one in of)
 
 
-def test_microbatches_are_all_powers_of_two_that_divide_the_batch_of_a_replica():
+def test_microbatches_are_all_small_ones_and_powers_of_two_that_divide_the_batch_of_a_replica():
     space = prism.LayoutSpace(tp=(4,), pp=(2,), cp=(1,), zero=(1,), schedule=("1f1b",))
     for batch in (16, 48):
         of = _enumerate(16, space=space, batch_size=batch, any_memory=True)
         sizes = {one.training.microbatch_size for one in of if one.training}
-        assert sizes == {2**i for i in range(10) if (batch // 2) % 2**i == 0}
+        tried = {1, 2, 3, 4, 5, 6, 7, 8, *(2**i for i in range(10))}
+        assert sizes == {size for size in tried if batch // 2 % size == 0}
 
 
 def test_no_layout_has_more_stages_than_layers():
@@ -169,13 +182,13 @@ def test_a_too_large_model_names_the_gpus_that_would_hold_it():
 
 def test_a_batch_of_very_many_microbatches_that_cannot_fit_is_refused_at_once(monkeypatch):
     """Only layouts of enough GPUs are looked at together with the ops of their schedules."""
-    job, asked = prism.load_job("llama-3.1-405b-h100-65536"), []
+    job, asked, of = prism.load_job("llama-3.1-405b-h100-65536"), [], prism.memory
 
     def memory(one):
         asked.append(one)
-        return prism.memory(one)
+        return of(one)
 
-    monkeypatch.setattr("prism_jax.layouts._enumerate.memory", memory)
+    monkeypatch.setattr("prism_jax.prediction._memory.memory", memory)
     with pytest.raises(ValueError, match=r"without activations, .* GiB; use 128 GPUs, or"):
         _enumerate(8, job=job, space=None, batch_size=2_048)
     assert {one.layout.world_size for one in asked} == {128}
@@ -521,20 +534,26 @@ def test_layouts_come_by_prediction_and_few_are_predicted(jobs):
     assert few.best.behind.value == 0
 
 
-def test_a_search_shows_what_it_does_before_anything_is_known(monkeypatch, capsys):
-    clock, told = [0.0], [(False, "looking")]
-    monkeypatch.setattr("prism_jax.layouts._search.time.monotonic", lambda: clock[0])
-    watch = Watch(None, Interrupt(), lambda: told[0])
-    lines = {}
-    for clock[0] in map(float, range(35)):
-        if clock[0] == 17:
-            told[0] = (True, "best so far")
-        watch()
-        if printed := capsys.readouterr().err:
-            lines[clock[0]] = printed
-    assert [*lines] == [10, 17, 27]
-    assert "10 s: looking" in lines[10]
-    assert "17 s: best so far" in lines[17]
+def test_a_search_says_at_once_what_is_known_where_nothing_else_does(jobs, monkeypatch, capsys):
+    options = {"num_samples": None, "top": 2}
+    for of_command in (False, True):  # There, the lines are those of the command.
+        began = []
+        monkeypatch.setattr(_interrupt, "_say_it_works", began.append)
+        with _interrupt.said_to_work("`layouts`", of_command):
+            prism.rank_layouts(jobs, **options, progress=True)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f" s: 1 of {len(jobs)} layouts predicted, 0 simulated; best so far: " in line
+        assert len(began) == 1
+    prism.rank_layouts(jobs, **options)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_search_says_may_be_asked_while_it_goes_on(jobs):
+    search = Search(jobs, *works_of(jobs), prism.Mean(), None, 2, None)
+    assert search.progress() == f"0 of {len(jobs)} layouts looked at, none predicted"
+    search.predictions |= {1: prism.predict(jobs[1])}
+    assert f"1 of {len(jobs)} layouts predicted, 0 simulated" in search.progress()
+    assert jobs[1].name in search.progress()
 
 
 def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):

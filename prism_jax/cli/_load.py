@@ -14,7 +14,7 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown
-from .._interrupt import told_interrupt
+from .._interrupt import say_doing, told_interrupt
 from .._misc import counted, printable, quoted
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
@@ -174,9 +174,8 @@ def tell_ended(known: str) -> None:
 
 
 def say(given: Given, what: str) -> None:
-    """Prints on stderr what a command is about to do, if progress is shown."""
-    if wants_progress(given):
-        print(f"prism-jax: {printable(what)} ...", file=sys.stderr, flush=True)
+    """Says what a command is about to do: at once, if progress is shown."""
+    say_doing(f"{printable(what)} ...", wants_progress(given))
 
 
 def wants_progress(given: Given) -> bool:

@@ -85,7 +85,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         check_interrupt()
         from .._misc import OutOfMemoryWarning
 
-        shown = not given.json and (keep or on_terminal())
+        asked = getattr(given, "progress", False)
+        shown = asked or (not given.json and (keep or on_terminal()))
         with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
             # The command itself refuses a job that does not fit, or was told to go on.
             warnings.simplefilter("ignore", OutOfMemoryWarning)

@@ -1,5 +1,6 @@
 """Enumerates the layouts of a model on a number of GPUs."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +10,7 @@ from .._interrupt import progress_bar
 from .._misc import counted, whole_number
 from .._summary import GIB
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
-from ..prediction import least_bytes, memory, usable_bytes
+from ..prediction import fits, least_bytes, memory, usable_bytes
 from ..schedule import schedule_name
 from ._space import LayoutSpace, Question, layouts_of
 
@@ -210,8 +211,8 @@ def _any_fits(jobs: Iterable[Job], margin: float) -> bool:
         size, again = job.training.microbatch_size, job.training.recompute == "full"
         return size, not again, job.layout.pp * job.schedule.num_microbatches
 
-    def fits(job: Job) -> bool:
-        most = usable_bytes(job) * (1 - margin)
-        return _bytes(job, False) <= most and _bytes(job, True) <= most
-
-    return any(map(fits, sorted(jobs, key=order)))
+    for job in sorted(jobs, key=order):
+        with contextlib.suppress(ValueError):  # Its schedule may not run so many microbatches.
+            if fits(job, margin):
+                return True
+    return False

@@ -13,7 +13,7 @@ import jax
 import msgspec
 import numpy as np
 
-from .._interrupt import interruptible, left_working, own_progress
+from .._interrupt import interruptible, left_working, said_how_far
 from .._misc import check_type, whole_number
 from ..analysis import (
     MARGIN,
@@ -114,8 +114,8 @@ def rank_layouts(
     check_memory_margin(memory_margin or 0.0)
     jobs, own = _with_yours(jobs, yours)
     search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin, own)
-    with interruptible() as interrupt, own_progress(progress):
-        watch = Watch(budget, interrupt, search.progress if progress else None)
+    with interruptible() as interrupt, said_how_far(search.progress, progress):
+        watch = Watch(budget, interrupt)
         queue = best_first(search, watch)
         with contextlib.suppress(EndedError):
             if num_samples is None:

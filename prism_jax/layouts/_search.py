@@ -5,11 +5,10 @@ the first are predicted, until the search is ended.
 import dataclasses
 import heapq
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from .._interrupt import EVERY, Interrupt
+from .._interrupt import Interrupt, say_how_far
 from .._misc import counted
 from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
@@ -34,16 +33,10 @@ class Watch:
     - `ended`: why the search was ended: `budget` or `interrupted`; empty if it was not.
     """
 
-    def __init__(
-        self,
-        budget: float | None,
-        interrupt: Interrupt,
-        progress: Callable[[], tuple[bool, str]] | None,
-    ):
+    def __init__(self, budget: float | None, interrupt: Interrupt):
         self.ended = ""
-        self._began = self._told = time.monotonic()
-        self._known = False
-        self._budget, self._interrupt, self._progress = budget, interrupt, progress
+        self._began = time.monotonic()
+        self._budget, self._interrupt = budget, interrupt
 
     def __call__(self) -> None:
         now = time.monotonic()
@@ -53,12 +46,6 @@ class Watch:
             self.ended = "budget"
         if self.ended:
             raise EndedError
-        due = now - self._told >= EVERY
-        if self._progress is not None and (due or not self._known):
-            known, line = self._progress()
-            if due or known:  # What is known first is printed at once.
-                self._told, self._known = now, known
-                print(f"prism-jax: {now - self._began:.0f} s: {line}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass
@@ -165,23 +152,19 @@ class Search:
         above = predicted - mean > _ERRORS * error + _ROUNDING * mean
         self.excess[number] = predicted / mean - 1 if above else 0.0
 
-    def progress(self) -> tuple[bool, str]:
-        """Whether a layout is known, and the best so far."""
-        if not self.predictions:
+    def progress(self) -> str:
+        """How far the search is, and the best so far; another thread may ask."""
+        number = counted(len(self.jobs), "layout")
+        simulated = {i: float(one.values[0]) for i, one in [*self.found.items()]}
+        known = simulated or {i: one.mean for i, one in [*self.predictions.items()]}
+        if not known:
             looked_at = max(len(self.queue), self.num_too_large + len(self.refused))
-            return (
-                False,
-                f"{looked_at:,} of {counted(len(self.jobs), 'layout')} looked at, none predicted",
-            )
-        if self.found:
-            best = min(self.found, key=self.value)
-            what = f"{self.objective} {self.found[best].values[0]:.5g} s"
-        else:
-            best = min(self.predictions, key=self.predicted)
-            what = f"predicted {self.predictions[best].mean:.5g} s"
-        return True, (
-            f"{len(self.predictions):,} of {counted(len(self.jobs), 'layout')} predicted, "
-            f"{len(self.found):,} simulated; best so far: {self.jobs[best].name}, {what}"
+            return f"{looked_at:,} of {number} looked at, none predicted"
+        best = min(known, key=lambda i: self.scaled(known[i], i))
+        return (
+            f"{len(self.predictions):,} of {number} predicted, {len(simulated):,} simulated; best "
+            f"so far: {self.jobs[best].name}, {self.objective if simulated else 'predicted'} "
+            f"{known[best]:.5g} s"
         )
 
 
@@ -243,6 +226,8 @@ def _predicted(search: Search, number: int) -> float | None:
             search.num_too_large += 1
             return None
         search.predictions[number] = predict(job)
+        if len(search.predictions) == 1:  # What is known first is said at once.
+            say_how_far()
     except ValueError as error:
         search.refused[number] = str(error)
         return None

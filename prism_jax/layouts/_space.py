@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 import itertools as it
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -23,8 +23,10 @@ from ..schedule import schedules
 from ..workload import check_split, has_experts, has_tables
 
 
-# Where a space does not say: no larger degree of experts is in use.
-_EXPERT_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+# Where a space does not say: no larger degrees of sequences and experts are in use.
+_CONTEXT_DEGREES, _EXPERT_DEGREES = range(1, 9), range(1, 65)
+# All sizes where one more matters; of larger ones, each costs as much time to look at.
+_MICROBATCH_SIZES = (*range(1, 9), *(2**i for i in range(4, 31)))
 # Schedules that a name leaves out: a layout with virtual stages is interleaved.
 _USUAL = ("1f1b", "interleaved-1f1b")
 
@@ -42,10 +44,10 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         get at least two of them. Interleaved schedules get multiples of `pp` microbatches, as
         Megatron-LM requires.
     - `virtual_stages`: numbers of stages on each rank; by default all that divide the layers.
-    - `cp`, `ep`: degrees of context and expert parallelism; by default, `ep` is at most 64 if the
-        model has experts. The `etp` of experts is `tp`.
-    - `microbatch_size`: numbers of sequences in a microbatch; by default all powers of two up to
-        the batch of a replica.
+    - `cp`, `ep`: degrees of context and expert parallelism; by default all divisors, of `cp` up to
+        8, and of `ep` up to 64 if the model has experts. The `etp` of experts is `tp`.
+    - `microbatch_size`: numbers of sequences in a microbatch; by default all that divide the batch
+        of a replica up to 8, and powers of two above.
     - `zero`: what is sharded over the replicas, as in `Training`; 3 is FSDP.
     - `recompute`: what the backward recomputes, as in `Training`; `selective` in the sense of the
         job's software stack.
@@ -55,7 +57,7 @@ class LayoutSpace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     pp: tuple[Count, ...] | None = None
     schedule: tuple[str, ...] = _USUAL
     virtual_stages: tuple[Count, ...] | None = None
-    cp: tuple[Count, ...] = (1, 2, 4, 8)
+    cp: tuple[Count, ...] | None = None
     ep: tuple[Count, ...] | None = None
     microbatch_size: tuple[Count, ...] | None = None
     zero: tuple[Literal[0, 1, 2, 3], ...] = (1, 2, 3)
@@ -83,7 +85,7 @@ class Question:
     space: LayoutSpace
 
     @ft.cached_property
-    def expert_degrees(self) -> tuple[int, ...]:
+    def expert_degrees(self) -> Sequence[int]:
         """The values of `ep`."""
         shared = has_experts(self.model) or has_tables(self.model)
         return self.space.ep or (_EXPERT_DEGREES if shared else (1,))
@@ -110,12 +112,11 @@ def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
         for pp in _dividing(pps, left):
             splits = [
                 cp
-                for cp in _dividing(space.cp, left // pp)
+                for cp in _dividing(space.cp or _CONTEXT_DEGREES, left // pp)
                 if asked.batch_size % (left // pp // cp) == 0
             ]
-            for config, cp, ep in it.product(
-                [*_pipelines(asked, pp)], splits, asked.expert_degrees
-            ):
+            degrees = _dividing(asked.expert_degrees, left // pp)
+            for config, cp, ep in it.product([*_pipelines(asked, pp)], splits, degrees):
                 layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
                 if _splits(asked, layout, config):
                     yield from steps_of(asked, layout, config)
@@ -159,7 +160,7 @@ def steps_of(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterato
     space, order = asked.space, schedules()[config.kind]
     of: dict[str, Any] = {"model": asked.model, "cluster": asked.cluster, "kernels": asked.kernels}
     of_replica = asked.batch_size // layout.dp
-    for size in space.microbatch_size or (2**i for i in range(of_replica.bit_length())):
+    for size in space.microbatch_size or _MICROBATCH_SIZES:
         number, left = divmod(of_replica, size)
         if left or (order.whole_groups and number % layout.pp) or number < 1:
             continue
