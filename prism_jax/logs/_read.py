@@ -84,6 +84,9 @@ def read_log(
             content = read_file(path, _MOST_BYTES)
         except FileNotFoundError:
             raise ValueError("there is no such file; give another.") from None
+        except OSError as error:
+            why = (error.strerror or "").lower()
+            raise ValueError(f"it cannot be read ({why}); give another file.") from None
         try:
             all_series = _series_of(name, content, column, unit)
         except (ValueError, RecursionError) as error:
