@@ -164,3 +164,20 @@ def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
     assert main(["predict", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["uncounted"], found["effects_of_stack"]) == (told, [])
+
+
+def test_what_follows_is_no_part_of_a_layout_that_fits(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "job.toml"
+    job = _init(path, capsys, "--gpus", "8", "--set", "training.zero=0")
+    best = job.replace(**{"layout.tp": 8, "training.zero": 1})
+    assert best.schedule.num_microbatches == 8 * job.schedule.num_microbatches
+    monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: best)
+    assert main(["predict", str(path)]) == 2
+    (sets,) = re.findall(r"use `(.*?)`", capsys.readouterr().err)
+    assert sets.split() == ["--set", "layout.tp=8", "--set", "training.zero=1"]
+    assert main(["predict", str(path), *sets.split()]) == 0
+    # Without a number of GPUs and a batch, nothing follows.
+    alone = {"world_size": None, "training.global_batch_size": None, "layout.dp": 8}
+    data.save_job(job.replace(**alone, **{"schedule.num_microbatches": 8}), path)
+    assert main(["predict", str(path)]) == 2
+    assert "layout.dp=1 --set schedule.num_microbatches=64" in capsys.readouterr().err

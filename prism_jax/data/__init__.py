@@ -4,6 +4,7 @@ from ._check import (
     check_parts as check_parts,
     notes_of as notes_of,
 )
+from ._derived import DERIVED as DERIVED
 from ._failures import (
     Cause as Cause,
     Failures as Failures,

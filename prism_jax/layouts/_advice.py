@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .._summary import GIB
-from ..data import Job, toml_value
+from ..data import DERIVED, Job, toml_value
 from ..lowering import parts_of
 from ..prediction import Passes, fits, least_seconds, memory, predict, shortage, with_values
 from ..workload import layers_of_stages
@@ -33,8 +33,15 @@ def check_memory(job: Job) -> None:
     use = "use more GPUs, as no layout that was looked at fits these"
     if (best := best_on_same_gpus(job)) is not None:
         changes = changes_to(job, best)
-        sets = " ".join(_as_set(key, value) for key, value in changes.items())
         changed = with_values(job, changes)
+        given = {
+            key: changes[key] for key in changes if key in job.given.keys or key not in DERIVED
+        }
+        with contextlib.suppress(ValueError):  # Where the others follow, these are enough.
+            job = job.replace(**given)
+            if (job.layout, job.schedule) == (changed.layout, changed.schedule):
+                changes = given
+        sets = " ".join(_as_set(key, value) for key, value in changes.items())
         size, seconds = memory(changed).fullest.bytes / GIB, predict(changed).mean
         use = f"use `{sets}` ({size:.1f} GiB, {seconds:.4g} s a step)"
     raise ValueError(f"{lacking}; {use}, or go on with `--allow-oom`.")
