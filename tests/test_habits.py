@@ -92,6 +92,7 @@ def test_the_shell_completes_commands_options_and_names(shell, capsys):
     named = [name for name in list_names("job") if "gpt3" in name]
     assert completed("prism-jax", "predict", "gpt3") == named
     assert "dgx-h100" in completed("prism-jax", "import", "--cluster", "dgx")
+    assert "qwen3-30b-a3b" in completed("prism-jax", "init", "--model", "qwen3")
     assert completed("prism-jax", "calibrate", "--to", "x") == []  # So that files are completed.
 
 

@@ -232,6 +232,7 @@ def _words(action: argparse.Action) -> str:
     """The values of an argument that have names."""
     if action.choices is not None:
         return " ".join(map(str, action.choices))
-    kinds = {"JOB": "job", "CLUSTER": "cluster", "FAILURES": "count of failures"}
+    kinds = {"JOB": "job", "CLUSTER": "cluster", "MODEL": "model"}
+    kinds |= {"FAILURES": "count of failures"}
     kind = kinds.get(str(action.metavar))
     return "" if kind is None else " ".join(list_names(kind))
