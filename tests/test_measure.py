@@ -18,6 +18,7 @@ from prism_jax.measure import (
     Timed,
     calls_of,
     compute_kernels,
+    nccl_test_of,
     rates_of,
     save_machine,
     split_scatter,
@@ -210,3 +211,50 @@ def test_a_folder_without_kernels_is_refused_in_a_sentence(tmp_path):
     cluster.write_text(f'kernels = "./none"\n{shipped.read_text()}')
     with pytest.raises(ValueError, match="not a folder of kernels with"):
         load_job(_JOB, [f"cluster={cluster}"])
+
+
+def _nccl(kernel, gpus, ratio, operation, bandwidth, latency):
+    """What nccl-tests print for a ring over a link."""
+    lines = ["#       size         count      type   redop    root     time   algbw   busbw #wrong"]
+    passes = 2 if ratio > 1 else 1
+    for size in 4.0 ** np.arange(10, 17):
+        seconds = ratio * size / bandwidth + passes * (gpus - 1) * latency
+        bus = ratio * size / seconds / 1e9
+        lines.append(
+            f"{size:12.0f} {size / 4:12.0f} float {operation} -1 {1e6 * seconds:9.2f} "
+            f"{bus / ratio:8.3f} {bus:8.3f} 0 1.0 1.0 1.0 0"
+        )
+    return "\n".join([*lines, "# Avg bus bandwidth    : 197.3"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation", "name"),
+    [
+        ("all_reduce", "sum", "nccl.txt"),
+        ("reduce_scatter", "sum", "nccl.txt"),
+        ("all_gather", "none", "all_gather_perf.log"),
+        ("all_to_all", "none", "alltoall_perf.log"),
+    ],
+)
+def test_nccl_tests_give_the_link_that_they_ran_over(kernel, operation, name):
+    ratio = 15 / 16 * (2 if kernel == "all_reduce" else 1)
+    test = nccl_test_of(_nccl(kernel, 16, ratio, operation, 45e9, 5e-6), name)
+    assert (test.kernel, test.gpus) == (kernel, 16)
+    assert test.bandwidth_bytes_per_s == pytest.approx(45e9, rel=0.01)
+    assert test.latency_s == pytest.approx(5e-6, rel=0.02)
+    np.testing.assert_allclose(test.efficiency, 1, rtol=0.02)
+
+
+def test_nccl_tests_on_the_command_line(tmp_path, capsys):
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(_nccl("all_reduce", 8, 1.75, "sum", 300e9, 2e-6))
+    assert main(["fit-kernels", "--nccl", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kernel"], found["gpus"], len(found["rows"])) == ("all_reduce", 8, 7)
+    assert main(["fit-kernels", "--nccl", str(path)]) == 0
+    assert "[[links]]\nbandwidth_bytes_per_s = " in capsys.readouterr().out
+    path.write_text("nothing")
+    assert main(["fit-kernels", "--nccl", str(path)]) == 2
+    assert "no rows of nccl-tests" in capsys.readouterr().err
+    assert main(["fit-kernels"]) == 2
+    assert "Give TABLE" in capsys.readouterr().err

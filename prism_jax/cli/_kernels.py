@@ -22,6 +22,7 @@ from ._values import count, number
 
 _FILES = ("shapes.csv", "source.toml")
 _SECONDS, _QUICK = 600.0, 60.0
+_MOST_TEXT = 2**24  # Of what a benchmark prints.
 
 
 @command()
@@ -130,12 +131,7 @@ def _rates(result: dict[str, Any]) -> Table:
 
 @command(
     PROGRESS,
-    how={
-        "--device": REQUIRED,
-        "--sms": (count, 0),
-        "--software": (str, "not stated"),
-        "--out": REQUIRED,
-    },
+    how={"table": {"nargs": "?"}, "--sms": (count, 0), "--software": (str, "not stated")},
     csv=True,
     writes=Writes("--out", names=lambda: _FILES),
 )
@@ -153,9 +149,17 @@ def fit_kernels(given: Given) -> Output:
     --ask SHAPE  predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies
         in the fitted range
     --out FOLDER  the folder to write
+    --nccl OUTPUT  print the link that an output of nccl-tests measured, for a cluster, and its
+        efficiencies by size; in place of a table
 
     example: prism-jax fit-kernels kernels.csv --device my-gpu --out shapes/my-gpu
     """
+    if given.nccl is not None:
+        return _link(given.nccl)
+    for name in ("table", "device", "out"):
+        if getattr(given, name) is None:
+            words = name.upper() if name == "table" else f"--{name}"
+            raise ValueError(f"Give {words}; only `--nccl` goes without.")
     tables, rows = [], []
     for one in prism.trace.read_kernels(given.table):
         _load.say(given, f"fitting {one.kernel} {one.dtype}")
@@ -168,6 +172,38 @@ def fit_kernels(given: Given) -> Output:
     result = {"kernels": given.out, "device": given.device, "tables": rows, "asked": asked}
     written = f"{shown(given.out)}: written, for {quoted(given.device)}"
     return Output(result, [_errors(rows), written, asked["text"] if asked else ""])
+
+
+def _link(path: str) -> Output:
+    """The link that nccl-tests measured."""
+    text = data.read_text(path, _MOST_TEXT)
+    with data.located(shown(path)):
+        try:
+            test = prism.measure.nccl_test_of(text, os.path.basename(path))
+        except ValueError as error:
+            raise ValueError(f"{error}; give another file.") from None
+    rows = [
+        {"bytes": size, "seconds": seconds, "efficiency": share}
+        for size, seconds, share in zip(
+            test.bytes.tolist(), test.seconds.tolist(), test.efficiency.tolist(), strict=True
+        )
+    ]
+    link = {"bandwidth_bytes_per_s": test.bandwidth_bytes_per_s, "latency_s": test.latency_s}
+    columns = (
+        Column("bytes", "bytes", ",.0f"),
+        Column("time", "seconds", ".4g", "us", scale=1e6),
+        Column("efficiency", "efficiency", ".3f"),
+    )
+    title = f"{test.kernel} of {counted(test.gpus, 'GPU')}"
+    lines = [
+        "as a link of a cluster file, and rows of its `efficiency.csv`:",
+        "[[links]]",
+        *(f"{name} = {value:.4g}" for name, value in link.items()),
+        "kernel,link,bytes,efficiency",
+        *(f"{test.kernel},NAME,{row['bytes']:.0f},{row['efficiency']:.3f}" for row in rows),
+    ]
+    result = {"kernel": test.kernel, "gpus": test.gpus, "link": link, "rows": rows}
+    return Output(result, [Table(columns, rows, title, most=None), "\n".join(lines)])
 
 
 def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from ._calls import Call as Call, calls_of as calls_of, compute_kernels as compute_kernels
 from ._machine import FILES as FILES, rates_of as rates_of, save_machine as save_machine
+from ._nccl import NcclTest as NcclTest, nccl_test_of as nccl_test_of
 from ._time import (
     Scatter as Scatter,
     Timed as Timed,
