@@ -217,7 +217,7 @@ def _nccl(kernel, gpus, ratio, operation, bandwidth, latency):
     """What nccl-tests print for a ring over a link."""
     lines = ["#       size         count      type   redop    root     time   algbw   busbw #wrong"]
     passes = 2 if ratio > 1 else 1
-    for size in 4.0 ** np.arange(10, 17):
+    for size in 4.0 ** np.arange(6, 17):
         seconds = ratio * size / bandwidth + passes * (gpus - 1) * latency
         bus = ratio * size / seconds / 1e9
         lines.append(
@@ -250,7 +250,7 @@ def test_nccl_tests_on_the_command_line(tmp_path, capsys):
     path.write_text(_nccl("all_reduce", 8, 1.75, "sum", 300e9, 2e-6))
     assert main(["fit-kernels", "--nccl", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["kernel"], found["gpus"], len(found["rows"])) == ("all_reduce", 8, 7)
+    assert (found["kernel"], found["gpus"], len(found["rows"])) == ("all_reduce", 8, 11)
     assert main(["fit-kernels", "--nccl", str(path)]) == 0
     assert "[[links]]\nbandwidth_bytes_per_s = " in capsys.readouterr().out
     path.write_text("nothing")
