@@ -73,6 +73,12 @@ def published(folder: pathlib.Path) -> Iterator[Published]:
         yield _expressed(table_of(row), row["system"], of_steps, row)
 
 
+def of_other_machines(folder: pathlib.Path) -> Iterator[Published]:
+    """The rows of `more_machines.csv`, which no table of kernels or of errors is fitted to."""
+    for row in read(folder / "steps" / "more_machines.csv"):
+        yield _expressed(table_of(row), name_of(row), of_steps, row)
+
+
 def rows_of_steps(folder: pathlib.Path) -> list[dict[str, str]]:
     """The rows of both tables of steps, without those of the first that the second completes."""
     further = read(folder / "steps" / "step_means.csv")

@@ -21,6 +21,7 @@ from prism_jax.data import list_names
 from prism_jax.measure import calls_for, save_machine, split_scatter, time_calls
 
 from ._means import VARIABILITY
+from ._published import published
 from ._rows import words
 from ._tables import Folder, Row, Rows, error_of, table_of
 
@@ -90,14 +91,23 @@ def recommender_table(rows: list[Row]) -> str:
 
 
 def adapter_rows(folder: Folder) -> Rows:
-    """A row for each assumption; `folder` is not read."""
-    return _predicted(_as_assumed(_ADAPTERS))
+    """A row for each assumption, and one for each published step with adapters."""
+    yield from _predicted(_as_assumed(_ADAPTERS))
+    for one in published(folder):
+        if one.job and one.job.training and one.job.training.adapters:
+            row = {"table": one.table, "name": one.name, "measured": one.seconds}
+            row["predicted"] = VARIABILITY * prism.predict(one.job).mean
+            yield row | {"error": error_of(row)}
 
 
 def adapter_table(rows: list[Row]) -> str:
-    """In Markdown."""
-    columns = {_ADAPTERS: "{assumed}", "predicted (s)": "{predicted:.3f}"}
-    return table_of(rows, columns | {"error": "{error:+.0%}"})
+    """Two tables in Markdown."""
+    columns = {"predicted (s)": "{predicted:.3f}", "error": "{error:+.0%}"}
+    assumed = [row for row in rows if "assumed" in row]
+    steps = [row for row in rows if "assumed" not in row]
+    step = {"published step": "{table}: {name}", "measured (s)": "{measured:.4g}"}
+    of_assumed = table_of(assumed, {_ADAPTERS: "{assumed}"} | columns)
+    return f"{of_assumed}\n\n{table_of(steps, step | columns)}"
 
 
 def image_rows(folder: Folder) -> Rows:

@@ -14,8 +14,10 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `experts`: the rows with experts, with their constants fitted without a family; see `_means.py`.
 - `times`: how long `predict` takes for the same rows; see `_means.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
+- `machines`: the steps of other machines in `steps/more_machines.csv`; see `_means.py`.
 - `recommenders`, `adapters`, `images`: the shipped recommender, Llama 2 70B with adapters, and
-  FLUX.1, by what is assumed of them; and shares of convolution and of attention across frames.
+  FLUX.1, by what is assumed of them; published steps with adapters; and shares of convolution and
+  of attention across frames.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_parts.py`.
 - `operators`: `operators/`; see `fit_operators.py`.
@@ -40,7 +42,11 @@ from benchmarks._tables import options, use_all_cores
 
 
 # The parts of each module, whose functions `..._rows` and `..._table` have their names without `s`.
-_MODULES = {"_means": "means experts times", "expected_error": "expected", "_power": "power"}
+_MODULES = {
+    "_means": "means machines experts times",
+    "expected_error": "expected",
+    "_power": "power",
+}
 _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
 _MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}

@@ -10,11 +10,12 @@ import pytest
 
 from benchmarks import expected_error
 from benchmarks._growth import growth_rows, growth_table
-from benchmarks._means import mean_rows, mean_table
+from benchmarks._means import machine_rows, machine_table, mean_rows, mean_table
 from benchmarks._memory import memory_rows, memory_table
 from benchmarks._parts import layer_rows, layer_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
+from benchmarks._shipped_jobs import adapter_rows, adapter_table
 from benchmarks._systems import systems
 from benchmarks._tails import system_rows, system_table
 from benchmarks.fit_operators import operator_rows, operator_table
@@ -497,3 +498,21 @@ def test_the_first_line_of_a_case_says_what_ran(tmp_path):
     assert [row["name"] for row in found["refused"]] == ["c4"]
     *_, whole, in_chunks = (row["predicted"] for row in found["rows"])
     assert whole > in_chunks
+
+
+def test_steps_with_adapters_and_of_other_machines_stand_beside_their_predictions(tmp_path):
+    lora = {**_LLAMA, "model": "Llama3-8B (LoRA)", "source": "NeMo-Automodel", "zero": "FSDP"}
+    _write(tmp_path / "steps" / "step_means.csv", [_LLAMA, lora])
+    other = {**_LLAMA, "source": "tpu-recipes", "gpu_type": "TPU-v6e", "zero": "FSDP"}
+    unknown = {**other, "gpu_type": "TPU-v9"}
+    _write(tmp_path / "steps" / "more_machines.csv", [other, unknown])
+    adapted = [row for row in adapter_rows(tmp_path) if "measured" in row]
+    (of_means,) = [row for row in mean_rows(tmp_path) if "LoRA" in row["name"]]
+    assert [row["predicted"] for row in adapted] == [of_means["predicted"]]
+    assert "(LoRA)" in adapter_table([{"assumed": "x", "predicted": 1.0, "error": 0.0}, *adapted])
+    machines = [*machine_rows(tmp_path)]
+    (predicted,) = [row for row in machines if "predicted" in row]
+    assert predicted["measured"] == 12
+    assert "1 of 2 rows cannot be written as jobs:\n\n- 1: no device TPU-v9" in machine_table(
+        machines
+    )
