@@ -308,3 +308,64 @@ def test_the_benchmark_of_imports_has_a_row_for_each_file(tmp_path, monkeypatch,
     assert rows["llama.json"]["global_batch_size"] == 512
     assert rows["llama.json"]["kind"] == "huggingface"
     assert rows["llama.json"]["parameters"] == _parameters(llama)[0]
+
+
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ({"attention_bias": "false", "num_hidden_layers": "4"}, {}),
+        ({"tie_word_embeddings": "True", "head_dim": "32"}, {"tie_word_embeddings": True}),
+        ({"num_key_value_heads": "2"}, {"num_key_value_heads": 2}),
+    ],
+)
+def test_numbers_and_switches_between_quotation_marks_are_read(said, same):
+    sizes = {"model_type": "qwen3", "head_dim": 32}
+    assert _parameters(_SMALL | sizes | said) == _parameters(_SMALL | sizes | same)
+
+
+@pytest.mark.parametrize("kind", ["hy_v3", "kimi_linear", "aria_text", "cohere2_moe"])
+def test_shared_experts_have_the_name_that_a_file_gives_them(kind):
+    """Under no other name does the default of a type hold."""
+    latents = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    config = _SMALL | _EXPERTS | latents | {"model_type": kind}
+    config |= {"layer_types": ["full_attention"] * 4, "mlp_layer_types": ["sparse"] * 4}
+    one, two, three = (_parameters(config | {"num_shared_experts": n})[0] for n in (1, 2, 3))
+    assert three - two == two - one > 0
+    without, read, _ = read_model(config | {"num_shared_experts": 0})
+    assert not read.problems
+    assert "num_shared_experts" not in without["modules"]["moe"]
+
+
+def test_types_with_keys_of_experts_are_read_by_whether_they_have_them():
+    doge, _ = _parameters(_SMALL | {"model_type": "doge", "is_moe": False, "num_experts": 16384})
+    assert doge == _parameters(_SMALL | {"model_type": "doge"})[0]
+    shared = {"shared_expert_intermediate_size": 48, "mlp_only_layers": [0]}
+    flint, status = _parameters(_SMALL | _EXPERTS | shared | {"model_type": "flint"})
+    plain, _ = _parameters(_SMALL | {"model_type": "qwen3"})
+    assert status == "imported"
+    assert flint - plain == 3 * (64 * 8 + 3 * 64 * (8 * 32 + 48 - 128))
+
+
+def test_windows_without_a_first_layer_are_of_all_layers():
+    windows = {"use_sliding_window": True, "sliding_window": 16}
+    model, read, _ = read_model(_SMALL | _EXPERTS | windows | {"model_type": "qwen3_moe"})
+    assert not read.problems
+    assert [layer["modules"] for layer in model["layers"]] == [["local", "moe"]]
+
+
+def test_a_list_of_layers_is_as_long_as_the_model_or_says_so():
+    kinds = {"layer_types": ["full_attention"] * 5, "model_type": "qwen3"}
+    _, read, _ = read_model(_SMALL | kinds)
+    assert read.notes == ["`layer_types` has 5 entries, of which the 4 of layers are read."]
+    _, read, _ = read_model(_SMALL | kinds | {"num_hidden_layers": 6})
+    assert read.problems[0].endswith("ends before layer 5")
+    _, read, _ = read_model(_SMALL | kinds | {"layer_types": ["full_attention"] * 3 + ["odd"]})
+    assert read.problems[0].endswith("of which odd is not known")
+
+
+def test_attention_to_an_encoder_is_refused():
+    _, read, _ = read_model(_SMALL | {"model_type": "gpt2", "add_cross_attention": True})
+    assert read.problems == ["attention to an encoder (`add_cross_attention` True)"]

@@ -105,7 +105,7 @@ def read_model(
     model = model_of(read, kind, is_part=len(types) > 1)
     if read.problems and not types[0]:
         read.problems.insert(0, "`model_type` is missing")
-    if "moe" not in kind["modules"]:
+    if "moe" not in kind["modules"] and read.get("is_moe") is not False:
         for key in ("num_experts", *kind["names"]["num_experts"]):
             if read.count(key, 1, least=0) > 1:
                 read.problems.append(f"`{key}`, which the type `{known}` does not have")

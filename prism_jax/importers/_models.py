@@ -6,6 +6,7 @@ import functools as ft
 import itertools as it
 import json
 import pathlib
+import re
 import tomllib
 
 from .._misc import quoted
@@ -71,6 +72,12 @@ def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
         return model
     assert isinstance(count, int)
     layers, modules = _layers(values, count)
+    for key in dict.fromkeys(it.chain.from_iterable(map(keys_of, kind["layer"]))):
+        entries = read.get(key)
+        if isinstance(entries, list) and len(entries) > count:
+            read.notes.append(
+                f"`{key}` has {len(entries)} entries, of which the {count} of layers are read."
+            )
     return model | {"layers": layers, "modules": modules}
 
 
@@ -148,15 +155,20 @@ class Values:
             if name not in self.read and value is not None:
                 self.read.notes.append(f"`{name}` is {value}, as the type has it by default.")
             return self.read.whole(name, value)
+        why = ""
         try:
             value = evaluate(syntax, {**maps, **values, "i": i})
             if isinstance(value, bool) or not isinstance(value, int | float):
                 return value
             if value == int(value) and 0 <= value < 2**53:
                 return int(value)
-        except (ArithmeticError, LookupError, TypeError, ValueError):
+        except IndexError:
+            why = f", of which one ends before layer {i}"
+        except KeyError as error:
+            why = f", of which {quoted(error.args[0], 40)} is not known"
+        except (ArithmeticError, TypeError, ValueError):
             pass
-        self.read.problems.append(self.said(formula))
+        self.read.problems.append(self.said(formula) + why)
         return None
 
     def said(self, formula: str) -> str:
@@ -183,4 +195,12 @@ class Values:
         names = (*self.kind["names"].get(key, ()), key)
         defaults = {} if any(map(self.read.says, names)) else self.kind["defaults"]
         default = next((defaults[name] for name in names if name in defaults), None)
-        return self.read.get(self._name(key), default)
+        value = self.read.get(self._name(key), default)
+        return _unquoted(value) if isinstance(value, str) else value
+
+
+def _unquoted(word: str) -> object:
+    """The switch or number that a file has between quotation marks, else the word itself."""
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    return float(word) if re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", word) else word
