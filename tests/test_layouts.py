@@ -542,9 +542,12 @@ def test_a_search_says_at_once_what_is_known_where_nothing_else_does(jobs, monke
         with _interrupt.said_to_work("`layouts`", of_command):
             prism.rank_layouts(jobs, **options, progress=True)
         (line,) = capsys.readouterr().err.splitlines()
-        assert f" s: 1 of {len(jobs)} layouts predicted, 0 simulated; best so far: " in line
+        assert re.search(
+            rf"s: \d+ of {len(jobs)} layouts predicted, 0 simulated; best so far: ", line
+        )
         assert len(began) == 1
-    prism.rank_layouts(jobs, **options)
+    with _interrupt.said_to_work("`compare`", True):
+        prism.rank_layouts(jobs, **options)
     assert capsys.readouterr().err == ""
 
 

@@ -13,7 +13,7 @@ import jax
 import msgspec
 import numpy as np
 
-from .._interrupt import interruptible, left_working, said_how_far
+from .._interrupt import interruptible, left_working, said_how_far, say_how_far
 from .._misc import check_type, whole_number
 from ..analysis import (
     MARGIN,
@@ -117,6 +117,7 @@ def rank_layouts(
     with interruptible() as interrupt, said_how_far(search.progress, progress):
         watch = Watch(budget, interrupt)
         queue = best_first(search, watch)
+        queue = _telling(queue) if progress else queue
         with contextlib.suppress(EndedError):
             if num_samples is None:
                 first = it.islice(queue, top + (search.yours is not None))
@@ -133,6 +134,14 @@ def rank_layouts(
         elif num_samples is not None or not search.order:
             _nothing(search)
     return made(search)
+
+
+def _telling(numbers: Iterator[int]) -> Iterator[int]:
+    """The same numbers; what is known with the first of them is said at once."""
+    for count, number in enumerate(numbers):
+        if count == 0:
+            say_how_far()
+        yield number
 
 
 def _simulate_all(

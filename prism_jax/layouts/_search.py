@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from .._interrupt import Interrupt, say_how_far
+from .._interrupt import Interrupt
 from .._misc import counted
 from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
 from ..data import Job
@@ -226,8 +226,6 @@ def _predicted(search: Search, number: int) -> float | None:
             search.num_too_large += 1
             return None
         search.predictions[number] = predict(job)
-        if len(search.predictions) == 1:  # What is known first is said at once.
-            say_how_far()
     except ValueError as error:
         search.refused[number] = str(error)
         return None
