@@ -110,7 +110,7 @@ def test_a_family_needs_a_number_of_nodes(tmp_path):
     text = (tmp_path / "same.toml").read_text()
     (tmp_path / "none.toml").write_text(text.replace("num_nodes = 96", ""))
     assert load_job(tmp_path / "none.toml").cluster == job.cluster  # As many as the ranks need.
-    with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* larger `num_nodes`"):
+    with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* more `num_nodes`"):
         load_job(tmp_path / "same.toml", "num_nodes=1")
     (tmp_path / "alone.toml").write_text(re.sub(r"(?m)^(model|cluster) = .*$", "", text))
     with pytest.raises(ValueError, match="`num_nodes` belongs to a cluster, but there is none"):

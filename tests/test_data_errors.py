@@ -193,7 +193,7 @@ def test_unknown_names_show_the_near_ones():
     ("change", "parts"),
     [
         (("num_nodes = 2", "num_nodes = 0"), ["`num_nodes` is 0"]),
-        (("group = 8", "group = 99"), ["`infiniband` joins 16", "innermost first"]),
+        (("group = 8", "group = 99"), ["`infiniband` is 16", "innermost first"]),
         (("name = 'infiniband'", "name = 'nvlink'"), ["two links with one name"]),
         (("bandwidth_bytes_per_s = 5e10", "bandwidth_bytes_per_s = -1"), ["links[1].bandwidth"]),
         (("bandwidth_bytes_per_s = 5e10", "bandwidth_gb_s = 50"), ["links[1].bandwidth_gb_s"]),

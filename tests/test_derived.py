@@ -98,7 +98,7 @@ def test_files_hold_only_what_was_given(path, tmp_path):
         (["training.global_batch_size=5"], "use 64, or"),
         (
             ["schedule.num_microbatches=3"],
-            r"is 512, but dp.* = 64\*3\*1 = 192 sequences; .* follows",
+            r"is 512, but dp.* = 64\*3\*1 = 192; .* follows",
         ),
         (["num_nodes=4"], "only 32 devices"),
         (["world_size='x'"], "`world_size` is 'x'"),

@@ -449,7 +449,7 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
 @pytest.mark.parametrize(
     ("name", "overrides", "part"),
     [
-        (_UNET, ("layout.dp=4", "layout.tp=2"), "`layout` is tp 2, dp 4, but"),
+        (_UNET, ("layout.dp=4", "layout.tp=2"), "tp*pp*cp = 2*1*1, but"),
         (_UNET, ("layout.dp=4", "layout.pp=2"), "`resnet-block` is data parallel"),
         (
             _UNET,

@@ -134,7 +134,7 @@ def test_no_random_placement_is_better():
 @pytest.mark.parametrize(
     ("factors", "devices", "part"),
     [
-        (np.ones(5), 1, "5 factors given"),
+        (np.ones(5), 1, "number of factors is 5"),
         (np.ones(6), 4, "several nodes"),
         (np.ones(6), 6, "several nodes"),
         (np.array([1, 1, 1, 0.0, 1, 1]), 1, "positive"),

@@ -96,7 +96,7 @@ def test_figures_are_those_of_the_result(results):
     crps, noise = (x["crps_s"] for x in (results["score"].values, results["score"].noise))
     lines = [line.split() for line in repr(results["score"]).splitlines()]
     assert ["crps_s", rounded(crps, noise), rounded(noise, noise)] in lines
-    assert "4,096 GPUs" in repr(results["job"])
+    assert "4,096 x H100 SXM (512 nodes)" in repr(results["job"])
     assert "... and 80 more" in results["many"].text()
     found = results["prediction"]
     lines = str(found).splitlines()

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._misc import FrozenArray, check_unit, counted, steps_of
+from .._misc import FrozenArray, check_unit, steps_of
 from .._summary import Column, Shown, Table
 from ..law import Law, crps, matched, quantiles, wasserstein
 from ..random import key_data
@@ -115,7 +115,7 @@ class Score(Shown):
 
     def summary(self) -> Table:
         rows = [{"score": k, "value": x, "noise": self.noise[k]} for k, x in self.values.items()]
-        title = f"Score of a law against {counted(self.num_steps, 'measured step')}"
+        title = f"Score of a law against {self.num_steps:,} measured steps"
         columns = ("score", *(Column(name, error="noise") for name in ("value", "noise")))
         return Table(columns, rows, title)
 

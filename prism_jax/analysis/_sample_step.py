@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._misc import counted
 from ..engine import critical_paths, simulated_steps
 from ..maxplus import critical_ops, edges_of, op_ends, predecessors_of
 from ..program import Program
@@ -61,8 +60,8 @@ class SampledStep:
     def __repr__(self) -> str:
         return (
             f"SampledStep({self.step_s:.6g} s, the p{100 * self.quantile:g} of the step time; "
-            f"{counted(len(self.receivers), 'op')}, {len(self.path):,} of them on the critical "
-            f"path, which ends on rank {self.last_rank})"
+            f"{len(self.receivers):,} ops, {len(self.path):,} of them on the critical path, which "
+            f"ends on rank {self.last_rank})"
         )
 
 

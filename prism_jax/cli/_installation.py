@@ -182,9 +182,8 @@ def _table(result: dict[str, Any]) -> Table:
     if cache["files"] is None:
         kept = f"by JAX, in {cache['folder']}" if cache["folder"] else "off"
     else:
-        kept = (
-            f"{cache['folder']}: {counted(cache['files'], 'file')}, {cache['bytes'] / 1e6:.1f} MB"
-        )
+        files, size = counted(cache["files"], "file"), cache["bytes"] / 1e6
+        kept = f"{cache['folder']}: {files}, {size:.1f} MB"
     rows = [(name, version or "not installed") for name, version in result["versions"].items()]
     rows += [
         ("python", f"{result['python']} on {result['platform']}"),

@@ -63,8 +63,7 @@ def _check_layout(job: Job) -> None:
     stages = layout.pp * schedule.virtual_stages
     if stages * schedule.num_microbatches > MAX_BLOCKS:
         raise ValueError(
-            f"the step has {counted(stages, 'stage')} times "
-            f"{counted(schedule.num_microbatches, 'microbatch', 'es')}, more than the "
+            f"stages times microbatches are {stages}*{schedule.num_microbatches}, more than the "
             f"{MAX_BLOCKS:,} blocks that fit; use a smaller `schedule.num_microbatches`."
         )
     if given is not None and given != "auto" and len(given) != stages:
@@ -91,9 +90,8 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
         number, size = job.schedule.num_microbatches, training.microbatch_size
         raise ValueError(
             f"`training.global_batch_size` is {training.global_batch_size}, but dp*num_microbatches"
-            f"*microbatch_size = {job.layout.dp}*{number}*{size} = "
-            f"{counted(job.batch_size, 'sequence')}; change one of them, or leave "
-            "`schedule.num_microbatches` out, and it follows."
+            f"*microbatch_size = {job.layout.dp}*{number}*{size} = {job.batch_size}; change one of "
+            "them, or leave `schedule.num_microbatches` out, and it follows."
         )
     sums = training.zero >= 2 and training.accumulate_gradients
     if sums and not training.overlap_grad_reduce:
@@ -104,8 +102,7 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
     if job.layout.world_size > cluster.num_devices:
         raise ValueError(
             f"`layout` has {_ranks(job.layout)}, but the cluster `{cluster.name}` only "
-            f"{counted(cluster.num_devices, 'device')}; use smaller degrees, or a larger "
-            "`num_nodes`."
+            f"{counted(cluster.num_devices, 'device')}; use smaller degrees, or more `num_nodes`."
         )
     dtypes = cluster.device.peak_flop_per_s
     for dtype in (training.dtype, training.base_dtype):

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from .._misc import counted
 from ._types import (
     AtLeastOne,
     Count,
@@ -167,7 +166,7 @@ def check_cluster(cluster: Cluster) -> None:
     for inner, outer in it.pairwise(cluster.links):
         if outer.group <= inner.group:
             raise ValueError(
-                f"the link `{outer.name}` joins {counted(outer.group, 'rank')}, not more than "
+                f"the `group` of the link `{outer.name}` is {outer.group}, not more than that of "
                 f"`{inner.name}` before it ({inner.group}); list links innermost first."
             )
     if not cluster.device.peak_flop_per_s:

@@ -48,12 +48,6 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def world_size(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
-    @property
-    def degrees(self) -> str:
-        """The degrees above one, such as `tp 4, pp 8`."""
-        listed = {name: getattr(self, name) for name in ("tp", "pp", "dp", "cp", "ep")}
-        return ", ".join(f"{name} {degree}" for name, degree in listed.items() if degree > 1)
-
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pipeline schedule, and how layers are distributed over its stages.
@@ -225,29 +219,16 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replaced(self, values)
 
     def summary(self) -> Table:
-        layout = self.layout.degrees or "alone"
-        order = self.schedule
-        virtual = f", {order.virtual_stages} virtual stages" if order.virtual_stages > 1 else ""
-        rows = [
-            ("layout", f"{layout}: {counted(self.layout.world_size, 'GPU')}"),
-            (
-                "schedule",
-                f"{order.kind}, {counted(order.num_microbatches, 'microbatch', 'es')}{virtual}",
-            ),
-        ]
+        what, _, how = self.header.partition(": ")
+        rows = [("job", self.name), ("layout", how)]
         if self.model is not None:
             rows.append(("model", f"{self.model.name}, {counted(self.model.num_layers, 'layer')}"))
-        if self.cluster is not None:
-            rows.append(
-                ("cluster", f"{self.cluster.name}, {counted(self.cluster.num_nodes, 'node')}")
-            )
-        if (how := self.training) is not None:
-            what = "{} x {:,} tokens" if self.unit == "token" else "{} samples of {:,} places"
-            size = f"{what.format(how.microbatch_size, how.sequence_length)} a microbatch"
-            rows.append(("training", f"{how.dtype}, {size}, recompute {how.recompute}"))
+        if self.cluster is not None and self.training is not None:
+            words = f"{self.training.dtype}, recompute {self.training.recompute}"
+            rows += [("cluster", self.cluster.name), ("training", words)]
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
-        return Table((), rows, f"Job {self.name}")
+        return Table((), rows, what)
 
     @property
     def header(self) -> str:
@@ -256,9 +237,10 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         microbatch of 8`.
         """
         microbatches = counted(self.schedule.num_microbatches, "microbatch", "es")
-        size = f" of {self.training.microbatch_size:,}" if self.training else ""
-        batch = self.batch_text(self.batch_size) if self.training else ""
-        terms = filter(None, [*self._parallelism(), batch, f"{microbatches}{size}"])
+        terms = [*self._parallelism(), microbatches]
+        if self.training is not None:
+            size = f"{microbatches} of {self.training.microbatch_size:,}"
+            terms[-1:] = [self.batch_text(self.batch_size), size]
         return f"{self.machine_text(self.layout.world_size)}: {', '.join(terms)}"
 
     def machine_text(self, gpus: int) -> str:
@@ -288,14 +270,13 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield f"{name} {degree}" + (f"{virtual} ({order.kind})" if name == "pp" else "")
         if layout.expert_tp != layout.tp:
             yield f"etp {layout.expert_tp}"
-        # Ranks that share a sequence share the states, too.
-        zero, sharing = how and how.zero, layout.dp * layout.cp
-        if how is not None and zero == 3 and sharing > 1:
-            copies = how.optimizer_instances
-            yield f"FSDP over {sharing // copies}" + (f" in {copies} copies" if copies > 1 else "")
-        elif layout.dp > 1:
-            sharded = f"dp {layout.dp}" + (f" (ZeRO-{zero})" if zero else "")
-            yield f"DDP over {layout.dp}" if zero == 0 else sharded
+        zero, dp = how and how.zero, layout.dp
+        if how is not None and zero == 3 and dp * layout.cp > 1:
+            copies = how.optimizer_instances  # Ranks that share a sequence share the states, too.
+            hybrid = f" in {copies} copies" if copies > 1 else ""
+            yield f"FSDP over {dp * layout.cp // copies}{hybrid}"
+        elif dp > 1:
+            yield f"DDP over {dp}" if zero == 0 else f"dp {dp}{f' (ZeRO-{zero})' if zero else ''}"
 
     @property
     def batch_size(self) -> int:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .._interrupt import interruptible, progress_bar
-from .._misc import counted, whole_number
+from .._misc import whole_number
 from ..law import Accumulator, Errors, Law, grid_of
 from ..program import Program, digest
 from ..step import Chances, effective_samples
@@ -173,9 +173,8 @@ def _law_of_chunk(
 def _check_allocations(program, num_samples, replicas, sampling, allocations) -> None:
     if whole_number(allocations, "allocations") > max(num_samples // 2, 1):
         raise ValueError(
-            f"`allocations={allocations}` must be at least 1 and no more than half of the "
-            f"{counted(num_samples, 'step')}, because each needs two to be told apart from the "
-            "others."
+            f"`allocations={allocations}` must be at least 1 and no more than half of "
+            f"`num_samples` = {num_samples}, because each needs two to be told apart from the rest."
         )
     fits = {"replicas": (replicas, "explicit"), "sampling": (sampling, "plain")}
     for name, (given, only) in fits.items():

@@ -50,9 +50,8 @@ def law_table(
         (`calibration.Epistemic.intervals`). Without it, the table shows the intervals of the
         simulation's noise.
     """
-    steps = counted(law.num_samples, "step")
-    if law.interrupted:
-        steps = f"{law.num_samples:,} of {counted(law.requested, 'step')}"
+    stopped = f"{law.num_samples:,} of " if law.interrupted else ""
+    steps = f"{stopped}{counted(max(law.num_samples, law.requested), 'step')}"
     rows, unknown = [], []
     for name, (value, interval) in figures(law, quantiles=quantiles).items():
         row = {"figure": name, "predicted_s": value, "interval_s": interval}

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._misc import counted
 from ..engine import Run, check_num_samples, prepare
 from ..program import Program
 from ..replica import (
@@ -108,14 +107,14 @@ def nodes_of(program: Program, factors: np.ndarray, devices_per_node: int) -> No
     world = program.group_size * program.num_replicas * program.num_ranks
     if devices_per_node < 1 or world % devices_per_node or world == devices_per_node:
         raise ValueError(
-            f"The job has {counted(world, 'GPU')}, which must fill several nodes of "
-            f"{devices_per_node} for there to be something to place."
+            f"To place something, several nodes of {devices_per_node} must be full, and the number "
+            f"of the job's GPUs is {world}."
         )
     number = world // devices_per_node
     if factors.shape not in ((world,), (number,)):
         raise ValueError(
-            f"{counted(factors.size, 'factor')} given; the job has {counted(number, 'node')} of "
-            f"{devices_per_node}, so give {number} or {world}."
+            f"The number of factors is {factors.size}, and the job fills {number} x "
+            f"{devices_per_node} GPUs, so give {number} or {world}."
         )
     # Of what is beyond, sums and ratios are not finite.
     if not ((factors >= 1e-6) & (factors <= 1e6)).all():

@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._interrupt import progress_bar
-from .._misc import counted
 from .._summary import Shown, Table
 from ..analysis import (
     AbstractObjective,
@@ -88,8 +87,8 @@ class Placement(Shown):
         }
         rows = [pair for pair in figures.items() if pair[1] is not None]
         title = (
-            f"Placement of {counted(len(self.order), 'node')}, {moved:,} of them moved; the best "
-            f"of {self.num_placements:,} tried"
+            f"Placement of {len(self.order):,} nodes, {moved:,} of them moved; the best of "
+            f"{self.num_placements:,} tried"
         )
         unit = "" if self.unit == "1" else f" ({self.unit})"
         return Table(("nodes", f"{self.objective}{unit}"), rows, title)

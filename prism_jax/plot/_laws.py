@@ -47,9 +47,8 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
     if measured is not None:
         counts, _ = np.histogram(measured, edges)
         beyond = int(np.sum(measured > edges[-1]))
-        label = f"measured, {counted(len(measured), 'step')}" + (
-            f" ({beyond} slower)" if beyond else ""
-        )
+        slower = f" ({beyond} slower)" if beyond else ""
+        label = f"measured, {counted(len(measured), 'step')}{slower}"
         ax.stairs(100 * counts / len(measured), edges, color=ACCENT, linewidth=1.2, label=label)
     _quantiles(ax, law, QUANTILES, "s")
     return finished(ax, "step time (s)", "steps per bin (%)", columns=3)

@@ -8,7 +8,6 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import counted
 from ._profile import Component
 from ._step_graph import StepGraph
 
@@ -248,5 +247,5 @@ def between_workers(
     value = float(np.sum(weights * values) / np.sum(weights))
     information = [d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]
     error = float(np.sqrt(2 / np.sum(information)))
-    note = f"from {counted(int(np.sum(there)), 'worker')}" if df < 30 else ""
+    note = f"from {int(np.sum(there))} workers" if df < 30 else ""
     return Variance(value, error, note)

@@ -260,10 +260,7 @@ def _of_steps(seen: Seen) -> Iterator[str]:
             "only their own means are known"
         )
     if steps < 100:
-        yield (
-            f"{counted(steps, 'step')}: stalls rarer than one in {counted(steps, 'step')} cannot "
-            "be seen"
-        )
+        yield f"{steps} steps: stalls rarer than one in {steps} steps cannot be seen"
 
 
 def _drift(trace: Trace) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from .._misc import OutOfMemoryWarning, counted
+from .._misc import OutOfMemoryWarning
 from ..cluster import clock_factors
 from ..data import (
     Cluster,
@@ -243,9 +243,9 @@ def _config_of(schedule: AbstractSchedule, layout: Layout) -> ScheduleConfig:
         stages % (chains * layout.pp) != 0
     ):
         raise ValueError(
-            f"The schedule has {counted(stages, 'stage')} in {counted(chains, 'chain')} on "
-            f"{counted(layout.pp, 'rank')}; layers can only be distributed over chains of "
-            "one length with equally many stages on each rank."
+            f"The schedule's stages, chains and ranks are {stages}, {chains} and {layout.pp}; "
+            "layers can only be distributed over chains of one length with equally many stages on "
+            "each rank."
         )
     return ScheduleConfig(
         kind=type(schedule).__name__,

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import counted
 from ..data import Layout, Model, ScheduleConfig, Training, balances
 from ._architecture import (
     Part,
@@ -107,7 +106,7 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
             )
         if sum(given) != model.num_layers:
             raise ValueError(
-                f"`schedule.layers_per_stage` adds up to {counted(sum(given), 'layer')}, but "
+                f"`schedule.layers_per_stage` adds up to {sum(given)}, but "
                 f"`model.num_layers` is {model.num_layers}; change one of them."
             )
         return given

@@ -147,8 +147,8 @@ def check_data_parallel(kind: str, layout: Layout) -> None:
     """Raises a `ValueError` of one sentence if a layout splits samples or the model."""
     if layout.world_size != layout.dp:
         raise ValueError(
-            f"`layout` is {layout.degrees}, but a model with `{kind}` is data parallel; use of "
-            "`layout` only `dp`."
+            f"`layout` has tp*pp*cp = {layout.tp}*{layout.pp}*{layout.cp}, but a model with "
+            f"`{kind}` is data parallel; use of `layout` only `dp`."
         )
 
 
