@@ -156,7 +156,9 @@ def test_an_import_is_named_and_says_what_it_assumed(
     (tmp_path / name).write_text(text)
     words = ["import", str(tmp_path / name), "--gpus", "8", "--batch", "8", *options]
     assert main([*words, "--json", "--out", str(tmp_path / "job.toml")]) == 0
-    notes = [note for note in json.loads(capsys.readouterr().out)["notes"] if "assumed" in note]
+    notes = [
+        note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("Assumed")
+    ]
     assert re.findall(r"`([\w.]+=\S+)`", " ".join(notes)) == assumed
     job = prism.load_job(tmp_path / "job.toml")
     assert job.model is not None

@@ -130,10 +130,8 @@ def import_job(
     of_file = {f"layout.{degree}" for degree in raw["layout"]}
     said = [f"`{key}={usual[key]}`" for key in usual if usual[key] and key not in keys | of_file]
     if said:
-        notes.append(
-            f"Neither the file nor an option says {', '.join(said)}, which "
-            f"{'is' if len(said) == 1 else 'are'} assumed; `--cluster` and `--set` give others."
-        )
+        assumed = f"Assumed, as neither the file nor an option says it: {', '.join(said)}"
+        notes.append(f"{assumed}; `--cluster` and `--set` give others.")
     job = make_job(raw, path, overrides)
     question = f"{where}: {asked}." if asked else ""
     return Imported(job, tuple(dict.fromkeys(notes)), question, draft.framework, draft.status)
