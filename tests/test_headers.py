@@ -8,7 +8,9 @@ import pytest
 import prism_jax as prism
 from prism_jax._summary import Column
 from prism_jax.cli import main
-from prism_jax.data import Job, Layout, ScheduleConfig, list_names, load_device, load_model
+from prism_jax.data import Job, Layout, Outline, ScheduleConfig, list_names, load_device, load_model
+from prism_jax.profile import Profile
+from prism_jax.profile._profile import Fitted
 
 
 _FSDP = """
@@ -105,8 +107,6 @@ _SMALL += ["training.microbatch_size=1"]
         ["predict", "JOB", "--allow-oom"],
         ["memory", "JOB"],
         ["simulate", "JOB", *_SMALL],
-        ["criticality", "JOB", *_SMALL],
-        ["whatif", "JOB", "--kernel", "gemm:1.1", *_SMALL],
         ["run", "JOB", "--steps", "10", "--interval", "3600", "--runs", "100", *_SMALL],
         ["timeline", "JOB", "--out", "TMP.json", *_SMALL],
     ],
@@ -194,3 +194,10 @@ def test_both_ends_of_an_interval_of_a_positive_figure_have_two_digits(low, high
         digits = shown.partition("e")[0].replace(".", "").lstrip("0")
         assert len(digits) >= 2
         assert float(shown) == pytest.approx(end, rel=0.06)
+
+
+def test_a_profile_is_named_with_its_ranks_and_ops():
+    parts = (Layout(pp=2, dp=4), ScheduleConfig("1f1b", 2), Outline(), (), ())
+    profile = Profile("traced", *parts, Fitted(num_steps=7))
+    assert profile.header(1) == "traced: 8 ranks, 1 op"
+    assert profile.header(1234) == "traced: 8 ranks, 1,234 ops"
