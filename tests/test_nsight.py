@@ -15,16 +15,17 @@ from .test_trace import _job, _made_trace, _plain
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 
-def _export(path, events, *, processes=1):
-    """The events of a Kineto trace as Nsight Systems exports them."""
+def _export(path, *ranks):
+    """The events of Kineto traces as Nsight Systems exports them, of one process each."""
     names: dict[str, int] = {}
     tables: dict[str, list] = {"kernel": [], "cuda_runtime": [], "user_annotation": []}
-    for i, e in enumerate(events):
+    for i, e in ((i, e) for i, events in enumerate(ranks, 1) for e in events):
         start, end = round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"]))
         # NVTX has no name for a step of PyTorch, but may be given one.
         name = names.setdefault(e["name"], len(names))
         link = e["args"].get("correlation", -1)
-        tables[e["cat"]].append((start, end, name, e["tid"], link, i % processes))
+        lane = e["tid"] + (0 if e["cat"] == "kernel" else i << 24)
+        tables[e["cat"]].append((start, end, name, lane, link, i << 24))
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE StringIds (id, value)")
         db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(i, n) for n, i in names.items()])
@@ -77,11 +78,12 @@ def test_bad_nsight_reports_are_refused_in_one_sentence(tmp_path, capsys, write,
     assert error.count("\n") == 1
 
 
-def test_a_report_of_several_processes_is_refused(tmp_path):
+def test_the_processes_of_a_report_are_ranks(tmp_path):
     made = _made_trace(_job(), 2, _plain)
-    _export(tmp_path / "a.sqlite", _events(made, 0, 0), processes=3)
-    with pytest.raises(ValueError, match=r"kernels of \d processes"):
-        read_profile_traces(tmp_path, made.job, "nsight")
+    _export(tmp_path / "a.sqlite", *(_events(made, rank % 2, rank // 2) for rank in range(4)))
+    trace = read_profile_traces(tmp_path, made.job)
+    for op, end in made.end.items():
+        np.testing.assert_allclose(trace.end[op] - 1e-4, end, atol=2e-8)
 
 
 _COLUMNS = "start, end, demangledName, streamId, correlationId, globalPid"

@@ -73,10 +73,10 @@ def unnamed(tmp_path_factory):
     return folder
 
 
-def test_microbatches_are_told_by_their_pattern_where_no_range_names_them(trace, unnamed):
+def test_microbatches_are_told_by_their_phases_where_no_range_names_them(trace, unnamed):
     names, job = read_range_names(_FOLDER / "names.toml"), load_job(_FOLDER / "job.toml")
     found = read_profile_traces(unnamed, job, names=names)
-    assert "no range names the compute of 4 ranks" in found.notes[0]
+    assert "no range names the microbatches of 3 ranks" in found.notes[0]
     assert found.steps.tolist() == trace.steps.tolist()
     step_time = trace.step_times().mean()
     for op in ("forward-compute", "backward-compute"):

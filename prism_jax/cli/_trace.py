@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools as it
+import os
 from typing import Any
 
 import prism_jax as prism
@@ -16,17 +17,19 @@ from ._outputs import Writes
 
 
 _MOST_KERNELS, _MOST_MOVES = 10, 3
-_WIDEST = 70
+_WIDEST, _LEAST_SHARE = 70, 5e-4
+_IDLE = {"launches": "  for late launches", "input": "  for input", "device": "  of the device"}
 # How to read a profiler's trace.
 _FORMATS = """
-    --format FORMAT  format of the trace: {}kineto, nsight, chakra ({})
+    --format FORMAT  format of the trace: {}kineto (of PyTorch or JAX), nsight, xla, chakra (that of
+        the suffix; .json is kineto)
     --names NAMES  a .toml file with the meaning of ranges
     --time-unit {{s,ms,us,ns}}  the unit of times in the trace, if it is not that of the format
 """
 
 
-def _formats(more: str = "", default: str = "kineto") -> Arguments:
-    return arguments(_FORMATS.format(more, default), {"--format": (str, default)})
+def _formats(more: str = "") -> Arguments:
+    return arguments(_FORMATS.format(more), {"--format": str})
 
 
 def read_names(given: Given) -> Any:
@@ -36,37 +39,107 @@ def read_names(given: Given) -> Any:
 
 @command(_formats(), writes=Writes("--ops", ".parquet"))
 def trace(given: Given) -> Output:
-    """Print what a profiler's trace contains, and what can and cannot be learned from it.
+    """Print where the time of a profiled step goes, and what a profile can and cannot tell.
 
     trace TRACE  a file, or a folder with a file for each rank
     --ops OPS  a .parquet file to write the ops of all ranks to
     --job JOB  a .toml file with the layout and schedule, for --ops
 
-    example: prism-jax trace traces/ --format kineto
+    example: prism-jax trace traces/
     """
     names = read_names(given)
     job = _job_of_ops(given)
     found = prism.trace.contents(_ranks(given), names)
     if job is not None:
         prism.trace.write_ops(given.ops, _ranks(given), job, names, given.trace)
+    notes = [
+        *(f"note: {note}" for note in found.notes),
+        *(f"tells: {sentence}" for sentence in found.tells),
+        *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
+    ]
+    tables = [table for table in _tables(found) if table.rows]
+    head, about = _head(given.trace, found), "\n".join(_lines(found))
+    result = {"trace": given.trace, **plain(found)}
+    return Output(result, [head, *tables, about, "\n".join(notes)])
+
+
+def _head(path: str, found: Any) -> str:
+    """How many steps there are of what, and how long they take."""
+    world = len(found.ranks) + len(found.missing)
+    kind = {True: "training", False: "inference", None: "training or inference"}[found.training]
+    spread = "" if found.step_cv is None else f", CV {found.step_cv:.2%}"
+    steps = f"{counted(found.steps, 'step')} of {found.step_time_s:.5g} s{spread}"
+    return f"{path}: {kind}, {len(found.ranks)} of {counted(world, 'rank')}, {steps}"
+
+
+def _tables(found: Any) -> list[Table]:
+    """Where the time of a step goes, the largest first."""
+    rows, split, step = [], found.split, found.step_time_s or 1.0
+    if split is not None:
+        phases = found.phases or {}
+        rows = [
+            ("compute", split.compute_s),
+            *((f"  {name}", x) for name, x in phases.items() if name != "copies"),
+            ("communication", split.communication_s),
+            ("  exposed", split.exposed_s),
+            *[("copies", phases.get("copies"))] * bool(phases),
+            ("idle", split.idle_s),
+            *((_IDLE.get(one.cause, f"  in {one.cause}"), one.seconds) for one in found.idle),
+        ]
+    columns = (
+        Column("of a step", lambda of: of["row"][0]),
+        Column("time", lambda of: of["row"][1], ".4g", "ms", scale=1e3),
+        Column("share", lambda of: of["row"][1] / step, ".1f", "%", scale=100),
+    )
+    rows = [
+        {"row": row} for row in rows if row[1] >= _LEAST_SHARE * step or row[0] == row[0].strip()
+    ]
+    where = Table(columns, rows, "Where the time goes", most=None)
+    talks = Table(
+        (
+            Column("collective", "kind"),
+            "group",
+            Column("ranks", "size"),
+            Column("calls", form=".3g"),
+            Column("data", "bytes", ".4g", "MB", scale=1e-6),
+            Column("time", "seconds", ".4g", "ms", scale=1e3),
+            Column("exposed", "exposed_s", ".4g", "ms", scale=1e3),
+            Column(
+                "rate", lambda row: row.bytes and row.bytes / row.seconds, ".4g", "GB/s", scale=1e-9
+            ),
+        ),
+        found.collectives,
+        "Collectives of a step: what one rank puts in, and how long they run",
+    )
+    ranks = Table(
+        (
+            "rank",
+            Column("step", "step_time_s", ".5g", "s"),
+            *(
+                Column(name, f"split.{name}_s", ".4g", "ms", scale=1e3)
+                for name in ("compute", "communication", "exposed", "idle")
+            ),
+        ),
+        [one for one in found.by_rank if one.split is not None],
+        "Ranks",
+    )
     kernels = Table(
         (
             Column("kernel", lambda kernel: _short(kernel.name)),
+            "kind",
             Column("calls", form="d"),
             Column("total", "total_s", ".4g", "s"),
             Column("median", "median_s", ".4g", "us", scale=1e6),
             Column("CV", "cv", ".3g", "%", scale=100),
         ),
         found.kernels[:_MOST_KERNELS],
+        ", ".join(f"{share:.0%} {kind}" for kind, share in found.kinds.items() if share >= 0.005),
     )
-    notes = [
-        *(f"note: {note}" for note in found.notes),
-        *(f"tells: {sentence}" for sentence in found.tells),
-        *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
-    ]
-    head = "\n".join(_lines(given.trace, found))
-    result = {"trace": given.trace, **plain(found)}
-    return Output(result, [head, *[kernels] * bool(found.kernels), "\n".join(notes)])
+    regions = (
+        Column("region", lambda row: _short(row.name)),
+        Column("kernels", "seconds", ".4g", "ms", scale=1e3),
+    )
+    return [where, talks, ranks, kernels, Table(regions, found.regions[:_MOST_KERNELS])]
 
 
 def _ranks(given: Given) -> Any:
@@ -85,15 +158,12 @@ def _job_of_ops(given: Given) -> Any:
     return data.load_job(given.job)
 
 
-def _lines(path: str, found: Any) -> list[str]:
-    world = len(found.ranks) + len(found.missing)
+def _lines(found: Any) -> list[str]:
     events = ", ".join(f"{n:,} {name}" for name, n in found.events.items())
     ops = ", ".join(f"{n:,} {op}" for op, n in found.ops.items())
     lines = [
-        f"{path}: {len(found.ranks)} of {counted(world, 'rank')}, {counted(found.steps, 'step')} "
-        f"of {found.step_time_s:.5g} s on average, {found.size / 1e6:,.1f} MB of text",
-        f"events: {events}",
-        f"ops: {ops or 'no range has the name of an op'}",
+        f"events: {events}; {found.size / 1e6:,.1f} MB of text",
+        f"ops: {ops or 'none is known by its range or its launch'}",
     ]
     if found.on_device:
         lines.append(f"streams: {found.streams}; launches of CUDA graphs: {found.graph_launches}")
@@ -108,12 +178,12 @@ def _lines(path: str, found: Any) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """The start of a kernel's name, and its grid."""
+    """The start and the end of a name."""
     return name if len(name) <= _WIDEST else f"{name[: _WIDEST - 20]}...{name[-17:]}"
 
 
 @command(
-    _formats("ops, ", "ops"),
+    _formats("ops, "),
     STEPS,
     PROGRESS,
     how={"--job": REQUIRED, "--out": REQUIRED},
@@ -184,7 +254,8 @@ def _ladder(rungs: Any) -> Table:
 
 
 def _read(given: Given, job: Any) -> Any:
-    if given.format == "ops":
+    is_table = given.format is None and os.fspath(given.trace).endswith((".parquet", ".csv"))
+    if given.format == "ops" or is_table:
         for option in ("names", "time_unit"):
             if getattr(given, option) is not None:
                 raise ValueError(

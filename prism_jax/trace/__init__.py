@@ -1,13 +1,10 @@
-# Profiles become a trace in steps: `_profilers` and `_chakra` read the spans of a rank
-# (`_spans`), `_rank_ops` gives the ops that are among them, by the names of `_trace`, and
-# `_join_ranks` a table of the ops of all ranks. `_read_trace` checks such a table, which a file may
-# hold too, for the `_trace`. `_read_ranks` calls them in this order.
-from ._contents import (
-    RankTimes as RankTimes,
-    contents as contents,
-    rank_times as rank_times,
-    step_times as step_times,
-)
+# Profiles become a trace in steps: `_profilers`, `_xla` and `_chakra` read the spans of a rank
+# (`_spans`). `_work` says what each of its kernels is, and in which phase, by its launch and the
+# names of `_trace`; `_steps`, when steps begin and end. `_where` tells where their time goes;
+# `_rank_ops` gives their ops, and `_join_ranks` a table of the ops of all ranks. `_read_trace`
+# checks such a table, which a file may hold too, for the `_trace`. `_read_ranks` calls them in this
+# order.
+from ._contents import contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
 from ._read_kernels import (
     check_columns as check_columns,
@@ -32,4 +29,9 @@ from ._trace import (
     groups as groups,
     outline as outline,
     read_range_names as read_range_names,
+)
+from ._where import (
+    RankTimes as RankTimes,
+    rank_times as rank_times,
+    step_times as step_times,
 )

@@ -6,7 +6,6 @@ length (`.et`), or as the JSON that Chakra writes. Field numbers are those of sc
 
 import collections
 import dataclasses
-import functools as ft
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 
 from .._misc import counted
 from ._json_array import check_times
+from ._protobuf import message_classes
 from ._spans import MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
 
 
@@ -28,8 +28,7 @@ _COLLECTIVES = (
     *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all"),
     *("reduce_scatter", "reduce_scatter", "barrier"),
 )
-# The fields of each message that are read: type, name and number, with a `*` if there are several.
-# An attribute has one value; those that are lists or bytes are not read.
+# The fields of each message that are read. An attribute's values that are lists or bytes are not.
 _SCHEMA = {
     "Attribute": """
         string name 1, double double_val 3, float float_val 5, int32 int32_val 7, int64 int64_val 9,
@@ -60,7 +59,7 @@ class _Node:
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_chakra(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
+def read_chakra(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]:
     """Reads a Chakra execution trace whose nodes have times, such as one from a profiler.
 
     Nodes with the attribute `is_cpu_op` are operators of the host, or ranges if their name has no
@@ -95,7 +94,7 @@ def read_chakra(file: BinaryIO, time_unit: str | None = None) -> RankTrace:
     rank = metadata.get("rank")
     rank = rank if isinstance(rank, int) and abs(rank) < 2**31 else None
     world_size = metadata.get("world_size")
-    return RankTrace(spans.spans(), events, os.path.getsize(file.name), rank, world_size)
+    return [RankTrace(spans.spans(), events, os.path.getsize(file.name), rank, world_size)]
 
 
 def _add_spans(spans: SpanList, nodes: list[_Node], unit: int) -> None:
@@ -164,34 +163,12 @@ def _nodes(file: BinaryIO) -> Iterator[_Node]:
         ) from None
 
 
-@ft.cache
-def _classes() -> dict[str, Any]:
-    """A class for each message of the schema."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", syntax="proto3")
-    for message, fields in _SCHEMA.items():
-        table = file.message_type.add(name=message)
-        for kind, name, number in map(str.split, fields.split(",")):
-            field = table.field.add(name=name, number=int(number))
-            field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
-            kind = kind.rstrip("*")
-            if kind in _SCHEMA:
-                field.type, field.type_name = field.TYPE_MESSAGE, kind
-            else:
-                field.type = field.Type.Value(f"TYPE_{kind.upper()}")
-            if name.endswith("_val"):
-                field.oneof_index = 0
-    file.message_type[0].oneof_decl.add(name="value")
-    return message_factory.GetMessages([file], pool=descriptor_pool.DescriptorPool())
-
-
 def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
     from google.protobuf.message import DecodeError
 
     for number, content in enumerate(_messages(file)):
         try:
-            found = _classes()["Node" if number else "Metadata"].FromString(content)
+            found = message_classes(_SCHEMA)["Node" if number else "Metadata"].FromString(content)
         except DecodeError:
             raise _ForeignError from None
         attributes = {a.name: getattr(a, a.WhichOneof("value") or "", None) for a in found.attr}

@@ -1,23 +1,40 @@
-"""Summaries of the traces of a job's ranks: what is in them, and what can be learned from them; and
-how each rank spends its steps: whose own work is long, what is hidden, and what is idle.
+"""Summaries of the traces of a job's ranks: where the time of a step goes, what is in them, and
+what can be learned from them.
 """
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from .._misc import counted, quoted
 from ._join_ranks import Clocks, set_clocks
-from ._rank_ops import RankOps, rank_ops
-from ._spans import Kind, RankTrace, Spans
-from ._trace import BACKWARD_COMPUTE, COMPUTE, FORWARD_COMPUTE, OPTIMIZER, RangeNames
+from ._rank_ops import RankOps, ops_of_work
+from ._spans import Kind, RankTrace
+from ._steps import steps_of
+from ._trace import FORWARD_COMPUTE, RangeNames
+from ._where import Collective, Idle, RankWhere, Region, Split, rank_where
+from ._work import COMPUTES, COPIES, TALKS, Work, work_of
 
 
 _MOST_NAMES = 100  # The most kernels that are listed.
 _FEWEST_STEPS = 4  # As many as a fit needs.
+# What kernels do, by a part of their names; the first that matches.
+_KINDS = tuple(
+    (re.compile(text, re.IGNORECASE), kind)
+    for text, kind in (
+        (r"flash|fmha|attention|\bmha|_attn|sdpa", "attention"),
+        (r"gemm|nvjet|cutlass|cublas|xmma|matmul|Cijk_|wgmma|conv\d?d?|dgrad|wgrad|dot", "matmul"),
+        (r"multi_tensor_apply|adam|optimizer|_foreach", "optimizer"),
+        (r"norm", "normalization"),
+        (r"softmax|cross_entropy|nll_loss", "softmax"),
+        (r"embedding|index|gather|scatter", "indexing"),
+        (r"reduce|_red_|sum", "reduction"),
+        (r"copy|Cat|transpose|fill|memset|cast|elementwise|_poi_|pointwise|fusion", "elementwise"),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +46,7 @@ class KernelPool:
     - `name`: its name in the profile.
     - `calls`, `total_s`, `median_s`: the number of calls, and their total and median time.
     - `cv`: the coefficient of variation of the time of a call.
+    - `kind`: what it does, such as `matmul`, `attention`, `communication` or `copy`.
     """
 
     name: str
@@ -36,6 +54,7 @@ class KernelPool:
     total_s: float
     median_s: float
     cv: float
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +65,15 @@ class Contents:
 
     - `ranks`, `missing`: the ranks that have a trace, and those that have none.
     - `size`, `events`: the bytes of text, and the events by category.
-    - `steps`, `step_time_s`: the number of steps, and their mean time on the first rank.
+    - `training`: whether it is of training; `None` if nothing tells.
+    - `steps`: the number of whole steps that all ranks have.
+    - `step_time_s`, `step_times_s`, `step_cv`, `split`, `phases`, `collectives`, `idle`, `regions`:
+        of the rank with the median step time, as in `RankWhere`.
+    - `by_rank`: these of each rank, if there are several.
     - `ops`: the number of ops of each kind, on all ranks.
     - `microbatches`: the number of microbatches in a step of one rank; 0 if it is not known.
     - `kernels`, `on_device`: the kernels that took longest, and whether they ran on a device.
+    - `kinds`: the share of the time of all kernels, by what they do.
     - `streams`: the streams of one rank on which kernels ran.
     - `graph_launches`: the number of launches of CUDA graphs.
     - `clocks`: the offsets between the clocks of ranks.
@@ -61,11 +85,21 @@ class Contents:
     missing: tuple[int, ...]
     size: int
     events: dict[str, int]
+    training: bool | None
     steps: int
     step_time_s: float
+    step_times_s: tuple[float, ...]
+    step_cv: float | None
+    split: Split | None
+    phases: dict[str, float] | None
+    collectives: tuple[Collective, ...]
+    idle: tuple[Idle, ...]
+    regions: tuple[Region, ...]
+    by_rank: tuple[RankWhere, ...]
     ops: dict[str, int]
     microbatches: int
     kernels: tuple[KernelPool, ...]
+    kinds: dict[str, float]
     on_device: bool
     streams: int
     graph_launches: int
@@ -81,89 +115,130 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
     **Arguments:**
 
     - `traces`: the traces of the ranks of one job.
-    - `names`: the meaning of the names of ranges; by default, those of PyTorch and Megatron-LM are
-        known.
+    - `names`: the meaning of the names of ranges; by default, those of PyTorch, TorchRec and
+        Megatron-LM are known.
     """
     names = names or RangeNames()
     found: list[RankOps] = []
+    where: list[RankWhere] = []
+    training: list[bool | None] = []
     events: collections.Counter[str] = collections.Counter()
-    durations: dict[str, list[np.ndarray]] = {}
+    durations: dict[tuple[str, str], list[np.ndarray]] = {}
     size, world, streams, graphs, on_device = 0, 0, 0, 0, False
     for trace in traces:
         spans, size = trace.spans, size + trace.size
         events.update(trace.events)
         world = max(world, trace.world_size or 0)
-        found.append(rank_ops(trace, names))
-        device = spans[spans.kind == Kind.KERNEL]
-        on_device |= bool(len(device))
-        streams = max(streams, len(np.unique(device.lane)))
+        work = work_of(spans, names)
+        steps = steps_of(spans, work, names)
+        found.append(ops_of_work(trace, work, steps))
+        where.append(rank_where(trace.rank or 0, spans, work, steps))
+        training.append(work.training)
+        on_device |= work.on_device
+        streams = max(streams, len(np.unique(spans.lane[spans.kind == Kind.KERNEL])))
         graph = spans.named(lambda name: "GraphLaunch" in name)
         graphs += int(np.sum(graph & (spans.kind == Kind.LAUNCH)))
-        _gather(durations, device if len(device) else spans[spans.kind == Kind.HOST_OP])
+        _gather(durations, work, spans.names)
     ranks = tuple(sorted(ops.rank for ops in found))
     first = min(found, key=lambda ops: ops.rank)
-    lengths = first.steps[:, 2] - first.steps[:, 1]
     forwards = (op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE)
+    by_rank = sorted(where, key=lambda one: one.rank)
+    middle = sorted(by_rank, key=lambda one: one.step_time_s)[(len(by_rank) - 1) // 2]
+    pools = _pools(durations)
+    total = sum(pool.total_s for pool in pools) or 1.0
+    kinds = collections.defaultdict[str, float](float)
+    for pool in pools:
+        kinds[pool.kind] += pool.total_s / total
     partial = Contents(
         ranks=ranks,
         missing=tuple(sorted(set(range(world)) - set(ranks))),
         size=size,
         events=dict(events),
+        training=next((x for x in (True, False) if x in training), None),
         steps=min((len(ops.steps) for ops in found), default=0),
-        step_time_s=1e-9 * float(lengths.mean()) if len(lengths) else 0.0,
+        **{name: getattr(middle, name) for name in _OF_A_RANK},
+        by_rank=tuple(by_rank) if len(by_rank) > 1 else (),
         ops=dict(collections.Counter(op.op for rank in found for op in rank.ops)),
         microbatches=max(forwards, default=0),
-        kernels=_pools(durations),
+        kernels=tuple(pools[:_MOST_NAMES]),
+        kinds=dict(sorted(kinds.items(), key=lambda pair: -pair[1])),
         on_device=on_device,
         streams=streams,
         graph_launches=graphs,
         clocks=set_clocks(found),
         notes=tuple(note for ops in found for note in ops.notes),
     )
-    tells, does_not_tell = _verdict(partial)
+    tells, does_not_tell = _verdict(partial, middle.warm_up)
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
 
 
-def _gather(durations: dict[str, list[np.ndarray]], spans: Spans) -> None:
-    order = np.argsort(spans.name, kind="stable")
-    names, begins = np.unique(spans.name[order], return_index=True)
-    parts = np.split((spans.end - spans.start)[order], begins[1:])
-    for i, part in zip(names.tolist(), parts, strict=False):  # Without spans there is one part.
+_OF_A_RANK = ("step_time_s", "step_times_s", "step_cv", "split", "phases", "collectives", "idle")
+_OF_A_RANK += ("regions",)
+
+
+def _gather(
+    durations: dict[tuple[str, str], list[np.ndarray]], work: Work, names: tuple[str, ...]
+) -> None:
+    order = np.lexsort((work.name, work.what))
+    keys = np.stack([work.what[order], work.name[order]])
+    begins = np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1
+    for (what, name), part in zip(
+        keys[:, np.append(0, begins)].T.tolist() if len(order) else [],
+        np.split((work.end - work.start)[order], begins),
+        strict=False,
+    ):
         if part.any():
-            durations.setdefault(spans.names[i], []).append(part)
+            kind = {TALKS: "communication", COPIES: "copy", COMPUTES: ""}[what]
+            durations.setdefault((names[name], kind or _kind_of(names[name])), []).append(part)
 
 
-def _pools(durations: dict[str, list[np.ndarray]]) -> tuple[KernelPool, ...]:
+def _kind_of(name: str) -> str:
+    return next((kind for text, kind in _KINDS if text.search(name)), "other")
+
+
+def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPool]:
     pools = []
-    for name, parts in durations.items():
+    for (name, kind), parts in durations.items():
         seconds = 1e-9 * np.concatenate(parts)
         cv = float(seconds.std() / seconds.mean()) if seconds.mean() > 0 else 0.0
-        pool = KernelPool(name, len(seconds), float(seconds.sum()), float(np.median(seconds)), cv)
-        pools.append(pool)
-    return tuple(sorted(pools, key=lambda pool: -pool.total_s)[:_MOST_NAMES])
+        total, median = float(seconds.sum()), float(np.median(seconds))
+        pools.append(KernelPool(name, len(seconds), total, median, cv, kind))
+    return sorted(pools, key=lambda pool: -pool.total_s)
 
 
-def _verdict(c: Contents) -> tuple[list[str], list[str]]:
+def _verdict(c: Contents, warm_up: int) -> tuple[list[str], list[str]]:
     """What can and cannot be learned from the traces."""
     where = "on the device" if c.on_device else "on the host, where no device was recorded"
     steps, missing = counted(c.steps, "step"), counted(len(c.missing), "rank")
-    absent = [op for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE) if not c.ops.get(op)]
     apart = "how far the clocks of ranks are apart: they share no collective"
+    graphs = counted(c.graph_launches, "launch", "es")
+    phases = "the phases of a step: the host's operators and ranges are not in it"
+    if c.graph_launches and c.phases is None:
+        phases = "forward and backward: one graph holds the whole step, so its phases are not known"
+    elif c.training is False:
+        phases = (
+            "the step of a training job: no backward and no optimizer runs, so this is inference"
+        )
     # Whether something can be learned; and what to say if it can, and if it cannot.
     sentences = (
         (c.kernels, f"the time of each kernel {where}, and how it varies between calls", ""),
         (
             c.steps >= _FEWEST_STEPS,
-            f"how {counted(c.steps, 'step')} differ",
-            f"how steps differ: there are {steps}, and a fit needs {_FEWEST_STEPS}",
+            f"how {steps} differ"
+            + (f"; {counted(warm_up, 'step')} before these had a warm-up" if warm_up else ""),
+            f"how steps differ: there {'is' if c.steps == 1 else 'are'} {steps}, and a fit needs "
+            f"{_FEWEST_STEPS}",
         ),
         (
-            not absent,
+            c.training and c.phases,
             f"the compute of {counted(c.microbatches, 'microbatch', 'es')} of a step on each rank",
-            f"the step of a training job: no range is `{'` or `'.join(absent)}`, so that this is "
-            "inference, or its names must be given with --names",
+            phases,
         ),
-        (absent or c.ops.get(OPTIMIZER), "", "when the optimizer runs: no range has its name"),
+        (
+            not c.phases or not c.training or c.phases["optimizer"],
+            "",
+            "when the optimizer runs: no range has its name",
+        ),
         (len(c.ranks) > 1, "", "how ranks differ and what they wait for: there is one rank"),
         (
             c.clocks.matched,
@@ -178,119 +253,9 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
         (
             not c.graph_launches,
             "",
-            f"what the host does for the kernels of {counted(c.graph_launches, 'launch')} of CUDA "
-            "graphs: each graph is launched at once",
+            f"what the host does for the kernels of {graphs} of CUDA graphs: each graph is "
+            "launched at once",
         ),
     )
     tells = [told for known, told, _ in sentences if known and told]
     return tells, [not_told for known, _, not_told in sentences if not known and not_told]
-
-
-# Exchanges between two stages wait for these; compute cannot hide them.
-_NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
-
-
-@dataclasses.dataclass(frozen=True)
-class RankTimes:
-    """How a rank spends its steps, in seconds of each step.
-
-    **Attributes:**
-
-    - `rank`, `steps`: the rank, and the numbers of its steps.
-    - `step_s`: how long each step takes.
-    - `own_s`: the forwards and backwards, or the whole step if no names tell these, without the
-        time in which the rank only communicates. Barriers make the steps of all ranks equally long,
-        but not this: the rank that the others wait for has the longest.
-    - `communication_s`, `exposed_s`: its collectives that could overlap with compute, and their
-        part that does not.
-    - `idle_s`: the part in which its device neither computes nor communicates; zero without one.
-    """
-
-    rank: int
-    steps: Int[np.ndarray, " steps"]
-    step_s: Float[np.ndarray, " steps"]
-    own_s: Float[np.ndarray, " steps"]
-    communication_s: Float[np.ndarray, " steps"]
-    exposed_s: Float[np.ndarray, " steps"]
-    idle_s: Float[np.ndarray, " steps"]
-
-
-def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> list[RankTimes]:
-    """How each rank spends the steps that all of them have. Kernels of a device count, or else
-    operators of the host.
-
-    **Arguments:**
-
-    - `ranks`: from `read_ranks`.
-    - `names`: the meaning of the names of ranges, as of `read_profile_traces`.
-
-    **Raises:**
-
-    `ValueError` if a rank has no ranges of steps, or there are fewer than four common steps.
-    """
-    found = [_of_rank(trace, names or RangeNames()) for trace in ranks]
-    common = sorted(set[int].intersection(*({*one.steps.tolist()} for one in found)))
-    if len(common) < 4:
-        raise ValueError(
-            f"The traced ranks have {counted(len(common), 'step')} in common, and a comparison "
-            "needs 4; record the same steps on all ranks, each in a range such as `ProfilerStep#7`."
-        )
-    columns = [field.name for field in dataclasses.fields(RankTimes)][1:]
-    chosen = [np.searchsorted(one.steps, common) for one in found]
-    return [
-        RankTimes(one.rank, *(getattr(one, name)[steps] for name in columns))
-        for one, steps in zip(found, chosen, strict=True)
-    ]
-
-
-def step_times(times: Sequence[RankTimes]) -> Float[np.ndarray, " steps"]:
-    """How long each step takes on the rank on which it takes longest, in seconds."""
-    return np.max([one.step_s for one in times], axis=0)
-
-
-def _of_rank(trace: RankTrace, names: RangeNames) -> RankTimes:
-    spans, ops = trace.spans, rank_ops(trace, names)
-    number, start, end = ops.steps.T
-    compute = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
-    of_step, *parts = np.array(compute or ops.steps, np.int64).T
-    on_device = spans.kind == Kind.KERNEL
-    of_message = np.array([m.name in _NEVER_HIDDEN for m in spans.messages] or [False])
-    if on_device.any():
-        computes, talks = on_device & (spans.message < 0), on_device & (spans.message >= 0)
-    else:
-        computes = (spans.kind == Kind.HOST_OP) & ~spans.waits()
-        talks = spans.kind == Kind.MESSAGE
-    hideable = talks & ~of_message[spans.message]
-
-    def within(chosen: Bool[np.ndarray, " spans"], start, end) -> Float[np.ndarray, " windows"]:
-        covered = _covered(spans, chosen)
-        return covered(end) - covered(start)
-
-    waits = within(computes | talks, *parts) - within(computes, *parts)
-    own = (parts[1] - parts[0]) * 1e-9 - waits
-    step, busy = (end - start) * 1e-9, within(computes, start, end)
-    return RankTimes(
-        trace.rank or 0,
-        number,
-        step_s=step,
-        own_s=np.bincount(np.searchsorted(number, of_step), own, len(number)),
-        communication_s=within(hideable, start, end),
-        exposed_s=within(computes | hideable, start, end) - busy,
-        idle_s=(step - within(computes | talks, start, end)) * bool(on_device.any()),
-    )
-
-
-def _covered(
-    spans: Spans, chosen: Bool[np.ndarray, " spans"]
-) -> Callable[[Int[np.ndarray, " times"]], Float[np.ndarray, " times"]]:
-    """How many seconds before a time lie in any of some spans."""
-    order = np.argsort(spans.start[chosen], kind="stable")
-    start, end = spans.start[chosen][order], np.maximum.accumulate(spans.end[chosen][order])
-    if not len(start):
-        return lambda times: np.zeros(len(times))
-    begins = np.append(True, start[1:] > end[:-1])
-    start, end = start[begins], end[np.append(begins[1:], True)]
-    edges = np.stack([start, end], axis=1).reshape(-1)
-    seconds = np.repeat(np.append(0, np.cumsum(end - start)), 2)[1:-1] * 1e-9
-    first = edges[0]  # Nanoseconds of a clock have more digits than floats.
-    return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, seconds)

@@ -6,6 +6,7 @@ file of 55 MB of `benchmarks/reading.py`, two shared CPU cores), and needs anoth
 beside the array. It also refuses the NaN that some profilers write.
 """
 
+import collections
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ _LAST = 2**16  # The size of the end of a piece, where the last such place is lo
 # Some profilers write these, which are not JSON.
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 # PyTorch's execution trace, and the JSON of Chakra's feeder.
+_TALKS = (5, 6, 7)  # Types of nodes that communicate.
 _GRAPH = re.compile(rb'"schema"\s*:\s*"[^"]*chakra|"workload_graph"\s*:\s*\[')
 
 
@@ -103,11 +105,28 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
 def check_times(start: bytes) -> None:
     """Raises a `ValueError` if a file that starts so is an execution trace without times."""
     if _GRAPH.search(start[:_MOST_BESIDE]):
+        what = "an execution trace, which says what waits for what, and not when"
+        if older := _table(start).get("workload_graph"):
+            what = f"the older JSON of Chakra, whose nodes have no starts{_durations(older)}"
         raise ValueError(
-            "this is an execution trace, which says what waits for what, and not when; join it "
+            f"this is {what}; join it "
             "with the profiler's trace by `chakra_trace_link`, convert that to Chakra, and give "
             "the `.et` files with `--format chakra`."
         )
+
+
+def _durations(nodes: Any) -> str:
+    """How long the nodes of the device take, whose times are in microseconds."""
+    milliseconds = collections.defaultdict[bool, float](float)
+    for node in nodes if isinstance(nodes, list) else []:
+        if isinstance(node, dict) and not node.get("is_cpu_op"):
+            runtime, kind = node.get("runtime"), node.get("NodeType")
+            if isinstance(runtime, int | float) and kind in (4, *_TALKS):
+                milliseconds[kind in _TALKS] += runtime * 1e-3
+    if not milliseconds:
+        return ""
+    computes, talks = (milliseconds[x] for x in (False, True))
+    return f" ({computes:.1f} ms of compute and {talks:.1f} ms of communication are in it)"
 
 
 class _CutError(Exception):

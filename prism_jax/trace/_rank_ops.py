@@ -1,16 +1,17 @@
-"""The ops of one rank on the clock of its device: from its named ranges or, if microbatches have no
-names, from the repeated pattern of host operators.
+"""The ops of one rank on the clock of its device: from its named ranges or, where these do not tell
+microbatches apart, from the runs of kernels of one phase.
 """
 
 import collections
 import dataclasses
 import itertools as it
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
 
-from ._spans import Kind, Message, RankOp, RankTrace, Spans
+from ._spans import BACKWARD, FORWARD, OPTIMIZE, Message, RankOp, RankTrace
+from ._steps import Steps, steps_of
 from ._trace import (
     BACKWARD_COMPUTE,
     COMPUTE,
@@ -20,6 +21,7 @@ from ._trace import (
     TRANSFERS,
     RangeNames,
 )
+from ._work import COMPUTES, TALKS, Work, work_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +31,21 @@ class RankOps:
     **Attributes:**
 
     - `rank`, `host`: its number, and the host on which it ran, if that is known.
-    - `steps`: `(steps, 3)`, the number, start and end of each step.
+    - `steps`: its steps.
     - `ops`: its ops in the order of their starts.
     - `collectives`: for each message with its sequence number, `(calls, 2)` starts and ends.
-    - `by_pattern`: whether its compute has no named ranges and was found by its pattern.
+    - `graph`: whether kernels have no phases because they are of graphs.
+    - `by_number`: whether microbatches are equal parts of runs.
     - `notes`, `cut`: warnings for readers, and whether its file ends early.
     """
 
     rank: int
     host: str
-    steps: Int[np.ndarray, "steps 3"]
+    steps: Steps
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
-    by_pattern: bool
+    graph: bool
+    by_number: bool
     notes: tuple[str, ...]
     cut: bool
 
@@ -50,236 +54,178 @@ def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None =
     """The ops of one rank.
 
     The range of an op is on the host. The op lasts from the first to the last kernel that was
-    launched in the range, except collectives, because they wait. Without a device, operators of the
-    host are used instead of kernels. A backward without a range is what autograd runs after each
-    forward. If compute has no ranges at all, it is found by its pattern.
+    launched in the range, except collectives, because they wait. Forwards and backwards that no
+    range tells apart are the runs of kernels of that phase on the main stream. The optimizers of a
+    step are one op, up to the end of the step. Without a device, operators of the host are used
+    instead of kernels.
 
     **Arguments:**
 
     - `trace`: the trace of one rank.
     - `names`: the meaning of the names of ranges.
-    - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages; without
-        it, no pattern is looked for.
+    - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages, so that
+        longer runs are cut; by default each run is one.
     """
-    spans = trace.spans
-    ranges = _named(spans, names)
-    steps = _steps(spans, names, ranges)
-    device = spans.kind == Kind.KERNEL
-    every = _Kernels(spans, spans[device])
-    computing = _Kernels(spans, spans[device & (spans.message < 0)])
-    nodes = spans[spans.kind == Kind.BACKWARD]
+    work = work_of(trace.spans, names)
+    return ops_of_work(trace, work, steps_of(trace.spans, work, names), num_microbatches)
+
+
+def ops_of_work(
+    trace: RankTrace, work: Work, steps: Steps, num_microbatches: int | None = None
+) -> RankOps:
+    """As `rank_ops`, from what the rank ran and its steps."""
+    place = steps.of(work.launched)
+    ranges = [r for r, part in zip(work.ranges, work.parts, strict=True) if not part]
+    of_range = steps.of(np.array([r.start for r in ranges], np.int64))
+    computes, order = work.joined & (work.what == COMPUTES), np.argsort(place, kind="stable")
+    if not work.joined.any():
+        computes = work.what == COMPUTES
+    bounds = np.searchsorted(place[order], np.arange(len(steps) + 1)).tolist()
     ops: list[RankOp] = []
-    by_pattern = False
-    for number, start, end in steps.tolist():
-        before = max((op.end for op in ops), default=start)  # A device lags behind the host.
-        found = []
-        mine = [r for r in ranges if start <= r.start < end]
-        if num_microbatches and not any(r.op in COMPUTE for r in mine):
-            mine += _ops_of_pattern(spans, start, end, mine, num_microbatches)
-            by_pattern = True
-        if not any(r.op.startswith("backward") for r in mine):
-            mine += _unnamed_backwards(mine, nodes, end)
-        calls = collections.defaultdict(it.count)  # In the order of time if names have no numbers.
-        for r in sorted((_without_waits(r, nodes) for r in mine), key=lambda r: r.start):
-            call = next(calls[r.op])
-            if r.op in TRANSFERS and not device.any():
-                continue  # The host only requests the op in this range.
-            times = (computing if r.op in _COMPUTING else every).times(r)
-            if times is not None:
-                microbatch = r.microbatch if r.microbatch >= 0 else call
-                found.append(RankOp(number, r.op, microbatch, r.stage, *times))
+    by_number = False
+    for i, (low, high) in enumerate(it.pairwise(bounds)):
+        before = max((op.end for op in ops), default=int(steps.start[i]))
+        mine = [ranges[j] for j in np.flatnonzero(of_range == i).tolist()]
+        kernels = order[low:high]
+        found = _of_ranges(work, kernels[computes[kernels]], kernels, mine)
+        named = {op.op for op in found if op.op in COMPUTE}
+        chosen = kernels[computes[kernels] & work.main[kernels]]
+        runs, cut = _runs(work, chosen, num_microbatches)
+        for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
+            if not any(other.startswith(op[:7]) for other in named):
+                found += [r for r in runs if r.op == op]
+                by_number |= cut
+        updates = kernels[computes[kernels] & (work.phase[kernels] == OPTIMIZE)]
+        if len(updates):
+            begin, end = int(work.start[updates].min()), int(work.end[updates].max())
+            found.append(RankOp(-1, OPTIMIZER, 0, -1, begin, max(end, int(steps.end[i]))))
         if found:
             begin = min(op.start for op in found)
             # At least a nanosecond, so that it comes first.
-            start = min(max(start, before), begin - 1)
-            ops += [*found, RankOp(number, LOAD_DATA, 0, -1, start, begin)]
+            start = min(max(int(steps.start[i]), before), begin - 1)
+            found.append(RankOp(-1, LOAD_DATA, 0, -1, start, begin))
+            found.sort(key=lambda op: op.op == LOAD_DATA)
+            ops += [dataclasses.replace(op, step=int(steps.number[i])) for op in found]
     rank = trace.rank or 0
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
-    about = (_collectives(spans), by_pattern, notes, trace.cut)
+    graph = not np.any(work.phase[work.what == COMPUTES] >= 0) and bool(np.any(work.graph >= 0))
+    about = (_collectives(work), graph, by_number, notes, trace.cut)
     return RankOps(rank, trace.host, steps, tuple(ops), *about)
 
 
-def _named(spans: Spans, names: RangeNames) -> list[RankOp]:
-    """The outermost ranges of each kind, in the order of their starts."""
-    found = []
-    of_name = [names.op_of(name) for name in spans.names]
-    chosen = spans[spans.kind == Kind.RANGE]
-    last: dict[str, int] = {}
-    for i in np.lexsort((-chosen.end, chosen.start)).tolist():
-        if (named := of_name[chosen.name[i]]) is None:
+def _of_ranges(
+    work: Work,
+    computes: Int[np.ndarray, " computing"],
+    kernels: Int[np.ndarray, " kernels"],
+    ranges: Sequence[RankOp],
+) -> list[RankOp]:
+    """The ops of the ranges of one step: without a number they are in the order of time."""
+    found, calls = [], collections.defaultdict[str, it.count](it.count)
+    for r in sorted(ranges, key=lambda r: r.start):
+        call = next(calls[r.op])
+        if r.op == OPTIMIZER or (r.op in TRANSFERS and not work.on_device):
+            continue  # The host only requests a transfer in its range.
+        launched = computes if r.op in COMPUTE else kernels
+        low, high = np.searchsorted(work.launched[launched], [r.start, r.end]).tolist()
+        if low == high:
             continue
-        ops, microbatch, stage = named
-        start, end = int(chosen.start[i]), int(chosen.end[i])
-        if end > last.get(ops, start):
-            last[ops] = end
-            found += [RankOp(-1, op, microbatch, stage, start, end) for op in ops.split("+")]
+        times = int(work.start[launched[low:high]].min()), int(work.end[launched[low:high]].max())
+        microbatch = r.microbatch if r.microbatch >= 0 else call
+        found.append(RankOp(-1, r.op, microbatch, r.stage, *times))
     return found
 
 
-def _steps(spans: Spans, names: RangeNames, ranges: list[RankOp]) -> Int[np.ndarray, "steps 3"]:
-    """The number, start and end of each step: from ranges of steps, or else up to the end of each
-    optimizer.
-    """
-    found = {}
-    numbers = [names.step_of(name) for name in spans.names]
-    for i in np.flatnonzero(spans.kind == Kind.RANGE).tolist():
-        number = numbers[spans.name[i]]
-        if number is not None:
-            found.setdefault(number, (number, int(spans.start[i]), int(spans.end[i])))
-    if not found:
-        start = int(spans.start.min()) if len(spans) else 0
-        for number, r in enumerate(r for r in ranges if r.op == OPTIMIZER):
-            found[number] = (number, start, r.end)
-            start = r.end
-    return np.array(sorted(found.values()), np.int64).reshape(-1, 3)
-
-
-def _unnamed_backwards(ranges: list[RankOp], nodes: Spans, step_end: int) -> Iterator[RankOp]:
-    """The autograd nodes between a forward and the next op, as backwards."""
-    forwards = [r for r in ranges if r.op == FORWARD_COMPUTE]
-    ends = [forward.start for forward in forwards[1:]]
-    for forward, until in zip(forwards, [*ends, step_end], strict=False):
-        if times := nodes.extent((nodes.start >= forward.end) & (nodes.start < until)):
-            yield dataclasses.replace(forward, op=BACKWARD_COMPUTE).at(times)
-
-
-def _without_waits(r: RankOp, nodes: Spans) -> RankOp:
-    """A backward up to the last compute of autograd; after that it waits for other replicas."""
-    inside = (nodes.start >= r.start) & (nodes.end <= r.end) & (r.op == BACKWARD_COMPUTE)
-    return r.at(nodes.extent(inside))
-
-
-class _Kernels:
-    """Kernels in the order in which they were launched."""
-
-    def __init__(self, spans: Spans, device: Spans):
-        if len(device):
-            launches = spans[spans.kind == Kind.LAUNCH]
-            launches = launches[np.argsort(launches.link, kind="stable")]
-            device = device[np.isin(device.link, launches.link)]
-            launched = launches.start[np.searchsorted(launches.link, device.link)]
-        else:
-            device = spans[(spans.kind == Kind.HOST_OP) & ~spans.waits()]
-            launched = device.start
-        order = np.argsort(launched, kind="stable")
-        self.launched = launched[order]
-        self.start, self.end = device.start[order], device.end[order]
-
-    def times(self, r: RankOp) -> tuple[int, int] | None:
-        """When an op runs on the clock of the device; `None` if it launched no kernels."""
-        if not len(self.launched):
-            return r.start, r.end
-        low, high = np.searchsorted(self.launched, [r.start, r.end]).tolist()
-        if low == high:
-            return None
-        return int(self.start[low:high].min()), int(self.end[low:high].max())
-
-
-# Ops within which collectives are waits for other ranks; any other op is itself a collective.
-_COMPUTING = (*COMPUTE, OPTIMIZER)
-
-
-def _collectives(spans: Spans) -> dict[tuple[Message, int], tuple[int, int]]:
+def _collectives(work: Work) -> dict[tuple[Message, int], tuple[int, int]]:
     """Collectives, identified by properties that all of their members know."""
     found = {}
-    seen = collections.defaultdict(it.count)
-    mine = spans[(spans.kind == Kind.KERNEL) & (spans.message >= 0)]
-    if not len(mine):
-        mine = spans[spans.kind == Kind.MESSAGE]
-    for i in np.argsort(mine.start, kind="stable").tolist():
-        message = mine.messages[mine.message[i]]
-        number = next(seen[message])
-        sequence = int(mine.sequence[i])
+    seen = collections.defaultdict[Message, it.count](it.count)
+    mine = np.flatnonzero(work.what == TALKS)
+    for i in mine[np.argsort(work.start[mine], kind="stable")].tolist():
+        message = work.messages[work.message[i]]
+        number, sequence = next(seen[message]), int(work.sequence[i])
         key = (message, sequence if sequence >= 0 else number)
-        found[key] = (int(mine.start[i]), int(mine.end[i]))
+        found[key] = (int(work.start[i]), int(work.end[i]))
     return found
 
 
-# A run with less than this share of a microbatch's operators is not a microbatch.
-_NOISE = 0.5
+# A run with less than this share of a microbatch's kernels is not a microbatch; nor, if their
+# number is not known, is one with less than this share of the longest.
+_NOISE, _SHORT = 0.5, 0.1
 # A cut between two microbatches is moved to an exchange within this distance, in microbatches. Any
-# operators before an exchange at its start, or after one at its end, are as few.
+# kernels before an exchange at its start, or after one at its end, are as few.
 _NEAR, _EDGE = 0.4, 0.2
 
 
 @dataclasses.dataclass
 class _Run:
-    """Consecutive operators of one kind; `cuts` are the positions among them of exchanges of the
-    host.
-    """
+    """Consecutive kernels of one phase; `cuts` are the positions among them of exchanges."""
 
-    op: str
-    spans: list[tuple[int, int]]
+    phase: int
+    kernels: list[int]
     cuts: list[int]
 
     def inner(self, low: int, high: int) -> tuple[int, int]:
-        """A microbatch's operators, without those that an exchange separates from most of them."""
+        """A microbatch's kernels, without those that an exchange separates from most of them."""
         edge = _EDGE * (high - low)
         first = max((cut for cut in self.cuts if low < cut <= low + edge), default=low)
         return first, min((cut for cut in self.cuts if high - edge <= cut < high), default=high)
 
 
-def _ops_of_pattern(
-    spans: Spans, start: int, end: int, known: Sequence[RankOp], num_microbatches: int
-) -> list[RankOp]:
-    """The forwards and backwards of a step; empty if they cannot be found.
-
-    Autograd nodes are backwards; all other operators of the host, except those within the `known`
-    ranges, are forwards. Microbatches have about equally many operators, so long runs of one kind
-    belong to several of the `num_microbatches` that the rank runs in a step, on all of its stages.
+def _runs(
+    work: Work, kernels: Int[np.ndarray, " chosen"], num_microbatches: int | None
+) -> tuple[list[RankOp], bool]:
+    """The forwards and backwards of a step: the runs of kernels of these phases in the order of
+    their launches. A forward without a backward after it is none. Microbatches have about equally
+    many kernels, so long runs belong to several of the `num_microbatches`; whether any is cut.
     """
+    phases = work.phase[kernels]
+    mine = kernels[(phases == FORWARD) | (phases == BACKWARD)]
+    phases = work.phase[mine]
+    begins = np.flatnonzero(np.append(True, phases[1:] != phases[:-1])[: len(mine)])
+    talks = work.launched[work.what == TALKS]
+    runs = []
+    for part in np.split(mine, begins[1:]) if len(mine) else []:
+        launched = work.launched[part]
+        near = talks[slice(*np.searchsorted(talks, launched[[0, -1]]))]
+        cuts = np.unique(np.searchsorted(launched, near)).tolist() if num_microbatches else []
+        runs.append(_Run(int(work.phase[part[0]]), part.tolist(), cuts))
+    for phase in (FORWARD, BACKWARD):
+        sizes = [len(run.kernels) for run in runs if run.phase == phase] or [0]
+        fewest = _SHORT * max(sizes)
+        if num_microbatches:
+            fewest = max(fewest, _NOISE * sum(sizes) / num_microbatches)
+        runs = _without_noise(runs, phase, fewest)
+    if any(run.phase == BACKWARD for run in runs):
+        while runs[-1].phase == FORWARD:
+            runs.pop()
     found: list[RankOp] = []
-    runs = _runs(spans, start, end, known)
-    for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-        total = sum(len(run.spans) for run in runs if run.op == op)
-        runs = _without_noise(runs, op, _NOISE * total / num_microbatches)
-    for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-        mine = [run for run in runs if run.op == op]
-        each = sum(len(run.spans) for run in mine) / num_microbatches
-        numbers = [round(len(run.spans) / each) for run in mine]
-        if sum(numbers) != num_microbatches or 0 in numbers:
-            return []
-        for run, pieces in zip(mine, numbers, strict=True):
-            for low, high in it.starmap(run.inner, it.pairwise(_cuts(run, pieces))):
-                first, last = run.spans[low][0], max(e for _, e in run.spans[low:high])
-                found.append(RankOp(-1, op, -1, -1, first, last))
-    return found
+    is_cut = False
+    for phase, op in ((FORWARD, FORWARD_COMPUTE), (BACKWARD, BACKWARD_COMPUTE)):
+        of_phase = [run for run in runs if run.phase == phase]
+        pieces = [1] * len(of_phase)
+        if num_microbatches:
+            each = sum(len(run.kernels) for run in of_phase) / num_microbatches
+            cut = [round(len(run.kernels) / each) for run in of_phase]
+            pieces = cut if sum(cut) == num_microbatches and 0 not in cut else pieces
+        number, is_cut = it.count(), is_cut or max(pieces, default=1) > 1
+        for run, count in zip(of_phase, pieces, strict=True):
+            for low, high in it.starmap(run.inner, it.pairwise(_cuts(run, count))):
+                part = run.kernels[low:high]
+                times = int(work.start[part].min()), int(work.end[part].max())
+                found.append(RankOp(-1, op, next(number), -1, *times))
+    return found, is_cut
 
 
-def _runs(spans: Spans, start: int, end: int, known: Sequence[RankOp]) -> list[_Run]:
-    kinds = np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD, Kind.MESSAGE))
-    mine = spans[kinds & (spans.start >= start) & (spans.start < end)]
-    waits = mine.waits() | (mine.kind == Kind.MESSAGE)
-    outermost: dict[int, int] = {}
-    runs: list[_Run] = []
-    others = sorted((op.start, op.end) for op in known)
-    for i in np.lexsort((-mine.end, mine.start)).tolist():
-        low, high, lane = int(mine.start[i]), int(mine.end[i]), int(mine.lane[i])
-        if waits[i]:  # It may last while other ops run.
-            if runs:
-                runs[-1].cuts.append(len(runs[-1].spans))
-            continue
-        inside = high <= outermost.get(lane, low - 1)
-        outermost[lane] = max(high, outermost.get(lane, low))
-        if inside or any(a <= low < b for a, b in others):
-            continue
-        op = BACKWARD_COMPUTE if mine.kind[i] == Kind.BACKWARD else FORWARD_COMPUTE
-        if not runs or runs[-1].op != op:
-            runs.append(_Run(op, [], []))
-        runs[-1].spans.append((low, high))
-    return runs
-
-
-def _without_noise(runs: list[_Run], op: str, fewest: float) -> list[_Run]:
-    """The runs without short runs of a kind; the runs around these are merged."""
+def _without_noise(runs: list[_Run], phase: int, fewest: float) -> list[_Run]:
+    """The runs without short runs of a phase; the runs around these are merged."""
     kept: list[_Run] = []
     for run in runs:
-        if run.op == op and len(run.spans) < fewest:
+        if run.phase == phase and len(run.kernels) < fewest:
             continue
-        if kept and kept[-1].op == run.op:
-            before = len(kept[-1].spans)
-            spans, cuts = kept[-1].spans + run.spans, [before + cut for cut in run.cuts]
-            kept[-1] = _Run(run.op, spans, [*kept[-1].cuts, before, *cuts])
+        if kept and kept[-1].phase == run.phase:
+            before = len(kept[-1].kernels)
+            kernels, cuts = kept[-1].kernels + run.kernels, [before + cut for cut in run.cuts]
+            kept[-1] = _Run(run.phase, kernels, [*kept[-1].cuts, before, *cuts])
         else:
             kept.append(run)
     return kept
@@ -287,9 +233,9 @@ def _without_noise(runs: list[_Run], op: str, fewest: float) -> list[_Run]:
 
 def _cuts(run: _Run, pieces: int) -> list[int]:
     """Where the microbatches of a run begin and end."""
-    each = len(run.spans) / pieces
+    each = len(run.kernels) / pieces
     cuts = [0]
     for i in range(1, pieces):
         near = [cut for cut in run.cuts if abs(cut - i * each) <= _NEAR * each]
         cuts.append(min(near, key=lambda cut: abs(cut - i * each)) if near else round(i * each))
-    return [*cuts, len(run.spans)]
+    return [*cuts, len(run.kernels)]

@@ -20,12 +20,15 @@ from ._read_trace import trace_of_rows
 from ._spans import RankTrace
 from ._tables import pl
 from ._trace import RangeNames, Trace
+from ._xla import read_xplane
 
 
-_FORMATS: dict[str, tuple[tuple[str, ...], Callable[[BinaryIO, str | None], RankTrace]]] = {
+_Reader = Callable[[BinaryIO, str | None], list[RankTrace]]
+_FORMATS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "kineto": ((".json", ".json.gz"), read_kineto),
     "chakra": ((".et", ".json"), read_chakra),
     "nsight": ((".sqlite",), read_nsight),
+    "xla": ((".xplane.pb", ".pb"), read_xplane),
 }
 # The most bytes of a file, because a stream may be endless; and the most ranks.
 _MOST_BYTES, _MOST_RANKS = 2**42, 2**20
@@ -36,7 +39,7 @@ _CHAKRA = re.compile(r"\.(\d{1,7})\.(?:et|json)$")  # As its converter names the
 def read_profile_traces(
     path: Path,
     job: Job,
-    format: str = "kineto",
+    format: str | None = None,
     *,
     names: RangeNames | None = None,
     time_unit: str | None = None,
@@ -47,8 +50,9 @@ def read_profile_traces(
 
     - `path`: a folder with a file for each rank, or one file.
     - `job`: a job with the layout and the schedule of the traced job.
-    - `format`: `kineto`, the JSON of the PyTorch profiler; `nsight`, SQLite of Nsight Systems;
-        `chakra`, Chakra execution traces.
+    - `format`: `kineto`, the JSON of the profilers of PyTorch and JAX; `nsight`, SQLite of Nsight
+        Systems; `xla`, `xplane.pb` of JAX's profiler; `chakra`, Chakra execution traces. By default
+        that of the suffix, where `.json` is `kineto`.
     - `names`: the meaning of the names of ranges; by default, those of PyTorch and Megatron-LM are
         known.
     - `time_unit`: the unit of times in the files, if it is not that of the format.
@@ -81,7 +85,7 @@ def write_ops(
 
 
 def read_ranks(
-    path: Path, format: str = "kineto", *, time_unit: str | None = None
+    path: Path, format: str | None = None, *, time_unit: str | None = None
 ) -> Iterator[RankTrace]:
     """Reads the traces of a job's ranks, one at a time, so that only one of them is in memory.
     Arguments are as in `read_profile_traces`.
@@ -91,37 +95,50 @@ def read_ranks(
     `ValueError` if the format is not known, there are no files, a file is not a trace, or two files
     are of the same rank.
     """
-    if format not in _FORMATS:
+    if format is not None and format not in _FORMATS:
         raise ValueError(unknown_name("format of traces", format, _FORMATS))
-    suffixes, read = _FORMATS[format]
+    suffixes = _FORMATS[format or _format_of(path)][0]
     seen: dict[int, str] = {}
     files = _files(path, suffixes)
     for file in files:
         with _opened(file) as content:
-            trace = read(content, time_unit)
-            name, rank = os.path.basename(file), trace.rank
-            if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
-                rank = int(numbers[-1])
-            if rank is None and len(files) > 1:
-                raise ValueError(
-                    "neither the file nor its name says which rank it is of; name it "
-                    f"`rank<number>{suffixes[0]}`."
-                )
-            rank = rank or 0
-            if rank in seen:
-                raise ValueError(
-                    f"this is of rank {rank}, and so is {shown(seen[rank])}; keep one of them."
-                )
-            world_size = trace.world_size
-            if type(world_size) is not int or world_size < 1:
-                world_size = None
-            elif world_size > _MOST_RANKS:
-                raise ValueError(
-                    f"its `world_size` is {quoted(world_size)}, and no job has more than "
-                    f"{_MOST_RANKS:,} ranks; correct the trace."
-                )
-        seen[rank] = file
-        yield dataclasses.replace(trace, rank=rank, world_size=world_size)
+            read = _FORMATS[format or _format_of(file)][1]
+            name, traces = os.path.basename(file), read(content, time_unit)
+            for i, trace in enumerate(traces):
+                rank = len(seen) if len(traces) > 1 else trace.rank
+                if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
+                    rank = int(numbers[-1])
+                if rank is None and len(files) > 1:
+                    raise ValueError(
+                        "neither the file nor its name says which rank it is of; name it "
+                        f"`rank<number>{suffixes[0]}`."
+                    )
+                rank = rank or 0
+                if rank in seen:
+                    raise ValueError(
+                        f"this is of rank {rank}, and so is {shown(seen[rank])}; keep one of them."
+                    )
+                world_size = trace.world_size
+                if type(world_size) is not int or world_size < 1:
+                    world_size = None
+                elif world_size > _MOST_RANKS:
+                    raise ValueError(
+                        f"its `world_size` is {quoted(world_size)}, and no job has more than "
+                        f"{_MOST_RANKS:,} ranks; correct the trace."
+                    )
+                seen[rank] = file
+                traces[i] = dataclasses.replace(trace, rank=rank, world_size=world_size)
+        yield from traces
+
+
+def _format_of(path: Path) -> str:
+    """The format of a file, or of the files of a folder, by their suffixes."""
+    name = os.fspath(path)
+    names = [entry.name for entry in os.scandir(name)] if os.path.isdir(name) else [name]
+    for format in ("kineto", "chakra", "nsight", "xla"):
+        if any(one.endswith(_FORMATS[format][0]) for one in names):
+            return format
+    return "kineto"
 
 
 @contextlib.contextmanager
@@ -171,17 +188,19 @@ def _joined_ops(
     found = [rank_ops(trace, names, number) for trace in ranks]
     for ops in found:
         if not ops.ops:
-            hint = "give their meaning with --names, or record them with `record_function`"
+            hint = "give the meaning of its ranges with --names, or record the host, too"
+            if ops.graph:
+                hint = "one graph holds the whole step, so its phases are not known"
             hint = _ends_early([ops.rank]) if ops.cut else hint
             raise ValueError(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
-                f"was found by names of ranges or by its pattern; {hint}."
+                f"of them is known by its range or its launch; {hint}."
             )
     notes = [note for ops in found for note in ops.notes]
-    if told := [ops.rank for ops in found if ops.by_pattern]:
+    if told := [ops.rank for ops in found if ops.by_number]:
         notes.append(
-            f"no range names the compute of {counted(len(told), 'rank')}, the first {told[0]}: "
-            "microbatches were found by the pattern of the host's operators"
+            f"no range names the microbatches of {counted(len(told), 'rank')}, the first "
+            f"{told[0]}: they are about equal parts of the kernels of a phase"
         )
     with located(shown(path)):
         table, job, more = join_ranks(found, job, schedule, names.order)

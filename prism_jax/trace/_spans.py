@@ -22,20 +22,26 @@ class Kind(enum.IntEnum):
     HOST_OP = 3  # An operator on the host; used as a kernel if there is no device.
     BACKWARD = 4  # A node of autograd on the host.
     MESSAGE = 5  # The host's call of a collective.
+    CALL = 6  # Another call of the host to the driver, which may block it.
 
     @classmethod
     def on_host(cls, name: str, is_range: bool) -> "Kind":
         """The kind of what the host ran under a name."""
-        if name.startswith(_AUTOGRAD_NODE):
+        if _AUTOGRAD_NODE.match(name):
             return cls.BACKWARD
         return cls.RANGE if is_range else cls.HOST_OP
 
 
+PHASES = ("forward", "backward", "optimizer")
+FORWARD, BACKWARD, OPTIMIZE = range(3)
+# Shorter calls of the host to its driver are not told apart from what is between them.
+LEAST_CALL_NS = 50_000
 # Units of time in nanoseconds.
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 # A time of so many nanoseconds is in the year 2116; the difference of two fits into 64 bits.
 MOST_NS = 2**62
-_AUTOGRAD_NODE = "autograd::engine::evaluate_function"  # How the names of its nodes begin.
+# Names of its nodes; PyTorch before 1.10 has only those of their functions.
+_AUTOGRAD_NODE = re.compile(r"autograd::engine::evaluate_function|\w+Backward\d*$")
 # Operators of the host that wait for others.
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 
@@ -44,12 +50,11 @@ _COLLECTIVES = (
     *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "send_recv", "broadcast"),
     *("barrier", "gather", "scatter", "reduce", "send", "recv"),
 )
-_KERNEL = re.compile(r"(?:void )?(?:nccl|rccl)(?:Dev)?Kernel\w*?_(\w+)", re.IGNORECASE)
 
 
 def collective_of(name: str) -> str:
     """`all_reduce` for `allreduce_coalesced`, and so on; the name itself for what is unknown."""
-    plain = name.lower().replace("_", "")
+    plain = re.sub("[-_]", "", name.lower())
     return next((known for known in _COLLECTIVES if known.replace("_", "") in plain), name)
 
 
@@ -71,12 +76,6 @@ class Message(NamedTuple):
     size: int = 0
     dtype: str = ""
 
-    @classmethod
-    def of_kernel(cls, kernel: str) -> "Message | None":
-        """The collective that a kernel runs, if it is one of NCCL or RCCL."""
-        found = _KERNEL.match(kernel)
-        return cls(collective_of(found[1])) if found else None
-
 
 @dataclasses.dataclass(frozen=True)
 class Spans:
@@ -90,6 +89,7 @@ class Spans:
     - `lane`: the number of the thread or stream.
     - `link`: an id that a kernel shares with its launch, or -1.
     - `sequence`: the number of a collective within its group, or -1.
+    - `phase`: an index of `PHASES`, if a kernel says it by itself, or -1.
     """
 
     kind: Int[np.ndarray, " spans"]
@@ -100,6 +100,7 @@ class Spans:
     link: Int[np.ndarray, " spans"]
     message: Int[np.ndarray, " spans"]
     sequence: Int[np.ndarray, " spans"]
+    phase: Int[np.ndarray, " spans"]
     names: tuple[str, ...]
     messages: tuple[Message, ...]
 
@@ -127,7 +128,7 @@ class Spans:
 
 # The columns, with their types in an `array`.
 _COLUMNS = {"kind": "b", "start": "q", "end": "q", "name": "i", "lane": "i", "link": "q"}
-_COLUMNS |= {"message": "i", "sequence": "q"}
+_COLUMNS |= {"message": "i", "sequence": "q", "phase": "b"}
 
 
 class SpanList:
@@ -151,6 +152,7 @@ class SpanList:
         link: int = -1,
         message: Message | None = None,
         sequence: int = -1,
+        phase: int = -1,
     ) -> None:
         """Adds a span.
 
@@ -162,7 +164,17 @@ class SpanList:
         if not -MOST_NS <= start <= end <= MOST_NS:
             raise OverflowError
         number = -1 if message is None else self._messages[message]
-        row = (kind, start, end, self._names[name], self._lanes[lane], link, number, sequence)
+        row = (
+            kind,
+            start,
+            end,
+            self._names[name],
+            self._lanes[lane],
+            link,
+            number,
+            sequence,
+            phase,
+        )
         for append, value in zip(self._appends, row, strict=True):
             append(value)
 

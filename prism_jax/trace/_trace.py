@@ -5,7 +5,9 @@ which is what workers do and wait for before and after the pipeline.
 
 import dataclasses
 import functools as ft
+import itertools as it
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -58,41 +60,63 @@ class RangeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op: str
 
 
+class KernelRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule for kernels that communicate: the regular expression `kernel` is found in their names,
+    and they run the `collective`.
+    """
+
+    kernel: str
+    collective: str
+
+
 class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to read the names of ranges.
+    """How to read the names of ranges and kernels.
 
     **Attributes:**
 
     - `ops`: the rules, of which the first that matches is used.
-    - `step`: a regular expression with a group `step` for the range of a step.
+    - `step`: a regular expression with a group `step` for the range of a step. By default the marks
+        of PyTorch's profiler or, without these, ranges that count steps, such as `iteration 3`.
     - `order`: the order of ranks, the innermost degree of parallelism first.
+    - `kernels`: the rules of kernels that communicate, besides those that are known.
     """
 
     ops: tuple[RangeRule, ...] = ()
-    step: str = r"ProfilerStep#(?P<step>\d+)"
+    step: str | None = None
     order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    kernels: tuple[KernelRule, ...] = ()
 
     def op_of(self, name: str) -> tuple[str, int, int] | None:
         """The kind, the microbatch and the stage of an op; -1 for what its name does not say."""
-        for text, op in (*((rule.range, rule.op) for rule in self.ops), *_FRAMEWORKS):
-            if found := re.fullmatch(text, name):
+        rules = (*((re.fullmatch(rule.range, name), rule.op) for rule in self.ops),)
+        for found, op in it.chain(rules, ((text.fullmatch(name), op) for text, op in _FRAMEWORKS)):
+            if found:
                 groups = found.groupdict()
                 number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
                 return op, number, stage
         return None
 
-    def step_of(self, name: str) -> int | None:
-        found = re.fullmatch(self.step, name)
-        return _number(found["step"], name, 2**31) if found else None
+    def is_part(self, name: str) -> bool:
+        """Whether a range has a phase only, and may be one of several, or a part, of an op."""
+        by_rule = any(re.fullmatch(rule.range, name) for rule in self.ops)
+        return not by_rule and _PARTS.fullmatch(name) is not None
+
+    def steps_of(self, names: Sequence[str]) -> list[int | None]:
+        """The number of the step whose range has each of some names."""
+        for text in (_MARK, _COUNTED) if self.step is None else (re.compile(self.step),):
+            found = [text.fullmatch(name) for name in names]
+            if any(found):
+                return [one and _number(one["step"], one[0], 2**31) for one in found]
+        return [None] * len(names)
 
 
 _ACTION, _CALL = r"PP:(?P<stage>\d+)", r"(?P<microbatch>\d+)"
 _COMPUTE = rf"[-_ ]?(?:compute|step|pass)?(?:[-_ #]{_CALL})?"
 _MEGATRON = ("params-all-gather", "embedding-grads-all-reduce", "layernorm-grads-all-reduce")
 # `PP:2F7` are the actions of torch.distributed.pipelining's schedules, `Forward 7` those of its
-# GPipe; `forward-compute` and such are the timers of Megatron-LM. Two ops in one exchange have a
-# `+` between them.
-_FRAMEWORKS = (
+# GPipe; `forward-compute` and such are the timers of Megatron-LM, and `## forward ##` the ranges of
+# TorchRec. Two ops in one exchange have a `+` between them.
+_NAMES = (
     *((f"{_ACTION}{letter}{_CALL}", op) for op, letter in LETTERS.items()),
     *((f"{_ACTION}{op[-4:].upper()}_{op[0].upper()}{_CALL}", op) for op in TRANSFERS),
     (rf"{_ACTION}REDUCE_GRAD\d*|all-grads-sync|grads-(?:reduce-scatter|all-reduce)", REDUCE),
@@ -101,9 +125,31 @@ _FRAMEWORKS = (
     ("backward-send-forward-recv", "backward-send+forward-recv"),
     *((f"Forward {_CALL}", FORWARD_COMPUTE), (f"Backward {_CALL}", BACKWARD_COMPUTE)),
     *((f"forward{_COMPUTE}", FORWARD_COMPUTE), (f"backward{_COMPUTE}", BACKWARD_COMPUTE)),
-    (r"DistributedDataParallel\.forward", FORWARD_COMPUTE),
+    (r"DistributedDataParallel\.forward|## forward ##", FORWARD_COMPUTE),
+    ("## backward ##", BACKWARD_COMPUTE),
     (r"optimizer-clip-main-grad|clip_grad\w*", "optimizer-clip-main-grad"),
-    (r"Optimizer\.step#.*|optimizer(?:[-_.]step)?|optimizer-inner-step", OPTIMIZER),
+    (
+        r"Optimizer\.step#.*|optimizer(?:[-_. ]step)?|optimizer-inner-step|## optimizer ##",
+        OPTIMIZER,
+    ),
+)
+_FRAMEWORKS = tuple((re.compile(text, re.IGNORECASE), op) for text, op in _NAMES)
+# Ranges that have a phase, and may be several or a part of a microbatch.
+_PARTS = re.compile(
+    r"DistributedDataParallel\.forward|## \w+ ##|(?:forward|backward)(?:[-_ ]?(?:step|pass))?",
+    re.IGNORECASE,
+)
+# Ranges in which the host waits for the next batch.
+INPUT = re.compile(
+    r"(?:enumerate\(DataLoader\)|load-data|.*(?:wait_for_batch|next_batch|get_batch|data_?load"
+    r"|load[-_ ]?(?:data|batch)|copy_batch)).*",
+    re.IGNORECASE,
+)
+_MARK = re.compile(r"ProfilerStep#(?P<step>\d+)")
+_COUNTED = re.compile(
+    r"(?!.*(?:micro|forward|backward))[^\d]{0,40}?(?:step|iteration|iter|batch)[\W_]{0,4}(?P<step>\d{1,9})"
+    r"\W{0,4}",
+    re.IGNORECASE,
 )
 
 
@@ -133,7 +179,10 @@ def read_range_names(path: Path) -> RangeNames:
             _check(rule.range, {"microbatch", "stage"}, set())
             if rule.op not in OPS:
                 raise ValueError(unknown_name("op", rule.op, OPS))
-        _check(names.step, {"step"}, {"step"})
+        for rule in names.kernels:
+            _check(rule.kernel, set(), set())
+        if names.step is not None:
+            _check(names.step, {"step"}, {"step"})
         if sorted(names.order) != ["cp", "dp", "pp", "tp"]:
             raise ValueError(
                 f"`order` is {quoted(list(names.order))}; give tp, cp, dp and pp, the innermost "

@@ -1,0 +1,337 @@
+"""Where the time of a rank's steps goes: compute, communication and what of it is exposed, phases,
+collectives, and why the device is idle.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from .._misc import counted
+from ._rank_ops import ops_of_work
+from ._spans import LEAST_CALL_NS, PHASES, Kind, RankTrace, Spans
+from ._steps import Steps, steps_of
+from ._trace import COMPUTE, INPUT, RangeNames
+from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, work_of
+
+
+# Exchanges between two stages wait for these; compute cannot hide them.
+_NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
+_BYTES = {"float": 4, "float32": 4, "int": 4, "double": 8, "long": 8, "int64": 8, "bool": 1}
+_BYTES |= {"bfloat16": 2, "half": 2, "float16": 2, "byte": 1, "char": 1, "uint8": 1, "int8": 1}
+_MOST_REGIONS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The parts of a step in seconds: in which the device computes, in which it communicates, in
+    which it only communicates (copies aside), and in which it does nothing.
+    """
+
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """The collectives of one kind in one process group, in a step.
+
+    **Attributes:**
+
+    - `kind`: such as `all_reduce`, or `unknown`.
+    - `group`, `size`: the process group, and how many ranks it has, if these are known.
+    - `calls`, `bytes`: how many there are, and what the rank puts into all of them, if known.
+    - `seconds`, `exposed_s`: how long they run, and how long of this without compute beside them.
+    """
+
+    kind: str
+    group: str | None
+    size: int | None
+    calls: float
+    bytes: float | None
+    seconds: float
+    exposed_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle:
+    """Seconds of a step in which the device is idle: because `launches` came late, the host waited
+    for its `input` or within a call of this name, or for a reason of the `device`.
+    """
+
+    cause: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """The kernels that a named region of a program launches in a step: a module, or what a compiler
+    made.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RankWhere:
+    """Where the time of the steps of a rank goes: medians over its steps, in seconds.
+
+    **Attributes:**
+
+    - `rank`: its number.
+    - `step_times_s`, `step_time_s`: its steps on the device, and their median.
+    - `step_cv`: their coefficient of variation, of four steps or more.
+    - `split`, `collectives`, `idle`: see these.
+    - `phases`: seconds of kernels that are the forward, the backward, the optimizer, and copies; or
+        `None` if phases are not known.
+    - `regions`: the seconds of kernels of modules and compiled regions.
+    - `warm_up`: how many first steps were left out.
+    """
+
+    rank: int
+    step_times_s: tuple[float, ...]
+    step_time_s: float
+    step_cv: float | None
+    split: Split | None
+    phases: dict[str, float] | None
+    collectives: tuple[Collective, ...]
+    idle: tuple[Idle, ...]
+    regions: tuple[Region, ...]
+    warm_up: int
+
+
+def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
+    """Where the time of a rank's steps goes."""
+    seconds = steps.seconds
+    if not len(steps):
+        return RankWhere(rank, (), 0.0, None, None, None, (), (), (), steps.warm_up)
+    cover = _Cover(work)
+    parts = (cover.computes, cover.talks)
+    computes, talks = (x(steps.end) - x(steps.start) for x in parts)
+    either, busy = (x(steps.end) - x(steps.start) for x in (cover.either, cover.busy))
+    shares = (computes, talks, either - computes, seconds - busy)
+    cv = float(seconds.std() / seconds.mean()) if len(seconds) >= 4 else None
+    place = steps.of(np.where(work.joined, work.launched, work.start))
+    lasts = (work.end - work.start) * 1e-9
+
+    def of(chosen: Bool[np.ndarray, " kernels"], values=lasts) -> float:
+        chosen = chosen & (place >= 0)
+        return float(np.median(np.bincount(place[chosen], values[chosen], len(steps))))
+
+    computing, phases = work.what == COMPUTES, None
+    if np.any(work.phase[computing] >= 0):
+        phases = {name: of(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
+        phases["copies"] = of(work.what == COPIES)
+    return RankWhere(
+        rank,
+        tuple(seconds.tolist()),
+        float(np.median(seconds)),
+        cv,
+        Split(*(float(np.median(x)) for x in shares)),
+        phases,
+        _collectives(work, cover, place, len(steps)),
+        tuple(Idle(*pair) for pair in _idle(spans, work, steps).items()) if work.on_device else (),
+        _regions(spans, work, place, len(steps)),
+        steps.warm_up,
+    )
+
+
+class _Cover:
+    """How many seconds before a time a device computes, communicates, does either, or anything."""
+
+    def __init__(self, work: Work):
+        of = (work.what == COMPUTES, work.what == TALKS, work.what != COPIES, work.what >= 0)
+        chosen = (covered(work.start[mine], work.end[mine]) for mine in of)
+        self.computes, self.talks, self.either, self.busy = chosen
+
+
+def _collectives(
+    work: Work, cover: _Cover, place: Int[np.ndarray, " kernels"], number: int
+) -> tuple[Collective, ...]:
+    mine = np.flatnonzero((work.what == TALKS) & (place >= 0))
+    lasts = (work.end[mine] - work.start[mine]) * 1e-9
+    exposed = lasts - (cover.computes(work.end[mine]) - cover.computes(work.start[mine]))
+    rows = collections.defaultdict[tuple[str, str, int], list[int]](list)
+    for i, of_message in enumerate(work.message[mine].tolist()):
+        message = work.messages[of_message]
+        rows[message.name, message.group, message.members].append(i)
+    found = []
+    for (kind, group, size), of_row in rows.items():
+        messages = [work.messages[i] for i in work.message[mine[of_row]].tolist()]
+        known = all(message.size for message in messages)
+        total = sum(message.size * _size_of(message.dtype) for message in messages)
+        sums = [np.bincount(place[mine[of_row]], x[of_row], number) for x in (lasts, exposed)]
+        # Of a kind that most steps do not have, the mean.
+        seconds, bare = (float(np.median(x) if np.median(sums[0]) else x.mean()) for x in sums)
+        calls = len(of_row) / number
+        size_of = total / number if known else None
+        found.append(Collective(kind, group or None, size or None, calls, size_of, seconds, bare))
+    return tuple(sorted(found, key=lambda row: -row.seconds))
+
+
+def _size_of(dtype: str) -> int:
+    """The bytes of an element; four if the type is not known, and one for those of eight bits."""
+    name = dtype.lower().removeprefix("c10::")
+    return _BYTES.get(name, 1 if name.startswith(("float8", "uint8")) else 4)
+
+
+def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
+    """The idle seconds of a step by their cause. If the kernel after a gap was launched before it,
+    the device has one. Else the host was late: in the driver's calls, waiting for input, or
+    launching.
+    """
+    begin, until = union(work.start, work.end)
+    begin, until = until[:-1], begin[1:]
+    first = np.searchsorted(np.sort(work.start), until)
+    launched = work.launched[np.argsort(work.start, kind="stable")][first]
+    # The parts of gaps in steps, of which some gaps have two.
+    edges = np.unique(np.concatenate([begin, until, steps.start, steps.end]))
+    of_gap = np.searchsorted(begin, edges[:-1], "right") - 1
+    of_step = np.searchsorted(steps.start, edges[:-1], "right") - 1
+    gap = (
+        (of_gap >= 0) & (edges[:-1] < until[of_gap]) if len(begin) else np.zeros(len(of_gap), bool)
+    )
+    leading = edges[:-1] < work.start.min()  # Before the first kernel of all.
+    inside = (of_step >= 0) & (edges[:-1] < steps.end[of_step]) & (gap | leading)
+    low, high, of_step = edges[:-1][inside], edges[1:][inside], of_step[inside]
+    late = np.where(leading[inside], high, launched[of_gap[inside]] if len(begin) else high)
+    # Of a gap whose kernel was launched within it the host was late until then.
+    is_late = late > (np.where(leading[inside], low, begin[of_gap[inside]]) if len(begin) else low)
+    late = np.clip(late, low, high)
+    host = np.unique(work.lane)
+    calls = spans[(spans.kind == Kind.CALL) & np.isin(spans.lane, host)]
+    calls = calls[calls.end - calls.start >= LEAST_CALL_NS]
+    waits = spans[
+        (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(INPUT.fullmatch(name)))
+    ]
+    found, total = {}, np.bincount(of_step, (high - low) * 1e-9, len(steps))
+    device = np.bincount(of_step, (high - low) * 1e-9 * ~is_late, len(steps))
+    seen, before = [np.zeros((2, 0), np.int64)], np.zeros(len(steps))
+    kinds = [(spans.names[i], calls[calls.name == i]) for i in np.unique(calls.name).tolist()]
+    for cause, those in [*kinds, ("input", waits)]:
+        seen.append(np.stack([those.start, those.end]))
+        cover = covered(*np.concatenate(seen, axis=1))
+        sums = np.bincount(of_step, (cover(late) - cover(low)) * is_late, len(steps))
+        found[cause], before = sums - before, sums
+    found |= {"launches": total - device - before, "device": device}
+    medians = {cause.split("_v")[0]: float(np.median(x)) for cause, x in found.items()}
+    return dict(sorted(((c, x) for c, x in medians.items() if x > 0), key=lambda pair: -pair[1]))
+
+
+def _regions(
+    spans: Spans, work: Work, place: Int[np.ndarray, " kernels"], number: int
+) -> tuple[Region, ...]:
+    """The seconds of kernels of modules and compiled regions, in a step."""
+    prefixes = ("nn.Module: ", "## Call Compiled", "Torch-Compiled Region", "FSDP", "CompiledF")
+    chosen = spans[spans.named(lambda name: name.startswith(prefixes))]
+    found = collections.defaultdict[str, float](float)
+    for lane in np.unique(chosen.lane).tolist():
+        mine = (work.lane == lane) & (place >= 0)
+        sums = np.append(0, np.cumsum((work.end - work.start)[mine] * 1e-9))
+        those = chosen[chosen.lane == lane]
+        low, high = (np.searchsorted(work.launched[mine], x) for x in (those.start, those.end))
+        for name, seconds in zip(
+            those.name.tolist(), (sums[high] - sums[low]).tolist(), strict=True
+        ):
+            found[spans.names[name]] += seconds / number
+    pairs = sorted(((n, s) for n, s in found.items() if s > 0), key=lambda pair: -pair[1])
+    return tuple(Region(*pair) for pair in pairs[:_MOST_REGIONS])
+
+
+@dataclasses.dataclass(frozen=True)
+class RankTimes:
+    """How a rank spends its steps, in seconds of each step.
+
+    **Attributes:**
+
+    - `rank`, `steps`: the rank, and the numbers of its steps.
+    - `step_s`: how long each step takes.
+    - `own_s`: the forwards and backwards, or the whole step if no names tell these, without the
+        time in which the rank only communicates. Barriers make the steps of all ranks equally long,
+        but not this: the rank that the others wait for has the longest.
+    - `communication_s`, `exposed_s`: its collectives that could overlap with compute, and their
+        part that does not.
+    - `idle_s`: the part in which its device neither computes nor communicates; zero without one.
+    - `launches_s`, `input_s`: the median of its idle time for want of launches, and of input.
+    """
+
+    rank: int
+    steps: Int[np.ndarray, " steps"]
+    step_s: Float[np.ndarray, " steps"]
+    own_s: Float[np.ndarray, " steps"]
+    communication_s: Float[np.ndarray, " steps"]
+    exposed_s: Float[np.ndarray, " steps"]
+    idle_s: Float[np.ndarray, " steps"]
+    launches_s: float = 0.0
+    input_s: float = 0.0
+
+
+def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> list[RankTimes]:
+    """How each rank spends the steps that all of them have. Kernels of a device count, or else
+    operators of the host.
+
+    **Arguments:**
+
+    - `ranks`: from `read_ranks`.
+    - `names`: the meaning of the names of ranges, as of `read_profile_traces`.
+
+    **Raises:**
+
+    `ValueError` if the ranks have no step in common.
+    """
+    found = [_times(trace, names or RangeNames()) for trace in ranks]
+    common = sorted(set[int].intersection(*({*one.steps.tolist()} for one in found)))
+    if not common:
+        raise ValueError(
+            f"The {counted(len(found), 'traced rank')} have no step in common; record the same "
+            "steps on all ranks, each in a range such as `ProfilerStep#7`."
+        )
+    columns = [f.name for f in dataclasses.fields(RankTimes)][1:7]
+    chosen = [np.searchsorted(one.steps, common) for one in found]
+    return [
+        dataclasses.replace(one, **{name: getattr(one, name)[steps] for name in columns})
+        for one, steps in zip(found, chosen, strict=True)
+    ]
+
+
+def step_times(times: Sequence[RankTimes]) -> Float[np.ndarray, " steps"]:
+    """How long each step takes on the median rank, in seconds."""
+    return np.sort([one.step_s for one in times], axis=0)[(len(times) - 1) // 2]
+
+
+def _times(trace: RankTrace, names: RangeNames) -> RankTimes:
+    work = work_of(trace.spans, names)
+    steps = steps_of(trace.spans, work, names)
+    ops = ops_of_work(trace, work, steps)
+    compute = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
+    whole = np.stack([steps.number, steps.start, steps.end], axis=1)
+    of_step, *parts = np.array(compute or whole, np.int64).reshape(-1, 3).T
+    never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
+    computes, talks = work.what == COMPUTES, work.what == TALKS
+    hideable = talks & ~never[work.message]
+
+    def within(chosen: Bool[np.ndarray, " kernels"], start, end) -> Float[np.ndarray, " windows"]:
+        cover = covered(work.start[chosen], work.end[chosen])
+        return cover(end) - cover(start)
+
+    waits = within(computes | talks, *parts) - within(computes, *parts)
+    own = (parts[1] - parts[0]) * 1e-9 - waits
+    busy = within(computes, steps.start, steps.end)
+    everything = within(work.what >= 0, steps.start, steps.end)
+    idle = _idle(trace.spans, work, steps) if work.on_device and len(steps) else {}
+    return RankTimes(
+        trace.rank or 0,
+        steps.number,
+        step_s=steps.seconds,
+        own_s=np.bincount(np.searchsorted(steps.number, of_step), own, len(steps)),
+        communication_s=within(hideable, steps.start, steps.end),
+        exposed_s=within(computes | hideable, steps.start, steps.end) - busy,
+        idle_s=(steps.seconds - everything) * work.on_device,
+        launches_s=idle.get("launches", 0.0),
+        input_s=idle.get("input", 0.0),
+    )

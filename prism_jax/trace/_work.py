@@ -1,0 +1,276 @@
+"""What a rank ran, kernel by kernel: whether it computes, communicates or copies, and in which
+phase of the step it does so, which is the phase of its launch.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from ._spans import BACKWARD, FORWARD, OPTIMIZE, Kind, Message, RankOp, Spans, collective_of
+from ._trace import COMPUTE, OPTIMIZER, TRANSFERS, RangeNames
+
+
+# What kernels do.
+COMPUTES, TALKS, COPIES = range(3)
+_COPY = re.compile(r"(?:cuda|hip)?memcpy|copy(?:host|device)|copy-(?:start|done)", re.IGNORECASE)
+# Names of kernels that communicate, with the collective that they run. Those of NCCL and RCCL end
+# in it; an expert-parallel dispatch or combine is an all-to-all.
+_NCCL = re.compile(r"(?:void )?[nr]ccl\w*?Kernel\w*?_([A-Za-z]+)", re.IGNORECASE)
+_XLA = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)"
+    r"(?:-start|-done)?(?:[.\d]*)$"
+)
+_OTHERS = tuple(
+    (re.compile(text, re.IGNORECASE), kind)
+    for text, kind in (
+        (r"\b\w*ep::(?:\w+::)*(?:dispatch|combine|cached_notify|notify_dispatch)\b", "all_to_all"),
+        (r"nvshmem\w*(?:alltoall|all_to_all)|all_?to_?all(?!.*gemm)\w*kernel", "all_to_all"),
+        (r"multimem_all_gather|all_?gather\w*kernel", "all_gather"),
+        (r"reduce_?scatter\w*kernel", "reduce_scatter"),
+        (
+            r"multimem_\w*all_?reduce|(?:one|two)_?shot_all_?reduce|all_?reduce\w*kernel",
+            "all_reduce",
+        ),
+        (r"cross_device_reduce|userbuffers_\w*sum|all_?reduce_fusion|lamport_style", "all_reduce"),
+        (r"^(?:void )?(?:nvshmem|rocshmem|[nr]ccl|msccl|oneccl)", "unknown"),
+    )
+)
+_UNCLEAR = ("send_recv", "unknown")  # What the kernel's name does not tell.
+_MOST_IN_NODES = 0.8  # A thread with a larger share of its launches in autograd's nodes is its.
+_WHOLE = 0.9  # A graph with this share of the compute of a step holds the whole step.
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The kernels of a rank in the order of their launches; without a device, the outermost
+    operators of the host and its collectives, which launch themselves. Times are in nanoseconds.
+
+    **Attributes:**
+
+    - `start`, `end`: when each runs.
+    - `launched`, `joined`, `lane`: when and by which thread it was launched, or -1. What is not
+      `joined` to a launch counts as launched when it starts.
+    - `what`: whether it computes, communicates or copies.
+    - `phase`: an index of `PHASES`, or -1 if it is not known.
+    - `name`: an index of the names of the spans.
+    - `message`, `sequence`: an index of `messages`, and its number in its group, or -1.
+    - `main`: whether it computes on the stream that computes longest.
+    - `graph`: the launch of a graph that holds it, or -1.
+    - `ranges`: the named ranges of the host that are ops or parts of them.
+    - `parts`: whether each of these is a part only.
+    - `training`: whether there is a backward or an optimizer; `None` if nothing tells.
+    """
+
+    start: Int[np.ndarray, " kernels"]
+    end: Int[np.ndarray, " kernels"]
+    launched: Int[np.ndarray, " kernels"]
+    joined: Bool[np.ndarray, " kernels"]
+    lane: Int[np.ndarray, " kernels"]
+    what: Int[np.ndarray, " kernels"]
+    phase: Int[np.ndarray, " kernels"]
+    name: Int[np.ndarray, " kernels"]
+    message: Int[np.ndarray, " kernels"]
+    sequence: Int[np.ndarray, " kernels"]
+    main: Bool[np.ndarray, " kernels"]
+    graph: Int[np.ndarray, " kernels"]
+    messages: tuple[Message, ...]
+    ranges: tuple[RankOp, ...]
+    parts: tuple[bool, ...]
+    on_device: bool
+    training: bool | None
+
+
+def work_of(spans: Spans, names: RangeNames) -> Work:
+    """What a rank ran, from its spans and the meaning of names."""
+    of_kernel = np.array([_kind_of(name, names) for name in spans.names] or [""], object)
+    on_device = bool(np.any(spans.kind == Kind.KERNEL))
+    host = spans[spans.kind == Kind.LAUNCH]
+    if on_device:
+        kernels = spans[spans.kind == Kind.KERNEL]
+        host = host[np.argsort(host.link, kind="stable")]
+        place = np.minimum(np.searchsorted(host.link, kernels.link), max(len(host) - 1, 0))
+        joined = np.zeros(len(kernels), bool)
+        launched, lane, graph = kernels.start.copy(), np.full(len(kernels), -1), joined - 1
+        if len(host):
+            joined = (host.link[place] == kernels.link) & (kernels.link != -1)
+            launched = np.where(joined, host.start[place], launched)
+            lane = np.where(joined, host.lane[place], -1)
+            of_graph = host.named(lambda name: "GraphLaunch" in name)[place] & joined
+            graph = np.where(of_graph, place, -1)
+    else:
+        kernels = spans[_outermost(spans, names)]
+        joined = np.ones(len(kernels), bool)
+        launched, lane, graph = kernels.start, kernels.lane, np.full(len(kernels), -1)
+    order = np.argsort(launched, kind="stable")
+    kernels, launched, joined = kernels[order], launched[order], joined[order]
+    lane, graph = lane[order], graph[order]
+    copies = kernels.named(lambda name: _COPY.match(name) is not None)
+    talks = (kernels.message >= 0) | ((of_kernel[kernels.name] != "") & on_device)
+    what = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
+    ranges, parts = _named(spans, names)
+    message, messages = _messages(spans, kernels, talks, launched, lane, of_kernel, ranges)
+    phase = _phases(spans, kernels, launched, lane, joined, graph, ranges)
+    nodes = bool(np.any(spans.kind == Kind.BACKWARD)) or any(
+        r.op == OPTIMIZER or r.op.startswith("backward") for r in ranges
+    )
+    training = True if nodes or np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
+    if training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
+        training = False  # The host was recorded, and it runs no backward.
+    seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * (what == COMPUTES))
+    of_main = kernels.lane == np.argmax(np.append(seconds, 0)) if on_device else True
+    main = (what == COMPUTES) & of_main
+    return Work(
+        *(kernels.start, kernels.end, launched, joined, lane, what, phase, kernels.name, message),
+        *(kernels.sequence, main, graph, messages, ranges, parts, on_device, training),
+    )
+
+
+def _kind_of(name: str, names: RangeNames) -> str:
+    """The collective that a kernel of this name runs; empty if it runs none."""
+    for rule in names.kernels:
+        if re.search(rule.kernel, name):
+            return rule.collective
+    if found := _NCCL.match(name):
+        kind = collective_of(found[1])
+        return "unknown" if kind == found[1] else kind
+    if found := _XLA.match(name):
+        return "send_recv" if found[1] == "collective-permute" else collective_of(found[1])
+    return next((kind for text, kind in _OTHERS if text.search(name)), "")
+
+
+def _outermost(spans: Spans, names: RangeNames) -> Int[np.ndarray, " chosen"]:
+    """The collectives of the host, and its operators that are not within another on their thread;
+    without any operators its named ranges.
+    """
+    chosen = np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)) & ~spans.waits()
+    if not chosen.any():
+        chosen = (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(names.op_of(name)))
+    found = [np.flatnonzero(spans.kind == Kind.MESSAGE)]
+    for lane in np.unique(spans.lane[chosen]).tolist():
+        mine = np.flatnonzero(chosen & (spans.lane == lane))
+        mine = mine[np.lexsort((-spans.end[mine], spans.start[mine]))]
+        until = np.maximum.accumulate(spans.end[mine])
+        found.append(mine[np.append(True, spans.end[mine][1:] > until[:-1])])
+    return np.concatenate(found)
+
+
+def _named(spans: Spans, names: RangeNames) -> tuple[tuple[RankOp, ...], tuple[bool, ...]]:
+    """The outermost ranges of each kind, in the order of their starts."""
+    found: list[tuple[RankOp, bool]] = []
+    chosen = spans[spans.kind == Kind.RANGE]
+    there = np.unique(chosen.name).tolist()
+    of_name = {i: names.op_of(spans.names[i]) for i in there}
+    parts = {i: names.is_part(spans.names[i]) for i in there}
+    chosen = chosen[np.isin(chosen.name, [i for i in there if of_name[i] is not None])]
+    last: dict[str, int] = {}
+    for i in np.lexsort((-chosen.end, chosen.start)).tolist():
+        named = of_name[int(chosen.name[i])]
+        assert named is not None
+        ops, microbatch, stage = named
+        start, end = int(chosen.start[i]), int(chosen.end[i])
+        if end > last.get(ops, start):
+            last[ops], part = end, parts[int(chosen.name[i])]
+            ranges = (RankOp(-1, op, microbatch, stage, start, end) for op in ops.split("+"))
+            found += [(one, part) for one in ranges]
+    return tuple(one for one, _ in found), tuple(part for _, part in found)
+
+
+def _phases(
+    spans: Spans,
+    kernels: Spans,
+    launched: Int[np.ndarray, " kernels"],
+    lane: Int[np.ndarray, " kernels"],
+    joined: Bool[np.ndarray, " kernels"],
+    graph: Int[np.ndarray, " kernels"],
+    ranges: tuple[RankOp, ...],
+) -> Int[np.ndarray, " kernels"]:
+    """The phase of each launch: the optimizer within its range; backward within a node of autograd
+    on its thread, on a thread of autograd, or within a range of that name; else forward.
+    """
+
+    def inside(ops: tuple[str, ...]) -> Bool[np.ndarray, " kernels"]:
+        mine = [(r.start, r.end) for r in ranges if r.op in ops]
+        return _inside(launched, *np.array(mine, np.int64).reshape(-1, 2).T)
+
+    nodes = spans[spans.kind == Kind.BACKWARD]
+    backward = inside(tuple(op for op in COMPUTE if op.startswith("backward")))
+    for thread in np.unique(nodes.lane).tolist():
+        mine, its = nodes.lane == thread, lane == thread
+        within = its & _inside(launched, nodes.start[mine], nodes.end[mine])
+        backward |= its if within.sum() > _MOST_IN_NODES * its.sum() else within
+    forward, optimizer = inside(COMPUTE[:1]), inside((OPTIMIZER, "optimizer-clip-main-grad"))
+    phase = np.where(optimizer, OPTIMIZE, np.where(backward, BACKWARD, FORWARD))
+    told = optimizer | backward | forward
+    recorded = told.any() or np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)).any()
+    # What a graph runs is known by the range of its launch only, and nothing without a host.
+    known = told | (joined & (graph < 0) & recorded)
+    return np.where(kernels.phase >= 0, kernels.phase, np.where(known, phase, -1))
+
+
+def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " times"]:
+    """Whether each time lies in any of some spans."""
+    order = np.argsort(start, kind="stable")
+    start, until = start[order], np.maximum.accumulate(end[order])
+    place = np.searchsorted(start, times, "right") - 1
+    return (place >= 0) & (times < np.append(until, 0)[place])
+
+
+def _messages(
+    spans: Spans,
+    kernels: Spans,
+    talks: Bool[np.ndarray, " kernels"],
+    launched: Int[np.ndarray, " kernels"],
+    lane: Int[np.ndarray, " kernels"],
+    of_kernel: np.ndarray,
+    ranges: tuple[RankOp, ...],
+) -> tuple[Int[np.ndarray, " kernels"], tuple[Message, ...]]:
+    """The message of each kernel that communicates: its own or, without one, that of the host's
+    last call on the thread of its launch since the launch of the collective before. Sends and
+    receives without a pipeline are an all-to-all.
+    """
+    calls = spans[spans.kind == Kind.MESSAGE]
+    calls = calls[np.argsort(calls.start, kind="stable")]
+    sends = any(r.op in TRANSFERS or r.stage >= 0 for r in ranges)
+    sends |= any(spans.messages[i].name in ("send", "recv") for i in np.unique(calls.message))
+    number = {message: i for i, message in enumerate(spans.messages)}
+    found, before = kernels.message.copy(), {}
+    by_lane = {int(i): np.flatnonzero(calls.lane == i) for i in np.unique(calls.lane)}
+    for i in np.flatnonzero(talks).tolist():
+        own = kernels.messages[kernels.message[i]] if kernels.message[i] >= 0 else None
+        message = own or Message(str(of_kernel[kernels.name[i]]))
+        mine = by_lane.get(int(lane[i]), np.zeros(0, np.int64))
+        high = int(np.searchsorted(calls.start[mine], launched[i], "right"))
+        if own is None or own.name in _UNCLEAR:
+            near = mine[before.get(int(lane[i]), 0) : high]
+            told = [calls.messages[calls.message[j]] for j in near]
+            told = [x for x in told if x.name == message.name or message.name in _UNCLEAR]
+            message = max(told, key=lambda x: (x.size > 0, x.members), default=message)
+        before[int(lane[i])] = high
+        if message.name == "send_recv" and not sends:
+            message = message._replace(name="all_to_all")
+        found[i] = number.setdefault(message, len(number))
+    return found, tuple(number)
+
+
+def covered(
+    start: Int[np.ndarray, " spans"], end: Int[np.ndarray, " spans"]
+) -> Callable[[Int[np.ndarray, " times"]], Float[np.ndarray, " times"]]:
+    """How many seconds before a time lie in any of some spans."""
+    start, end = union(start, end)
+    if not len(start):
+        return lambda times: np.zeros(len(times))
+    edges = np.stack([start, end], axis=1).reshape(-1)
+    seconds = np.repeat(np.append(0, np.cumsum(end - start)), 2)[1:-1] * 1e-9
+    first = edges[0]  # Nanoseconds of a clock have more digits than floats.
+    return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, seconds)
+
+
+def union(start, end) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
+    """The starts and ends of what some spans cover together."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    begins = np.append(True, start[1:] > end[:-1])[: len(start)]
+    return start[begins], end[np.append(begins[1:], True)[: len(end)]]

@@ -1,0 +1,131 @@
+"""Small profiles, one for each kind of fault, with what must come out of them."""
+
+import json
+
+import pytest
+
+from prism_jax.cli import main
+
+
+_MS = {
+    "t01_unmarked.json": {"forward": 3, "backward": 5, "optimizer": 1, "idle_s": 1},
+    "t02_host_ahead.json": {"forward": 3, "backward": 6, "optimizer": 0.99, "idle_s": 0.01},
+    "t03_all_to_all.json": {"communication_s": 5.5, "exposed_s": 3.5, "compute_s": 6},
+    "t04_side_stream.json": {"forward": 3, "backward": 5, "optimizer": 1, "copies": 2},
+    "t05_two_optimizers.json": {"forward": 3, "backward": 5, "optimizer": 1.5},
+    "t06_unnamed_collectives.json": {
+        "compute_s": 7.8,
+        "communication_s": 6,
+        "exposed_s": 2,
+        "idle_s": 0.2,
+    },
+    "t07_xla.json": {
+        "compute_s": 8,
+        "forward": 3,
+        "backward": 4,
+        "optimizer": 1,
+        "communication_s": 3,
+        "exposed_s": 1,
+        "idle_s": 1,
+    },
+    "t08_old_categories.json": {"forward": 3, "backward": 5, "optimizer": 1},
+    "t09_graph.json": {"compute_s": 9, "communication_s": 3.5, "exposed_s": 0.5, "idle_s": 0.5},
+    "t10_blocked_host.json": {"idle_s": 6.14},
+    "t11_two_processes.sqlite": {"forward": 3, "backward": 4, "optimizer": 1, "exposed_s": 1.5},
+    "t13_torchrec_names.json": {"forward": 3, "backward": 5, "optimizer": 1},
+}
+_STEPS = {"t02_host_ahead.json": 6, "t09_graph.json": 3}
+_RANKS = {"t03": 4, "t06": 8, "t09": 2, "t11": 2}
+_COLLECTIVES = {
+    "t03_all_to_all.json": [("all_to_all", 3.0, 3.0), ("all_reduce", 2.5, 0.5)],
+    "t06_unnamed_collectives.json": [
+        *[("all_to_all", 3.5, 0.5), ("unknown", 1.5, 0.5), ("all_reduce", 1.0, 1.0)]
+    ],
+    "t07_xla.json": [("all_reduce", 3.0, 1.0)],
+    "t09_graph.json": [("all_reduce", 3.5, 0.5)],
+    "t11_two_processes.sqlite": [("all_reduce", 1.5, 1.5)],
+}
+
+
+def _run(words, capsys):
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", _MS)
+def test_where_the_time_of_a_step_goes(name, shared, tmp_path, capsys):
+    path = shared / "cases/traces" / name
+    found = _run(["trace", path], capsys)
+    assert found["training"] is (None if name == "t09_graph.json" else True)
+    assert found["steps"] == len(found["step_times_s"]) == _STEPS.get(name, 5)
+    assert found["step_times_s"] == pytest.approx([10e-3] * found["steps"], rel=0.02)
+    assert found["step_time_s"] == pytest.approx(10e-3, rel=0.001)
+    assert found["step_cv"] == (None if found["steps"] < 4 else pytest.approx(0, abs=1e-3))
+    parts = found["split"] | (found["phases"] or {})
+    assert {part: 1e3 * parts[part] for part in _MS[name]} == pytest.approx(_MS[name], rel=0.02)
+    rows = [(row["kind"], row["seconds"], row["exposed_s"]) for row in found["collectives"]]
+    assert [kind for kind, *_ in rows] == [kind for kind, *_ in _COLLECTIVES.get(name, [])]
+    for (_, *ours), (_, *theirs) in zip(rows, _COLLECTIVES.get(name, []), strict=True):
+        assert [1e3 * x for x in ours] == pytest.approx(theirs, rel=0.02)
+    job = tmp_path / "job.toml"
+    dp = _RANKS.get(name[:3], 1)
+    job.write_text(
+        f'kind = "job"\n[layout]\ndp = {dp}\n[schedule]\nkind = "traced"\nnum_microbatches = 1\n'
+    )
+    diagnosed = _run(["diagnose", job, "--trace", path], capsys)
+    assert diagnosed["measured"] == pytest.approx(found["step_time_s"], rel=1e-3)
+    if name == "t09_graph.json":
+        assert any("one graph holds the whole step, so its" in x for x in found["does_not_tell"])
+        assert main(["fit", str(path), "--job", str(job), "--out", str(tmp_path / "out")]) == 2
+        assert "one graph holds the whole step, so its phases" in capsys.readouterr().err
+        return
+    fitted = _run(["fit", path, "--job", job, "--out", tmp_path / "out"], capsys)
+    assert fitted["num_steps"] == found["steps"]
+    assert fitted["mean_step_time_s"] == pytest.approx(found["step_time_s"], rel=1e-3)
+    if name == "t03_all_to_all.json":
+        assert diagnosed["causes"][0]["name"] == "no-overlap"
+
+
+def test_collectives_have_sizes_where_the_host_says_them(shared, capsys):
+    found = _run(["trace", shared / "cases/traces/t03_all_to_all.json"], capsys)
+    first, other = found["collectives"]
+    assert (first["group"], first["size"], first["calls"], first["bytes"]) == ("3", 4, 1, 1_000_000)
+    assert other["bytes"] is None
+
+
+def test_causes_of_idle_time_are_apart(shared, capsys):
+    found = _run(["trace", shared / "cases/traces/t10_blocked_host.json"], capsys)
+    causes = {row["cause"]: 1e3 * row["seconds"] for row in found["idle"]}
+    assert causes == pytest.approx({"input": 3.0, "cudaFree": 2.0, "launches": 1.14}, rel=0.02)
+
+
+def test_a_device_that_is_far_behind_its_host_bounds_the_step(shared, capsys):
+    found = _run(["trace", shared / "cases/traces/t02_host_ahead.json"], capsys)
+    assert [row["cause"] for row in found["idle"]] == ["device"]
+
+
+def test_the_processes_of_a_report_are_compared(shared, capsys):
+    found = _run(["trace", shared / "cases/traces/t11_two_processes.sqlite"], capsys)
+    first, slow = (row["phases"]["backward"] for row in found["by_rank"])
+    assert slow - first == pytest.approx(0.4e-3, rel=0.02)
+    (talk,) = found["by_rank"][1]["collectives"]
+    assert talk["exposed_s"] == pytest.approx(1.1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize("format", [[], ["--format", "chakra"]])
+def test_older_chakra_is_refused_by_its_name(format, shared, capsys):
+    path = shared / "cases/traces/t12_older_chakra.json"
+    assert main(["trace", str(path), *format]) == 2
+    error = capsys.readouterr().err
+    assert "the older JSON of Chakra, whose nodes have no starts" in error
+    assert "3.0 ms of compute and 2.5 ms of communication" in error
+
+
+def test_a_profile_of_a_whole_model_takes_as_long_as_without_a_profiler(shared, capsys):
+    """Two steps of the first row of `step_times.csv`, 0.200 s; the profiler adds 4 %."""
+    path = shared / "data/plain_h200/kineto_llama-3.2-1b.json.gz"
+    found = _run(["trace", path], capsys)
+    assert found["training"] is True
+    assert found["step_time_s"] == pytest.approx(0.208, rel=0.005)
+    computed = sum(found["phases"].values()) - found["phases"]["copies"]
+    assert computed == pytest.approx(found["split"]["compute_s"], rel=0.01)
