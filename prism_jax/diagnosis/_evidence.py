@@ -15,6 +15,7 @@ from ..trace import RankTimes
 FEWEST = 12  # Steps whose spread and trend are looked at.
 # By how much of a step sound jobs show it, by cause.
 _USUAL = {"slow-rank": 0.03, "no-overlap": 0.05, "launch-bound": 0.1, "stalls": 0.03, "drift": 0.05}
+_USUAL |= {"input": 0.03}
 _DEGREES = 3.0
 # A machine that is shared gets slower by itself, so a trend of one series says less.
 _OF_TRENDS = 1.0
@@ -73,6 +74,7 @@ class OfRanks:
     - `exposed`: collectives that could be hidden, of the rank that waits least in them.
     - `hidden`: the share of its collectives that runs under compute.
     - `idle`: the part of the step in which its device does nothing.
+    - `launches`, `input`: the parts of this in which the host launched, and waited for its input.
     """
 
     number: int
@@ -82,6 +84,8 @@ class OfRanks:
     exposed: float
     hidden: float
     idle: float
+    launches: float = 0.0
+    input: float = 0.0
 
     def __str__(self) -> str:
         parts = []
@@ -90,6 +94,9 @@ class OfRanks:
             parts.append(f"{longer}; others differ by {self.scatter:.1%}")
         if self.exposed > 0:
             parts.append(f"{self.hidden:.0%} of collectives run under compute")
+        if self.idle > 0:
+            late = f"{self.launches:.0%} for launches and {self.input:.0%} for input"
+            parts.append(f"idle for {self.idle:.0%} of a step, {late}")
         return "; ".join(parts) or "nothing to compare"
 
 
@@ -110,7 +117,8 @@ def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
     talks, exposed = (float(np.median(x)) for x in (least.communication_s, least.exposed_s))
     hidden = 1 - exposed / talks if talks > 0 else 1.0
     idle = float(np.median(least.idle_s)) / step
-    return OfRanks(len(times), rank, *lead[rank], exposed / step, hidden, idle)
+    late = least.launches_s / step, least.input_s / step
+    return OfRanks(len(times), rank, *lead[rank], exposed / step, hidden, idle, *late)
 
 
 def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:
@@ -119,7 +127,7 @@ def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:
     if found.number > 1:
         shares["slow-rank"] = found.longer, found.scatter
     if found.idle > 0:
-        shares["launch-bound"] = found.idle, 0.0
+        shares |= {"launch-bound": (found.launches, 0.0), "input": (found.input, 0.0)}
     return shares
 
 

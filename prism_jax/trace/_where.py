@@ -257,7 +257,7 @@ class RankTimes:
     - `communication_s`, `exposed_s`: its collectives that could overlap with compute, and their
         part that does not.
     - `idle_s`: the part in which its device neither computes nor communicates; zero without one.
-    - `launches_s`, `input_s`: the median of its idle time for want of launches, and of input.
+    - `launches_s`, `input_s`: the median of its idle time because of late launches, and of input.
     """
 
     rank: int
