@@ -18,8 +18,9 @@ from typing import Any
 
 from prism_jax import data
 from prism_jax.data import load_job, make_job
-from prism_jax.importers._megatron import megatron_reader, read_megatron
-from prism_jax.importers._megatron_flags import parse_command
+from prism_jax.importers._documents import document
+from prism_jax.importers._megatron import read_megatron
+from prism_jax.importers._megatron_flags import megatron_reader
 from prism_jax.prediction import Memory, memory
 
 from ._published import BYTES_OF_UNITS, published
@@ -272,7 +273,7 @@ def _layouts(folder: Folder) -> Rows:
 def _of_layout(row: dict[str, str]) -> data.Job:
     command = next((flags for name, flags in _COMMANDS.items() if name in row["model"]), "")
     if row["framework"] == "Megatron-LM" and command:
-        arguments = parse_command(command) | {
+        arguments = dict(document("job.sh", command).keys) | {
             name: count(row, key) for key, name in _COUNTS.items()
         }
         arguments["max-position-embeddings"] = arguments["seq-length"]

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
@@ -20,6 +21,8 @@ from benchmarks._tables import Row, table
 
 
 _STATED = pathlib.Path(__file__).with_name("parameters.toml")
+# What a file that says no dtype of newer devices gets.
+_USUAL_CLUSTER = "dgx-h100"
 _CLOSE = 0.001  # To an exact number.
 
 
@@ -60,7 +63,7 @@ def files_of(paths: list[pathlib.Path]) -> Iterator[pathlib.Path]:
 
 def _row(path: pathlib.Path, given: argparse.Namespace, stated: dict[str, Row]) -> Row:
     """What is imported of a file. Whatever goes wrong is a reason."""
-    from prism_jax.importers import import_job
+    from prism_jax.importers import NotImportableError
     from prism_jax.workload import count_parameters
 
     known = stated.get(path.name, {})
@@ -77,21 +80,42 @@ def _row(path: pathlib.Path, given: argparse.Namespace, stated: dict[str, Row]) 
     }
     start = time.perf_counter()
     try:
-        imported = import_job(path, given.gpus, cluster=given.cluster)
-        if imported.framework == "huggingface":  # A configuration says no batch.
-            imported = import_job(path, given.gpus, cluster=given.cluster, batch=given.batch)
+        imported = _imported(path, given)
         job = imported.job
         row |= {
-            "kind": imported.framework,
+            "kind": imported.kind,
             "status": imported.status,
             "parameters": None if job.model is None else count_parameters(job.model),
             "gpus": job.layout.world_size,
             "global_batch_size": job.batch_size,
             "notes": list(imported.notes),
         }
+    except NotImportableError as error:
+        row |= {"kind": error.kind or row["kind"], "reasons": list(error.reasons)}
     except Exception as error:
         row["reasons"] = [str(error) if isinstance(error, ValueError) else repr(error)]
     return row | {"seconds": round(time.perf_counter() - start, 3)}
+
+
+def _imported(path: pathlib.Path, given: argparse.Namespace) -> Any:
+    """What is imported of a file, with the options for what it does not say."""
+    from prism_jax.importers import GpusNotSaidError, import_job
+
+    options: dict[str, Any] = {"variables": given.var}
+    try:
+        imported = import_job(path, **options)
+    except GpusNotSaidError as error:  # Of one replica or more.
+        options["num_gpus"] = -(-given.gpus // error.multiple) * error.multiple
+        imported = import_job(path, **options)
+    job = imported.job
+    assert job.training is not None
+    assert job.cluster is not None
+    if imported.kind == "huggingface" or imported.question:  # A configuration says no batch.
+        replicas = job.layout.dp * job.training.microbatch_size
+        options["batch"] = -(-given.batch // replicas) * replicas
+    if job.cluster.name == _USUAL_CLUSTER:
+        options["cluster"] = given.cluster
+    return import_job(path, **options)
 
 
 def is_right(counted: int, stated: int) -> bool:

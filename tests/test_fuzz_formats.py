@@ -8,6 +8,7 @@ import copy
 import inspect
 import json
 import os
+import pathlib
 import random
 import sqlite3
 
@@ -122,6 +123,31 @@ def test_nsight(seeds, events, tmp_path):
                     )
             database.close()
         _read(_contents("nsight"), path, seed)
+
+
+_SCRIPTS = sorted((pathlib.Path(__file__).parent / "data/scripts").iterdir())
+
+
+@_seeds
+def test_files_of_frameworks(seeds, tmp_path):
+    """Scripts, YAML, TOML, JSON and printed arguments, in turn."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        script = _SCRIPTS[seed % len(_SCRIPTS)]
+        path = tmp_path / script.name
+        text = script.read_bytes()
+        if script.suffix == ".json" and rng.random() < 0.5:
+            text = json.dumps(_with_others(json.loads(text), rng)).encode()
+        path.write_bytes(_mutate(text, rng))
+        _read(_import, path, seed)
+
+
+def _import(path):
+    """All that is in the way is a list, of which each clause is short."""
+    try:
+        prism.importers.import_job(path, 8, batch=64)
+    except prism.importers.NotImportableError as error:
+        raise ValueError(f"{path}: {max(error.reasons, key=len)}.") from None
 
 
 @_seeds

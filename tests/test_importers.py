@@ -14,8 +14,10 @@ import pytest
 from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
 from prism_jax.importers import import_job
-from prism_jax.importers._megatron import layers_of_layout, megatron_reader, read_megatron
-from prism_jax.importers._megatron_flags import known_flags, parse_command, parse_model_config
+from prism_jax.importers._documents import document
+from prism_jax.importers._frameworks import framework
+from prism_jax.importers._megatron import layers_of_layout, read_megatron
+from prism_jax.importers._megatron_flags import megatron_reader
 from prism_jax.importers._megatron_model import repeated
 from prism_jax.prediction import memory
 from prism_jax.workload import count_parameters
@@ -24,6 +26,12 @@ from prism_jax.workload import count_parameters
 def from_megatron(arguments, num_gpus):
     """The tables of a job from flags."""
     return read_megatron(megatron_reader(arguments), num_gpus)
+
+
+def parsed(text, name="job.sh"):
+    """The flat keys of a file, by their last names."""
+    keys = document(name, text).keys
+    return {key.rpartition(".")[2].lstrip("-"): value for key, value in keys.items()}
 
 
 def _shape(kind, hidden, ffn, layers, heads, words, expert_ffn=None):
@@ -203,18 +211,19 @@ def test_a_command_of_megatron(tmp_path):
 
 
 def test_flags_of_a_script():
-    """A line ends a flag, and a text of flags is read as a list of them is."""
+    """A line ends a flag, and a text of flags is read as a list of them is, if it is used."""
     script = """
 ARGS="--num-layers 4 --swiglu"
 MORE=" --bf16
   --lr 1e-4"  # --fp8-format hybrid
 LIST=(--sequence-parallel --hidden-size 64)
-torchrun pretrain_gpt.py $ARGS --tp-comm-overlap
+IDLE=(--transformer-impl local)
+torchrun pretrain_gpt.py $ARGS ${MORE} "${LIST[@]}" --tp-comm-overlap
 echo done
 """
     switches = dict.fromkeys(("swiglu", "bf16", "sequence-parallel", "tp-comm-overlap"), True)
     numbers = {"num-layers": "4", "lr": "1e-4", "hidden-size": "64"}
-    assert parse_command(script) == switches | numbers
+    assert parsed(script) == switches | numbers
 
 
 def test_defaults_of_megatron():
@@ -242,7 +251,7 @@ def test_defaults_of_megatron():
 
 
 def test_model_config_files_and_commands_give_equal_flags():
-    flags = parse_command("--num-layers 4 --swiglu --lr 1e-4 --hidden-size=64")
+    flags = parsed("--num-layers 4 --swiglu --lr 1e-4 --hidden-size=64")
     text = """
 ENV_VARS:
   CUDA_DEVICE_MAX_CONNECTIONS: 1
@@ -253,7 +262,7 @@ MODEL_ARGS:
   --hidden-size: 64
 TEST_TYPE: regular
 """
-    assert parse_model_config(text) == flags
+    assert flags.items() <= parsed(text, "job.yaml").items()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +274,8 @@ TEST_TYPE: regular
     ],
 )
 def test_all_of_yaml_is_read(text):
-    assert parse_model_config(text) == {"lr": "1e-5", "bf16": True, "spec": "a b"}
+    values = parsed(text, "job.yaml")
+    assert (float(values["lr"]), values["bf16"], values["spec"]) == (1e-5, True, "a b")
 
 
 _SMALL = {
@@ -405,7 +415,6 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
             {"use-megatron-fsdp": True, "outer-dp-sharding-strategy": "optim"},
             ["sharding-strategy` optim"],
         ),
-        ({"rampup-batch-size": "8 8 100"}, ["a batch that grows"]),
         (_EXPERTS | {"moe-expert-capacity-factor": 0.9}, ["capacity-factor` 0.9"]),
         (
             _EXPERTS
@@ -414,8 +423,8 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ),
         ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
         (
-            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "fp4-param-gather": True},
-            ["`first-last-layers-bf16` (layers in", "gathered in fp4"],
+            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "no-fp8-wgrad": True},
+            ["`no-fp8-wgrad` (gradients", "`first-last-layers-bf16` (layers in"],
         ),
         ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
         ({"main-grads-dtype": "fp16"}, ["`main-grads-dtype` fp16"]),
@@ -562,11 +571,10 @@ def test_flags_of_absent_features_change_nothing(change, of):
     [
         ("echo", "job.sh", "no flags"),
         ("--a 'b", "job.sh", "cannot be read"),
-        ("MODEL_ARGS:\n  - --x\n", "job.yaml", "no flags with values"),
-        ("a: &b 1\nc: *b\n", "job.yaml", "it has aliases"),
+        ("MODEL_ARGS:\n  - --x\n", "job.yaml", "no file has keys of a framework"),
         ("a: [", "job.yaml", "line 2 is not YAML"),
         ("", "job.yaml", "no flags"),
-        ("x", "job.xml", "give a `.json`"),
+        ("x", "job.xml", "no flags"),
     ],
 )
 def test_files_that_are_no_arguments(text, name, part, tmp_path):
@@ -668,6 +676,9 @@ _KINDS_OF_COMMANDS = [
     _SMALL | {"linear-attention-freq": 2},
     _SMALL | _SPARSE,
     _SMALL | _SPARSE | {"dsa-indexer-topk-freq": 4},
+    _SMALL | {"global-batch-size": None},
+    _SMALL | {"lora": True},
+    _SMALL | {"cpu-offloading-num-layers": 2},
 ]
 _OTHER_VALUES = (
     *(True, False, 2, 3, 64, 0.5, "rope", "RMSNorm", "hybrid", "mxfp8", "e2m1", "unfused", "local"),
@@ -687,7 +698,7 @@ _OTHER_VALUES = (
     ),
     *("Et*2|t*4|t*3|t*3L", "M*-E", "M*M*", "vocab.txt", "nemotron_2_256k.model", "TikTokenizer"),
 )
-_TABLE = known_flags()
+_TABLE = framework("megatron").meanings
 
 
 def _imported(arguments, key=""):
@@ -701,7 +712,10 @@ def _imported(arguments, key=""):
     return found
 
 
-@pytest.mark.parametrize("name", [n for n, flag in _TABLE.items() if flag.kind == "sets"])
+@pytest.mark.parametrize(
+    "name",
+    [n for n, flag in _TABLE.items() if flag.kind == "sets" and flag.what != "world_size"],
+)
 def test_each_flag_that_sets_a_key_changes_it(name):
     key = _TABLE[name].what
     for command in _KINDS_OF_COMMANDS:
@@ -714,22 +728,24 @@ def test_each_flag_that_sets_a_key_changes_it(name):
     pytest.fail(f"`{name}` does not change `{key}`")
 
 
-@pytest.mark.parametrize("kind", ["no_effect", "noted", "refused", "refused_in_fp8"])
+@pytest.mark.parametrize("kind", ["no_effect", "costs", "costs_in_fp8"])
 def test_each_flag_of_the_list_is_imported_or_refused_as_the_list_says(kind):
     plain, low = _imported(_SMALL), _imported(_SMALL | {"fp8": "hybrid"})
     for listed, flag in _TABLE.items():
         if flag.kind != kind:
             continue
+        refused = flag.percent > 10
+        noted = kind == "costs" or flag.what in ("data", "tokenizer", "logs", "images")
         for name in (listed.replace("*", "of"), listed.replace("*", "of").replace("-", "_")):
             for value in (True, "3"):
                 read = megatron_reader(_SMALL | {name: value})
-                if kind == "refused":
+                if refused and kind == "costs":
                     with pytest.raises(ValueError, match=re.escape(f"({flag.what})")):
                         read_megatron(read, 8)
                 else:
                     assert read_megatron(read, 8) == plain, name
-                    assert len(read.notes) == (kind == "noted"), name
-            if kind == "refused_in_fp8":
+                    assert len(read.notes) == noted, name
+            if refused and kind == "costs_in_fp8":
                 with pytest.raises(ValueError, match=re.escape(f"({flag.what})")):
                     from_megatron(_SMALL | {"fp8": "hybrid", name: True}, 8)
             else:
@@ -794,7 +810,6 @@ def test_an_unknown_flag_is_a_note_that_names_it(tmp_path, capsys):
         ("pipeline-model-paralell-size", "pipeline-model-parallel-size"),
         ("microbatch-size", "micro-batch-size"),
         ("tensor-parallel-size", "tensor-model-parallel-size"),
-        ("use-persistent-ckpt-workers", "use-persistent-ckpt-worker"),
     ],
 )
 def test_a_misspelt_flag_is_refused_with_the_known_one(flag, near):
@@ -844,7 +859,7 @@ def test_a_vocabulary_that_is_not_said_is_that_of_the_tokenizer(flags, size):
     read = megatron_reader(_SMALL | {"vocab-size": None} | flags)
     assert read_megatron(read, 8)["model"]["vocab_size"] == size
     (note,) = read.notes
-    assert "`--vocab-size`" in note
+    assert "`vocab-size`" in note
 
 
 def test_windows_of_megatron():
@@ -1077,7 +1092,7 @@ def test_words_of_a_command_are_those_of_a_shell():
 --j \
   k # --l
 """
-    assert parse_command(text) == {"a": "x y", "b": 'say "no"', "c": "d e", "f": "ghi", "j": "k"}
+    assert parsed(text) == {"a": "x y", "b": 'say "no"', "c": "d e", "f": "ghi", "j": "k"}
 
 
 _ANY = (

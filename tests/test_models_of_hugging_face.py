@@ -208,7 +208,7 @@ def test_import_says_that_a_type_was_guessed(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(_SMALL | {"model_type": "aurora"}))
     imported = import_job(path, 8, batch=8)
-    assert (imported.framework, imported.status) == ("huggingface", "guessed")
+    assert (imported.kind, imported.status) == ("huggingface", "guessed")
     assert "The type `aurora` is not known" in imported.notes[0]
 
 

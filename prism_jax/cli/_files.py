@@ -120,36 +120,39 @@ def _comment(text: str) -> list[str]:
 @command(
     SET,
     ALLOW_OOM,
-    how={"--gpus": {**REQUIRED, "type": count}, "--batch": count, "--out": REQUIRED},
+    how={"files": {"nargs": "+"}, "--gpus": {"type": count}, "--batch": count, "--out": REQUIRED},
     writes=Writes("--out", ".toml"),
 )
 def import_(given: Given) -> Output:
-    """Make a job file from a Hugging Face config.json or the arguments of Megatron-LM.
+    """Make a job file from the configuration of a model and of a training in other software.
 
-    file FILE  a config.json of Hugging Face, or the folder that it was downloaded to; or the
-        arguments of Megatron-LM: a .yaml with MODEL_ARGS, or a command line in a .sh or .txt file
-    --gpus N  how many GPUs the job has
+    files FILE  a config.json of Hugging Face or its folder; a launch script, a YAML, TOML or JSON
+        file or printed arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed and others; or several
+    --gpus N  how many GPUs the job has (those of the launcher in the files)
     --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
-    --batch N  the sequences of a step (those of the file, or published ones)
-    --software NAME  the software stack (`prism-jax kernels`) that sets what the file does not say;
-        by default that of the file's framework and year, if the file says them
-    --strict  refuse arguments of Megatron-LM, and keys of a config.json, that are not known
+    --batch N  the sequences of a step (those of the files, or published ones)
+    --var NAME=VALUE...  the value of a variable that a script does not assign (that of the
+        environment); can be repeated
+    --leave-out KEY...  go on without a key of the files, whatever it costs; can be repeated
+    --software NAME  the software stack (`prism-jax kernels`) that sets what the files do not say;
+        by default that of the framework and the year, if the files say them
+    --strict  refuse keys that are not known
     --out JOB.toml  the job to write
 
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """
-    names = ("cluster", "batch", "strict", "software")
-    options = {name: getattr(given, name) for name in names}
+    names = ("cluster", "batch", "strict", "software", "leave_out")
+    options = {name: getattr(given, name) for name in names} | {"variables": given.var}
 
     def imported(overrides: list[str]) -> prism.importers.Imported:
-        return prism.importers.import_job(given.file, given.gpus, overrides=overrides, **options)
+        return prism.importers.import_job(given.files, given.gpus, overrides=overrides, **options)
 
     found = imported(given.overrides)
     job: Any = found.job
     prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     if found.question:
         raise ValueError(found.question)
-    data.save_job(job, given.out)
+    data.save_job(job, given.out, comments=found.comments)
     for note in found.notes:
         _load.tell_note(note)
     _load.tell_idle_sets(given.overrides, [lambda overrides: imported(overrides).job])
@@ -171,6 +174,8 @@ def import_(given: Given) -> Output:
         "global_batch_size": job.batch_size,
         "sequence_length": training.sequence_length,
         "software": training.software,
+        "kind": found.kind,
+        "status": found.status,
         "notes": list(found.notes),
     }
     return Output(result, [text])

@@ -98,7 +98,9 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         print(found.printed(given))
         sys.stdout.flush()
     except ValueError as error:
-        _tell(str(error))
+        # What is in the way of an import is listed whole.
+        reasons = getattr(error, "reasons", ())
+        _tell(str(error), _MOST_CHARACTERS + sum(len(reason) + 2 for reason in reasons))
         return 2
     except KeyboardInterrupt as interrupt:
         told = str(interrupt)
@@ -128,10 +130,10 @@ def _tell_idle_sets(given: argparse.Namespace) -> None:
     tell_idle_sets(given.overrides, [ft.partial(load_job, name) for name in jobs])
 
 
-def _tell(sentence: str) -> None:
+def _tell(sentence: str, most: int = _MOST_CHARACTERS) -> None:
     from .._misc import quoted
 
-    sentence = quoted(" ".join(sentence.split()), _MOST_CHARACTERS)
+    sentence = quoted(" ".join(sentence.split()), most)
     print(f"prism-jax: {sentence}", file=sys.stderr)
 
 

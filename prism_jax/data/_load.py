@@ -299,7 +299,7 @@ def check_job_path(path: str | os.PathLike[str]) -> None:
         ) from None
 
 
-def save_job(job: Job, path: str | os.PathLike[str]) -> None:
+def save_job(job: Job, path: str | os.PathLike[str], *, comments: Mapping[str, str] = {}) -> None:
     """Writes a job to a `.toml` file that `load_job` reads as an equal job. A file that is already
     there is replaced.
 
@@ -311,6 +311,12 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     A shipped model is written by its name, a shipped cluster by its family and number of nodes; the
     keys of other models and clusters are written. Of the kernels, only the changes in `calibrated`
     are written.
+
+    **Arguments:**
+
+    - `job`: the job.
+    - `path`: the file.
+    - `comments`: comments beside keys, by their dotted names, such as `layout.tp`.
 
     **Raises:**
 
@@ -324,7 +330,8 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
             "does, and a job file has no key for that; make the change where the file is used, or "
             "in the tables of the cluster."
         )
-    write_toml(pathlib.Path(path), "job", _given_table(job, quoted(pathlib.Path(path).stem)))
+    table = _given_table(job, quoted(pathlib.Path(path).stem))
+    write_toml(pathlib.Path(path), "job", table, comments)
 
 
 def _given_table(job: Job, name: str) -> dict[str, Any]:

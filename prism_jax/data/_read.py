@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -255,13 +255,36 @@ def write_csv(path: pathlib.Path, header: tuple[str, ...], rows: list[tuple[Any,
     return content
 
 
-def write_toml(path: pathlib.Path, kind: str, table: dict[str, Any]) -> None:
-    """Writes a table, without what is `None`, to a file that `read_toml` reads."""
+def write_toml(
+    path: pathlib.Path, kind: str, table: dict[str, Any], comments: Mapping[str, str] = {}
+) -> None:
+    """Writes a table, without what is `None`, to a file that `read_toml` reads; with comments
+    beside its keys and before its sections, by their dotted names.
+    """
     import tomli_w
 
     with written_whole(path) as partial:
         text = tomli_w.dumps({"kind": kind, **without_none(table)})
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(_commented(text, comments) if comments else text, encoding="utf-8")
+
+
+def _commented(text: str, comments: Mapping[str, str]) -> str:
+    """A text in TOML with comments, each once."""
+    lines, left, section = [], dict(comments), ""
+    for line in text.splitlines():
+        if header := re.fullmatch(r"\[+([^\[\]]+)\]+", line):
+            section, key = header[1], header[1]
+        else:
+            name = re.match(r"([\w-]+) = ", line)
+            key = f"{section}.{name[1]}".lstrip(".") if name else ""
+        comment = quoted(left.pop(key, ""), 200)
+        if not comment:
+            lines.append(line)
+        elif header or line.endswith(("[", "{")):  # A section, or a list on further lines.
+            lines += [f"# {comment}", line]
+        else:
+            lines.append(f"{line}  # {comment}")
+    return "\n".join([*lines, ""])
 
 
 def read_struct(path: str | os.PathLike[str], kind: str, cls: type[_T]) -> _T:

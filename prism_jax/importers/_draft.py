@@ -1,6 +1,7 @@
 """What a file of another framework says of a job, before the rest is filled in."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from ._problems import Table
@@ -39,6 +40,7 @@ class Draft:
         names of keys.
     - `software`: the software stack of the framework and the time of the file, if it is known.
     - `why_software`: a sentence that says how the stack was chosen, or why there is none.
+    - `comments`: by dotted keys of a job, where each is from.
     """
 
     tables: Table
@@ -49,3 +51,4 @@ class Draft:
     status: Status = "imported"
     software: str | None = None
     why_software: str = ""
+    comments: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -1,31 +1,33 @@
-"""Imports a job from a configuration of another framework."""
+"""Imports a job from configurations of other frameworks."""
 
 import dataclasses
-import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .._files import shown
 from .._misc import quoted
 from ..data import Job, located, make_job, read_text
 from ._adapters import read_adapters
+from ._documents import Document, document
 from ._draft import Batch, Draft, Status
+from ._frameworks import framework_of
 from ._hugging_face import read_hugging_face
-from ._megatron import megatron_reader, read_megatron
-from ._megatron_flags import parse_command, parse_model_config, stack_of
-from ._problems import Table
+from ._problems import NotImportableError, Table
+from ._shell import environment
+from ._training_files import GpusNotSaidError, read_training, without_keys
 
 
-# Configurations are a few kilobytes, with lists of quantised layers some megabytes.
+# Configurations of models list their layers, so that some have megabytes.
 _MOST = 2**26
-_CLUSTER = "dgx-h100"
+# Without one, and where the dtype is of newer devices.
+_CLUSTER, _NARROW_CLUSTER = "dgx-h100", "hgx-b200"
 
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """A job from a configuration of another framework.
+    """A job from configurations of other frameworks.
 
     **Attributes:**
 
@@ -33,68 +35,84 @@ class Imported:
     - `notes`: a sentence for each thing that was left out or assumed.
     - `question`: a sentence that asks for the batch, if neither the configuration nor a publication
         says it; the job then has one microbatch in each replica.
-    - `framework`: whose configuration it is: `huggingface`, `megatron`, or another name.
+    - `kind`: whose configuration it is: `huggingface`, `megatron`, or another framework's name.
     - `status`: `guessed` if the type of the model is not known, so that it was read by the usual
         names of keys.
+    - `comments`: by dotted keys of the job, where each is from.
     """
 
     job: Job
     notes: tuple[str, ...]
     question: str = ""
-    framework: str = ""
+    kind: str = ""
     status: Status = "imported"
+    comments: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def import_job(
-    path: str | os.PathLike[str],
-    num_gpus: int,
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    num_gpus: int | None = None,
     *,
     cluster: str | None = None,
     overrides: Iterable[str] = (),
     batch: int | None = None,
     software: str | None = None,
     strict: bool = False,
+    variables: Iterable[str] = (),
+    leave_out: Iterable[str] = (),
 ) -> Imported:
-    """Makes a job from a configuration of Hugging Face or from the arguments of Megatron-LM.
+    """Makes a job from configurations of other frameworks: from a `config.json` of Hugging Face,
+    from training files, or from both. What a file is follows from its content.
 
     **Arguments:**
 
-    - `path`: a `config.json`, or the folder that it was downloaded to, with adapters if there is an
-        `adapter_config.json` beside it; or the arguments of Megatron-LM, in a `.yaml` with
-        `MODEL_ARGS` or as a command line in a `.sh` or `.txt` file.
-    - `num_gpus`: the number of GPUs of the job. `dp` is this number over the product of the other
-        degrees.
+    - `paths`: one file or several: a `config.json`, or the folder that it was downloaded to, with
+        adapters if there is an `adapter_config.json` beside it; a launch script or the arguments
+        that a program printed; a YAML, TOML or JSON file of a framework.
+    - `num_gpus`: the number of GPUs of the job; by default that of the launcher in the files. `dp`
+        is this number over the product of the other degrees.
     - `cluster`: the name of a shipped family, with as many nodes as needed, or the path of a
         cluster; by default DGX H100.
     - `overrides`: as in `load_job`. `layout.dp` is adjusted to the other degrees, and microbatches
-        to these if the batch is given, published, or in the arguments of Megatron-LM.
-    - `batch`: the number of sequences in a step; by default that of Megatron-LM's arguments, or
-        the published one of a model of Hugging Face.
-    - `software`: the software stack, by its name or the path of a file, that sets what the file
-        does not say; by default that of the framework and the time of the file. A configuration of
-        Hugging Face says neither, so a job of it has no stack.
-    - `strict`: whether flags and keys that are not known are refused; by default there is a
-        note for each.
+        to these if the batch is given, published, or in the files.
+    - `batch`: the number of sequences in a step; by default that of the files, or the published one
+        of a model of Hugging Face.
+    - `software`: the software stack, by its name or the path of a file, that sets what the files
+        do not say; by default that of the framework and the time of the files. A `config.json`
+        says neither, so a job of it alone has no stack.
+    - `strict`: whether keys that are not known are refused; by default there is a note for each.
+    - `variables`: values of variables of scripts, as `NAME=VALUE`, that the scripts do not assign.
+        Those that neither have are looked up in the environment.
+    - `leave_out`: keys of files that are left out, whatever they cost.
 
     **Raises:**
 
-    `ValueError` of one sentence if the file cannot be read, or with everything in it that a job
-    cannot express.
+    `ValueError` of one sentence if a file cannot be read; `NotImportableError`, which is one, with
+    everything in the files that a job cannot express, by its cost.
     """
-    where, path = shown(path), pathlib.Path(path)
-    name = path.stem
-    if path.is_dir():  # As it was downloaded.
-        name, path = path.resolve().name, path / "config.json"
-        if not path.exists():
-            raise ValueError(f"{where}: this folder has no `config.json`; give one that has.")
-    draft = _read(path, where, num_gpus, strict)
-    raw, notes, known = dict(draft.tables), list(draft.notes), draft.batch
+    files = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
+    if not files:
+        raise ValueError("There is no file to import; give one.")
+    path = pathlib.Path(files[0])
+    stem = path.resolve().name if path.is_dir() else path.stem
+    where = ", ".join(shown(file) for file in files)
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
+    documents, idle = _documents(files, variables)
+    keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
+    draft, num_gpus = _draft(documents, num_gpus, where, strict, leave_out, keys)
+    raw, notes, known = dict(draft.tables), [*draft.notes, *idle], draft.batch
+    comments = dict(draft.comments)
+    if cluster is None and raw["training"].get("dtype") in ("mxfp8", "fp4"):
+        cluster = _NARROW_CLUSTER
+        notes.append(
+            f"A DGX H100 has no {raw['training']['dtype']}, so the cluster is `{cluster}`; "
+            "`--cluster` gives another."
+        )
     raw |= {"cluster": cluster or _CLUSTER, "world_size": num_gpus}
     del raw["layout"]["dp"]  # It follows, as do nodes and, of a known batch, microbatches.
-    raw["model"]["source"] = raw["source"] = f"imported from {path.name}"
-    raw["name"] = raw["model"]["name"] = quoted(name)
-    keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
+    names = " and ".join(document.name for document in documents)
+    raw["model"]["source"] = raw["source"] = f"imported from {names}"
+    raw["name"] = raw["model"]["name"] = quoted(stem)
     if software is not None and "training.software" in keys:
         both = "`--software` and `training.software`"
         raise ValueError(f"{where}: {both} say the same; give one of them.")
@@ -124,17 +142,143 @@ def import_job(
                 f"The batch is the published one, {known.sequences:,} sequences (of "
                 f"{known.length:,} tokens each; {known.source}); `--batch` gives another."
             )
+        if of_step := comments.pop("schedule.num_microbatches", ""):
+            comments["training.global_batch_size"] = of_step
     if says_stack:
         notes.append(draft.why_software)
     usual = {"cluster": None if cluster else _CLUSTER, "layout.tp": 1, "layout.pp": 1}
     of_file = {f"layout.{degree}" for degree in raw["layout"]}
     said = [f"`{key}={usual[key]}`" for key in usual if usual[key] and key not in keys | of_file]
     if said:
-        assumed = f"Assumed, as neither the file nor an option says it: {', '.join(said)}"
+        assumed = f"Assumed, as neither a file nor an option says it: {', '.join(said)}"
         notes.append(f"{assumed}; `--cluster` and `--set` give others.")
     job = make_job(raw, path, overrides)
     question = f"{where}: {asked}." if asked else ""
-    return Imported(job, tuple(dict.fromkeys(notes)), question, draft.framework, draft.status)
+    comments = {key: text for key, text in comments.items() if key not in keys}
+    notes = [*dict.fromkeys(notes)]
+    return Imported(job, tuple(notes), question, draft.framework, draft.status, comments)
+
+
+def _documents(
+    files: Iterable[str | os.PathLike[str]], variables: Iterable[str]
+) -> tuple[list[Document], list[str]]:
+    """What each file says, and a note for each variable that a file assigns itself."""
+    values: dict[str, str] = {}
+    for text in (variables,) if isinstance(variables, str) else variables:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"`--var {quoted(text)}` must be `NAME=VALUE`, such as `TP=8`.")
+        values[name.strip().lstrip("$")] = value
+    paths = [pathlib.Path(file) for file in files]
+    for i, path in enumerate(paths):
+        if path.is_dir():  # As it was downloaded.
+            paths[i] = path / "config.json"
+            if not paths[i].exists():
+                raise ValueError(
+                    f"{shown(path)}: this folder has no `config.json`; give one that has."
+                )
+    beside = [path.with_name("adapter_config.json") for path in paths if path.name == "config.json"]
+    paths += [path for path in beside if path.exists() and path not in paths]
+    documents: list[Document] = []
+    for path in paths:
+        text = read_text(path, _MOST)
+        with located(shown(path)):
+            source = _beside(path, paths)
+            try:
+                one = document(path.name, text, (values, environment()), source)
+                documents.append(one._replace(where=shown(path)))
+            except ValueError as error:
+                raise ValueError(f"{str(error).rstrip('.')}.") from None
+            if documents[-1].table.get("kind") == "job":
+                raise ValueError("this is a job already; `prism-jax predict` reads it.")
+    assigned = {name for document in documents for name in document.assigned}
+    return documents, [
+        f"`--var {name}` changes nothing, because the script assigns `{name}` itself."
+        for name in values
+        if name in assigned and values[name] not in _assigned(documents, name)
+    ]
+
+
+def _assigned(documents: Iterable[Document], name: str) -> list[str]:
+    return [word for document in documents for word in document.assigned.get(name, ())]
+
+
+def _beside(path: pathlib.Path, paths: list[pathlib.Path]):
+    """Reads a script that another reads: one of those that are given, or one in its folder."""
+
+    def source(name: str) -> str | None:
+        plain = pathlib.PurePath(name).name
+        for other in (*paths, path.with_name(plain) if plain else path):
+            if other.name == plain and other.suffix in (".sh", ".env", "") and other.is_file():
+                return read_text(other, 2**20)
+        return None
+
+    return source
+
+
+def _is_config(document: Document) -> bool:
+    """Whether a file is a model's `config.json`, and not one of training."""
+    if document.kind == "command" or document.kind == "arguments":
+        return False
+    table = document.table
+    if "model_type" in table and "base_model" not in table:
+        return True
+    if "architectures" in table or isinstance(table.get("text_config"), dict):
+        return True
+    one = framework_of(document)
+    trains = any("batch" in key or "parallel" in key for key in document.keys)
+    return document.kind == "json" and (one is None or (one.name == "megatron" and not trains))
+
+
+def _draft(
+    documents: list[Document],
+    num_gpus: int | None,
+    where: str,
+    strict: bool,
+    leave_out: Iterable[str],
+    replaced: Collection[str],
+) -> tuple[Draft, int]:
+    """What files say of a job, and its number of GPUs."""
+    adapters = [
+        document
+        for document in documents
+        if "peft_type" in document.table or document.name == "adapter_config.json"
+    ]
+    configs = [one for one in documents if one not in adapters and _is_config(one)]
+    others = [document for document in documents if document not in [*configs, *adapters]]
+    if len(configs) > 1:
+        names = " and ".join(config.name for config in configs)
+        raise ValueError(f"{where}: {names} are two models; give one of them.")
+    kind = "huggingface" if not others else ""
+    try:
+        if others:
+            config = configs[0] if configs else None
+            options: dict[str, Any] = {"strict": strict, "leave_out": leave_out}
+            draft, gpus = read_training(others, config, num_gpus, replaced=replaced, **options)
+        elif not configs:
+            raise ValueError("adapters are no model; give its `config.json`, too.")
+        elif num_gpus is None:
+            raise GpusNotSaidError(1, kind)
+        else:
+            table, gpus = without_keys(configs[0].table, leave_out), num_gpus
+            draft = read_hugging_face(table, num_gpus, strict=strict)
+    except GpusNotSaidError as error:
+        error.args = (f"{where}: {error}",)
+        raise
+    except NotImportableError as error:
+        if not kind:
+            pairs = [framework_of(document) for document in others]
+            kind = next((one.name for one in pairs if one is not None), "")
+        raise NotImportableError(error.reasons, error.kind or kind, where) from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    for one in adapters:
+        try:
+            draft.tables["training"]["adapters"], notes = read_adapters(one.table)
+        except NotImportableError as error:
+            raise NotImportableError(error.reasons, draft.framework, one.where) from None
+        draft.notes.extend(notes)
+    return draft, gpus
 
 
 def _set_batch(raw: Table, batch: Batch, path: pathlib.Path, overrides: tuple[str, ...]) -> str:
@@ -147,65 +291,6 @@ def _set_batch(raw: Table, batch: Batch, path: pathlib.Path, overrides: tuple[st
             f"a {'published ' * bool(batch.source)}batch of {batch.sequences:,} sequences is not a "
             f"multiple of dp*microbatch_size = {dp}*{size}; give one with `--batch`"
         )
-    del raw["schedule"]["num_microbatches"]
+    raw["schedule"].pop("num_microbatches", None)
     raw["training"]["global_batch_size"] = batch.sequences
     return ""
-
-
-def _read(path: pathlib.Path, where: str, num_gpus: int, strict: bool) -> Draft:
-    """What a file says of a job."""
-    if path.suffix.lower() not in _KINDS:
-        raise ValueError(
-            f"{where}: give a `.json` of Hugging Face, or the arguments of Megatron-LM as `.yaml`, "
-            "`.sh` or `.txt`."
-        )
-    parse, read = _KINDS[path.suffix.lower()]
-    with located(where):
-        table = _parsed(parse, path)
-        draft = read(table, num_gpus, strict)
-    beside = path.with_name("adapter_config.json")
-    if path.name == "config.json" and beside.exists():
-        with located(shown(beside)):
-            adapters, notes = read_adapters(_parsed(json.loads, beside))
-        draft.tables["training"]["adapters"] = adapters
-        draft.notes.extend(notes)
-    return draft
-
-
-def _parsed(parse: Callable[[str], Any], path: pathlib.Path) -> Table:
-    """The table of keys in a file."""
-    text = read_text(path, _MOST)
-    try:
-        table = parse(text)
-    except (ValueError, RecursionError) as error:
-        problem = quoted(" ".join(str(error).split()).rstrip("."), 160)
-        if isinstance(error, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
-            problem = "the JSON ends early, as of a download that was cut"
-        raise ValueError(f"it cannot be read: {problem}; give another file.") from None
-    if not isinstance(table, dict):
-        raise ValueError("this is not a table of keys; give a model's configuration.")
-    return table
-
-
-def _hugging_face(table: Any, num_gpus: int, strict: bool) -> Draft:
-    return read_hugging_face(table, num_gpus, strict=strict)
-
-
-def _megatron(table: Any, num_gpus: int, strict: bool) -> Draft:
-    read = megatron_reader(table, strict=strict)
-    tables = read_megatron(read, num_gpus)
-    batch = None
-    if "global-batch-size" in read:
-        batch = Batch(read.count("global-batch-size"))
-    software, why = stack_of(read)
-    return Draft(tables, read.notes, "megatron", batch=batch, software=software, why_software=why)
-
-
-# What reads the text of a file, and what makes a draft of it, by the suffix of its name.
-_KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any, int, bool], Draft]]] = {
-    ".json": (json.loads, _hugging_face),
-    ".yaml": (parse_model_config, _megatron),
-    ".yml": (parse_model_config, _megatron),
-    ".sh": (parse_command, _megatron),
-    ".txt": (parse_command, _megatron),
-}

@@ -1,14 +1,15 @@
 """Makes a job from the arguments of Megatron-LM: its layout, schedule and training."""
 
+import math
 import re
-from collections.abc import Mapping
 
 from .._misc import counted, quoted
-from ._megatron_flags import check_flags, usual_names
 from ._megatron_model import has_encoder, model_of
 from ._problems import MOST_LAYERS, Reader, Table, is_off
 
 
+# The usual length in pre-training, of a model that has no longest one.
+_LONGEST = 8192
 _IN_FP8 = {
     "fp8_attention": ("fp8-dot-product-attention", "fp8-multi-head-attention"),
     "fp8_head": ("fp8-output-proj",),
@@ -17,65 +18,118 @@ _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 _MAIN_GRADIENTS = ("main-grads-dtype", "megatron-fsdp-main-grads-dtype")
 # By the implementation of a fused loss, what it holds; TE's gradients take the place of the logits.
 _LOSSES = {"native": "vocab-parallel-compiled", "te": "fused"}
+_DEGREES = {
+    "tp": "tensor-model-parallel-size",
+    "pp": "pipeline-model-parallel-size",
+    "cp": "context-parallel-size",
+}
+# The number of GPUs in most nodes.
+_USUAL_NODE = 8
+# Of the optimizer, on which everything else counts.
+_IN_FLOAT32 = ("main-params-dtype", "megatron-fsdp-main-params-dtype")
 # What counts as a layer if the arguments say so.
 _ENDS = {"embedding": "embedding_counts_as_layer", "loss": "head_counts_as_layer"}
 
 
-def megatron_reader(arguments: Mapping[str, object], *, strict: bool = False) -> Reader:
-    """Reads flags, each without its dashes, by their usual names; see `Reader` for `strict`."""
-    return Reader(usual_names(arguments), strict=strict)
-
-
-def read_megatron(read: Reader, num_gpus: int) -> Table:
-    """The tables `model`, `layout`, `schedule` and `training` of a job. Flags that are not known
-    are left out. Of `training`, what is switched on by a flag is off without it, and what other
-    flags choose is left to the software stack without them.
+def read_megatron(read: Reader, num_gpus: int, model: Table | None = None) -> Table:
+    """The tables `model`, `layout`, `schedule` and `training` of a job. Of `training`, what is
+    switched on by a flag is off without it, and what other flags choose is left to the software
+    stack without them.
 
     **Arguments:**
 
-    - `read`: from `megatron_reader`; gets notes about what was left out.
+    - `read`: from `reader_of`; gets notes about what was left out, and problems.
     - `num_gpus`: the number of GPUs of the job.
+    - `model`: the table of the model, if another file says it.
 
     **Raises:**
 
-    `ValueError` with everything that a job cannot express.
+    `NotImportableError` with everything that a job cannot express.
     """
-    model = model_of(read)
-    layout = _layout(read, num_gpus)
+    model = model_of(read) if model is None else model
+    layout = _layout(read, num_gpus, model)
     training = _training(read, model)
     schedule = _schedule(read, model, layout, training)
-    check_flags(read, training["dtype"])
+    for flag in _IN_FLOAT32:
+        read.choice(flag, "fp32", "auto")
     read.check()
     return {"model": model, "layout": layout, "schedule": schedule, "training": training}
 
 
-def _layout(read: Reader, num_gpus: int) -> Table:
-    layout = read.given(
-        tp="tensor-model-parallel-size",
-        pp="pipeline-model-parallel-size",
-        cp="context-parallel-size",
-        ep="expert-model-parallel-size",
-        etp="expert-tensor-parallel-size",
+def gpus_of(read: Reader) -> int:
+    """The number of GPUs that the files say: by their launcher, or by all degrees; 0 if they do
+    not.
+    """
+    if "world-size" in read:
+        return read.count("world-size")
+    ranks = math.prod(read.count(flag, 1) for flag in _DEGREES.values())
+    if "data-parallel-size" in read:
+        return read.count("data-parallel-size") * ranks
+    nodes, each = read.text("nnodes", "1").rpartition(":")[2], read.text("nproc-per-node")
+    if "nnodes" in read and "nproc-per-node" not in read:
+        each = str(_USUAL_NODE)
+        read.notes.append(
+            f"The launcher says nodes and not their GPUs, so that each has {each}; `--gpus` gives "
+            "another number."
+        )
+    return int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 0
+
+
+def least_gpus(read: Reader, experts: bool) -> int:
+    """The number of GPUs of which that of a job is a multiple."""
+    tp, pp, cp = (read.count(flag, 1) for flag in _DEGREES.values())
+    if not experts:
+        return tp * pp * cp
+    ep, etp = (
+        read.count("expert-model-parallel-size", 1),
+        read.count("expert-tensor-parallel-size", tp),
     )
-    tp, pp, cp = (layout.get(name, 1) for name in ("tp", "pp", "cp"))
-    if num_gpus % (tp * pp * cp) != 0:
+    return pp * math.lcm(tp * cp, ep * etp)
+
+
+def _layout(read: Reader, num_gpus: int, model: Table) -> Table:
+    layout = read.given(
+        **_DEGREES, ep="expert-model-parallel-size", etp="expert-tensor-parallel-size"
+    )
+    tp, pp, cp = (layout.get(name, 1) for name in _DEGREES)
+    if num_gpus % (tp * pp * cp) != 0 and read.sound(*_DEGREES.values()):
         read.problems.append(
             f"{counted(num_gpus, 'GPU')}, which tp*pp*cp = {tp}*{pp}*{cp} does not divide"
         )
     layout["dp"] = max(1, num_gpus // (tp * pp * cp))
-    of_experts = () if "num-experts" in read else ("ep", "etp")
+    of_experts = () if has_experts(model) else ("ep", "etp")
     return {name: degree for name, degree in layout.items() if name not in of_experts}
+
+
+def num_layers_of(model: Table) -> int:
+    """The number of layers of a model."""
+    return model.get("num_layers") or sum(layer.get("repeat", 1) for layer in model["layers"])
+
+
+def has_experts(model: Table) -> bool:
+    """Whether a model has a mixture of experts."""
+    return any("moe" in layer["modules"] for layer in model.get("layers", []))
+
+
+def _batch(read: Reader, replicas: int) -> int | None:
+    """The number of sequences in a step, if the files say it."""
+    if "global-batch-size" in read:
+        return read.count("global-batch-size")
+    return replicas * read.count("num-microbatches") if "num-microbatches" in read else None
 
 
 def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Table:
     """The kind of schedule, and how the layers are distributed over its stages."""
     replicas = layout["dp"] * training["microbatch_size"]
-    batch = read.count("global-batch-size", replicas)
-    if batch % replicas != 0:
+    batch = _batch(read, replicas) or replicas
+    if batch % replicas != 0 and read.sound(
+        "global-batch-size", "micro-batch-size", *_DEGREES.values()
+    ):
         read.problems.append(
-            f"`global-batch-size` {batch}, which dp*micro-batch-size = {replicas} does not divide"
+            f"{read.name('global-batch-size')} {batch}, which dp*micro-batch-size = {replicas} "
+            "does not divide"
         )
-    pp, count = layout.get("pp", 1), sum(layer["repeat"] for layer in model["layers"])
+    pp, count = layout.get("pp", 1), num_layers_of(model)
     dealt = _dealt(read, pp, count)
     virtual = len(dealt) // pp if dealt else _virtual_stages(read, pp, count)
     schedule: Table = {
@@ -185,21 +239,24 @@ def layers_of_layout(text: str) -> list[int]:
         raise ValueError("repeats that are no numbers of layers")
     spread = re.sub(r"[()]", "", spread)
     stages = spread.split("|")
-    if not re.fullmatch(r"E[t|]*m*L", spread):
+    if not re.fullmatch(r"E[t|]*(?:m\|?)*L", spread):
         raise ValueError("a pipeline whose ends are not on its outer stages")
     return [stage.count("t") for stage in stages]
 
 
 def _training(read: Reader, model: Table) -> Table:
     half = "fp16" if read.flag("fp16") else "bf16"
-    if not (read.flag("bf16") or half == "fp16"):
-        read.problems.append("training in float32 (neither `bf16` nor `fp16`)")
+    if not (read.flag("bf16") or half == "fp16" or "training.dtype" in read.replaced):
+        read.problems.append(
+            "training in float32 (neither `bf16` nor `fp16`); `--set training.dtype=bf16` gives "
+            "another"
+        )
     read.choice("optimizer", "adam")
     fused = _LOSSES[read.choice("cross-entropy-fusion-impl", *_LOSSES)]
     length = "decoder-seq-length" if has_encoder(read) else "seq-length"
     training: Table = {
-        "microbatch_size": read.count("micro-batch-size"),
-        "sequence_length": read.count(length, model["max_positions"]),
+        "microbatch_size": _microbatch_size(read),
+        "sequence_length": read.count(length, model.get("max_positions", _LONGEST)),
         "dtype": _dtype(read) or half,
         "zero": _zero(read),
         "sequence_parallel": read.flag("sequence-parallel"),
@@ -221,8 +278,20 @@ def _training(read: Reader, model: Table) -> Table:
         training["overlap_shared_experts"] = True
     if read.flag("torch-fsdp2-no-reshard-after-forward") and training["zero"] == 3:
         training["reshard_after_forward"] = False
-    training |= read.given(gradient_bucket_size="ddp-bucket-size")
+    if bucket := read.count("ddp-bucket-size", 0, least=0):
+        training["gradient_bucket_size"] = bucket
+    if read.flag("lora"):
+        training["adapters"] = {"rank": read.count("lora-rank", 8)}
     return {**training, **_dtypes(read, half, training), **_recompute(read), **_offload(read)}
+
+
+def _microbatch_size(read: Reader) -> int:
+    if "micro-batch-size" not in read:
+        read.notes.append(
+            f"The microbatch is not said ({read.name('micro-batch-size')}), so it is one sequence; "
+            "`--set training.microbatch_size=N` gives another."
+        )
+    return read.count("micro-batch-size", 1)
 
 
 def _dtypes(read: Reader, half: str, training: Table) -> Table:

@@ -17,24 +17,26 @@ def model_of(read: Reader) -> Table:
     """The table of the model of a job."""
     hidden = read.count("hidden-size")
     swiglu, heads = read.flag("swiglu"), read.count("num-attention-heads")
-    ffn = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+    ffn = (
+        max(1, int(4 * hidden * 2 / 3 / 64)) * 64 if swiglu else hidden * read.count("expansion", 4)
+    )
     activation = "squared_relu" if read.flag("squared-relu") else "swiglu" if swiglu else "gelu"
     activation = "geglu" if read.flag("quick-geglu") else activation
     if "kv-channels" not in read:
         read.check_divisor("num-attention-heads", heads, "hidden-size", hidden)
-    groups = read.count("num-query-groups", 1)
+    groups = read.count("num-query-groups", 1) if read.flag("group-query-attention") else heads
     dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
     norm = read.choice("normalization", "LayerNorm", "RMSNorm")
     model = {
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": groups if read.flag("group-query-attention") else heads,
+        "num_kv_heads": read.count("num-kv-heads", groups),
         "head_size": read.count("kv-channels", max(1, hidden // heads)),
         "ffn_size": read.count("ffn-hidden-size", ffn),
         "vocab_size": _vocabulary(read),
         "activation": activation,
         "position": _position(read),
-        "max_positions": read.count("max-position-embeddings"),
+        "max_positions": read.count("max-position-embeddings", _longest(read)),
         "norm": norm.lower(),
         "bias": not read.flag("disable-bias-linear"),
         "tied_embeddings": not read.flag("untie-embeddings-and-output-weights"),
@@ -85,6 +87,12 @@ def model_of(read: Reader) -> Table:
     return {**model, "layers": layers, "modules": kept}
 
 
+def _longest(read: Reader) -> int | None:
+    """The longest sequence that the arguments say, which other software takes for the positions."""
+    names = ("seq-length", "decoder-seq-length", "encoder-seq-length")
+    return max((read.count(name) for name in names if name in read), default=None)
+
+
 def _position(read: Reader) -> str:
     known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
     known |= {"yarn": "rotary", "mrope": "rotary"}
@@ -96,7 +104,7 @@ def _position(read: Reader) -> str:
 
 def _vocabulary(read: Reader) -> int:
     """The vocabulary size, padded as in Megatron-LM to a multiple for each tensor-parallel rank."""
-    multiple = read.count("make-vocab-size-divisible-by", 128)
+    multiple = of_words = read.count("make-vocab-size-divisible-by", 128)
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
     kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
@@ -105,10 +113,14 @@ def _vocabulary(read: Reader) -> int:
     if padded:
         return padded
     if not size and not known:
-        of, known = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
+        usual = tables()["vocabularies"]["usual"].items()
+        # A size that is padded to an odd multiple is one that needs no padding.
+        odd = [(name, size) for name, size in usual if of_words % 128 and size % of_words == 0]
+        by_kind = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
+        of, known = odd[0] if odd and of_words > 128 else by_kind
         read.notes.append(
             f"The size of the vocabulary is not said, so {known:,} words are taken, as is usual "
-            f"for `{of}`: give `--vocab-size` for others."
+            f"for `{of}`: give {read.name('vocab-size')} for others."
         )
     return -(-(size or known + extra) // multiple) * multiple
 
@@ -251,7 +263,7 @@ def _window(read: Reader) -> int | None:
     `None` if it sees all.
     """
     if "window-size" not in read:
-        return None
+        return read.count("window", 0, least=0) or None
     words = re.sub(r"[\[\](),]", " ", read.text("window-size")).split()
     if len(words) == 2 and words[0] == "-1":
         return None

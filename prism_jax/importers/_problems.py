@@ -1,13 +1,63 @@
 """A configuration of another framework, and everything in it that a job cannot express."""
 
 import itertools as it
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .._misc import quoted
+from ._shell import missing, without_missing
 
 
 Table = dict[str, Any]
+
+
+class NotImportableError(ValueError):
+    """A configuration that cannot be a job.
+
+    **Attributes:**
+
+    - `reasons`: a clause for each thing that is in the way, that which costs the most first.
+    - `kind`: whose configuration it is, if that is known; see `Imported.kind`.
+    """
+
+    def __init__(self, reasons: Iterable[str], kind: str = "", where: str = "") -> None:
+        self.reasons, self.kind = tuple(dict.fromkeys(reasons)), kind
+        before = f"{where}: " if where else ""
+        super().__init__(f"{before}this cannot be expressed as a job: {'; '.join(self.reasons)}.")
+
+
+class Problems(list[str]):
+    """What a job cannot express, a clause for each.
+
+    **Attributes:**
+
+    - `percents`: of clauses, by how many percent of a step at most they would be left out; without,
+        there is no job at all.
+    - `notes`: what is imported in another way than it is said, or left out: a sentence for each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.percents: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    def add(self, clause: str, percent: float = math.inf) -> None:
+        """Adds what is in the way."""
+        if percent < math.inf:
+            clause = f"{clause}, up to {percent:g} % of a step"
+            self.percents[clause] = percent
+        self.append(clause)
+
+    def note(self, sentence: str) -> None:
+        """Adds a note."""
+        self.notes.append(sentence)
+
+    def check(self) -> None:
+        """Raises `NotImportableError` with everything that a job cannot express, by its cost."""
+        if self:
+            by_cost = sorted(dict.fromkeys(self), key=lambda one: -self.percents.get(one, math.inf))
+            raise NotImportableError(quoted(one, 300) for one in by_cost)
 
 
 class Reader:
@@ -15,17 +65,44 @@ class Reader:
 
     **Attributes:**
 
-    - `problems`: the problems found so far, a clause for each.
+    - `problems`: the problems found so far.
     - `notes`: what is imported in another way than it is said, or left out: a sentence for each.
     - `strict`: whether what is not known is a problem in place of a note.
+    - `replaced`: the keys of the job that are given beside the table.
     """
 
-    def __init__(self, table: Mapping[str, object], *, strict: bool = False):
-        self._table = table
+    def __init__(
+        self,
+        table: Mapping[str, object],
+        *,
+        strict: bool = False,
+        problems: Problems | None = None,
+        names: Mapping[str, str] = {},
+        replaced: Collection[str] = (),
+    ):
+        self._table, self._names = table, names
         self._seen: set[str] = set()
-        self.problems: list[str] = []
-        self.notes: list[str] = []
-        self.strict = strict
+        self._unsound: set[str] = set()
+        self.problems = Problems() if problems is None else problems
+        self.notes = self.problems.notes
+        self.strict, self.replaced = strict, replaced
+
+    def name(self, key: str) -> str:
+        """A key by its name in the file."""
+        return f"`{self._names.get(key, key)}`"
+
+    def sound(self, *keys: str) -> bool:
+        """Whether no other value stands for one of keys that could not be read."""
+        return not self._unsound & {*keys}
+
+    def _refuse(self, key: str, clause: str) -> None:
+        """Names a value that could not be read, or the variable whose value it lacks."""
+        self._unsound.add(key)
+        lacks = missing(str(self._table.get(key)))
+        if lacks:
+            give = " ".join(f"`--var {quoted(name)}=...`" for name in dict.fromkeys(lacks))
+            clause = f"has no value: give {give}"
+        self.problems.add(f"{self.name(key)} {clause}")
 
     def __contains__(self, key: str) -> bool:
         return self._table.get(key) is not None
@@ -45,7 +122,9 @@ class Reader:
         value = self.get(key, False)
         word = value.lower() if isinstance(value, str) else value
         if word not in _ON and word not in _OFF:
-            self.problems.append(f"`{key}` is {quoted(value)}, but must be true or false")
+            if missing(str(value)):
+                return True  # A switch before words that have no value.
+            self._refuse(key, f"is {quoted(value)}, but must be true or false")
         return word in _ON
 
     def rate(self, key: str, default: float, most: float = 1) -> float:
@@ -56,15 +135,14 @@ class Reader:
         except ValueError:
             number = -1.0
         if not 0 <= number <= most:
-            said = f"`{key}` is {quoted(value)}, but must be a number from 0 to {most:g}"
-            self.problems.append(said)
+            self._refuse(key, f"is {quoted(value)}, but must be a number from 0 to {most:g}")
         return number
 
     def choice(self, key: str, *known: str) -> str:
         """One of the known words, by default the first. Any other value is a problem."""
         word = self.text(key, known[0])
         if word not in known:
-            self.problems.append(f"`{key}` {quoted(word)}")
+            self._refuse(key, quoted(word))
             return known[0]
         return word
 
@@ -82,7 +160,7 @@ class Reader:
         if number is None or number < least or (most is not None and number > most):
             said = "is missing" if value is None else f"is {quoted(value)}"
             to = "" if most is None else f" to {most}, as for `model.num_layers`"
-            self.problems.append(f"`{key}` {said}, but must be a whole number from {least}{to}")
+            self._refuse(key, f"{said}, but must be a whole number from {least}{to}")
             return max(1, least)
         return number
 
@@ -96,22 +174,23 @@ class Reader:
 
     def check_divisor(self, key: str, number: int, of: str, total: int) -> None:
         """A number that does not divide another key's is a problem."""
-        if total % number != 0:
-            self.problems.append(f"`{key}` {number} does not divide `{of}` {total}")
+        if total % number != 0 and self.sound(key, of):
+            said = f"{self.name(key)} {number} does not divide {self.name(of)} {total}"
+            self.problems.append(said)
 
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key, default)
-        return value if isinstance(value, str) else quoted(value, 10_000)
+        if isinstance(value, list):
+            value = f"[{', '.join(map(str, value))}]"
+        return without_missing(value) if isinstance(value, str) else quoted(value, 10_000)
 
     def unread(self) -> list[str]:
         """The keys that were not read."""
         return [key for key in self._table if key not in self._seen]
 
     def check(self) -> None:
-        """Raises a `ValueError` with everything that a job cannot express."""
-        if self.problems:
-            listed = "; ".join(quoted(one, 300) for one in dict.fromkeys(self.problems))
-            raise ValueError(f"this cannot be expressed as a job: {listed}.")
+        """Raises `NotImportableError` with everything that a job cannot express."""
+        self.problems.check()
 
 
 def merged(names: Iterable[tuple[str, ...]]) -> list[Table]:

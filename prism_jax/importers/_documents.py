@@ -1,0 +1,299 @@
+"""Files of other software as tables of flat keys, whatever their format: JSON, YAML, TOML, a shell
+script, or arguments as a program prints them. A file is known by its content.
+"""
+
+import functools as ft
+import itertools as it
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._misc import quoted
+from ..data import parse_toml
+from ._shell import absent, run_script
+
+
+# What is listed in a file takes time and memory for each; aliases of YAML stand for a part again.
+_MOST_KEYS, _DEEPEST = 200_000, 40
+
+
+class Document(NamedTuple):
+    """What a file says.
+
+    **Attributes:**
+
+    - `name`: the name of the file.
+    - `kind`: its format: `json`, `yaml`, `toml`, `command`, or `arguments` that were printed.
+    - `table`: its tables as they are nested.
+    - `keys`: its values by their dotted keys: texts, numbers, truth values, `None`, and lists of
+        these.
+    - `launcher`: the options of the launcher, such as `torchrun`, by their names without dashes.
+    - `wanted`: the files that it reads and that are not at hand.
+    - `assigned`: the variables that it assigns, with their words.
+    - `where`: what a message calls it.
+    """
+
+    name: str
+    kind: str
+    table: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    launcher: Mapping[str, Any] = {}
+    wanted: Sequence[str] = ()
+    assigned: Mapping[str, Sequence[str]] = {}
+    where: str = ""
+
+
+def document(
+    name: str,
+    text: str,
+    outer: Sequence[Mapping[str, str]] = (),
+    source: Callable[[str], str | None] = lambda name: None,
+) -> Document:
+    """Reads a file.
+
+    **Arguments:**
+
+    - `name`: its name; its ending only tells which error is named if no format fits.
+    - `text`: its content.
+    - `outer`: tables of values of variables that it does not assign.
+    - `source`: the text of a script that it reads, by its name.
+
+    **Raises:**
+
+    A `ValueError` of one clause if it cannot be read.
+    """
+    text = text.replace("\r\n", "\n").lstrip("\ufeff")
+    if found := _printed(text):
+        return Document(name, "arguments", found, found)
+    if text.startswith("#!"):
+        return _command(name, text, outer, source)
+    suffix, problem = pathlib.PurePath(name).suffix.lower(), None
+    for kind, parse, suffixes in _FORMATS:
+        try:
+            table = parse(text)
+        except (ValueError, RecursionError) as error:
+            if suffix in suffixes:
+                problem = error
+            continue
+        if isinstance(table, dict):
+            keys = dict(_flat(table))
+            return Document(
+                name, kind, table, {k: _filled(v, keys, outer) for k, v in keys.items()}
+            )
+        if isinstance(table, list):
+            raise ValueError("this is not a table of keys; give a configuration")
+    if problem is None:
+        return _command(name, text, outer, source)
+    said = quoted(" ".join(str(problem).split()).rstrip("."), 160)
+    if isinstance(problem, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
+        said = "the JSON ends early, as of a download that was cut"
+    raise ValueError(f"it cannot be read: {said}; give another file")
+
+
+def _command(
+    name: str, text: str, outer: Sequence[Mapping[str, str]], source: Callable[[str], str | None]
+) -> Document:
+    try:
+        script = run_script(text, outer, source)
+    except ValueError as error:
+        raise ValueError(f"it cannot be read: {error}; give another file") from None
+    launcher, keys = options(script.commands, script.variables)
+    for line in script.comments:
+        if match := re.match(r"#\s*(?:SBATCH|PBS|BSUB|FLUX:)\s+(.*)", line):
+            launcher = {**options_of(match[1].split()), **launcher}
+    if not keys and not launcher:
+        raise ValueError("it has no flags such as `--num-layers 32`")
+    return Document(name, "command", keys, keys, launcher, script.wanted, script.variables)
+
+
+# A program, after which its own options come.
+_PROGRAM = re.compile(r"^(?:[^-=\s]\S*)?\.py$|^[\w.]+\.(?:train|pretrain\w*|cli\.train|main)$")
+_LAUNCHERS = re.compile(
+    r"(?:^|/)(torchrun|srun|deepspeed|deepy\.py|mpirun|mpiexec|accelerate|sbatch|composer|axolotl"
+    r"|llamafactory-cli)$"
+)
+_SIZES = {"num-layers", "hidden-size", "hybrid-layer-pattern", "encoder-num-layers"}
+
+
+def options(
+    commands: Sequence[Sequence[str]], variables: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of launchers, and those of the program that is launched: of the command with the
+    most of them. A script without a command that has any is one that others read, and all lists of
+    options in its variables count.
+    """
+    launcher: dict[str, Any] = {}
+    best: dict[str, Any] = {}
+    bare: dict[str, Any] = {}
+    for command in commands:
+        words = [
+            part
+            for word in command
+            for part in (word.split() if " --" in word or word.startswith("--") else [word])
+        ]
+        at = next((i for i, word in enumerate(words) if _PROGRAM.search(word)), None)
+        launches = any(_LAUNCHERS.search(word) for word in words) or "torch.distributed" in str(
+            words
+        )
+        if at is None:
+            at = 0 if launches or not words[0].startswith("-") else -1
+        if launches:
+            launcher |= options_of(words[: at or len(words)])
+        found = options_of(words[at + 1 :])
+        if words[0].startswith("-"):  # Arguments alone, on several lines.
+            bare |= found
+        elif len(found) >= max(1, len(best)):
+            best = found
+    best = bare if len(bare) > len(best) else best
+    listed = [value for value in variables.values() if any("--" in word for word in value)]
+    of_variables = options_of(" ".join(it.chain.from_iterable(listed)).split())
+    says = [_SIZES & {name.replace("_", "-") for name in found} for found in (best, of_variables)]
+    if not best or (says[1] and not says[0]):
+        best = {**of_variables, **best}
+    if "WORLD_SIZE" in variables and not launcher:
+        launcher["world-size"] = variables["WORLD_SIZE"][0]
+    return launcher, best
+
+
+def options_of(words: Sequence[str]) -> dict[str, Any]:
+    """The options of a command, without dashes, each with its words, or `True` if it has none; and
+    dotted keys with their values (`model.num_layers=40`), as of Hydra.
+    """
+    found: dict[str, Any] = {}
+    flag = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word) and not re.fullmatch(r"-[a-z][\w.]*[:/].*", word):
+            flag, equals, value = word.lstrip("-").partition("=")
+            found[flag] = value if equals else True
+        elif match := re.match(
+            r"[+~]{0,2}([A-Za-z_]\w*(?:\.\w+)+|[a-z]\w*)=(.*)$", word, re.DOTALL
+        ):
+            found[match[1]], flag = match[2], ""
+        elif flag:
+            found[flag] = word if found[flag] is True else f"{found[flag]} {word}"
+    return found
+
+
+# A line such as `  hidden_size ................ 4096`, after what a logger or a launcher puts
+# before it. GPT-NeoX says after it whether the value is a default.
+_PRINTED = re.compile(
+    r"(?:^|[\s:|\]])([A-Za-z]\w*) \.{3,} ?(.*?)(?:\.{3,}(?:updated|default))?\s*$"
+)
+
+
+def _printed(text: str) -> dict[str, Any]:
+    """The arguments in a printed block, of which there are at least three."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        if ("...." in line) and (match := _PRINTED.search(line[:2000])):
+            found.setdefault(match[1], _word(match[2]))
+    return found if len(found) > 2 else {}
+
+
+def _word(text: str) -> Any:
+    return {"True": True, "False": False, "None": None, "": None}.get(text, text)
+
+
+def _flat(value: Any, prefix: str = "", depth: int = 0, left: list[int] | None = None) -> Iterator:
+    """The values of nested tables by their dotted keys, those of `<<` among those beside it."""
+    left = [_MOST_KEYS] if left is None else left
+    left[0] -= 1
+    if left[0] < 0 or depth > _DEEPEST:
+        raise ValueError("it has more keys, or deeper ones, than any configuration has")
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            path = prefix if name == "<<" else f"{prefix}.{name}".lstrip(".")
+            yield from _flat(inner, path, depth + 1, left)
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{prefix}.{i}" if prefix else str(i), depth + 1, left)
+    else:
+        left[0] -= len(value) if isinstance(value, list) else 0
+        yield prefix, value.strip() if isinstance(value, str) else value
+
+
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?([\w.]+)(?:[:,]-?([^{}]*))?\}")
+
+
+def _filled(
+    value: Any, keys: Mapping[str, Any], outer: Sequence[Mapping[str, str]], depth: int = 0
+) -> Any:
+    """A value in which other keys and variables that it names (`${key}`) have theirs."""
+    if not isinstance(value, str) or "${" not in value:
+        return value
+
+    def named(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
+        found = next((table[name] for table in (keys, *outer) if name in table), default)
+        if found is None or isinstance(found, list | dict) or depth > 3:
+            return absent(name)
+        return str(_filled(found, keys, outer, depth + 1))[:1000]
+
+    match = _REFERENCE.fullmatch(value)
+    if match and match[1] in keys and not isinstance(keys[match[1]], str):
+        return keys[match[1]]
+    return _word(_REFERENCE.sub(named, value[:10_000]))
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML file, of plain values alone: truth values, `None` and texts.
+
+    **Raises:**
+
+    A `ValueError` of one clause that names the line.
+    """
+    import yaml
+
+    try:
+        return yaml.load(text, _loader())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ValueError(f"line {line} is not YAML ({quoted(error.problem or '')})") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is not YAML ({quoted(str(error))})") from None
+
+
+@ft.cache
+def _loader() -> Any:
+    """Reads all values but truth values and nothing as texts: YAML 1.1 takes `1e-5` for a text, and
+    `no` for a truth value. It makes no other objects, as a `SafeLoader`, and no tag does.
+    """
+    import yaml
+
+    base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    Loader: Any = type("Loader", (base,), {})
+    values = {"true": True, "false": False, "null": None, "~": None, "": None, "none": None}
+    tag = "tag:yaml.org,2002:null"
+    Loader.add_implicit_resolver(tag, re.compile(r"(?i)(true|false|null|none|~|)$"), None)
+    Loader.add_constructor(tag, lambda loader, node: values[node.value.lower()])
+    return Loader
+
+
+def _toml(text: str) -> Any:
+    """The content of a TOML file; shell scripts that only assign numbers are none."""
+    return (
+        parse_toml(text) if re.search(r"^\s*\[[\w.\"-]+\]\s*(#.*)?$", text, re.MULTILINE) else None
+    )
+
+
+def _json(text: str) -> Any:
+    return json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
+
+
+def _yaml(text: str) -> Any:
+    """The content of a YAML file, if it is a table; a script is a text to YAML."""
+    return (
+        parse_yaml(text)
+        if re.search(r"^\s*[\"']?[\w.-]+[\"']?\s*:|^\s*\{", text, re.MULTILINE)
+        else None
+    )
+
+
+# The formats of tables, each with what parses it and the endings of names that are its own.
+_FORMATS: tuple[tuple[str, Callable[[str], Any], tuple[str, ...]], ...] = (
+    ("json", _json, (".json",)),
+    ("toml", _toml, (".toml",)),
+    ("yaml", _yaml, (".yaml", ".yml")),
+)

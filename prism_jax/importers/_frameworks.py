@@ -1,0 +1,344 @@
+"""What the keys of a framework mean, by its table in `frameworks/`: each in terms of Megatron-LM's
+flags, in which all say their model, layout, schedule and training.
+
+A table has the same parts as that of Megatron-LM. Names are written in small letters, words with
+dashes or underscores; `x*` stands for all that begin with `x`; sections before a name may be left
+out. A key of a file:
+
+- `[sets]` (of Megatron-LM alone): is read by the code; `[same]` and `[opposite]`: is another flag;
+- `[job]`: is a key of a job as it is; `[values]`: stands for other keys, by its value;
+- `[models]`: names a model; `[no_effect]`: costs nothing in a step;
+- `[costs]`, `[costs_in_fp8]`: costs up to a share of a step, in percent, that a job does not have.
+  With at most 10 % it is left out with a note, with more it is refused.
+"""
+
+import dataclasses
+import fnmatch
+import functools as ft
+import itertools as it
+import pathlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .._misc import quoted
+from ._documents import Document
+from ._problems import Problems, is_off
+
+
+# The most percent of a step that is left out with a note.
+MOST_LEFT_OUT = 10
+# Of the keys of a file, how many say whose it is.
+_MOST_LOOKED_AT = 2_000
+# Scripts of other programs have more keys than that.
+_MOST_UNKNOWN = 100
+# Of these groups of keys without effect a note tells that they are left out.
+_TOLD = ("data", "tokenizer", "logs")
+_DATA = ("data", "token", "logging", "wandb", "tensorboard")
+
+
+class Meaning(NamedTuple):
+    """What a key means.
+
+    **Attributes:**
+
+    - `kind`: its part of a framework's table.
+    - `what`: the key that it sets, or what it costs.
+    - `percent`: for a cost, the bound of its share of a step.
+    - `source`: where the bound is from.
+    """
+
+    kind: str
+    what: str
+    percent: float = 0.0
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """A framework's table.
+
+    **Attributes:**
+
+    - `name`: the name of the framework.
+    - `table`: its table as it is in the file.
+    - `meanings`: what each of its keys means.
+    """
+
+    name: str
+    table: Mapping[str, Any]
+    meanings: Mapping[str, Meaning]
+    beginnings: tuple[str, ...]
+
+    def meaning(self, name: str) -> tuple[str, Meaning] | None:
+        """The name in the table and the meaning of a key, whatever sections are before it."""
+        parts = name.split(".")
+        shorter = [".".join(parts[i:]) for i in range(len(parts))]
+        for short in shorter:
+            if short in self.meanings:
+                return short, self.meanings[short]
+        for short in filter(lambda short: short.startswith(self.beginnings), shorter):
+            begins = next(one for one in self.beginnings if short.startswith(one))
+            return short, self.meanings[f"{begins}*"]
+        return self._negated(parts[-1]) if "sets" in self.table or "like" in self.table else None
+
+    def _negated(self, name: str) -> tuple[str, Meaning] | None:
+        """The flag `no-x` or `disable-x` of a flag `x`, or the other way round."""
+        for word in ("no-", "disable-"):
+            for other in (name.removeprefix(word), word + name):
+                if other in self.meanings:
+                    meaning = self.meanings[other]
+                    effect = meaning.kind in ("sets", "same", "opposite")
+                    what = meaning.what if meaning.kind in ("same", "opposite") else other
+                    kind = "same" if meaning.kind == "opposite" else "opposite"
+                    return name, Meaning(kind, what) if effect else Meaning("no_effect", "negated")
+        return None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Keys one of which a file of this framework has."""
+        return tuple(_usual(self.table["marks"]).split())
+
+
+def _usual(name: str) -> str:
+    return re.sub(r"(^|\.)-+", r"\1", name.replace("_", "-").lower())
+
+
+@ft.cache
+def framework(name: str) -> Framework:
+    """A framework by its name.
+
+    **Raises:**
+
+    `KeyError` if there is no table of it.
+    """
+    path = pathlib.Path(__file__).with_name("frameworks") / f"{name}.toml"
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    meanings = dict(framework(table["like"]).meanings) if "like" in table else {}
+    of_values = table.get("values", {})
+    inherited = framework(table["like"]).table["values"] if "like" in table else {}
+    table["values"] = inherited | of_values
+    for kind in ("sets", "no_effect", "job", "models"):
+        for what, names in table.get(kind, {}).items():
+            meanings |= dict.fromkeys(_usual(names).split(), Meaning(kind, what))
+    for kind in ("costs", "costs_in_fp8"):
+        for what, cost in table.get(kind, {}).items():
+            meaning = Meaning(kind, what, cost["percent"], cost["source"])
+            meanings |= dict.fromkeys(_usual(cost["keys"]).split(), meaning)
+    for kind in ("same", "opposite"):
+        for names, what in table.get(kind, {}).items():
+            meanings |= dict.fromkeys(_usual(names).split(), Meaning(kind, what))
+    meanings |= {_usual(key): Meaning("values", key) for key in of_values}
+    beginnings = tuple(name[:-1] for name in meanings if name.endswith("*"))
+    return Framework(name, table, meanings, beginnings)
+
+
+@ft.cache
+def framework_names() -> tuple[str, ...]:
+    """The names of all frameworks."""
+    folder = pathlib.Path(__file__).with_name("frameworks")
+    return tuple(sorted(path.stem for path in folder.iterdir() if path.suffix == ".toml"))
+
+
+def framework_of(document: Document) -> Framework | None:
+    """The framework that a file is of: of those with one of its marks, that which knows the most of
+    its keys.
+    """
+    names = {_usual(key) for key in it.islice(document.keys, _MOST_LOOKED_AT)}
+    best, most = None, (0, 0)
+    for framework_name in framework_names():
+        one = framework(framework_name)
+        marked = sum(1 for mark in one.marks if any(_marks(mark, name) for name in names))
+        if marked >= one.table.get("least_marks", 1):
+            known = sum(1 for name in names if one.meaning(name) is not None)
+            if (known, marked) > most:
+                best, most = one, (known, marked)
+    return best
+
+
+def _marks(mark: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name, mark) or name.endswith("." + mark)
+
+
+@dataclasses.dataclass
+class Arguments:
+    """What files say in terms of Megatron-LM's flags.
+
+    **Attributes:**
+
+    - `flags`: the values of flags, without dashes.
+    - `job`: the values of keys of a job.
+    - `models`: the names of models.
+    - `origins`: for each of these, the key and the file that it came from.
+    - `problems`: what is in the way, and what is left out with a note.
+    """
+
+    flags: dict[str, Any] = dataclasses.field(default_factory=dict)
+    job: dict[str, Any] = dataclasses.field(default_factory=dict)
+    models: dict[str, str] = dataclasses.field(default_factory=dict)
+    origins: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    problems: Problems = dataclasses.field(default_factory=Problems)
+
+
+def translate(
+    files: Iterable[tuple[Document, Framework]], leave_out: Iterable[str] = (), strict: bool = False
+) -> Arguments:
+    """What files say, the later ones before the earlier ones.
+
+    **Arguments:**
+
+    - `files`: each with its framework.
+    - `leave_out`: keys that are left out, by the names that they have in the files.
+    - `strict`: whether keys that are not known are refused; by default there is a note for each.
+    """
+    found, told, costs, skipped = Arguments(), [], [], {_usual(key): key for key in leave_out}
+    files = [*files]
+    for document, one in files:
+        unknown: list[str] = []
+        for key, value in document.keys.items():
+            name = _usual(key)
+            if value is None or _is_default(document, one, name, value):
+                continue
+            if name in skipped or name.rpartition(".")[2] in skipped:
+                found.problems.note(f"`{key}` is left out, as asked.")
+                skipped.pop(name, skipped.pop(name.rpartition(".")[2], None))
+                continue
+            known = one.meaning(name)
+            if known is None:
+                data = any(word in name.rpartition(".")[2] for word in _DATA)
+                (told if data and not (strict or _near(name, one)) else unknown).append(key)
+            elif known[1].kind.startswith("costs"):
+                costs.append((key, value, known[1]))
+            elif known[1].kind == "no_effect":
+                told += [key] * (known[1].what in _TOLD)
+                if known[1].what == "images":
+                    found.problems.note(
+                        "Only the language model is imported, without what reads images or sound."
+                    )
+            else:
+                _put(found, (key, document.name), _printed(document, value), known, one)
+        _tell_unknown(found.problems, unknown, one, strict)
+    for _, one in files:
+        for name, value in one.table.get("defaults", {}).items():
+            if name not in found.flags and "." not in name:
+                found.flags[name] = value
+                found.origins[name] = ("", f"by default of {one.table['title']}")
+    narrow = any(not is_off(found.flags.get(f)) for f in ("fp8-format", "fp8", "fp4-format", "fp4"))
+    for key, value, meaning in costs:
+        if is_off(value) or (meaning.kind == "costs_in_fp8" and not narrow):
+            continue
+        if meaning.percent > MOST_LEFT_OUT:
+            found.problems.add(f"`{key}` ({meaning.what})", meaning.percent)
+        else:
+            found.problems.note(
+                f"`{key}` is left out: {meaning.what}, at most {meaning.percent:g} % of a step "
+                f"({meaning.source})."
+            )
+    for key in skipped.values():
+        found.problems.add(f"`--leave-out {key}`, a key that no file has")
+    if told:
+        names = ", ".join(f"`{quoted(key, 60)}`" for key in told[:4])
+        more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+        found.problems.note(f"Left out, because they name data, tokenizers or logs: {names}{more}.")
+    return found
+
+
+def _is_default(document: Document, one: Framework, name: str, value: Any) -> bool:
+    """Whether a value says nothing: an option that is left to the program (`auto`), or a default
+    that a program prints of an option that is off.
+    """
+    if document.kind == "arguments":
+        # The encoder of a model without one is printed as the decoder is.
+        other = document.keys.get(name.replace("-", "_").replace("encoder_", ""))
+        is_same = name in ("encoder-num-layers", "encoder-seq-length") and other == value
+        return is_same or str(one.table.get("printed", {}).get(name)) == str(value)
+    return value == "auto" and "sets" not in one.table
+
+
+def _printed(document: Document, value: Any) -> Any:
+    """A value as it is written, of one that Python prints."""
+    if document.kind != "arguments" or not isinstance(value, str):
+        return value
+    dtypes = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+    word = dtypes.get(value, value)
+    return word.partition(".")[2] if word.startswith(("AttnBackend.", "CudaGraph")) else word
+
+
+def _put(
+    found: Arguments,
+    origin: tuple[str, str],
+    value: Any,
+    known: tuple[str, Meaning],
+    one: Framework,
+) -> None:
+    """Sets what a key means."""
+    name, meaning = known
+    key = origin[0]
+    values: dict[str, Any] = {}
+    if meaning.kind == "values":
+        options = one.table["values"][meaning.what]
+        word = str(value).strip().lower()
+        chosen = next((o for o in options if fnmatch.fnmatchcase(word, o.lower())), None)
+        if chosen is None:
+            allowed = ", ".join(f"`{option}`" for option in options)
+            found.problems.add(f"`{key}` is {quoted(value)}, but known are only {allowed}")
+            return
+        if isinstance(options[chosen], str):
+            found.problems.add(f"`{key}` {quoted(value)} ({options[chosen]})", 100.0)
+            return
+        values = options[chosen]
+    elif meaning.kind == "models":
+        found.models[meaning.what] = str(value)
+        found.origins[meaning.what] = origin
+    elif meaning.kind == "opposite":
+        values = {meaning.what: is_off(value)}
+    else:
+        values = {name if meaning.kind == "sets" else meaning.what: value}
+    for target, inner in values.items():
+        place = found.job if "." in target else found.flags
+        place[target] = inner
+        found.origins[target] = origin
+
+
+def _tell_unknown(problems: Problems, unknown: list[str], one: Framework, strict: bool) -> None:
+    """Notes keys that are not known; those that are almost a known one are problems."""
+    word = "flag" if "megatron" in (one.name, one.table.get("like")) else "key"
+    if len(unknown) > _MOST_UNKNOWN:
+        said = f"{len(unknown)} {word}s that are not known here, as `{quoted(unknown[0], 60)}`"
+        problems.add(said)
+        return
+    for key in unknown:
+        near = _near(_usual(key), one)
+        if near:
+            problems.add(
+                f"`{quoted(key)}`, a {word} that is not known here (did you mean `{near}`?)"
+            )
+        elif strict:
+            problems.add(f"`{quoted(key)}`, a {word} that is not known here")
+        else:
+            problems.note(f"The {word} `{quoted(key)}` is not known here, so it is left out.")
+
+
+def _near(name: str, one: Framework) -> str:
+    """The known key that was probably meant: one that differs by a slip of the finger, or a flag
+    that sets a key and whose name has more words.
+    """
+    words = {*name.split("-")}
+    effects = (known for known, meaning in one.meanings.items() if meaning.kind != "no_effect")
+    slips = (known for known in effects if _is_slip(name, known))
+    sets = [known for known, m in one.meanings.items() if m.kind == "sets" and len(words) > 1]
+    return next(slips, "") or next((known for known in sets if words < {*known.split("-")}), "")
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether one letter differs, two letters are swapped, or at most two are missing or added."""
+    if abs(len(name) - len(known)) > 2 or len(name) < 4:
+        return False
+    pair = [name, known]
+    for _ in range(2):  # Without the letters that both begin with, and those that both end with.
+        alike = it.takewhile(lambda letters: letters[0] == letters[1], zip(*pair, strict=False))
+        same = sum(1 for _ in alike)
+        pair = [word[same:][::-1] for word in pair]
+    a, b = pair
+    return len(a) + len(b) <= 2 or (len(a) == 2 and a == b[::-1])

@@ -1,0 +1,102 @@
+"""The words and operators of a shell script."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+# A name of a variable.
+NAME = r"[A-Za-z_]\w*"
+
+
+class Token(NamedTuple):
+    """A word, or an operator such as `&&`, the end of a line, or the text of a here-document."""
+
+    kind: str
+    text: str
+
+
+def end_of(text: str, start: int, stops: str) -> int:
+    """Where the first letter of `stops` is that is in no quotation marks and no brackets."""
+    inside: list[str] = []
+    i = start
+    while i < len(text):
+        letter, closes = text[i], inside[-1] if inside else ""
+        if closes == "'":
+            if letter == "'":
+                inside.pop()
+        elif letter == "\\":
+            i += 1
+        elif letter == closes:
+            inside.pop()
+        elif letter == "$" and text[i + 1 : i + 2] in ("(", "{"):
+            i += 1
+            inside.append(")" if text[i] == "(" else "}")
+        elif letter in '"`' or (letter == "'" and closes != '"'):
+            inside.append(letter)
+        elif letter == "(" and (closes == ")" or (not inside and stops == ")")):
+            inside.append(")")
+        elif not inside and letter in stops:
+            return i
+        i += 1
+    if inside:
+        raise ValueError(f"a `{inside[-1]}` is {'missing' if inside[-1] in ')}' else 'not closed'}")
+    return i
+
+
+def _word_end(text: str, i: int) -> int:
+    """Where a word ends. Brackets within it, which a shell would not read, are part of it."""
+    while True:
+        i = end_of(text, i, " \t\r\n;&|()<>")
+        if text[i : i + 1] != "(" or text[i + 1 : i + 2] == ")":
+            return i
+        i = end_of(text, i + 1, ")") + 1
+
+
+_SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
+_OPERATOR = re.compile(r"\n|;;|&&|\|\||\d?[<>]{1,3}&?(?:\d(?!\w)|-(?!\w))?|&>>?|[;&|()]")
+HERE = re.compile(rf"<<-?[ \t]*(['\"\\]?)({NAME})['\"]?")
+_ARRAY = re.compile(rf"({NAME})\+?=\(")
+
+
+def tokens(text: str, comments: list[str]) -> Iterator[Token]:
+    """The words and operators of a script; an assignment of a list is a word before a bracket."""
+    here: list[tuple[str, bool]] = []
+    i, in_command = 0, False
+    while i < len(text):
+        if match := _SPACE.match(text, i):
+            i = match.end()
+        elif text[i] == "#":
+            stop = text.find("\n", i)
+            stop = len(text) if stop < 0 else stop
+            comments.append(text[i:stop])
+            i = stop
+        elif match := HERE.match(text, i):
+            here.append((match[2], bool(match[1])))
+            i = match.end()
+        elif text.startswith("((", i):
+            stop = end_of(text, i + 2, ")")
+            yield Token("word", f"(({text[i + 2 : stop]}))")
+            i = stop + 2
+        elif text[i] == "(" and in_command and text[i + 1 : i + 2] != ")":
+            stop = _word_end(text, i)
+            yield Token("word", text[i:stop])
+            i = stop
+        elif match := _OPERATOR.match(text, i):
+            i, in_command = match.end(), False
+            yield Token("operator", match[0])
+            if match[0] == "\n":
+                for tag, is_plain in here:
+                    ends = re.compile(rf"^\t*{tag}[ \t\r]*$", re.MULTILINE).search(text, i)
+                    stop = ends.start() if ends else len(text)
+                    yield Token("plain here" if is_plain else "here", text[i:stop])
+                    i = ends.end() if ends else stop
+                here.clear()
+        elif match := _ARRAY.match(text, i):
+            i, in_command = match.end(), True
+            yield Token("array", match[0][:-1])
+        else:
+            stop, in_command = _word_end(text, i), True
+            yield Token("word", text[i:stop])
+            i = stop
+    yield Token("operator", "\n")

@@ -1,0 +1,385 @@
+"""Scripts and configurations of frameworks: what a shell would make of them, and what a job has."""
+
+import csv
+import io
+import json
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+
+from prism_jax.cli import main
+from prism_jax.data import job_keys, load_job
+from prism_jax.importers import GpusNotSaidError, NotImportableError, import_job
+from prism_jax.importers._arithmetic import arithmetic
+from prism_jax.importers._documents import document
+from prism_jax.importers._frameworks import framework, framework_names
+from prism_jax.importers._shell import run_script
+from prism_jax.importers._training_files import well_known
+from prism_jax.workload import count_parameters
+
+
+_SCRIPTS = pathlib.Path(__file__).parent / "data/scripts"
+
+# Each ends in commands `show`, whose words a shell tells.
+_SNIPPETS = """
+TP=8; show $TP "$TP" '$TP' \\$TP ${TP}x x"${TP}"y
+export A=1 B="two words"; show $A $B "$B" --flag=$B "--flag=$B"
+show ${X:-64} "${X:-a b}" ${X-5} ${Y:=7} $Y ${A:+set} ${A+set}
+A=3 B=4; show $((A * B)) $(( (A+B)*2 - 7/2 )) $((B % A)) $((-A + 10))
+LIST=(--a 1 "--b x" ); LIST+=(--c $((1+1))); show ${LIST[@]}
+show "${LIST[@]}" ${#LIST[@]} ${LIST[1]} $LIST
+S="a"; S+="b c"; show $S "$S"
+if [ "$Q" = "" ]; then V=1; else V=2; fi; show $V
+N=5; if [[ $N -gt 3 && $N != 7 ]]; then show more; elif [ $N -eq 5 ]; then show five; fi
+M=7B; if [ $M == "1B" ]; then H=1; elif [ $M == "7B" ]; then H=2; else H=3; fi; show $H
+case "$M" in 1B|2B) K=a ;; 7*) K=b ;; *) K=c ;; esac; show $K
+case x in a) show no ;; esac; show yes
+[ -z "$Q" ] && show empty || show full
+[ -n "$Q" ] && show full || show empty
+! [ -n "$Q" ] && show empty
+show a \\
+  b # a comment's end
+show "a  b" a  b '  ' ""
+read -r -d '' T <<EOF
+  --x $N --y "q"
+EOF
+show $T
+T=$(cat <<'EOF'
+ --z $N
+EOF
+); show $T
+show "it's" 'say "no"' "say \\"yes\\"" g'h'"i"
+P="  lead and trail "; show x${P}y $P
+E=""; show a $E b "$E" c
+W="Upper"; show ${W,,} ${W^^} ${#W}
+f() { G=1; }
+f; show ${G:-0}
+show $(expr 3 + 4) $(echo hello world)
+bash -c "show_inner=1; true"; show after
+unset N; show ${N:-gone}
+(( 3 > 2 )) && show counted
+while [[ 1 -gt 2 ]]; do show never; done; show done
+D=(); D+=(x y); for i in 1; do D+=(z$i); done; show ${D[*]}
+"""
+
+
+def test_words_are_those_that_a_shell_makes():
+    """Bash itself is the oracle."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    shows = 'show() { printf "%s" "<"; printf "%s|" "$@"; echo ">"; }\n'
+    run = subprocess.run(
+        [bash, "--norc", "-c", shows + _SNIPPETS], capture_output=True, text=True, check=False
+    )
+    assert run.stderr == ""
+    found = [words[1:] for words in run_script(_SNIPPETS).commands if words[0] == "show"]
+    made = ["<" + "".join(f"{word}|" for word in words) + ">" for words in found]
+    assert made == run.stdout.splitlines()
+
+
+def test_arithmetic_is_that_of_whole_numbers():
+    rng = random.Random(0)
+    for _ in range(200):
+        numbers = [str(rng.randrange(1, 90)) for _ in range(4)]
+        text = f"({numbers[0]} + {numbers[1]}) * {numbers[2]} - x / {numbers[3]} % 7"
+        number = (int(numbers[0]) + int(numbers[1])) * int(numbers[2])
+        assert arithmetic(text, lambda name: "55") == number - 55 // int(numbers[3]) % 7
+    for wrong in ("", "1 +", "(1", "1 / 0", "x", "2 ** 3", "9" * 30, "f(1)", "(" * 99, "1 1"):
+        with pytest.raises(ValueError, match=r".") as raised:
+            arithmetic(wrong, lambda name: "")
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match="64 bits"):
+        arithmetic("9223372036854775807 * 2", lambda name: "")
+
+
+# By file: billions of parameters, GPUs, sequences in a step, and keys of the job.
+_IMPORTED = {
+    "megatron_llama3_8b.sh": (8.03, 8, 128, {"layout.cp": 2, "training.dtype": "fp8"}),
+    "branches.sh": (7.47, 64, 512, {"layout.tp": 4, "training.recompute": "full"}),
+    "slurm.sh": (12.8, 32, 128, {"layout.pp": 2, "training.sequence_length": 4096}),
+    "sbatch_heredoc.sh": (0.355, 16, 64, {"training.dtype": "fp16"}),
+    "dump.txt": (3.02, 16, 128, {"layout.tp": 2, "training.attention": "flash"}),
+    "recipe.yaml": (0.89, 64, 256, {"layout.tp": 2}),
+    "nested.yaml": (0.355, 64, 256, {"layout.pp": 2}),
+    "nemo_15b.yaml": (15.6, 16, 64, {"layout.tp": 4, "training.software": "nemo-2024"}),
+    "nemo_overrides.sh": (13.4, 16, 32, {"training.software": "nemo-2023"}),
+    "megatron_bridge_llama3_70b.yaml": (70.6, 64, 256, {"schedule.virtual_stages": 5}),
+    "torchtitan_llama3_8b.toml": (8.03, 8, 16, {"training.recompute": "by-op"}),
+    "llm_foundry_mpt_70b.yaml": (64.9, 64, 1024, {"training.zero": 3}),
+    "maxtext_llama3_70b.yml": (70.6, 128, 256, {"training.software": "maxtext"}),
+    "gpt_neox_20b.yml": (20.6, 64, 1024, {"layout.pp": 4, "training.zero": 1}),
+    "nanotron_1b.yaml": (1.24, 32, 64, {"training.sequence_parallel": True}),
+    "trainer.sh": (6.74, 16, 128, {"training.recompute": "full", "training.zero": 3}),
+    "llama_factory.yaml": (7.62, 64, 512, {"training.zero": 3}),
+    "axolotl.yaml": (8.03, 64, 512, {"training.zero": 3}),
+    "primus_llama3_8b.yaml": (8.03, 64, 128, {"training.loss": "fused"}),
+    "sizes_alone.sh": (8.19, 64, 64, {"model.head_size": 128}),
+}
+
+
+def _imported(*names, gpus=None, **options):
+    files = [_SCRIPTS / name for name in names]
+    try:
+        return import_job(files, gpus, **options)
+    except GpusNotSaidError:
+        return import_job(files, 64, **options)
+
+
+def _value(job, key):
+    for name in key.split("."):
+        job = getattr(job, name)
+    return job
+
+
+@pytest.mark.parametrize("name", _IMPORTED)
+def test_files_say_a_job(name, monkeypatch):
+    for variable in ("GBS", "NUM_NODES", "MODEL_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    parameters, gpus, sequences, keys = _IMPORTED[name]
+    if name == "trainer.sh":
+        keys = {key: value for key, value in keys.items() if key != "training.zero"}
+    imported = _imported(name)
+    job = imported.job
+    assert job.model is not None
+    assert count_parameters(job.model) / 1e9 == pytest.approx(parameters, rel=6e-3)
+    assert (job.layout.world_size, job.batch_size) == (gpus, sequences)
+    assert {key: _value(job, key) for key in keys} == keys
+    assert imported.question == ""
+
+
+def test_all_files_of_one_job_say_it_together():
+    """A launcher, settings of a framework, and a model."""
+    names = ("trainer.sh", "deepspeed.json", "accelerate_fsdp.yaml")
+    training = _imported(*names).job.training
+    assert training is not None
+    assert (training.zero, training.recompute, training.microbatch_size) == (3, "full", 2)
+    config = pathlib.Path(__file__).parents[1] / "examples/config.json"
+    alone = import_job(config, 16, batch=128).job
+    both = import_job([config, _SCRIPTS / "trainer.sh"]).job
+    assert alone.model is not None
+    assert both.model is not None
+    assert count_parameters(both.model) == count_parameters(alone.model)
+    assert both.training is not None
+    assert both.training.sequence_length == 2048
+    with pytest.raises(ValueError, match="are two models"):
+        import_job([config, config], 8)
+
+
+def test_printed_arguments_are_those_of_the_command(tmp_path):
+    """A block that is printed gives the job that its arguments give."""
+    values = document("dump.txt", (_SCRIPTS / "dump.txt").read_text()).keys
+    words = [
+        f"--{key.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for key, value in values.items()
+        if value not in (None, False) and not key.startswith(("encoder", "exp", "main", "img"))
+    ]
+    text = " ".join(words).replace("AttnBackend.", "") + " --disable-bias-linear"
+    (tmp_path / "args.txt").write_text(text)
+    printed, given = import_job(_SCRIPTS / "dump.txt").job, import_job(tmp_path / "args.txt").job
+    assert printed.training == given.training
+    assert printed.layout == given.layout
+    assert printed.model is not None
+    assert given.model is not None
+    assert printed.model.layers == given.model.layers
+
+
+def test_a_variable_is_that_of_the_script_of_an_option_or_of_the_environment(monkeypatch):
+    monkeypatch.setenv("NUM_NODES", "2")
+    assert _imported("megatron_llama3_8b.sh").job.layout.world_size == 16
+    name = "megatron_llama3_8b.sh"
+    assert _imported(name, variables=["NUM_NODES=4"]).job.layout.world_size == 32
+    told = _imported(name, variables=["CP_SIZE=1"])
+    assert told.job.layout.cp == 2
+    assert any("`--var CP_SIZE` changes nothing" in note for note in told.notes)
+    with pytest.raises(NotImportableError) as raised:
+        _imported("refused_variable.sh")
+    (reason,) = raised.value.reasons
+    assert "`--var TENSOR_RANKS=...`" in reason
+    assert "WHERE" not in str(raised.value)
+    assert _imported("refused_variable.sh", variables=["TENSOR_RANKS=2"]).job.layout.tp == 2
+    with pytest.raises(ValueError, match="`NAME=VALUE`"):
+        _imported(name, variables=["NUM_NODES"])
+
+
+def test_all_that_is_in_the_way_is_listed_by_its_cost(capsys, tmp_path):
+    """And a value that could not be read is named alone, not what another in its place would do."""
+    path, out = _SCRIPTS / "refused_costs.sh", tmp_path / "job.toml"
+    with pytest.raises(NotImportableError) as raised:
+        import_job(path)
+    reasons = raised.value.reasons
+    assert raised.value.kind == "megatron"
+    assert "`global-batch-size` is many" in reasons[0]
+    percents = [float(re.findall(r"up to (\d+) %", reason)[0]) for reason in reasons[1:]]
+    assert len(percents) == 3
+    assert percents == sorted(percents, reverse=True)
+    assert not any("does not divide" in reason for reason in reasons)
+    words = ["import", str(path), "--out", str(out)]
+    keys = ("skip-train", "heterogeneous-layers-config-path", "moe-extended-tp")
+    for key in (*keys, "global-batch-size"):
+        words += ["--leave-out", key]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert sum("is left out, as asked" in note for note in said["notes"]) == 4
+    with pytest.raises(NotImportableError, match="a key that no file has"):
+        import_job(path, leave_out=["no-such-key"])
+    many = " ".join(f"--decoder-{i}-num-layer 3" for i in range(40))
+    (tmp_path / "many.sh").write_text(path.read_text().rstrip() + f" {many} --hidden-sizes 3\n")
+    words = ["import", str(tmp_path / "many.sh"), "--out", str(out), "--force", "--strict"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert len(said) > 600
+    assert len(said.splitlines()) == 1
+    assert "`decoder-39-num-layer`" in said
+
+
+def test_a_job_has_what_the_files_say_and_where_it_is_from(tmp_path, capsys):
+    out = tmp_path / "job.toml"
+    path = _SCRIPTS / "torchtitan_llama3_8b.toml"
+    assert main(["import", str(path), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "torchtitan"
+    text = out.read_text()
+    training = text.partition("[training]")[2].splitlines()
+    lines = {line.split(" = ")[0]: line for line in training if line}
+    assert "`training.seq_len` in torchtitan_llama3_8b.toml" in lines["sequence_length"]
+    assert "zero" not in lines  # It is that of the stack.
+    said = tomllib.loads(text)["training"]
+    assert [key for key in said if "#" not in lines[key]] == ["global_batch_size", "software"]
+    assert load_job(out).training == import_job(path).job.training
+    notes = import_job(path).notes
+    assert sum("data, tokenizers or logs" in note for note in notes) == 1
+
+
+def test_tables_of_frameworks_are_in_terms_of_what_is_known():
+    flags = framework("megatron").meanings
+    # What the code makes flags of.
+    pseudo = {"shards", "copies", "pipeline-microbatch", "sequences-a-device"}
+    pseudo |= {"pipeline-microbatches"}
+    axes = ("tp", "pp", "cp", "ep", "fsdp", "dp")
+    pseudo |= {f"{of}-{axis}" for of in ("ici", "dcn") for axis in axes}
+    keys = {key.key for key in job_keys()}
+    for name in framework_names():
+        table = framework(name).table
+        assert {"title", "marks"} <= {*table}
+        targets = [*table.get("defaults", {}), *table.get("same", {}).values()]
+        targets += table.get("opposite", {}).values()
+        for options in table.get("values", {}).values():
+            for values in options.values():
+                targets += [] if isinstance(values, str) else [*values]
+        targets += table.get("job", {})
+        for target in targets:
+            known = target in keys if "." in target else target in flags or target in pseudo
+            assert known, f"{name}: {target}"
+        for kind in ("costs", "costs_in_fp8"):
+            for cost in table.get(kind, {}).values():
+                assert cost["percent"] >= 0
+                assert cost["source"]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("NousResearch/Meta-Llama-3-8B-Instruct", 8.03),
+        ("llama3 70B", 70.55),
+        ("llama2_7B.yaml", 6.74),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.62),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7),
+        ("deepseek_v3 671B", 671.0),
+    ],
+)
+def test_models_are_known_by_their_names(name, billions, tmp_path):
+    config = well_known(name)
+    assert config is not None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = import_job(tmp_path, 64, batch=64).job.model
+    assert model is not None
+    assert count_parameters(model) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_a_model_that_is_not_known_is_asked_for(tmp_path):
+    text = (_SCRIPTS / "axolotl.yaml").read_text().replace("Meta-Llama-3.1-8B", "Unheard-of-9B")
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(NotImportableError, match=r"give its `config\.json` as another FILE"):
+        import_job(tmp_path / "a.yaml", 8)
+
+
+def test_gpus_that_no_file_says_are_asked_for():
+    with pytest.raises(GpusNotSaidError, match="--gpus") as raised:
+        import_job(_SCRIPTS / "gpt_neox_20b.yml")
+    assert raised.value.multiple == 8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [1, 1]\n"
+        + "".join(
+            f"{c}: &{c} [{', '.join(f'*{b}' for _ in range(9))}]\n"
+            for b, c in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+        "a: &a {x: 1}\n"
+        + "".join(
+            f"{c}: &{c} {{p: *{b}, q: *{b}}}\n"
+            for b, c in zip("abcdefghijklmnopqrstu", "bcdefghijklmnopqrstuv", strict=True)
+        ),
+        "a: " + "[" * 3000 + "]" * 3000,
+        "a: &a\n  b: *a\n",
+        "hidden_size: ${b}\nb: ${hidden_size}\nnum_layers: ${num_layers}\n",
+    ],
+)
+def test_yaml_that_grows_is_refused_soon(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"a\.yaml") as raised:
+        import_job(tmp_path / "a.yaml", 8)
+    assert len(str(raised.value)) < 700
+
+
+def test_scripts_that_grow_are_refused_soon(tmp_path):
+    (tmp_path / "a.sh").write_text("X=xxxxxxxx\n" + "X=$X$X\n" * 40 + "run --num-layers $X\n")
+    with pytest.raises(ValueError, match="grow beyond"):
+        import_job(tmp_path / "a.sh", 8)
+    (tmp_path / "b.sh").write_text("source b.sh\n. ./b.sh\nrun --num-layers 3\n")
+    with pytest.raises(ValueError, match="read each other"):
+        import_job(tmp_path / "b.sh", 8)
+
+
+def test_a_script_reads_only_what_is_beside_it(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "sizes.sh").write_text("LAYERS=7\n")
+    text = (_SCRIPTS / "refused_variable.sh").read_text().replace("24", "$LAYERS")
+    text = text.replace("$TENSOR_RANKS", "1")
+    for where in ("../sizes.sh", "/etc/passwd", "./sizes.sh"):
+        (tmp_path / "in/a.sh").write_text(f"source {where}\n{text}")
+        with pytest.raises(NotImportableError, match="LAYERS"):
+            import_job(tmp_path / "in/a.sh")
+    files = [tmp_path / "in/a.sh", tmp_path / "sizes.sh"]
+    model = import_job(files[:1], variables=["LAYERS=7"]).job.model
+    assert model is not None
+    assert model.num_layers == 7
+    shutil.copy(tmp_path / "sizes.sh", tmp_path / "in/sizes.sh")
+    assert import_job(files[:1]).job.model == model
+
+
+def test_the_listed_steps_are_measured():
+    """Each published step is that of a row in the collected data."""
+    folder = pathlib.Path(__file__).parents[2] / "shared/data"
+    if not folder.exists():
+        pytest.skip("the measured runs are not here")
+    listed = pathlib.Path(__file__).parents[1] / "benchmarks/scripts.toml"
+    files = ("published/measured_steps.csv", "steps/step_means.csv")
+    rows = [
+        row for file in files for row in csv.DictReader(io.StringIO((folder / file).read_text()))
+    ]
+    for step in tomllib.loads(listed.read_text())["steps"]:
+        words = re.findall(r"[\w./-]+(?:md|MD)", step["source"])
+        same = [r for r in rows if r["step_time_s"] and float(r["step_time_s"]) == step["seconds"]]
+        assert any(
+            words[0].rpartition("/")[2].lower() in row["source"].lower() for row in same
+        ) or (same and "torchtitan" in step["source"])
