@@ -12,6 +12,11 @@ REPLACED = {
     "world_size": ("layout.dp", "num_nodes", "cluster.num_nodes"),
     "training.global_batch_size": ("schedule.num_microbatches",),
 }
+# From what a key follows that a job must have.
+FOLLOWS_FROM = {
+    "layout": "world_size",
+    **dict.fromkeys(("schedule", "schedule.num_microbatches"), "training.global_batch_size"),
+}
 DERIVED = ("layout.dp", "cluster.num_nodes", "schedule.num_microbatches", "schedule.kind")
 
 
@@ -44,8 +49,8 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
             )
         dp = derived["layout.dp"] = gpus // ranks
     per_node = number("cluster.devices_per_node")
-    if per_node and ranks and dp and not has("cluster.num_nodes"):
-        derived["cluster.num_nodes"] = -(-ranks * dp // per_node)
+    if per_node and not has("cluster.num_nodes"):
+        derived["cluster.num_nodes"] = max(-(-ranks * dp // per_node), 1)
     batch, size = number("training.global_batch_size"), number("training.microbatch_size")
     if batch and size and dp and not has("schedule.num_microbatches"):
         together = dp * size

@@ -182,9 +182,9 @@ def _kernels_of(job: Job, cluster: Cluster, file: str) -> Kernels:
 
 def _call_dtypes_by_their_names(training: Any) -> None:
     """Replaces PyTorch's names of dtypes, in place."""
-    for key in ("dtype", "gradient_dtype"):
-        if isinstance(training, dict) and isinstance(training.get(key), str):
-            training[key] = _DTYPES.get(training[key].removeprefix("torch."), training[key])
+    for key, value in training.items() if isinstance(training, dict) else ():
+        if key.endswith("dtype") and isinstance(value, str):
+            training[key] = _DTYPES.get(value.removeprefix("torch."), value)
 
 
 def _resolve(

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from .._misc import MOST_QUOTED, quoted, unknown_name
+from ._derived import FOLLOWS_FROM
 from ._given import Given
 
 
@@ -85,6 +86,8 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         annotation = _type_of(cls, key)
         choices = _literals(annotation) if "enum" in problem else ()
         allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
+        if "is missing" in problem and key in FOLLOWS_FROM:
+            allowed = f", or `{FOLLOWS_FROM[key]}`, from which it follows"
         if "expected a table" in problem and (keys := [*types_of(struct_type(annotation))]):
             allowed = f"; set one of its keys, such as `{key}.{keys[0]}`"
         raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
@@ -141,8 +144,9 @@ def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, s
     else:
         what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
+    problem = problem.replace(" | null`", "`").replace("expected `object`", "expected a table")
     problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
-    problem = re.sub(r"expected `object( \| null)?`", "expected a table", problem)
+    problem = problem.replace("expected `array`,", 'expected a list such as ["a"] or [1, 2],')
     if "matching regex" in message:
         problem = "write it on one line, without control characters or marks of direction"
     return quoted(path), f"is {what}: {problem}"
