@@ -104,7 +104,12 @@ def steps_of(given: Any) -> Any:
     if STEP_TIME not in given.columns:
         names = quoted(", ".join(map(str, given.columns)), 2 * MOST_QUOTED) or "none"
         raise ValueError(f"The data frame has no column `{STEP_TIME}`; it has {names}.")
-    return np.asarray(given[STEP_TIME], float)
+    try:
+        return np.asarray(given[STEP_TIME], float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"The data frame has no numbers in its column `{STEP_TIME}`; give seconds."
+        ) from None
 
 
 def runs_of(given: Any) -> list[np.ndarray]:
@@ -123,7 +128,7 @@ def runs_of(given: Any) -> list[np.ndarray]:
 
 
 def _is_frame(given: Any) -> bool:
-    return all(hasattr(given, name) for name in ("columns", "to_numpy"))
+    return all(hasattr(given, name) for name in ("to_numpy", "columns"))
 
 
 def _article(word: str) -> str:

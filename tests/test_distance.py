@@ -57,6 +57,8 @@ def test_a_data_frame_is_taken_for_its_steps(frame):
     assert observe([given]).measured("") == observe([steps]).measured("")
     with pytest.raises(ValueError, match=r"no column `step_time_s`; it has seconds\.$"):
         prism.score(law, frame({"seconds": steps}), key=key)
+    with pytest.raises(ValueError, match=r"no numbers in its column `step_time_s`; give seconds"):
+        prism.CRPS(frame({"step_time_s": ["a", "b"]}))
 
 
 def test_derivative_of_wasserstein_distance_equals_differences():

@@ -38,6 +38,8 @@ for call in (
     lambda: prism.plot.gantt(job),
     lambda: law.quantile("p95"),
     lambda: prism.load_job(5),
+    lambda: prism.load_job("megatron-22b-a100-8", None),
+    lambda: prism.load_job("megatron-22b-a100-8", [3]),
     lambda: prism.save_program("program.npz", program),
     lambda: prism.memory("megatron-22b-a100-8"),
     lambda: prism.fit_profile(3),
@@ -61,6 +63,9 @@ for call in (
         call()
     except ValueError as error:
         print(error)
+number = np.int64(2)
+assert prism.estimate(program, prism.Mean(), num_samples=number, key=key) == 1
+assert prism.step_times(program, number, key=key).tolist() == [1, 1]
 """
 
 
@@ -85,6 +90,7 @@ def test_wrong_types_are_refused_in_a_sentence():
         "A `Job` was given in place of a simulated step; use `sample_step`",
         "`q=p95` must be a number, such as 0.95 for p95",
         "A value of type int was given in place of a job; give the name of a shipped one",
+        *['give texts such as `"layout.dp=64"`, or a value for each key'] * 2,
         "write `save_program(program, path)`",
         "A `str` was given in place of a job; use `load_job`",
         "An `int` was given in place of a trace; use `read_trace`",

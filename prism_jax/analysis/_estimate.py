@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._misc import whole_number
 from ..engine import (
     Again,
     SimulatedSteps,
@@ -60,8 +61,9 @@ def estimate(
     The figure, a scalar in seconds (a probability for `Exceedance`).
     """
     check_objective(objective)
-    options = {"num_samples": num_samples, "key": key, "progress": progress}
-    return _estimate(program, objective, options)
+    # To a custom derivative a number of NumPy is an array.
+    number = whole_number(num_samples, "num_samples")
+    return _estimate(program, objective, {"num_samples": number, "key": key, "progress": progress})
 
 
 class Figure(NamedTuple):
@@ -221,7 +223,8 @@ def step_times(
 
     The times, `(num_samples,)`.
     """
-    return _step_times(program, {"num_samples": num_samples, "key": key, "progress": progress})
+    number = whole_number(num_samples, "num_samples")
+    return _step_times(program, {"num_samples": number, "key": key, "progress": progress})
 
 
 @eqx.filter_custom_vjp

@@ -73,7 +73,14 @@ def overrides_of(given: str | Iterable[str] | Mapping[str, Any]) -> list[Overrid
     A `ValueError` for a text without a key or a value, and for what is no value of a key.
     """
     if not isinstance(given, Mapping):
-        return [parse_override(text) for text in ([given] if isinstance(given, str) else given)]
+        is_one = isinstance(given, str) or not isinstance(given, Iterable)
+        texts: list[Any] = [given] if is_one else [*given]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"overrides were given as {quoted(repr(given))}; give texts such as "
+                '`"layout.dp=64"`, or a value for each key.'
+            )
+        return [parse_override(text) for text in texts]
     return [
         Override(f"{key}={quoted(value)}", tuple(str(key).split(".")), _plain(key, value))
         for key, value in given.items()
