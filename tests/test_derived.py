@@ -6,6 +6,7 @@ import tomllib
 from typing import Any
 
 import msgspec
+import polars as pl
 import pytest
 
 import prism_jax as prism
@@ -102,6 +103,11 @@ def test_files_hold_only_what_was_given(path, tmp_path):
         ),
         (["num_nodes=4"], "only 32 devices"),
         (["world_size='x'"], "`world_size` is 'x'"),
+        (["layout.tp=x"], "`layout.tp` is 'x': expected `int`"),
+        (["layout.dp=0"], "`layout.dp` is 0: expected `int` >= 1"),
+        ({"world_size": None}, "`layout` is missing; add it, or `world_size`, from which"),
+        ({"training.global_batch_size": None}, "`schedule` is missing; .*, or `training.global_b"),
+        (["training.offload=[x]"], r"expected a list such as \[\"a\"\]"),
     ],
 )
 def test_a_contradiction_is_one_sentence(path, changes, said):
@@ -122,6 +128,31 @@ def test_every_command_that_takes_a_job_takes_a_number_of_gpus(path, capsys):
     # The batch is what the job is, and has an effect.
     assert main(["predict", str(path)]) == 0
     assert "global_batch_size" not in capsys.readouterr().err
+
+
+def test_names_of_pytorch_are_taken_for_each_dtype(path):
+    for key in ("dtype", "gradient_dtype", "gather_dtype", "gradient_comm_dtype"):
+        job = load_job(path, {f"training.{key}": "torch.bfloat16"})
+        assert getattr(job.training, key) == "bf16"
+
+
+def test_a_number_of_gpus_is_given_once_and_shown_once(path, capsys, monkeypatch):
+    from prism_jax.cli import _compare
+
+    sweep = ["sweep", str(path), "--over", "world_size=32,64", "--samples", "8"]
+    assert main([*sweep, "--gpus", "8"]) == 2
+    told = capsys.readouterr().err
+    assert "`world_size` is given twice, world_size=8, world_size=32,64; keep one." in told
+
+    rows = [{f"{name}_s": 1.0 for name in _compare._FIGURES} for _ in range(2)]
+    for i, row in enumerate(rows):
+        row |= {"row": i, "world_size": (32, 64)[i], "tokens_per_s_per_gpu": 1.0}
+        ends = {f"{name}_{end}_s": 1.0 for name in _compare._FIGURES for end in ("low", "high")}
+        row |= ends
+    frame = pl.DataFrame(rows)
+    monkeypatch.setattr(_compare, "_simulated", lambda *_: frame)
+    assert main(sweep) == 0
+    assert capsys.readouterr().out.splitlines()[0].split().count("world_size") == 1
 
 
 def test_a_sweep_goes_on_without_the_points_that_cannot_be(path, capsys, monkeypatch):

@@ -76,9 +76,17 @@ def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
     assert (job.training.adapters.rank, job.layout.dp) == (16, 32)
     short = _init(path, capsys, "--model", "gpt3-175b", "--set", "layout.tp=8")
     assert short.training.sequence_length == 2048  # As many as it has positions.
+    assert _init(path, capsys, "--set", "source=2026-11-28").source == "2026-11-28"
     for words, said in (
         (["--gpus", "48", "--global-batch", "512"], "is 512, not a multiple of .*; use 480 or 528"),
-        (["--set", "model.num_layers=3"], "the name of its model; give `--model`"),
+        (["--set", "model.num_layers=3"], "give the name or the file of a model as `--model`"),
+        (["--set", "cluster=dgx-a100"], "give the name or the file of a cluster as `--cluster`"),
+        (["--set", "world_size=8"], "give `--gpus`"),
+        (["--set", "training.global_batch_size=8"], "give `--global-batch`"),
+        (["--set", "kernels.rank.sigma=0"], "give it to the commands that read the job"),
+        (["--set", "training=3"], "expected a table"),
+        (["--set", "layout.tp=16"], "does not divide `model.num_kv_heads`"),
+        (["--model", "dit-xl-2"], "without words; .* `--set training.sequence_length=256`"),
         (["--set", "layout.up=3"], "No key `layout.up`"),
         (["--set", "layout=3"], "expected a table, got .* such as `layout.tp`"),
     ):
@@ -145,6 +153,7 @@ def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
     job = _init(path, capsys).replace(**{"training.software": None, "training.zero": 3})
     mean = mean_step(job)
     assert mean == prism.predict(job).mean
+    assert "does not change the step" in uncounted(load_job("gpt3-175b-h100-4096"))
     told = uncounted(job, mean)
     assert told == uncounted(job)
     assert "launches by the host, unfused kernels, FSDP's copies are not counted" in told

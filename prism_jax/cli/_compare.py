@@ -240,7 +240,8 @@ def sweep(given: Given) -> Output:
     notes = _load.other_sizes(sizes, jobs[0].layout.world_size)
     figures = [Column(f"{name}_s", error=_interval(name)) for name in _FIGURES]
     rate = f"{jobs[0].unit}s_per_s_per_gpu"
-    columns = (*grid[0], *figures, Column("world_size", form="d"), rate)
+    gpus = [Column("world_size", form="d")] * ("world_size" not in grid[0])
+    columns = (*grid[0], *figures, *gpus, rate)
     table = Table(columns, rows, most=None)
     result = {"job": given.job, "rows": rows, "left_out": left_out}
     return Output(result, [table, *notes])

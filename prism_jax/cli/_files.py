@@ -28,6 +28,14 @@ _BESIDE = {
     "world_size": "the number of GPUs, from which layout.dp and num_nodes follow",
     "training.software": "the stack that sets what is not set here; the others are below",
 }
+# Where a first job takes keys that it does not take by `--set`.
+_ELSEWHERE = {
+    **dict.fromkeys(("model", "layers"), "the name or the file of a model as `--model`"),
+    "cluster": "the name or the file of a cluster as `--cluster`",
+    "world_size": "`--gpus`",
+    "training.global_batch_size": "`--global-batch`",
+    "kernels": "it to the commands that read the job",
+}
 _LONGEST, _WIDEST = 8192, 60
 
 
@@ -62,13 +70,17 @@ def init(given: Given) -> Output:
     keys |= {"training.global_batch_size": given.global_batch or 8 * given.gpus}
     keys |= {"training.microbatch_size": 1, "training.sequence_length": min(longest, _LONGEST)}
     for change in data.overrides_of(given.overrides):
-        if (table := change.keys[0]) in ("model", "cluster") and change.keys[1:]:
-            raise ValueError(
-                f"override `{change}`: a first job has the name of its {table}; give `--{table}` "
-                "the path of a file of your own."
-            )
+        for key, place in _ELSEWHERE.items():
+            if f"{change.key}.".startswith(f"{key}."):
+                raise ValueError(f"override `{change}`: give {place}, instead.")
         keys[change.key] = change.value
+    if not model.vocab_size and not any("sequence_length" in text for text in given.overrides):
+        raise ValueError(
+            f"`{quoted(given.model)}` is a model without words; say how many patches or other "
+            "places a sample has, such as `--set training.sequence_length=256`."
+        )
     job = _job_of(given, keys)
+    prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     if "training.software" not in keys:
         zero = 3 if job.layout.tp == job.layout.pp == 1 else 1
         usual = _job_of(given, {"training.zero": zero} | keys)
@@ -83,9 +95,7 @@ def init(given: Given) -> Output:
 
 
 def _job_of(given: Given, keys: Mapping[str, Any]) -> data.Job:
-    table = data.parse_toml(commented_job(keys))
-    del table["kind"]
-    return data.make_job(table, pathlib.Path(given.out))
+    return data.make_job({}, pathlib.Path(given.out), keys)
 
 
 def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str:
@@ -96,7 +106,7 @@ def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str
     lines = ['kind = "job"']
     for name, value in keys.items():
         about = re.split(r"[,;:.](?: |$)", listed[name].about)[0] if name in listed else ""
-        line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
+        line = f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
         lines.append(f"{line:<34} # {_BESIDE.get(name, about)}".rstrip("# "))
     stacks = [*map(data.load_software, data.list_names("software stack"))]
     for kind, shards in (("with FSDP", True), ("without FSDP", False)):

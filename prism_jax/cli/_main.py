@@ -200,17 +200,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    _check_once(getattr(given, "overrides", ()))
+    _check_once([*getattr(given, "overrides", ()), *getattr(given, "over", ())])
     return given
 
 
-def _check_once(overrides: Sequence[str]) -> None:
-    """Raises a `ValueError` for a key that `--set` gives twice."""
+def _check_once(changes: Sequence[str]) -> None:
+    """Raises a `ValueError` for a key that `--gpus`, `--set` and `--over` give twice."""
     from .._misc import quoted
 
     texts: dict[str, list[str]] = {}
-    for text in overrides:
+    for text in changes:
         texts.setdefault(text.partition("=")[0].replace(" ", ""), []).append(quoted(text))
     for key, same in texts.items():
         if len(same) > 1:
-            raise ValueError(f"`--set` gives `{quoted(key)}` twice, {', '.join(same)}; keep one.")
+            raise ValueError(f"`{quoted(key)}` is given twice, {', '.join(same)}; keep one.")

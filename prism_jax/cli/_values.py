@@ -204,14 +204,7 @@ def points(texts: list[str]) -> list[dict[str, str]]:
     """All combinations of the values of keys (`--over`); a single empty one if there are none.
     Raises a `ValueError`.
     """
-    over: dict[str, list[str]] = {}
-    for text in texts:
-        key, choices = values(text)
-        if key in over:
-            raise ValueError(
-                f"`--over {quoted(key)}` was given twice; give all of its values at once."
-            )
-        over[key] = choices
+    over = dict(map(values, texts))
     many = math.prod(map(len, over.values()))
     if many > _MOST_POINTS:
         raise ValueError(

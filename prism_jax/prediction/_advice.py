@@ -152,7 +152,7 @@ def effects_of_stack(job: Job, mean: float) -> tuple[Effect, ...]:
             other = with_values(job, values)
             longer = mean / mean_step(other) - 1
             if abs(longer) > _MUCH and fits(other):
-                text = f"{how.software} makes the step {_percent(longer)} by {cause}"
+                text = f"{how.software} {_change(longer)} by {cause}"
                 effects.append(Effect(text, tuple(values), longer))
     return tuple(effects)
 
@@ -163,9 +163,11 @@ def _plain(how: Training) -> dict[str, Any]:
     return defaults | {"gradient_dtype": how.base_dtype}
 
 
-def _percent(longer: float) -> str:
-    percent = 100 * abs(longer)
-    return f"{percent:.{int(percent < 1)}f} % {'longer' if longer > 0 else 'shorter'}"
+def _change(longer: float) -> str:
+    percent = f"{100 * abs(longer):.{int(abs(longer) < 0.01)}f}"
+    if float(percent) == 0:
+        return "does not change the step"
+    return f"makes the step {percent} % {'longer' if longer > 0 else 'shorter'}"
 
 
 def uncounted(job: Job, mean: float | None = None) -> str:
@@ -188,7 +190,7 @@ def uncounted(job: Job, mean: float | None = None) -> str:
     with contextlib.suppress(ValueError):  # The job may give what the stack cannot do.
         mean = mean_step(job) if mean is None else mean
         longer = mean_step(job.replace(**{"training.software": stack})) / mean - 1
-        told = f", makes the step {_percent(longer)}"
+        told = f", {_change(longer)}"
     return (
         f"no software stack: {', '.join(left_out)} are not counted; the nearest, "
         f"`training.software={stack}`{told}."
