@@ -27,6 +27,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `own-machine`: no data, but a training step on this machine's CPU; see `_shipped_jobs.py`.
 - `memory`: peaks of memory in `megatron_golden/`, `published/`, `steps/` and `../cases`, and which
     runs fitted; see `_memory.py`.
+- `plain`: plain PyTorch on one H200, `plain_h200/`, or a folder with its tables; see `_plain.py`.
 - `collectives`: `collectives/`; see `_parts.py`.
 """
 
@@ -50,7 +51,7 @@ _MODULES = {
 _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
 _MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
-_MODULES |= {"_faults": "faults", "_tails": "systems", "own_traces": "traces"}
+_MODULES |= {"_plain": "plain", "_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.
 _FOLDERS = {"layers": "steps", "operators": "operators", "collectives": "collectives"}

@@ -50,6 +50,7 @@ from ._load_kernels import (
     save_source as save_source,
 )
 from ._model import Layer as Layer, Model as Model, repeat_layers as repeat_layers
+from ._operators import Operators as Operators, load_operators as load_operators
 from ._override import (
     apply_kernel_override as apply_kernel_override,
     overrides_of as overrides_of,

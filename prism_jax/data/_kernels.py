@@ -10,6 +10,7 @@ import msgspec
 
 from .._estimate import Estimate
 from .._summary import Column, Shown, Table
+from ._operators import Operators
 from ._read import located
 from ._shapes import Shapes, ShapeTable, shape_key
 from ._types import Count, Fraction, NonNegative, Number, Positive, Text
@@ -141,6 +142,8 @@ class Kernels(msgspec.Struct, frozen=True):
     - `floor_s`: the shortest time of a compute kernel, in seconds.
     - `shapes`: the latencies of the device's kernels by shape; empty if they were not
         measured.
+    - `operators`: the lists of kernels of a framework that runs each operator as kernels of its
+        own; `None` for kernels that are fused.
     """
 
     efficiency: tuple[Efficiency, ...]
@@ -155,6 +158,7 @@ class Kernels(msgspec.Struct, frozen=True):
     constant_share: float | None = None
     floor_s: float = 0.0
     shapes: Shapes = {}
+    operators: Operators | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from ._job import Job
 from ._kernels import Kernels, apply_calibrated
 from ._load_kernels import load_kernels
 from ._model import Model, check_model
+from ._operators import load_operators
 from ._override import Override, apply_kernel_override, apply_override, overrides_of, put_layers
 from ._read import find_file, is_path, list_names, located, read_toml, write_toml
 from ._reference import given_keys
@@ -174,7 +175,9 @@ def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
 
 def _kernels_of(job: Job, cluster: Cluster, file: str) -> Kernels:
     """The kernels of a job's cluster, with the changes of `calibrated`."""
-    kernels = load_kernels(cluster)
+    operators = job.training and job.training.operators
+    with located(file):
+        kernels = load_kernels(cluster, load_operators(operators) if operators else None)
     if job.calibrated is None:
         return kernels
     return apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")

@@ -12,6 +12,7 @@ from .._files import shown
 from .._misc import quoted, unknown_name
 from ._hardware import Cluster, Device
 from ._kernels import Efficiency, Kernels, Overlap, Source
+from ._operators import Operators
 from ._priors import load_priors
 from ._read import data_folder, is_path, list_names, read_rows, read_struct, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
@@ -21,6 +22,10 @@ from ._variations import Variation, read_variations
 
 # Used for machines without a folder of their own, because efficiencies and factors have no unit.
 _DEFAULT = {"device": "h100-sxm", "cluster": "dgx-h100"}
+
+# Whose kernels were measured op by op; and which of these are not shares of the bandwidth.
+_MEASURED = "h200-sxm"
+_PRODUCTS = ("gemm-output", "gemm-unaligned")
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -52,8 +57,10 @@ class CollectiveRow(
     latency_s: ClassVar[float] = 0.0
 
 
-def load_kernels(cluster: Cluster) -> Kernels:
-    """Loads the profile of a cluster: the compute kernels of its device and its collectives.
+def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernels:
+    """Loads the profile of a cluster: the compute kernels of its device and its collectives. With
+    `operators`, the device has the kernels of their libraries; where these were not measured, its
+    own, and of those that it lacks the shares of the bandwidth that they reach on an H200.
 
     For a machine without a folder of its own, the efficiencies of the machine that it names are
     used, or those of an H100 and its cluster; `Kernels.notes` says so. Links are then matched by
@@ -64,9 +71,14 @@ def load_kernels(cluster: Cluster) -> Kernels:
 
     A `ValueError` if a file is invalid, or if there is no folder with the name in `kernels`.
     """
-    device, of_device = _folder("device", cluster.device)
+    device, of_device = _folder("device", _of_year(cluster.device, operators))
     network, of_network = _folder("cluster", cluster)
     efficiency = _tables(_rows(device, EfficiencyRow), device)
+    if operators is not None:
+        measured = {table.kernel for table in efficiency}
+        usual = data_folder("kernels") / f"{_MEASURED}-{operators.libraries}"
+        tables = _tables(_rows(usual, EfficiencyRow), usual)
+        efficiency += tuple(one for one in tables if one.kernel not in {*measured, *_PRODUCTS})
     efficiency += _tables(_by_place(_rows(network, CollectiveRow), cluster), network)
     path = network / "variability.csv"
     variability = read_variations(device / "variability.csv") + read_variations(path)
@@ -88,7 +100,17 @@ def load_kernels(cluster: Cluster) -> Kernels:
         constant_s=priors.uncalibrated.constant_s,
         constant_share=priors.constant_share.value,
         shapes=load_shapes(cluster.device.name),
+        operators=operators,
     )
+
+
+def _of_year(device: Device, operators: Operators | None) -> Device:
+    """The device with its kernels in the libraries of operators, if these were measured."""
+    name = f"{device.name}-{operators.libraries}" if operators else ""
+    own = device.kernels is not None and is_path(device.kernels)
+    if own or name not in list_names("profile of kernels"):
+        return device
+    return msgspec.structs.replace(device, name=name, kernels=name)
 
 
 def load_shapes(device: str) -> Shapes:

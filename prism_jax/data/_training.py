@@ -69,6 +69,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `accumulate_gradients`: whether, with sharded gradients, a stage accumulates the gradients of
         consecutive microbatches, unsharded, and reduce-scatters the sum after the last of these,
         overlapped with what follows. Otherwise each microbatch reduce-scatters its own gradients.
+    - `no_sync`: whether, with gradients that are not sharded, only the last microbatch reduces
+        their sum, as within PyTorch's `no_sync`; otherwise each microbatch does.
     - `reshard_after_forward`: whether gathered parameters are freed after a forward; otherwise they
         are kept for the backward.
     - `prefetch`: how many layers ahead parameters are gathered, overlapped with compute. Each takes
@@ -148,6 +150,17 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `host_module_s`, `host_experts_s`: how long the host takes to launch the kernels of a module
         of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
         least as long as the launches of its modules.
+    - `operators`: the kernels of each operator of a framework that does not fuse them: a file of
+        `kernels/operators/`, or a path; by default kernels are fused. Its libraries choose the
+        kernels of the device (`kernels/DEVICE-YEAR`).
+    - `weights`: how parameters are kept by PyTorch alone, without 16-bit copies that are theirs:
+        in float32, which autocast casts for each forward (`fp32`), or in 16 bits, with gradients
+        and moments in 16 bits (`bf16`); by default as `zero` says.
+    - `optimizer_kernels`: how PyTorch's optimizer updates parameters: in one kernel for many
+        (`fused`), op by op for many (`foreach`), or op by op for each (`loop`), with `operators`.
+    - `host_forward_s`, `host_backward_s`: how long the host takes to launch a kernel of a forward
+        and of a backward, with `operators`. The device waits where the host is behind, and the host
+        waits for the device once before each forward.
     - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
         the modules of layers and half of a mixture of experts (`modules`: all that does not depend
         on the counts of tokens), or the whole step (`iteration`).
@@ -180,6 +193,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer: Literal["adam", "adagrad"] = "adam"
     zero: Literal[0, 1, 2, 3] = 1
     accumulate_gradients: bool = False
+    no_sync: bool = True
     reshard_after_forward: bool = True
     prefetch: Annotated[int, msgspec.Meta(ge=0, le=100)] = 1
     gather_copy_bytes: NonNegative = 0.0
@@ -212,6 +226,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch_floor_s: NonNegative = 0.0
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0
+    operators: FileName | None = None
+    weights: Literal["fp32", "bf16"] | None = None
+    optimizer_kernels: Literal["fused", "foreach", "loop"] = "fused"
+    host_forward_s: NonNegative = 0.0
+    host_backward_s: NonNegative = 0.0
     cuda_graphs: Literal["none", "modules", "iteration"] = "none"
     fused_experts: bool = False
     fp8_attention: bool = False

@@ -117,6 +117,17 @@ class Costs(msgspec.Struct, frozen=True):
         return _LOGIT_BYTES["loss-parallel" if split else loss]
 
     @property
+    def residual_bytes(self) -> int:
+        """The bytes of a value of the residual stream: autocast leaves it in float32."""
+        autocast = self.kernels.operators is not None and self.training.weights != "bf16"
+        return 4 if autocast else self.activation_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of a parameter, of its gradient and of each moment, as PyTorch alone has it."""
+        return 2 if self.training.weights == "bf16" else 4
+
+    @property
     def gradient_bytes(self) -> int:
         """The bytes of a gradient that is accumulated."""
         return 4 if self.training.gradient_dtype == "fp32" else 2
@@ -252,21 +263,26 @@ class Costs(msgspec.Struct, frozen=True):
         made = Result(2 * values * outputs, joined.forward, joined.forward)
         return msgspec.structs.replace(joined, results=(made,))
 
-    def attention(self, size: str, flop: float, num_bytes: float, *, backward: bool) -> Kernel:
+    def attention(
+        self, size: str, flop: float, num_bytes: float, head_size: int = 128, *, backward: bool
+    ) -> Kernel:
         """The fused core of attention, forward or backward."""
-        table = self._table_of_attention("attention_backward" if backward else "attention")
+        kind = "attention_backward" if backward else "attention"
+        table = self._table_of_attention(kind, head_size)
         phase = "backward" if backward else "forward"
         mean = compute_latency(
             table, self.base_dtype, flop, num_bytes, self.cluster.device, self.kernels
         )
         return Kernel("attention", f"{self.base_dtype} {size} {phase}", mean, flop=flop)
 
-    def _table_of_attention(self, kind: str) -> str:
+    def _table_of_attention(self, kind: str, head_size: int) -> str:
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
         narrow = self.training.dtype != self.base_dtype
         variants = ["fp8"] if self.training.fp8_attention and narrow else []
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
         others = ["cudnn"] if self.training.attention == "flash-2" else []
+        if (operators := self.kernels.operators) is not None:
+            variants.append("masked" if operators.masked else "64" if head_size <= 64 else "128")
         variants += [self.training.attention, *others]
         tables = (*(f"{kind}-{variant}" for variant in variants), kind)
         measured = (name for name in tables if self.kernels.find_efficiency(name, self.base_dtype))

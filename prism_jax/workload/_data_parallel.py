@@ -20,6 +20,7 @@ from ..cluster import Group, group_of
 from ._architecture import Part, reads_words_last, recomputed
 from ._block import Block, Kernel, Reduction
 from ._costs import Costs
+from ._listed import optimizer_of
 from ._parts import block, block_means, segment
 from ._split import Held, Stages, held_of, sum_held
 from ._units import (
@@ -74,11 +75,7 @@ def _row(kernels: Iterable[Kernel]) -> Block:
 
 def _kernels(costs: Costs, held: Held) -> list[Kernel]:
     """The collectives that reduce the gradients of some parameters."""
-    found = shared(costs, held)
-    if costs.training.zero:
-        return [kernel for one in found for kernel in scattered(costs, *one)]
-    size = costs.sent_gradient_bytes
-    return [costs.collective("all_reduce", size * number, group) for number, group in found]
+    return [kernel for one in shared(costs, held) for kernel in scattered(costs, *one)]
 
 
 def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
@@ -160,15 +157,18 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     segments = []
     if training.optimizer == "adam":
         norm = costs.collective("all_reduce", 4, group_of("all", costs.layout))
-        read = costs.move("optimizer", 4 * shard)
-        segments.append(segment([read], norm if costs.layout.world_size > 1 else None))
+        read = [costs.move("optimizer", 4 * shard)] if training.weights is None else []
+        segments.append(segment(read, norm if costs.layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
     num_bytes = 14 + 2 * costs.moment_bytes
     # What the host updates (HybridDeviceOptimizer of Megatron-Core) runs after its gradients have
     # arrived, and before its weights are sent back.
     away = costs.optimizer_on_host * shard
-    on_device = costs.move("optimizer", num_bytes * (shard - away))
-    segments += [segment([on_device, *costs.on_host(away, num_bytes * away)]), *host]
+    if training.weights is None:
+        on_device = [costs.move("optimizer", num_bytes * (shard - away))]
+    else:
+        on_device = optimizer_of(costs, shard - away)
+    segments += [segment([*on_device, *costs.on_host(away, num_bytes * away)]), *host]
     if 0 < training.zero < 3:
         rank = shards_of.index(shard)
         of_stages = zip(*of_ranks[rank], strict=True)

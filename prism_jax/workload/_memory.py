@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from ._architecture import Part, Parts, recomputed, total_parameters
 from ._by_op import kept_results
 from ._costs import Costs
+from ._listed import listed
 from ._residual import kept_around
 from ._split import Held, check_split, deal, held_of
 from ._units import (
@@ -100,7 +101,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     training = costs.training
     (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
     runs = recomputed(parts, training)
-    sizes_of = {part: _kept(part.costs(costs), part) for part, _ in parts}
+    sizes_of = {part: _kept(part.costs(costs), listed(costs, part)) for part, _ in parts}
     num_layers = sum(count for part, count, _ in runs if part.is_layer)
     uniform = training.recompute == "full" and training.recompute_method == "uniform"
     together = training.recompute_layers if uniform else 1
@@ -111,7 +112,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     again, at_once = ([0.0] * (num_layers + 1) for _ in range(2))
     for part, count, runs_again in runs:
         results = kept_results(costs, part) if runs_again else sizes_of[part]
-        states = float(costs.activation_bytes * part.costs(costs).stream_states * runs_again)
+        states = float(costs.residual_bytes * part.costs(costs).stream_states * runs_again)
         size, size_of_results = total(sizes_of[part]), total(results)
         inputs = stay = 0
         for _ in range(count):
@@ -131,7 +132,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     gradients = (
         sum(module.activations(part.costs(wide)).values()) + module.buffers(part.costs(costs))
         for part, _, _ in runs
-        for module in part.modules
+        for module in listed(costs, part).modules
         if part.is_layer
     )
     most = max(gradients, default=0.0)
@@ -146,11 +147,20 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     closing = work | {"workspace": most + max(at_once)}
     forward: Sizes = {"logits": (first / kept_bytes - 1) * of_head, "gathered": whole}
     loss: Sizes = {"logits": (last / kept_bytes - 1) * of_head, "gathered": whole}
-    backward = max(loss, work | {"logits": -logits}, key=total)
+    # A name may keep the 16-bit logits until the step ends.
+    named = 2 / kept_bytes * logits if training.loss in ("eager-named", "eager-float32") else 0.0
+    backward = max(loss, work | {"logits": named - logits}, key=total)
+    closing |= {"logits": named}
+    if training.weights is not None:
+        # Of a tied matrix the embedding's gradient is another tensor, and the last that is made.
+        words = costs.weight_bytes * costs.model.vocab_size * costs.model.hidden_size
+        words = words if costs.model.tied_embeddings else -words
+        closing["workspace"] = max(closing["workspace"] - max(-words, 0), words, 0)
     static, summed = _static(costs, held), _summed(costs, held)
     copied = static.pop("copied", 0.0)
     # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
-    made = static.pop("gradients", 0.0) if training.zero == 3 else 0.0
+    freed = training.zero == 3 or training.weights is not None
+    made = static.pop("gradients", 0.0) if freed else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
     # FSDP shards what adapters leave as it is; in fp8 this has a transpose, too.
@@ -176,6 +186,16 @@ def _static(costs: Costs, held: Held) -> Sizes:
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
         return {"parameters": 2 * (sharded if resharded else whole)}
+    if training.weights is not None:
+        size = costs.weight_bytes
+        held_here = sharded if training.zero == 3 else whole
+        return {
+            "parameters": size * held_here + (0 if resharded or training.zero < 3 else 2 * whole),
+            "gradients": size * (sharded if training.zero >= 2 else whole),
+            "optimizer": 2 * size * on_device,
+            # DDP has gradients in buckets besides.
+            "buckets": size * sum(n for n, _ in shared(costs, held)) * (training.zero == 0),
+        }
     if training.zero == 3:
         return {
             "parameters": 4 * sharded + (0 if resharded else 2 * whole),

@@ -19,6 +19,7 @@ from ._architecture import Part, Parts
 from ._block import Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
+from ._listed import listed
 from ._parts import block, block_mean, segment, without
 from ._residual import around, mixing_of
 from ._split import Held, held_of
@@ -58,7 +59,7 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
         segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
         return Unit(segments, gathered)
     if phase == "W":
-        own = part.costs(costs)
+        own, part = part.costs(costs), listed(costs, part)
         segments: Segments = []
         for module in reversed(part.modules):
             segments += module.backward_weight(own)
@@ -73,7 +74,7 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
     """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
     it is recomputed for the backward, which may not need its end.
     """
-    costs = part.costs(costs)
+    costs, part = part.costs(costs), listed(costs, part)
     segments: Segments = []
     before: list[Kernel] = []
     for module, norms in part.normed:
@@ -99,10 +100,10 @@ def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True
     they include its forward, or what is recomputed of it. Without `weights`, they are those of its
     phase backward-input.
     """
-    costs = part.costs(costs)
     segments = forward_part(costs, part, again=True) if again else []
     if again and costs.training.recompute == "by-op":
         segments = without_kept(costs, part, segments)
+    costs, part = part.costs(costs), listed(costs, part)
     before: list[Kernel] = []
     for module, norms in reversed(part.normed):
         kernels = around(costs, module, norms, weights=weights)
@@ -133,8 +134,8 @@ def launched(segments: Segments, seconds: float) -> Segments:
 
 
 def reduces_each_microbatch(training: Training) -> bool:
-    """Whether each microbatch reduce-scatters its gradients, layer by layer."""
-    return training.zero >= 2 and not training.accumulate_gradients
+    """Whether each microbatch reduces its gradients, layer by layer."""
+    return not (training.accumulate_gradients if training.zero >= 2 else training.no_sync)
 
 
 def overlaps_layers(training: Training) -> bool:
@@ -183,8 +184,11 @@ def gathered_bytes(costs: Costs, parts: Parts) -> Held:
 
 
 def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]:
-    """The collectives that reduce the gradients of sharded parameters."""
+    """The collectives that reduce the gradients of parameters, which are sharded or not."""
     size, inner = costs.sent_gradient_bytes * parameters, instance(costs, group)
+    if not costs.training.zero:
+        yield costs.collective("all_reduce", size, group)
+        return
     yield costs.collective("reduce_scatter", size, inner)
     instances = costs.training.optimizer_instances
     if instances > 1:  # The peers of a shard.

@@ -7,6 +7,7 @@ from ._base import (
 )
 from ._compressed import CompressedAttention as CompressedAttention
 from ._convolution import Convolution as Convolution, ResNetBlock as ResNetBlock
+from ._core import Core as Core
 from ._diffusion import (
     AdaLN as AdaLN,
     PatchEmbedding as PatchEmbedding,
@@ -19,7 +20,7 @@ from ._gather import gradients as gradients, norm_parameters as norm_parameters
 from ._layer_inputs import PerLayerInput as PerLayerInput
 from ._mamba import Mamba as Mamba
 from ._mla import MLA as MLA
-from ._mlp import MLP as MLP
+from ._mlp import MLP as MLP, gate_factor as gate_factor
 from ._moe import MoE as MoE
 from ._recommender import EmbeddingBags as EmbeddingBags
 from ._short_mixers import (

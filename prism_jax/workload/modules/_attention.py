@@ -116,7 +116,7 @@ class Attention(AbstractPairModule):
         }
 
     def linears(self, costs: Costs) -> list[Linear]:
-        tokens, (queries, keys, values, gate, out) = costs.tokens, self._of_rank(costs)
+        tokens, (queries, keys, values, gate, out) = costs.tokens, self.widths_of_rank(costs)
         hidden, made = costs.model.hidden_size, (queries + gate, keys, values)
         made = made if self.context_length is None else made[:1]
         first = costs.linears(tokens, made, hidden, "linear_qkv")
@@ -126,7 +126,7 @@ class Attention(AbstractPairModule):
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
-        core, of_context = self._core(costs), self._of_context(costs)
+        core, of_context = self.core(costs), self._of_context(costs)
         if backward:
             made = [*made, *self._gated(costs, 10)]
             segments, left = run_core(costs, core, made, backward=True)
@@ -136,15 +136,15 @@ class Attention(AbstractPairModule):
         made = [*made, *(one.forward for one in of_context)]
         made += [*self._norms(costs, 2), *self._rotary(costs)]
         segments, left = run_core(costs, core, made, backward=False)
-        *_, out = self._of_rank(costs)
+        *_, out = self.widths_of_rank(costs)
         return segments, [*left, *self._gated(costs, 6), *cast(costs, costs.tokens * out)]
 
     def normed_bytes(self, costs: Costs) -> float:
         return costs.input_bytes("linear_qkv")
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        tokens, (queries, keys, _, gate, out) = costs.tokens, self._of_rank(costs)
-        core = self._core(costs)
+        tokens, (queries, keys, _, gate, out) = costs.tokens, self.widths_of_rank(costs)
+        core = self.core(costs)
         values = self._made(costs) + copied_values(costs, core)
         values += tokens * ((queries + keys) * bool(self.qk_norm) + out * (gate > 0))
         size = costs.activation_bytes * values + output_bytes(costs, tokens * out)
@@ -153,10 +153,10 @@ class Attention(AbstractPairModule):
     def results(self, costs: Costs) -> list[Result]:
         first, last, *of_context = self.linears(costs)
         made = [result for linear in (first, *of_context) for result in linear.results]
-        return [*made, *self._core(costs).results(costs), *closed(costs, last)]
+        return [*made, *self.core(costs).results(costs), *closed(costs, last)]
 
     def buffers(self, costs: Costs) -> float:
-        return core_buffers(costs, self._core(costs))
+        return core_buffers(costs, self.core(costs))
 
     def _widths(self, model: Model) -> tuple[int, int, int, int, int]:
         """The values of a token that matrices make: its queries, keys and values, the gate; and how
@@ -169,13 +169,13 @@ class Attention(AbstractPairModule):
         made = keys * (self.kv_matrices > 0), values * (self.kv_matrices > 1)
         return heads * size, *made, gate * bool(self.output_gate), heads * value_size
 
-    def _of_rank(self, costs: Costs) -> tuple[int, ...]:
+    def widths_of_rank(self, costs: Costs) -> tuple[int, ...]:
         """The same on one rank."""
         return tuple(width // costs.layout.tp for width in self._widths(costs.model))
 
     def _made(self, costs: Costs) -> int:
         """How many values the matrices make."""
-        queries, keys, values, gate, _ = self._of_rank(costs)
+        queries, keys, values, gate, _ = self.widths_of_rank(costs)
         seen = costs.tokens if self.context_length is None else self._context_tokens(costs)
         return costs.tokens * (queries + gate) + seen * (keys + values)
 
@@ -183,14 +183,15 @@ class Attention(AbstractPairModule):
         """The matrix that computes keys and values from a context."""
         if self.context_length is None:
             return []
-        _, keys, values, *_ = self._of_rank(costs)
+        _, keys, values, *_ = self.widths_of_rank(costs)
         inputs = self.context_size or costs.model.hidden_size
         return [costs.linears(self._context_tokens(costs), (keys, values), inputs)]
 
     def _context_tokens(self, costs: Costs) -> int:
         return costs.training.microbatch_size * (self.context_length or 0)
 
-    def _core(self, costs: Costs) -> Core:
+    def core(self, costs: Costs) -> Core:
+        """The core of attention on one rank."""
         tp, dim = costs.layout.tp, self.head_dim(costs.model)
         value_size = self.value_head_size or dim
         heads = (self.num_heads // tp, self.kv_heads // tp, dim, value_size)
@@ -207,19 +208,19 @@ class Attention(AbstractPairModule):
     def _rotary(self, costs: Costs) -> list[Kernel]:
         if costs.model.position != "rotary" or self.context_length is not None:
             return []
-        values = costs.tokens * sum(self._of_rank(costs)[:2])
+        values = costs.tokens * sum(self.widths_of_rank(costs)[:2])
         return [costs.move("elementwise", costs.training.rotary_bytes * values)]
 
     def _norms(self, costs: Costs, passes: int) -> list[Kernel]:
         if not self.qk_norm:
             return []
-        return [costs.move("norm", 2 * passes * costs.tokens * sum(self._of_rank(costs)[:2]))]
+        return [costs.move("norm", 2 * passes * costs.tokens * sum(self.widths_of_rank(costs)[:2]))]
 
     def _gated(self, costs: Costs, moved: int) -> list[Kernel]:
         """Scales the output by its gate, or computes the gradients of both, moving so many bytes
         for each value of the output.
         """
-        *_, gate, out = self._of_rank(costs)
+        *_, gate, out = self.widths_of_rank(costs)
         return [costs.move("elementwise", moved * costs.tokens * out)] if gate else []
 
 

@@ -141,7 +141,7 @@ class Core(NamedTuple):
         num_bytes = (2 if backward else 1) * 2 * batch * widths * (key_size + value_size)
         queries, keys = (min(n, self.packed or n) for n in (self.queries, self.keys))
         unused = max(_TILE[0] / queries, 1.0) * max(_TILE[1] / keys, 1.0)
-        kernel = costs.attention(size, unused * flop, num_bytes, backward=backward)
+        kernel = costs.attention(size, unused * flop, num_bytes, key_size, backward=backward)
         return replace(kernel, flop=flop)
 
 

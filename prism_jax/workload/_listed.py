@@ -1,0 +1,291 @@
+"""Modules whose operators each run as kernels of their own, as in eager PyTorch: matrix products,
+fused attention, and what the lists of a framework (`kernels/operators/`) have beside them; and how
+long a GPU waits for a host that launches each kernel.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ..cluster import compute_latency
+from ..data import Layout, Model, Training
+from ._architecture import Part
+from ._block import Kernel, Segments
+from ._costs import Costs
+from ._parts import block, block_mean, rows_of, segment
+from ._residual import parameters_around
+from .modules import (
+    MLP,
+    AbstractModule,
+    Attention,
+    Core,
+    Embedding,
+    Head,
+    Parameters,
+    gate_factor,
+)
+
+
+class _Step(NamedTuple):
+    """An operator of a module.
+
+    **Attributes:**
+
+    - `name`: its name in the lists.
+    - `values`: how many values there are of each letter.
+    - `matrix`: the values of a token that its matrix reads, and that it makes, if it is one.
+    - `core`: the core of attention, if it is that.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    matrix: tuple[int, int] | None = None
+    core: Core | None = None
+
+
+# Of which part of a step, or of memory, an operator is; others are named after their module.
+_KINDS = {"rmsnorm": "norm", "layernorm": "norm", "loss": "loss", "embedding": "embedding"}
+_KEPT = {"rmsnorm": "norm", "layernorm": "norm", "input": "inputs", "matrix": "casts"}
+_LISTED = (Attention, MLP, Embedding, Head)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed(AbstractModule):
+    """A module with the norm before it and the residual after it."""
+
+    in_residual = False
+
+    module: AbstractModule
+    norms: int = 1
+
+    def check(self, model: Model, layout: Layout, training: Training) -> None:
+        self.module.check(model, layout, training)
+
+    def parameters(self, model: Model) -> Parameters:
+        around = parameters_around(model, self.module, self.norms)
+        return self.module.parameters(model).plus(around)
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
+        steps = (_kernels(costs, step, "forward") for step in _steps(costs, self))
+        return [segment([*before, *(kernel for step in steps for kernel in step)])]
+
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
+        steps = _steps(costs, self)[::-1]
+        kernels = [one for step in steps for one in _kernels(costs, step, "backward")]
+        of_weights = [one for step in steps for one in _of_weights(costs, step)] if weights else []
+        return [segment([*before, *kernels, *of_weights])]
+
+    def backward_weight(self, costs: Costs) -> Segments:
+        return [segment([one for step in _steps(costs, self) for one in _of_weights(costs, step)])]
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        sizes: dict[str, float] = {}
+        weights, operators = costs.training.weights or "fp32", costs.kernels.operators
+        assert operators is not None
+        for step in _steps(costs, self):
+            name = _KEPT.get(step.name, self.module.kind or "others")
+            for term in operators.terms(weights, step.name, "kept"):
+                sizes[name] = sizes.get(name, 0.0) + term.num_bytes * step.values[term.values]
+        if isinstance(self.module, Head):
+            sizes["logits"] = self.module.activations(costs)["logits"]
+        return sizes
+
+    def last_product(self, costs: Costs) -> Kernel | None:
+        if not isinstance(self.module, MLP):
+            return None
+        *_, last = (step.matrix for step in _steps(costs, self) if step.matrix)
+        return _product(costs, last, costs.tokens, last[1], last[0])
+
+
+def listed(costs: Costs, part: Part) -> Part:
+    """A layer, or an end, whose modules run op by op, if the job has lists of operators. Modules
+    of other kinds, those that a tensor- or context-parallel group shares, products in fp8, and
+    matrices with adapters keep their kernels.
+    """
+    training, ranks = costs.training, costs.layout.tp * costs.layout.cp
+    plain = training.dtype == training.base_dtype and training.adapters is None
+    if costs.kernels.operators is None or ranks > 1 or not plain:
+        return part
+    modules = tuple(
+        Listed(module, norms) if type(module) in _LISTED else module
+        for module, norms in part.normed
+    )
+    return part._replace(modules=modules)
+
+
+def optimizer_of(costs: Costs, parameters: float) -> list[Kernel]:
+    """The kernels that clip gradients to their norm and update so many parameters, in PyTorch."""
+    size = costs.weight_bytes
+    # Each op reads and writes parameters, gradients and moments again: decay, two moments, their
+    # root, its scale and epsilon, and the update (torch/optim/adamw.py).
+    update = 7 if costs.training.optimizer_kernels == "fused" else 20
+    moved = {"optimizer-norm": 1, "optimizer-clip": 2, "optimizer-adam": update}
+    narrow = "-16" * (size == 2)
+    return [
+        _moved(costs, "optimizer", rate + narrow, n * size * parameters)
+        for rate, n in moved.items()
+    ]
+
+
+def waits_for_host(
+    costs: Costs, passes: Iterable[tuple[Iterable[tuple[Segments, int]], bool]]
+) -> list[float]:
+    """How long the GPU waits in each of some passes, one after the other, in seconds.
+
+    The host launches the kernels of a unit one by one, from a moment at which it has waited for the
+    GPU. A unit starts when the GPU has ended the one before, and its first kernel is launched; it
+    ends no earlier than its last kernel is launched. Passes are units in their order with their
+    numbers, and whether they are backwards.
+    """
+    training, waits = costs.training, []
+    launched = ended = 0.0
+    for units, back in passes:
+        each = training.host_backward_s if back else training.host_forward_s
+        begin, busy = ended, 0.0
+        for segments, count in units:
+            seconds = block_mean(block([(segments, 1)]))
+            host = each * sum(_launches(segments))
+            for _ in range(count):
+                start = max(ended, launched)
+                launched += host
+                ended = max(start + seconds, launched)
+                busy += seconds
+        waits.append(max(ended - begin - busy, 0.0))
+    return waits
+
+
+def _launches(segments: Segments) -> Iterator[int]:
+    for one in segments:
+        for row, by_member in rows_of(one):
+            yield sum(count for _, count in row) if by_member else len(row)
+
+
+def _steps(costs: Costs, listed: Listed) -> list[_Step]:
+    """The operators of a module in the order of its forward."""
+    module, model = listed.module, costs.model
+    states = costs.tokens * model.hidden_size
+    around = {"h": states, "t": costs.tokens}
+    norm = "rmsnorm" if model.norm in ("rmsnorm", "without-weights") else "layernorm"
+    if isinstance(module, Embedding):
+        words = {**around, "w": model.vocab_size * model.hidden_size}
+        steps = [_Step("start", around), _Step("embedding", words)]
+        steps += [_Step("positions", around)] * (model.position == "learned")
+        return steps + [_Step("tied", words)] * model.tied_embeddings
+    if isinstance(module, Head):
+        logits = {"v": costs.tokens * model.vocab_size, "t": costs.tokens}
+        head = [*_matrices(costs, (model.vocab_size,), model.hidden_size, biased=False)]
+        return [_Step(norm, around), *head, _Step("logits", logits), _Step("loss", logits)]
+    if isinstance(module, Attention):
+        inner = _of_attention(costs, module)
+    else:
+        assert isinstance(module, MLP)
+        inner = _of_mlp(costs, module)
+    dropped = [_Step("dropout", around)] * model.dropout
+    norms = [_Step(norm, around)] * listed.norms
+    return [*norms[:1], *inner, *norms[1:], *dropped, _Step("residual", around)]
+
+
+def _of_attention(costs: Costs, module: Attention) -> list[_Step]:
+    queries, keys, values, gate, out = module.widths_of_rank(costs)
+    tokens, hidden, core = costs.tokens, costs.model.hidden_size, module.core(costs)
+    biased = module.bias if module.qkv_bias is None else module.qkv_bias
+    made = [width for width in (queries + gate, keys, values) if width]
+    separate = costs.training.separate_products
+    heads = {"q": tokens * queries, "k": tokens * keys}
+    operators = costs.kernels.operators
+    grouped = core.num_heads > core.kv_heads
+    if operators is not None and operators.masked:
+        core = core._replace(causal=False, kv_heads=core.num_heads)
+    steps = [*_matrices(costs, made if separate else (sum(made),), hidden, biased=biased)]
+    steps += [_Step("joined", heads)] * (not separate)
+    if module.qk_norm:
+        normed = {"h": tokens * (queries + keys), "t": tokens * (core.num_heads + core.kv_heads)}
+        steps.append(_Step("rmsnorm", normed))
+    steps += [_Step("rotary", heads)] * (costs.model.position == "rotary")
+    steps += [_Step("grouped", heads)] * grouped
+    steps.append(_Step("attention", heads, core=core))
+    last_bias = module.bias if module.proj_bias is None else module.proj_bias
+    return [*steps, *_matrix(costs, (out, hidden), biased=last_bias)]
+
+
+def _of_mlp(costs: Costs, module: MLP) -> list[_Step]:
+    ffn, hidden, gates = module.ffn_size, costs.model.hidden_size, gate_factor(module.activation)
+    separate = costs.training.separate_products
+    made = (ffn,) * gates if separate else (gates * ffn,)
+    steps = [*_matrices(costs, made, hidden, biased=module.bias)]
+    activation = "swiglu" if gates > 1 else "gelu"
+    steps.append(_Step(activation, {"f": costs.tokens * ffn, "h": costs.tokens * hidden}))
+    return [*steps, *_matrix(costs, (ffn, hidden), biased=module.bias)]
+
+
+def _matrices(costs: Costs, made: Iterable[int], inputs: int, *, biased: bool) -> Iterator[_Step]:
+    """Matrices that read the same input."""
+    read = {"x": costs.tokens * inputs}
+    for number, outputs in enumerate(made):
+        yield from [_Step("shared", read)] * (number > 0)
+        yield _Step("input", read)
+        yield from _matrix(costs, (inputs, outputs), biased=biased)
+
+
+def _matrix(costs: Costs, matrix: tuple[int, int], *, biased: bool) -> Iterator[_Step]:
+    inputs, outputs = matrix
+    values = {"w": inputs * outputs, "o": costs.tokens * outputs}
+    yield _Step("matrix", values, matrix)
+    yield from [_Step("bias", values)] * biased
+
+
+def _kernels(costs: Costs, step: _Step, phase: Literal["forward", "backward"]) -> Iterator[Kernel]:
+    """The kernels of a step, without those of the gradients of weights."""
+    if step.name != "matrix" or phase == "forward":
+        yield from _terms(costs, step, phase)
+    if step.core is not None:
+        yield from step.core.kernels(costs, backward=phase == "backward")
+    if step.matrix is not None:
+        inputs, outputs = step.matrix if phase == "forward" else step.matrix[::-1]
+        yield _product(costs, step.matrix, costs.tokens, outputs, inputs)
+
+
+def _of_weights(costs: Costs, step: _Step) -> Iterator[Kernel]:
+    """The gradient of a matrix, and what is done with it; from the second microbatch on it is added
+    to that of the first.
+    """
+    if step.matrix is None:
+        return
+    inputs, outputs = step.matrix
+    yield _product(costs, step.matrix, outputs, inputs, costs.tokens)
+    yield from _terms(costs, step, "backward")
+    count = costs.schedule.num_microbatches
+    if count > 1:
+        for kernel in _terms(costs, step._replace(name="accumulated"), "backward"):
+            yield msgspec.structs.replace(kernel, mean=kernel.mean * (1 - 1 / count))
+
+
+def _terms(costs: Costs, step: _Step, phase: Literal["forward", "backward"]) -> Iterator[Kernel]:
+    operators, kind = costs.kernels.operators, _KINDS.get(step.name, "elementwise")
+    assert operators is not None
+    for term in operators.terms(costs.training.weights or "fp32", step.name, phase):
+        yield _moved(costs, kind, term.rate, term.num_bytes * step.values[term.values])
+
+
+def _moved(costs: Costs, kind: str, rate: str, num_bytes: float) -> Kernel:
+    """A kernel that moves bytes at the rate of its class."""
+    mean = compute_latency(rate, "", 0, num_bytes, costs.cluster.device, costs.kernels)
+    return Kernel(kind, f"{round(num_bytes)}B {rate}", mean)
+
+
+def _product(costs: Costs, matrix: tuple[int, int], m: float, n: int, k: float) -> Kernel:
+    """A product of a matrix, whose result is written after it was computed. Rows that do not begin
+    at 16 bytes leave the fast kernels.
+    """
+    kernel, on = costs.gemm(m, n, k), (costs.cluster.device, costs.kernels)
+    tables = {
+        name: costs.kernels.find_efficiency(f"gemm-{name}", "") for name in ("output", "unaligned")
+    }
+    mean = kernel.mean
+    if any(width % 8 for width in matrix) and tables["unaligned"]:
+        mean = compute_latency("gemm-unaligned", costs.training.dtype, kernel.flop, 0, *on)
+    if tables["output"]:
+        mean += compute_latency("gemm-output", "", 0, 2 * m * n, *on)
+    return msgspec.structs.replace(kernel, mean=mean)

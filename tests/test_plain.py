@@ -1,0 +1,347 @@
+"""Plain PyTorch on one GPU or a few: operators as kernels of their own, what autograd keeps, a host
+that launches each kernel, and the collectives of DDP, FSDP and ZeRO.
+"""
+
+import itertools as it
+import pathlib
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from prism_jax import data
+from prism_jax.lowering import parts_of
+from prism_jax.prediction import fits, memory, predict
+from prism_jax.workload import lower
+from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
+from prism_jax.workload._block import Kernel
+from prism_jax.workload._listed import Listed, _steps, listed, waits_for_host
+from prism_jax.workload._parts import rows_of, segment
+from prism_jax.workload._units import backward_part, forward_part
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+LLAMA = {"num_heads": 32, "num_kv_heads": 8, "head_size": 64, "norm": "rmsnorm", "bias": False}
+LLAMA |= {"hidden_size": 2048, "ffn_size": 8192, "num_layers": 16, "vocab_size": 128256}
+LLAMA |= {"activation": "swiglu", "position": "rotary"}
+GPT2 = {"hidden_size": 1600, "ffn_size": 6400, "num_layers": 48, "num_heads": 25}
+GPT2 |= {"vocab_size": 50257, "max_positions": 1024}
+
+
+def _job(model: dict[str, Any], changes: dict[str, Any] | None = None, **training: Any) -> Any:
+    """A job of one H200, or of more with `changes` of its layout."""
+    joined = {"separate_products": False} if "max_positions" in model else {}
+    sizes = {"microbatch_size": 2, "sequence_length": 1024, "software": "pytorch-2026"}
+    raw = {
+        "model": {"name": "model", **model},
+        "cluster": "dgx-h200",
+        "num_nodes": 1,
+        "layout": {"dp": 1},
+        "schedule": {"kind": "1f1b", "num_microbatches": 1},
+        "training": {**sizes, **joined, **training},
+    }
+    return data.make_job(raw, pathlib.Path("job.toml"), changes or {})
+
+
+def _operators(costs: Any, part: Any) -> list[Any]:
+    """The operators of the modules of a part."""
+    modules = (one for one in listed(costs, part).modules if isinstance(one, Listed))
+    return [step for module in modules for step in _steps(costs, module)]
+
+
+def _launched(segments: Any) -> int:
+    return sum(n for one in segments for row, _ in rows_of(one) for _, n in row)
+
+
+def test_a_layer_runs_as_many_kernels_as_in_the_profile():
+    costs = parts_of(_job(LLAMA))
+    layer = layers_of(costs.model)[0]
+    assert _launched(forward_part(costs, layer)) == 48
+    # The backward of attention is one kernel here; the profile has three more of cuDNN's.
+    assert _launched(backward_part(costs, layer, False)) == 95 - 3
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "software", "by_hand"),
+    [
+        (LLAMA, "fp32", "pytorch-2026", lambda h, kv, f: 30 * h + 4 * kv + 8 * f),
+        (LLAMA, "bf16", "pytorch-2026", lambda h, kv, f: 20 * h + 4 * kv + 8 * f),
+        (GPT2, "fp32", "pytorch-2026", lambda h, kv, f: 20 * h + 16 * f),
+        (GPT2, "bf16", "pytorch-2026", lambda h, kv, f: 16 * h + 10 * f),
+        (LLAMA, "fp32", "pytorch-compile-2026", lambda h, kv, f: 16 * h + 4 * h + 6 * f),
+    ],
+)
+def test_what_a_layer_keeps_is_the_sum_of_the_tensors_of_its_operators(
+    model, weights, software, by_hand
+):
+    costs = parts_of(_job(model, weights=weights, software=software))
+    part = listed(costs, layers_of(costs.model)[0])
+    sizes: Counter[str] = Counter()
+    for module in part.modules:
+        sizes.update(module.activations(costs))
+    casts, tokens = sizes.pop("casts", 0), costs.tokens
+    kv = 512 if model is LLAMA else 0
+    # Besides some values for each token: what norms keep of a row.
+    rest = sum(sizes.values()) / tokens - by_hand(model["hidden_size"], kv, model["ffn_size"])
+    assert 0 <= rest <= 16
+    steps = _operators(costs, layers_of(costs.model)[0])
+    matrices = sum(step.values["w"] for step in steps if step.matrix)
+    assert casts == (2 * matrices if weights == "fp32" else 0)
+
+
+@pytest.mark.parametrize(("weights", "each"), [("fp32", 4), ("bf16", 2)])
+def test_states_take_four_values_of_a_parameter(weights, each):
+    job = _job(LLAMA, weights=weights)
+    number = count_parameters(job.model)
+    parts = memory(job).fullest.parts
+    assert parts["parameters"] == each * number
+    assert parts["optimizer"] == 2 * each * number
+    # Gradients are there where the loss is not: with several microbatches.
+    several = _job(LLAMA, {"schedule.num_microbatches": 2}, weights=weights)
+    assert memory(several).fullest.parts["gradients"] == each * number
+
+
+def test_with_recomputation_inputs_in_float32_and_the_cast_of_the_head_are_kept():
+    parts = memory(_job(LLAMA, recompute="full", sequence_length=4096)).fullest.parts
+    tokens, hidden, words = 8192, 2048, 128256 * 2048
+    assert parts["checkpoints"] == 16 * 4 * tokens * hidden
+    assert parts["casts"] == 2 * words
+    assert parts["logits"] == 14 * tokens * 128256
+
+
+def _host(each: float, blocks: list[tuple[float, int, int]]) -> float:
+    """How long a GPU waits whose units take so long with so many kernels, and are so many."""
+    units = [
+        ([segment([Kernel("gemm", f"{i} {k}", seconds / n) for k in range(n)])], count)
+        for i, (seconds, n, count) in enumerate(blocks)
+    ]
+    costs = parts_of(_job(LLAMA, host_forward_s=each, host_backward_s=each))
+    return waits_for_host(costs, [(units, False)])[0]
+
+
+def test_a_gpu_waits_for_a_host_that_is_behind_and_for_no_other():
+    # The host takes 1 s for each of 30 kernels, whose GPU takes 10 s: it ends with the host.
+    assert _host(1.0, [(1.0, 3, 10)]) == pytest.approx(30 - 10)
+    # It is ahead but for the launch of the first unit.
+    assert _host(0.1, [(1.0, 3, 10)]) == pytest.approx(0.0)
+    # What it gains beside a slow unit hides a later row of quick ones.
+    slow, quick = (100.0, 10, 1), (0.1, 10, 9)
+    assert _host(1.0, [slow, quick]) == pytest.approx(0.0, abs=1e-9)
+    assert _host(1.0, [quick, slow]) == pytest.approx(90 - 0.9)
+
+
+def test_several_short_microbatches_wait_for_the_host_each():
+    job = _job(LLAMA, {"schedule.num_microbatches": 4}, microbatch_size=1)
+    free = job.replace(**{"training.host_forward_s": 0.0, "training.host_backward_s": 0.0})
+    bound, busy = predict(job), predict(free)
+    assert bound.breakdown["host"] > 0.2 * bound.mean
+    waits = bound.breakdown["host"] - busy.breakdown["host"]
+    assert bound.mean == pytest.approx(busy.mean + waits)
+
+
+def test_each_entry_of_a_list_has_a_rate_and_values_that_are_known():
+    for name in data.list_names("list of operators"):
+        operators = data.load_operators(name)
+        kernels = data.load_kernels(data.load_cluster("dgx-h200", 1), operators)
+        rates = {table.kernel for table in kernels.efficiency}
+        for model, weights in it.product((LLAMA, GPT2), ("fp32", "bf16")):
+            costs = parts_of(_job(model, weights=weights, operators=name))
+            for part in (*ends_of(costs.model), layers_of(costs.model)[0]):
+                steps = _operators(costs, part)
+                for step, phase in it.product(steps, ("forward", "backward", "kept")):
+                    for term in operators.terms(weights, step.name, phase):
+                        assert term.values in step.values
+                        assert phase == "kept" or term.rate in rates
+
+
+def test_an_entry_of_a_list_that_is_none_is_refused_in_a_sentence(tmp_path):
+    path = tmp_path / "own.toml"
+    shipped = (ROOT / "kernels/operators/pytorch-2026.toml").read_text()
+    path.write_text(shipped.replace('"mixed 10 h"', '"mixed ten h"'))
+    with pytest.raises(ValueError, match="`mixed ten h` is no entry of an operator; give a class"):
+        _job(LLAMA, operators=str(path))
+    path.write_text(shipped.replace('"mixed 10 h"', '"mixed 20 h"'))
+    usual = _job(LLAMA, sequence_length=4096)
+    slower = _job(LLAMA, sequence_length=4096, operators=str(path))
+    assert predict(slower).mean > predict(usual).mean
+
+
+def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
+    cluster = data.load_cluster("dgx-h200", 1)
+    older = data.load_kernels(cluster)
+    assert older.operators is None
+    assert "vector" not in {table.kernel for table in older.efficiency}
+    today = data.load_kernels(cluster, data.load_operators("pytorch-2026"))
+    assert [source.name for source in today.sources] == ["h200-sxm-2026", "dgx-h100"]
+    # Of an A100 only the shares of the bandwidth are those of another device.
+    other = data.load_kernels(data.load_cluster("dgx-a100", 1), data.load_operators("pytorch-2026"))
+    assert {"vector", "halves"} < {table.kernel for table in other.efficiency}
+    assert other.find_efficiency("gemm-output", "") is None
+    own = data.load_kernels(data.load_cluster("dgx-a100", 1)).find_efficiency("gemm", "bf16")
+    assert other.find_efficiency("gemm", "bf16") == own
+
+
+def test_an_odd_vocabulary_leaves_the_fast_products():
+    even = {**GPT2, "vocab_size": 50304}
+    odd, aligned = (predict(_job(model)).breakdown["gemm"] for model in (GPT2, even))
+    flop = 3 * 2 * 2048 * 1600 * 50257
+    assert odd - aligned == pytest.approx(flop / 110e12 - flop / 860e12, rel=0.05)
+
+
+def test_an_optimizer_op_by_op_moves_each_value_again():
+    fused, each = (
+        predict(_job(LLAMA, optimizer_kernels=kind)).breakdown["optimizer"]
+        for kind in ("fused", "foreach")
+    )
+    # Norm and clipping besides: 3 values of each parameter, then 7 or 20.
+    assert each / fused == pytest.approx(23 / 10, rel=0.02)
+
+
+_MODES = {
+    "DDP": {"zero": 0},
+    "DDP in each": {"zero": 0, "no_sync": False},
+    "ZeRO-1": {"zero": 1},
+    "ZeRO-2 in each": {"zero": 2},
+    "ZeRO-2": {"zero": 2, "accumulate_gradients": True},
+    "FSDP in each": {"zero": 3},
+    "FSDP": {"zero": 3, "accumulate_gradients": True},
+    "FSDP1": {"zero": 3, "prefetch": 0},
+}
+
+
+def _of(mode: str, gpus: int) -> Any:
+    changes = {f"training.{key}": value for key, value in _MODES[mode].items()}
+    return _job(LLAMA, {"layout.dp": gpus, "schedule.num_microbatches": 2, **changes})
+
+
+def test_on_one_gpu_each_equals_plain():
+    plain = _of("DDP", 1)
+    for mode in _MODES:
+        job = _of(mode, 1)
+        assert predict(job).mean == predict(plain).mean
+        assert memory(job).fullest == memory(plain).fullest
+
+
+def _sent(job: Any) -> dict[str, tuple[float, float, float]]:
+    """The number, bytes and seconds of the collectives of a step, by kind."""
+    workload = lower(parts_of(job), [0])
+    count, rounds = Counter(), job.schedule.num_microbatches
+    blocks = [(workload.forward[0], rounds), (workload.backward[0], rounds), (workload.tail, 1)]
+    blocks += [(block, 1) for block in workload.reduce_scatter]
+    for block, times in blocks:
+        for one, repeats in block:
+            for row, by_member in rows_of(one):
+                for kernel, number in row:
+                    if not by_member and kernel.mean:
+                        count[kernel] += times * repeats * number
+    sent: dict[str, tuple[float, float, float]] = {}
+    for kernel, number in count.items():
+        size = float(kernel.size.partition("B")[0])
+        if size > 4:  # The norm of the gradients is one number.
+            own = (number, number * size, number * kernel.mean)
+            before = sent.get(kernel.kind, (0.0, 0.0, 0.0))
+            sent[kernel.kind] = tuple(a + b for a, b in zip(before, own, strict=True))  # pyright: ignore
+    return sent
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
+    number = count_parameters(_of("DDP", gpus).model)
+    words, layers, rounds = 128256 * 2048, 16, 2
+    # 16 layers and the embedding, whose matrix is also that of the head, and the last norm.
+    units = layers + 2
+    whole = 4 * number
+    by_hand = {
+        "DDP": {"all_reduce": (layers + 1, whole)},  # The norm shares a bucket with a layer.
+        "DDP in each": {"all_reduce": (rounds * units, rounds * whole)},
+        "ZeRO-1": {"reduce_scatter": (layers + 1, whole), "all_gather": (1, whole)},
+        "ZeRO-2": {"reduce_scatter": (layers + 1, whole), "all_gather": (1, whole)},
+        "ZeRO-2 in each": {
+            "reduce_scatter": (rounds * units, rounds * whole),
+            "all_gather": (1, whole),
+        },
+        # Twice for each microbatch, but the head once, which runs back at once.
+        "FSDP in each": {
+            "reduce_scatter": (rounds * units, rounds * whole),
+            "all_gather": (rounds * (2 * units - 1), rounds * (2 * whole - 4 * 2048)),
+        },
+    }
+    for mode, kinds in by_hand.items():
+        sent = _sent(_of(mode, gpus))
+        assert sent.keys() == kinds.keys(), mode
+        for kind, (count, size) in kinds.items():
+            assert sent[kind][0] == count, (mode, kind)
+            assert sent[kind][1] == pytest.approx(size, rel=1e-6), (mode, kind)
+    kept = {mode: memory(_of(mode, gpus)).fullest.parts for mode in by_hand}
+    for mode, parts in kept.items():
+        shard: dict[str, float] = {}
+        shard |= dict.fromkeys(("optimizer", "gradients", "parameters"), 1 / gpus)
+        if mode.startswith("DDP"):
+            shard = dict.fromkeys(shard, 1.0)
+            assert parts["buckets"] == whole
+        elif mode.startswith("ZeRO"):
+            shard["parameters"] = 1.0
+            shard["gradients"] = 1.0 if mode == "ZeRO-1" else 1 / gpus + (mode == "ZeRO-2")
+        assert parts["parameters"] == pytest.approx(whole * shard["parameters"])
+        assert parts["optimizer"] == pytest.approx(2 * whole * shard["optimizer"])
+        assert parts["gradients"] == pytest.approx(whole * shard["gradients"]), mode
+    assert words < number
+
+
+@pytest.mark.parametrize("mode", ["DDP", "FSDP in each"])
+def test_collectives_are_hidden_but_for_those_that_nothing_runs_beside(mode):
+    hidden = _of(mode, 8)
+    names = {"overlap_grad_reduce": False, "prefetch": 0}
+    bare = hidden.replace(**{f"training.{key}": value for key, value in names.items()})
+    seconds = sum(time for _, _, time in _sent(bare).values())
+    exposed = [
+        sum(time for name, time in predict(job).breakdown.items() if "exposed" in name)
+        for job in (hidden, bare)
+    ]
+    # Also the sum of the norm of gradients.
+    assert exposed[1] == pytest.approx(seconds, rel=2e-2)
+    assert 0.05 * seconds < exposed[0] < 0.7 * seconds
+
+
+def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():
+    job = _job(LLAMA, sequence_length=4096)
+    sizes = [job.replace(**{"training.microbatch_size": size}) for size in (7, 8)]
+    assert [fits(one) for one in sizes] == [True, False]
+    found = memory(sizes[1])
+    assert found.reserved["fragmentation"] == pytest.approx(4 * 8 * 4096 * 128256 / 3)
+    assert found.fullest.bytes < found.usable_bytes + found.reserved["fragmentation"]
+
+
+def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks._plain import plain_rows
+
+    rows = plain_rows(shared / "data")["rows"]
+    off = {
+        name: [(row["name"], abs(row["predicted"] / row["measured"] - 1)) for row in of_table]
+        for name, of_table in it.groupby(rows, key=lambda row: row["table"])
+    }
+    assert {name: len(of_table) for name, of_table in off.items()} == {
+        "steps": 8,
+        "memory": 14,
+        "largest_batch": 2,
+        "parts": 5,
+    }
+    limits = {"steps": 0.08, "memory": 0.02, "largest_batch": 0.06, "parts": 0.15}
+    for name, of_table in off.items():
+        assert max(error for _, error in of_table) < limits[name], of_table
+    inside = [row["low"] < row["measured"] < row["high"] for row in rows if row["low"]]
+    assert sum(inside) >= 7
+
+
+def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks._plain import plain_rows
+
+    for name in ("steps.csv", "memory.csv"):
+        lines = (shared / "data/plain_h200" / name).read_text().splitlines()
+        (tmp_path / name).write_text("\n".join(lines[:2]) + "\n")
+    row, *others = plain_rows(tmp_path)["rows"]
+    assert row.keys() == {"table", "name", "measured", "predicted", "low", "high"}
+    assert [one["table"] for one in others] == ["memory", "largest_batch"]
+    assert all(one["low"] is None for one in others)
