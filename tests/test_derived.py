@@ -107,7 +107,9 @@ def test_files_hold_only_what_was_given(path, tmp_path):
         (["layout.dp=0"], "`layout.dp` is 0: expected `int` >= 1"),
         ({"world_size": None}, "`layout` is missing; add it, or `world_size`, from which"),
         ({"training.global_batch_size": None}, "`schedule` is missing; .*, or `training.global_b"),
-        (["training.offload=[x]"], r"expected a list such as \[\"a\"\]"),
+        (["training.offload=[x]"], r"expected a list such as \[1, 2\], got `str`"),
+        (["cluster.devices_per_node=0"], "`cluster.devices_per_node` is 0: expected `int` >= 1"),
+        (['training.offload=["x"]'], "^override .*: the key `training.offload.0.` is 'x'"),
     ],
 )
 def test_a_contradiction_is_one_sentence(path, changes, said):

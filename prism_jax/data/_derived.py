@@ -48,9 +48,9 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
                 "does not divide; use other degrees, or another number of GPUs."
             )
         dp = derived["layout.dp"] = gpus // ranks
-    per_node = number("cluster.devices_per_node")
-    if per_node and not has("cluster.num_nodes"):
-        derived["cluster.num_nodes"] = max(-(-ranks * dp // per_node), 1)
+    if isinstance(table.get("cluster"), Mapping) and not has("cluster.num_nodes"):
+        per_node = number("cluster.devices_per_node") or 1
+        derived["cluster.num_nodes"] = -(-ranks * dp // per_node) or 1
     batch, size = number("training.global_batch_size"), number("training.microbatch_size")
     if batch and size and dp and not has("schedule.num_microbatches"):
         together = dp * size

@@ -133,7 +133,7 @@ def make_job(
 
     def where(key: str) -> str:
         while key and key not in origin:
-            key = key.rpartition(".")[0]
+            key = key[: max(key.rfind("."), key.rfind("["), 0)]
         return f"override `{origin[key]}`" if key else file
 
     _resolve(raw, path, changes, num_nodes)

@@ -146,7 +146,7 @@ def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, s
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
     problem = problem.replace(" | null`", "`").replace("expected `object`", "expected a table")
     problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
-    problem = problem.replace("expected `array`,", 'expected a list such as ["a"] or [1, 2],')
+    problem = problem.replace("expected `array`", "expected a list such as [1, 2]")
     if "matching regex" in message:
         problem = "write it on one line, without control characters or marks of direction"
     return quoted(path), f"is {what}: {problem}"
