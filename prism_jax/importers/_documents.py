@@ -79,9 +79,7 @@ def document(
             continue
         if isinstance(table, dict):
             keys = dict(_flat(table))
-            return Document(
-                name, kind, table, {k: _filled(v, keys, outer) for k, v in keys.items()}
-            )
+            return Document(name, kind, table, {key: _filled(key, keys, outer) for key in keys})
         if isinstance(table, list):
             raise ValueError("this is not a table of keys; give a configuration")
     if problem is None:
@@ -214,26 +212,36 @@ def _flat(value: Any, prefix: str = "", depth: int = 0, left: list[int] | None =
         yield prefix, value.strip() if isinstance(value, str) else value
 
 
+# As of OmegaConf, whose `???` is a value to be given; dots before a name are sections above.
 _REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?([\w.]+)(?:[:,]-?([^{}]*))?\}")
 
 
 def _filled(
-    value: Any, keys: Mapping[str, Any], outer: Sequence[Mapping[str, str]], depth: int = 0
+    key: str, keys: Mapping[str, Any], outer: Sequence[Mapping[str, str]], depth: int = 0
 ) -> Any:
-    """A value in which other keys and variables that it names (`${key}`) have theirs."""
+    """The value of a key, with those of the keys and variables that it names (`${name}`)."""
+    value = keys[key]
     if not isinstance(value, str) or "${" not in value:
-        return value
+        return None if value == "???" else value
+
+    def place(name: str) -> str:
+        dots = len(name) - len(name.lstrip("."))
+        above = key.rsplit(".", dots)[0] + "." if dots else ""
+        return above.lstrip(".") * (key.count(".") >= dots) + name.lstrip(".")
 
     def named(match: re.Match[str]) -> str:
-        name, default = match[1], match[2]
-        found = next((table[name] for table in (keys, *outer) if name in table), default)
-        if found is None or isinstance(found, list | dict) or depth > 3:
+        name = place(match[1])
+        if name in keys and depth < 4:
+            found = _filled(name, keys, outer, depth + 1)
+        else:
+            found = next((table[name] for table in outer if name in table), match[2])
+        if found is None or isinstance(found, list | dict):
             return absent(name)
-        return str(_filled(found, keys, outer, depth + 1))[:1000]
+        return str(found)[:1000]
 
     match = _REFERENCE.fullmatch(value)
-    if match and match[1] in keys and not isinstance(keys[match[1]], str):
-        return keys[match[1]]
+    if match and place(match[1]) in keys and not isinstance(keys[place(match[1])], str):
+        return keys[place(match[1])]
     return _word(_REFERENCE.sub(named, value[:10_000]))
 
 

@@ -15,7 +15,6 @@ from ._draft import Batch, Draft, Status
 from ._frameworks import framework_of
 from ._hugging_face import read_hugging_face
 from ._problems import NotImportableError, Table
-from ._shell import environment
 from ._training_files import GpusNotSaidError, read_training, without_keys
 
 
@@ -185,7 +184,7 @@ def _documents(
         with located(shown(path)):
             source = _beside(path, paths)
             try:
-                one = document(path.name, text, (values, environment()), source)
+                one = document(path.name, text, (values, os.environ), source)
                 documents.append(one._replace(where=shown(path)))
             except ValueError as error:
                 raise ValueError(f"{str(error).rstrip('.')}.") from None

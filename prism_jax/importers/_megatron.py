@@ -392,7 +392,9 @@ def _recompute(read: Reader) -> Table:
         modules = [*(modules or ["core_attn"] * (granularity == "selective")), "moe"]
         granularity = "selective" if granularity == "none" else granularity
     method = read.text("recompute-method")
-    layers = read.given(recompute_layers="recompute-num-layers")
+    number = read.count("recompute-num-layers", 1, least=0)
+    layers = {"recompute_layers": number} if number and "recompute-num-layers" in read else {}
+    granularity = granularity if number else "none"
     found: Table = {}
     if granularity != "none" or "recompute-granularity" in read:
         found["recompute"] = granularity

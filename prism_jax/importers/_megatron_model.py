@@ -90,7 +90,8 @@ def model_of(read: Reader) -> Table:
 def _longest(read: Reader) -> int | None:
     """The longest sequence that the arguments say, which other software takes for the positions."""
     names = ("seq-length", "decoder-seq-length", "encoder-seq-length")
-    return max((read.count(name) for name in names if name in read), default=None)
+    usual = None if _position(read) == "learned" else 8192
+    return max((read.count(name) for name in names if name in read), default=usual)
 
 
 def _position(read: Reader) -> str:

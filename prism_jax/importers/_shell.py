@@ -5,7 +5,7 @@ run would tell, such as the output of a command, is a missing value.
 import dataclasses
 import fnmatch
 import itertools as it
-import os
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,6 +18,7 @@ _BEGIN, _END = "\ue000", "\ue001"
 _MISSING = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 # Values may double from line to line, and scripts may read each other.
 _MOST_LETTERS, _DEEPEST = 2**23, 8
+_PLAIN = re.compile(r"[^\\\"'$`]+")
 _DECLARES = {"export", "local", "declare", "readonly", "typeset"}
 
 
@@ -169,10 +170,9 @@ class _Shell:
                 values, i = self._parameter(word, i)
                 put(values, in_quotes)
             else:
-                stop = re.compile(r"[^\\\"'$`]+").match(word, i)
-                stop = stop.end() if stop else i + 1
-                put([word[i:stop]], quoted=True)
-                i = stop
+                text = _PLAIN.match(word, i)
+                put([text[0] if text else letter], quoted=True)
+                i += len(text[0]) if text else 1
         return parts
 
     def _parameter(self, word: str, i: int) -> tuple[list[str], int]:
@@ -209,35 +209,29 @@ class _Shell:
 
     def _in_braces(self, text: str) -> list[str]:
         match = re.fullmatch(
-            rf"([#!]?)({NAME}|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(?:(:?[-=+?])(.*)|(,,|\^\^)|(.+))?",
+            rf"(#?)({NAME}|\d+|[@*#?$!-])(?:\[([^\]]*)\])?(?:(:?[-=+?])(.*)|(.+))?",
             text,
             re.DOTALL,
         )
         if match is None:
             return [absent(text)]
-        length, name, index, operator, other, case, more = match.groups()
-        words = self.value(name)
-        if name in ("@", "*", "#"):
-            words = self.value(name) or (["0"] if name == "#" else [])
+        length, name, index, given, other, more = match.groups()
+        words = self.value(name) or {"#": ["0"], "@": [], "*": []}.get(name)
         if words is not None and index not in (None, "@", "*"):
             words = words[int(index) : int(index) + 1] if index.isdigit() else []
         elif words is not None and index is None and name not in "@*":
             words = words[:1]
-        if length == "!":
-            words = self.value("".join(words or []))
-        has = words is not None and (any(words) or (operator or "")[:1] != ":")
-        if operator and operator[-1] in "-=" and not has:
+        has = words is not None and (any(words) or (given or "")[:1] != ":")
+        if given and given[-1] in "-=" and not has:
             words = self.words([other], splits=False)
-            if operator[-1] == "=":
+            if given[-1] == "=":
                 self.assign(name, words, appends=False, is_list=False)
-        elif operator and operator[-1] == "+":
+        elif given and given[-1] == "+":
             words = self.words([other], splits=False) if has else []
         if words is None:
             return [absent(name)]
         if length == "#":
             return [str(len(words) if index else len(words[0]))]
-        if case:
-            words = [word.lower() if case == ",," else word.upper() for word in words]
         return [absent(text)] if more else words
 
     def holds(self, words: Sequence[str]) -> bool:
@@ -268,15 +262,11 @@ def _tests(operands: list[str], raw: list[str]) -> bool:
         a, by, b = operands
         if by in ("=", "==", "!="):
             return (fnmatch.fnmatchcase(a, b) if '"' not in raw[2] else a == b) == (by != "!=")
-        if by == "=~":
-            return False
-        try:
-            left, right = int(a or 0), int(b or 0)
-        except ValueError:
-            return False
-        signs = {"-eq": left == right, "-ne": left != right, "-lt": left < right}
-        signs |= {"-le": left <= right, "-gt": left > right, "-ge": left >= right}
-        return signs.get(by, False)
+        compare = {
+            f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+        }
+        numbers = all(re.fullmatch(r"(-?\d{1,18})?", word) for word in (a, b))
+        return numbers and by in compare and compare[by](int(a or 0), int(b or 0))
     if len(operands) == 2:
         return (not operands[1]) if operands[0] == "-z" else bool(operands[1])
     return bool(operands and operands[0]) and operands[0] not in ("-n", "-f", "-d", "-z")
@@ -486,8 +476,3 @@ class _Reading:
             shell.run(here)
         elif words:
             shell.script.commands.append(words)
-
-
-def environment() -> Mapping[str, str]:
-    """The variables of this process."""
-    return os.environ

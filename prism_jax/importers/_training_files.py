@@ -66,6 +66,9 @@ def read_training(
     _put_launchers(found, documents)
     if hook := _HOOKS.get(main.name):
         hook(found)
+    for degree in _DEGREES:
+        if str(found.flags.get(degree)) == "0":  # As one, in GPT-NeoX.
+            del found.flags[degree]
     if not _is_megatron(main) and "micro-batch-size" in found.flags:
         found.flags.setdefault("num-microbatches", 1)  # None of them accumulates by default.
     read = reader_of(found, strict, replaced)
@@ -218,7 +221,8 @@ def _well_known() -> dict[str, dict[str, Any]]:
 
 # What names of models have that does not change their shape.
 _VARIANTS = re.compile(
-    r"[-_ ](?:instruct|chat|base|hf|it|bf16|fp8|fp4|pretrain|sft|lora|v0\.\d|\d{4}|thinking|\d+k)\b"
+    r"[-_ ](?:instruct|chat|base|hf|it|bf16|fp8|fp4|pretrain|sft|lora|v0\.\d|\d{4}|thinking|\d+k"
+    r"|gptq|awq|aqlm.*)\b"
 )
 
 
@@ -264,7 +268,8 @@ def _put_keys(job: Table, found: Arguments, comments: dict[str, str]) -> None:
             table = table.setdefault(section, {})
         word = value.strip().lower() if isinstance(value, str) else value
         number = re.fullmatch(r"-?\d{1,18}", word) if isinstance(word, str) else None
-        table[name] = int(word) if number else {"true": True, "false": False}.get(word, word)
+        is_switch = word in ("true", "false")
+        table[name] = int(word) if number else word == "true" if is_switch else word
         comments[key] = _origin(found, key)
 
 
