@@ -1,4 +1,5 @@
-"""How much memory it takes to read a large trace: `python benchmarks/reading.py --kineto 1`.
+"""How much memory and time it takes to tell where the time of a large trace goes, and to read its
+ops: `python benchmarks/reading.py --kineto 1`, in GB; 1.6 are ten million events.
 
 A trace of so many GB is written to a temporary folder, as the PyTorch profiler writes those of a
 rank that trains, and read by a separate process.
@@ -32,21 +33,24 @@ def main() -> None:
         size = _write(path, 1e9 * given.kineto) / 1e9
         words = [sys.executable, __file__, "--child", str(path)]
         child = subprocess.run(words, check=True, capture_output=True, text=True)
-    peak, seconds = map(float, child.stdout.split())
-    per_gb = f"{seconds / size:.0f} s per GB"
-    print(f"{size:.2f} GB of JSON: peak memory {peak:.2f} GiB, {per_gb}")
+    events, peak, *seconds = map(float, child.stdout.split())
+    where, ops = (f"{x:.0f} s ({x / size:.0f} s per GB)" for x in seconds)
+    print(f"{size:.2f} GB of JSON, {events:,.0f} events: peak memory {peak:.2f} GiB")
+    print(f"where its time goes: {where} of CPU; its ops: {ops}")
 
 
 def _read(path: str) -> None:
-    """Prints the peak of memory in GiB, and seconds."""
+    """Prints the number of events, the peak of memory in GiB, and two numbers of seconds."""
     from prism_jax.data import Job, Layout, ScheduleConfig
-    from prism_jax.trace import read_profile_traces
+    from prism_jax.trace import contents, read_profile_traces, read_ranks
 
     schedule = ScheduleConfig(kind="1f1b", num_microbatches=_MICROBATCHES)
-    start = time.perf_counter()
+    begin = time.process_time()
+    events = sum(contents(read_ranks(path)).events.values())
+    middle = time.process_time()
     read_profile_traces(path, Job(Layout(), schedule, name="large"))
-    seconds = time.perf_counter() - start
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, seconds)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(events, peak, middle - begin, time.process_time() - middle)
 
 
 def _write(path: pathlib.Path, least_bytes: float) -> int:

@@ -349,7 +349,7 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
     table.write_text("step_time_s\n1\n2\n3\n")
     words = ["fit", table, "--job", _JOB, "--out", tmp_path / "p", "--time-unit", "ms"]
     assert "must be in seconds" in _refused(words, capsys)
-    assert "go together" in _refused(["trace", table, "--job", _JOB], capsys)
+    assert "--ops needs a --job" in _refused(["trace", table, "--ops", "a.parquet"], capsys)
     left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
     assert "1 step of 3 left to score" in left
     assert "is not a range" in _refused(["sweep", _JOB, "--over", "layout.dp=1:inf:2"], capsys)

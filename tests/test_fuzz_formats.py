@@ -23,6 +23,7 @@ from .test_fuzz import _mutate, _read
 from .test_kineto import _events
 from .test_nsight import _export
 from .test_trace import _job, _made_trace, _plain
+from .test_traces import _xspace
 
 
 _FIRST = int(os.environ.get("FUZZ_FROM", "0"))
@@ -75,7 +76,13 @@ def _with_others(value, rng: random.Random):
 def test_kineto(seeds, events, tmp_path):
     path = tmp_path / "rank0.json"
     own = {"distributedInfo": {"rank": 0, "world_size": 4}, "baseTimeNanoseconds": 10**18}
-    whole = {**own, "traceEvents": events[:60]}
+    host = {"ph": "X", "pid": 77, "ts": 1e8, "dur": 900.0}
+    more = [
+        host | {"cat": "cpu_op", "name": "autograd::engine::evaluate_function: A", "tid": 78},
+        host | {"cat": "cuda_runtime", "name": "cudaFree", "tid": 77, "args": {"correlation": 9}},
+        host | {"cat": "user_annotation", "name": "nccl:all_reduce", "tid": 77},
+    ]
+    whole = {**own, "traceEvents": events[:60] + more}
     for seed in seeds:
         rng = random.Random(seed)
         text = json.dumps(whole if seed % 3 == 0 else _with_others(whole, rng)).encode()
@@ -148,6 +155,33 @@ def _import(path):
         prism.importers.import_job(path, 8, batch=64)
     except prism.importers.NotImportableError as error:
         raise ValueError(f"{path}: {max(error.reasons, key=len)}.") from None
+
+
+def _xla_events():
+    """Two steps of what JAX's profiler writes of a device."""
+    lines = {None: "/device:GPU:0", 11: "Stream #11(Compute)", 13: "XLA Modules"}
+    for tid, name in lines.items():
+        of = {"name": "thread_name", "tid": tid} if tid else {"name": "process_name"}
+        yield {"ph": "M", "pid": 1, **of, "args": {"name": name}}
+    for step in range(2):
+        at = 100.0 * step
+        yield {"ph": "X", "pid": 1, "tid": 13, "ts": at, "dur": 90, "name": "jit_f", "args": {}}
+        for i, path in enumerate(("jvp(A)/dot", "transpose(jvp(A))/dot", "add")):
+            event = {"ph": "X", "pid": 1, "tid": 11, "ts": at + 30 * i, "dur": 30.0}
+            yield event | {"name": f"fusion_{i}", "args": {"tf_op": path}}
+
+
+@_seeds
+def test_xla(seeds, tmp_path):
+    events = [*_xla_events()]
+    content = _xspace(events)
+    for seed in seeds:
+        rng = random.Random(seed)
+        path = tmp_path / ("rank0.json" if seed % 2 else "a.xplane.pb")
+        text = json.dumps({"traceEvents": _with_others(events, rng)})
+        path.write_bytes(text.encode() if seed % 2 else _mutate(content, rng))
+        _read(lambda path: contents(read_ranks(path)), path, seed)
+        path.unlink()
 
 
 @_seeds

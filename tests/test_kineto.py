@@ -322,7 +322,7 @@ def test_an_inference_trace_lists_its_limits(shared, capsys):
     assert any("inference" in sentence for sentence in found["does_not_tell"])
     assert any("one rank" in sentence for sentence in found["does_not_tell"])
     assert found["training"] is False
-    assert sum(found["kinds"].values()) == pytest.approx(1)
+    assert sum(found["kinds"].values()) == pytest.approx(found["phases"]["forward"], rel=1e-3)
     # All that the step computes is a forward; the step begins when the device has ended its queue.
     assert found["phases"]["forward"] == pytest.approx(found["split"]["compute_s"], rel=1e-3)
     assert found["step_time_s"] == pytest.approx(34.892e-3, rel=0.02)  # The device's own mark.

@@ -1,10 +1,19 @@
 """Small profiles, one for each kind of fault, with what must come out of them."""
 
 import json
+import pathlib
 
 import pytest
 
+import prism_jax as prism
 from prism_jax.cli import main
+from prism_jax.prediction import predict
+from prism_jax.trace import contents, read_ranks
+from prism_jax.trace._protobuf import message_classes
+from prism_jax.trace._xla import _SCHEMA
+
+
+_ROOT = pathlib.Path(__file__).parents[1]
 
 
 _MS = {
@@ -129,3 +138,52 @@ def test_a_profile_of_a_whole_model_takes_as_long_as_without_a_profiler(shared, 
     assert found["step_time_s"] == pytest.approx(0.208, rel=0.005)
     computed = sum(found["phases"].values()) - found["phases"]["copies"]
     assert computed == pytest.approx(found["split"]["compute_s"], rel=0.01)
+
+
+def test_the_parts_of_a_prediction_stand_beside_their_kernels(capsys):
+    """Each second of either is in one part."""
+    words = ["trace", _ROOT / "examples/gpu_profile.json.gz", "--job", _ROOT / "examples/job.toml"]
+    found = _run(words, capsys)
+    predicted, measured = (
+        [row[key] for row in found["beside"] if row[key] is not None]
+        for key in ("predicted_s", "measured_s")
+    )
+    mean = predict(prism.load_job(_ROOT / "examples/job.toml")).mean
+    assert sum(predicted) == pytest.approx(mean, rel=1e-9)
+    split = found["split"]
+    seconds = sum(found["kinds"].values()) + split["exposed_s"] + split["idle_s"]
+    assert sum(measured) == pytest.approx(seconds, rel=1e-9)
+    (optimizer,) = [row for row in found["beside"] if row["part"] == "optimizer"]
+    assert optimizer["measured_s"] == pytest.approx(found["phases"]["optimizer"])
+
+
+def _xspace(events):
+    """The events of JAX's `trace.json.gz` as its `xplane.pb` has them."""
+    classes = message_classes(_SCHEMA)
+    space, lines, names = classes["Space"](), {}, {}
+    plane = space.planes.add(name="/device:GPU:0")
+    plane.stats.add(key=1).value.name = "tf_op"
+    titles = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M"}
+    for e in events:
+        if e["ph"] != "X" or not titles[e["pid"], None].startswith("/device"):
+            continue
+        title = titles[e["pid"], e["tid"]]
+        if title not in lines:
+            lines[title] = plane.lines.add(name=title, timestamp_ns=10**18)
+        if e["name"] not in names:
+            entry = plane.events.add(key=len(names) + 1)
+            names[e["name"]] = entry.key
+            entry.value.name = e["name"]
+        ps = {"offset_ps": round(1e6 * e["ts"]), "duration_ps": round(1e6 * e["dur"])}
+        event = lines[title].events.add(metadata_id=names[e["name"]], **ps)
+        if path := e["args"].get("tf_op"):
+            event.stats.add(metadata_id=1, str_val=path)
+    return space.SerializeToString()
+
+
+def test_a_protocol_buffer_of_xla_tells_the_same_as_its_json(shared, tmp_path):
+    path = shared / "cases/traces/t07_xla.json"
+    (tmp_path / "host.xplane.pb").write_bytes(_xspace(json.loads(path.read_text())["traceEvents"]))
+    one, other = contents(read_ranks(path)), contents(read_ranks(tmp_path / "host.xplane.pb"))
+    for name in ("training", "step_times_s", "split", "phases", "collectives", "idle"):
+        assert getattr(one, name) == getattr(other, name)

@@ -43,24 +43,38 @@ def trace(given: Given) -> Output:
 
     trace TRACE  a file, or a folder with a file for each rank
     --ops OPS  a .parquet file to write the ops of all ranks to
-    --job JOB  a .toml file with the layout and schedule, for --ops
+    --job JOB  the job that was profiled: the parts of its predicted step are printed beside; for
+        --ops a layout and a schedule are enough
 
     example: prism-jax trace traces/
     """
     names = read_names(given)
-    job = _job_of_ops(given)
-    found = prism.trace.contents(_ranks(given), names)
-    if job is not None:
+    if given.ops and not given.job:
+        raise ValueError(
+            "--ops needs a --job; give the one whose layout says which rank is which worker."
+        )
+    job = data.load_job(given.job) if given.job else None
+    if job is not None and job.model is None and not given.ops:
+        raise ValueError(
+            f"{shown(given.job)}: it has no model, so no part of its step is predicted; give a job "
+            "with a model, or --ops."
+        )
+    found, parts = prism.trace.contents(_ranks(given), names), ()
+    if job is not None and job.model is not None:
+        parts = prism.diagnosis.measured_beside(job, found)
+    if given.ops and job is not None:
         prism.trace.write_ops(given.ops, _ranks(given), job, names, given.trace)
     notes = [
         *(f"note: {note}" for note in found.notes),
         *(f"tells: {sentence}" for sentence in found.tells),
         *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
     ]
-    tables = [table for table in _tables(found) if table.rows]
+    where, *tables = [table for table in _tables(found) if table.rows] or [Table((), ())]
     head, about = _head(given.trace, found), "\n".join(_lines(found))
-    result = {"trace": given.trace, **plain(found)}
-    return Output(result, [head, *tables, about, "\n".join(notes)])
+    result = {"trace": given.trace, **plain(found)} | ({"beside": plain(parts)} if parts else {})
+    if job is not None and parts:
+        tables = [prism.diagnosis.beside_table(job, parts), *tables]
+    return Output(result, [head, where, *tables, about, "\n".join(notes)])
 
 
 def _head(path: str, found: Any) -> str:
@@ -133,7 +147,8 @@ def _tables(found: Any) -> list[Table]:
             Column("CV", "cv", ".3g", "%", scale=100),
         ),
         found.kernels[:_MOST_KERNELS],
-        ", ".join(f"{share:.0%} {kind}" for kind, share in found.kinds.items() if share >= 0.005),
+        ", ".join(f"{kind} {1e3 * x:.4g} ms" for kind, x in found.kinds.items() if x)
+        + " of a step",
     )
     regions = (
         Column("region", lambda row: _short(row.name)),
@@ -144,18 +159,6 @@ def _tables(found: Any) -> list[Table]:
 
 def _ranks(given: Given) -> Any:
     return prism.trace.read_ranks(given.trace, given.format, time_unit=given.time_unit)
-
-
-def _job_of_ops(given: Given) -> Any:
-    """The traced job, if ops are to be written."""
-    if not given.ops and not given.job:
-        return None
-    if not given.job or not given.ops:
-        raise ValueError(
-            "--ops and --job go together; give the file to write, and the job whose "
-            "layout says which rank is which worker."
-        )
-    return data.load_job(given.job)
 
 
 def _lines(found: Any) -> list[str]:

@@ -1,6 +1,11 @@
 # Is a measured step time normal, and what explains it? `_changes` says how each cause and each
 # setting would change a step, `_evidence` what measured steps and traces show, and `_diagnose`
-# weighs all of this.
+# weighs all of this. `_beside` has the parts of a profiled step beside those of its prediction.
+from ._beside import (
+    Part as Part,
+    beside_table as beside_table,
+    measured_beside as measured_beside,
+)
 from ._changes import quickest_change as quickest_change
 from ._diagnose import (
     Diagnosis as Diagnosis,

@@ -4,7 +4,7 @@
 # `_rank_ops` gives their ops, and `_join_ranks` a table of the ops of all ranks. `_read_trace`
 # checks such a table, which a file may hold too, for the `_trace`. `_read_ranks` calls them in this
 # order.
-from ._contents import contents as contents
+from ._contents import Contents as Contents, contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
 from ._read_kernels import (
     check_columns as check_columns,

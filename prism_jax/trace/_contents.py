@@ -4,7 +4,6 @@ what can be learned from them.
 
 import collections
 import dataclasses
-import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,26 +14,12 @@ from ._rank_ops import RankOps, ops_of_work
 from ._spans import Kind, RankTrace
 from ._steps import steps_of
 from ._trace import FORWARD_COMPUTE, RangeNames
-from ._where import Collective, Idle, RankWhere, Region, Split, rank_where
+from ._where import Collective, Idle, RankWhere, Region, Split, kind_of, rank_where
 from ._work import COMPUTES, COPIES, TALKS, Work, work_of
 
 
 _MOST_NAMES = 100  # The most kernels that are listed.
 _FEWEST_STEPS = 4  # As many as a fit needs.
-# What kernels do, by a part of their names; the first that matches.
-_KINDS = tuple(
-    (re.compile(text, re.IGNORECASE), kind)
-    for text, kind in (
-        (r"flash|fmha|attention|\bmha|_attn|sdpa", "attention"),
-        (r"gemm|nvjet|cutlass|cublas|xmma|matmul|Cijk_|wgmma|conv\d?d?|dgrad|wgrad|dot", "matmul"),
-        (r"multi_tensor_apply|adam|optimizer|_foreach", "optimizer"),
-        (r"norm", "normalization"),
-        (r"softmax|cross_entropy|nll_loss", "softmax"),
-        (r"embedding|index|gather|scatter", "indexing"),
-        (r"reduce|_red_|sum", "reduction"),
-        (r"copy|Cat|transpose|fill|memset|cast|elementwise|_poi_|pointwise|fusion", "elementwise"),
-    )
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +31,7 @@ class KernelPool:
     - `name`: its name in the profile.
     - `calls`, `total_s`, `median_s`: the number of calls, and their total and median time.
     - `cv`: the coefficient of variation of the time of a call.
-    - `kind`: what it does, such as `matmul`, `attention`, `communication` or `copy`.
+    - `kind`: what it does, as in `RankWhere`, or `communication` or `copy`.
     """
 
     name: str
@@ -67,13 +52,13 @@ class Contents:
     - `size`, `events`: the bytes of text, and the events by category.
     - `training`: whether it is of training; `None` if nothing tells.
     - `steps`: the number of whole steps that all ranks have.
-    - `step_time_s`, `step_times_s`, `step_cv`, `split`, `phases`, `collectives`, `idle`, `regions`:
+    - `step_time_s`, `step_times_s`, `step_cv`, `split`, `phases`, `collectives`, `idle`, `kinds`,
+        `regions`:
         of the rank with the median step time, as in `RankWhere`.
     - `by_rank`: these of each rank, if there are several.
     - `ops`: the number of ops of each kind, on all ranks.
     - `microbatches`: the number of microbatches in a step of one rank; 0 if it is not known.
     - `kernels`, `on_device`: the kernels that took longest, and whether they ran on a device.
-    - `kinds`: the share of the time of all kernels, by what they do.
     - `streams`: the streams of one rank on which kernels ran.
     - `graph_launches`: the number of launches of CUDA graphs.
     - `clocks`: the offsets between the clocks of ranks.
@@ -94,12 +79,12 @@ class Contents:
     phases: dict[str, float] | None
     collectives: tuple[Collective, ...]
     idle: tuple[Idle, ...]
+    kinds: dict[str, float]
     regions: tuple[Region, ...]
     by_rank: tuple[RankWhere, ...]
     ops: dict[str, int]
     microbatches: int
     kernels: tuple[KernelPool, ...]
-    kinds: dict[str, float]
     on_device: bool
     streams: int
     graph_launches: int
@@ -145,10 +130,6 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
     by_rank = sorted(where, key=lambda one: one.rank)
     middle = sorted(by_rank, key=lambda one: one.step_time_s)[(len(by_rank) - 1) // 2]
     pools = _pools(durations)
-    total = sum(pool.total_s for pool in pools) or 1.0
-    kinds = collections.defaultdict[str, float](float)
-    for pool in pools:
-        kinds[pool.kind] += pool.total_s / total
     partial = Contents(
         ranks=ranks,
         missing=tuple(sorted(set(range(world)) - set(ranks))),
@@ -161,7 +142,6 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         ops=dict(collections.Counter(op.op for rank in found for op in rank.ops)),
         microbatches=max(forwards, default=0),
         kernels=tuple(pools[:_MOST_NAMES]),
-        kinds=dict(sorted(kinds.items(), key=lambda pair: -pair[1])),
         on_device=on_device,
         streams=streams,
         graph_launches=graphs,
@@ -173,7 +153,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
 
 
 _OF_A_RANK = ("step_time_s", "step_times_s", "step_cv", "split", "phases", "collectives", "idle")
-_OF_A_RANK += ("regions",)
+_OF_A_RANK += ("kinds", "regions")
 
 
 def _gather(
@@ -189,11 +169,7 @@ def _gather(
     ):
         if part.any():
             kind = {TALKS: "communication", COPIES: "copy", COMPUTES: ""}[what]
-            durations.setdefault((names[name], kind or _kind_of(names[name])), []).append(part)
-
-
-def _kind_of(name: str) -> str:
-    return next((kind for text, kind in _KINDS if text.search(name)), "other")
+            durations.setdefault((names[name], kind or kind_of(names[name])), []).append(part)
 
 
 def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPool]:

@@ -4,6 +4,7 @@ collectives, and why the device is idle.
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from .._misc import counted
 from ._rank_ops import ops_of_work
-from ._spans import LEAST_CALL_NS, PHASES, Kind, RankTrace, Spans
+from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, RankTrace, Spans
 from ._steps import Steps, steps_of
 from ._trace import COMPUTE, INPUT, RangeNames
 from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, work_of
@@ -22,6 +23,22 @@ _NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
 _BYTES = {"float": 4, "float32": 4, "int": 4, "double": 8, "long": 8, "int64": 8, "bool": 1}
 _BYTES |= {"bfloat16": 2, "half": 2, "float16": 2, "byte": 1, "char": 1, "uint8": 1, "int8": 1}
 _MOST_REGIONS = 100
+# What kernels do, as predictions name it, by a part of their names; the first that matches.
+_KINDS = tuple(
+    (re.compile(text, re.IGNORECASE), kind)
+    for text, kind in (
+        (r"flash|fmha|attention|_attn|sdpa", "attention"),
+        (r"gemm|nvjet|cutlass|cublas|xmma|matmul|Cijk_|wgmma|conv\d?d?|[dw]grad|\bdot", "gemm"),
+        (r"adam|sgd|optimizer", "optimizer"),
+        (r"norm", "norm"),
+        (r"softmax|cross_entropy|nll_loss", "loss"),
+        (r"embedding|index|gather|scatter", "embedding"),
+        (
+            r"reduce|copy|cat|fill|memset|elementwise|multi_tensor|_poi_|_red_|pointwise|fusion",
+            "elementwise",
+        ),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +106,8 @@ class RankWhere:
     - `split`, `collectives`, `idle`: see these.
     - `phases`: seconds of kernels that are the forward, the backward, the optimizer, and copies; or
         `None` if phases are not known.
+    - `kinds`: seconds of kernels that compute, by what they do, such as `gemm` or `attention`;
+        those of the phase of the optimizer are `optimizer`.
     - `regions`: the seconds of kernels of modules and compiled regions.
     - `warm_up`: how many first steps were left out.
     """
@@ -101,6 +120,7 @@ class RankWhere:
     phases: dict[str, float] | None
     collectives: tuple[Collective, ...]
     idle: tuple[Idle, ...]
+    kinds: dict[str, float]
     regions: tuple[Region, ...]
     warm_up: int
 
@@ -109,14 +129,16 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     """Where the time of a rank's steps goes."""
     seconds = steps.seconds
     if not len(steps):
-        return RankWhere(rank, (), 0.0, None, None, None, (), (), (), steps.warm_up)
+        return RankWhere(rank, (), 0.0, None, None, None, (), (), {}, (), steps.warm_up)
     cover = _Cover(work)
     parts = (cover.computes, cover.talks)
     computes, talks = (x(steps.end) - x(steps.start) for x in parts)
     either, busy = (x(steps.end) - x(steps.start) for x in (cover.either, cover.busy))
     shares = (computes, talks, either - computes, seconds - busy)
     cv = float(seconds.std() / seconds.mean()) if len(seconds) >= 4 else None
-    place = steps.of(np.where(work.joined, work.launched, work.start))
+    # What was launched before the recording is of no step.
+    place = steps.of(work.launched)
+    place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
     lasts = (work.end - work.start) * 1e-9
 
     def of(chosen: Bool[np.ndarray, " kernels"], values=lasts) -> float:
@@ -127,6 +149,11 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     if np.any(work.phase[computing] >= 0):
         phases = {name: of(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
         phases["copies"] = of(work.what == COPIES)
+    of_name = np.array([kind_of(name) for name in spans.names] or [""])
+    of_kernel = np.where(work.phase == OPTIMIZE, "optimizer", of_name[work.name])
+    kinds = {
+        kind: of(computing & (of_kernel == kind)) for kind in set(of_kernel[computing].tolist())
+    }
     return RankWhere(
         rank,
         tuple(seconds.tolist()),
@@ -136,9 +163,15 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
         phases,
         _collectives(work, cover, place, len(steps)),
         tuple(Idle(*pair) for pair in _idle(spans, work, steps).items()) if work.on_device else (),
+        dict(sorted(kinds.items(), key=lambda pair: -pair[1])),
         _regions(spans, work, place, len(steps)),
         steps.warm_up,
     )
+
+
+def kind_of(name: str) -> str:
+    """What a kernel of this name does."""
+    return next((kind for text, kind in _KINDS if text.search(name)), "other")
 
 
 class _Cover:
@@ -190,7 +223,7 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     first = np.searchsorted(np.sort(work.start), until)
     launched = work.launched[np.argsort(work.start, kind="stable")][first]
     # The parts of gaps in steps, of which some gaps have two.
-    edges = np.unique(np.concatenate([begin, until, steps.start, steps.end]))
+    edges = np.sort(np.concatenate([begin, until, steps.start, steps.end]))
     of_gap = np.searchsorted(begin, edges[:-1], "right") - 1
     of_step = np.searchsorted(steps.start, edges[:-1], "right") - 1
     gap = (
