@@ -29,7 +29,7 @@ def test_the_graph_of_packages_is_that_of_the_imports():
 def test_the_architecture_page_names_existing_functions():
     page = (_DOCS / "architecture.md").read_text()
     rows = re.findall(r"^\| .* \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
-    assert len(rows) == 14
+    assert len(rows) >= 14
     for file, name in rows:
         text = (_DOCS.parent / file).read_text()
         assert re.search(rf"^(    )?(class|def) {name}\b", text, re.MULTILINE), (file, name)

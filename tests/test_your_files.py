@@ -414,7 +414,15 @@ model:
     keys = document("a.yaml", text, ({}, os.environ)).keys
     found = {key.rpartition(".")[2]: value for key, value in keys.items()}
     assert found == {
-        **{"top": "4", "length": "2048", "positions": "2048", "width": "2048", "depth": "4"},
-        **{"text": "a4b", "other": "7", "usual": "3", "team": "amd", "again": "2048"},
+        "top": "4",
+        "length": "2048",
+        "positions": "2048",
+        "width": "2048",
+        "depth": "4",
+        "text": "a4b",
+        "other": "7",
+        "usual": "3",
+        "team": "amd",
+        "again": "2048",
         "wanted": None,
     }

@@ -25,7 +25,7 @@ def arithmetic(text: str, value: Callable[[str], str]) -> int:
     **Arguments:**
 
     - `text`: the expression, of whole numbers, names, brackets and operators, which Python writes
-        as a shell does, but for `&&` and `||`.
+        as a shell does, except for `&&` and `||`.
     - `value`: the text of a name.
 
     **Raises:**
