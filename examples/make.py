@@ -133,6 +133,44 @@ def profile() -> list[dict]:
     return events
 
 
+# Those of `job.toml`, as Megatron-LM prints them.
+_ARGUMENTS = """\
+add_bias_linear=False bf16=True data_parallel_size=4 ffn_hidden_size=14336 global_batch_size=32
+group_query_attention=True hidden_size=4096 max_position_embeddings=8192 micro_batch_size=1
+normalization=RMSNorm num_attention_heads=32 num_layers=32
+num_layers_per_virtual_pipeline_stage=4 num_query_groups=8 padded_vocab_size=128256
+pipeline_model_parallel_size=4 position_embedding_type=rope recompute_granularity=selective
+seq_length=8192 sequence_parallel=True swiglu=True tensor_model_parallel_size=2
+transformer_impl=transformer_engine untie_embeddings_and_output_weights=True
+use_distributed_optimizer=True world_size=32
+"""
+
+
+def training_log() -> str:
+    """What Megatron-LM prints of 120 steps of a run in which one GPU computes 1.6 times as long.
+    The first steps compile, and a checkpoint is saved after every fiftieth.
+    """
+    program = prism.compile_job(prism.load_job(_FOLDER / "job.toml"))
+    slow = prism.slow_rank(program, 1, 1.6).program
+    law = prism.simulate(slow, num_samples=65_536, key=jax.random.key(0))
+    rng = np.random.default_rng(4)
+    seconds = np.asarray(law.quantile(rng.uniform(size=120)))
+    seconds[:2] *= 9, 1.6
+    seconds[[50, 100]] += 4
+    arguments = (word.split("=") for word in _ARGUMENTS.split())
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {name} {'.' * (47 - len(name))} {value}" for name, value in arguments]
+    lines.append("-------------------- end of arguments ---------------------")
+    for step, time in enumerate(seconds, 1):
+        lines.append(
+            f" iteration {step:8d}/     120 | consumed samples: {32 * step:12d} | elapsed time "
+            f"per iteration (ms): {1e3 * time:.1f} | global batch size: 32 |"
+        )
+        if step % 50 == 0:
+            lines.append(f"  successfully saved checkpoint from iteration {step:7d} to checkpoints")
+    return "\n".join([*lines, ""])
+
+
 def main(folder: pathlib.Path) -> None:
     """Writes the files to a folder."""
     own = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8}}
@@ -147,6 +185,7 @@ def main(folder: pathlib.Path) -> None:
         "trace_step_times": traced_step_times(ops),
     }.items():
         table.write_csv(folder / f"{name}.csv")
+    (folder / "train.log").write_text(training_log(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import pytest
 import prism_jax as prism
 from prism_jax.calibration import STEP_LEVELS, possible_runs
 from prism_jax.cli import main
-from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
-from prism_jax.diagnosis._changes import EFFECTS, Explained
+from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses, slow_ranks
+from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.trace import rank_times
@@ -244,6 +244,34 @@ def test_causes_beyond_a_factor_of_two_are_found(simulated_causes, cause, factor
 
 
 @pytest.mark.slow
+def test_slow_ranks_cost_what_a_simulation_says_and_restarts_pay():
+    job = prism.load_job("gpt3-175b-h100-768", SMALL)
+    factors = np.ones(16)
+    options = {"num_samples": 128, "key": jax.random.key(3)}
+    none = slow_ranks(job, factors, **options)
+    assert not none.ranks
+    factors[[3, 12]] = 1.3, 1.1
+    found = slow_ranks(job, 7 * factors, restart_s=100.0, **options)
+    assert {(x.rank, x.pipeline_rank) for x in found.ranks} == {(3, 0), (12, 1)}
+    assert [x.factor for x in sorted(found.ranks, key=lambda x: x.rank)] == pytest.approx(
+        [1.3, 1.1]
+    )
+    usual = simulated(job, 128, options["key"])
+    for one in found.ranks:
+        scenario = prism.slow_rank(usual.run.program, one.pipeline_rank, one.factor)
+        cost = np.median(usual.of(scenario)) - np.median(usual.steps)
+        assert one.p50 == pytest.approx(cost)
+        assert one.moved_p50 <= one.p50
+        assert one.drain_steps == pytest.approx(100 / one.p50)
+    assert found.ranks[0].p50 >= found.ranks[1].p50
+    cv = usual.steps.std() / usual.steps.mean()
+    # 2 (1.96 + 1.28)^2 = 21.0 variances over the square of the change.
+    assert found.steps_to_watch == max(2, np.ceil(21.015 * (cv / 0.01) ** 2))
+    with pytest.raises(ValueError, match="15 factors of ranks, and the job has 16"):
+        slow_ranks(job, factors[1:], **options)
+
+
+@pytest.mark.slow
 def test_each_cause_makes_steps_longer_by_its_effects(simulated_causes):
     found = simulated_causes
     names = [cause.name for cause in found.causes]
@@ -264,7 +292,10 @@ def test_each_cause_makes_steps_longer_by_its_effects(simulated_causes):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["gpt3-175b-h100-768"], "Give one of --measured, --step-time and --trace."),
+        (
+            ["gpt3-175b-h100-768"],
+            "Give one of --log, --measured, --step-time, --trace and --ranks.",
+        ),
         (["gpt3-175b-h100-768", "--step-time", "-1"], "a number of seconds"),
         (["gpt3-175b-h100-768", "--measured", "none.csv"], "no such file"),
         (["gpt3-175b-h100-768", "--trace", "none"], "no such file"),

@@ -309,3 +309,6 @@ def test_examples_equal_the_output_of_their_script(tmp_path):
     for name in names:
         found, kept = pl.read_csv(tmp_path / name), pl.read_csv(ROOT / "examples" / name)
         testing.assert_frame_equal(found, kept, rel_tol=1e-3)
+    logs = [prism.read_log(folder / "train.log") for folder in (tmp_path, ROOT / "examples")]
+    assert logs[0].left_out == logs[1].left_out
+    np.testing.assert_allclose(*(log.runs[0] for log in logs), rtol=1e-3)

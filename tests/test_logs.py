@@ -264,3 +264,37 @@ def test_cases_of_practitioners_are_read(name, seconds):
     if seconds is not None:
         assert float(np.median(measured.runs[0])) == pytest.approx(seconds, rel=0.01)
     assert measured.used > 0
+
+
+_LLAMA = ["llama-3-70b-h100-512"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
+@pytest.mark.parametrize(
+    ("job", "log", "options", "left_out"),
+    [
+        ([], "c03_megatron.log", [], [{"kind": "start", "count": 1}]),
+        ([], "c19_torchtitan.log", ["--config", "c19_torchtitan.toml", "--gpus", "8"], []),
+        ([], "c19_nanotron.log", ["--config", "c19_nanotron.yaml"], []),
+        (_LLAMA, "c19_wandb_export.csv", [], []),
+        (_LLAMA, "c19_trainer_state.json", [], []),
+    ],
+)
+def test_a_log_has_a_verdict_by_one_command(job, log, options, left_out, capsys):
+    options = [str(CASES / word) if word.startswith("c19") else word for word in options]
+    words = ["diagnose", *job, "--log", str(CASES / log), *options, "--samples", "64", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"]["left_out"] == left_out
+    assert found["steps"]["used"] == found["num_steps"]
+    low, high = found["interval_90"]
+    assert low < found["predicted"] < high
+    assert {"job", "causes", "changes"} <= found.keys()
+    # Of invented steps; those that are within the interval are normal.
+    assert found["normal"] == (2.5 <= found["percentile"] <= 97.5)
+
+
+def test_only_a_log_says_what_its_job_is(capsys):
+    assert main(["diagnose", "--step-time", "2"]) == 2
+    assert "Give the JOB that was measured" in capsys.readouterr().err

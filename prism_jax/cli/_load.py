@@ -37,11 +37,19 @@ def load(given: Given, *changes: str) -> Any:
     return prism.profile.load_profile(name)
 
 
-def read_measured(given: Given, path: str, job: Job | None) -> list[np.ndarray]:
-    """The step times of each measured run, in seconds; what of a log does not count is told."""
+def read_measured(given: Given, path: str, job: Job | None) -> "prism.logs.Measured":
+    """Measured steps of a file."""
     measured = prism.logs.read_log(path, job, column=given.column, unit=given.unit)
-    for note in [measured.line()] * bool(measured.left_out) + [*measured.notes]:
+    for note in measured.notes:
         tell_note(note)
+    return measured
+
+
+def measured_runs(given: Given, path: str, job: Job | None) -> list[np.ndarray]:
+    """The step times of each measured run, in seconds; what does not count is told."""
+    measured = read_measured(given, path, job)
+    if measured.left_out:
+        tell_note(measured.line())
     return [*measured.runs]
 
 

@@ -11,7 +11,7 @@ import prism_jax as prism
 from .._files import shown
 from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
-from ..data import is_profile, law_table, load_job, save_job
+from ..data import is_profile, law_table, load_job, located, save_job
 from . import _load
 from ._options import (
     ALLOW_OOM,
@@ -27,7 +27,7 @@ from ._options import (
 )
 from ._outputs import Writes
 from ._trace import read_names
-from ._values import number, whole
+from ._values import count, number, whole
 
 
 _LEGEND = """\
@@ -65,9 +65,8 @@ def calibrate(given: Given) -> Output:
     for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
     jobs = [load_job(name, given.overrides) for name in names]
-    all_runs = [
-        _load.read_measured(given, path, job) for path, job in zip(given.to, jobs, strict=True)
-    ]
+    measured = zip(given.to, jobs, strict=True)
+    all_runs = [_load.measured_runs(given, path, job) for path, job in measured]
     calibration, agreement = prism.calibration, prism.calibration.agreement
     for path, runs in zip(given.to, all_runs, strict=True):
         calibration.check_runs(runs, f"{shown(path)}: ")
@@ -132,7 +131,7 @@ def score(given: Given) -> Output:
     example: prism-jax score mine.toml --against step_times.csv
     """
     job = _load.load(given)
-    steps = np.concatenate(_load.read_measured(given, given.against, _load.job_of(job)))
+    steps = np.concatenate(_load.measured_runs(given, given.against, _load.job_of(job)))
     measured = steps[given.steps]
     if len(measured) < 2:
         raise ValueError(
@@ -156,44 +155,65 @@ def score(given: Given) -> Output:
     RANDOM,
     ALLOW_OOM,
     COLUMN,
-    how={"--step-time": number(1e-6, "seconds"), "--samples": (whole(32), 1024)},
+    how={
+        "job": {"nargs": "?"},
+        "--step-time": number(1e-6, "seconds"),
+        "--batch": count,
+        "--restart": (number(0, "seconds"), 600.0),
+        "--samples": (whole(32), 1024),
+    },
 )
 def diagnose(given: Given) -> Output:
     """Say whether a measured step time is normal, what explains it, and what to change.
 
+    job JOB  a shipped job (`prism-jax jobs`), or a .toml file; with --log, by default the job of
+        the arguments that the log prints, or of --config
+    --log LOG  the log of a framework, or metrics of W&B, TensorBoard or Transformers
+    --config FILE...  a configuration of the run that was logged, as of `prism-jax import`; can be
+        repeated
+    --cluster CLUSTER  the cluster of that job (`prism-jax hardware`), or a .toml file
+    --batch N  the sequences of a step of that job, if no file says them
     --measured STEP_TIMES  measured step times in the order of steps: a .csv or .parquet file with a
-        column `step_time_s`, and a column `run` if there are several runs; or the log of a
-        framework, or metrics of W&B, TensorBoard or Transformers
+        column `step_time_s`, and a column `run` if there are several runs; or as of --log
     --step-time S  one measured step time, in seconds
     --trace DIR  a folder with a Kineto trace of each rank, of the same steps
+    --ranks FILE  how slow each rank is: a .csv or .parquet file with a column `factor`, and `rank`,
+        `gpu` or `node`
+    --restart S  how long a restart without a slow rank takes, in seconds (600)
     --names NAMES  a .toml file with the meaning of ranges in traces
     --samples N  steps to simulate of each change (1024), at least 32
 
     example: prism-jax diagnose gpt3-175b-h100-4096 --step-time 1.9
     """
-    if sum(one is not None for one in (given.measured, given.step_time, given.trace)) != 1:
-        raise ValueError("Give one of --measured, --step-time and --trace.")
+    sources = (given.log, given.measured, given.step_time, given.trace, given.ranks)
+    if sum(source is not None for source in sources) != 1:
+        raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
     if given.names and not given.trace:
         raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
-    job = _load.load(given)
+    job = _job_of_log(given) if given.job is None else _load.load(given)
     has_model = _load.has_model(job)
     if not (has_model or (_load.job_of(job) and given.trace is not None)):
         what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
-        raise ValueError(f"{shown(given.job)}: {what}.")
-    runs: list[Any] = []
-    if given.measured is not None:
-        runs = _load.read_measured(given, given.measured, _load.job_of(job))
-    if given.step_time is not None:
-        runs = [np.array([given.step_time])]
+        raise ValueError(f"{shown(given.job or given.log)}: {what}.")
+    if given.ranks is not None:
+        return _slow_ranks(given, job)
+    log, steps = given.log or given.measured, None
+    runs: list[Any] = [] if given.step_time is None else [np.array([given.step_time])]
+    if log is not None:
+        steps = _load.read_measured(given, log, _load.job_of(job))
+        runs = [*steps.runs]
     ranks: list[Any] = []
     if given.trace:
         ranks = prism.trace.rank_times(prism.trace.read_ranks(given.trace), read_names(given))
     if not has_model:
         found = prism.diagnosis.diagnose_ranks(job, ranks)
     else:
-        _load.check_memory(given, job)
+        if given.log is None:
+            _load.check_memory(given, job)
+        elif short := prism.prediction.shortage(job):  # It ran.
+            _load.tell_note(f"It ran, although it is reckoned not to fit: {short}")
         typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
-        where = f"{shown(given.measured or given.trace or '--step-time')}: "
+        where = f"{shown(log or given.trace or '--step-time')}: "
         check_unit(typical, prism.prediction.predict(job).mean, where)
         _load.tell_notes([job])
         _load.use_all_cores()
@@ -202,6 +222,42 @@ def diagnose(given: Given) -> Output:
         causes = prism.diagnosis.hypotheses(job, **options)
         found = prism.diagnosis.diagnose(causes, runs, ranks)
     result = {"job": job.name, **plain(found), "tell": found.tell}
+    if steps is not None:
+        result["steps"] = {"used": steps.used, "left_out": plain(steps.left_out)}
     tables = [found.summary()] if found.causes else []  # The lines say why there is none.
-    blocks = [job.header, "\n".join(found.lines()), *tables, *found.changes_tables()]
-    return Output(result, blocks)
+    lines = ([] if steps is None else [steps.line()]) + found.lines()
+    return Output(result, [job.header, "\n".join(lines), *tables, *found.changes_tables()])
+
+
+def _slow_ranks(given: Given, job: Any) -> Output:
+    """What measured slow ranks cost, and what to do with them."""
+    factors, by = prism.trace.read_factors(given.ranks)
+    if by == "node":
+        factors = np.repeat(factors, job.cluster.devices_per_node)[: job.layout.world_size]
+    _load.tell_notes([job])
+    _load.use_all_cores()
+    _load.say(given, f"simulating slow ranks of {job.name}")
+    options = {"num_samples": given.samples, "key": _load.key_of(given)}
+    with located(shown(given.ranks)):
+        slow = prism.diagnosis.slow_ranks(job, factors, restart_s=given.restart, **options)
+    return Output({"job": job.name, **plain(slow)}, [job.header, slow.summary()])
+
+
+def _job_of_log(given: Given) -> Any:
+    """The job of the configurations of a logged run, or of the arguments that its log prints."""
+    if given.log is None:
+        raise ValueError("Give the JOB that was measured; only a --log may print it.")
+    changes = [text for text in given.overrides if not text.startswith("world_size=")]
+    gpus = [int(text.partition("=")[2]) for text in given.overrides if text not in changes]
+    found = prism.importers.import_job(
+        given.config or [given.log],
+        gpus[-1] if gpus else None,
+        cluster=given.cluster,
+        batch=given.batch,
+        overrides=changes,
+    )
+    if found.question:
+        raise ValueError(found.question)
+    for note in found.notes:
+        _load.tell_note(note)
+    return found.job

@@ -208,7 +208,7 @@ def report(given: Given) -> Output:
     prism.report.check_matplotlib()
     measured = []
     if given.measured is not None:
-        measured = _load.read_measured(given, given.measured, _load.job_of(job))
+        measured = _load.measured_runs(given, given.measured, _load.job_of(job))
     program, options = _load.compiled(given, job)
     found = prism.report.gather(
         job,

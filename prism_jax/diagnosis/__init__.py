@@ -13,3 +13,4 @@ from ._diagnose import (
     diagnose_ranks as diagnose_ranks,
     hypotheses as hypotheses,
 )
+from ._slow_ranks import SlowRanks as SlowRanks, slow_ranks as slow_ranks

@@ -122,8 +122,8 @@ def _check_once(
 
 def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
     """Reads the column `factor` of a CSV or Parquet file: how much longer compute takes on each
-    GPU, or on each node, than on the mean one. Factors are sorted by the column `gpu` or `node` or,
-    without these, are in the order of the file. Also returns the name of that column.
+    GPU, or on each node, than on the mean one. Factors are sorted by the column `gpu`, `rank` (the
+    same) or `node` or, without these, are in the order of the file. Also returns `gpu` or `node`.
 
     **Raises:**
 
@@ -132,9 +132,10 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
     """
     with scanned(path) as frame:
         given = columns_of(frame, ["factor"])
-        by = [name for name in ("gpu", "node") if name in given]
-        if len(by) == 2:
-            raise ValueError("it has the columns `gpu` and `node`; keep one of them.")
+        by = [name for name in ("gpu", "rank", "node") if name in given]
+        if len(by) > 1:
+            names = " and ".join(f"`{name}`" for name in by)
+            raise ValueError(f"it has the columns {names}; keep one of them.")
         check_rows(frame, _MOST_GPUS)
         frame = with_numbers(frame, ["factor", *by], by)
         values = _positive(frame, "factor", "number", _MOST_FACTOR)
@@ -148,7 +149,7 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
                 f"`{by[0]}` must count from 0 to {len(places) - 1}, each once; {wrong[0]} is "
                 "missing, or another number occurs twice."
             )
-        return values[order], by[0]
+        return values[order], "node" if by[0] == "node" else "gpu"
 
 
 def check_rows(frame: "pl.LazyFrame", most: int) -> None:
