@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prism_jax import data
+from prism_jax.__main__ import main
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import fits, memory, predict
 from prism_jax.workload import lower
@@ -173,12 +174,24 @@ def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     assert "vector" not in {table.kernel for table in older.efficiency}
     today = data.load_kernels(cluster, data.load_operators("pytorch-2026"))
     assert [source.name for source in today.sources] == ["h200-sxm-2026", "dgx-h100"]
-    # Of an A100 only the shares of the bandwidth are those of another device.
+    # Of an A100 only kinds that it lacks are those of another device.
     other = data.load_kernels(data.load_cluster("dgx-a100", 1), data.load_operators("pytorch-2026"))
     assert {"vector", "halves"} < {table.kernel for table in other.efficiency}
     assert other.find_efficiency("gemm-output", "") is None
     own = data.load_kernels(data.load_cluster("dgx-a100", 1)).find_efficiency("gemm", "bf16")
     assert other.find_efficiency("gemm", "bf16") == own
+
+
+def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    assert main(["init", str(path), "--framework", "pytorch", "--gpus", "1"]) == 0
+    job = data.load_job(path)
+    assert (job.training.software, job.layout.world_size) == ("pytorch-2026", 1)
+    assert fits(job)
+    assert main(["init", str(path), "--framework", "pytorc", "--force"]) == 2
+    assert "No framework `pytorc`; did you mean `pytorch`" in capsys.readouterr().err
+    assert main(["init", str(path), "--framework", "megatron-bridge", "--force"]) == 0
+    assert data.load_job(path).training.software == "megatron-bridge-2026"
 
 
 def test_an_odd_vocabulary_leaves_the_fast_products():

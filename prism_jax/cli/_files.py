@@ -43,10 +43,11 @@ _LONGEST, _WIDEST = 8192, 60
     SET,
     how={
         "out": {"default": "job.toml", "nargs": "?"},
-        "--model": (str, "llama-3.1-8b"),
+        "--model": str,
         "--cluster": (str, "dgx-h100"),
         "--gpus": (count, 64),
         "--global-batch": count,
+        "--framework": str,
     },
     writes=Writes("out", ".toml"),
 )
@@ -54,20 +55,28 @@ def init(given: Given) -> Output:
     """Write a job file to edit: the keys that one sets, with a comment on each.
 
     out JOB.toml  the file to write (job.toml)
-    --model MODEL  a shipped model (`prism-jax models`), or a .toml file (llama-3.1-8b)
+    --model MODEL  a shipped model (`prism-jax models`), or a .toml file
+        (llama-3.1-8b; of plain PyTorch llama-3.2-1b)
     --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
         (dgx-h100)
     --gpus N  how many GPUs the job has, from which layout.dp and num_nodes follow (64)
     --global-batch N  the sequences of a step (8 for each GPU)
+    --framework NAME  the newest stack of a framework, such as pytorch for one process of plain
+        PyTorch on each GPU (that which is the nearest to the layout and the cluster)
     --all  also write all other keys of its tables, as comments with their values
 
     example: prism-jax init my_job.toml --gpus 64 --global-batch 512
     """
-    model = data.load_model(given.model)
+    stack = _newest_stack(given.framework) if given.framework is not None else None
+    plain = stack is not None and "weights" in data.load_software(stack).training
+    name = given.model or ("llama-3.2-1b" if plain else "llama-3.1-8b")
+    model = data.load_model(name)
     longest = model.max_positions if model.position == "learned" else _LONGEST
-    keys: dict[str, Any] = {"model": given.model, "cluster": given.cluster}
+    keys: dict[str, Any] = {"model": name, "cluster": given.cluster}
     keys |= {"world_size": given.gpus}
     keys |= {"training.global_batch_size": given.global_batch or 8 * given.gpus}
+    if stack is not None:
+        keys["training.software"] = stack
     keys |= {"training.microbatch_size": 1, "training.sequence_length": min(longest, _LONGEST)}
     for change in data.overrides_of(given.overrides):
         for key, place in _ELSEWHERE.items():
@@ -76,7 +85,7 @@ def init(given: Given) -> Output:
         keys[change.key] = change.value
     if not model.vocab_size and not any("sequence_length" in text for text in given.overrides):
         raise ValueError(
-            f"`{quoted(given.model)}` is a model without words; say how many patches or other "
+            f"`{quoted(name)}` is a model without words; say how many patches or other "
             "places a sample has, such as `--set training.sequence_length=256`."
         )
     job = _job_of(given, keys)
@@ -92,6 +101,16 @@ def init(given: Given) -> Output:
     out, stack = shown(given.out), keys["training.software"]
     text = f"{out}: {job.header}; stack `{quoted(stack)}`; next: prism-jax predict {out}"
     return Output({"job": given.out, "software": stack}, [text])
+
+
+def _newest_stack(framework: str) -> str:
+    """The shipped stack of a framework with the latest year."""
+    known = data.list_names("software stack")
+    names = [name for name in known if re.fullmatch(rf"{re.escape(framework)}(-\d{{4}})?", name)]
+    if not names:
+        every = dict.fromkeys(re.sub(r"-\d{4}$", "", name) for name in known)
+        raise ValueError(unknown_name("framework", framework, every))
+    return max(names)
 
 
 def _job_of(given: Given, keys: Mapping[str, Any]) -> data.Job:

@@ -17,13 +17,13 @@ from ._priors import load_priors
 from ._read import data_folder, is_path, list_names, read_rows, read_struct, write_toml
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
 from ._types import Label, Name, NonNegative, Positive
-from ._variations import Variation, read_variations
+from ._variations import Variation, read_variations, replace_variations
 
 
 # Used for machines without a folder of their own, because efficiencies and factors have no unit.
 _DEFAULT = {"device": "h100-sxm", "cluster": "dgx-h100"}
 
-# Whose kernels were measured op by op; and which of these are not shares of the bandwidth.
+# Whose kernels were measured op by op; and which of these belong to its own table of products.
 _MEASURED = "h200-sxm"
 _PRODUCTS = ("gemm-output", "gemm-unaligned")
 
@@ -60,7 +60,7 @@ class CollectiveRow(
 def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernels:
     """Loads the profile of a cluster: the compute kernels of its device and its collectives. With
     `operators`, the device has the kernels of their libraries; where these were not measured, its
-    own, and of those that it lacks the shares of the bandwidth that they reach on an H200.
+    own, and of kinds that it lacks the shares of the peak that they reach on an H200.
 
     For a machine without a folder of its own, the efficiencies of the machine that it names are
     used, or those of an H100 and its cluster; `Kernels.notes` says so. Links are then matched by
@@ -81,7 +81,11 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
         efficiency += tuple(one for one in tables if one.kernel not in {*measured, *_PRODUCTS})
     efficiency += _tables(_by_place(_rows(network, CollectiveRow), cluster), network)
     path = network / "variability.csv"
-    variability = read_variations(device / "variability.csv") + read_variations(path)
+    variability, of_links = read_variations(device / "variability.csv"), read_variations(path)
+    if operators is not None:  # A process alone has other steps than one of a cluster.
+        variability = replace_variations(of_links, variability)
+    else:
+        variability += of_links
     laws = [(law.kernel, law.component) for law in variability]
     for i, (kernel, component) in enumerate(laws):
         if laws[i] in laws[:i]:

@@ -112,7 +112,7 @@ def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> 
             yield _convolution(kernel, array)
         elif found := _ATTENTION.fullmatch(kernel.size):
             yield _attention(kernel, found, array)
-    moves = {(one.kind, int(one.size[:-1])) for one in kernels if one.kind in _MOVING}
+    moves = {(one.kind, int(one.size.partition("B")[0])) for one in kernels if one.kind in _MOVING}
     sums = min((size for kind, size in moves if kind == "elementwise"), default=0)
     for kind, size in sorted({(kind, min(size, MOST_BYTES)) for kind, size in moves}):
         run = _move("sum" if (kind, size) == ("elementwise", sums) else kind, size, job, array)
