@@ -185,13 +185,14 @@ def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
 def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, capsys):
     path = tmp_path / "job.toml"
     assert main(["init", str(path), "--framework", "pytorch", "--gpus", "1"]) == 0
-    job = data.load_job(path)
+    job: Any = data.load_job(path)
     assert (job.training.software, job.layout.world_size) == ("pytorch-2026", 1)
     assert fits(job)
     assert main(["init", str(path), "--framework", "pytorc", "--force"]) == 2
     assert "No framework `pytorc`; did you mean `pytorch`" in capsys.readouterr().err
     assert main(["init", str(path), "--framework", "megatron-bridge", "--force"]) == 0
-    assert data.load_job(path).training.software == "megatron-bridge-2026"
+    job = data.load_job(path)
+    assert job.training.software == "megatron-bridge-2026"
 
 
 def test_an_odd_vocabulary_leaves_the_fast_products():
