@@ -135,16 +135,12 @@ def check_model(model: Model) -> None:
                 "short form without either."
             )
         return
-    if not model.layers:
-        raise ValueError(
-            "`layers` is empty; give at least one, or leave it out and give `num_layers` alone."
-        )
+    check_layers(model.layers)
     count = sum(layer.repeat for layer in model.layers)
     if count != model.num_layers:
         raise ValueError(
             f"`num_layers` is {model.num_layers}, but `layers` has {count}; leave `num_layers` out."
         )
-    check_layers(model.layers)
 
 
 def check_layers(layers: Sequence[Layer]) -> None:

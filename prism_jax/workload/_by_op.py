@@ -29,9 +29,8 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
     kept, made = _dealt(costs, part)
     if not kept:
         return segments
-    products = {
-        result.of for result in (*kept, *made)
-    }  # The last product is gone already, if it may be.
+    # The last product is gone already, if it may be.
+    products = {result.of for result in (*kept, *made)}
 
     def without_products(whole: Segment) -> Segment:
         counts: Counter[Kernel] = Counter()

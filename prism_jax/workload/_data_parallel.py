@@ -135,9 +135,8 @@ def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
     """
     sender = stage + step
     sent = 0 <= sender < len(stages.rank) and stages.rank[sender] != stages.rank[stage]
-    if step > 0 and stage < stages.num_frozen:
-        return ()
-    if not (sent and costs.scatters_send_recv):
+    needs_none = step > 0 and stage < stages.num_frozen
+    if needs_none or not (sent and costs.scatters_send_recv):
         return ()
     return _row([costs.collective("all_gather", 2 * costs.stream_states, costs.group("tp"))])
 

@@ -122,8 +122,7 @@ def _cut(row: Segments, places: list[int]) -> tuple[list[tuple[Segments, Kernel]
     for place in places:
         last = row[place]
         assert last.collective is not None
-        parts.append(
-            ([*row[start:place], msgspec.structs.replace(last, collective=None)], last.collective)
-        )
+        before = [*row[start:place], msgspec.structs.replace(last, collective=None)]
+        parts.append((before, last.collective))
         start = place + 1
     return parts, row[start:]

@@ -8,12 +8,7 @@ from ._base import (
 from ._compressed import CompressedAttention as CompressedAttention
 from ._convolution import Convolution as Convolution, ResNetBlock as ResNetBlock
 from ._core import Core as Core
-from ._diffusion import (
-    AdaLN as AdaLN,
-    PatchEmbedding as PatchEmbedding,
-    PatchHead as PatchHead,
-    StreamBlock as StreamBlock,
-)
+from ._diffusion import PatchHead as PatchHead, StreamBlock as StreamBlock
 from ._ends import Embedding as Embedding, Head as Head, Projection as Projection
 from ._gated_delta import GatedDelta as GatedDelta
 from ._gather import gradients as gradients, norm_parameters as norm_parameters
@@ -23,8 +18,4 @@ from ._mla import MLA as MLA
 from ._mlp import MLP as MLP, gate_factor as gate_factor
 from ._moe import MoE as MoE
 from ._recommender import EmbeddingBags as EmbeddingBags
-from ._short_mixers import (
-    LightningAttention as LightningAttention,
-    Mamba1 as Mamba1,
-    ShortConvolution as ShortConvolution,
-)
+from ._short_mixers import LightningAttention as LightningAttention, Mamba1 as Mamba1

@@ -108,12 +108,9 @@ class Attention(AbstractPairModule):
         return Parameters(split + self.num_heads * self.sinks, copied)
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
-        queries, keys, values, gate, out = self._widths(model)
+        hidden, (queries, keys, values, gate, out) = model.hidden_size, self._widths(model)
         made = queries + gate + (keys + values if self.context_length is None else 0)
-        return {
-            "linear_qkv": Parameters(model.hidden_size + made),
-            "linear_proj": Parameters(out + model.hidden_size),
-        }
+        return {"linear_qkv": Parameters(hidden + made), "linear_proj": Parameters(out + hidden)}
 
     def linears(self, costs: Costs) -> list[Linear]:
         tokens, (queries, keys, values, gate, out) = costs.tokens, self.widths_of_rank(costs)

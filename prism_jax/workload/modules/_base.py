@@ -72,9 +72,11 @@ class AbstractModule(abc.ABC):
     kind: ClassVar[str | None] = None
     in_residual: ClassVar[bool] = True
 
-    @abc.abstractmethod
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Raises a `ValueError` of one sentence if a layout does not fit the module."""
+        """Raises a `ValueError` of one sentence if a layout does not fit the module; by default any
+        does.
+        """
+        del model, layout, training
 
     @abc.abstractmethod
     def parameters(self, model: Model) -> Parameters:
@@ -210,14 +212,11 @@ class AbstractPairModule(AbstractModule):
 
 
 class AbstractSampleModule(AbstractModule):
-    """A module without a norm and a residual, in which no GPU waits for another: serial matrices,
-    and what is moved besides.
+    """A module without a norm and a residual, in which no GPU waits for another, because each has
+    all of it: serial matrices, and what is moved besides.
     """
 
     in_residual = False
-
-    def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Fits any layout, because every GPU has all of the module."""
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         products = [one.forward for one in self.linears(costs)]
@@ -229,6 +228,9 @@ class AbstractSampleModule(AbstractModule):
 
     def backward_weight(self, costs: Costs) -> Segments:
         return [segment(weights_of(*self.linears(costs)))]
+
+    def parameters(self, model: Model) -> Parameters:
+        return Parameters()
 
     def linears(self, costs: Costs) -> list[Linear]:
         """The matrices, in order."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...data import Layout, Training
-from .._block import Kernel, Open, Result, Segment, Segments
+from .._block import Kernel, Open, Result, Segments
 from .._costs import Costs
 from .._parts import segment
 
@@ -187,8 +187,14 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
         steps = [step.kernels(costs, backward=backward) for step in _steps(core)]
         # Keys and values in all steps but the last, their gradients in all but the first.
         last, sends = ([], 2) if backward else (steps.pop(), 1)
-        ring = _ring(costs, core, before, steps, sends * (core.ranks - 1))
-        left = [*last, *_sums(costs, core, made if backward else out)]
+        send = costs.ring(costs.activation_bytes * _kv_values(core), costs.group("cp"))
+        sent = sends * (core.ranks - 1) * [send]
+        beside = costs.beside(it.chain.from_iterable(steps), *sent)
+        # Without balance, only the last rank has a core as long as this one.
+        members = None if core.first is None else costs.layout.tp
+        ring = segment(before, None, beside, members=members)
+        sums = costs.move("elementwise", 3 * costs.activation_bytes * (made if backward else out))
+        left = [*last, *(core.ranks - 1) * [sums]]  # Adds up the results of the steps.
         return _waited(costs, core, [ring], left)
     gather = segment(before, _over_ranks(costs, core, "all_gather"))
     kernels = [*_sorted(costs, core), *core.kernels(costs, backward=backward)]
@@ -241,12 +247,13 @@ def check_context(
             f"`window` = {window} leaves the steps of a ring unequal work, which is not known "
             'here; use `training.cp_comm_type` = "all_gather" or "a2a".'
         )
+    other = "p2p" if window is None else "all_gather"
     for key, number in heads.items():
         if training.cp_comm_type == "a2a" and number % (layout.tp * layout.cp) != 0:
             raise ValueError(
                 f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide `model.{key}` "
                 f'= {number}, which `training.cp_comm_type` = "a2a" distributes over the ranks; '
-                'use a divisor, or "p2p".'
+                f'use a divisor, or "{other}".'
             )
 
 
@@ -272,21 +279,6 @@ def _steps(core: Core) -> list[Core]:
     own = core._replace(keys=core.queries, first=None, packed=packed, ranks=1)
     other = own if core.first is None else own._replace(causal=False)
     return [own, *[other] * (core.ranks - 1)]
-
-
-def _ring(
-    costs: Costs, core: Core, before: list[Kernel], steps: list[list[Kernel]], sends: int
-) -> Segment:
-    """The steps of a ring, overlapped with sends of blocks of keys and values."""
-    send = costs.ring(costs.activation_bytes * _kv_values(core), costs.group("cp"))
-    beside = costs.beside(it.chain.from_iterable(steps), *[send] * sends)
-    # Without balance, only the last rank has a core as long as this one.
-    return segment(before, None, beside, members=None if core.first is None else costs.layout.tp)
-
-
-def _sums(costs: Costs, core: Core, values: int) -> list[Kernel]:
-    """Adds up the results of the steps of a ring."""
-    return (core.ranks - 1) * [costs.move("elementwise", 3 * costs.activation_bytes * values)]
 
 
 def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:

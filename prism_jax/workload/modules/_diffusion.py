@@ -7,7 +7,7 @@ from ...data import Count, Layout, Model, Training
 from .._block import Kernel, Linear, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
-from ._base import AbstractFirstModule, AbstractModule, AbstractSampleModule, Parameters
+from ._base import AbstractFirstModule, AbstractSampleModule, Parameters
 from ._core import Core, core_of
 from ._gather import cast, cast_gradient, check_data_parallel, gradients, norm_parameters
 
@@ -105,10 +105,8 @@ class PatchEmbedding(AbstractFirstModule):
         return [segment([*before, *weights_of(of_patches), *kernels])]
 
     def activations(self, costs: Costs) -> dict[str, float]:
-        values = costs.norm_tokens * self.patch_values
-        values += self._context_tokens(costs) * (
-            (self.context_size or 0) + 2 * costs.model.hidden_size
-        )
+        width = (self.context_size or 0) + 2 * costs.model.hidden_size
+        values = costs.norm_tokens * self.patch_values + self._context_tokens(costs) * width
         return {"embedding": costs.activation_bytes * values}
 
     def _context_tokens(self, costs: Costs) -> int:
@@ -129,7 +127,7 @@ class PatchEmbedding(AbstractFirstModule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PatchHead(AbstractModule):
+class PatchHead(AbstractSampleModule):
     """The last norm, which is modulated, the values of each patch, and their mean squared error.
 
     **Attributes:**
@@ -140,42 +138,27 @@ class PatchHead(AbstractModule):
     """
 
     kind: ClassVar[str] = "patch-head"
-    in_residual = False
 
     out_values: Count
     own_matrix: bool = True
-
-    def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Fits any layout, because every rank has the whole head for its own tokens."""
 
     def parameters(self, model: Model) -> Parameters:
         hidden = model.hidden_size
         modulation = 2 * hidden * (1 + (hidden if self.own_matrix else 0))
         return Parameters(copied=(hidden + 1) * self.out_values + modulation)
 
-    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        modulated = [costs.norm(), costs.move("elementwise", 4 * costs.states)]
-        kernels = [one.forward for one in self._linears(costs)]
-        return [segment([*before, *modulated, *kernels, self._loss(costs)])]
-
-    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        kernels = (kernel for one in self._linears(costs) for kernel in gradients(one, weights))
-        modulated = [costs.move("elementwise", 6 * costs.states), costs.norm(3)]
-        return [segment([*before, self._loss(costs), *kernels, *modulated])]
-
-    def backward_weight(self, costs: Costs) -> Segments:
-        return [segment(weights_of(*self._linears(costs)))]
-
     def activations(self, costs: Costs) -> dict[str, float]:
         # The input of the norm, its output, what that is made of it, and the prediction.
         values = costs.norm_tokens * (3 * costs.model.hidden_size + self.out_values)
         return {"head": costs.activation_bytes * values}
 
-    def _loss(self, costs: Costs):
-        """Reads prediction and target in 16 bits, and writes differences in float32."""
-        return costs.move("loss", 8 * costs.norm_tokens * self.out_values)
+    def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
+        modulated = costs.move("elementwise", (6 if backward else 4) * costs.states)
+        # Reads prediction and target in 16 bits, and writes differences in float32.
+        loss = costs.move("loss", 8 * costs.norm_tokens * self.out_values)
+        return [costs.norm(3 if backward else 2), modulated, loss]
 
-    def _linears(self, costs: Costs) -> list[Linear]:
+    def linears(self, costs: Costs) -> list[Linear]:
         hidden, batch = costs.model.hidden_size, costs.training.microbatch_size
         shapes = [(costs.norm_tokens, self.out_values, hidden)]
         shapes += [(batch, 2 * hidden, hidden)] if self.own_matrix else []

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from ...data import Layout, Model, Training
+from ...data import Model
 from .._block import Kernel, Linear, Segments, weights_of
 from .._costs import Costs
 from .._parts import segment
@@ -22,12 +22,11 @@ from ._gather import (
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(AbstractFirstModule):
-    """Token embedding. Each rank of a tensor-parallel group has a part of the vocabulary."""
+    """Token embedding. Each rank of a tensor-parallel group has a part of the vocabulary, of
+    whatever size, because it is padded.
+    """
 
     kind: ClassVar[str] = "embedding"
-
-    def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Any vocabulary can be split, because it is padded."""
 
     def parameters(self, model: Model) -> Parameters:
         positions = model.max_positions if model.position == "learned" else 0
@@ -59,9 +58,6 @@ class Projection(AbstractModule):
     """
 
     in_residual = False
-
-    def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Its matrix is split by the hidden size."""
 
     def parameters(self, model: Model) -> Parameters:
         return Parameters(2 * model.hidden_size**2, copied=2 * norm_parameters(model))
@@ -96,13 +92,10 @@ class Projection(AbstractModule):
 
 @dataclasses.dataclass(frozen=True)
 class Head(AbstractModule):
-    """The last norm, the logits and the cross entropy over the split vocabulary."""
+    """The last norm, the logits and the cross entropy over the split, and so padded, vocabulary."""
 
     kind: ClassVar[str] = "head"
     in_residual = False
-
-    def check(self, model: Model, layout: Layout, training: Training) -> None:
-        """Any vocabulary can be split, because it is padded."""
 
     def parameters(self, model: Model) -> Parameters:
         """Includes the last norm, and the sum of residual streams. A head that shares the

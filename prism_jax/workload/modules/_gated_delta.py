@@ -5,7 +5,7 @@ from ...data import Count, Model
 from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunk_products
+from ._mixer import AbstractMixer, Sizes, chunk_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class GatedDelta(AbstractMixer):
     """
 
     kind: ClassVar[str] = "gated-delta"
+    divided = ("num_key_heads", "num_value_heads")
 
     num_key_heads: Count
     num_value_heads: Count
@@ -45,20 +46,13 @@ class GatedDelta(AbstractMixer):
     gate_rank: Count | None = None
     output_gate_rank: Count | None = None
 
-    def split(self, model: Model) -> dict[str, int]:
-        return {"num_key_heads": self.num_key_heads, "num_value_heads": self.num_value_heads}
-
-    def widths(self, model: Model) -> Widths:
-        values = self.num_value_heads * self.value_head_size
+    def sizes(self, model: Model) -> Sizes:
+        heads, ((decays, _), (values, _)) = self.num_value_heads, self._gates
         convolved = 2 * self.num_key_heads * self.key_head_size + values
-        gates = sum(made for made, rank in self._gates if rank is None)
-        narrow = sum(rank or 0 for _, rank in self._gates)
-        return Widths(convolved + gates + self.num_value_heads, convolved, values, narrow)
-
-    def others(self, model: Model) -> Parameters:
-        # A decay of each head, with a bias of what the gate makes; and the norm of a head.
-        taps = self.widths(model).convolved * self.conv_size
-        return Parameters(taps + self.num_value_heads + self._decays, self.value_head_size)
+        made = convolved + heads + sum(gate for gate, rank in self._gates if rank is None)
+        # Taps, a decay of each head, with a bias of what the gate makes; and the norm of a head.
+        others = Parameters(convolved * self.conv_size + heads + decays, self.value_head_size)
+        return Sizes(made, convolved, values, others, sum(rank or 0 for _, rank in self._gates))
 
     def inner(self, tp: int) -> list[tuple[int, int]]:
         return [(made // tp, rank) for made, rank in self._gates if rank]
@@ -72,12 +66,8 @@ class GatedDelta(AbstractMixer):
         return chunk_products(costs, self.num_value_heads, length, *shapes, of_state, pairs, values)
 
     @property
-    def _decays(self) -> int:
-        """The number of values of the decay of a token."""
-        return self.num_value_heads * (self.key_head_size if self.gate_per_channel else 1)
-
-    @property
     def _gates(self) -> tuple[tuple[int, int | None], tuple[int, int | None]]:
         """How many values the gates of decay and output have, and the ranks of their matrices."""
-        values = self.num_value_heads * self.value_head_size
-        return (self._decays, self.gate_rank), (values, self.output_gate_rank)
+        heads, channels = self.num_value_heads, self.key_head_size if self.gate_per_channel else 1
+        values = heads * self.value_head_size
+        return (heads * channels, self.gate_rank), (values, self.output_gate_rank)

@@ -45,15 +45,13 @@ class PerLayerInput(AbstractPairModule):
     ) -> Open:
         *_, projection = self.linears(costs)
         values = costs.tokens * self.input_size // costs.layout.tp
+        scaled = costs.move("elementwise", (14 if backward else 12) * values)
+        # Looks up the rows of the tokens, or adds the gradients to them, in float32.
+        rows = costs.move("embedding", (10 if backward else 4) * values)
         if backward:
-            # Adds the gradients to the rows of the tokens, in float32.
-            rows = costs.move("embedding", 10 * values)
-            left = [*made, costs.move("elementwise", 14 * values), rows]
-            left += gradients(projection, weights)
+            left = [*made, scaled, rows, *gradients(projection, weights)]
             return [], [*left, *cast_gradient(costs, values)]
-        looked_up = costs.move("embedding", 4 * values)
-        left = [*made, projection.forward, looked_up, costs.move("elementwise", 12 * values)]
-        return [], [*left, *cast(costs, values)]
+        return [], [*made, projection.forward, rows, scaled, *cast(costs, values)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The gate before and after its activation, the input, and their product.

@@ -5,7 +5,7 @@ from ...data import Count, Model
 from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunk_products
+from ._mixer import AbstractMixer, Sizes, chunk_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Mamba(AbstractMixer):
     """
 
     kind: ClassVar[str] = "mamba"
+    divided = ("mamba_num_heads", "num_groups")
 
     mamba_num_heads: Count
     mamba_head_size: Count = 64
@@ -35,19 +36,14 @@ class Mamba(AbstractMixer):
     conv_size: Count = 4
     chunk_size: Count = 128
 
-    def split(self, model: Model) -> dict[str, int]:
-        return {"mamba_num_heads": self.mamba_num_heads, "num_groups": self.num_groups}
-
-    def widths(self, model: Model) -> Widths:
+    def sizes(self, model: Model) -> Sizes:
         # Inputs, and the inputs and outputs of the states; a gate, and the step of each head.
         inner = self.mamba_num_heads * self.mamba_head_size
         convolved = inner + 2 * self.num_groups * self.state_size
-        return Widths(inner + convolved + self.mamba_num_heads, convolved, inner)
-
-    def others(self, model: Model) -> Parameters:
-        _, convolved, mixed, _ = self.widths(model)
-        # Decay, skip and step of each head, and the norm before the last matrix.
-        return Parameters(convolved * (self.conv_size + 1) + 3 * self.mamba_num_heads + mixed)
+        # Taps and biases; decay, skip and step of each head, and the norm before the last matrix.
+        others = convolved * (self.conv_size + 1) + 3 * self.mamba_num_heads + inner
+        made = inner + convolved + self.mamba_num_heads
+        return Sizes(made, convolved, inner, Parameters(others))
 
     def scan(self, costs: Costs) -> list[Kernel]:
         length = min(self.chunk_size, costs.training.sequence_length)

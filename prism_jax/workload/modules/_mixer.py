@@ -3,7 +3,7 @@ norm, and a matrix.
 """
 
 import abc
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...data import Layout, Model, Training
 from .._block import Kernel, Linear, Open, Segments
@@ -13,7 +13,7 @@ from ._base import AbstractPairModule, Parameters
 from ._gather import cast, cast_gradient, check_divides, gradients
 
 
-class Widths(NamedTuple):
+class Sizes(NamedTuple):
     """The values of a token within a mixer, on all ranks of a tensor-parallel group together.
 
     **Attributes:**
@@ -21,31 +21,30 @@ class Widths(NamedTuple):
     - `made`: what the first matrix makes and the group splits.
     - `convolved`: of those, what the convolution reads.
     - `mixed`: what the scan makes, and the last matrix reads after its gate and norm.
+    - `others`: the parameters besides those of matrices.
     - `narrow`: what the first matrix makes besides on each rank, for `inner` matrices to read.
+    - `summed`: what the tensor-parallel group sums before the scan.
     """
 
     made: int
     convolved: int
     mixed: int
+    others: Parameters
     narrow: int = 0
+    summed: int = 0
 
 
 class AbstractMixer(AbstractPairModule):
     """A mixer of tokens. In a context-parallel group, each rank scans the whole sequence for a part
     of the heads: an all_to_all before the convolution exchanges tokens for heads, and one after the
-    scan exchanges them back, as in Megatron-LM.
+    scan exchanges them back, as in Megatron-LM. This group and the tensor-parallel one divide the
+    numbers of the keys `divided`.
     """
 
-    @abc.abstractmethod
-    def split(self, model: Model) -> dict[str, int]:
-        """The numbers that tensor- and context-parallel groups divide, by their keys."""
+    divided: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
-    def widths(self, model: Model) -> Widths: ...
-
-    @abc.abstractmethod
-    def others(self, model: Model) -> Parameters:
-        """The parameters besides those of matrices."""
+    def sizes(self, model: Model) -> Sizes: ...
 
     @abc.abstractmethod
     def scan(self, costs: Costs) -> list[Kernel]:
@@ -58,12 +57,9 @@ class AbstractMixer(AbstractPairModule):
         del tp
         return []
 
-    def summed(self) -> int:
-        """The values of a token that a tensor-parallel group sums before the scan."""
-        return 0
-
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        for key, number in self.split(model).items():
+        for key in self.divided:
+            number = getattr(self, key, model.hidden_size)
             check_divides(layout, key, number)
             if number // layout.tp % layout.cp != 0:
                 raise ValueError(
@@ -72,34 +68,34 @@ class AbstractMixer(AbstractPairModule):
                 )
 
     def parameters(self, model: Model) -> Parameters:
-        made, _, mixed, narrow = self.widths(model)
-        split = model.hidden_size * (made + mixed) + sum(m * n for m, n in self.inner(1))
-        return self.others(model).plus(Parameters(split, model.hidden_size * narrow))
+        hidden, sizes = model.hidden_size, self.sizes(model)
+        split = hidden * (sizes.made + sizes.mixed) + sum(m * n for m, n in self.inner(1))
+        return sizes.others.plus(Parameters(split, hidden * sizes.narrow))
 
     def linears(self, costs: Costs) -> list[Linear]:
-        tp, hidden, width = costs.layout.tp, costs.model.hidden_size, self.widths(costs.model)
+        tp, hidden, width = costs.layout.tp, costs.model.hidden_size, self.sizes(costs.model)
         shapes = [(width.made // tp + width.narrow, hidden), (hidden, width.mixed // tp)]
         return [costs.linear(costs.tokens, *shape) for shape in (*shapes, *self.inner(tp))]
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
-        width, per_rank = self.widths(costs.model), costs.tokens / costs.layout.tp
-        _, _, *inner = self.linears(costs)
+        width, per_rank = self.sizes(costs.model), costs.tokens / costs.layout.tp
+        (_, _, *inner), convolves = self.linears(costs), width.convolved > 0
         if backward:
-            made = [*made, _move(costs, 6 * width.mixed)]
+            made = [*made, move(costs, 6 * width.mixed)]
             # Each product has two gradients; the states are made again.
-            scan = [*(3 * self.scan(costs)), *_convolution(costs, 4 * width.convolved)]
+            scan = [*(3 * self.scan(costs)), *[move(costs, 4 * width.convolved)] * convolves]
             leave = [kernel for linear in inner for kernel in gradients(linear, weights)]
             leave += cast_gradient(costs, int(per_rank * width.made))
         else:
             made = [*made, *(linear.forward for linear in inner)]
-            scan = [*_convolution(costs, 2 * width.convolved), *self.scan(costs)]
-            leave = [_move(costs, 3 * width.mixed)]  # Gated and normed.
+            scan = [*[move(costs, 2 * width.convolved)] * convolves, *self.scan(costs)]
+            leave = [move(costs, 3 * width.mixed)]  # Gated and normed.
             leave += cast(costs, int(per_rank * width.mixed))
         segments: Segments = []
-        if self.summed() and costs.layout.tp > 1:
-            num_bytes = 2 * costs.tokens * self.summed()
+        if width.summed and costs.layout.tp > 1:
+            num_bytes = 2 * costs.tokens * width.summed
             sums = costs.collective("all_reduce", num_bytes, costs.group("tp"))
             segments, made = [segment(made, sums)], []
         if costs.layout.cp == 1:
@@ -112,7 +108,7 @@ class AbstractMixer(AbstractPairModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
-        width = self.widths(costs.model)
+        width = self.sizes(costs.model)
         values = width.made + width.convolved + width.mixed
         size = costs.activation_bytes * values + costs.input_bytes() * width.mixed
         narrow = costs.activation_bytes * width.narrow
@@ -131,9 +127,5 @@ def chunk_products(
     return [costs.gemm(*shape, costs.base_dtype, batch) for shape in shapes]
 
 
-def _move(costs: Costs, values: int) -> Kernel:
+def move(costs: Costs, values: int) -> Kernel:
     return costs.move("elementwise", 2 * costs.tokens * values // costs.layout.tp)
-
-
-def _convolution(costs: Costs, values: int) -> list[Kernel]:
-    return [_move(costs, values)] if values else []

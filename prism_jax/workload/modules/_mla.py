@@ -67,13 +67,9 @@ class MLA(AbstractModule):
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(layout, "num_heads", self.num_heads)
-        check_context(layout, training, {"num_heads": self.num_heads}, self.index_top_k)
-        shared = self.index_top_k is not None and layout.cp > 1
-        if shared and training.cp_comm_type == "a2a":
-            raise ValueError(
-                '`training.cp_comm_type` = "a2a" exchanges tokens for heads, which all share their '
-                'keys with `index_top_k`; use "all_gather".'
-            )
+        # With an indexer all heads share their keys.
+        keys = {} if self.index_top_k is None else {"num_kv_heads": 1}
+        check_context(layout, training, {"num_heads": self.num_heads} | keys, self.index_top_k)
         if self.index_num_heads is not None and self.index_top_k is None:
             raise ValueError(
                 f"`index_num_heads` = {self.index_num_heads} is of an indexer; give `index_top_k`, "
@@ -93,9 +89,8 @@ class MLA(AbstractModule):
         return Parameters(split, copied)
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
-        return {
-            "linear_proj": Parameters(self.num_heads * self.value_head_size + model.hidden_size)
-        }
+        read = self.num_heads * self.value_head_size
+        return {"linear_proj": Parameters(read + model.hidden_size)}
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)

@@ -255,12 +255,10 @@ class MoE(AbstractModule):
         """The matrices of the router, and of the experts of one rank."""
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
-        read = self.latent_size or hidden
+        read, scores = self.latent_size or hidden, self.num_experts + self.shared_gate
         each = routed / local  # On average, of which there may be a part.
         return (
-            costs.linear(
-                costs.norm_tokens, self.num_experts + self.shared_gate, hidden, costs.base_dtype
-            ),
+            costs.linear(costs.norm_tokens, scores, hidden, costs.base_dtype),
             costs.linear(each, width, read, groups=local, name="linear_fc1"),
             costs.linear(each, read, ffn, groups=local, name="linear_fc2"),
         )

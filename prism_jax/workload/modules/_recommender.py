@@ -107,9 +107,6 @@ class DotInteraction(AbstractSampleModule):
 
     num_vectors: Count
 
-    def parameters(self, model: Model) -> Parameters:
-        return Parameters()
-
     def activations(self, costs: Costs) -> dict[str, float]:
         values = costs.tokens * self.num_vectors * costs.model.hidden_size
         return {"interaction": costs.activation_bytes * values}

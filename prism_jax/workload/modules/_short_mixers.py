@@ -7,7 +7,7 @@ from ...data import Count, Model
 from .._block import Kernel
 from .._costs import Costs
 from ._base import Parameters
-from ._mixer import AbstractMixer, Widths, chunk_products
+from ._mixer import AbstractMixer, Sizes, chunk_products, move
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,26 +22,19 @@ class ShortConvolution(AbstractMixer):
     """
 
     kind: ClassVar[str] = "short-convolution"
+    divided = ("hidden_size",)
 
     conv_size: Count = 3
     bias: bool = False
 
-    def split(self, model: Model) -> dict[str, int]:
-        return {"hidden_size": model.hidden_size}
-
-    def widths(self, model: Model) -> Widths:
-        return Widths(3 * model.hidden_size, model.hidden_size, model.hidden_size)
-
-    def others(self, model: Model) -> Parameters:
-        biases = 4 * self.bias
-        return Parameters(
-            (self.conv_size + biases) * model.hidden_size, model.hidden_size * self.bias
-        )
+    def sizes(self, model: Model) -> Sizes:
+        hidden = model.hidden_size
+        others = Parameters((self.conv_size + 4 * self.bias) * hidden, hidden * self.bias)
+        return Sizes(3 * hidden, hidden, hidden, others)
 
     def scan(self, costs: Costs) -> list[Kernel]:
         """The gate before the convolution, in place of a scan."""
-        values = 3 * costs.tokens * costs.model.hidden_size // costs.layout.tp
-        return [costs.move("elementwise", 2 * values)]
+        return [move(costs, 3 * costs.model.hidden_size)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,24 +51,19 @@ class LightningAttention(AbstractMixer):
     """
 
     kind: ClassVar[str] = "lightning-attention"
+    divided = ("num_heads",)
 
     num_heads: Count
     head_size: Count | None = None
     chunk_size: Count = 256
 
-    def split(self, model: Model) -> dict[str, int]:
-        return {"num_heads": self.num_heads}
-
-    def widths(self, model: Model) -> Widths:
+    def sizes(self, model: Model) -> Sizes:
         inner = self.num_heads * (self.head_size or model.hidden_size // self.num_heads)
-        return Widths(4 * inner, 0, inner)
-
-    def others(self, model: Model) -> Parameters:
-        return Parameters(self.widths(model).mixed)  # A norm of all heads.
+        return Sizes(4 * inner, 0, inner, Parameters(inner))  # A norm of all heads.
 
     def scan(self, costs: Costs) -> list[Kernel]:
         length = min(self.chunk_size, costs.training.sequence_length)
-        size = self.widths(costs.model).mixed // self.num_heads
+        size = self.sizes(costs.model).mixed // self.num_heads
         shapes = [(length, length, size), (length, size, length)]
         shapes += [(length, size, size), (size, size, length)]
         return chunk_products(costs, self.num_heads, length, *shapes)
@@ -102,6 +90,7 @@ class Mamba1(AbstractMixer):
     """
 
     kind: ClassVar[str] = "mamba-1"
+    divided = ("inner_size",)
 
     inner_size: Count
     step_rank: Count
@@ -109,23 +98,16 @@ class Mamba1(AbstractMixer):
     conv_size: Count = 4
     inner_norms: bool = False
 
-    def split(self, model: Model) -> dict[str, int]:
-        return {"inner_size": self.inner_size}
-
-    def widths(self, model: Model) -> Widths:
-        return Widths(2 * self.inner_size, self.inner_size, self.inner_size)
-
-    def others(self, model: Model) -> Parameters:
+    def sizes(self, model: Model) -> Sizes:
+        inner, ((latent, _), _) = self.inner_size, self.inner(1)
         # A decay of each state; a skip, the biases of step and convolution, and its taps.
         of_value = self.state_size + 3 + self.conv_size
-        return Parameters(self.inner_size * of_value, self.summed() * self.inner_norms)
+        others = Parameters(inner * of_value, latent * self.inner_norms)
+        return Sizes(2 * inner, inner, inner, others, summed=latent)
 
     def inner(self, tp: int) -> list[tuple[int, int]]:
         size = self.inner_size // tp
-        return [(self.summed(), size), (size, self.step_rank)]
-
-    def summed(self) -> int:
-        return self.step_rank + 2 * self.state_size
+        return [(self.step_rank + 2 * self.state_size, size), (size, self.step_rank)]
 
     def scan(self, costs: Costs) -> list[Kernel]:
         values = costs.tokens * self.inner_size // costs.layout.tp
