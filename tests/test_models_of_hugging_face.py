@@ -369,3 +369,16 @@ def test_a_list_of_layers_is_as_long_as_the_model_or_says_so():
 def test_attention_to_an_encoder_is_refused():
     _, read, _ = read_model(_SMALL | {"model_type": "gpt2", "add_cross_attention": True})
     assert read.problems == ["attention to an encoder (`add_cross_attention` True)"]
+
+
+def test_experts_have_any_of_their_names():
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    sizes = {"hybrid_override_pattern": "E*", "moe_shared_expert_intermediate_size": 16}
+    sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+    counted = [_parameters(_SMALL | sizes | {"model_type": "nemotron_h", n: 4}) for n in names]
+    assert counted == [counted[0]] * 3
+
+
+def test_an_encoder_of_images_is_refused_by_what_it_is():
+    _, read, _ = read_model({"model_type": "vit", "hidden_size": 768, "image_size": 224})
+    assert read.problems == ["an encoder of images alone, which reads no words"]
