@@ -276,7 +276,7 @@ def test_a_schedule_of_a_job():
         (LastInFirstOut(2, 4), "for 2 pipeline ranks, but `layout.pp` is 1"),
         (
             prism.CustomSchedule([["0F0", "1F0", "2F0"]], [0, 0, 0], chains=[(0, 0), (1, 2)]),
-            "3 stages in 2 chains on 1 ranks; layers can only be distributed over chains",
+            "are 3, 2 and 1; layers can only be distributed over chains",
         ),
     ],
 )
