@@ -16,29 +16,13 @@ from .._interrupt import progress_bar
 from .._misc import counted
 from .._summary import GIB, Column, Table, picked, plain
 from . import _load
-from ._options import (
-    ALLOW_OOM,
-    COST,
-    OBJECTIVE,
-    OVER,
-    RANDOM,
-    RAY,
-    REQUIRED,
-    SIMULATED,
-    Given,
-    Output,
-    command,
-)
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._values import changes_of, count, objective, points, shard, tokens
 
 
 @command(
-    OBJECTIVE,
-    RANDOM,
-    OVER,
-    ALLOW_OOM,
-    COST,
+    "--objective RANDOM --over --allow-oom --tokens --price",
     how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384), "--parameters": tokens},
 )
 def compare(given: Given) -> Output:
@@ -196,16 +180,23 @@ def _rounded(name: str, of: str) -> Column:
     return Column(name, f"{of}.value", unit="s", error=f"{of}.standard_error")
 
 
-_GRID = tuple((name, given | REQUIRED) for name, given in OVER)
 _FIGURES = ("mean", "std", "p50", "p95", "p99")
 # A sweep of so many rows says first how long it will take.
 _MANY_ROWS = 100
 
 
-@command(SIMULATED, _GRID, RAY, how={"--shard": (shard, (1, 1))}, csv=True, writes=Writes("--out"))
+@command(
+    "SIMULATED --ray --worker-gpus",
+    how={"--over": REQUIRED, "--shard": (shard, (1, 1))},
+    csv=True,
+    writes=Writes("--out"),
+)
 def sweep(given: Given) -> Output:
     """Simulate a job over a grid of values.
 
+    --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
+        kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
+        combinations
     --out DIR  a folder for the rows (Parquet); rows that are already there are not simulated again
     --shard I/N  simulate only share I of N of the rows; others simulate the rest into the same
         --out
@@ -311,22 +302,22 @@ def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
     began = time.monotonic()
     try:
         job = _job_of(given, grid[0])
+        if _refusal(given, job):
+            return
     except ValueError:  # It is left out, or all are.
-        return
-    if _refusal(given, job):
         return
     to_read = time.monotonic() - began
     _load.use_all_cores()
     _load.say(given, "simulating the first row, to say how long all will take")
     options: Any = _load.options_of(given) | {"progress": False}
-    began = ended = time.monotonic()
+    to_simulate = 0.0
     for _ in range(2):
-        began = ended
+        began = time.monotonic()
         if prism.engine.simulate(prism.program.compile_job(job), **options).interrupted:
             raise KeyboardInterrupt
-        ended = time.monotonic()
+        to_simulate = time.monotonic() - began
     rows = -(-len(grid) // given.shard[1])
-    seconds = len(grid) * to_read + rows * (ended - began)
+    seconds = len(grid) * to_read + rows * to_simulate
     many = f"{counted(rows, 'row')} of {counted(given.samples, 'step')}"
     with_out = "" if given.out else "; with `--out`, rows that are done are kept"
     _load.tell_note(f"{many} take about {_in_words(seconds)}, if all are like the first{with_out}.")

@@ -16,7 +16,7 @@ from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
 from .._summary import GIB, Column, Table, picked, plain
 from . import _load
-from ._options import ALLOW_OOM, REQUIRED, SET, Given, Output, arguments, command
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._values import count
 
@@ -40,7 +40,7 @@ _LONGEST, _WIDEST = 8192, 60
 
 
 @command(
-    SET,
+    "SET",
     how={
         "out": {"default": "job.toml", "nargs": "?"},
         "--model": str,
@@ -147,8 +147,7 @@ def _comment(text: str) -> list[str]:
 
 
 @command(
-    SET,
-    ALLOW_OOM,
+    "SET --allow-oom",
     how={"files": {"nargs": "+"}, "--gpus": {"type": count}, "--batch": count, "--out": REQUIRED},
     writes=Writes("--out", ".toml"),
 )
@@ -210,7 +209,7 @@ def import_(given: Given) -> Output:
     return Output(result, [text])
 
 
-@command(SET, how={"job": {"nargs": "?"}}, csv=True)
+@command("SET", how={"job": {"nargs": "?"}}, csv=True)
 def show(given: Given) -> Output:
     """List every key of a job with its value, its unit and where the value is from.
 
@@ -233,10 +232,7 @@ def show(given: Given) -> Output:
     return Output(result, [table, "\n".join(lines)])
 
 
-_SOURCES = arguments("--sources  also print where the numbers are from (--json always has it)")
-
-
-@command(_SOURCES, csv=True)
+@command("--sources", csv=True)
 def jobs(given: Given) -> Output:
     """List the shipped jobs.
 
@@ -283,7 +279,7 @@ def _sources(given: Given, listed: Iterable[Any]) -> str:
     return "\n".join(f"{one.name}: {one.source}" for one in listed if given.sources)
 
 
-@command(_SOURCES, csv=True)
+@command("--sources", csv=True)
 def models(given: Given) -> Output:
     """List the shipped models.
 
@@ -308,7 +304,7 @@ def models(given: Given) -> Output:
     return Output({"models": rows}, [Table(columns, rows, most=None), _sources(given, models)])
 
 
-@command(_SOURCES, how={"names": {"default": [], "nargs": "*"}}, csv=True)
+@command("--sources", how={"names": {"default": [], "nargs": "*"}}, csv=True)
 def hardware(given: Given) -> Output:
     """List the shipped devices and clusters, or some of them.
 

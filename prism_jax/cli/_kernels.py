@@ -15,7 +15,7 @@ from .._files import shown
 from .._misc import counted, quoted
 from .._summary import Column, Table, plain
 from . import _load
-from ._options import PROGRESS, REQUIRED, Given, Output, command
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._values import count, number
 
@@ -63,7 +63,7 @@ def _variability() -> Output:
 
 
 @command(
-    PROGRESS,
+    "--progress",
     how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED},
     csv=True,
     writes=Writes("--out", names=lambda: prism.measure.FILES),
@@ -130,7 +130,7 @@ def _rates(result: dict[str, Any]) -> Table:
 
 
 @command(
-    PROGRESS,
+    "--progress",
     how={"table": {"nargs": "?"}, "--sms": (count, 0), "--software": (str, "not stated")},
     csv=True,
     writes=Writes("--out", names=lambda: _FILES),

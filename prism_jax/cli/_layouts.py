@@ -16,37 +16,13 @@ from .._summary import picked
 from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
-from ._options import (
-    ALLOW_OOM,
-    COST,
-    JOB,
-    OBJECTIVE,
-    OVER,
-    RANDOM,
-    RAY,
-    REQUIRED,
-    Given,
-    Output,
-    command,
-)
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
-from ._values import (
-    changes_of,
-    count,
-    duration,
-    objective,
-    percentage,
-    points,
-    values,
-)
+from ._values import changes_of, count, duration, objective, percentage, points, values
 
 
 @command(
-    OBJECTIVE,
-    COST,
-    RANDOM,
-    OVER,
-    RAY,
+    "--objective --tokens --price RANDOM --over --ray --worker-gpus",
     how={
         "--gpus": {**REQUIRED, "type": count},
         "--top": (count, 20),
@@ -195,7 +171,7 @@ _MOST_GPUS = 10_000_000
 
 
 @command(
-    JOB, OBJECTIVE, RANDOM, ALLOW_OOM, how={"--samples": count}, writes=Writes("--out", ".csv")
+    "job --objective RANDOM --allow-oom", how={"--samples": count}, writes=Writes("--out", ".csv")
 )
 def place(given: Given) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.

@@ -18,7 +18,7 @@ from .._interrupt import say_doing, told_interrupt
 from .._misc import counted, printable, quoted
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
-from ._options import Given
+from ._options import IMPLAUSIBLE, Given
 
 
 def load(given: Given, *changes: str) -> Any:
@@ -148,7 +148,7 @@ def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[st
     loaders = [*loaders]
     jobs = [make([*overrides]) for make in loaders] if overrides else []
     for text in overrides if loaders else ():
-        if text == "allow_implausible=true":  # An option of its own.
+        if text == IMPLAUSIBLE:  # An option of its own.
             continue
         others = [other for other in overrides if other is not text]
         try:

@@ -13,18 +13,7 @@ from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
 from ..data import is_profile, law_table, load_job, located, save_job
 from . import _load
-from ._options import (
-    ALLOW_OOM,
-    COLUMN,
-    NO_PROFILE,
-    RANDOM,
-    REQUIRED,
-    SIMULATED,
-    STEPS,
-    Given,
-    Output,
-    command,
-)
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._trace import read_names
 from ._values import count, number, whole
@@ -39,8 +28,7 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 
 @command(
-    RANDOM,
-    COLUMN,
+    "RANDOM --column --unit",
     how={"job": {"nargs": "?"}, "--to": REQUIRED, "--job": {"dest": "jobs"}, "--out": REQUIRED},
     writes=Writes("--out", ".toml"),
 )
@@ -122,7 +110,7 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
     return Table(columns, rows, most=None)
 
 
-@command(SIMULATED, STEPS, COLUMN, how={"--against": REQUIRED}, csv=True)
+@command("SIMULATED --steps --column --unit", how={"--against": REQUIRED}, csv=True)
 def score(given: Given) -> Output:
     """Compare the predicted law of the step time with measured step times.
 
@@ -151,10 +139,7 @@ def score(given: Given) -> Output:
 
 
 @command(
-    NO_PROFILE,
-    RANDOM,
-    ALLOW_OOM,
-    COLUMN,
+    "RANDOM --allow-oom --column --unit",
     how={
         "job": {"nargs": "?"},
         "--step-time": number(1e-6, "seconds"),

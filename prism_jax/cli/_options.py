@@ -8,7 +8,7 @@ import inspect
 import itertools as it
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .._misc import printable
@@ -75,13 +75,14 @@ class Command:
 
 
 def command(
-    *shared: Arguments,
+    *shared: str | Arguments,
     how: Mapping[str, How] = {},
     csv: bool = False,
     writes: Writes | None = None,
 ) -> Callable[[Callable[[Given], Output]], Command]:
     """Makes a function a command. Its docstring has a sentence, its own arguments if it has any,
-    and an example; `how` says how these arguments are read. What it `writes` is checked first.
+    and an example; `how` says how these arguments are read. `shared` names others, in words with
+    blanks between them. What it `writes` is checked first.
     """
 
     def made(run: Callable[[Given], Output]) -> Command:
@@ -91,10 +92,11 @@ def command(
             return run(given)
 
         about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
-        force = FORCE if writes is not None and writes.replaces else ()
+        force = "--force" if writes is not None and writes.replaces else ""
+        others = (_named(one) if isinstance(one, str) else one for one in (*shared, force))
         # An argument of its own stands for a shared one of the same name.
         listed = dict(arguments("".join(own), how))
-        listed |= {name: read for name, read in it.chain(*shared, force) if name not in listed}
+        listed |= {name: read for name, read in it.chain(*others) if name not in listed}
         about, example = " ".join(about.split()), " ".join(example.split())
         return Command(checked, about, example, tuple(listed.items()), csv)
 
@@ -124,6 +126,9 @@ def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
     return tuple(found)
 
 
+# What `--allow-implausible` changes.
+IMPLAUSIBLE = "allow_implausible=true"
+_CHANGE = {"dest": "overrides"}
 # Of several commands.
 _SHARED = dict(
     arguments(
@@ -131,7 +136,7 @@ _SHARED = dict(
         job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile
         --samples N  steps to simulate (65536)
         --seed S  random seed (0)
-        --gpus N  the number of GPUs (`world_size`), from which layout.dp and num_nodes follow
+        --gpus N...  the number of GPUs (`world_size`), from which layout.dp and num_nodes follow
         --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
         --allow-implausible  take hardware ten thousand times slower or faster than all that is
             shipped
@@ -160,23 +165,15 @@ _SHARED = dict(
             on this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this
             machine
         --worker-gpus N  GPUs for each worker of --ray (0)
+        --sources  also print where the numbers are from (--json always has it)
         --force  overwrite files that are there
         """,
         {
             "--samples": (count, 65_536),
             "--seed": (seed, 0),
-            "--gpus": {
-                "action": "append",
-                "dest": "overrides",
-                "type": lambda text: f"world_size={count(text)}",
-                "default": [],
-            },
-            "--set": {"dest": "overrides"},
-            "--allow-implausible": {
-                "action": "append_const",
-                "dest": "overrides",
-                "const": "allow_implausible=true",
-            },
+            "--gpus": {"type": lambda text: f"world_size={count(text)}", **_CHANGE},
+            "--set": _CHANGE,
+            "--allow-implausible": {"action": "append_const", "const": IMPLAUSIBLE, **_CHANGE},
             "--sampling": (str, "auto"),
             "--allocations": count,
             "--quantiles": (quantiles, {}),
@@ -192,25 +189,19 @@ _SHARED = dict(
 )
 
 
-def _shared(*names: str) -> Arguments:
-    return tuple((name, _SHARED[name]) for name in names)
+# Groups of them.
+_GROUPS = {
+    "SET": "--gpus --set --allow-implausible",
+    "RANDOM": "--seed SET --progress",
+    "SIMULATED": "job --samples RANDOM --allow-oom",
+    "LAW": "SIMULATED --sampling --allocations --quantiles",
+}
 
 
-JOB = _shared("job")
-FORCE = _shared("--force")
-# Of commands that take no profile.
-NO_PROFILE = arguments("job JOB  a shipped job (`prism-jax jobs`), or a .toml file")
-SET = _shared("--gpus", "--set", "--allow-implausible")
-ALLOW_OOM = _shared("--allow-oom")
-PROGRESS = _shared("--progress")
-RANDOM = (*_shared("--seed"), *SET, *PROGRESS)
-SIMULATED = (*JOB, *_shared("--samples"), *RANDOM, *ALLOW_OOM)
-LAW = (*SIMULATED, *_shared("--sampling", "--allocations", "--quantiles"))
-PRICE = _shared("--price")
-COST = (*_shared("--tokens"), *PRICE)
-RAY = _shared("--ray", "--worker-gpus")
-OBJECTIVE = _shared("--objective")
-TOP = _shared("--top")
-STEPS = _shared("--steps")
-COLUMN = _shared("--column", "--unit")
-OVER = _shared("--over")
+def _named(words: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The shared arguments with these names, or in groups with these."""
+    for word in words.split():
+        if word in _GROUPS:
+            yield from _named(_GROUPS[word])
+        else:
+            yield word, _SHARED[word]

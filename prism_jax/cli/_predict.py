@@ -13,26 +13,16 @@ from .._summary import GIB, plain
 from ..data import load_job
 from . import _load
 from ._compare import check_cost
-from ._options import (
-    ALLOW_OOM,
-    COLUMN,
-    COST,
-    LAW,
-    NO_PROFILE,
-    OBJECTIVE,
-    REQUIRED,
-    SET,
-    Given,
-    Output,
-    command,
-)
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._values import objective, quantile
 
 
-@command(NO_PROFILE, SET, ALLOW_OOM, csv=True)
+@command("SET --allow-oom", csv=True)
 def predict(given: Given) -> Output:
     """Print the step time without variability, and its parts, within seconds.
+
+    job JOB  a shipped job (`prism-jax jobs`), or a .toml file
 
     example: prism-jax predict gpt3-175b-h100-4096 --set training.dtype=fp8
     """
@@ -56,19 +46,20 @@ def predict(given: Given) -> Output:
     result["expected_error"] = _load.expected_error_json(error)
     head = f"{found.mean:.5g} s a step, without variability"
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
-    parts = dict(sorted(found.breakdown.items(), key=lambda part: -part[1]))
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
     lines += [] if needed.fits else [_fit(job, needed)]
     effects = prediction.effects_of_stack(job, found.mean)
     left_out = prediction.uncounted(job, found.mean)
     result |= {"effects_of_stack": plain(effects), "uncounted": left_out}
     lines += [*(effect.text for effect in effects), *filter(None, [left_out])]
-    return Output(result, [job.header, "\n".join(lines), prediction.parts_table(parts)])
+    return Output(result, [job.header, "\n".join(lines), prediction.parts_table(found.breakdown)])
 
 
-@command(NO_PROFILE, SET, csv=True)
+@command("SET", csv=True)
 def memory(given: Given) -> Output:
     """Print the peak memory of each pipeline rank, by part.
+
+    job JOB  a shipped job (`prism-jax jobs`), or a .toml file
 
     example: prism-jax memory gpt3-175b-h100-4096 --set training.recompute=full
     """
@@ -91,7 +82,7 @@ def _fit(job: Any, needed: Any) -> str:
     return compared if needed.fits else f"{compared} {job.allow_oom}".rstrip()
 
 
-@command(LAW, csv=True, writes=Writes("--out", ".npz"))
+@command("LAW", csv=True, writes=Writes("--out", ".npz"))
 def simulate(given: Given) -> Output:
     """Simulate a job and print the law of its step time.
 
@@ -182,10 +173,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
 
 
 @command(
-    LAW,
-    OBJECTIVE,
-    COLUMN,
-    COST,
+    "LAW --objective --column --unit --tokens --price",
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".html"),
 )

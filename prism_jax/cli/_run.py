@@ -12,7 +12,7 @@ from .._summary import Column, Table, picked, plain
 from ..data import load_failures
 from . import _load
 from ._compare import cost
-from ._options import ALLOW_OOM, JOB, PRICE, RANDOM, Given, Output, command
+from ._options import Given, Output, command
 from ._values import count, number, tokens, whole
 
 
@@ -23,10 +23,7 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
 
 
 @command(
-    JOB,
-    RANDOM,
-    ALLOW_OOM,
-    PRICE,
+    "job RANDOM --allow-oom --price",
     how={
         "--samples": (count, 8192),
         "--steps": count,

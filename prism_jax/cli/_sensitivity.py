@@ -9,28 +9,13 @@ from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load
-from ._options import (
-    ALLOW_OOM,
-    JOB,
-    OBJECTIVE,
-    RANDOM,
-    REQUIRED,
-    SIMULATED,
-    TOP,
-    Given,
-    Output,
-    command,
-)
+from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
 from ._values import count, named_factor, objective, quantile
 
 
 @command(
-    JOB,
-    RANDOM,
-    ALLOW_OOM,
-    OBJECTIVE,
-    TOP,
+    "job RANDOM --allow-oom --objective --top",
     how={"--samples": (count, 8192), "--shapley": (str, "")},
     csv=True,
 )
@@ -61,7 +46,7 @@ def sensitivity(given: Given) -> Output:
     return Output({"job": job.name, **plain(found)}, blocks)
 
 
-@command(SIMULATED, OBJECTIVE, how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
+@command("SIMULATED --objective", how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
 def target(given: Given) -> Output:
     """Print how much a part may vary for a figure of the step time to meet a target.
 
@@ -84,8 +69,7 @@ def target(given: Given) -> Output:
 
 
 @command(
-    SIMULATED,
-    OBJECTIVE,
+    "SIMULATED --objective",
     how={"--cost": REQUIRED, "--budget": {**REQUIRED, "type": float}, "--iterations": (count, 20)},
     csv=True,
 )
@@ -121,7 +105,7 @@ def improve(given: Given) -> Output:
     return Output({"job": job.name, **plain(found)}, blocks)
 
 
-@command(SIMULATED, TOP, how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
+@command("SIMULATED --top", how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
 def criticality(given: Given) -> Output:
     """Print how often ranks, stages and ops are critical, and how much communication is exposed.
 
@@ -176,7 +160,7 @@ def _band(text: str) -> tuple[float, float]:
 
 
 @command(
-    SIMULATED,
+    "SIMULATED",
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".json"),
 )
@@ -211,7 +195,7 @@ def timeline(given: Given) -> Output:
     return Output(result, [_load.header(job, program), text])
 
 
-@command(SIMULATED, csv=True)
+@command("SIMULATED", csv=True)
 def whatif(given: Given) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
 

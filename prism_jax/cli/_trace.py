@@ -12,7 +12,7 @@ from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, plain
 from . import _load
-from ._options import PROGRESS, REQUIRED, STEPS, Arguments, Given, Output, arguments, command
+from ._options import REQUIRED, Arguments, Given, Output, arguments, command
 from ._outputs import Writes
 
 
@@ -187,8 +187,7 @@ def _short(name: str) -> str:
 
 @command(
     _formats("ops, "),
-    STEPS,
-    PROGRESS,
+    "--steps --progress",
     how={"--job": REQUIRED, "--out": REQUIRED},
     writes=Writes("--out", names=lambda: prism.profile.FILES),
 )

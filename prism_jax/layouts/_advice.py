@@ -34,14 +34,10 @@ def check_memory(job: Job) -> None:
     if (best := best_on_same_gpus(job)) is not None:
         changes = changes_to(job, best)
         changed = with_values(job, changes)
-        given = {
-            key: changes[key] for key in changes if key in job.given.keys or key not in DERIVED
-        }
-        with contextlib.suppress(ValueError):  # Where the others follow, these are enough.
-            job = job.replace(**given)
-            if (job.layout, job.schedule) == (changed.layout, changed.schedule):
-                changes = given
-        sets = " ".join(_as_set(key, value) for key, value in changes.items())
+        # Of the same GPUs and batch, what followed before follows again.
+        given = {*job.given.keys, *["layout.dp"] * (job.world_size is None)}
+        listed = (key for key in changes if key in given or key not in DERIVED)
+        sets = " ".join(_as_set(key, changes[key]) for key in listed)
         size, seconds = memory(changed).fullest.bytes / GIB, predict(changed).mean
         use = f"use `{sets}` ({size:.1f} GiB, {seconds:.4g} s a step)"
     raise ValueError(f"{lacking}; {use}, or go on with `--allow-oom`.")

@@ -78,8 +78,7 @@ class Prediction(Shown, msgspec.Struct, frozen=True):
         yields |= {f"MFU {100 * self.mfu:.1f} %": self.mfu}
         known = [text for text, value in yields.items() if value == value]
         title = f"A step of {self.mean:.5g} s without variability, by parts"
-        parts = dict(sorted(self.breakdown.items(), key=lambda part: -part[1]))
-        return parts_table(parts, title, [", ".join(known)])
+        return parts_table(self.breakdown, title, [", ".join(known)])
 
 
 def rate_form(least: float) -> str:
@@ -88,9 +87,10 @@ def rate_form(least: float) -> str:
 
 
 def parts_table(parts: Mapping[str, float], title: str = "", notes: Sequence[str] = ()) -> Table:
-    """The seconds of the parts of a step, and their shares."""
+    """The seconds of the parts of a step, and their shares; the longest first."""
     total = sum(parts.values()) or math.nan
-    rows = [{"part": name, "seconds": seconds} for name, seconds in parts.items()]
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    rows = [{"part": name, "seconds": seconds} for name, seconds in ordered]
     columns = (
         Column("part"),
         Column("time", "seconds", ".4g", "s"),

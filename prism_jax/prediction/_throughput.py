@@ -49,9 +49,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
     def rate(self, gpus: int = 1) -> str:
         """What so many of its GPUs do in a second: tokens, or samples of a model without words."""
-        unit, each = "tokens", self.tokens_per_s_per_gpu
-        if math.isnan(each):
-            unit, each = "samples", self.samples_per_s_per_gpu
+        each, unit = _counted(self.tokens_per_s_per_gpu, self.samples_per_s_per_gpu)
         return f"{gpus * each:{rate_form(gpus * each)}} {unit}/s"
 
     def lines(self) -> list[str]:
@@ -98,6 +96,11 @@ def throughput(
     )
 
 
+def _counted(tokens: float, samples: float) -> tuple[float, str]:
+    """Tokens or, of a model without words, samples; and which."""
+    return (samples, "samples") if math.isnan(tokens) else (tokens, "tokens")
+
+
 class Energy(msgspec.Struct, frozen=True):
     """What a step without variability draws, on a device of which that is known.
 
@@ -119,12 +122,11 @@ class Energy(msgspec.Struct, frozen=True):
 
     def line(self) -> str:
         """A line of text for users."""
-        each, unit, per_joule = 1e3 * abs(self.seconds_per_w), "tokens", self.tokens_per_joule
-        if math.isnan(per_joule):
-            unit, per_joule = "samples", self.samples_per_joule
+        per_joule, unit = _counted(self.tokens_per_joule, self.samples_per_joule)
         return (
             f"power:   {self.limit_w:g} W a GPU at most, {self.joules / 1e3:,.4g} kJ a step, "
-            f"{per_joule:.3g} {unit}/J; a watt more saves {each:.3g} ms a step"
+            f"{per_joule:.3g} {unit}/J; a watt more saves {1e3 * abs(self.seconds_per_w):.3g} ms a "
+            "step"
         )
 
 
