@@ -321,10 +321,16 @@ def test_a_model_that_is_not_known_is_asked_for(tmp_path):
         import_job(tmp_path / "a.yaml", 8)
 
 
-def test_gpus_that_no_file_says_are_asked_for():
+def test_gpus_that_no_file_says_are_asked_for(tmp_path):
     with pytest.raises(GpusNotSaidError, match="--gpus") as raised:
         import_job(_SCRIPTS / "gpt_neox_20b.yml")
     assert raised.value.multiple == 8
+    text = (_SCRIPTS / "refused_variable.sh").read_text().replace("$TENSOR_RANKS", "1")
+    (tmp_path / "a.sh").write_text(text.replace("torchrun", "torchrun --nnodes $MY_NODES"))
+    with pytest.raises(GpusNotSaidError, match="`--var MY_NODES="):
+        import_job(tmp_path / "a.sh")
+    assert import_job(tmp_path / "a.sh", variables=["MY_NODES=3"]).job.layout.world_size == 24
+    assert import_job(tmp_path / "a.sh", 8).job.layout.world_size == 8
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def gpus_of(read: Reader) -> int:
     """The number of GPUs that the files say: by their launcher, or by all degrees; 0 if they do
     not.
     """
-    if "world-size" in read:
+    if read.text("world-size").isdigit():
         return read.count("world-size")
     ranks = math.prod(read.count(flag, 1) for flag in _DEGREES.values())
     if "data-parallel-size" in read:

@@ -17,6 +17,7 @@ from ._megatron import gpus_of, has_experts, least_gpus, read_megatron
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
 from ._problems import NotImportableError, Problems, Reader, Table
+from ._shell import missing
 
 
 class GpusNotSaidError(NotImportableError):
@@ -27,10 +28,11 @@ class GpusNotSaidError(NotImportableError):
     - `multiple`: the number of GPUs of which that of the job is a multiple.
     """
 
-    def __init__(self, multiple: int, kind: str) -> None:
+    def __init__(self, multiple: int, kind: str, variables: Iterable[str] = ()) -> None:
         self.multiple = multiple
         of = f", a multiple of {multiple}" if multiple > 1 else ""
-        super().__init__([f"no file says the number of GPUs: give `--gpus`{of}"], kind)
+        give = "".join(f", or `--var {quoted(name)}=...`" for name in dict.fromkeys(variables))
+        super().__init__([f"no file says the number of GPUs: give `--gpus`{of}{give}"], kind)
 
 
 def read_training(
@@ -77,7 +79,8 @@ def read_training(
     least = least_gpus(read, has_experts(model)) if read.sound(*_DEGREES) else 1
     if not gpus:
         read.problems.check()
-        raise GpusNotSaidError(least, main.name)
+        sizes = [str(found.flags.get(flag)) for flag in ("nnodes", "nproc-per-node", "world-size")]
+        raise GpusNotSaidError(least, main.name, missing(" ".join(sizes)))
     if num_gpus is None and gpus % least:
         more = -(-gpus // least) * least
         read.notes.append(
@@ -151,9 +154,10 @@ def _put_launchers(found: Arguments, documents: Sequence[Document]) -> None:
             if flag == "world-size" and "nproc-per-node" in found.flags:
                 continue
             for name in names:
-                match = re.search(r"(\d+)$", str(options.get(name, "")))
-                if (match and name != "n") or (match and "nnodes" not in found.flags):
-                    found.flags.setdefault(flag, match[1])
+                text = str(options.get(name, ""))
+                match = re.search(r"(\d+)$", text)
+                if (match or missing(text)) and (name != "n" or "nnodes" not in found.flags):
+                    found.flags.setdefault(flag, match[1] if match else text)
                     found.origins.setdefault(flag, (name, document.name))
                     break
 
