@@ -423,8 +423,8 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
         ),
         ({"fp8-format": "hybrid", "no-fp8-wgrad": True}, ["`no-fp8-wgrad`", "another dtype"]),
         (
-            {"fp8-format": "hybrid", "first-last-layers-bf16": True, "no-fp8-wgrad": True},
-            ["`no-fp8-wgrad` (gradients", "`first-last-layers-bf16` (layers in"],
+            {"fp8-format": "hybrid", "skip-train": True, "no-fp8-wgrad": True},
+            ["`skip-train` (evaluation", "`no-fp8-wgrad` (gradients"],
         ),
         ({"fp8-format": "hybrid", "fp8-recipe": "custom"}, ["`fp8-recipe` custom"]),
         ({"main-grads-dtype": "fp16"}, ["`main-grads-dtype` fp16"]),

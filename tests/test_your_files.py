@@ -374,8 +374,9 @@ def test_a_script_reads_only_what_is_beside_it(tmp_path):
     text = text.replace("$TENSOR_RANKS", "1")
     for where in ("../sizes.sh", "/etc/passwd", "./sizes.sh"):
         (tmp_path / "in/a.sh").write_text(f"source {where}\n{text}")
-        with pytest.raises(NotImportableError, match="LAYERS"):
+        with pytest.raises(NotImportableError, match="LAYERS") as raised:
             import_job(tmp_path / "in/a.sh")
+        assert f"a.sh reads `{where}`, which is not here" in raised.value.reasons[-1]
     files = [tmp_path / "in/a.sh", tmp_path / "sizes.sh"]
     model = import_job(files[:1], variables=["LAYERS=7"]).job.model
     assert model is not None

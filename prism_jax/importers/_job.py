@@ -1,5 +1,6 @@
 """Imports a job from configurations of other frameworks."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,7 +16,7 @@ from ._draft import Batch, Draft, Status
 from ._frameworks import framework_of
 from ._hugging_face import read_hugging_face
 from ._problems import NotImportableError, Table
-from ._training_files import GpusNotSaidError, read_training, without_keys
+from ._training_files import GpusNotSaidError, read_training, wanted, without_keys
 
 
 # Configurations of models list their layers, so that some have megabytes.
@@ -209,7 +210,8 @@ def _beside(path: pathlib.Path, paths: list[pathlib.Path]):
         plain = pathlib.PurePath(name).name
         for other in (*paths, path.with_name(plain) if plain else path):
             if other.name == plain and other.suffix in (".sh", ".env", "") and other.is_file():
-                return read_text(other, 2**20)
+                with contextlib.suppress(ValueError):
+                    return read_text(other, 2**20)
         return None
 
     return source
@@ -268,7 +270,8 @@ def _draft(
         if not kind:
             pairs = [framework_of(document) for document in others]
             kind = next((one.name for one in pairs if one is not None), "")
-        raise NotImportableError(error.reasons, error.kind or kind, where) from None
+        reasons = (*error.reasons, *(clause for one in others for clause in wanted(one)))
+        raise NotImportableError(reasons, error.kind or kind, where) from None
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     for one in adapters:

@@ -16,7 +16,7 @@ from ._hugging_face import read_hugging_face
 from ._megatron import gpus_of, has_experts, least_gpus, read_megatron
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
-from ._problems import NotImportableError, Problems, Reader, Table
+from ._problems import NotImportableError, Reader, Table
 from ._shell import missing
 
 
@@ -93,7 +93,8 @@ def read_training(
     _put_keys(job, found, comments)
     for key in [*job["model"]] if comment else ():
         comments[f"model.{key}"] = comment
-    _tell_wanted(read.problems, documents)
+    for document in documents:
+        read.notes.extend(f"{clause}, if it says more." for clause in wanted(document))
     names = [key for document, _ in pairs for key in document.keys]
     software, why = _stack(main, names)
     batch = job["schedule"].get("num_microbatches", 1) * job["layout"]["dp"]
@@ -277,13 +278,12 @@ def _put_keys(job: Table, found: Arguments, comments: dict[str, str]) -> None:
         comments[key] = _origin(found, key)
 
 
-def _tell_wanted(problems: Problems, documents: Sequence[Document]) -> None:
-    for document in documents:
-        for name in dict.fromkeys(document.wanted):
-            problems.note(
-                f"{document.name} reads `{quoted(name)}`, which is not here: give it as another "
-                "FILE if it says more."
-            )
+def wanted(document: Document) -> list[str]:
+    """A clause for each script that a script reads and that is not at hand."""
+    return [
+        f"{document.name} reads `{quoted(name)}`, which is not here: give it as another FILE"
+        for name in dict.fromkeys(document.wanted)
+    ]
 
 
 def _stack(main: Framework, names: Iterable[str]) -> tuple[str | None, str]:
