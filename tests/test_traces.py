@@ -10,7 +10,9 @@ from prism_jax.cli import main
 from prism_jax.prediction import predict
 from prism_jax.trace import contents, read_ranks
 from prism_jax.trace._protobuf import message_classes
-from prism_jax.trace._xla import _SCHEMA
+from prism_jax.trace._spans import Kind, RankTrace, SpanList
+from prism_jax.trace._trace import KernelRule, RangeNames
+from prism_jax.trace._xla import _SCHEMA, XlaEvents
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -155,6 +157,76 @@ def test_the_parts_of_a_prediction_stand_beside_their_kernels(capsys):
     assert sum(measured) == pytest.approx(seconds, rel=1e-9)
     (optimizer,) = [row for row in found["beside"] if row["part"] == "optimizer"]
     assert optimizer["measured_s"] == pytest.approx(found["phases"]["optimizer"])
+
+
+def _made(lasts, kernel="gemm", marks="ProfilerStep#{}"):
+    """A rank whose steps take so many milliseconds, in ten kernels after one another."""
+    spans, at = SpanList(), 0
+    for step, last in enumerate(lasts):
+        length = round(1e6 * last)
+        spans.add(Kind.RANGE, at, at + length, marks.format(step), "host")
+        for i in range(10 if last > 1 else 0):
+            begin = at + i * length // 10
+            spans.add(Kind.LAUNCH, begin, begin + 1, "cudaLaunchKernel", "host", 10 * step + i)
+            end = at + (i + 1) * length // 10
+            spans.add(Kind.KERNEL, begin + 2, end, kernel, "7", 10 * step + i)
+        at += length
+    return RankTrace(spans.spans(), {}, 0, 0)
+
+
+@pytest.mark.parametrize("marks", ["ProfilerStep#{}", "train_step #{}", "iteration {}", "Step: {}"])
+def test_a_warm_up_and_an_empty_last_mark_are_no_steps(marks):
+    found = contents([_made([30, 10, 10, 10, 10, 10, 0.1], marks=marks)])
+    assert found.step_times_s == pytest.approx([10e-3] * 5, rel=1e-5)
+    assert any("1 step before these had a warm-up" in sentence for sentence in found.tells)
+
+
+@pytest.mark.parametrize("marks", ["forward_step {}", "microbatch 3 of step {}", "layer {}"])
+def test_without_steps_the_whole_recording_counts(marks):
+    found = contents([_made([10, 10], marks=marks)])
+    assert (found.steps, found.step_time_s) == (0, 0)
+    assert found.split is not None
+    assert found.split.compute_s == pytest.approx(20e-3, rel=1e-3)
+    assert any("the whole recording counts" in sentence for sentence in found.does_not_tell)
+
+
+def test_names_of_kernels_that_communicate_may_be_given():
+    names = RangeNames(kernels=(KernelRule("my_exchange", "all_to_all"),))
+    found = contents([_made([10] * 4, "void my_exchange<8>(int*)")], names)
+    (row,) = found.collectives
+    assert (row.kind, row.calls) == ("all_to_all", 10)
+    assert row.seconds == row.exposed_s == pytest.approx(10e-3, rel=1e-3)
+
+
+def test_what_a_loop_of_xla_runs_counts_once():
+    lines = {None: "/device:TPU:0", 1: "XLA Modules", 2: "XLA Ops"}
+    events = [
+        {"ph": "M", "pid": 1, "name": "thread_name" if tid else "process_name", "tid": tid}
+        | {"args": {"name": name}}
+        for tid, name in lines.items()
+    ]
+    parts = [(1, "jit_step", 0, 90), (2, "while.1", 10, 80), (2, "fusion.1", 10, 50)]
+    for step in range(4):
+        for tid, name, start, end in [*parts, (2, "all-reduce.2", 50, 80)]:
+            times = {"ts": 100 * step + start, "dur": end - start}
+            path = {"tf_op": "transpose(jvp(A))"} if name.startswith("fusion") else {}
+            events.append({"ph": "X", "pid": 1, "tid": tid, "name": name, "args": path} | times)
+    (spans,) = _devices(events)
+    found = contents([RankTrace(spans, {}, 0, 0)])
+    assert found.phases is not None
+    assert found.phases["backward"] == pytest.approx(40e-6)
+    assert [(row.kind, row.seconds) for row in found.collectives] == [("all_reduce", 30e-6)]
+
+
+def _devices(events):
+    found = XlaEvents()
+    for e in events:
+        if e["ph"] == "M":
+            found.name_line(e["pid"], e["tid"], e["args"]["name"])
+        else:
+            times = (round(1e3 * e["ts"]), round(1e3 * (e["ts"] + e["dur"])))
+            found.add(e["pid"], e["tid"], e["name"], *times, e["args"].get("tf_op", ""))
+    return found.devices()
 
 
 def _xspace(events):

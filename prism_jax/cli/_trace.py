@@ -88,7 +88,8 @@ def _head(path: str, found: Any) -> str:
 
 def _tables(found: Any) -> list[Table]:
     """Where the time of a step goes, the largest first."""
-    rows, split, step = [], found.split, found.step_time_s or 1.0
+    rows, split = [], found.split
+    step = sum((split.compute_s, split.exposed_s, split.idle_s)) or 1.0 if split else 1.0
     if split is not None:
         phases = found.phases or {}
         rows = [

@@ -215,6 +215,12 @@ def _verdict(c: Contents, warm_up: int) -> tuple[list[str], list[str]]:
             "",
             "when the optimizer runs: no range has its name",
         ),
+        (
+            c.steps or not c.split,
+            "",
+            "where steps begin: neither ranges nor optimizers bound them, so that the whole "
+            "recording counts",
+        ),
         (len(c.ranks) > 1, "", "how ranks differ and what they wait for: there is one rank"),
         (
             c.clocks.matched,

@@ -46,7 +46,7 @@ _AUTOGRAD_NODE = re.compile(r"autograd::engine::evaluate_function|\w+Backward\d*
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms")
 
 # In the order of a search: longer names first. NCCL, PyTorch and gloo use them in their names.
-_COLLECTIVES = (
+COLLECTIVES = (
     *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "send_recv", "broadcast"),
     *("barrier", "gather", "scatter", "reduce", "send", "recv"),
 )
@@ -55,7 +55,7 @@ _COLLECTIVES = (
 def collective_of(name: str) -> str:
     """`all_reduce` for `allreduce_coalesced`, and so on; the name itself for what is unknown."""
     plain = re.sub("[-_]", "", name.lower())
-    return next((known for known in _COLLECTIVES if known.replace("_", "") in plain), name)
+    return next((known for known in COLLECTIVES if known.replace("_", "") in plain), name)
 
 
 class Message(NamedTuple):

@@ -14,8 +14,9 @@ from ._work import COMPUTES, Work
 
 
 # Leading steps that differ by more than this from the later ones are of a warm-up, and up to this
-# share of all steps. A first step has as many kernels as the next, within this share.
-_WARM_UP, _MOST_WARM_UP, _ALIKE = 0.1, 1 / 3, 0.01
+# share of all steps. A first step has as many kernels as the next, within this share; one with
+# fewer than this share of the usual number is empty, as a mark may be where the recording ends.
+_WARM_UP, _MOST_WARM_UP, _ALIKE, _EMPTY = 0.1, 1 / 3, 0.01, 0.1
 _FEWEST = 4  # Steps whose spread is known, and of which some may be of a warm-up.
 
 
@@ -26,8 +27,7 @@ class Steps:
     - `number`: the numbers of the steps.
     - `start`, `end`: on the device, in nanoseconds.
     - `first`, `last`: what the host launches from `first` up to `last` belongs to a step.
-    - `warm_up`, `empty`: how many were left out because steps had not become steady, or had no
-        kernels.
+    - `warm_up`: how many were left out because steps had not become steady.
     """
 
     number: Int[np.ndarray, " steps"]
@@ -36,7 +36,6 @@ class Steps:
     first: Int[np.ndarray, " steps"]
     last: Int[np.ndarray, " steps"]
     warm_up: int = 0
-    empty: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
@@ -61,11 +60,11 @@ def steps_of(spans: Spans, work: Work, names: RangeNames) -> Steps:
     launched, begins = work.launched[ordered], work.start[ordered]
     ends = np.maximum.accumulate(work.end[ordered])
     unjoined = work.end[work.main & ~work.joined & work.joined.any()]
-    rows, empty, before = [], 0, None
-    for number, first, last in marks:
-        low, high = np.searchsorted(launched, [first, last]).tolist()
-        if low == high:
-            empty += 1
+    rows, before = [], None
+    bounds = np.searchsorted(launched, [mark[1:] for mark in marks] or np.zeros((0, 2), np.int64))
+    fewest = max(1, _EMPTY * float(np.median(np.diff(bounds)))) if marks else 1
+    for (number, first, last), (low, high) in zip(marks, bounds.tolist(), strict=True):
+        if high - low < fewest:
             continue
         begin, end = int(begins[low:high].min()), int(work.end[ordered][low:high].max())
         # What was launched before, or before the recording.
@@ -92,7 +91,14 @@ def steps_of(spans: Spans, work: Work, names: RangeNames) -> Steps:
     ):
         warm_up += 1
     number, begin, end, first, last = table[warm_up:].T
-    return Steps(number, begin, end, first, last, warm_up, empty)
+    return Steps(number, begin, end, first, last, warm_up)
+
+
+def whole_recording(work: Work) -> Steps:
+    """All that was recorded, as one step."""
+    bounds = (work.start.min(), work.end.max(), -(2**62), 2**62)
+    number, begin, end, first, last = np.array([[0], *([bound] for bound in bounds)])
+    return Steps(number, begin, end, first, last)
 
 
 def _is_warm_up(seconds: Float[np.ndarray, " steps"]) -> bool:

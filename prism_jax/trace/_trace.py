@@ -115,7 +115,7 @@ _COMPUTE = rf"[-_ ]?(?:compute|step|pass)?(?:[-_ #]{_CALL})?"
 _MEGATRON = ("params-all-gather", "embedding-grads-all-reduce", "layernorm-grads-all-reduce")
 # `PP:2F7` are the actions of torch.distributed.pipelining's schedules, `Forward 7` those of its
 # GPipe; `forward-compute` and such are the timers of Megatron-LM, and `## forward ##` the ranges of
-# TorchRec. Two ops in one exchange have a `+` between them.
+# TorchRec, `mlp(B)` those of DualPipe. Two ops in one exchange have a `+` between them.
 _NAMES = (
     *((f"{_ACTION}{letter}{_CALL}", op) for op, letter in LETTERS.items()),
     *((f"{_ACTION}{op[-4:].upper()}_{op[0].upper()}{_CALL}", op) for op in TRANSFERS),
@@ -125,8 +125,8 @@ _NAMES = (
     ("backward-send-forward-recv", "backward-send+forward-recv"),
     *((f"Forward {_CALL}", FORWARD_COMPUTE), (f"Backward {_CALL}", BACKWARD_COMPUTE)),
     *((f"forward{_COMPUTE}", FORWARD_COMPUTE), (f"backward{_COMPUTE}", BACKWARD_COMPUTE)),
-    (r"DistributedDataParallel\.forward|## forward ##", FORWARD_COMPUTE),
-    ("## backward ##", BACKWARD_COMPUTE),
+    (r"DistributedDataParallel\.forward|## forward ##|\w+\(F\)", FORWARD_COMPUTE),
+    (r"## backward ##|\w+\([BW]\)", BACKWARD_COMPUTE),
     (r"optimizer-clip-main-grad|clip_grad\w*", "optimizer-clip-main-grad"),
     (
         r"Optimizer\.step#.*|optimizer(?:[-_. ]step)?|optimizer-inner-step|## optimizer ##",
@@ -136,7 +136,8 @@ _NAMES = (
 _FRAMEWORKS = tuple((re.compile(text, re.IGNORECASE), op) for text, op in _NAMES)
 # Ranges that have a phase, and may be several or a part of a microbatch.
 _PARTS = re.compile(
-    r"DistributedDataParallel\.forward|## \w+ ##|(?:forward|backward)(?:[-_ ]?(?:step|pass))?",
+    r"DistributedDataParallel\.forward|## \w+ ##|\w+\([FBW]\)"
+    r"|(?:forward|backward)(?:[-_ ]?(?:step|pass))?",
     re.IGNORECASE,
 )
 # Ranges in which the host waits for the next batch.

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from .._misc import counted
 from ._rank_ops import ops_of_work
 from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, RankTrace, Spans
-from ._steps import Steps, steps_of
+from ._steps import Steps, steps_of, whole_recording
 from ._trace import COMPUTE, INPUT, RangeNames
 from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, work_of
 
@@ -126,16 +126,19 @@ class RankWhere:
 
 
 def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
-    """Where the time of a rank's steps goes."""
-    seconds = steps.seconds
+    """Where the time of a rank's steps goes; without steps, that of the whole recording."""
+    times = steps.seconds
+    if not len(steps) and len(work.start):
+        steps = whole_recording(work)
     if not len(steps):
         return RankWhere(rank, (), 0.0, None, None, None, (), (), {}, (), steps.warm_up)
+    seconds = steps.seconds
     cover = _Cover(work)
     parts = (cover.computes, cover.talks)
     computes, talks = (x(steps.end) - x(steps.start) for x in parts)
     either, busy = (x(steps.end) - x(steps.start) for x in (cover.either, cover.busy))
     shares = (computes, talks, either - computes, seconds - busy)
-    cv = float(seconds.std() / seconds.mean()) if len(seconds) >= 4 else None
+    cv = float(times.std() / times.mean()) if len(times) >= 4 else None
     # What was launched before the recording is of no step.
     place = steps.of(work.launched)
     place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
@@ -156,8 +159,8 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     }
     return RankWhere(
         rank,
-        tuple(seconds.tolist()),
-        float(np.median(seconds)),
+        tuple(times.tolist()),
+        float(np.median(times)) if len(times) else 0.0,
         cv,
         Split(*(float(np.median(x)) for x in shares)),
         phases,

@@ -9,7 +9,17 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from ._spans import BACKWARD, FORWARD, OPTIMIZE, Kind, Message, RankOp, Spans, collective_of
+from ._spans import (
+    BACKWARD,
+    COLLECTIVES,
+    FORWARD,
+    OPTIMIZE,
+    Kind,
+    Message,
+    RankOp,
+    Spans,
+    collective_of,
+)
 from ._trace import COMPUTE, OPTIMIZER, TRANSFERS, RangeNames
 
 
@@ -57,7 +67,7 @@ class Work:
     - `phase`: an index of `PHASES`, or -1 if it is not known.
     - `name`: an index of the names of the spans.
     - `message`, `sequence`: an index of `messages`, and its number in its group, or -1.
-    - `main`: whether it computes on the stream that computes longest.
+    - `main`: whether it computes (or runs, if nothing does) on the stream that does so longest.
     - `graph`: the launch of a graph that holds it, or -1.
     - `ranges`: the named ranges of the host that are ops or parts of them.
     - `parts`: whether each of these is a part only.
@@ -119,9 +129,10 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
     training = True if nodes or np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
     if training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
         training = False  # The host was recorded, and it runs no backward.
-    seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * (what == COMPUTES))
-    of_main = kernels.lane == np.argmax(np.append(seconds, 0)) if on_device else True
-    main = (what == COMPUTES) & of_main
+    main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
+    if on_device:
+        seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
+        main = main & (kernels.lane == np.argmax(seconds))
     return Work(
         *(kernels.start, kernels.end, launched, joined, lane, what, phase, kernels.name, message),
         *(kernels.sequence, main, graph, messages, ranges, parts, on_device, training),
@@ -241,12 +252,17 @@ def _messages(
     for i in np.flatnonzero(talks).tolist():
         own = kernels.messages[kernels.message[i]] if kernels.message[i] >= 0 else None
         message = own or Message(str(of_kernel[kernels.name[i]]))
+        if message.name not in COLLECTIVES:
+            message = message._replace(name=str(of_kernel[kernels.name[i]]) or "unknown")
         mine = by_lane.get(int(lane[i]), np.zeros(0, np.int64))
         high = int(np.searchsorted(calls.start[mine], launched[i], "right"))
-        if own is None or own.name in _UNCLEAR:
+        if own is None or message.name in _UNCLEAR:
             near = mine[before.get(int(lane[i]), 0) : high]
             told = [calls.messages[calls.message[j]] for j in near]
-            told = [x for x in told if x.name == message.name or message.name in _UNCLEAR]
+            unclear = message.name in _UNCLEAR
+            told = [
+                x for x in told if x.name == message.name or (unclear and x.name in COLLECTIVES)
+            ]
             message = max(told, key=lambda x: (x.size > 0, x.members), default=message)
         before[int(lane[i])] = high
         if message.name == "send_recv" and not sends:

@@ -3,6 +3,7 @@ of processes and threads tell apart, and `xplane.pb` (openxla/xla, `xplane.proto
 """
 
 import collections
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ from ._spans import BACKWARD, FORWARD, MOST_NS, OPTIMIZE, Kind, RankTrace, SpanL
 _MOST_OF_A_FILE = 2**31  # It is read at once.
 _MODULES = "XLA Modules"
 _OPS = ("XLA Ops", "Async XLA Ops")
-_DEVICE = re.compile(r"/device:(?!CPU)\w+:(\d+)")
+_DEVICE = re.compile(r"/device:(?!CPU)\w+:(\d+)(?: \(.*\))?")
 _Event = tuple[str, int, int, str]  # Name, start, end, and the path of the operation.
 # The fields that are read: of a plane, a line, an event, and the names of these.
 _SCHEMA = {
@@ -50,7 +51,7 @@ class XlaEvents:
         """The spans of each device that ran anything, in the order of their numbers."""
         numbered = {}
         for (process, line), name in self._names.items():
-            if line is None and (found := _DEVICE.match(name)):
+            if line is None and (found := _DEVICE.fullmatch(name)):
                 lines = {
                     self._names.get((process, of), ""): events
                     for (owner, of), events in self._events.items()
@@ -67,7 +68,7 @@ def _spans(lines: dict[str, list[_Event]]) -> Spans:
     that takes longest is a step, up to the next.
     """
     streams = {name: events for name, events in lines.items() if name.startswith("Stream")}
-    streams = streams or {name: lines[name] for name in _OPS if name in lines}
+    streams = streams or {name: _leaves(lines[name]) for name in _OPS if name in lines}
     gradient = any("jvp" in path for events in streams.values() for *_, path in events)
     spans = SpanList()
     for stream, events in streams.items():
@@ -90,6 +91,13 @@ def _spans(lines: dict[str, list[_Event]]) -> Spans:
     return spans.spans()
 
 
+def _leaves(events: list[_Event]) -> list[_Event]:
+    """The events that hold no other: a loop stands beside what it runs."""
+    events = sorted(events, key=lambda event: (event[1], -event[2]))
+    nexts = [*(start for _, start, *_ in events[1:]), math.inf]
+    return [one for one, start in zip(events, nexts, strict=False) if start >= one[2]]
+
+
 def read_xplane(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]:
     """Reads an `xplane.pb` of XLA's profiler, whose times are in ps; each device is a rank.
 
@@ -110,7 +118,7 @@ def read_xplane(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
         raise ValueError("this is not an `xplane.pb` of XLA's profiler; give one.") from None
     events, number = XlaEvents(), 0
     for i, plane in enumerate(space.planes):
-        if _DEVICE.match(plane.name):
+        if _DEVICE.fullmatch(plane.name):
             events.name_line(i, None, plane.name)
             number += _add_plane(events, i, plane)
     if not (devices := events.devices()):
