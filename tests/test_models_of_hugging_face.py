@@ -12,6 +12,7 @@ import pytest
 from benchmarks import imports
 from prism_jax.data import Model
 from prism_jax.importers import import_job
+from prism_jax.importers._adapters import read_adapters
 from prism_jax.importers._formulas import evaluate, keys_of, parsed
 from prism_jax.importers._hugging_face import read_model
 from prism_jax.importers._models import tables, type_of
@@ -382,3 +383,9 @@ def test_experts_have_any_of_their_names():
 def test_an_encoder_of_images_is_refused_by_what_it_is():
     _, read, _ = read_model({"model_type": "vit", "hidden_size": 768, "image_size": 224})
     assert read.problems == ["an encoder of images alone, which reads no words"]
+
+
+def test_a_pattern_of_adapters_names_whole_matrices():
+    targets = r".*\.(query_key_value|dense_h_to_4h)"
+    table, _ = read_adapters({"r": 8, "target_modules": targets})
+    assert table["modules"] == ["linear_qkv", "linear_fc1"]

@@ -1,5 +1,6 @@
 """Adapters of a model of Hugging Face, as PEFT writes them in `adapter_config.json`."""
 
+import re
 from collections.abc import Mapping
 
 from .._misc import quoted
@@ -26,7 +27,8 @@ def read_adapters(config: Mapping[str, object]) -> tuple[Table, list[str]]:
         )
     targets, known = read.get("target_modules", "all-linear"), tables()["maps"]["adapted"]
     if isinstance(targets, str):  # A pattern of names, or all of them.
-        names = [name for name in known if name in targets or targets == "all-linear"]
+        words = known if targets == "all-linear" else re.findall(r"\w+", targets)
+        names = [name for name in words if name in known]
     else:
         listed = targets if isinstance(targets, list) else []
         names = [str(name).rpartition(".")[2] for name in listed]
