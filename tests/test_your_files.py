@@ -303,6 +303,9 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
         ("Qwen/Qwen3-30B-A3B", 30.53),
         ("mistralai/Mixtral-8x7B-v0.1", 46.7),
         ("deepseek_v3 671B", 671.0),
+        ("google/gemma-2-2b-it", 2.614),
+        ("microsoft/phi-4", 14.66),
+        ("EleutherAI/pythia-6.9b", 6.857),
     ],
 )
 def test_models_are_known_by_their_names(name, billions, tmp_path):
