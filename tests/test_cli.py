@@ -66,7 +66,10 @@ def _error(arguments, capsys) -> str:
         (["simulate", "JOB", "--set", "layout.dp=2"], "16"),
         (["simulate", "JOB", "--samples", "8k"], "`8k` must be a whole number .* such as 8192"),
         (["simulate", "JOB", "--set", "layout.dp=8k"], "a whole number such as 8192, got"),
-        (["simulate", "JOB", "--set", "layout.dp=1", "--set", "layout.dp=2"], "`layout.dp` is given twice"),
+        (
+            ["simulate", "JOB", "--set", "layout.dp=1", "--set", "layout.dp=2"],
+            "`layout.dp` is given twice",
+        ),
         (["simulate", "JOB", "--quantiles", "q95"], "0.999, or a percentage, such as p99.9"),
         (["hardware", "dgx-h10"], "did you mean `dgx-h100`"),
         (["simulate", "JOB", "--set", "layout.dp=" + "[" * 3000], "layout.dp"),

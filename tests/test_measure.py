@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 import time
 
@@ -117,7 +118,33 @@ def test_experts_and_windows_are_called_too():
     assert {call.shape["window"] for call in calls if call.kernel == "attention"} == {0, 4}
 
 
-def test_a_call_is_timed_and_dispatch_is_subtracted():
+def test_compilation_counts_as_time_and_what_was_measured_in_it_is_kept(monkeypatch):
+    """With a clock that only calls move: by ten seconds where they are compiled, then by one."""
+    now, ready = [0.0], jnp.zeros(())
+    monkeypatch.setattr("prism_jax.measure._time.time.perf_counter", lambda: now[0])
+
+    def slow(kernel, dtype):
+        compiled = []
+
+        def run():
+            now[0] += 1.0 if compiled else 10.0
+            compiled.append(True)
+            return ready
+
+        return Call(kernel, dtype, 1.0, run)
+
+    calls = [slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]
+    timed = time_calls([calls], 100.0)
+    # In half of the time six are compiled; then rounds of these until the end.
+    assert (len(timed.calls), timed.left_out) == (6, 35)
+    assert 100 <= now[0] <= 100 + 7
+    # However little time there is, a product and another call run three times.
+    now[0] = 0.0
+    timed = time_calls([[slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]], 0.0)
+    assert timed.seconds.shape == (1, 2, 3)
+
+
+def test_a_call_is_timed_and_dispatch_is_subtracted(monkeypatch):
     ready = jnp.zeros(())
 
     def pause(kernel, dtype, seconds):
@@ -128,13 +155,14 @@ def test_a_call_is_timed_and_dispatch_is_subtracted():
         return Call(kernel, dtype, 1.0, run)
 
     short = Call("norm", "", 1.0, lambda: ready)
-    timed = time_calls([[pause("gemm", "bf16", 0.02), short, pause("norm", "", 0.01)]], 0.0)
+    monkeypatch.setattr("prism_jax.measure._time._MOST_ROUNDS", 10)
+    timed = time_calls([[pause("gemm", "bf16", 0.02), short, pause("norm", "", 0.01)]], 600.0)
     assert (len(timed.calls), timed.left_out) == (2, 1)
     product, norm = timed.seconds.min(axis=(0, 2))
     assert 0.019 < product < 0.04
     assert 0.009 < norm < 0.03
     with pytest.raises(ValueError, match="with larger layers"):
-        time_calls([[short, pause("norm", "", 0.01)]], 0.0)
+        time_calls([[short, pause("norm", "", 0.01)]], 600.0)
 
 
 def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_path, monkeypatch):
@@ -189,11 +217,12 @@ def test_measure_writes_a_machine_that_a_job_runs_on(tmp_path, capsys, monkeypat
     """From the command to a predicted step."""
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
     monkeypatch.setattr("prism_jax.measure._calls.MOST_BYTES", 2**22)
-    monkeypatch.setattr("prism_jax.measure._time.FEWEST_ROUNDS", 4)
+    monkeypatch.setattr("prism_jax.measure._time._MOST_ROUNDS", 4)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # The command changes it.
     small, out = tmp_path / "job.toml", tmp_path / "machine"
     text = pathlib.Path(_JOB).read_text()
     small.write_text(text.replace("size = 4096", "size = 512").replace("size = 4\n", "size = 1\n"))
-    words = ["measure", "--job", str(small), "--seconds", "0", "--out", str(out)]
+    words = ["measure", "--job", str(small), "--seconds", "600", "--out", str(out)]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["devices"], found["rounds"]) == (1, 4)

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 from collections import Counter
 from typing import Any
 
@@ -74,20 +75,24 @@ def measure(given: Given) -> Output:
     --job JOB  a job, whose layers on one device have the measured shapes (a grid of widths, in
         bf16)
     --quick  measure for a minute, not for ten
-    --seconds S  for how long to measure (600)
+    --seconds S  for how long to compile and measure (600); what is not compiled in half of it is
+        left out
     --out FOLDER  the folder to write
 
     example: prism-jax measure --quick --out my_machine
     """
+    # XLA would time many versions of each product first.
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_autotune_level=0 {os.environ.get('XLA_FLAGS', '')}"
     import jax
 
-    machine = prism.measure
+    begin, machine = time.perf_counter(), prism.measure
     path = os.path.join(given.out, "cluster.toml")
     seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
     job = data.load_job(given.job) if given.job else None
     calls = machine.calls_for(job, jax.local_devices(), seconds)
     _load.say(given, f"measuring {len(calls[0])} calls on each device")
-    timed = machine.time_calls(calls, seconds, progress=_load.wants_progress(given))
+    left = max(seconds - (time.perf_counter() - begin), 0.0)
+    timed = machine.time_calls(calls, left, progress=_load.wants_progress(given))
     if timed.interrupted:
         _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = machine.split_scatter(timed.seconds, timed.kinds)

@@ -19,6 +19,8 @@ from ._calls import Call, calls_of, grid_job, stream_calls
 
 
 FEWEST_ROUNDS = 10
+# Fewer tell nothing of what rounds have in common.
+_LEAST_ROUNDS = 3
 _MOST_ROUNDS = 2000
 # A call that is not this many times as long as an empty one is not told from its dispatch.
 _SHORTEST = 1.5
@@ -69,16 +71,17 @@ def time_calls(
     **Arguments:**
 
     - `calls_on`: for each device, the same calls, with arguments on that device.
-    - `seconds`: for how long to measure, but at least ten rounds. After Ctrl-C the rounds so far
-        count, if they are ten.
+    - `seconds`: for how long to compile and to measure, but at least three rounds. Calls that are
+        not compiled in half of the time are left out, if there are products and others before.
+        After Ctrl-C the rounds so far count, if they are ten.
     - `progress`: whether to show a progress bar.
     """
-    for run in (call.run for calls in calls_on for call in calls):
-        jax.block_until_ready(run())
+    begin, every = time.perf_counter(), len(calls_on[0])
+    calls_on = _compiled(calls_on, begin + seconds / 2)
     empty = [_empty(calls) for calls in calls_on]
-    rounds, end, stopped = [], time.perf_counter() + seconds, False
+    rounds, end, stopped = [], begin + seconds, False
     with progress_bar(None, progress, "measuring", "round") as advance, interruptible() as ended:
-        while len(rounds) < FEWEST_ROUNDS or (
+        while len(rounds) < _LEAST_ROUNDS or (
             time.perf_counter() < end and len(rounds) < _MOST_ROUNDS
         ):
             pairs = zip(empty, calls_on, strict=True)
@@ -101,7 +104,20 @@ def time_calls(
         )
     # A call that ran while its dispatch was slow is not shorter than a tenth of what was seen.
     clear = np.maximum(alone, 0.1 * found[:, 1:])[:, kept]
-    return Timed(calls, clear, float(np.median(dispatch)), alone.shape[1] - len(kept), stopped)
+    return Timed(calls, clear, float(np.median(dispatch)), every - len(kept), stopped)
+
+
+def _compiled(calls_on: Sequence[Sequence[Call]], until: float) -> list[list[Call]]:
+    """The calls that are compiled by then, at least one product and one other, on each device."""
+    compiled: list[list[Call]] = []
+    for calls in zip(*calls_on, strict=True):
+        kinds = {bool(one[0].dtype) for one in compiled}
+        if len(kinds) == 2 and time.perf_counter() > until:
+            break
+        for call in calls:
+            jax.block_until_ready(call.run())
+        compiled.append([*calls])
+    return [list(calls) for calls in zip(*compiled, strict=True)]
 
 
 def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[Call]]:
@@ -109,7 +125,7 @@ def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[l
     of the main memory.
 
     The grid begins with a width of 256, and doubles it up to 8,192 as long as ten rounds are
-    expected to end in time.
+    expected to end in time, and half of it is left when those of a width are compiled.
 
     **Arguments:**
 
@@ -118,18 +134,20 @@ def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[l
     - `seconds`: for how long they will be timed.
     """
     jobs, spent = [] if job is None else [job], 0.0
+    begin = time.perf_counter()
     with jax.default_device(devices[0]):
         for level in range(_LEVELS if job is None else 0):
             jobs.append(grid_job(level))
             calls = calls_of(jobs[-1])
             _, last = (sum(_once(call.run) for call in calls) for _ in range(2))
             spent += last
-            if (spent + _GROWTH * last) * FEWEST_ROUNDS * len(devices) > seconds:
+            expected = (spent + _GROWTH * last) * FEWEST_ROUNDS * len(devices)
+            if max(expected, 2 * (time.perf_counter() - begin)) > seconds:
                 break
     found = []
     for device in devices:
         with jax.default_device(device):
-            found.append([*(call for one in jobs for call in calls_of(one)), *stream_calls()])
+            found.append([*stream_calls(), *(call for one in jobs for call in calls_of(one))])
     return found
 
 
