@@ -126,21 +126,16 @@ def options(
     best: dict[str, Any] = {}
     bare: dict[str, Any] = {}
     for command in commands:
-        words = [
-            part
-            for word in command
-            for part in (word.split() if " --" in word or word.startswith("--") else [word])
-        ]
-        at = next((i for i, word in enumerate(words) if _PROGRAM.search(word)), None)
-        launches = any(_LAUNCHERS.search(word) for word in words) or "torch.distributed" in str(
-            words
-        )
-        if at is None:
-            at = 0 if launches or not words[0].startswith("-") else -1
+        lists = (word.split() if "--" in word else [word] for word in command)
+        words = [word for words in lists for word in words]
+        launches = any(map(_LAUNCHERS.search, words)) or "torch.distributed" in str(words)
+        is_bare = words[0].startswith("-")
+        programs = (i for i, word in enumerate(words) if _PROGRAM.search(word))
+        at = next(programs, -1 if is_bare and not launches else 0)
         if launches:
             launcher |= options_of(words[: at or len(words)])
         found = options_of(words[at + 1 :])
-        if words[0].startswith("-"):  # Arguments alone, on several lines.
+        if is_bare:  # Arguments alone, on several lines.
             bare |= found
         elif len(found) >= max(1, len(best)):
             best = found

@@ -21,6 +21,7 @@ from ._training_files import GpusNotSaidError, read_training, wanted, without_ke
 
 # Configurations of models list their layers, so that some have megabytes.
 _MOST = 2**26
+_ADAPTERS = "adapter_config.json"
 # Without one, and where the dtype is of newer devices.
 _CLUSTER, _NARROW_CLUSTER = "dgx-h100", "hgx-b200"
 
@@ -177,7 +178,7 @@ def _documents(
                 raise ValueError(
                     f"{shown(path)}: this folder has no `config.json`; give one that has."
                 )
-    beside = [path.with_name("adapter_config.json") for path in paths if path.name == "config.json"]
+    beside = [path.with_name(_ADAPTERS) for path in paths if path.name == "config.json"]
     paths += [path for path in beside if path.exists() and path not in paths]
     documents: list[Document] = []
     for path in paths:
@@ -191,16 +192,14 @@ def _documents(
                 raise ValueError(f"{str(error).rstrip('.')}.") from None
             if documents[-1].table.get("kind") == "job":
                 raise ValueError("this is a job already; `prism-jax predict` reads it.")
-    assigned = {name for document in documents for name in document.assigned}
-    return documents, [
-        f"`--var {name}` changes nothing, because the script assigns `{name}` itself."
-        for name in values
-        if name in assigned and values[name] not in _assigned(documents, name)
-    ]
-
-
-def _assigned(documents: Iterable[Document], name: str) -> list[str]:
-    return [word for document in documents for word in document.assigned.get(name, ())]
+    idle = (
+        name
+        for name, value in values.items()
+        for document in documents
+        if document.assigned.get(name, [value]) != [value]
+    )
+    said = "changes nothing, because the script assigns it itself."
+    return documents, [f"`--var {name}` {said}" for name in idle]
 
 
 def _beside(path: pathlib.Path, paths: list[pathlib.Path]):
@@ -240,11 +239,7 @@ def _draft(
     replaced: Collection[str],
 ) -> tuple[Draft, int]:
     """What files say of a job, and its number of GPUs."""
-    adapters = [
-        document
-        for document in documents
-        if "peft_type" in document.table or document.name == "adapter_config.json"
-    ]
+    adapters = [one for one in documents if "peft_type" in one.table or one.name == _ADAPTERS]
     configs = [one for one in documents if one not in adapters and _is_config(one)]
     others = [document for document in documents if document not in [*configs, *adapters]]
     if len(configs) > 1:

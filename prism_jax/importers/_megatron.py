@@ -18,10 +18,13 @@ _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 _MAIN_GRADIENTS = ("main-grads-dtype", "megatron-fsdp-main-grads-dtype")
 # By the implementation of a fused loss, what it holds; TE's gradients take the place of the logits.
 _LOSSES = {"native": "vocab-parallel-compiled", "te": "fused"}
-_DEGREES = {
+# The flags of degrees, by their names in a job.
+DEGREES = {
     "tp": "tensor-model-parallel-size",
     "pp": "pipeline-model-parallel-size",
     "cp": "context-parallel-size",
+    "ep": "expert-model-parallel-size",
+    "etp": "expert-tensor-parallel-size",
 }
 # The number of GPUs in most nodes.
 _USUAL_NODE = 8
@@ -62,7 +65,7 @@ def gpus_of(read: Reader) -> int:
     """
     if read.text("world-size").isdigit():
         return read.count("world-size")
-    ranks = math.prod(read.count(flag, 1) for flag in _DEGREES.values())
+    ranks = math.prod(read.count(DEGREES[name], 1) for name in ("tp", "pp", "cp"))
     if "data-parallel-size" in read:
         return read.count("data-parallel-size") * ranks
     nodes, each = read.text("nnodes", "1").rpartition(":")[2], read.text("nproc-per-node")
@@ -77,22 +80,15 @@ def gpus_of(read: Reader) -> int:
 
 def least_gpus(read: Reader, experts: bool) -> int:
     """The number of GPUs of which that of a job is a multiple."""
-    tp, pp, cp = (read.count(flag, 1) for flag in _DEGREES.values())
-    if not experts:
-        return tp * pp * cp
-    ep, etp = (
-        read.count("expert-model-parallel-size", 1),
-        read.count("expert-tensor-parallel-size", tp),
-    )
-    return pp * math.lcm(tp * cp, ep * etp)
+    tp, pp, cp, ep = (read.count(DEGREES[name], 1) for name in ("tp", "pp", "cp", "ep"))
+    of_experts = ep * read.count(DEGREES["etp"], tp) if experts else 1
+    return pp * math.lcm(tp * cp, of_experts)
 
 
 def _layout(read: Reader, num_gpus: int, model: Table) -> Table:
-    layout = read.given(
-        **_DEGREES, ep="expert-model-parallel-size", etp="expert-tensor-parallel-size"
-    )
-    tp, pp, cp = (layout.get(name, 1) for name in _DEGREES)
-    if num_gpus % (tp * pp * cp) != 0 and read.sound(*_DEGREES.values()):
+    layout = read.given(**DEGREES)
+    tp, pp, cp = (layout.get(name, 1) for name in ("tp", "pp", "cp"))
+    if num_gpus % (tp * pp * cp) != 0 and read.sound(*DEGREES.values()):
         read.problems.append(
             f"{counted(num_gpus, 'GPU')}, which tp*pp*cp = {tp}*{pp}*{cp} does not divide"
         )
@@ -123,7 +119,7 @@ def _schedule(read: Reader, model: Table, layout: Table, training: Table) -> Tab
     replicas = layout["dp"] * training["microbatch_size"]
     batch = _batch(read, replicas) or replicas
     if batch % replicas != 0 and read.sound(
-        "global-batch-size", "micro-batch-size", *_DEGREES.values()
+        "global-batch-size", "micro-batch-size", *DEGREES.values()
     ):
         read.problems.append(
             f"{read.name('global-batch-size')} {batch}, which dp*micro-batch-size = {replicas} "

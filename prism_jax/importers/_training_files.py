@@ -13,7 +13,7 @@ from ._documents import Document
 from ._draft import Batch, Draft, Status
 from ._frameworks import Arguments, Framework, framework_of, translate
 from ._hugging_face import read_hugging_face
-from ._megatron import gpus_of, has_experts, least_gpus, read_megatron
+from ._megatron import DEGREES, gpus_of, has_experts, least_gpus, read_megatron
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
 from ._problems import NotImportableError, Reader, Table
@@ -63,12 +63,12 @@ def read_training(
         raise ValueError("no file has keys of a framework that is known here; give another file.")
     # A command's options replace those of the files that it names.
     pairs.sort(key=lambda pair: pair[0].kind == "command")
-    main = max((one for _, one in pairs), key=lambda one: _rank(one, pairs))
+    main = max(pairs, key=lambda pair: len(pair[0].keys))[1]
     found = translate(pairs, leave_out, strict)
     _put_launchers(found, documents)
     if hook := _HOOKS.get(main.name):
         hook(found)
-    for degree in _DEGREES:
+    for degree in DEGREES.values():
         if str(found.flags.get(degree)) == "0":  # As one, in GPT-NeoX.
             del found.flags[degree]
     if not _is_megatron(main) and "micro-batch-size" in found.flags:
@@ -76,7 +76,7 @@ def read_training(
     read = reader_of(found, strict, replaced)
     model, comment, status = _model(found, read, config, main)
     gpus = num_gpus or gpus_of(read)
-    least = least_gpus(read, has_experts(model)) if read.sound(*_DEGREES) else 1
+    least = least_gpus(read, has_experts(model)) if read.sound(*DEGREES.values()) else 1
     if not gpus:
         read.problems.check()
         sizes = [str(found.flags.get(flag)) for flag in ("nnodes", "nproc-per-node", "world-size")]
@@ -100,31 +100,11 @@ def read_training(
     batch = job["schedule"].get("num_microbatches", 1) * job["layout"]["dp"]
     is_said = "global-batch-size" in read or "num-microbatches" in read
     of_step = Batch(batch * job["training"]["microbatch_size"]) if is_said else None
-    question = "" if _is_megatron(main) else _ASK
-    return (
-        Draft(
-            job,
-            read.notes,
-            main.name,
-            batch=of_step,
-            question=question,
-            software=software,
-            why_software=why,
-            status=status,
-            comments=comments,
-        ),
-        gpus,
-    )
+    asked = "" if _is_megatron(main) else _ASK
+    return Draft(job, read.notes, main.name, of_step, asked, status, software, why, comments), gpus
 
 
 _ASK = "the batch is not known; give the sequences of a step with `--batch`"
-_DEGREES = (
-    "tensor-model-parallel-size",
-    "pipeline-model-parallel-size",
-    "context-parallel-size",
-    "expert-model-parallel-size",
-    "expert-tensor-parallel-size",
-)
 
 
 def _is_megatron(one: Framework) -> bool:
@@ -132,29 +112,22 @@ def _is_megatron(one: Framework) -> bool:
     return "megatron" in (one.name, one.table.get("like"))
 
 
-def _rank(one: Framework, pairs: Sequence[tuple[Document, Framework]]) -> int:
-    """How much files say of a framework."""
-    return sum(len(document.keys) for document, other in pairs if other is one)
-
-
 # What launchers call the ranks of a node, the nodes, and all ranks; the first that is there counts.
-_PER_NODE = ("nproc-per-node", "gpus-per-node", "num-gpus", "gres", "ntasks-per-node")
-_NODES = ("nnodes", "nodes", "num-nodes", "num-machines", "N")
-_ALL = ("world-size", "num-processes", "np", "ntasks", "n")
+_LAUNCHED = {
+    "nproc-per-node": "nproc-per-node gpus-per-node num-gpus gres ntasks-per-node",
+    "nnodes": "nnodes nodes num-nodes num-machines N",
+    "world-size": "world-size num-processes np ntasks n",
+}
 
 
 def _put_launchers(found: Arguments, documents: Sequence[Document]) -> None:
     """The ranks and nodes of launchers, by the names that `torchrun` has for them."""
     for document in documents:
         options = {name.replace("_", "-"): value for name, value in document.launcher.items()}
-        for flag, names in (
-            ("nproc-per-node", _PER_NODE),
-            ("nnodes", _NODES),
-            ("world-size", _ALL),
-        ):
+        for flag, names in _LAUNCHED.items():
             if flag == "world-size" and "nproc-per-node" in found.flags:
                 continue
-            for name in names:
+            for name in names.split():
                 text = str(options.get(name, ""))
                 match = re.search(r"(\d+)$", text)
                 if (match or missing(text)) and (name != "n" or "nnodes" not in found.flags):
@@ -173,10 +146,8 @@ def _model(
     table, name = (None, "") if config is None else (config.table, config.name)
     sizes = {"hidden-size", "num-layers"} & {*found.flags}
     if table is None and named and not sizes:
-        table, name = (
-            well_known(named),
-            f"the model that {_origin(found, next(iter(found.models)))} names",
-        )
+        name = f"the model that {_origin(found, next(iter(found.models)))} names"
+        table = well_known(named)
         if table is None:
             read.problems.add(
                 f"the model `{quoted(named)}`, which is not known here: give its `config.json` as "
@@ -328,14 +299,6 @@ def _torchtitan(found: Arguments) -> None:
         }
 
 
-_AXES = {
-    "tp": "tensor-model-parallel-size",
-    "pp": "pipeline-model-parallel-size",
-    "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size",
-}
-
-
 def _maxtext(found: Arguments) -> None:
     """A degree is the product of an axis within slices and one between them; an axis of -1 has what
     is left. The batch of a device is that of a replica over its devices.
@@ -345,15 +308,15 @@ def _maxtext(found: Arguments) -> None:
         sizes = [str(flags.pop(f"{of}-{axis}", "1")) for of in ("ici", "dcn")]
         size = math.prod(int(text) for text in sizes if re.fullmatch(r"[1-9]\d{0,8}", text))
         devices = devices * size if not any(text.startswith("-") for text in sizes) else 0
-        if axis in _AXES and size > 1:
-            flags[_AXES[axis]] = size
-            found.origins[_AXES[axis]] = found.origins.get(f"ici-{axis}", ("", ""))
+        if axis in DEGREES and size > 1:
+            flags[DEGREES[axis]] = size
+            found.origins[DEGREES[axis]] = found.origins.get(f"ici-{axis}", ("", ""))
     if devices > 1:
         flags.setdefault("world-size", devices)
     each = str(flags.pop("sequences-a-device", ""))
-    ranks = math.prod(int(flags.get(_AXES[axis], 1)) for axis in ("tp", "pp", "cp"))
+    ranks = math.prod(int(flags.get(DEGREES[axis], 1)) for axis in ("tp", "pp", "cp"))
     if re.fullmatch(r"\d{1,6}(\.\d{1,6})?", each):
-        said, pp = str(flags.pop("pipeline-microbatches", "")), flags.get(_AXES["pp"], 1)
+        said, pp = str(flags.pop("pipeline-microbatches", "")), flags.get(DEGREES["pp"], 1)
         pieces = int(said) if re.fullmatch(r"[1-9]\d{0,5}", said) else max(1, int(pp))
         flags["micro-batch-size"] = max(1, round(float(each) * ranks / pieces))
         found.origins["micro-batch-size"] = found.origins["sequences-a-device"]
