@@ -28,12 +28,16 @@ def _flop(blocks: tuple[Block, ...]) -> float:
 
 def _lowered(table: dict[str, Any], *overrides: str, number: int = 1):
     """Of a model whose layers are one module."""
+    return lower_job(_job(table, *overrides, number=number))
+
+
+def _job(table: dict[str, Any], *overrides: str, number: int = 1):
     model = small_model(
         layers=(Layer(("one",), number),), num_layers=number, modules={"one": table}, bias=False
     )
     size = ("training.microbatch_size=2", f"training.sequence_length={_LENGTH}")
     job = load_job("megatron-22b-a100-8", ("training.attention=flash", *size, *overrides))
-    return lower_job(msgspec.structs.replace(job, model=model))
+    return msgspec.structs.replace(job, model=model)
 
 
 def _model(hidden: int, words: int, layers, **modules) -> Model:
@@ -301,8 +305,9 @@ def test_models_have_as_many_parameters_as_their_makers_classes(name):
 def _model_flop(model: Model, length: int) -> float:
     """Of the forward of a sequence."""
     size = ("training.microbatch_size=1", f"training.sequence_length={length}", "layout.tp=1")
-    job = load_job("megatron-22b-a100-8", ("training.attention=flash", *size))
-    return model_flop(parts_of(msgspec.structs.replace(job, model=model))) / 3
+    keys = ("training.attention=flash", "training.forward_only=true")
+    job = load_job("megatron-22b-a100-8", (*keys, *size))
+    return model_flop(parts_of(msgspec.structs.replace(job, model=model)))
 
 
 # As their makers say, some with the matrices of words and some without.
@@ -502,6 +507,18 @@ def test_norms_have_the_weights_of_their_kind(norm, weights):
 def test_norms_are_said_for_each_module():
     with pytest.raises(ValueError, match="1 `norms` for 2 modules"):
         check_model(_decoder((1,)))
+
+
+@pytest.mark.parametrize("overrides", [(), ("training.forward_only=true",)])
+def test_operations_of_a_model_have_only_the_gradients_that_an_indexer_has(overrides):
+    """Those of the keys that it chose, and of its own matrices."""
+    shared = {key: value for key, value in _SPARSE.items() if not key.startswith("index_n")}
+    indexed, without = (model_flop(parts_of(_job(one, *overrides))) for one in (_SPARSE, shared))
+    every, chosen = _LENGTH**2 / 2, 512 * _LENGTH - 512**2 / 2
+    matrices = 2 * _TOKENS * (128 * 4 * 64 + _HIDDEN * (64 + 4))
+    forward, backward = matrices + 2 * 2 * 4 * 64 * every, matrices + 2 * 2 * 2 * 4 * 64 * chosen
+    expected = forward if overrides else forward + backward
+    assert indexed - without == pytest.approx(expected, rel=1e-9)
 
 
 def test_streams_are_mixed_around_each_module():

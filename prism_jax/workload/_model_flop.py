@@ -12,8 +12,8 @@ from ._units import forward_part
 def model_flop(job: Costs) -> float:
     """The floating-point operations of a microbatch in a model: its matrix products and, of
     attention, the scores that the mask leaves, each once in the forward and twice in the backward
-    of what is trained; beside adapters, a product of the model once. What is computed again does
-    not count.
+    of what is trained; of an indexer, what its own backward has; beside adapters, a product of the
+    model once. What is computed again does not count.
 
     So much one GPU computes that has all of the model and of each sequence, by kernels that skip
     what is masked.
@@ -25,7 +25,11 @@ def model_flop(job: Costs) -> float:
     trained, total = 1 if job.training.forward_only else 3, 0.0
     for part, count in parts:
         total += count * (1 if part.frozen else trained) * _forward_flop(alone, part)
-        if adapters is not None and trained > 1 and not part.frozen:
+        if trained == 1 or part.frozen:
+            continue
+        sized = part.costs(plain)
+        total -= count * sum(module.skipped_flop(sized) for module in part.modules)
+        if adapters is not None:
             total -= count * _forward_flop(plain, part, "gemm")
     return total
 

@@ -144,6 +144,11 @@ class AbstractModule(abc.ABC):
         """The bytes of a value of the norm before the module that are kept for the backward."""
         return costs.input_bytes()
 
+    def skipped_flop(self, costs: Costs) -> float:
+        """How many operations the backward has fewer than twice the forward."""
+        del costs
+        return 0.0
+
     def buffers(self, costs: Costs) -> float:
         """The bytes that the backward needs besides the activations and as much for their
         gradients.

@@ -135,6 +135,10 @@ class CompressedAttention(AbstractPairModule):
         cores = [core.activations(costs)["core_attention"] for core in self._cores(costs)]
         return {"attention": kept, "core_attention": sum(cores)}
 
+    def skipped_flop(self, costs: Costs) -> float:
+        *_, core = self._cores(costs)
+        return sum(index.skipped_flop(costs, core) for index in self._indexer())
+
     @property
     def _made(self) -> int:
         """What the first matrix makes of a token."""

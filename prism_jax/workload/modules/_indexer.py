@@ -66,6 +66,13 @@ class Indexer(NamedTuple):
         made = weights_of(*self.linears(costs)) if weights else []
         return [*self.scores(costs, core, backward=True), *made]
 
+    def skipped_flop(self, costs: Costs, core: Core) -> float:
+        """As in `AbstractModule`."""
+        forward = [linear.forward for linear in self.linears(costs)]
+        forward += self.scores(costs, core, backward=False)
+        backward = self.gradients(costs, core, weights=True)
+        return 2 * sum(k.flop for k in forward) - sum(k.flop for k in backward)
+
     def kept(self, costs: Costs) -> float:
         """The bytes that its backward needs: what its matrices make, and which keys are chosen."""
         made = sum(outputs for outputs, _ in self.shapes(costs.model.hidden_size))

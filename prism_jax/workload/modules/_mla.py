@@ -166,6 +166,10 @@ class MLA(AbstractModule):
         made += [result for linear in gate for result in linear.results]
         return [*made, *self._core(costs).results(costs), *closed(costs, out)]
 
+    def skipped_flop(self, costs: Costs) -> float:
+        core, indexers = self._core(costs), self._indexer(costs.model)
+        return sum(index.skipped_flop(costs, core) for index in indexers)
+
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self._core(costs))
 
