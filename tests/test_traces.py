@@ -259,3 +259,38 @@ def test_a_protocol_buffer_of_xla_tells_the_same_as_its_json(shared, tmp_path):
     one, other = contents(read_ranks(path)), contents(read_ranks(tmp_path / "host.xplane.pb"))
     for name in ("training", "step_times_s", "split", "phases", "collectives", "idle"):
         assert getattr(one, name) == getattr(other, name)
+
+
+def test_the_file_of_one_rank_of_many_is_fitted_alone(shared, tmp_path, capsys):
+    path = tmp_path / "rank3.json"
+    path.write_bytes((shared / "cases/traces/t05_two_optimizers.json").read_bytes())
+    (tmp_path / "job.toml").write_text(
+        'kind = "job"\n[layout]\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
+    )
+    words = ["fit", path, "--job", tmp_path / "job.toml", "--out", tmp_path / "out"]
+    found = _run(words, capsys)
+    assert found["num_steps"] == 5
+    assert "rank 3 is fitted as the only one of the layout" in found["notes"]
+
+
+def test_what_is_beside_a_graph_of_a_whole_step_tells_no_phases():
+    """An optimizer that is launched by itself, after a graph of forward and backward."""
+    trace = _made([10] * 4)
+    spans = SpanList()
+    for kind, start, end, name, lane, link in zip(
+        *(
+            getattr(trace.spans, x).tolist()
+            for x in ("kind", "start", "end", "name", "lane", "link")
+        ),
+        strict=True,
+    ):
+        text = trace.spans.names[name]
+        optimizer = link % 10 == 9
+        if kind == Kind.LAUNCH and optimizer:
+            spans.add(Kind.RANGE, start - 1, end + 1, "Optimizer.step#A.step", "host")
+        text = "cudaGraphLaunch" if kind == Kind.LAUNCH and not optimizer else text
+        spans.add(kind, start, end, text, str(lane), link)
+    found = contents([RankTrace(spans.spans(), {}, 0, 0)])
+    assert found.training is True
+    assert found.phases is None
+    assert any("one graph holds the whole step" in sentence for sentence in found.does_not_tell)

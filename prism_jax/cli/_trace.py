@@ -17,7 +17,7 @@ from ._outputs import Writes
 
 
 _MOST_KERNELS, _MOST_MOVES = 10, 3
-_WIDEST, _LEAST_SHARE = 70, 5e-4
+_WIDEST = 70
 _IDLE = {"launches": "  for late launches", "input": "  for input", "device": "  of the device"}
 # How to read a profiler's trace.
 _FORMATS = """
@@ -102,64 +102,54 @@ def _tables(found: Any) -> list[Table]:
             *((_IDLE.get(one.cause, f"  in {one.cause}"), one.seconds) for one in found.idle),
         ]
     columns = (
-        Column("of a step", lambda of: of["row"][0]),
-        Column("time", lambda of: of["row"][1], ".4g", "ms", scale=1e3),
-        Column("share", lambda of: of["row"][1] / step, ".1f", "%", scale=100),
+        Column("of a step", "name"),
+        _ms("time", "seconds"),
+        Column("share", "seconds", ".1f", "%", scale=100 / step),
     )
     rows = [
-        {"row": row} for row in rows if row[1] >= _LEAST_SHARE * step or row[0] == row[0].strip()
+        {"name": name, "seconds": seconds} for name, seconds in rows if seconds or name[0] != " "
     ]
     where = Table(columns, rows, "Where the time goes", most=None)
     talks = Table(
         (
-            Column("collective", "kind"),
-            "group",
-            Column("ranks", "size"),
-            Column("calls", form=".3g"),
-            Column("data", "bytes", ".4g", "MB", scale=1e-6),
-            Column("time", "seconds", ".4g", "ms", scale=1e3),
-            Column("exposed", "exposed_s", ".4g", "ms", scale=1e3),
-            Column(
-                "rate", lambda row: row.bytes and row.bytes / row.seconds, ".4g", "GB/s", scale=1e-9
-            ),
+            *(Column("collective", "kind"), "group", Column("ranks", "size")),
+            *(Column("calls", form=".3g"), Column("data", "bytes", ".4g", "MB", scale=1e-6)),
+            *(_ms("time", "seconds"), _ms("exposed", "exposed_s")),
+            Column("rate", lambda row: row.bytes and row.bytes / row.seconds / 1e9, ".4g", "GB/s"),
         ),
         found.collectives,
         "Collectives of a step: what one rank puts in, and how long they run",
     )
+    parts = ("compute", "communication", "exposed", "idle")
     ranks = Table(
-        (
-            "rank",
-            Column("step", "step_time_s", ".5g", "s"),
-            *(
-                Column(name, f"split.{name}_s", ".4g", "ms", scale=1e3)
-                for name in ("compute", "communication", "exposed", "idle")
-            ),
-        ),
+        ("rank", _ms("step", "step_time_s"), *(_ms(name, f"split.{name}_s") for name in parts)),
         [one for one in found.by_rank if one.split is not None],
         "Ranks",
     )
     kernels = Table(
         (
-            Column("kernel", lambda kernel: _short(kernel.name)),
-            "kind",
-            Column("calls", form="d"),
-            Column("total", "total_s", ".4g", "s"),
-            Column("median", "median_s", ".4g", "us", scale=1e6),
+            *(
+                Column("kernel", lambda kernel: _short(kernel.name)),
+                "kind",
+                Column("calls", form="d"),
+            ),
+            *(Column("total", "total_s", ".4g", "s"), _ms("median", "median_s")),
             Column("CV", "cv", ".3g", "%", scale=100),
         ),
         found.kernels[:_MOST_KERNELS],
         ", ".join(f"{kind} {1e3 * x:.4g} ms" for kind, x in found.kinds.items() if x)
         + " of a step",
     )
-    regions = (
-        Column("region", lambda row: _short(row.name)),
-        Column("kernels", "seconds", ".4g", "ms", scale=1e3),
-    )
+    regions = (Column("region", lambda row: _short(row.name)), _ms("kernels", "seconds"))
     return [where, talks, ranks, kernels, Table(regions, found.regions[:_MOST_KERNELS])]
 
 
 def _ranks(given: Given) -> Any:
     return prism.trace.read_ranks(given.trace, given.format, time_unit=given.time_unit)
+
+
+def _ms(name: str, key: str) -> Column:
+    return Column(name, key, ".4g", "ms", scale=1e3)
 
 
 def _lines(found: Any) -> list[str]:

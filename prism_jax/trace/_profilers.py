@@ -32,7 +32,8 @@ _CATEGORIES = {"cpu_op": _HOST, "user_annotation": _RANGE, "operator": _OLD}
 _CATEGORIES |= {"python_function": _MODULE}
 _CATEGORIES |= dict.fromkeys(("kernel", "mtia_ccp_events", "hpu_op"), _DEVICE)
 _CATEGORIES |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), _COPY)
-_DRIVERS = ("cuda", "hip", "mtia", "xpu", "privateuse1", "glow")
+_OTHER_DRIVERS = ("mtia", "xpu", "privateuse1", "glow")  # All of their calls launch work.
+_DRIVERS = ("cuda", "hip", *_OTHER_DRIVERS)
 _CATEGORIES |= {f"{of}_{what}": _DRIVER for of in _DRIVERS for what in ("runtime", "driver")}
 _CATEGORIES |= {"runtime": _DRIVER}
 _CATEGORIES |= {name.title(): kind for name, kind in _CATEGORIES.items()}
@@ -159,7 +160,9 @@ class _Reader:
             if args.collective is not None and category == _DEVICE:
                 message = _message(args)
         elif category == _DRIVER:
-            starts = args.correlation is not None and _STARTS.search(name)
+            starts = args.correlation is not None and (
+                _STARTS.search(name) or (event.cat or "").startswith(_OTHER_DRIVERS)
+            )
             kind = Kind.LAUNCH if starts else Kind.CALL
             link = _whole(args.correlation)
             if kind == Kind.CALL and dur * self.unit < LEAST_CALL_NS:

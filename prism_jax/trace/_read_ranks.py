@@ -187,7 +187,7 @@ def _joined_ops(
     number = job.schedule.num_microbatches * job.schedule.virtual_stages
     found = [rank_ops(trace, names, number) for trace in ranks]
     for ops in found:
-        if not ops.ops:
+        if not ops.ops or ops.graph:
             hint = "give the meaning of its ranges with --names, or record the host, too"
             if ops.graph:
                 hint = "one graph holds the whole step, so its phases are not known"
@@ -197,6 +197,9 @@ def _joined_ops(
                 f"of them is known by its range or its launch; {hint}."
             )
     notes = [note for ops in found for note in ops.notes]
+    if len(found) == 1 and found[0].rank and job.layout.world_size == 1:
+        notes.append(f"rank {found[0].rank} is fitted as the only one of the layout")
+        found = [dataclasses.replace(found[0], rank=0)]
     if told := [ops.rank for ops in found if ops.by_number]:
         notes.append(
             f"no range names the microbatches of {counted(len(told), 'rank')}, the first "

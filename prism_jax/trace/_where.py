@@ -21,7 +21,16 @@ from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, work_of
 # Exchanges between two stages wait for these; compute cannot hide them.
 _NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
 _BYTES = {"float": 4, "float32": 4, "int": 4, "double": 8, "long": 8, "int64": 8, "bool": 1}
-_BYTES |= {"bfloat16": 2, "half": 2, "float16": 2, "byte": 1, "char": 1, "uint8": 1, "int8": 1}
+_BYTES |= {
+    "bfloat16": 2,
+    "half": 2,
+    "float16": 2,
+    "byte": 1,
+    "short": 2,
+    "char": 1,
+    "uint8": 1,
+    "int8": 1,
+}
 _MOST_REGIONS = 100
 # What kernels do, as predictions name it, by a part of their names; the first that matches.
 _KINDS = tuple(
@@ -149,7 +158,7 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
         return float(np.median(np.bincount(place[chosen], values[chosen], len(steps))))
 
     computing, phases = work.what == COMPUTES, None
-    if np.any(work.phase[computing] >= 0):
+    if work.phases_known:
         phases = {name: of(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
         phases["copies"] = of(work.what == COPIES)
     of_name = np.array([kind_of(name) for name in spans.names] or [""])
@@ -221,24 +230,20 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     the device has one. Else the host was late: in the driver's calls, waiting for input, or
     launching.
     """
-    begin, until = union(work.start, work.end)
-    begin, until = until[:-1], begin[1:]
-    first = np.searchsorted(np.sort(work.start), until)
-    launched = work.launched[np.argsort(work.start, kind="stable")][first]
+    until, ends = union(work.start, work.end)
+    begin = np.append(-(2**62), ends[:-1])  # Gaps, each up to a kernel.
+    order = np.argsort(work.start, kind="stable")
+    launched = work.launched[order][np.searchsorted(work.start[order], until)]
     # The parts of gaps in steps, of which some gaps have two.
     edges = np.sort(np.concatenate([begin, until, steps.start, steps.end]))
-    of_gap = np.searchsorted(begin, edges[:-1], "right") - 1
-    of_step = np.searchsorted(steps.start, edges[:-1], "right") - 1
-    gap = (
-        (of_gap >= 0) & (edges[:-1] < until[of_gap]) if len(begin) else np.zeros(len(of_gap), bool)
-    )
-    leading = edges[:-1] < work.start.min()  # Before the first kernel of all.
-    inside = (of_step >= 0) & (edges[:-1] < steps.end[of_step]) & (gap | leading)
-    low, high, of_step = edges[:-1][inside], edges[1:][inside], of_step[inside]
-    late = np.where(leading[inside], high, launched[of_gap[inside]] if len(begin) else high)
+    low, high = edges[:-1], edges[1:]
+    of_gap = np.searchsorted(begin, low, "right") - 1
+    of_step = np.searchsorted(steps.start, low, "right") - 1
+    inside = (of_step >= 0) & (low < steps.end[of_step]) & (low < until[of_gap])
+    low, high, of_step, of_gap = low[inside], high[inside], of_step[inside], of_gap[inside]
     # Of a gap whose kernel was launched within it the host was late until then.
-    is_late = late > (np.where(leading[inside], low, begin[of_gap[inside]]) if len(begin) else low)
-    late = np.clip(late, low, high)
+    is_late = launched[of_gap] > begin[of_gap]
+    late = np.clip(launched[of_gap], low, high)
     host = np.unique(work.lane)
     calls = spans[(spans.kind == Kind.CALL) & np.isin(spans.lane, host)]
     calls = calls[calls.end - calls.start >= LEAST_CALL_NS]

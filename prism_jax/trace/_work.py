@@ -37,11 +37,14 @@ _OTHERS = tuple(
     (re.compile(text, re.IGNORECASE), kind)
     for text, kind in (
         (r"\b\w*ep::(?:\w+::)*(?:dispatch|combine|cached_notify|notify_dispatch)\b", "all_to_all"),
-        (r"nvshmem\w*(?:alltoall|all_to_all)|all_?to_?all(?!.*gemm)\w*kernel", "all_to_all"),
-        (r"multimem_all_gather|all_?gather\w*kernel", "all_gather"),
+        (
+            r"nvshmem\w*(?:alltoall|all_to_all)|(?<![a-z])all_?to_?all(?!.*gemm)\w*kernel",
+            "all_to_all",
+        ),
+        (r"multimem_all_gather|(?<![a-z])all_?gather\w*kernel", "all_gather"),
         (r"reduce_?scatter\w*kernel", "reduce_scatter"),
         (
-            r"multimem_\w*all_?reduce|(?:one|two)_?shot_all_?reduce|all_?reduce\w*kernel",
+            r"multimem_\w*all_?reduce|(?:one|two)_?shot_all_?reduce|(?<![a-z])all_?reduce\w*kernel",
             "all_reduce",
         ),
         (r"cross_device_reduce|userbuffers_\w*sum|all_?reduce_fusion|lamport_style", "all_reduce"),
@@ -50,7 +53,7 @@ _OTHERS = tuple(
 )
 _UNCLEAR = ("send_recv", "unknown")  # What the kernel's name does not tell.
 _MOST_IN_NODES = 0.8  # A thread with a larger share of its launches in autograd's nodes is its.
-_WHOLE = 0.9  # A graph with this share of the compute of a step holds the whole step.
+_KNOWN = 0.5  # Phases are known if those of at least this share of compute are.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Work:
     - `graph`: the launch of a graph that holds it, or -1.
     - `ranges`: the named ranges of the host that are ops or parts of them.
     - `parts`: whether each of these is a part only.
+    - `phases_known`: whether the phases of most of its compute are known.
     - `training`: whether there is a backward or an optimizer; `None` if nothing tells.
     """
 
@@ -90,6 +94,7 @@ class Work:
     ranges: tuple[RankOp, ...]
     parts: tuple[bool, ...]
     on_device: bool
+    phases_known: bool
     training: bool | None
 
 
@@ -129,13 +134,15 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
     training = True if nodes or np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
     if training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
         training = False  # The host was recorded, and it runs no backward.
+    lasts = (kernels.end - kernels.start) * (what == COMPUTES)
+    known = bool(lasts @ (phase >= 0) > _KNOWN * lasts.sum())
     main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
     if on_device:
         seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
         main = main & (kernels.lane == np.argmax(seconds))
     return Work(
         *(kernels.start, kernels.end, launched, joined, lane, what, phase, kernels.name, message),
-        *(kernels.sequence, main, graph, messages, ranges, parts, on_device, training),
+        *(kernels.sequence, main, graph, messages, ranges, parts, on_device, known, training),
     )
 
 
@@ -216,8 +223,9 @@ def _phases(
     phase = np.where(optimizer, OPTIMIZE, np.where(backward, BACKWARD, FORWARD))
     told = optimizer | backward | forward
     recorded = told.any() or np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)).any()
-    # What a graph runs is known by the range of its launch only, and nothing without a host.
-    known = told | (joined & (graph < 0) & recorded)
+    # What a graph runs is known by the range of its launch only, unless a backward is beside it;
+    # and nothing is known without a host.
+    known = told | (joined & ((graph < 0) | backward.any()) & recorded)
     return np.where(kernels.phase >= 0, kernels.phase, np.where(known, phase, -1))
 
 
