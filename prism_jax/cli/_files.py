@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "kernels": "it to the commands that read the job",
 }
 _LONGEST, _WIDEST = 8192, 60
+_DEGREES = ("tp", "pp", "dp", "cp", "ep")
 
 
 @command(
@@ -245,7 +246,7 @@ def jobs(given: Given) -> Output:
         Column("GPUs", "world_size", "d"),
         "model",
         "cluster",
-        Column("layout", _layout),
+        Column("layout", lambda row: " ".join(f"{n}{row['layout'][n]}" for n in _DEGREES)),
         "schedule",
         Column("measured", _measured, unit="s"),
     )
@@ -265,10 +266,6 @@ def _row(job: data.Job) -> dict[str, Any]:
         "measured": {name: value for name, value in measured.items() if value is not None},
         "source": job.source,
     }
-
-
-def _layout(row: dict[str, Any]) -> str:
-    return " ".join(f"{name}{row['layout'][name]}" for name in ("tp", "pp", "dp", "cp", "ep"))
 
 
 def _measured(row: dict[str, Any]) -> Any:

@@ -47,9 +47,8 @@ def check_writes(given: Any, writes: Writes) -> None:
     path = getattr(given, argument)
     if path is None:
         return
-    what = (
-        f"{writes.argument} `{shown(path)}`" if writes.argument != argument else f"`{shown(path)}`"
-    )
+    option = "" if writes.argument == argument else f"{writes.argument} "
+    what = f"{option}`{shown(path)}`"
     if writes.suffix:
         _check_file(path, writes.suffix, what)
         files = {path: what}

@@ -7,15 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
-# What an override replaces in a job's file, so that these keys follow from it.
-REPLACED = {
+# What follows from a key, so that an override of it replaces these keys in a job's file.
+FOLLOW = {
     "world_size": ("layout.dp", "num_nodes", "cluster.num_nodes"),
     "training.global_batch_size": ("schedule.num_microbatches",),
-}
-# From what a key follows that a job must have.
-FOLLOWS_FROM = {
-    "layout": "world_size",
-    **dict.fromkeys(("schedule", "schedule.num_microbatches"), "training.global_batch_size"),
 }
 DERIVED = ("layout.dp", "cluster.num_nodes", "schedule.num_microbatches", "schedule.kind")
 

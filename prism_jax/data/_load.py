@@ -10,7 +10,7 @@ import msgspec
 from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
-from ._derived import REPLACED, put_derived, without_keys
+from ._derived import FOLLOW, put_derived, without_keys
 from ._given import Given, flat
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
@@ -106,7 +106,7 @@ def make_job(
     file = shown(path)
     for override in parsed:
         if override.value is not None:
-            raw = without_keys(raw, REPLACED.get(override.key, ()))
+            raw = without_keys(raw, FOLLOW.get(override.key, ()))
     if "kernels" in raw:
         raise ValueError(
             f"{file}: the key `kernels` is for overrides; a file names a profile as `kernels` of "

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from .._misc import MOST_QUOTED, quoted, unknown_name
-from ._derived import FOLLOWS_FROM
+from ._derived import FOLLOW
 from ._given import Given
 
 
@@ -86,8 +86,9 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
         annotation = _type_of(cls, key)
         choices = _literals(annotation) if "enum" in problem else ()
         allowed = f"; give one of {', '.join(map(repr, choices))}" if choices else ""
-        if "is missing" in problem and key in FOLLOWS_FROM:
-            allowed = f", or `{FOLLOWS_FROM[key]}`, from which it follows"
+        for source, keys in FOLLOW.items() if "is missing" in problem else ():
+            if f"{keys[0]}.".startswith(f"{key}."):
+                allowed = f", or `{source}`, from which it follows"
         if "expected a table" in problem and (keys := [*types_of(struct_type(annotation))]):
             allowed = f"; set one of its keys, such as `{key}.{keys[0]}`"
         raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
