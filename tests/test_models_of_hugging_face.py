@@ -389,3 +389,14 @@ def test_a_pattern_of_adapters_names_whole_matrices():
     targets = r".*\.(query_key_value|dense_h_to_4h)"
     table, _ = read_adapters({"r": 8, "target_modules": targets})
     assert table["modules"] == ["linear_qkv", "linear_fc1"]
+
+
+def test_gates_and_shared_experts_are_as_their_classes_make_them():
+    laguna = _SMALL | _EXPERTS | {"model_type": "laguna", "head_dim": 16}
+    per_head, wide = (_parameters(laguna | {"gating": said})[0] for said in (True, False))
+    assert wide - per_head == 4 * 64 * (64 - 4)
+    assert _parameters(laguna)[0] == per_head
+    sizes = {"hybrid_override_pattern": "E*", "moe_shared_expert_intermediate_size": 16}
+    nemotron = _SMALL | _EXPERTS | sizes | {"model_type": "nemotron_h", "num_hidden_layers": 2}
+    one, two = (_parameters(nemotron | {"n_shared_experts": n})[0] for n in (1, 2))
+    assert one == two  # The size is that of all of them, as in Megatron-LM.
