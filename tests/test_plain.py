@@ -3,6 +3,7 @@ that launches each kernel, and the collectives of DDP, FSDP and ZeRO.
 """
 
 import itertools as it
+import json
 import pathlib
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from prism_jax import data
 from prism_jax.__main__ import main
+from prism_jax.importers import import_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import fits, memory, predict
 from prism_jax.workload import lower
@@ -211,6 +213,11 @@ def test_an_optimizer_op_by_op_moves_each_value_again():
     assert each / fused == pytest.approx(23 / 10, rel=0.02)
 
 
+_CONFIG = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192}
+_CONFIG |= {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
+_CONFIG |= {"vocab_size": 128256, "tie_word_embeddings": True, "hidden_act": "silu"}
+_DEEPSPEED = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+_DEEPSPEED |= {"gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 2}
 _MODES = {
     "DDP": {"zero": 0},
     "DDP in each": {"zero": 0, "no_sync": False},
@@ -315,6 +322,26 @@ def test_collectives_are_hidden_but_for_those_that_nothing_runs_beside(mode):
     # Also the sum of the norm of gradients.
     assert exposed[1] == pytest.approx(seconds, rel=2e-2)
     assert 0.05 * seconds < exposed[0] < 0.7 * seconds
+
+
+def test_files_of_accelerate_and_deepspeed_are_of_this_stack(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
+    (tmp_path / "ds.json").write_text(json.dumps(_DEEPSPEED))
+    fsdp = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n"
+    (tmp_path / "accelerate.yaml").write_text(fsdp)
+    jobs: dict[str, Any] = {
+        name: import_job([tmp_path / "config.json", tmp_path / name], 8, batch=64).job
+        for name in ("ds.json", "accelerate.yaml")
+    }
+    for job in jobs.values():
+        assert job.training.software == "pytorch-2026"
+        # Parameters are gathered, or kept, in 16 bits, and so operators have them.
+        assert parts_of(job).operands == "bf16"
+    deepspeed, sharded = (memory(job).fullest.parts for job in jobs.values())
+    number = count_parameters(jobs["ds.json"].model)
+    assert deepspeed["parameters"] == 2 * number
+    assert deepspeed["optimizer"] == 12 * number / 8  # A copy in float32, and two moments.
+    assert sharded["parameters"] == 4 * number / 8
 
 
 def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():

@@ -153,9 +153,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `operators`: the kernels of each operator of a framework that does not fuse them: a file of
         `kernels/operators/`, or a path; by default kernels are fused. Its libraries choose the
         kernels of the device (`kernels/DEVICE-YEAR`).
-    - `weights`: how parameters are kept by PyTorch alone, without 16-bit copies that are theirs:
-        in float32, which autocast casts for each forward (`fp32`), or in 16 bits, with gradients
-        and moments in 16 bits (`bf16`); by default as `zero` says.
+    - `weights`: how PyTorch keeps parameters: in float32, which autocast casts for each forward
+        (`fp32`), or in 16 bits, with gradients and moments in 16 bits (`bf16`); other software has
+        parameters in 16 bits, and copies in float32 that the optimizer updates (`copied`); FSDP has
+        shards in float32 alone.
     - `optimizer_kernels`: how PyTorch's optimizer updates parameters: in one kernel for many
         (`fused`), op by op for many (`foreach`), or op by op for each (`loop`), with `operators`.
     - `host_forward_s`, `host_backward_s`: how long the host takes to launch a kernel of a forward
@@ -227,7 +228,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_module_s: NonNegative = 0.0
     host_experts_s: NonNegative = 0.0
     operators: FileName | None = None
-    weights: Literal["fp32", "bf16"] | None = None
+    weights: Literal["fp32", "bf16", "copied"] = "copied"
     optimizer_kernels: Literal["fused", "foreach", "loop"] = "fused"
     host_forward_s: NonNegative = 0.0
     host_backward_s: NonNegative = 0.0
@@ -240,6 +241,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packed: Packed | None = None
     global_batch_size: Count | None = None
     software: FileName | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether parameters have no copies, and gradients and moments are of their dtype."""
+        return self.weights in ("fp32", "bf16")
 
     @property
     def base_dtype(self) -> str:

@@ -163,7 +163,7 @@ def _reserved(parts: Costs) -> dict[str, float]:
         sizes += [layout.ep, ranks // (layout.ep * layout.expert_tp)]
     buffers = float(sum(_OF_TWO if size == 2 else _OF_MORE for size in sizes if size > 1))
     fragmentation = (device_bytes - _CONTEXT - buffers) * _FRAGMENTED
-    if parts.training.weights is not None:
+    if parts.training.plain:
         # The largest tensors of such a step are of float32 logits.
         largest = 4 * parts.tokens * parts.model.vocab_size
         fragmentation = max(fragmentation, _SPLIT * largest)

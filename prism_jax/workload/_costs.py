@@ -117,10 +117,19 @@ class Costs(msgspec.Struct, frozen=True):
         return _LOGIT_BYTES["loss-parallel" if split else loss]
 
     @property
+    def operands(self) -> str:
+        """The dtype of the weights that operators see: float32 with autocast, or 16 bits, also if
+        these are gathered from shards in float32.
+        """
+        how = self.training
+        narrow = how.zero == 3 and how.gather_dtype != "fp32" and self.group("dp").size > 1
+        return "fp32" if how.weights == "fp32" and not narrow else "bf16"
+
+    @property
     def residual_bytes(self) -> int:
         """The bytes of a value of the residual stream: autocast leaves it in float32."""
-        autocast = self.kernels.operators is not None and self.training.weights != "bf16"
-        return 4 if autocast else self.activation_bytes
+        listed = self.kernels.operators is not None
+        return 4 if listed and self.operands == "fp32" else self.activation_bytes
 
     @property
     def weight_bytes(self) -> int:

@@ -156,14 +156,14 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     segments = []
     if training.optimizer == "adam":
         norm = costs.collective("all_reduce", 4, group_of("all", costs.layout))
-        read = [costs.move("optimizer", 4 * shard)] if training.weights is None else []
+        read = [costs.move("optimizer", 4 * shard)] if not training.plain else []
         segments.append(segment(read, norm if costs.layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
     num_bytes = 14 + 2 * costs.moment_bytes
     # What the host updates (HybridDeviceOptimizer of Megatron-Core) runs after its gradients have
     # arrived, and before its weights are sent back.
     away = costs.optimizer_on_host * shard
-    if training.weights is None:
+    if not training.plain:
         on_device = [costs.move("optimizer", num_bytes * (shard - away))]
     else:
         on_device = optimizer_of(costs, shard - away)

@@ -82,7 +82,7 @@ class Listed(AbstractModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         sizes: dict[str, float] = {}
-        weights, operators = costs.training.weights or "fp32", costs.kernels.operators
+        weights, operators = costs.operands, costs.kernels.operators
         assert operators is not None
         for step in _steps(costs, self):
             name = _KEPT.get(step.name, self.module.kind or "others")
@@ -265,7 +265,7 @@ def _of_weights(costs: Costs, step: _Step) -> Iterator[Kernel]:
 def _terms(costs: Costs, step: _Step, phase: Literal["forward", "backward"]) -> Iterator[Kernel]:
     operators, kind = costs.kernels.operators, _KINDS.get(step.name, "elementwise")
     assert operators is not None
-    for term in operators.terms(costs.training.weights or "fp32", step.name, phase):
+    for term in operators.terms(costs.operands, step.name, phase):
         yield _moved(costs, kind, term.rate, term.num_bytes * step.values[term.values])
 
 

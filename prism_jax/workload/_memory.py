@@ -151,7 +151,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     named = 2 / kept_bytes * logits if training.loss in ("eager-named", "eager-float32") else 0.0
     backward = max(loss, work | {"logits": named - logits}, key=total)
     closing |= {"logits": named}
-    if training.weights is not None:
+    if training.plain:
         # Of a tied matrix the embedding's gradient is another tensor, and the last that is made.
         words = costs.weight_bytes * costs.model.vocab_size * costs.model.hidden_size
         words = words if costs.model.tied_embeddings else -words
@@ -159,7 +159,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     static, summed = _static(costs, held), _summed(costs, held)
     copied = static.pop("copied", 0.0)
     # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
-    freed = training.zero == 3 or training.weights is not None
+    freed = training.zero == 3 or training.plain
     made = static.pop("gradients", 0.0) if freed else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
@@ -186,7 +186,7 @@ def _static(costs: Costs, held: Held) -> Sizes:
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
         return {"parameters": 2 * (sharded if resharded else whole)}
-    if training.weights is not None:
+    if training.plain:
         size = costs.weight_bytes
         held_here = sharded if training.zero == 3 else whole
         return {
