@@ -97,38 +97,38 @@ def whole_number(given: object, name: str, least: int = 1, most: int | None = No
 STEP_TIME = "step_time_s"
 
 
-def steps_of(given: Any) -> Any:
+def steps_of(measured: Any) -> Any:
     """Step times as they are given or, of a data frame of polars or pandas, its column of them."""
-    if not _is_frame(given):
-        return given
-    if STEP_TIME not in given.columns:
-        names = quoted(", ".join(map(str, given.columns)), 2 * MOST_QUOTED) or "none"
+    if not _is_frame(measured):
+        return measured
+    if STEP_TIME not in measured.columns:
+        names = quoted(", ".join(map(str, measured.columns)), 2 * MOST_QUOTED) or "none"
         raise ValueError(f"The data frame has no column `{STEP_TIME}`; it has {names}.")
     try:
-        return np.asarray(given[STEP_TIME], float)
+        return np.asarray(measured[STEP_TIME], float)
     except (TypeError, ValueError):
         raise ValueError(
             f"The data frame has no numbers in its column `{STEP_TIME}`; give seconds."
         ) from None
 
 
-def runs_of(given: Any) -> list[np.ndarray]:
+def runs_of(measured: Any) -> list[np.ndarray]:
     """The step times of each run, or of a data frame: by its column `run`, in the order of `step`,
     if it has them.
     """
-    if not _is_frame(given):
-        return [np.asarray(steps_of(run), float) for run in given]
-    steps = steps_of(given)
+    if not _is_frame(measured):
+        return [np.asarray(steps_of(run), float) for run in measured]
+    steps = steps_of(measured)
     run, step = (
-        np.asarray(given[name] if name in given.columns else np.zeros(len(steps)))
+        np.asarray(measured[name] if name in measured.columns else np.zeros(len(steps)))
         for name in ("run", "step")
     )
     order = np.argsort(step, kind="stable")
     return [steps[order[run[order] == name]] for name in dict.fromkeys(run.tolist())]
 
 
-def _is_frame(given: Any) -> bool:
-    return all(hasattr(given, name) for name in ("to_numpy", "columns"))
+def _is_frame(measured: Any) -> bool:
+    return all(hasattr(measured, name) for name in ("to_numpy", "columns"))
 
 
 def _article(word: str) -> str:

@@ -125,9 +125,9 @@ def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str
     listed = {key.key: key for key in data.job_keys()}
     lines = ['kind = "job"']
     for name, value in keys.items():
-        about = re.split(r"[,;:.](?: |$)", listed[name].about)[0] if name in listed else ""
+        meaning = re.split(r"[,;:.](?: |$)", listed[name].about)[0] if name in listed else ""
         line = f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
-        lines.append(f"{line:<34} # {_BESIDE.get(name, about)}".rstrip("# "))
+        lines.append(f"{line:<34} # {_BESIDE.get(name, meaning)}".rstrip("# "))
     stacks = [*map(data.load_software, data.list_names("software stack"))]
     for kind, shards in (("with FSDP", True), ("without FSDP", False)):
         names = (stack.name for stack in stacks if (stack.training.get("zero") == 3) == shards)
@@ -136,10 +136,10 @@ def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str
         # Those of a table within a table are a choice of their own.
         if key.key in keys or re.fullmatch(r"(layout|schedule|training)\.\w+", key.key) is None:
             continue
-        about, allowed = listed[key.key].about, listed[key.key].allowed
-        about = re.split(r"\.(?: (?=[A-Z`])|$)", about)[0]  # The first sentence.
+        meaning, allowed = listed[key.key].about, listed[key.key].allowed
+        meaning = re.split(r"\.(?: (?=[A-Z`])|$)", meaning)[0]  # The first sentence.
         value = data.toml_value(key.value) or "..."
-        lines += ["", *_comment(f"{about}; {allowed}"), f"# {key.key} = {value}"]
+        lines += ["", *_comment(f"{meaning}; {allowed}"), f"# {key.key} = {value}"]
     return "\n".join([*lines, ""])
 
 

@@ -93,7 +93,7 @@ def command(
 
         about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
         force = "--force" if writes is not None and writes.replaces else ""
-        others = (_named(one) if isinstance(one, str) else one for one in (*shared, force))
+        others = (_named(words) if isinstance(words, str) else words for words in (*shared, force))
         # An argument of its own stands for a shared one of the same name.
         listed = dict(arguments("".join(own), how))
         listed |= {name: read for name, read in it.chain(*others) if name not in listed}

@@ -30,7 +30,7 @@ def predict(given: Given) -> Output:
     _load.check_memory(given, job)
     found = prediction.predict(job)
     _load.tell_notes([job])
-    per_gpu = prediction.throughput(job, found=found)
+    per_gpu = prediction.throughput(job, prediction=found)
     drawn = prediction.energy(job, found)
     assert per_gpu is not None  # `predict` raises where a job has no model.
     result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}

@@ -257,8 +257,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The batch of a step; without the length of samples that are no tokens."""
         if self.unit == "sample" or self.training is None:
             return counted(sequences, "sample")
-        each = counted(self.training.sequence_length, "token")
-        return f"{counted(sequences, 'sequence')} of {each}"
+        length = counted(self.training.sequence_length, "token")
+        return f"{counted(sequences, 'sequence')} of {length}"
 
     def _parallelism(self) -> Iterator[str]:
         """The degrees above one, and what replicas share."""

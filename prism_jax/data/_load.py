@@ -355,11 +355,11 @@ def replaced(job: Job, values: Mapping[str, Any]) -> Job:
     """`Job.replace`: the job as its file would be read, with these overrides."""
     table = {**_given_table(job, ""), "name": job.name}
     made = make_job(table, pathlib.Path(quoted(job.name) or "job"), values)
-    if job.cluster is None or job.kernels in (None, own := _kernels_of(job, job.cluster, "")):
+    if job.cluster is None or job.kernels in (None, unchanged := _kernels_of(job, job.cluster, "")):
         return made
     # They were changed, which the table of a job cannot say.
     kernels = job.kernels
-    if made.cluster is None or _kernels_of(made, made.cluster, "") != own:
+    if made.cluster is None or _kernels_of(made, made.cluster, "") != unchanged:
         raise ValueError(
             f"The kernels of the job `{job.name}` were changed, and those of its new cluster, or "
             "with its new calibration, are others; replace these keys first."

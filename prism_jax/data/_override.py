@@ -73,8 +73,8 @@ def overrides_of(given: str | Iterable[str] | Mapping[str, Any]) -> list[Overrid
     A `ValueError` for a text without a key or a value, and for what is no value of a key.
     """
     if not isinstance(given, Mapping):
-        is_one = isinstance(given, str) or not isinstance(given, Iterable)
-        texts: list[Any] = [given] if is_one else [*given]
+        is_single = isinstance(given, str) or not isinstance(given, Iterable)
+        texts: list[Any] = [given] if is_single else [*given]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError(
                 f"overrides were given as {quoted(repr(given))}; give texts such as "

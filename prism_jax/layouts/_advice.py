@@ -35,8 +35,8 @@ def check_memory(job: Job) -> None:
         changes = changes_to(job, best)
         changed = with_values(job, changes)
         # Of the same GPUs and batch, what followed before follows again.
-        given = {*job.given.keys, *["layout.dp"] * (job.world_size is None)}
-        listed = (key for key in changes if key in given or key not in DERIVED)
+        set_keys = {*job.given.keys, *["layout.dp"] * (job.world_size is None)}
+        listed = (key for key in changes if key in set_keys or key not in DERIVED)
         sets = " ".join(_as_set(key, changes[key]) for key in listed)
         size, seconds = memory(changed).fullest.bytes / GIB, predict(changed).mean
         use = f"use `{sets}` ({size:.1f} GiB, {seconds:.4g} s a step)"

@@ -70,27 +70,27 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 def throughput(
-    job: Job | None, mean: float | None = None, found: Prediction | None = None
+    job: Job | None, mean: float | None = None, prediction: Prediction | None = None
 ) -> Throughput | None:
     """The throughput of a job at a mean step time in seconds, by default that without variability;
-    `None` for a profile, of which only latencies are known. `found` is its prediction, where it is
-    known already.
+    `None` for a profile, of which only latencies are known. `prediction` is that of the job, where
+    it is known already.
     """
     if job is None or job.model is None or job.cluster is None or job.training is None:
         return None
-    found = predict(job) if found is None else found
-    mean = found.mean if mean is None else mean
-    slower, number = mean / found.mean, job.layout.world_size
-    exposed = {k: s for k, s in found.breakdown.items() if k.startswith("exposed ")}
-    bubble = found.breakdown.get("bubble", 0.0)
-    parts = {"compute": found.mean - bubble - sum(exposed.values()), "bubble": bubble}
-    parts |= dict(sorted(exposed.items())) | {"variability": mean - found.mean}
+    prediction = predict(job) if prediction is None else prediction
+    mean = prediction.mean if mean is None else mean
+    slower, number = mean / prediction.mean, job.layout.world_size
+    exposed = {k: s for k, s in prediction.breakdown.items() if k.startswith("exposed ")}
+    bubble = prediction.breakdown.get("bubble", 0.0)
+    parts = {"compute": prediction.mean - bubble - sum(exposed.values()), "bubble": bubble}
+    parts |= dict(sorted(exposed.items())) | {"variability": mean - prediction.mean}
     return Throughput(
         world_size=number,
-        tokens_per_s_per_gpu=found.tokens_per_s / number / slower,
-        samples_per_s_per_gpu=found.samples_per_s / number / slower,
-        flop_per_s_per_gpu=found.flop_per_s / slower,
-        mfu=found.mfu / slower if found.mfu == found.mfu else None,
+        tokens_per_s_per_gpu=prediction.tokens_per_s / number / slower,
+        samples_per_s_per_gpu=prediction.samples_per_s / number / slower,
+        flop_per_s_per_gpu=prediction.flop_per_s / slower,
+        mfu=prediction.mfu / slower if prediction.mfu == prediction.mfu else None,
         memory_bytes=memory(job).fullest.bytes,
         breakdown={k: s for k, s in parts.items() if abs(s) > 1e-12 * mean},
     )
@@ -130,7 +130,7 @@ class Energy(msgspec.Struct, frozen=True):
         )
 
 
-def energy(job: Job, found: Prediction | None = None) -> Energy | None:
+def energy(job: Job, prediction: Prediction | None = None) -> Energy | None:
     """The energy of a job's step, and how its power limit changes it.
 
     A GPU draws what its kernels draw while they run, and its static power while it waits or
@@ -139,7 +139,7 @@ def energy(job: Job, found: Prediction | None = None) -> Energy | None:
     **Arguments:**
 
     - `job`: a job with a model and a cluster.
-    - `found`: its prediction, where it is known already.
+    - `prediction`: its prediction, where it is known already.
 
     **Returns:**
 
@@ -152,13 +152,13 @@ def energy(job: Job, found: Prediction | None = None) -> Energy | None:
     power = None if job.cluster is None else job.cluster.device.power
     if power is None:
         return None
-    found = predict(job) if found is None else found
+    prediction = predict(job) if prediction is None else prediction
 
     def watts(part: str) -> float:
         waits = part in ("bubble", "host") or part.startswith("exposed ")
         return drawn(power, "" if waits else part)
 
-    parts = found.breakdown.items()
+    parts = prediction.breakdown.items()
     joules = job.layout.world_size * sum(seconds * watts(part) for part, seconds in parts)
     step = _STEP * (power.limit_w - power.static_w)
     higher, lower = (
@@ -168,7 +168,7 @@ def energy(job: Job, found: Prediction | None = None) -> Energy | None:
     return Energy(
         limit_w=power.limit_w,
         joules=joules,
-        tokens_per_joule=found.tokens_per_s * found.mean / joules,
-        samples_per_joule=found.samples_per_s * found.mean / joules,
+        tokens_per_joule=prediction.tokens_per_s * prediction.mean / joules,
+        samples_per_joule=prediction.samples_per_s * prediction.mean / joules,
         seconds_per_w=(higher - lower) / (2 * step),
     )
