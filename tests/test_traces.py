@@ -294,3 +294,20 @@ def test_what_is_beside_a_graph_of_a_whole_step_tells_no_phases():
     assert found.training is True
     assert found.phases is None
     assert any("one graph holds the whole step" in sentence for sentence in found.does_not_tell)
+
+
+def test_the_launches_of_another_thread_than_the_optimizers_are_a_backward():
+    """In files whose nodes of autograd have no ranges."""
+    spans = SpanList()
+    for i in range(40):
+        at, kind = 1000 * i, i % 10
+        lane = "engine" if 3 <= kind < 9 else "main"
+        if kind == 9:
+            spans.add(Kind.RANGE, at, at + 9, "Optimizer.step#A.step", "main")
+        spans.add(Kind.LAUNCH, at + 1, at + 2, "cudaLaunchKernel", lane, i)
+        spans.add(Kind.KERNEL, at + 10, at + 1000, "gemm", "7", i)
+    found = contents([RankTrace(spans.spans(), {}, 0, 0)])
+    assert found.phases == pytest.approx(
+        {"forward": 2.97e-6, "backward": 5.94e-6, "optimizer": 0.99e-6, "copies": 0}
+    )
+    assert found.step_times_s == pytest.approx([10e-6] * 4, rel=0.01)

@@ -108,7 +108,7 @@ def ops_of_work(
             ops += [dataclasses.replace(op, step=int(steps.number[i])) for op in found]
     rank = trace.rank or 0
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
-    graph = not work.phases_known and bool(np.any(work.graph >= 0))
+    graph = not work.phases_known and bool(work.graph.any())
     about = (_collectives(work), graph, by_number, notes, trace.cut)
     return RankOps(rank, trace.host, steps, tuple(ops), *about)
 

@@ -71,10 +71,9 @@ class Work:
     - `name`: an index of the names of the spans.
     - `message`, `sequence`: an index of `messages`, and its number in its group, or -1.
     - `main`: whether it computes (or runs, if nothing does) on the stream that does so longest.
-    - `graph`: the launch of a graph that holds it, or -1.
+    - `graph`: whether the launch of a graph launched it.
     - `ranges`: the named ranges of the host that are ops or parts of them.
     - `parts`: whether each of these is a part only.
-    - `phases_known`: whether the phases of most of its compute are known.
     - `training`: whether there is a backward or an optimizer; `None` if nothing tells.
     """
 
@@ -89,61 +88,58 @@ class Work:
     message: Int[np.ndarray, " kernels"]
     sequence: Int[np.ndarray, " kernels"]
     main: Bool[np.ndarray, " kernels"]
-    graph: Int[np.ndarray, " kernels"]
+    graph: Bool[np.ndarray, " kernels"]
     messages: tuple[Message, ...]
     ranges: tuple[RankOp, ...]
     parts: tuple[bool, ...]
     on_device: bool
-    phases_known: bool
-    training: bool | None
+    training: bool | None = None
+
+    @property
+    def phases_known(self) -> bool:
+        """Whether the phases of most of its compute are known."""
+        lasts = (self.end - self.start) * (self.what == COMPUTES)
+        return bool(lasts @ (self.phase >= 0) > _KNOWN * lasts.sum())
 
 
 def work_of(spans: Spans, names: RangeNames) -> Work:
     """What a rank ran, from its spans and the meaning of names."""
     of_kernel = np.array([_kind_of(name, names) for name in spans.names] or [""], object)
     on_device = bool(np.any(spans.kind == Kind.KERNEL))
+    kernels = spans[spans.kind == Kind.KERNEL if on_device else _outermost(spans, names)]
+    joined, graph = np.full((2, len(kernels)), [[not on_device], [False]])
+    launched, lane = kernels.start, kernels.lane if not on_device else np.full(len(kernels), -1)
     host = spans[spans.kind == Kind.LAUNCH]
-    if on_device:
-        kernels = spans[spans.kind == Kind.KERNEL]
+    if on_device and len(host):
         host = host[np.argsort(host.link, kind="stable")]
-        place = np.minimum(np.searchsorted(host.link, kernels.link), max(len(host) - 1, 0))
-        joined = np.zeros(len(kernels), bool)
-        launched, lane, graph = kernels.start.copy(), np.full(len(kernels), -1), joined - 1
-        if len(host):
-            joined = (host.link[place] == kernels.link) & (kernels.link != -1)
-            launched = np.where(joined, host.start[place], launched)
-            lane = np.where(joined, host.lane[place], -1)
-            of_graph = host.named(lambda name: "GraphLaunch" in name)[place] & joined
-            graph = np.where(of_graph, place, -1)
-    else:
-        kernels = spans[_outermost(spans, names)]
-        joined = np.ones(len(kernels), bool)
-        launched, lane, graph = kernels.start, kernels.lane, np.full(len(kernels), -1)
+        place = np.minimum(np.searchsorted(host.link, kernels.link), len(host) - 1)
+        joined = (host.link[place] == kernels.link) & (kernels.link != -1)
+        launched = np.where(joined, host.start[place], launched)
+        lane = np.where(joined, host.lane[place], -1)
+        graph = host.named(lambda name: "GraphLaunch" in name)[place] & joined
     order = np.argsort(launched, kind="stable")
     kernels, launched, joined = kernels[order], launched[order], joined[order]
-    lane, graph = lane[order], graph[order]
     copies = kernels.named(lambda name: _COPY.match(name) is not None)
     talks = (kernels.message >= 0) | ((of_kernel[kernels.name] != "") & on_device)
     what = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
-    ranges, parts = _named(spans, names)
-    message, messages = _messages(spans, kernels, talks, launched, lane, of_kernel, ranges)
-    phase = _phases(spans, kernels, launched, lane, joined, graph, ranges)
-    nodes = bool(np.any(spans.kind == Kind.BACKWARD)) or any(
-        r.op == OPTIMIZER or r.op.startswith("backward") for r in ranges
-    )
-    training = True if nodes or np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
-    if training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
-        training = False  # The host was recorded, and it runs no backward.
-    lasts = (kernels.end - kernels.start) * (what == COMPUTES)
-    known = bool(lasts @ (phase >= 0) > _KNOWN * lasts.sum())
     main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
     if on_device:
         seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
         main = main & (kernels.lane == np.argmax(seconds))
-    return Work(
-        *(kernels.start, kernels.end, launched, joined, lane, what, phase, kernels.name, message),
-        *(kernels.sequence, main, graph, messages, ranges, parts, on_device, known, training),
-    )
+    about = (kernels.name, kernels.message, kernels.sequence, main, graph[order], spans.messages)
+    times = (kernels.start, kernels.end, launched, joined, lane[order])
+    work = Work(*times, what, kernels.phase, *about, *_named(spans, names), on_device)
+    message, messages = _messages(spans, work, of_kernel)
+    phase = _phases(spans, work)
+    training = True if np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
+    if np.any(spans.kind == Kind.BACKWARD) or any(
+        r.op == OPTIMIZER or r.op.startswith("backward") for r in work.ranges
+    ):
+        training = True
+    elif training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
+        training = False  # The host was recorded, and it runs no backward.
+    found = {"phase": phase, "message": message, "messages": messages, "training": training}
+    return dataclasses.replace(work, **found)
 
 
 def _kind_of(name: str, names: RangeNames) -> str:
@@ -196,37 +192,31 @@ def _named(spans: Spans, names: RangeNames) -> tuple[tuple[RankOp, ...], tuple[b
     return tuple(one for one, _ in found), tuple(part for _, part in found)
 
 
-def _phases(
-    spans: Spans,
-    kernels: Spans,
-    launched: Int[np.ndarray, " kernels"],
-    lane: Int[np.ndarray, " kernels"],
-    joined: Bool[np.ndarray, " kernels"],
-    graph: Int[np.ndarray, " kernels"],
-    ranges: tuple[RankOp, ...],
-) -> Int[np.ndarray, " kernels"]:
+def _phases(spans: Spans, work: Work) -> Int[np.ndarray, " kernels"]:
     """The phase of each launch: the optimizer within its range; backward within a node of autograd
     on its thread, on a thread of autograd, or within a range of that name; else forward.
     """
 
     def inside(ops: tuple[str, ...]) -> Bool[np.ndarray, " kernels"]:
-        mine = [(r.start, r.end) for r in ranges if r.op in ops]
-        return _inside(launched, *np.array(mine, np.int64).reshape(-1, 2).T)
+        mine = [(r.start, r.end) for r in work.ranges if r.op in ops]
+        return _inside(work.launched, *np.array(mine, np.int64).reshape(-1, 2).T)
 
     nodes = spans[spans.kind == Kind.BACKWARD]
     backward = inside(tuple(op for op in COMPUTE if op.startswith("backward")))
     for thread in np.unique(nodes.lane).tolist():
-        mine, its = nodes.lane == thread, lane == thread
-        within = its & _inside(launched, nodes.start[mine], nodes.end[mine])
+        mine, its = nodes.lane == thread, work.lane == thread
+        within = its & _inside(work.launched, nodes.start[mine], nodes.end[mine])
         backward |= its if within.sum() > _MOST_IN_NODES * its.sum() else within
     forward, optimizer = inside(COMPUTE[:1]), inside((OPTIMIZER, "optimizer-clip-main-grad"))
+    if not len(nodes) and not backward.any():  # Of old files: the other thread's launches.
+        backward = optimizer.any() & work.joined & ~np.isin(work.lane, work.lane[optimizer])
     phase = np.where(optimizer, OPTIMIZE, np.where(backward, BACKWARD, FORWARD))
     told = optimizer | backward | forward
     recorded = told.any() or np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)).any()
     # What a graph runs is known by the range of its launch only, unless a backward is beside it;
     # and nothing is known without a host.
-    known = told | (joined & ((graph < 0) | backward.any()) & recorded)
-    return np.where(kernels.phase >= 0, kernels.phase, np.where(known, phase, -1))
+    known = told | (work.joined & (~work.graph | backward.any()) & recorded)
+    return np.where(work.phase >= 0, work.phase, np.where(known, phase, -1))
 
 
 def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " times"]:
@@ -238,13 +228,7 @@ def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " 
 
 
 def _messages(
-    spans: Spans,
-    kernels: Spans,
-    talks: Bool[np.ndarray, " kernels"],
-    launched: Int[np.ndarray, " kernels"],
-    lane: Int[np.ndarray, " kernels"],
-    of_kernel: np.ndarray,
-    ranges: tuple[RankOp, ...],
+    spans: Spans, work: Work, of_kernel: np.ndarray
 ) -> tuple[Int[np.ndarray, " kernels"], tuple[Message, ...]]:
     """The message of each kernel that communicates: its own or, without one, that of the host's
     last call on the thread of its launch since the launch of the collective before. Sends and
@@ -252,27 +236,23 @@ def _messages(
     """
     calls = spans[spans.kind == Kind.MESSAGE]
     calls = calls[np.argsort(calls.start, kind="stable")]
-    sends = any(r.op in TRANSFERS or r.stage >= 0 for r in ranges)
+    sends = any(r.op in TRANSFERS or r.stage >= 0 for r in work.ranges)
     sends |= any(spans.messages[i].name in ("send", "recv") for i in np.unique(calls.message))
     number = {message: i for i, message in enumerate(spans.messages)}
-    found, before = kernels.message.copy(), {}
-    by_lane = {int(i): np.flatnonzero(calls.lane == i) for i in np.unique(calls.lane)}
-    for i in np.flatnonzero(talks).tolist():
-        own = kernels.messages[kernels.message[i]] if kernels.message[i] >= 0 else None
-        message = own or Message(str(of_kernel[kernels.name[i]]))
-        if message.name not in COLLECTIVES:
-            message = message._replace(name=str(of_kernel[kernels.name[i]]) or "unknown")
-        mine = by_lane.get(int(lane[i]), np.zeros(0, np.int64))
-        high = int(np.searchsorted(calls.start[mine], launched[i], "right"))
-        if own is None or message.name in _UNCLEAR:
-            near = mine[before.get(int(lane[i]), 0) : high]
-            told = [calls.messages[calls.message[j]] for j in near]
-            unclear = message.name in _UNCLEAR
-            told = [
-                x for x in told if x.name == message.name or (unclear and x.name in COLLECTIVES)
-            ]
+    found, before = work.message.copy(), dict.fromkeys(np.unique(work.lane).tolist(), 0)
+    by_lane = {lane: np.flatnonzero(calls.lane == lane) for lane in before}
+    for i in np.flatnonzero(work.what == TALKS).tolist():
+        lane, kind = int(work.lane[i]), str(of_kernel[work.name[i]]) or "unknown"
+        message = spans.messages[work.message[i]] if work.message[i] >= 0 else Message(kind)
+        message = message if message.name in COLLECTIVES else message._replace(name=kind)
+        unclear, mine = message.name in _UNCLEAR, by_lane[lane]
+        high = int(np.searchsorted(calls.start[mine], work.launched[i], "right"))
+        if work.message[i] < 0 or unclear:
+            near = (spans.messages[calls.message[j]] for j in mine[before[lane] : high])
+            names = COLLECTIVES if unclear else (message.name,)
+            told = [other for other in near if other.name in names]
             message = max(told, key=lambda x: (x.size > 0, x.members), default=message)
-        before[int(lane[i])] = high
+        before[lane] = high
         if message.name == "send_recv" and not sends:
             message = message._replace(name="all_to_all")
         found[i] = number.setdefault(message, len(number))
