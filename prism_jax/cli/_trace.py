@@ -112,7 +112,7 @@ def _tables(found: Any) -> list[Table]:
     where = Table(columns, rows, "Where the time goes", most=None)
     talks = Table(
         (
-            *(Column("collective", "kind"), "group", Column("ranks", "size")),
+            *(Column("collective", "kind"), "group", "ranks", Column("elements", "size")),
             *(Column("calls", form=".3g"), Column("data", "bytes", ".4g", "MB", scale=1e-6)),
             *(_ms("time", "seconds"), _ms("exposed", "exposed_s")),
             Column("rate", lambda row: row.bytes and row.bytes / row.seconds / 1e9, ".4g", "GB/s"),

@@ -14,7 +14,7 @@ from ._rank_ops import RankOps, ops_of_work
 from ._spans import Kind, RankTrace
 from ._steps import steps_of
 from ._trace import FORWARD_COMPUTE, RangeNames
-from ._where import Collective, Idle, RankWhere, Region, Split, kind_of, rank_where
+from ._where import RankWhere, kind_of, rank_where
 from ._work import COMPUTES, COPIES, TALKS, Work, work_of
 
 
@@ -43,8 +43,8 @@ class KernelPool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
-    """A summary of traces.
+class Contents(RankWhere):
+    """A summary of traces: where the time of the rank with the median step time goes, and:
 
     **Attributes:**
 
@@ -52,10 +52,7 @@ class Contents:
     - `size`, `events`: the bytes of text, and the events by category.
     - `training`: whether it is of training; `None` if nothing tells.
     - `steps`: the number of whole steps that all ranks have.
-    - `step_time_s`, `step_times_s`, `step_cv`, `split`, `phases`, `collectives`, `idle`, `kinds`,
-        `regions`:
-        of the rank with the median step time, as in `RankWhere`.
-    - `by_rank`: these of each rank, if there are several.
+    - `by_rank`: where the time of each rank goes, if there are several.
     - `ops`: the number of ops of each kind, on all ranks.
     - `microbatches`: the number of microbatches in a step of one rank; 0 if it is not known.
     - `kernels`, `on_device`: the kernels that took longest, and whether they ran on a device.
@@ -72,15 +69,6 @@ class Contents:
     events: dict[str, int]
     training: bool | None
     steps: int
-    step_time_s: float
-    step_times_s: tuple[float, ...]
-    step_cv: float | None
-    split: Split | None
-    phases: dict[str, float] | None
-    collectives: tuple[Collective, ...]
-    idle: tuple[Idle, ...]
-    kinds: dict[str, float]
-    regions: tuple[Region, ...]
     by_rank: tuple[RankWhere, ...]
     ops: dict[str, int]
     microbatches: int
@@ -131,13 +119,13 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
     middle = sorted(by_rank, key=lambda one: one.step_time_s)[(len(by_rank) - 1) // 2]
     pools = _pools(durations)
     partial = Contents(
+        **vars(middle),
         ranks=ranks,
         missing=tuple(sorted(set(range(world)) - set(ranks))),
         size=size,
         events=dict(events),
         training=next((x for x in (True, False) if x in training), None),
         steps=min((len(ops.steps) for ops in found), default=0),
-        **{name: getattr(middle, name) for name in _OF_A_RANK},
         by_rank=tuple(by_rank) if len(by_rank) > 1 else (),
         ops=dict(collections.Counter(op.op for rank in found for op in rank.ops)),
         microbatches=max(forwards, default=0),
@@ -148,12 +136,8 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         clocks=set_clocks(found),
         notes=tuple(note for ops in found for note in ops.notes),
     )
-    tells, does_not_tell = _verdict(partial, middle.warm_up)
+    tells, does_not_tell = _verdict(partial)
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
-
-
-_OF_A_RANK = ("step_time_s", "step_times_s", "step_cv", "split", "phases", "collectives", "idle")
-_OF_A_RANK += ("kinds", "regions")
 
 
 def _gather(
@@ -182,7 +166,7 @@ def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPoo
     return sorted(pools, key=lambda pool: -pool.total_s)
 
 
-def _verdict(c: Contents, warm_up: int) -> tuple[list[str], list[str]]:
+def _verdict(c: Contents) -> tuple[list[str], list[str]]:
     """What can and cannot be learned from the traces."""
     where = "on the device" if c.on_device else "on the host, where no device was recorded"
     steps, missing = counted(c.steps, "step"), counted(len(c.missing), "rank")
@@ -201,7 +185,7 @@ def _verdict(c: Contents, warm_up: int) -> tuple[list[str], list[str]]:
         (
             c.steps >= _FEWEST_STEPS,
             f"how {steps} differ"
-            + (f"; {counted(warm_up, 'step')} before these had a warm-up" if warm_up else ""),
+            + (f"; {counted(c.warm_up, 'step')} before these had a warm-up" if c.warm_up else ""),
             f"how steps differ: there {'is' if c.steps == 1 else 'are'} {steps}, and a fit needs "
             f"{_FEWEST_STEPS}",
         ),

@@ -64,18 +64,20 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind in one process group, in a step.
+    """The collectives of one kind and size in one process group, in a step.
 
     **Attributes:**
 
     - `kind`: such as `all_reduce`, or `unknown`.
-    - `group`, `size`: the process group, and how many ranks it has, if these are known.
-    - `calls`, `bytes`: how many there are, and what the rank puts into all of them, if known.
+    - `group`, `ranks`: the process group, and how many ranks it has, if these are known.
+    - `size`: how many elements a rank puts into each, if that is known.
+    - `calls`, `bytes`: how many there are, and the bytes that a rank puts into all of them.
     - `seconds`, `exposed_s`: how long they run, and how long of this without compute beside them.
     """
 
     kind: str
     group: str | None
+    ranks: int | None
     size: int | None
     calls: float
     bytes: float | None
@@ -201,21 +203,18 @@ def _collectives(
     mine = np.flatnonzero((work.what == TALKS) & (place >= 0))
     lasts = (work.end[mine] - work.start[mine]) * 1e-9
     exposed = lasts - (cover.computes(work.end[mine]) - cover.computes(work.start[mine]))
-    rows = collections.defaultdict[tuple[str, str, int], list[int]](list)
+    rows = collections.defaultdict[tuple, list[int]](list)
     for i, of_message in enumerate(work.message[mine].tolist()):
-        message = work.messages[of_message]
-        rows[message.name, message.group, message.members].append(i)
+        kind, group, ranks, size, dtype = work.messages[of_message]
+        rows[kind, group or None, ranks or None, size or None, _size_of(dtype)].append(i)
     found = []
-    for (kind, group, size), of_row in rows.items():
-        messages = [work.messages[i] for i in work.message[mine[of_row]].tolist()]
-        known = all(message.size for message in messages)
-        total = sum(message.size * _size_of(message.dtype) for message in messages)
-        sums = [np.bincount(place[mine[of_row]], x[of_row], number) for x in (lasts, exposed)]
+    for (kind, group, ranks, size, element), chosen in rows.items():
+        sums = [np.bincount(place[mine[chosen]], x[chosen], number) for x in (lasts, exposed)]
         # Of a kind that most steps do not have, the mean.
         seconds, bare = (float(np.median(x) if np.median(sums[0]) else x.mean()) for x in sums)
-        calls = len(of_row) / number
-        size_of = total / number if known else None
-        found.append(Collective(kind, group or None, size or None, calls, size_of, seconds, bare))
+        calls = len(chosen) / number
+        total = size and calls * size * element
+        found.append(Collective(kind, group, ranks, size, calls, total, seconds, bare))
     return tuple(sorted(found, key=lambda row: -row.seconds))
 
 
