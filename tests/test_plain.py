@@ -213,6 +213,17 @@ def test_an_optimizer_op_by_op_moves_each_value_again():
     assert each / fused == pytest.approx(23 / 10, rel=0.02)
 
 
+@pytest.mark.parametrize(("model", "tensors"), [(LLAMA, 146), (GPT2, 580)])
+def test_an_optimizer_in_a_loop_waits_for_eight_launches_of_each_tensor(model, tensors):
+    def seconds(kind: str) -> float:
+        parts = predict(_job(model, optimizer_kernels=kind, host_backward_s=1e-3)).breakdown
+        return parts["optimizer"] + parts["host"]
+
+    device = predict(_job(model, optimizer_kernels="foreach")).breakdown["optimizer"]
+    longer = seconds("loop") - seconds("foreach")
+    assert longer == pytest.approx(8e-3 * tensors - device, rel=1e-3)
+
+
 _CONFIG = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192}
 _CONFIG |= {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
 _CONFIG |= {"vocab_size": 128256, "tie_word_embeddings": True, "hidden_act": "silu"}

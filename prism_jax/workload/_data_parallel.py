@@ -20,7 +20,7 @@ from ..cluster import Group, group_of
 from ._architecture import Part, reads_words_last, recomputed
 from ._block import Block, Kernel, Reduction
 from ._costs import Costs
-from ._listed import optimizer_of
+from ._listed import optimizer_of, tensors_of
 from ._parts import block, block_means, segment
 from ._split import Held, Stages, held_of, sum_held
 from ._units import (
@@ -166,7 +166,9 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if not training.plain:
         on_device = [costs.move("optimizer", num_bytes * (shard - away))]
     else:
-        on_device = optimizer_of(costs, shard - away)
+        rank = shards_of.index(shard)
+        held = tuple(part for stage in stages.of_rank(rank) for part in stages.parts[stage])
+        on_device = optimizer_of(costs, shard - away, tensors_of(costs, held))
     segments += [segment([*on_device, *costs.on_host(away, num_bytes * away)]), *host]
     if 0 < training.zero < 3:
         rank = shards_of.index(shard)

@@ -11,7 +11,7 @@ import msgspec
 
 from ..cluster import compute_latency
 from ..data import Layout, Model, Training
-from ._architecture import Part
+from ._architecture import Part, Parts
 from ._block import Kernel, Segments
 from ._costs import Costs
 from ._parts import block, block_mean, rows_of, segment
@@ -48,6 +48,9 @@ class _Step(NamedTuple):
 # Of which part of a step, or of memory, an operator is; others are named after their module.
 _KINDS = {"rmsnorm": "norm", "layernorm": "norm", "loss": "loss", "embedding": "embedding"}
 _KEPT = {"rmsnorm": "norm", "layernorm": "norm", "input": "inputs", "matrix": "casts"}
+# Parameters of operators; a tied matrix is one tensor of two operators.
+_TENSORS = {"matrix": 1, "bias": 1, "rmsnorm": 1, "layernorm": 2, "embedding": 1, "positions": 1}
+_TENSORS |= {"tied": -1}
 _LISTED = (Attention, MLP, Embedding, Head)
 
 
@@ -115,18 +118,35 @@ def listed(costs: Costs, part: Part) -> Part:
     return part._replace(modules=modules)
 
 
-def optimizer_of(costs: Costs, parameters: float) -> list[Kernel]:
-    """The kernels that clip gradients to their norm and update so many parameters, in PyTorch."""
+def tensors_of(costs: Costs, parts: Parts) -> int:
+    """How many tensors of parameters the operators of some parts have."""
+    number = 0
+    for part, count in parts:
+        for module in listed(costs, part).modules:
+            steps = _steps(costs, module) if isinstance(module, Listed) else []
+            number += count * sum(_TENSORS.get(step.name, 0) for step in steps)
+    return number
+
+
+def optimizer_of(costs: Costs, parameters: float, tensors: int) -> list[Kernel]:
+    """The kernels that clip gradients to their norm and update so many parameters, in PyTorch; of a
+    `loop` with the wait for the host, which launches eight for each tensor.
+    """
     size = costs.weight_bytes
     # Each op reads and writes parameters, gradients and moments again: decay, two moments, their
     # root, its scale and epsilon, and the update (torch/optim/adamw.py).
     update = 7 if costs.training.optimizer_kernels == "fused" else 20
     moved = {"optimizer-norm": 1, "optimizer-clip": 2, "optimizer-adam": update}
     narrow = "-16" * (size == 2)
-    return [
+    kernels = [
         _moved(costs, "optimizer", rate + narrow, n * size * parameters)
         for rate, n in moved.items()
     ]
+    if costs.training.optimizer_kernels == "loop":
+        launched = 8 * tensors * costs.training.host_backward_s
+        wait = max(launched - sum(kernel.mean for kernel in kernels), 0.0)
+        kernels.append(Kernel("host", "launches of the optimizer", wait))
+    return kernels
 
 
 def waits_for_host(
