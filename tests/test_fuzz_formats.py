@@ -5,6 +5,7 @@
 
 import contextlib
 import copy
+import functools as ft
 import inspect
 import json
 import os
@@ -15,12 +16,15 @@ import sqlite3
 import pytest
 
 import prism_jax as prism
+from prism_jax.data import located
+from prism_jax.logs import read_log
 from prism_jax.schedule import OneFOneB, load_schedule, save_schedule
 from prism_jax.trace import contents, read_ranks
 
 from .test_chakra import _json, _nodes, _protobuf
 from .test_fuzz import _mutate, _read
 from .test_kineto import _events
+from .test_logs import LINES, _bar, _tables
 from .test_nsight import _export
 from .test_trace import _job, _made_trace, _plain
 from .test_traces import _xspace
@@ -155,6 +159,64 @@ def _import(path):
         prism.importers.import_job(path, 8, batch=64)
     except prism.importers.NotImportableError as error:
         raise ValueError(f"{path}: {max(error.reasons, key=len)}.") from None
+
+
+@_seeds
+def test_logs(seeds, tmp_path):
+    """Lines of each framework, progress bars, and tables of metrics, in turn."""
+    times = [3.1, 3.2, 3.05, 3.15, 9.0, 3.1, 3.12, 3.08]
+    files = {
+        f"{i}.log": "\n".join(line(k, s) for k, s in enumerate(times)).encode()
+        for i, line in enumerate(LINES.values())
+    }
+    files["bars.log"] = "\r".join(_bar(k, 8, f"{s}s/it") for k, s in enumerate(times)).encode()
+    tables = {
+        "trainer_log.jsonl": '{"current_steps": 1, "elapsed_time": "0:00:03"}\n' * 2,
+        "trainer_state.json": json.dumps(
+            {"log_history": [{"train_runtime": 18.4, "step": 6}], "global_step": 6}
+        ),
+    } | _tables(times)
+    files |= {k: v if isinstance(v, bytes) else v.encode() for k, v in tables.items()}
+    for seed in seeds:
+        rng = random.Random(seed)
+        name = [*files][seed % len(files)]
+        content, path = files[name], tmp_path / name
+        if name.endswith(".json") and rng.random() < 0.5:
+            content = json.dumps(_with_others(json.loads(content), rng)).encode()
+        else:
+            content = _mutate(content, rng)
+        path.write_bytes(content)
+        options = {"column": "rate", "unit": "samples/s"} if name == "rates.csv" else {}
+        _read(lambda path, options=options: read_log(path, _log_job(), **options), path, seed)
+
+
+@ft.cache
+def _log_job():
+    return prism.data.load_job("examples/job.toml")
+
+
+_NCCL = """\
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+     8388608       2097152     float     sum      -1    210.0   39.95   74.90      0
+    33554432       8388608     float     sum      -1    420.0   79.89  149.80      0
+  8589934592    2147483648     float     sum      -1  44000.0  195.23  366.05      0
+"""
+
+
+@_seeds
+def test_nccl_tests(seeds, tmp_path):
+    path = tmp_path / "out.txt"
+    for seed in seeds:
+        path.write_bytes(_mutate(_NCCL.encode(), random.Random(seed)))
+        _read(_nccl, path, seed)
+
+
+def _nccl(path):
+    with located(str(path)):
+        try:
+            prism.measure.nccl_test_of(path.read_text(errors="replace"), path.name)
+        except ValueError as error:
+            raise ValueError(f"{error}.") from None
 
 
 def _xla_events():

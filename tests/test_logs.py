@@ -55,20 +55,30 @@ LINES = {
         f", RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={_SAMPLES / s:.6f}, MemAllocated=1GB"
     ),
     "torchtitan": lambda i, s: (
-        f"[rank0]:[titan] 2026-01-05 10:00:01,000 - root - INFO - step: {i:2d}  loss:  8.0000  "
-        f"memory: 80.10GiB(84.32%)  tps: {_TOKENS / _GPUS / s:,.0f}  tflops: 389.00  mfu: 39.40%"
+        f"[rank0]:[titan] 2026-01-05 10:00:01,000 - root - INFO - \x1b[31mstep: {i:2d}  "
+        f"\x1b[38;2;54;234;195mmemory: 80.10GiB(84.32%)  \x1b[34mtps: {_TOKENS / _GPUS / s:,.0f}  "
+        "\x1b[36mtflops: 389.00  \x1b[35mmfu: 39.40%\x1b[39m"
     ),
     "torchtune": lambda i, s: (
         f"Step {i} | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:{_TOKENS / _GPUS / s:.4f} "
         "peak_memory_active:18.1"
     ),
-    "llm-foundry": lambda i, s: (
-        f"[batch={i}/100]:\n\t Train time/batch: {i - 1}\n\t Train loss/train/total: 11.7\n"
-        f"\t Train throughput/batches_per_sec: {1 / s:.6f}"
+    "Megatron-DeepSpeed": lambda i, s: (
+        f"[2026-01-05 10:00:01][INFO][training:1251] -  iteration={i:8d}/  317892 | "
+        f"consumed_samples=         768 | elapsed_time_per_iteration_ms={1e3 * s:.1f} | TFLOPs=69"
+    ),
+    "OLMo-core": lambda i, s: (
+        f"2026-01-05 10:00:01.123\thost:0\tINFO\t[step={i}/1000,epoch=1,eta=1h]\n    "
+        f"optim/total grad norm=0.5\n    throughput/device/BPS={1 / s:.6f}\n    "
+        "throughput/device/BPS (actual avg)=0.3"
+    ),
+    "MindFormers": lambda i, s: (
+        f"2026-01-05 10:00:01,1 - INFO - {{ Epoch:[  1/  2], step:[{i:5d}/ 6500], loss: 10.1, "
+        f"per_step_time: {1e3 * s:.0f}ms, lr: 1e-05, overflow cond: False}}"
     ),
 }
 # Those whose rates are rounded.
-_ROUNDED = {"torchtitan": 2e-4}
+_ROUNDED = {"torchtitan": 2e-4, "MindFormers": 2e-4}
 
 
 @pytest.mark.parametrize("framework", LINES)
@@ -220,12 +230,139 @@ def test_values_that_are_means_of_several_steps_give_a_level_alone(tmp_path):
     measured = read_log(log)
     assert [*map(len, measured.runs)] == [1]
     assert "of 10 steps" in measured.notes[0]
-    bar = "\r".join(
-        f" {i}%|#  | {i}/100 [03:08<28:15,  3.14s/it]{{'loss': 2.0}}" for i in range(1, 30)
+    foundry = (
+        f"[batch={i}/100]:\n\t Train loss: 11.7\n\t Train throughput/batches_per_sec: 0.5\n"
+        for i in range(1, 30)
     )
-    log.write_text(bar)
-    (run,) = read_log(log).runs
-    assert run.tolist() == [3.14]
+    log.write_text("".join(foundry))
+    assert [run.tolist() for run in read_log(log).runs] == [[2.0]]
+
+
+def _bar(step, steps, rate, name=""):
+    return f"{name}{100 * step // steps}%|#  | {step}/{steps} [03:08<28:15,  {rate}]{{'loss': 2.0}}"
+
+
+def test_the_bar_of_training_is_read_and_in_both_of_its_units(tmp_path):
+    log = tmp_path / "train.log"
+    shards = [_bar(i, 40, "9.00s/it", "Loading checkpoint shards: ") for i in range(1, 41)]
+    training = [_bar(i, 60, "1.02s/it" if i < 9 else "2.00it/s") for i in range(1, 61)]
+    evaluation = [_bar(i, 33, "20.00it/s") for i in range(1, 34)]
+    lines = [*shards, *training[:30], *evaluation, *training[30:], *evaluation]
+    log.write_text("\r".join(lines))
+    assert [run.tolist() for run in read_log(log).runs] == [[0.5]]
+    log.write_text("{'train_runtime': '188.4', 'train_steps_per_second': '0.318', 'epoch': '1'}")
+    assert [run.tolist() for run in read_log(log).runs] == [[pytest.approx(1 / 0.318)]]
+
+
+def test_a_step_zero_is_a_step(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)))
+    np.testing.assert_allclose(read_log(log).runs[0], _TIMES, atol=1e-4)
+
+
+def test_a_validation_is_no_step(tmp_path):
+    log = tmp_path / "train.log"
+    lines = [LINES["torchtitan"](10 * i, s) for i, s in enumerate(_TIMES)]
+    lines.insert(9, "[rank0]:[titan] root - INFO - validate step: 85  loss:  5.0  tps: 99,999")
+    log.write_text("\n".join(lines))
+    measured = read_log(log, _JOB)
+    assert [*map(len, measured.runs)] == [1]
+    assert measured.left_out == (LeftOut("evaluation", 1),)
+
+
+def test_a_loaded_checkpoint_begins_another_run(tmp_path):
+    times = _TIMES.copy()
+    times[30] = 40.0  # It compiles again, and goes on with the next step.
+    loaded = " successfully loaded checkpoint from /data [ t 0, p 0 ] at iteration 30"
+    log = tmp_path / "train.log"
+    log.write_text(_log(times, {31: loaded}))
+    measured = read_log(log)
+    assert [*map(len, measured.runs)] == [30, 29]
+    assert measured.left_out == (LeftOut("start", 1),)
+
+
+def test_a_line_that_is_still_written_is_not_read(tmp_path):
+    log, table = tmp_path / "train.log", tmp_path / "metrics.jsonl"
+    cut = LINES["Megatron-LM"](61, 3.1).partition("(ms): ")
+    log.write_text(_log(_TIMES) + "\n" + "".join(cut[:2]) + "31")
+    assert [*map(len, read_log(log).runs)] == [60]
+    table.write_text(_tables(_TIMES)["metrics.jsonl"] + '\n{"step": 61, "tra')
+    assert [*map(len, read_log(table).runs)] == [60]
+    events = tmp_path / "events.out.tfevents.1"
+    events.write_bytes(_events(_TIMES)[:-9])
+    assert [*map(len, read_log(events).runs)] == [59]
+
+
+def _csv(divider, write):
+    lines = (f"{i + 1}{divider}{write(1e3 * s)}" for i, s in enumerate(_TIMES))
+    return "\n".join([f"step{divider}dt_ms", *lines])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("thousands.csv", _csv(",", lambda ms: f'"{ms:,.1f}"')),
+        ("german.csv", _csv(";", lambda ms: f"{ms:.1f}".replace(".", ","))),
+        ("tabs.tsv", _csv("\t", lambda ms: f"{ms:.1f}")),
+        ("table.txt", _csv(",", lambda ms: f"{ms:.1f}")),
+        ("lines.txt", _tables(_TIMES)["metrics.jsonl"]),
+        ("prefix.csv", _csv(",", lambda ms: f"{ms / 1e3:.4f}").replace("dt_ms", "a - train/dt")),
+    ],
+)
+def test_a_table_is_found_by_its_content_and_its_numbers_as_they_are_written(
+    name, content, tmp_path
+):
+    path = tmp_path / name
+    path.write_text(content)
+    np.testing.assert_allclose(read_log(path).runs[0], _TIMES, atol=1e-4)
+
+
+def test_the_mean_step_of_a_log_of_clocks_is_read(tmp_path):
+    rows = [
+        {
+            "current_steps": 10 * i,
+            "total_steps": 600,
+            "elapsed_time": f"1 day, 0:{i // 2:02d}:{i % 2 * 30:02d}",
+        }
+        for i in range(1, 61)
+    ]
+    path = tmp_path / "trainer_log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert [run.tolist() for run in read_log(path).runs] == [[3.0]]
+
+
+def test_a_unit_holds_or_is_refused(tmp_path):
+    table, log = tmp_path / "steps.csv", tmp_path / "train.log"
+    table.write_text("step_time_s\n" + "\n".join(f"{1e3 * s:.1f}" for s in _TIMES))
+    np.testing.assert_allclose(read_log(table, unit="ms").runs[0], _TIMES, atol=1e-4)
+    log.write_text(_log(_TIMES))
+    with pytest.raises(ValueError, match=r"`--unit` is that of a table's column: drop it"):
+        read_log(log, unit="s")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("step,dt_ms\n1,3100\n2,oops\n3,3100\n", r"`dt_ms` is `oops` in row 2, and no number"),
+        ("step,dt_ms\n1,3,100.5\n2,999.5\n", r"row 1 has 3 cells and the first line 2; numbers"),
+        ("step,tps\n1,0\n2,100\n", r"step 1 took inf s, where a positive time is needed; give"),
+        ('step,dt_ms\n1,"' + "x" * 200_000 + '"\n', r"field larger than field limit"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_not_left_out(content, message, tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_log(path, _JOB)
+
+
+def test_ranks_that_write_in_turn_are_refused(tmp_path):
+    lines = [LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)]
+    mixed = [line for i in range(0, 60, 2) for line in 2 * lines[i : i + 2]]
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(mixed))
+    with pytest.raises(ValueError, match=r"several ranks or runs have written it in turn; give"):
+        read_log(log)
 
 
 def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):

@@ -274,6 +274,14 @@ def test_nccl_tests_give_the_link_that_they_ran_over(kernel, operation, name):
     np.testing.assert_allclose(test.efficiency, 1, rtol=0.02)
 
 
+@pytest.mark.parametrize("row", ["1.2.3 39 74", "210.0 39.95 0.00"])
+def test_rows_of_nccl_tests_without_positive_numbers_are_not_read(row):
+    good = "16 4 float sum -1 210.0 39.95 74.90 0\n"
+    with pytest.raises(ValueError, match=r"rows"):
+        nccl_test_of(f"32 8 float sum -1 {row} 0\n")
+    assert len(nccl_test_of(f"{good}32 8 float sum -1 {row} 0\n").bytes) == 1
+
+
 def test_nccl_tests_on_the_command_line(tmp_path, capsys):
     path = tmp_path / "all_reduce_perf.txt"
     path.write_text(_nccl("all_reduce", 8, 1.75, "sum", 300e9, 2e-6))

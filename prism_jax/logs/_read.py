@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import os
 from collections import Counter
 
@@ -12,7 +13,13 @@ from .._files import Path, read_file, shown
 from .._misc import STEP_TIME, counted, quoted
 from ..data import Job, located
 from ..trace import read_runs
-from ._columns import columns_of_csv, columns_of_events, columns_of_json, series_of_columns
+from ._columns import (
+    columns_of_csv,
+    columns_of_events,
+    columns_of_json,
+    has_step_times,
+    series_of_columns,
+)
 from ._lines import series_of_lines
 from ._series import UNITS, Series
 from ._steps import LeftOut, counted_steps
@@ -21,6 +28,9 @@ from ._steps import LeftOut, counted_steps
 _MOST_BYTES = 2**28
 _MOST_HEADER = 2**20
 _EVENTS = ".tfevents."
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Steps go back once for each restart; if more of them do, several ranks have written.
+_MOST_RESTARTS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Measured:
     - `notes`: a sentence for each thing that one must know of them.
     """
 
-    runs: tuple[Float[np.ndarray, " steps"], ...]
+    runs: tuple[Float[np.ndarray, " _steps"], ...]
     left_out: tuple[LeftOut, ...]
     source: str
     notes: tuple[str, ...] = ()
@@ -77,7 +87,13 @@ def read_log(
     if unit is not None and unit not in UNITS:
         raise ValueError(f"The unit `{quoted(unit)}` is not known; use one of {', '.join(UNITS)}.")
     name = os.path.basename(os.fspath(path))
-    if name.endswith(".parquet") or (column is None and _has_step_times(path, name)):
+    if name.endswith(".parquet") and (column is not None or unit not in (None, "s")):
+        raise ValueError(
+            f"{shown(path)}: of a .parquet file the column `{STEP_TIME}` is read, in s; drop "
+            "`--column` and `--unit`, or give a .csv file."
+        )
+    is_ours = column is None and unit in (None, "s") and _has_step_times(path, name)
+    if name.endswith(".parquet") or is_ours:
         return Measured(tuple(read_runs(path)), (), shown(path))
     with located(shown(path)):
         try:
@@ -89,7 +105,7 @@ def read_log(
             raise ValueError(f"it cannot be read ({why}); give another file.") from None
         try:
             all_series = _series_of(name, content, column, unit)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, csv.Error) as error:
             raise ValueError(f"{str(error).rstrip('.')}.") from None
         if not all_series:
             raise ValueError(
@@ -111,13 +127,21 @@ def _series_of(name: str, content: bytes, column: str | None, unit: str | None) 
     """The series that a file has."""
     if _EVENTS in name:
         return series_of_columns(columns_of_events(content), column, unit)
-    text = content.decode("utf-8-sig", "replace")
-    start = text.lstrip()[:1]
-    if start and start in "{[" and name.endswith((".json", ".jsonl")):
-        return series_of_columns(columns_of_json(text), column, unit)
-    if name.endswith(".csv") or column is not None:
+    text = content.decode("utf-16" if content[:2] in _UTF_16 else "utf-8-sig", "replace")
+    if text.lstrip().startswith(("{", "[")):  # Lines of a log may begin so, too.
+        try:
+            return series_of_columns(columns_of_json(text), column, unit)
+        except json.JSONDecodeError as error:
+            if name.endswith((".json", ".jsonl")):
+                raise ValueError(f"it is damaged JSON ({error})") from None
+    if name.endswith((".csv", ".tsv")) or column is not None or has_step_times(text):
         return series_of_columns(columns_of_csv(text), column, unit)
-    series = series_of_lines(text.splitlines())
+    series = series_of_lines(text)
+    if series is not None and unit is not None:
+        raise ValueError(
+            f"it is a log of {series.source}, whose unit is known; `--unit` is that of a table's "
+            "column: drop it"
+        )
     return [] if series is None else [series]
 
 
@@ -128,10 +152,17 @@ def _measured(all_series: list[Series], job: Job | None) -> Measured:
         times = _seconds(series, job)
         wrong = ~((times > 0) & (times < 1e9))
         if wrong.any():
-            raise ValueError(f"step {series.steps[wrong][0]} took {times[wrong][0]:g} s.")
+            raise ValueError(
+                f"step {series.steps[wrong][0]} took {times[wrong][0]:g} s, where a positive time "
+                "is needed; give another file, or a table with `--column` and `--unit`."
+            )
         # A step that is written twice, as by several ranks, is read once.
         again = np.flatnonzero(np.diff(series.steps, prepend=series.steps[0] - 1) != 0)
-        ends = np.flatnonzero(np.diff(series.steps[again]) < 0) + 1
+        back = np.diff(series.steps[again]) < 0
+        if np.sum(back) > max(_MOST_RESTARTS * len(again), 3):
+            raise ValueError("several ranks or runs have written it in turn; give a log of one.")
+        restarts = [] if series.restarts is None else np.flatnonzero(series.restarts[again][1:])
+        ends = np.union1d(np.flatnonzero(back), restarts).astype(int) + 1
         for run in np.split(again, ends):
             kept, kinds = counted_steps(times[run], series, run)
             left_out.update({left.kind: left.count for left in kinds})

@@ -24,6 +24,7 @@ class Series:
     - `unit`: one of `UNITS`.
     - `source`: the framework that wrote them, or the name of their column.
     - `pauses`: by its kind, whether a pause was written before each value, `(values,)` each.
+    - `restarts`: whether another run begins with each value, `(values,)`; `None` if none does.
     - `smoothed`: whether a value depends on those before it, so that only their level is known.
     """
 
@@ -32,6 +33,7 @@ class Series:
     unit: str
     source: str
     pauses: dict[str, Bool[np.ndarray, " values"]] = dataclasses.field(default_factory=dict)
+    restarts: Bool[np.ndarray, " values"] | None = None
     smoothed: bool = False
 
 

@@ -17,7 +17,8 @@ _PROGRAMS = {
 }
 _SMALL = 0.1  # The most that transfer may be of the time of a size that shows the latency.
 # Bytes, count, type, operation, root, and, out of place, microseconds and the two bandwidths.
-_ROW = re.compile(r"\s*(\d+)\s+\d+\s+\S+\s+(\S+)\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s")
+_NUMBER = r"\s+(\d+(?:\.\d+)?)"
+_ROW = re.compile(rf"\s*(\d{{1,18}})\s+\d+\s+\S+\s+(\S+)\s+-?\d+{3 * _NUMBER}\s")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def nccl_test_of(text: str, name: str = "") -> NcclTest:
     rows = [match.groups() for match in map(_ROW.match, text.splitlines()) if match]
     if not rows:
         raise ValueError("it has no rows of nccl-tests, such as `all_reduce_perf` prints")
-    of_size = {int(row[0]): row for row in rows if float(row[2]) > 0 and float(row[3]) > 0}
+    of_size = {int(row[0]): row for row in rows if all(float(cell) > 0 for cell in row[2:])}
     rows = [of_size[size] for size in sorted(of_size) if size]
     if not rows:
         raise ValueError("none of its rows has a size and a time")
