@@ -1146,3 +1146,19 @@ def test_random_input_makes_a_job_or_one_sentence(seed, tmp_path):
 def test_models_with_experts_that_ran_on_16_gpus_fit(shared, name):
     job = import_job(shared / "cases" / name, 16, cluster="hgx-h800").job
     assert memory(job).fits
+
+
+@pytest.mark.parametrize(
+    ("count", "attention", "mlp", "pattern"),
+    # As `allocate_layers` of Megatron-LM (core 0.15) gives them.
+    [(8, 0.25, 0.25, "MM*-M*M-"), (12, 0.08, 0.5, "M-M-M-*-M-M-"), (10, 0.0, 0.5, "M-M-M-M-M-")],
+)
+def test_layers_in_shares_are_spread_as_in_megatron(count, attention, mlp, pattern):
+    sizes = {"hidden-size": 512, "num-attention-heads": 8, "max-position-embeddings": 512}
+    shares = {"hybrid-attention-ratio": attention, "hybrid-mlp-ratio": mlp, "num-layers": count}
+    further = {"bf16": True, "vocab-size": 1000, "mamba-num-heads": 16, "mamba-head-dim": 64}
+    tables = [
+        from_megatron(sizes | further | layers, 1)["model"]["layers"]
+        for layers in (shares, {"hybrid-layer-pattern": pattern})
+    ]
+    assert tables[0] == tables[1]

@@ -225,6 +225,7 @@ def _encoder_and_decoder(read: Reader) -> tuple[list[Table], Table]:
 def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> list[Table]:
     """The layers with a module of attention, which is `local` in those that see only a window."""
     pattern = read.text("hybrid-layer-pattern") or read.text("hybrid-override-pattern")
+    pattern = pattern or _pattern_of_shares(read)
     if pattern:
         main, *further = pattern.split("/")
         unknown = set(main) - {*_SYMBOLS, "|"}
@@ -257,6 +258,29 @@ def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> lis
     if "num-experts" in read:
         experts = _chosen(read, "moe-layer-freq", range(count), lambda i, every: i % every == 0)
     return merged(zip(seen, ("moe" if one else "mlp" for one in experts), strict=True))
+
+
+def _pattern_of_shares(read: Reader) -> str:
+    """The pattern of layers whose kinds are given by their shares; empty without these. Attention
+    is evenly between sections of Mamba-2, then MLPs among what is left of it (Megatron-LM,
+    `megatron/core/ssm/mamba_hybrid_layer_allocation.py`).
+    """
+    shares = [read.rate(f"hybrid-{kind}-ratio", 0.0) for kind in ("attention", "mlp")]
+    if not any(shares) or sum(shares) > 1:
+        return ""
+    count = read.layers("num-layers")
+    attention, mlp = (round(count * share) for share in shares)
+    letters = ["M"] * count
+    for letter, number, sections in (("*", attention, attention + 1), ("-", mlp, mlp)):
+        if not number:
+            continue
+        length = left = (letters.count("M") - number) / sections
+        for i in range(count):
+            if letters[i] == "M" and left < 0.5:
+                letters[i], left = letter, left + length
+            elif letters[i] == "M":
+                left -= 1
+    return "".join(letters)
 
 
 def _window(read: Reader) -> int | None:
