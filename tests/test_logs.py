@@ -435,3 +435,25 @@ def test_a_log_has_a_verdict_by_one_command(job, log, options, left_out, capsys)
 def test_only_a_log_says_what_its_job_is(capsys):
     assert main(["diagnose", "--step-time", "2"]) == 2
     assert "Give the JOB that was measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["JOB", "--step-time", "2", "--unit", "ms"],
+            "`--column` and `--unit` are those of a table",
+        ),
+        (["JOB", "--log", "LOG", "--batch", "8"], "describe the job of a --log; drop them, or JOB"),
+        (["--log", "LOG"], "give JOB, or --config"),
+        (["JOB", "--log", "FOLDER"], "prism-jax: FOLDER: this is a folder"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words, message, tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("\n".join(LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)))
+    names = {"JOB": "examples/job.toml", "LOG": str(log), "FOLDER": str(tmp_path)}
+    assert main(["diagnose", *(names.get(word, word) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message.replace("FOLDER", str(tmp_path)) in error

@@ -175,6 +175,14 @@ def diagnose(given: Given) -> Output:
         raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
     if given.names and not given.trace:
         raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
+    if (given.column or given.unit) and not (given.log or given.measured):
+        raise ValueError(
+            "`--column` and `--unit` are those of a table; give a --log or --measured, too."
+        )
+    if given.job is not None and (given.config or given.cluster or given.batch):
+        raise ValueError(
+            "`--config`, `--cluster` and `--batch` describe the job of a --log; drop them, or JOB."
+        )
     job = _job_of_log(given) if given.job is None else _load.load(given)
     has_model = _load.has_model(job)
     if not (has_model or (_load.job_of(job) and given.trace is not None)):
@@ -234,13 +242,19 @@ def _job_of_log(given: Given) -> Any:
         raise ValueError("Give the JOB that was measured; only a --log may print it.")
     changes = [text for text in given.overrides if not text.startswith("world_size=")]
     gpus = [int(text.partition("=")[2]) for text in given.overrides if text not in changes]
-    found = prism.importers.import_job(
-        given.config or [given.log],
-        gpus[-1] if gpus else None,
-        cluster=given.cluster,
-        batch=given.batch,
-        overrides=changes,
-    )
+    try:
+        found = prism.importers.import_job(
+            given.config or [given.log],
+            gpus[-1] if gpus else None,
+            cluster=given.cluster,
+            batch=given.batch,
+            overrides=changes,
+        )
+    except ValueError as error:
+        if given.config:
+            raise
+        what = "if it does not print the arguments of its job, give JOB, or --config"
+        raise ValueError(f"{str(error).rstrip('.')}; {what}.") from None
     if found.question:
         raise ValueError(found.question)
     for note in found.notes:

@@ -95,14 +95,14 @@ def read_log(
     is_ours = column is None and unit in (None, "s") and _has_step_times(path, name)
     if name.endswith(".parquet") or is_ours:
         return Measured(tuple(read_runs(path)), (), shown(path))
+    try:
+        content = read_file(path, _MOST_BYTES)
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise ValueError(f"{shown(path)}: it cannot be read ({why}); give another.") from None
     with located(shown(path)):
-        try:
-            content = read_file(path, _MOST_BYTES)
-        except FileNotFoundError:
-            raise ValueError("there is no such file; give another.") from None
-        except OSError as error:
-            why = (error.strerror or "").lower()
-            raise ValueError(f"it cannot be read ({why}); give another file.") from None
         try:
             all_series = _series_of(name, content, column, unit)
         except (ValueError, RecursionError, csv.Error) as error:
