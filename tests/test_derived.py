@@ -78,6 +78,10 @@ def test_files_hold_only_what_was_given(path, tmp_path):
     assert not {"num_nodes", "schedule"} & {*table}
     assert load_job(again) == job
     assert load_job(again, ["world_size=128"]).layout.dp == 64
+    # Without the number of GPUs no layout follows, as of the file.
+    for change in (load_job(path).replace, lambda **values: load_job(path, values)):
+        with pytest.raises(ValueError, match="or `world_size`, from which it follows"):
+            change(world_size=None)
     # What is given stays given, also where it would follow.
     save_job(load_job(path, ["layout.dp=64", "num_nodes=8"]), again)
     table = tomllib.loads(again.read_text())

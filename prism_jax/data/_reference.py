@@ -223,7 +223,8 @@ def given_keys(job: Job, name: str) -> dict[str, Any]:
             return [only(one, f"{prefix}[{i}]") or {} for i, one in enumerate(value)]
         return given.get(prefix)
 
-    return {"layout": {}} | only(_table(job), "")
+    table = only(_table(job), "")
+    return table if "world_size" in table else {"layout": {}} | table
 
 
 def _origins(job: Job, name: str) -> Iterator[tuple[str, Any, bool, _Origin]]:
