@@ -312,3 +312,21 @@ def test_the_launches_of_another_thread_than_the_optimizers_are_a_backward():
         {"forward": 2.97e-6, "backward": 5.94e-6, "optimizer": 0.99e-6, "copies": 0}
     )
     assert found.step_times_s == pytest.approx([10e-6] * 4, rel=0.01)
+
+
+def test_optimizers_bound_steps_whose_rest_is_a_graph():
+    """Without marks, and without names of what the graph runs; also if two follow one another."""
+    spans = SpanList()
+    for step in range(5):
+        at = 1000 * step
+        spans.add(Kind.LAUNCH, at, at + 1, "cudaGraphLaunch", "main", 10 * step)
+        for i in range(8):
+            spans.add(Kind.KERNEL, at + 100 * i + 2, at + 100 * i + 100, "gemm", "7", 10 * step)
+        for i in (8, 9):
+            begin, link = at + 100 * i, 10 * step + i
+            spans.add(Kind.RANGE, begin, begin + 9, f"Optimizer.step#{i}.step", "main")
+            spans.add(Kind.LAUNCH, begin + 1, begin + 2, "cudaLaunchKernel", "main", link)
+            spans.add(Kind.KERNEL, begin + 2, begin + 100, "adam", "7", link)
+    found = contents([RankTrace(spans.spans(), {}, 0, 0)])
+    assert found.training is True
+    assert found.step_times_s == pytest.approx([1e-6] * 5, rel=0.01)

@@ -117,11 +117,13 @@ def _marks(spans: Spans, names: RangeNames) -> list[tuple[int, int, int]]:
     for name, start, end in zip(*columns, strict=True):
         number = numbers[name] or 0
         found.setdefault(number, (number, start, end))
+    marks = sorted(found.values(), key=lambda mark: mark[1])
+    most = it.accumulate((number for number, *_ in marks), max)
+    marks = [mark for mark, number in zip(marks, most, strict=True) if mark[0] == number]
     if names.step is not None:
-        return sorted(found.values(), key=lambda mark: mark[1])
+        return marks
     if len(chosen) > 2 * len(found):  # Numbers that repeat count something within a step.
         return []
-    marks = sorted(found.values(), key=lambda mark: mark[1])
     nexts = [*marks[1:], (-1, 0, 0)][: len(marks)]
     lasts = [  # A pause that is longer than a step is not part of it.
         after if following == number + 1 and after - end < end - start else end
@@ -131,17 +133,18 @@ def _marks(spans: Spans, names: RangeNames) -> list[tuple[int, int, int]]:
 
 
 def _between_optimizers(work: Work) -> list[tuple[int, int, int]]:
-    """From each optimizer to the next one after a forward; the first step begins with the first
-    kernel if it has as many kernels as the next.
+    """From each optimizer to the next one after a forward and a backward; the first step begins
+    with the first kernel if it has as many kernels as the next.
     """
     ranges = [r for r in work.ranges if r.op == OPTIMIZER]
-    forward = work.launched[(work.phase == FORWARD) & (work.what == COMPUTES)]
+    # What a graph runs has no phase.
+    forward = work.launched[np.isin(work.phase, (-1, FORWARD)) & (work.what == COMPUTES)]
     backward = work.launched[work.phase == BACKWARD]
+    needed = [launched for launched in (forward, backward) if len(launched)]
     ends: list[int] = []
     for r in ranges:
-        between = np.searchsorted(forward, [ends[-1], r.start]) if ends else [0, 1]
-        during = np.searchsorted(backward, [ends[-1], r.start]) if ends else [0, 1]
-        if between[0] < between[1] and during[0] < during[1]:
+        between = [np.searchsorted(x, [*ends[-1:], r.start]) for x in needed]
+        if not ends or all(low < high for low, high in between):
             ends.append(r.end)
         else:
             ends[-1] = r.end

@@ -15,7 +15,7 @@ from ._rank_ops import ops_of_work
 from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, RankTrace, Spans
 from ._steps import Steps, steps_of, whole_recording
 from ._trace import COMPUTE, INPUT, RangeNames
-from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, work_of
+from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within, work_of
 
 
 # Exchanges between two stages wait for these; compute cannot hide them.
@@ -145,9 +145,8 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
         return RankWhere(rank, (), 0.0, None, None, None, (), (), {}, (), steps.warm_up)
     seconds = steps.seconds
     cover = _Cover(work)
-    parts = (cover.computes, cover.talks)
-    computes, talks = (x(steps.end) - x(steps.start) for x in parts)
-    either, busy = (x(steps.end) - x(steps.start) for x in (cover.either, cover.busy))
+    covers = (cover.computes, cover.talks, cover.either, cover.busy)
+    computes, talks, either, busy = (within(x, steps.start, steps.end) for x in covers)
     shares = (computes, talks, either - computes, seconds - busy)
     cv = float(times.std() / times.mean()) if len(times) >= 4 else None
     # What was launched before the recording is of no step.
@@ -352,26 +351,24 @@ def _times(trace: RankTrace, names: RangeNames) -> RankTimes:
     whole = np.stack([steps.number, steps.start, steps.end], axis=1)
     of_step, *parts = np.array(compute or whole, np.int64).reshape(-1, 3).T
     never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
-    computes, talks = work.what == COMPUTES, work.what == TALKS
-    hideable = talks & ~never[work.message]
-
-    def within(chosen: Bool[np.ndarray, " kernels"], start, end) -> Float[np.ndarray, " windows"]:
-        cover = covered(work.start[chosen], work.end[chosen])
-        return cover(end) - cover(start)
-
-    waits = within(computes | talks, *parts) - within(computes, *parts)
-    own = (parts[1] - parts[0]) * 1e-9 - waits
-    busy = within(computes, steps.start, steps.end)
-    everything = within(work.what >= 0, steps.start, steps.end)
+    hideable = (work.what == TALKS) & ~never[work.message]
+    cover, window = _Cover(work), (steps.start, steps.end)
+    talks, with_talks = (
+        covered(work.start[chosen], work.end[chosen])
+        for chosen in (hideable, hideable | (work.what == COMPUTES))
+    )
+    own = (
+        (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts) + within(cover.computes, *parts)
+    )
     idle = _idle(trace.spans, work, steps) if work.on_device and len(steps) else {}
     return RankTimes(
         trace.rank or 0,
         steps.number,
         step_s=steps.seconds,
         own_s=np.bincount(np.searchsorted(steps.number, of_step), own, len(steps)),
-        communication_s=within(hideable, steps.start, steps.end),
-        exposed_s=within(computes | hideable, steps.start, steps.end) - busy,
-        idle_s=(steps.seconds - everything) * work.on_device,
+        communication_s=within(talks, *window),
+        exposed_s=within(with_talks, *window) - within(cover.computes, *window),
+        idle_s=(steps.seconds - within(cover.busy, *window)) * work.on_device,
         launches_s=idle.get("launches", 0.0),
         input_s=idle.get("input", 0.0),
     )

@@ -272,6 +272,11 @@ def covered(
     return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, seconds)
 
 
+def within(cover: Callable[[np.ndarray], np.ndarray], start, end) -> np.ndarray:
+    """The seconds that are covered from each start to its end."""
+    return cover(end) - cover(start)
+
+
 def union(start, end) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
     """The starts and ends of what some spans cover together."""
     order = np.argsort(start, kind="stable")
