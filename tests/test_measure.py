@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import sys
 import time
 
 import jax
@@ -13,12 +14,14 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.cluster import compute_latency
-from prism_jax.data import load_job, save_job
+from prism_jax.data import load_job, load_operators, save_job
 from prism_jax.measure import (
     Call,
     Timed,
+    Torch,
     calls_of,
     compute_kernels,
+    kind_of,
     nccl_test_of,
     rates_of,
     save_machine,
@@ -295,3 +298,32 @@ def test_nccl_tests_on_the_command_line(tmp_path, capsys):
     assert "no rows of nccl-tests" in capsys.readouterr().err
     assert main(["fit-kernels"]) == 2
     assert "Give TABLE" in capsys.readouterr().err
+
+
+def test_without_pytorch_its_kernels_are_refused_in_a_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))  # The command changes it.
+    assert main(["measure", "--with", "torch", "--out", str(tmp_path / "machine")]) == 2
+    assert "`--with torch` needs PyTorch, which is not installed here" in capsys.readouterr().err
+    assert not (tmp_path / "machine").exists()
+
+
+def test_classes_of_kernels_have_the_variability_of_their_kind():
+    kinds = {"attention_backward-64": "attention", "softmax-backward": "loss", "halves": ""}
+    kinds |= {"optimizer-adam-16": "optimizer", "reduce": "norm", "gather": "embedding"}
+    kinds |= {"attention_backward": "attention", "gemm": "gemm", "copies": "copies"}
+    assert {name: kind_of(name) for name in kinds} == {
+        name: kind or "elementwise" for name, kind in kinds.items()
+    }
+
+
+def test_pytorch_measures_each_class_that_lists_of_operators_name():
+    pytest.importorskip("torch")
+    calls = Torch().calls(None)
+    measured = {call.kernel for call in calls if not call.dtype}
+    operators = load_operators("pytorch-2026")
+    lists = [*operators.fp32.values(), *operators.bf16.values()]
+    named = [one.get(name, ()) for one in lists for name in ("forward", "backward")]
+    assert {entry.split()[0] for entries in named for entry in entries} <= measured
+    for call in calls:
+        assert call.run() == ()

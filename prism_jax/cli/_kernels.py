@@ -14,7 +14,7 @@ import prism_jax as prism
 from .. import data
 from .._files import shown
 from .._misc import counted, quoted
-from .._summary import Column, Table, plain
+from .._summary import GIB, Column, Table, plain
 from . import _load
 from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
@@ -65,18 +65,24 @@ def _variability() -> Output:
 
 @command(
     "--progress",
-    how={"--seconds": number(0, "seconds, 0 to 1e9"), "--out": REQUIRED},
+    how={
+        "--seconds": number(0, "seconds, 0 to 1e9"),
+        "--with": {"dest": "library", "choices": ("jax", "torch"), "default": "jax"},
+        "--out": REQUIRED,
+    },
     csv=True,
     writes=Writes("--out", names=lambda: prism.measure.FILES),
 )
 def measure(given: Given) -> Output:
-    """Measure the kernels of this machine through JAX, and write it as a cluster for jobs.
+    """Measure the kernels of this machine, and write it as a cluster for jobs.
 
     --job JOB  a job, whose layers on one device have the measured shapes (a grid of widths, in
         bf16)
     --quick  measure for a minute, not for ten
     --seconds S  for how long to compile and measure (600); what is not compiled in half of it is
         left out
+    --with LIBRARY  through jax (the default); or through torch, for jobs of plain PyTorch: each
+        class of its kernels, how long a launch takes, and the memory of an empty process
     --out FOLDER  the folder to write
 
     example: prism-jax measure --quick --out my_machine
@@ -89,15 +95,20 @@ def measure(given: Given) -> Output:
     path = os.path.join(given.out, "cluster.toml")
     seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
     job = data.load_job(given.job) if given.job else None
-    calls = machine.calls_for(job, jax.local_devices(), seconds)
+    torch = machine.Torch() if given.library == "torch" else None
+    if torch is None:
+        calls, empty = machine.calls_for(job, jax.local_devices(), seconds), None
+    else:
+        calls, empty = [torch.calls(job)], torch.empty()
     _load.say(given, f"measuring {len(calls[0])} calls on each device")
     left = max(seconds - (time.perf_counter() - begin), 0.0)
-    timed = machine.time_calls(calls, left, progress=_load.wants_progress(given))
+    timed = machine.time_calls(calls, left, progress=_load.wants_progress(given), empty=empty)
     if timed.interrupted:
         _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = machine.split_scatter(timed.seconds, timed.kinds)
     words = f"{f'--job {quoted(given.job)} ' if given.job else ''}--seconds {seconds:g}"
-    machine.save_machine(given.out, timed, scatter, f"prism-jax measure {words}")
+    words += f" --with {given.library}" * (torch is not None)
+    machine.save_machine(given.out, timed, scatter, f"prism-jax measure {words}", torch)
     devices, _, rounds = timed.seconds.shape
     result = {
         "machine": given.out,
@@ -108,8 +119,16 @@ def measure(given: Given) -> Output:
         "kernels": plain(machine.rates_of(timed)),
         **plain(scatter),
     }
+    blocks: list[Any] = [_rates(result)]
+    if torch is not None:
+        result |= {"launch_s": torch.launch_s(), "context_bytes": torch.context_bytes}
+        blocks.append(
+            f"a launch takes {1e6 * result['launch_s']:.3g} us, and what a framework does around "
+            "it more: `training.host_forward_s`, `training.host_backward_s`; an empty process has "
+            f"{torch.context_bytes / GIB:.2f} GiB"
+        )
     use = f"{shown(path)}: written; for a job: `--set cluster={shown(path)} --set num_nodes=1`"
-    return Output(result, [_rates(result), use])
+    return Output(result, [*blocks, use])
 
 
 def _rates(result: dict[str, Any]) -> Table:
@@ -120,7 +139,7 @@ def _rates(result: dict[str, Any]) -> Table:
         Column("size", "size", ".4g"),
         Column("mean", "seconds", ".4g", "ms", scale=1e3),
         Column("per second", lambda row: row["size"] / row["seconds"], ".4g"),
-        Column("residual", lambda row: residual[row["kernel"].removesuffix("_backward")], ".3f"),
+        Column("residual", lambda row: residual[prism.measure.kind_of(row["kernel"])], ".3f"),
     )
     rounds, devices = counted(result["rounds"], "round"), counted(result["devices"], "device")
     notes = [

@@ -5,6 +5,8 @@ from ._time import (
     Scatter as Scatter,
     Timed as Timed,
     calls_for as calls_for,
+    kind_of as kind_of,
     split_scatter as split_scatter,
     time_calls as time_calls,
 )
+from ._torch import Torch as Torch

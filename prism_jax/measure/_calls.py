@@ -20,7 +20,7 @@ from ..workload import Kernel, lower, rows_of
 # Kernels that move more bytes than this, which fit into no cache, are no faster for each byte.
 MOST_BYTES = 2**28
 _MOVING = ("norm", "elementwise", "embedding", "loss", "optimizer", "copies")
-_ATTENTION = re.compile(
+ATTENTION = re.compile(
     r"\S+ (\d+)x(\d+)x(\d+)x(\d+)x(\d+)(\+\d+)?( all)?(?: window(\d+))? (forward|backward)"
 )
 
@@ -110,7 +110,7 @@ def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> 
             yield _product(kernel, array)
         elif kernel.kind == "convolution":
             yield _convolution(kernel, array)
-        elif found := _ATTENTION.fullmatch(kernel.size):
+        elif found := ATTENTION.fullmatch(kernel.size):
             yield _attention(kernel, found, array)
     moves = {(one.kind, int(one.size.partition("B")[0])) for one in kernels if one.kind in _MOVING}
     sums = min((size for kind, size in moves if kind == "elementwise"), default=0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..data import Constant, Source, Variation, save_source, write_csv, write_toml, write_variations
 from ._time import Scatter, Timed
+from ._torch import Torch
 
 
 # What is written.
@@ -50,7 +51,11 @@ def rates_of(timed: Timed) -> list[Rate]:
 
 
 def save_machine(
-    folder: str | os.PathLike[str], timed: Timed, scatter: Scatter, command: str
+    folder: str | os.PathLike[str],
+    timed: Timed,
+    scatter: Scatter,
+    command: str,
+    torch: Torch | None = None,
 ) -> None:
     """Writes a measured machine as files that a job names: `cluster.toml` of one node, with
     `device.toml`, whose peaks are the best measured rates, and the kernels of both.
@@ -63,9 +68,14 @@ def save_machine(
     - `folder`: is made if it is not there.
     - `timed`, `scatter`: what was measured.
     - `command`: with which command.
+    - `torch`: what measured it, if that is not JAX.
     """
-    device = jax.tree.leaves(timed.calls[0].run())[0].devices().pop()
-    where = f"prism-jax measure: JAX {jax.__version__} on {device.device_kind}"
+    if torch is None:
+        device = jax.tree.leaves(timed.calls[0].run())[0].devices().pop()
+        where = f"prism-jax measure: JAX {jax.__version__} on {device.device_kind}"
+        memory = (device.memory_stats() or {}).get("bytes_limit")
+    else:
+        where, memory = f"prism-jax measure: {torch.where}", torch.memory_bytes
     folder, rates = pathlib.Path(folder), rates_of(timed)
     network = folder / "network"
     network.mkdir(parents=True, exist_ok=True)
@@ -90,7 +100,7 @@ def save_machine(
     write_csv(folder / "calls.csv", ("kernel", "dtype", "latency_s", *_SHAPE), shaped)
     for each in (folder, network):
         save_source(each, _source(timed, scatter, where, command))
-    for name, table in _hardware(folder.resolve().name, device, peaks, len(timed.seconds)).items():
+    for name, table in _hardware(folder.resolve().name, memory, peaks, len(timed.seconds)).items():
         write_toml(folder / f"{name}.toml", name, {"source": where, **table})
 
 
@@ -105,10 +115,11 @@ def _law(component: str, kernel: str, sigma: float, source: str) -> Variation:
     return Variation(kernel, component, family, {name: float(f"{value:.4g}")}, source)
 
 
-def _hardware(name: str, device: Any, peaks: dict[str, float], number: int) -> dict[str, Any]:
+def _hardware(
+    name: str, memory: float | None, peaks: dict[str, float], number: int
+) -> dict[str, Any]:
     """The tables of the device and of the cluster."""
-    memory = (device.memory_stats() or {}).get("bytes_limit")
-    if memory is None:  # A CPU, whose memory is that of the machine.
+    if not memory:  # A CPU, whose memory is that of the machine.
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     link = {"name": "devices", "group": number, "bandwidth_bytes_per_s": peaks[""]}
     of_device = {"memory_bytes": float(memory), "memory_bandwidth_bytes_per_s": peaks[""]}

@@ -19,6 +19,10 @@ from ._calls import Call, calls_of, grid_job, stream_calls
 
 
 FEWEST_ROUNDS = 10
+KINDS = ("gemm", "convolution", "attention", "attention_backward", "norm", "elementwise")
+KINDS += ("embedding", "loss", "optimizer", "copies")
+_CLASSES = {"attention": "attention", "softmax": "loss", "optimizer": "optimizer"}
+_CLASSES |= {"gather": "embedding", "reduce": "norm", "columns": "norm", "fused-norm": "norm"}
 # Fewer tell nothing of what rounds have in common.
 _LEAST_ROUNDS = 3
 _MOST_ROUNDS = 2000
@@ -54,11 +58,24 @@ class Timed:
     @property
     def kinds(self) -> list[str]:
         """The kind of kernel of each call, which decides its variability."""
-        return [call.kernel.removesuffix("_backward") for call in self.calls]
+        return [kind_of(call.kernel) for call in self.calls]
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of kernel that decides the variability of one of a table: that of a job's kernels,
+    of which the classes of operators are elementwise or as they are listed here.
+    """
+    if kernel in KINDS:
+        return kernel.removesuffix("_backward")
+    return next((kind for word, kind in _CLASSES.items() if kernel.startswith(word)), "elementwise")
 
 
 def time_calls(
-    calls_on: Sequence[Sequence[Call]], seconds: float, *, progress: bool = False
+    calls_on: Sequence[Sequence[Call]],
+    seconds: float,
+    *,
+    progress: bool = False,
+    empty: Callable[[], object] | None = None,
 ) -> Timed:
     """Times calls in rounds: each round runs every call once on one device after the other, so that
     what changes slowly is the same for all calls of a round and not noise of one of them.
@@ -75,16 +92,17 @@ def time_calls(
         not compiled in half of the time are left out, if there are products and others before.
         After Ctrl-C the rounds so far count, if they are ten.
     - `progress`: whether to show a progress bar.
+    - `empty`: the empty call, if it is not one of JAX.
     """
     begin, every = time.perf_counter(), len(calls_on[0])
     calls_on = _compiled(calls_on, begin + seconds / 2)
-    empty = [_empty(calls) for calls in calls_on]
+    nothings = [empty or _empty(calls) for calls in calls_on]
     rounds, end, stopped = [], begin + seconds, False
     with progress_bar(None, progress, "measuring", "round") as advance, interruptible() as ended:
         while len(rounds) < _LEAST_ROUNDS or (
             time.perf_counter() < end and len(rounds) < _MOST_ROUNDS
         ):
-            pairs = zip(empty, calls_on, strict=True)
+            pairs = zip(nothings, calls_on, strict=True)
             rounds.append([[_once(nothing), *(_once(c.run) for c in cs)] for nothing, cs in pairs])
             advance(1)
             if stopped := ended.take():
