@@ -330,3 +330,29 @@ def test_optimizers_bound_steps_whose_rest_is_a_graph():
     found = contents([RankTrace(spans.spans(), {}, 0, 0)])
     assert found.training is True
     assert found.step_times_s == pytest.approx([1e-6] * 5, rel=0.01)
+
+
+def test_shapes_of_the_hosts_ranges_tell_sizes_in_files_of_2023(tmp_path):
+    """Of two tensors that are reduced together, and of one of whole numbers of eight bytes."""
+    events = []
+    ranges = [
+        ("all_reduce", [[3, 5], [10]], ["float", "float"]),
+        ("all_to_all", [[24]], ["long int"]),
+    ]
+    for i, (kind, shapes, types) in enumerate(ranges):
+        at = 100 * i
+        own = {"Input Dims": shapes, "Input type": types}
+        name = ("ncclKernel_AllReduce_RING_LL_Sum_float", "ncclKernel_SendRecv_RING_SIMPLE")[i]
+        for cat, text, start, args in (
+            ("user_annotation", f"nccl:{kind}", at, own),
+            ("cuda_runtime", "cudaLaunchKernel", at + 20, {"correlation": i}),
+            ("kernel", name, at + 30, {"correlation": i}),
+        ):
+            event = {"ph": "X", "cat": cat, "name": text, "tid": 1, "pid": 1, "dur": 10}
+            events.append(event | {"ts": start, "args": args})
+    (tmp_path / "a.json").write_text(json.dumps(events))
+    rows = contents(read_ranks(tmp_path / "a.json")).collectives
+    assert {(row.kind, row.size, row.bytes) for row in rows} == {
+        ("all_reduce", 25, 100),
+        ("all_to_all", 24, 192),
+    }

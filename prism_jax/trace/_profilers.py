@@ -5,6 +5,7 @@ exports of Nsight Systems (SQLite).
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import sqlite3
@@ -51,6 +52,8 @@ class _Args(msgspec.Struct, gc=False):
     size: Any = msgspec.field(name="In msg nelems", default=None)
     dtype: Any = None
     sequence: Any = msgspec.field(name="Seq", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b"[]"))
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw(b"[]"))
     name: Any = None
     tf_op: Any = None
 
@@ -171,7 +174,7 @@ class _Reader:
             kind, message, sequence = Kind.MESSAGE, _message(args), _whole(args.sequence)
             self.sequences[_whole(args.outer)] = sequence
         elif name.startswith(("gloo:", "nccl:")):
-            kind, message = Kind.MESSAGE, Message(collective_of(name))
+            kind, message = Kind.MESSAGE, _message_of_range(name, args)
         else:
             is_range = category in (_RANGE, _MODULE) or (category == _OLD and "::" not in name)
             kind = Kind.on_host(name, is_range)
@@ -205,6 +208,15 @@ def _message(args: _Args) -> Message:
     members, size = max(_whole(args.members), 0), max(_whole(args.size), 0)
     group = "" if args.group is None else str(args.group)
     return Message(collective_of(str(args.collective)), group, members, size, str(args.dtype or ""))
+
+
+def _message_of_range(name: str, args: _Args) -> Message:
+    """The message of a range such as `nccl:all_reduce`, which has the shapes of its inputs."""
+    shapes, types = (msgspec.json.decode(raw) for raw in (args.shapes, args.types))
+    rows = [row for row in shapes if isinstance(row, list)] if isinstance(shapes, list) else []
+    size = sum(math.prod(max(_whole(length), 0) for length in row) for row in rows if row)
+    dtype = str(types[0]) if isinstance(types, list) and types else ""
+    return Message(collective_of(name), "", 0, min(size, 2**62), dtype)
 
 
 def _whole(value: object) -> int:

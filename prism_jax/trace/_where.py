@@ -20,7 +20,16 @@ from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within, work_o
 
 # Exchanges between two stages wait for these; compute cannot hide them.
 _NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
-_BYTES = {"float": 4, "float32": 4, "int": 4, "double": 8, "long": 8, "int64": 8, "bool": 1}
+_BYTES = {
+    "float": 4,
+    "float32": 4,
+    "int": 4,
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "int64": 8,
+    "bool": 1,
+}
 _BYTES |= {
     "bfloat16": 2,
     "half": 2,
@@ -220,7 +229,9 @@ def _collectives(
 def _size_of(dtype: str) -> int:
     """The bytes of an element; four if the type is not known, and one for those of eight bits."""
     name = dtype.lower().removeprefix("c10::")
-    return _BYTES.get(name, 1 if name.startswith(("float8", "uint8")) else 4)
+    return _BYTES.get(
+        name, 1 if name.startswith(("float8", "uint8", "unsigned char", "signed char")) else 4
+    )
 
 
 def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
