@@ -10,6 +10,7 @@ import json
 import pathlib
 import re
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -52,8 +53,9 @@ _PARTS = {"gemm": "products", "norm": "elementwise", "embedding": "elementwise"}
 def plain_rows(data: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     """The rows of all tables, of a folder or of its `plain_h200/`."""
     folder = data if (data / "steps.csv").is_file() else data / "plain_h200"
-    steps = _read(folder / "steps.csv")
-    sizes = _read(folder / "memory.csv") if (folder / "memory.csv").is_file() else []
+    steps, sizes = _read(folder / "steps.csv"), []
+    if (folder / "memory.csv").is_file():
+        sizes = _read(folder / "memory.csv")
     peaks = (peak for row in (*steps, *sizes) for peak in _peak(row))
     rows = [*map(_step, steps), *peaks]
     return {"rows": [*rows, *_largest(sizes), *_parts(folder, steps)]}
@@ -98,6 +100,7 @@ def job_of(row: Mapping[str, str], batch: int | None = None) -> Job:
 
 
 def _model(name: str) -> dict[str, Any]:
+    """The table of a model, empty for one that is not known."""
     cut = re.fullmatch(r"(.*?)(?:-(\d+)-layers)?", name)
     assert cut is not None
     whole, depth = cut.groups()
@@ -112,7 +115,7 @@ def _model(name: str) -> dict[str, Any]:
         if whole.startswith("qwen2"):
             sizes["modules"] = {"attention": {"qkv_bias": True}}
     else:
-        raise ValueError(f"{name}: its sizes are not known here; add them to {__file__}.")
+        return {}
     sizes |= {"num_layers": int(depth)} if depth else {}
     if "modules" in sizes:
         sizes["layers"] = [{"modules": ["attention", "mlp"], "repeat": sizes["num_layers"]}]
@@ -120,8 +123,15 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of models whose sizes are known here, with a note on the others."""
     with path.open() as lines:
-        return list(csv.DictReader(lines))
+        rows = list(csv.DictReader(lines))
+    unknown = {name for name in {row["model"] for row in rows} if not _model(name)}
+    for name in sorted(unknown):
+        print(
+            f"{path}: the sizes of {name} are not known, so its rows are left out", file=sys.stderr
+        )
+    return [row for row in rows if row["model"] not in unknown]
 
 
 def _row(table: str, name: str, measured: float, predicted: float, *ends: float) -> dict[str, Any]:
