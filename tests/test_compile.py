@@ -23,7 +23,7 @@ def _compile(job, **changes):
     ("changes", "match"),
     [
         ({"layout": {"tp": 0}}, "Layout"),
-        ({"layout": {"dp": 1000}}, "8000"),
+        ({"layout": {"dp": 1000}}, "8,000 ranks"),
         ({"layout": {"tp": 3}}, "does not divide"),
         ({"training": {"dtype": "fp5"}}, "Training"),
         ({"training": {"zero": 4}}, "Training"),
