@@ -161,7 +161,8 @@ def diagnose(given: Given) -> Output:
     --measured STEP_TIMES  measured step times in the order of steps: a .csv or .parquet file with a
         column `step_time_s`, and a column `run` if there are several runs; or as of --log
     --step-time S  one measured step time, in seconds
-    --trace DIR  a folder with a Kineto trace of each rank, of the same steps
+    --trace TRACE  a profile as of `prism-jax trace`, or a folder with one of each rank, of the same
+        steps
     --ranks FILE  how slow each rank is: a .csv or .parquet file with a column `factor`, and `rank`,
         `gpu` or `node`
     --restart S  how long a restart without a slow rank takes, in seconds (600)
