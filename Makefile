@@ -22,7 +22,7 @@ NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
 	@echo "Next: source $(BIN)/activate, then prism-jax predict examples/job.toml, or prism-jax init" \
-		"my_job.toml for a job of yours. README.md has four things to do, docs/commands.md all."
+		"my_job.toml for a job of yours. README.md has five things to do, docs/commands.md all."
 
 # All but what takes longest, and what needs Chromium, Ray or the site; `make test-all` leaves out
 # nothing.
