@@ -176,6 +176,10 @@ def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     assert "vector" not in {table.kernel for table in older.efficiency}
     today = data.load_kernels(cluster, data.load_operators("pytorch-2026"))
     assert [source.name for source in today.sources] == ["h200-sxm-2026", "dgx-h100"]
+    # An H100 has the same die, which a note says.
+    same = data.load_kernels(data.load_cluster("dgx-h100", 1), data.load_operators("pytorch-2026"))
+    assert same.find_efficiency("gemm", "bf16") == today.find_efficiency("gemm", "bf16")
+    assert "the table of `h200-sxm-2026` is used" in same.notes[0]
     # Of an A100 only kinds that it lacks are those of another device.
     other = data.load_kernels(data.load_cluster("dgx-a100", 1), data.load_operators("pytorch-2026"))
     assert {"vector", "halves"} < {table.kernel for table in other.efficiency}

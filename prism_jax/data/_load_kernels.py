@@ -25,6 +25,7 @@ _DEFAULT = {"device": "h100-sxm", "cluster": "dgx-h100"}
 
 # Whose kernels were measured op by op; and which of these belong to its own table of products.
 _MEASURED = "h200-sxm"
+_SAME_DIE = "h100-sxm"  # What devices with the compute die of the H200 have as their kernels.
 _PRODUCTS = ("gemm-output", "gemm-unaligned")
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -111,10 +112,15 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
 def _of_year(device: Device, operators: Operators | None) -> Device:
     """The device with its kernels in the libraries of operators, if these were measured."""
     name = f"{device.name}-{operators.libraries}" if operators else ""
-    own = device.kernels is not None and is_path(device.kernels)
-    if own or name not in list_names("profile of kernels"):
+    known = list_names("profile of kernels")
+    if device.kernels is not None and is_path(device.kernels):
         return device
-    return msgspec.structs.replace(device, name=name, kernels=name)
+    if name in known:
+        return msgspec.structs.replace(device, name=name, kernels=name)
+    same = f"{_MEASURED}-{operators.libraries}" if operators else ""
+    if same in known and (device.kernels or device.name) == _SAME_DIE:
+        return msgspec.structs.replace(device, kernels=same)
+    return device
 
 
 def load_shapes(device: str) -> Shapes:
