@@ -453,7 +453,7 @@ def test_an_option_without_effect_is_refused(words, message, tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text("\n".join(LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)))
     names = {"JOB": "examples/job.toml", "LOG": str(log), "FOLDER": str(tmp_path)}
-    assert main(["diagnose", *(names.get(word, word) for word in words)]) == 2
+    assert main(["diagnose", *(names[word] if word in names else word for word in words)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message.replace("FOLDER", str(tmp_path)) in error

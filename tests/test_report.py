@@ -413,6 +413,7 @@ def test_the_law_follows_the_sliders(opened, report):
         ]
 
     first, second, *_ = report.sliders.sliders
+    assert first.name == "bandwidth of the outermost link"
     inputs = opened.find_elements(By.CSS_SELECTOR, ".sliders input")
     assert len(inputs) == len(report.sliders.sliders) == 6
     assert shown() == pytest.approx(expected({}), rel=2e-5)
@@ -427,6 +428,11 @@ def test_the_law_follows_the_sliders(opened, report):
         assert f"{values[slider.name]:.3g}" in entry.get_attribute("aria-valuetext")
         assert shown() == pytest.approx(expected(values), rel=2e-5)
     assert opened.execute_script(grey) != opened.execute_script(dark)
+    dots = (f"return document.querySelector('circle.{x}').getAttribute('cx')" for x in _LAWS)
+    was, now = (float(opened.execute_script(dot)) for dot in dots)
+    assert (now > was) == (expected(values)[1] > expected({})[1])
+    ends = opened.find_elements(By.CSS_SELECTOR, ".sliders p .faint")[:2]
+    assert [end.text for end in ends] == ["x 0.5", "x 2"]
     opened.find_element(By.CSS_SELECTOR, ".sliders button").click()
     assert shown() == pytest.approx(expected({}), rel=2e-5)
 

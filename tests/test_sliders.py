@@ -101,6 +101,29 @@ def test_p95_is_that_of_fresh_simulations_between_the_points(program, found):
     assert off < 0.1 * abs(found.check.simulated - own)
 
 
+def test_the_bandwidth_comes_first_where_it_matters_and_follows_what_is_sent(program):
+    def with_reduction(seconds):
+        return pipeline_program(
+            GPipe(1, 2),
+            forward=1.0,
+            variability=program.variability,
+            reduction=one_kernel("reduce_scatter", seconds, "network"),
+            num_replicas=64,
+        )
+
+    options = {"num_samples": 1024, "key": jax.random.key(0)}
+    found = sliders(program, bandwidth=lambda x: with_reduction(0.5 / x), **options)
+    first = found.sliders[0]
+    assert first.name == "bandwidth of the outermost link"
+    assert len(found.sliders) == 6
+    # Twice the bandwidth halves the last op, which all replicas wait for.
+    p50 = LEVELS.tolist().index(0.5)
+    assert first.change(2.0)[p50] == pytest.approx(-0.25, rel=0.1)
+    assert first.change(0.5)[p50] == pytest.approx(0.5, rel=0.1)
+    unmoved = sliders(program, bandwidth=lambda _: program, **options)
+    assert unmoved.sliders[0].name != first.name
+
+
 def test_sliders_at_their_own_values_change_nothing(program, found):
     same = moved(program, {slider.name: slider.own for slider in found.sliders})
     before, after = (

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,8 +25,10 @@ _HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
 LEVELS = np.array([*_HALF, 500, *(1000 - x for x in reversed(_HALF))]) / 1000
 P95 = LEVELS.tolist().index(0.95)
 _MOST, _POSITIONS = 6, 25
+_LEAST = 1e-4  # The share of p95 by which what can be set matters.
 # From a parameter's own value to the one beside it, for the derivative.
 _NEAR = 0.1
+_BANDWIDTH, _FACTORS = "bandwidth of the outermost link", (0.5, 1.0, 2.0)
 _RARE = _SLOW_GPUS, _STALLS = "slow GPUs", "stall rate"
 SHARED = {
     "rank": "spread of GPUs",
@@ -129,7 +131,7 @@ class Sliders:
     **Attributes:**
 
     - `law`: `(levels,)`, the quantiles of the program's own step time at `LEVELS`, in seconds.
-    - `sliders`: a slider for each parameter, that which moves p95 most first.
+    - `sliders`: a slider for each parameter: what can be set first, then that which moves p95 most.
     - `check`: how exact p95 is where the first two are moved together.
     - `num_samples`: how many steps each point is from.
     - `notes`: as in [`Sensitivity`][].
@@ -157,32 +159,50 @@ class Sliders:
         return np.maximum.accumulate(sum(changes, self.law))
 
 
-def sliders(program: Program, *, num_samples: int = 4096, key: "jax.Array") -> Sliders:
+def sliders(
+    program: Program,
+    *,
+    bandwidth: Callable[[float], Program] | None = None,
+    num_samples: int = 4096,
+    key: "jax.Array",
+) -> Sliders:
     """Simulates the six parameters that move p95 of the step time most at three values each, with
     common random numbers, and beside these for the derivatives.
 
     **Arguments:**
 
     - `program`: the step.
+    - `bandwidth`: the step with a factor on the bandwidth of the outermost link. If there is one
+        and it matters, it has the first slider.
     - `num_samples`: how many steps to simulate at each point.
     - `key`: a `jax.random` key.
 
     **Returns:**
 
-    A [`Sliders`][]: of factors on spreads (0 to 4) and on mean latencies of collectives (0.5 to 2),
-    and of the rates of stalls and of slow GPUs.
+    A [`Sliders`][]: of factors on spreads (0 to 4), on mean latencies of collectives and on the
+    bandwidth (0.5 to 2), and of the rates of stalls and of slow GPUs.
     """
     check_program(program, key)
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "margin": MARGIN}
     base = simulated_steps(moved(program, {}), key=key, **options)
 
     def law(values: Mapping[str, float], key: "jax.Array" = key, like: Any = base) -> np.ndarray:
-        return _law(simulated_steps(moved(program, values), key=key, like=like, **options))
+        others = dict(values)
+        factor = others.pop(_BANDWIDTH, None)
+        step = program if factor is None or bandwidth is None else bandwidth(factor)
+        return _law(simulated_steps(moved(step, others), key=key, like=like, **options))
 
     own = _law(base)
     parameters = _parameters(program)
+    if bandwidth is not None:
+        parameters[_BANDWIDTH] = (1.0, np.array(_FACTORS), [])
     highest = {name: law({name: values[-1]}) for name, (_, values, *_) in parameters.items()}
-    most = sorted(parameters, key=lambda name: -abs(highest[name][P95] - own[P95]))[:_MOST]
+    reach = {name: abs(law[P95] - own[P95]) for name, law in highest.items()}
+    most = sorted(parameters, key=lambda name: -reach[name])
+    if reach.get(_BANDWIDTH, 0.0) > _LEAST * own[P95]:
+        most.remove(_BANDWIDTH)
+        most.insert(0, _BANDWIDTH)
+    most = most[:_MOST]
     found: list[AbstractSlider] = []
     for name in most:
         at, values, *_ = parameters[name]
@@ -254,7 +274,7 @@ def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Lab
     spreads[_STALLS] = labels("stalls", parts["stalls"])
     means = {f"mean of {kind}": labels("kernel", [kind], "mean") for kind in collectives}
     found = {}
-    for some, values in ((spreads, [0.0, 1, 4]), (means, [0.5, 1, 2])):
+    for some, values in ((spreads, (0.0, 1.0, 4.0)), (means, _FACTORS)):
         found |= {name: (1.0, np.array(values), of) for name, of in some.items() if of}
     law, gpus = laws.rank, program.world_size
     if isinstance(law, Mixture) and len(law.components) == 2:

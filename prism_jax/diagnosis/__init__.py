@@ -6,7 +6,7 @@ from ._beside import (
     beside_table as beside_table,
     measured_beside as measured_beside,
 )
-from ._changes import quickest_change as quickest_change
+from ._changes import quickest_change as quickest_change, with_bandwidth as with_bandwidth
 from ._diagnose import (
     Diagnosis as Diagnosis,
     diagnose as diagnose,

@@ -168,10 +168,7 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
         wider = loads.unevenness.spread * value
         return Scenario(eqx.tree_at(lambda one: one.loads.unevenness.spread, program, wider))
     if name == "congested-link":
-        *inner, link = parts_of(job).cluster.links
-        slower = link.bandwidth_bytes_per_s / value
-        link = msgspec.structs.replace(link, bandwidth_bytes_per_s=slower)
-        return Scenario(compile_job(_with(job, "cluster", links=(*inner, link))))
+        return Scenario(compile_job(with_bandwidth(job, 1 / value)))
     if name == "no-overlap":
         return Scenario(compile_job(_with(job, "training", **dict.fromkeys(_OVERLAPS, False))))
     training = parts_of(job).training
@@ -179,6 +176,14 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
     floor = max(value, training.launch_floor_s)
     job = _with(job, "training", launch_floor_s=floor, cuda_graphs=graphs)
     return Scenario(compile_job(job))
+
+
+def with_bandwidth(job: Job, factor: float) -> Job:
+    """The job with a factor on the bandwidth of the outermost link."""
+    *inner, link = parts_of(job).cluster.links
+    bandwidth = factor * link.bandwidth_bytes_per_s
+    link = msgspec.structs.replace(link, bandwidth_bytes_per_s=bandwidth)
+    return _with(job, "cluster", links=(*inner, link))
 
 
 def _with(job: Job, part: str, **values: Any) -> Job:

@@ -28,7 +28,7 @@ from ..analysis import (
 )
 from ..calibration import Epistemic, epistemic
 from ..data import Job
-from ..diagnosis import Diagnosis, diagnose, hypotheses, quickest_change
+from ..diagnosis import Diagnosis, diagnose, hypotheses, quickest_change, with_bandwidth
 from ..engine import simulate
 from ..law import QUANTILES, Law
 from ..prediction import Memory, Throughput, memory, throughput
@@ -161,6 +161,11 @@ def gather(
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     runs = runs_of(measured)
+
+    def bandwidth(factor: float) -> Program:
+        assert modelled is not None
+        return compile_job(with_bandwidth(modelled, float(factor)))
+
     return Report(
         of=of,
         num_ops=program.num_ops,
@@ -173,7 +178,10 @@ def gather(
         sensitivity=found("sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=found("criticality", lambda: criticality(alike, **same)),
         step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
-        sliders=found("sliders", lambda: sliders(program, num_samples=few, key=key)),
+        sliders=found(
+            "sliders",
+            lambda: sliders(program, bandwidth=modelled and bandwidth, num_samples=few, key=key),
+        ),
         missing=missing,
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",

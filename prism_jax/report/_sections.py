@@ -68,10 +68,14 @@ def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
         f"{check.simulated:.5g} s, and {check.p95:.5g} s by the sliders, "
         f"{100 * abs(check.p95 / check.simulated - 1):.2g} % off."
     )
-    caption = "Share of steps that are done by a time: as the job is (grey), and as set (dark)."
+    caption = (
+        "Share of steps that are done by a time: as the job is (grey), and as set (dark); dots are "
+        "at p95."
+    )
     axes = [
         tag("path", d="M60 5V210H800", style="stroke: var(--ink); stroke-width: 1"),
         *(tag("path", d="", class_=name) for name in ("own", "moved")),
+        *(tag("circle", r=6, cy=20, class_=name) for name in ("own", "moved")),
         *(tag("text", "", text_anchor=a, x=x, class_="tick", y=238) for a, x in _TICKS),
         *(tag("text", f"{100 * y:.0f} %", class_="tick", x=0, y=214 - 200 * y) for y in _SHARES),
     ]
@@ -97,7 +101,9 @@ def _slider(number: int, of: AbstractSlider) -> Markup:
     shown = {"id": f"slider-{number}", "data_names": json.dumps(names), "autocomplete": "off"}
     label = tag("label", of.name, for_=f"slider-{number}")
     entry = Markup(tag("input", **given, **shown).removesuffix("</input>"))
-    return tag("p", join([label, entry, tag("output", names[own], for_=f"slider-{number}")]))
+    low, high = (tag("span", name, class_="faint") for name in (names[0], names[-1]))
+    now = tag("output", names[own], for_=f"slider-{number}")
+    return tag("p", join([label, tag("span", join([low, entry, high, now]), class_="range")]))
 
 
 def _law(report: Report, law: Law) -> Iterable[Block]:

@@ -13,7 +13,7 @@ for (const place of document.querySelectorAll(".sliders")) {
     });
     for (const input of inputs) {
       const name = JSON.parse(input.dataset.names)[input.value];
-      input.nextElementSibling.textContent = name;
+      input.closest("p").querySelector("output").textContent = name;
       input.setAttribute("aria-valuetext", name);
     }
     p50.textContent = `${at(moved, 0.5).toPrecision(5)} s`;
@@ -23,6 +23,7 @@ for (const place of document.querySelectorAll(".sliders")) {
     for (const [name, quantiles] of [["own", law], ["moved", moved]]) {
       const points = quantiles.map((t, i) => `${x(t).toFixed(1)},${(210 - 200 * levels[i]).toFixed(1)}`);
       place.querySelector(`path.${name}`).setAttribute("d", `M${points.join("L")}`);
+      place.querySelector(`circle.${name}`).setAttribute("cx", x(at(quantiles, 0.95)).toFixed(1));
     }
     place.querySelectorAll("text[text-anchor]").forEach((tick, i) => {
       tick.textContent = `${(low + (i * (high - low)) / 2).toPrecision(4)} s`;
