@@ -197,7 +197,20 @@ def test_what_compiles_saves_and_evaluates_does_not_count(tmp_path):
     np.testing.assert_allclose(measured.runs[0], np.delete(slow, away), atol=1e-4)
 
 
-@pytest.mark.parametrize("what", ["drift", "bursts", "stalls", "falling"])
+def test_saves_among_stalls_and_the_first_of_two_steps_do_not_count(tmp_path):
+    at = np.arange(1, 601)
+    times = 3 * np.exp(0.005 * np.random.default_rng(3).standard_normal(600))
+    times *= np.where(at % 8 == 0, 1.5, 1.0) * np.where(at % 100 == 0, 4.0, 1.0)
+    log = tmp_path / "train.log"
+    log.write_text(_log(times))
+    assert read_log(log).left_out == (LeftOut("periodic", 6),)
+    log.write_text(_log([60.0, 3.0]))
+    assert [run.tolist() for run in read_log(log).runs] == [[3.0]]
+
+
+@pytest.mark.parametrize(
+    "what", ["drift", "bursts", "stalls", "falling", "loader of 4", "loader of 10"]
+)
 def test_slow_steps_of_other_kinds_count(what, tmp_path):
     rng = np.random.default_rng(3)
     times = 3 * np.exp(0.005 * rng.standard_normal(400))
@@ -206,6 +219,8 @@ def test_slow_steps_of_other_kinds_count(what, tmp_path):
         "drift": 1 + 0.2 * at / 400,
         "falling": 1.2 - 0.2 * at / 400,
         "bursts": np.where((at % 97 > 80) & (at > 97), 1.4, 1.0),
+        "loader of 4": np.where(at % 4 == 3, 1.5, 1.0),
+        "loader of 10": np.where(at % 10 == 9, 1.5, 1.0),
         "stalls": np.where((rng.random(400) < 0.06) & (at > 0), 1.5, 1.0),
     }[what]
     log = tmp_path / "train.log"
@@ -453,7 +468,7 @@ def test_an_option_without_effect_is_refused(words, message, tmp_path, capsys):
     log = tmp_path / "train.log"
     log.write_text("\n".join(LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)))
     names = {"JOB": "examples/job.toml", "LOG": str(log), "FOLDER": str(tmp_path)}
-    assert main(["diagnose", *(names[word] if word in names else word for word in words)]) == 2
+    assert main(["diagnose", *(names.get(word) or word for word in words)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message.replace("FOLDER", str(tmp_path)) in error

@@ -10,13 +10,14 @@ from ._series import Series
 
 # At the start, steps longer than the typical one by this many robust deviations, and by this share.
 _START_DEVIATIONS, _START_SHARE = 6.0, 0.05
-# At most this share of a run, and so many steps, is its start. What is longer is drift.
+# At most this share of a run, and so many steps, is its start; but one step always may be. What is
+# longer is drift.
 _MOST_START = 0.25, 50
 # A robust deviation is at least this share of the typical step: logs are rounded.
 _LEAST_DEVIATION = 0.002
 _DEVIATIONS = 3.0
 # Evaluations and checkpoints come every so many steps; a loader stalls by its number of workers.
-_PERIODS = (10, 20, 25, 50, 100, 125, 200, 250, 500, 1000, 2000, 2500, 5000, 10000)
+_PERIODS = (20, 25, 50, 100, 125, 200, 250, 500, 1000, 2000, 2500, 5000, 10000)
 _LEAST_TIMES = 3
 
 Kept = Bool[np.ndarray, " steps"]
@@ -55,10 +56,9 @@ def counted_steps(
     typical = float(np.median(later))
     deviation = 1.4826 * float(np.median(np.abs(later - typical)))
     deviation = max(deviation, _LEAST_DEVIATION * typical)
-    long = times > typical + _DEVIATIONS * deviation
     reasons = {"start": _start(times, typical, deviation)}
     reasons |= {kind: before[run] for kind, before in series.pauses.items()}
-    reasons["periodic"] = _periodic(series.steps[run], long)
+    reasons["periodic"] = _periodic(series.steps[run], times, typical, _DEVIATIONS * deviation)
     kept, left_out = np.ones(len(times), bool), []
     for kind, away in reasons.items():
         if count := int(np.sum(kept & away)):
@@ -72,15 +72,23 @@ def _start(times: np.ndarray, typical: float, deviation: float) -> np.ndarray:
     longest = typical + max(_START_DEVIATIONS * deviation, _START_SHARE * typical)
     number = int(np.argmin([*(times > longest), False]))
     share, most = _MOST_START
-    return np.arange(len(times)) < (number if number <= min(share * len(times), most) else 0)
+    return np.arange(len(times)) < (
+        number if number <= min(max(share * len(times), 1), most) else 0
+    )
 
 
-def _periodic(steps: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """The long steps at, or just after, the multiples of a round number, if all these are long."""
-    periodic = np.zeros(len(steps), bool)
+def _periodic(steps: np.ndarray, times: np.ndarray, typical: float, least: float) -> np.ndarray:
+    """The long steps at, or just after, the multiples of a round number, if all these are long, and
+    longer than other long steps: of every fourth step that stalls, every twentieth is one, too.
+    """
+    periodic, long = np.zeros(len(steps), bool), times > typical + least
     for period in _PERIODS:
         for after in (0, 1):
             at = steps % period == after
-            if np.sum(at) >= _LEAST_TIMES and np.all(long[at]):
+            if np.sum(at) < _LEAST_TIMES:
+                continue
+            others = times[long & ~at]
+            usual = float(np.median(others)) if len(others) >= np.sum(at) else typical
+            if np.all(long[at]) and np.median(times[at]) > usual + least:
                 periodic |= at
     return periodic
