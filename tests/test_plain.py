@@ -169,6 +169,20 @@ def test_an_entry_of_a_list_that_is_none_is_refused_in_a_sentence(tmp_path):
     assert predict(slower).mean > predict(usual).mean
 
 
+def test_layouts_that_split_matrices_are_refused_in_a_sentence():
+    for key in ("layout.tp", "layout.cp"):
+        with pytest.raises(ValueError, match=r"lists kernels of whole matrices and sequences"):
+            predict(_job(LLAMA, {key: 2}))
+
+
+def test_a_note_says_where_operators_are_fused_after_all():
+    assert not _job(LLAMA).notes[1:]
+    for change in ({"training.dtype": "fp8"}, {"training.adapters.rank": 16}):
+        assert any(
+            "lists of operators have no adapters" in note for note in _job(LLAMA, change).notes
+        )
+
+
 def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     cluster = data.load_cluster("dgx-h200", 1)
     older = data.load_kernels(cluster)

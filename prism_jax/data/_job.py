@@ -302,7 +302,13 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.kernels is None:
             return ()
         notes = self.kernels.notes
-        dtype = "" if self.training is None else self.training.dtype
+        how = self.training
+        dtype = "" if how is None else how.dtype
+        if how is not None and how.operators and (how.adapters or dtype != how.base_dtype):
+            notes += (
+                "lists of operators have no adapters and no products in fp8 or narrower, so the "
+                "kernels of this job are fused, and true steps may take longer.",
+            )
         found = self.kernels.find_efficiency("gemm", dtype)
         if found is not None and found.variant not in (dtype, ""):
             notes += (

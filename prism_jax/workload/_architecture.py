@@ -249,6 +249,11 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
         raise ValueError(
             f"`layout.ep` is {layout.ep}, but the model is dense and has no experts; use `ep = 1`."
         )
+    if training.operators is not None and layout.tp * layout.cp > 1:
+        raise ValueError(
+            "`training.operators` lists kernels of whole matrices and sequences, which `layout.tp` "
+            f"* `layout.cp` = {layout.tp} * {layout.cp} splits; use 1 * 1, or another stack."
+        )
     if training.adapters is not None:
         _check_adapters(model, training.adapters.modules)
     for part in _parts(model):

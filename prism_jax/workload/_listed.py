@@ -104,12 +104,11 @@ class Listed(AbstractModule):
 
 def listed(costs: Costs, part: Part) -> Part:
     """A layer, or an end, whose modules run op by op, if the job has lists of operators. Modules
-    of other kinds, those that a tensor- or context-parallel group shares, products in fp8, and
-    matrices with adapters keep their kernels.
+    of other kinds, products in fp8, and matrices with adapters keep their kernels.
     """
-    training, ranks = costs.training, costs.layout.tp * costs.layout.cp
+    training = costs.training
     plain = training.dtype == training.base_dtype and training.adapters is None
-    if costs.kernels.operators is None or ranks > 1 or not plain:
+    if costs.kernels.operators is None or not plain:
         return part
     modules = tuple(
         Listed(module, norms) if type(module) in _LISTED else module
