@@ -79,16 +79,20 @@ def _start(times: np.ndarray, typical: float, deviation: float) -> np.ndarray:
 
 def _periodic(steps: np.ndarray, times: np.ndarray, typical: float, least: float) -> np.ndarray:
     """The long steps at, or just after, the multiples of a round number, if all these are long, and
-    longer than other long steps: of every fourth step that stalls, every twentieth is one, too.
+    longer than those at the multiples of a divisor, if these are all long, too: when every fourth
+    step waits for a loader, every twentieth does.
     """
     periodic, long = np.zeros(len(steps), bool), times > typical + least
     for period in _PERIODS:
         for after in (0, 1):
             at = steps % period == after
-            if np.sum(at) < _LEAST_TIMES:
+            if np.sum(at) < _LEAST_TIMES or not np.all(long[at]):
                 continue
-            others = times[long & ~at]
-            usual = float(np.median(others)) if len(others) >= np.sum(at) else typical
-            if np.all(long[at]) and np.median(times[at]) > usual + least:
+            usual = typical
+            for workers in range(2, _PERIODS[0]):
+                others = (steps % workers == after % workers) & ~at
+                if period % workers == 0 and np.all(long[others]):
+                    usual = float(np.median(times[others]))
+            if np.median(times[at]) > usual + least:
                 periodic |= at
     return periodic
