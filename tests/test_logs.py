@@ -360,6 +360,8 @@ def test_a_unit_holds_or_is_refused(tmp_path):
     [
         ("step,dt_ms\n1,3100\n2,oops\n3,3100\n", r"`dt_ms` is `oops` in row 2, and no number"),
         ("step,dt_ms\n1,3,100.5\n2,999.5\n", r"row 1 has 3 cells and the first line 2; numbers"),
+        ("Wall time,Step,Value\n5,1,1\n5,2,1\n", r"its wall times do not rise; give `--unit`"),
+        ("Wall time,Step,Value\n5,1,1\n5,2,1\n9,3,1\n5,4,1\n5,5,1\n", r"step \d took -?0 s"),
         ("step,tps\n1,0\n2,100\n", r"step 1 took inf s, where a positive time is needed; give"),
         ('step,dt_ms\n1,"' + "x" * 200_000 + '"\n', r"field larger than field limit"),
     ],

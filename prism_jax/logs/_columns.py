@@ -135,11 +135,11 @@ def _of_wall_times(columns: Columns, unit: str | None) -> Series:
         return written
     pairs = np.diff(np.array([wall, steps]), axis=1)
     between = pairs[0] / np.where(pairs[1] > 0, pairs[1], np.nan)
-    if not np.any(np.isfinite(between)):
-        raise ValueError("it has one time; give `--unit` for its values")
-    typical, value = float(np.nanmedian(between)), float(np.median(values))
+    if not np.nanmax(between, initial=0.0) > 0:
+        raise ValueError("its wall times do not rise; give `--unit` for its values")
+    typical, value = float(np.nanmedian(between)), float(np.nanmedian(values))
     for name, factor in (("s", 1.0), ("ms", 1e-3)):
-        if abs(value * factor / typical - 1) < _AGREEMENT:
+        if abs(value * factor - typical) < _AGREEMENT * typical:
             return _series(columns["value"], columns["step"], name, "Value")
     return _series([*between], columns["step"][1:], "s", "Wall time")
 
