@@ -20,6 +20,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import numpy as np
 import polars as pl
 import polars.testing as testing
 import pytest
