@@ -449,6 +449,14 @@ def test_a_log_has_a_verdict_by_one_command(job, log, options, left_out, capsys)
     assert found["normal"] == (2.5 <= found["percentile"] <= 97.5)
 
 
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_factors_of_nodes_are_those_of_the_job(nodes, tmp_path, capsys):
+    path = tmp_path / "nodes.csv"
+    path.write_text("node,factor\n" + "".join(f"{i},1.0\n" for i in range(nodes)))
+    assert main(["diagnose", "examples/job.toml", "--ranks", str(path)]) == 2
+    assert f"there are {nodes} nodes, and the job has 4; give" in capsys.readouterr().err
+
+
 def test_only_a_log_says_what_its_job_is(capsys):
     assert main(["diagnose", "--step-time", "2"]) == 2
     assert "Give the JOB that was measured" in capsys.readouterr().err

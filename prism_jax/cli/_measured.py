@@ -227,7 +227,13 @@ def _slow_ranks(given: Given, job: Any) -> Output:
     """What measured slow ranks cost, and what to do with them."""
     factors, by = prism.trace.read_factors(given.ranks)
     if by == "node":
-        factors = np.repeat(factors, job.cluster.devices_per_node)[: job.layout.world_size]
+        of_node, ranks = job.cluster.devices_per_node, job.layout.world_size
+        if len(factors) != (nodes := -(-ranks // of_node)):
+            raise ValueError(
+                f"{shown(given.ranks)}: there are {counted(len(factors), 'node')}, and the job has "
+                f"{nodes}; give a factor for each."
+            )
+        factors = np.repeat(factors, of_node)[:ranks]
     _load.tell_notes([job])
     _load.use_all_cores()
     _load.say(given, f"simulating slow ranks of {job.name}")
