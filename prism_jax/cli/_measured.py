@@ -200,7 +200,7 @@ def diagnose(given: Given) -> Output:
     if given.trace:
         ranks = prism.trace.rank_times(prism.trace.read_ranks(given.trace), read_names(given))
     if not has_model:
-        found = prism.diagnosis.diagnose_ranks(job, ranks)
+        diagnosis = prism.diagnosis.diagnose_ranks(job, ranks)
     else:
         if given.log is None:
             _load.check_memory(given, job)
@@ -214,13 +214,13 @@ def diagnose(given: Given) -> Output:
         _load.say(given, f"simulating causes and changes of {job.name}")
         options = {"num_samples": given.samples, "key": _load.key_of(given)}
         causes = prism.diagnosis.hypotheses(job, **options)
-        found = prism.diagnosis.diagnose(causes, runs, ranks)
-    result = {"job": job.name, **plain(found), "tell": found.tell}
+        diagnosis = prism.diagnosis.diagnose(causes, runs, ranks)
+    result = {"job": job.name, **plain(diagnosis), "tell": diagnosis.tell}
     if steps is not None:
         result["steps"] = {"used": steps.used, "left_out": plain(steps.left_out)}
-    tables = [found.summary()] if found.causes else []  # The lines say why there is none.
-    lines = ([] if steps is None else [steps.line()]) + found.lines()
-    return Output(result, [job.header, "\n".join(lines), *tables, *found.changes_tables()])
+    tables = [diagnosis.summary()] if diagnosis.causes else []  # The lines say why there is none.
+    lines = ([] if steps is None else [steps.line()]) + diagnosis.lines()
+    return Output(result, [job.header, "\n".join(lines), *tables, *diagnosis.changes_tables()])
 
 
 def _slow_ranks(given: Given, job: Any) -> Output:
@@ -250,7 +250,7 @@ def _job_of_log(given: Given) -> Any:
     changes = [text for text in given.overrides if not text.startswith("world_size=")]
     gpus = [int(text.partition("=")[2]) for text in given.overrides if text not in changes]
     try:
-        found = prism.importers.import_job(
+        imported = prism.importers.import_job(
             given.config or [given.log],
             gpus[-1] if gpus else None,
             cluster=given.cluster,
@@ -262,8 +262,8 @@ def _job_of_log(given: Given) -> Any:
             raise
         what = "if it does not print the arguments of its job, give JOB, or --config"
         raise ValueError(f"{str(error).rstrip('.')}; {what}.") from None
-    if found.question:
-        raise ValueError(found.question)
-    for note in found.notes:
+    if imported.question:
+        raise ValueError(imported.question)
+    for note in imported.notes:
         _load.tell_note(note)
-    return found.job
+    return imported.job

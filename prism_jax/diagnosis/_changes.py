@@ -131,13 +131,13 @@ def _run(program: Program, key: "jax.Array") -> Run:
 def explained(usual: Simulated) -> Iterator[Explained]:
     """What each cause would do to the usual steps of a job."""
     before = np.quantile(usual.steps, STEP_LEVELS)
-    for name, (parameter, nothing, *some) in _PARAMETERS.items():
-        changed = [scenario_of(name, value, usual) for value in some]
+    for name, (parameter, nothing, *values_with_effect) in _PARAMETERS.items():
+        changed = [scenario_of(name, value, usual) for value in values_with_effect]
         steps = [usual.of(scenario) for scenario in changed if scenario is not None]
         if not steps:
             continue
         factors = np.stack([before, *(np.quantile(x, STEP_LEVELS) for x in steps)]) / before
-        grid = np.array([nothing, *some])
+        grid = np.array([nothing, *values_with_effect])
         # The last value may do half more than is predicted: a level of kernels is not known better.
         grid, factors = (np.concatenate([x, [1.5 * x[-1] - 0.5 * x[-2]]]) for x in (grid, factors))
         # The values with the `EFFECTS`, between those at which steps were simulated.
@@ -221,13 +221,13 @@ def cheapest_changes(usual: Simulated, most: int = 5) -> tuple[Change, ...]:
     the precision, then the machine. Each fits in memory, and is simulated with common random
     numbers.
     """
-    found = []
+    changes = []
     for _, cost, texts, other in _predicted(usual.job)[:most]:
         steps = usual.of(Scenario(compile_job(other)))
         before, after = (np.quantile(x, (0.5, 0.95)) for x in (usual.steps, steps))
         if max((before - after) / before) > _LEAST:
-            found.append(Change(texts, cost, *(before - after).tolist()))
-    return tuple(sorted(found, key=lambda one: (_COSTS.index(one.cost), -one.p95)))
+            changes.append(Change(texts, cost, *(before - after).tolist()))
+    return tuple(sorted(changes, key=lambda change: (_COSTS.index(change.cost), -change.p95)))
 
 
 def quickest_change(job: Job) -> tuple[tuple[str, ...], float] | None:

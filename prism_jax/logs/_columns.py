@@ -28,7 +28,7 @@ _SCATTER = ("__MIN", "__MAX")
 _EMPTY = ("", "nan", "null", "none", "inf", "infinity", "-inf", "-infinity")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
 _COMMA = re.compile(r"-?[\d.]+,\d+")
-_MOST_HEADER = 2**20
+MOST_HEADER = 2**20
 _FLOATS = {1: "<f", 2: "<d"}  # By TensorFlow's number of a type.
 # TensorBoard's export of one metric does not name it.
 _TENSORBOARD = ("wall time", "step", "value")
@@ -77,7 +77,7 @@ def series_of_columns(columns: Columns, column: str | None, unit: str | None) ->
 
 def has_step_times(text: str) -> bool:
     """Whether the first line of a text has the name of a column that is known."""
-    line = next(iter(text[:_MOST_HEADER].splitlines()), "")
+    line = next(iter(text[:MOST_HEADER].splitlines()), "")
     return any(
         _metric(name) in _units()
         for name in next(csv.reader([line], delimiter=_delimiter(line)), [])
@@ -146,7 +146,7 @@ def _of_wall_times(columns: Columns, unit: str | None) -> Series:
 
 def columns_of_csv(text: str) -> Columns:
     """The table of a CSV file."""
-    delimiter = _delimiter(text[:_MOST_HEADER].partition("\n")[0])
+    delimiter = _delimiter(text[:MOST_HEADER].partition("\n")[0])
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names, *rows = [row for row in rows if row] or [[]]
     if rows and len(rows[-1]) < len(names):  # It is still written.

@@ -14,6 +14,7 @@ from .._misc import STEP_TIME, counted, quoted
 from ..data import Job, located
 from ..trace import read_runs
 from ._columns import (
+    MOST_HEADER,
     columns_of_csv,
     columns_of_events,
     columns_of_json,
@@ -26,7 +27,6 @@ from ._steps import LeftOut, counted_steps
 
 
 _MOST_BYTES = 2**28
-_MOST_HEADER = 2**20
 _EVENTS = ".tfevents."
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 # Steps go back once for each restart; if more of them do, several ranks have written.
@@ -120,7 +120,7 @@ def _has_step_times(path: Path, name: str) -> bool:
     if not name.endswith(".csv") or not os.path.isfile(path):
         return False
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        return STEP_TIME in next(csv.reader([file.readline(_MOST_HEADER)]), [])
+        return STEP_TIME in next(csv.reader([file.readline(MOST_HEADER)]), [])
 
 
 def _series_of(name: str, content: bytes, column: str | None, unit: str | None) -> list[Series]:
