@@ -22,7 +22,8 @@ class NotImportableError(ValueError):
     """
 
     def __init__(self, reasons: Iterable[str], kind: str = "", where: str = "") -> None:
-        self.reasons, self.kind = tuple(dict.fromkeys(reasons)), kind
+        self.reasons: tuple[str, ...] = tuple(dict.fromkeys(reasons))
+        self.kind: str = kind
         before = f"{where}: " if where else ""
         super().__init__(f"{before}this cannot be expressed as a job: {'; '.join(self.reasons)}.")
 

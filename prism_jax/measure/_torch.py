@@ -40,13 +40,15 @@ class Torch:
                 "`--with torch` needs PyTorch, which is not installed here; install it, or leave "
                 "the option out to measure through JAX."
             ) from None
-        self.on_gpu = self.torch.cuda.is_available()
+        self.on_gpu: bool = self.torch.cuda.is_available()
         self.torch.set_default_device("cuda" if self.on_gpu else "cpu")
-        name, self.memory_bytes, self.context_bytes = "CPU", 0.0, 0.0
+        name = "CPU"
+        self.memory_bytes: float = 0.0
+        self.context_bytes: float = 0.0
         if self.on_gpu:
             name, (free, most) = self.torch.cuda.get_device_name(), self.torch.cuda.mem_get_info()
             self.memory_bytes, self.context_bytes = float(most), float(most - free)
-        self.where = f"PyTorch {self.torch.__version__} on {name}"
+        self.where: str = f"PyTorch {self.torch.__version__} on {name}"
 
     def ended(self, run: Callable[[], Any]) -> Callable[[], Any]:
         """A call of kernels until they have ended."""

@@ -34,7 +34,7 @@ class GatedDelta(AbstractMixer):
     """
 
     kind: ClassVar[str] = "gated-delta"
-    divided = ("num_key_heads", "num_value_heads")
+    divided: ClassVar[tuple[str, ...]] = ("num_key_heads", "num_value_heads")
 
     num_key_heads: Count
     num_value_heads: Count

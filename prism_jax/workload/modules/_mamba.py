@@ -27,7 +27,7 @@ class Mamba(AbstractMixer):
     """
 
     kind: ClassVar[str] = "mamba"
-    divided = ("mamba_num_heads", "num_groups")
+    divided: ClassVar[tuple[str, ...]] = ("mamba_num_heads", "num_groups")
 
     mamba_num_heads: Count
     mamba_head_size: Count = 64

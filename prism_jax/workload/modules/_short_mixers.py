@@ -22,7 +22,7 @@ class ShortConvolution(AbstractMixer):
     """
 
     kind: ClassVar[str] = "short-convolution"
-    divided = ("hidden_size",)
+    divided: ClassVar[tuple[str, ...]] = ("hidden_size",)
 
     conv_size: Count = 3
     bias: bool = False
@@ -51,7 +51,7 @@ class LightningAttention(AbstractMixer):
     """
 
     kind: ClassVar[str] = "lightning-attention"
-    divided = ("num_heads",)
+    divided: ClassVar[tuple[str, ...]] = ("num_heads",)
 
     num_heads: Count
     head_size: Count | None = None
@@ -90,7 +90,7 @@ class Mamba1(AbstractMixer):
     """
 
     kind: ClassVar[str] = "mamba-1"
-    divided = ("inner_size",)
+    divided: ClassVar[tuple[str, ...]] = ("inner_size",)
 
     inner_size: Count
     step_rank: Count
