@@ -270,8 +270,8 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
     flags = framework("megatron").meanings
     # What the code makes flags of.
     pseudo = {"shards", "copies", "pipeline-microbatch", "sequences-a-device"}
-    pseudo |= {"pipeline-microbatches"}
-    axes = ("tp", "pp", "cp", "ep", "fsdp", "dp")
+    pseudo |= {"pipeline-microbatches", "mlp-multiple-of", "recomputes-by-default"}
+    axes = ("tp", "ts", "tt", "pp", "cp", "ep", "fsdp", "ft", "dp")
     pseudo |= {f"{of}-{axis}" for of in ("ici", "dcn") for axis in axes}
     keys = {key.key for key in job_keys()}
     for name in framework_names():
@@ -436,3 +436,143 @@ model:
         "again": "2048",
         "wanted": None,
     }
+
+
+_GPT = "num_layers: 2\nhidden_size: 768\nnum_attention_heads: 12\nseq_length: 1024\n"
+_NEOX = f"pipe_parallel_size: 1\npos_emb: rotary\ntrain_micro_batch_size_per_gpu: 1\n{_GPT}"
+_NEMO = (
+    "trainer: {devices: 8, num_nodes: 1}\nencoder_seq_length: 1024\n"
+    f"{_GPT}max_position_embeddings: 1024\n"
+)
+_BRIDGE = (
+    "mixed_precision: bf16_mixed\ntrain: {global_batch_size: 8, micro_batch_size: 1}\n"
+    f"model: {{num_query_groups: 4}}\n{_GPT}"
+)
+_FACTORY = "model_name_or_path: Qwen/Qwen3-0.6B\ncutoff_len: 512\nper_device_train_batch_size: 1\n"
+_AXOLOTL = "base_model: Qwen/Qwen3-0.6B\nsequence_len: 512\nmicro_batch_size: 1\nval_set_size: 0\n"
+_TITAN = (
+    '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 1024\n'
+)
+_MAXTEXT = (
+    "base_emb_dim: 1024\nbase_num_query_heads: 4\nbase_num_kv_heads: 4\nbase_mlp_dim: 2048\n"
+    "base_num_decoder_layers: 2\nper_device_batch_size: 1\nmax_target_length: 1024\n"
+)
+# By the text of a file, what a job of eight GPUs has of it.
+_RIGHT = [
+    (
+        f"{_NEOX}activation: swiglu\nintermediate_size: 6144\nmlp_multiple_of: 256",
+        "model.ffn_size",
+        2048,
+    ),
+    (f"{_NEOX}activation: swiglu\nmlp_multiple_of: 256", "model.ffn_size", 2048),
+    (f"{_NEOX}precision: bfloat16", "training.dtype", "bf16"),
+    (f"{_NEOX}tokenizer_type: HFTokenizer", "model.vocab_size", 50304),
+    (f"{_NEOX}fp32_allreduce: true\nprecision: bfloat16", "training.gradient_dtype", "fp32"),
+    (
+        f"{_NEOX}zero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}",
+        "training.offload",
+        ("optimizer",),
+    ),
+    (
+        f"{_NEMO}micro_batch_size: 1\nprecision: bf16\nfp8: false\nfp8_hybrid: true",
+        "training.dtype",
+        "bf16",
+    ),
+    (
+        f"{_NEMO}micro_batch_size: 1\nprecision: bf16\nfp8: true\nfp8_hybrid: true",
+        "training.dtype",
+        "fp8",
+    ),
+    (f"{_NEMO}micro_batch_size: 1\nnum_query_groups: 4", "model.num_kv_heads", 4),
+    (_BRIDGE, "model.num_kv_heads", 4),
+    (f"{_FACTORY}finetuning_type: full", "training.recompute", "full"),
+    (
+        f"{_FACTORY}finetuning_type: full\ndisable_gradient_checkpointing: true",
+        "training.recompute",
+        "none",
+    ),
+    (
+        f"{_FACTORY}finetuning_type: full\ndeepspeed: ds_z3_config.json",
+        "training.gather_dtype",
+        "bf16",
+    ),
+    (
+        f"{_FACTORY}finetuning_type: full\ndeepspeed: ds_z3_config.json",
+        "training.gradient_dtype",
+        "bf16",
+    ),
+    (f"{_AXOLOTL}dp_shard_size: 4\nexpert_parallel_size: 2", "layout.dp", 8),
+    (
+        f"{_AXOLOTL}dp_shard_size: 4\ndp_replicate_size: 2\n"
+        "fsdp_config: {reshard_after_forward: true}",
+        "training.optimizer_instances",
+        2,
+    ),
+    (f"{_AXOLOTL}activation_offloading: true", "training.offload", ("activations",)),
+    (
+        f"{_TITAN}[parallelism]\ndata_parallel_replicate_degree = 2\n",
+        "training.optimizer_instances",
+        2,
+    ),
+    (
+        f"{_TITAN}[parallelism]\ndata_parallel_replicate_degree = 8\n"
+        "data_parallel_shard_degree = 1\n",
+        "training.zero",
+        0,
+    ),
+    (f"{_TITAN}[float8]\nenable_float8_linear = true\n", "training.dtype", "fp8"),
+    (f"{_TITAN}[float8]\nenable_fsdp_float8_all_gather = true\n", "training.gather_dtype", "bf16"),
+    (f"{_MAXTEXT}ici_tensor_sequence_parallelism: 2", "layout.tp", 2),
+    (_MAXTEXT, "model.head_size", 128),
+    (_MAXTEXT, "model.vocab_size", 32_000),
+]
+
+
+def test_values_are_as_their_frameworks_take_them(tmp_path):
+    for text, key, value in _RIGHT:
+        path = tmp_path / "file"
+        path.write_text(text)
+        tables = import_job(path, 8, batch=8).job
+        for name in key.split("."):
+            tables = getattr(tables, name)
+        assert tables == value, (text, key)
+    path.write_text(_TITAN)
+    with pytest.raises(GpusNotSaidError):
+        import_job(path)
+
+
+# By the text of a file, the key that moves its step by more than a tenth.
+_REFUSED = [
+    (f"{_NEOX}train_impl: dpo", "train_impl"),
+    (f"{_NEOX}zero_optimization: {{stage: 3, offload_param: {{device: cpu}}}}", "device"),
+    (f"{_NEMO}mamba_ssm_ngroups: 8", "mamba_ssm_ngroups"),
+    (f"{_NEMO}retro: {{retro_encoder_num_layers: 2}}", "retro_encoder_num_layers"),
+    (f"{_NEMO}num_micro_batches_with_partial_activation_checkpoints: 2", "num_micro_batches"),
+    (f"{_BRIDGE}dataset: {{packed_sequence_specs: {{packed_sequence_size: 4096}}}}", "packed_seq"),
+    (f"{_FACTORY}quantization_bit: 4", "quantization_bit"),
+    (f"{_FACTORY}use_unsloth: true", "use_unsloth"),
+    (f"{_FACTORY}use_kt: true", "use_kt"),
+    (f"{_FACTORY}zero_optimization: {{offload_param: {{device: cpu}}}}", "offload_param"),
+    (f"{_FACTORY}fsdp_config: {{fsdp_offload_params: true}}", "fsdp_offload_params"),
+    (f"{_AXOLOTL}adapter: qlora", "adapter"),
+    (f"{_AXOLOTL}reward_model: true", "reward_model"),
+    (f"{_AXOLOTL}unfrozen_parameters: [lm_head]", "unfrozen_parameters"),
+    (f"{_MAXTEXT}use_dpo: true", "use_dpo"),
+    (f"{_MAXTEXT}quantization: int8", "quantization"),
+    (f"{_MAXTEXT}ici_sequence_parallelism: 2", "ici_sequence_parallelism"),
+    (_AXOLOTL.replace("0.6B", "0.6B-AWQ"), "AWQ"),
+    (f"{_TITAN}mixed_precision_param = 'float32'\n", "float32"),
+    ("prog --num-layers 2 --fine-grained-activation-offloading", "offloading"),
+    ("prog --num-layers 2 --moe-expert-rank-capacity-factor 2", "rank-capacity-factor"),
+    ("prog --num-layers 2 --fp8-format e4m3 --num-layers-at-end-in-bf16 4", "at-end-in-bf16"),
+    ("prog --num-layers 2 --tp-comm-overlap --disable-tp-comm-overlap-ag", "overlap-ag"),
+]
+
+
+def test_keys_that_move_a_step_are_refused(tmp_path):
+    for text, key in _REFUSED:
+        path = tmp_path / "file"
+        path.write_text(text)
+        with pytest.raises(NotImportableError) as error:
+            import_job(path, 8, batch=8)
+        assert any(key in reason for reason in error.value.reasons), (text, error.value)

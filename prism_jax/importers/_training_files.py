@@ -16,7 +16,7 @@ from ._hugging_face import read_hugging_face
 from ._megatron import DEGREES, gpus_of, has_experts, least_gpus, read_megatron
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
-from ._problems import NotImportableError, Reader, Table
+from ._problems import NotImportableError, Reader, Table, is_off
 from ._shell import missing
 
 
@@ -197,8 +197,7 @@ def _well_known() -> dict[str, dict[str, Any]]:
 
 # What names of models have that does not change their shape.
 _VARIANTS = re.compile(
-    r"[-_ ](?:instruct|chat|base|hf|it|bf16|fp8|fp4|pretrain|sft|lora|v0\.\d|\d{4}|thinking|\d+k"
-    r"|gptq|awq|aqlm.*)\b"
+    r"[-_ ](?:instruct|chat|base|hf|it|bf16|fp8|fp4|pretrain|sft|lora|v0\.\d|\d{4}|thinking|\d+k)\b"
 )
 
 
@@ -282,11 +281,69 @@ def _product(found: Arguments, target: str, *flags: str) -> None:
         )
 
 
+def _shards(found: Arguments) -> None:
+    """All replicas are shards times copies (and, of axolotl, times its expert-parallel ranks); each
+    copy has its own optimizer's states, and without shards there is nothing to gather.
+    """
+    shards, copies = (str(found.flags.get(flag, "")) for flag in ("shards", "copies"))
+    if re.fullmatch(r"[1-9]\d{0,8}", copies) and copies != "1":
+        whole = {"training.zero": 0} if shards == "1" else {}
+        found.job |= whole or {"training.optimizer_instances": int(copies)}
+    if shards:  # Without them, they are all that is left.
+        _product(found, "data-parallel-size", "shards", "copies")
+    found.flags.pop("copies", None)
+
+
+def _transformers(found: Arguments) -> None:
+    """DeepSpeed keeps weights and gradients in 16 bits, and LLaMA-Factory recomputes all layers,
+    each unless it is told not to; Megatron-Core's layers have keys of their own.
+    """
+    job, flags = found.job, found.flags
+    if flags.pop("recomputes-by-default", False) and not {*DEGREES.values()} & {*flags}:
+        job.setdefault("training.recompute", "full")
+    if re.search("zero|deepspeed", found.origins.get("training.zero", ("", ""))[0]):
+        half = "fp16" if flags.get("fp16") and not is_off(flags["fp16"]) else "bf16"
+        for key in ("training.gather_dtype", "training.gradient_dtype"):
+            job.setdefault(key, half)
+            found.origins.setdefault(key, found.origins["training.zero"])
+
+
+def _axolotl(found: Arguments) -> None:
+    """A rank of experts is no shard of the data's."""
+    _shards(found)
+    experts = found.flags.get(DEGREES["ep"])
+    if "data-parallel-size" in found.flags and experts is not None:
+        _product(found, "data-parallel-size", "data-parallel-size", DEGREES["ep"])
+        found.flags[DEGREES["ep"]] = experts
+    _transformers(found)
+
+
+def _gpt_neox(found: Arguments) -> None:
+    """The width of a gated MLP is a third of what is said, up to a multiple, as in
+    `megatron/model/transformer.py`; without it two thirds of the usual one.
+    """
+    flags = found.flags
+    texts = [str(flags.get(flag, "")) for flag in ("ffn-hidden-size", "hidden-size")]
+    multiple = str(flags.pop("mlp-multiple-of", 1))
+    said, hidden = (int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else 0 for text in texts)
+    gated = any(not is_off(flags.get(flag)) for flag in ("swiglu", "quick-geglu"))
+    if gated and (said or hidden) and re.fullmatch(r"[1-9]\d{0,8}", multiple):
+        width = said // 3 if said else 8 * hidden // 3
+        flags["ffn-hidden-size"] = -(-width // int(multiple)) * int(multiple)
+        if said:
+            found.problems.note(
+                f"Of the {said:,} columns that {_origin(found, 'ffn-hidden-size')} says, a gated "
+                f"MLP of GPT-NeoX 2024 has a third, {flags['ffn-hidden-size']:,}."
+            )
+
+
 def _torchtitan(found: Arguments) -> None:
     """Shards times copies are all replicas, unless the shards are what is left (-1); a pipeline
     cuts the batch of a replica into microbatches.
     """
-    _product(found, "data-parallel-size", "shards", "copies")
+    _shards(found)
+    if "fp8-format" not in found.flags:  # Of a converter that is not on.
+        found.job.pop("training.gather_dtype", None)
     if str(found.flags.get("global-batch-size", "")).startswith("-"):
         del found.flags["global-batch-size"]
     local = str(found.flags.get("micro-batch-size", ""))
@@ -304,8 +361,11 @@ def _maxtext(found: Arguments) -> None:
     is left. The batch of a device is that of a replica over its devices.
     """
     flags, devices = found.flags, 1
-    for axis in ("tp", "pp", "cp", "ep", "fsdp", "dp"):
-        sizes = [str(flags.pop(f"{of}-{axis}", "1")) for of in ("ici", "dcn")]
+    if not all(str(flags.get(f"{of}-ts", "1")) == "1" for of in ("ici", "dcn")):
+        found.job["training.sequence_parallel"] = True
+    axes = {"tp": "tp ts tt", "pp": "pp", "cp": "cp", "ep": "ep", "fsdp": "fsdp ft", "dp": "dp"}
+    for axis, names in axes.items():
+        sizes = [str(flags.pop(f"{of}-{n}", "1")) for of in ("ici", "dcn") for n in names.split()]
         size = math.prod(int(text) for text in sizes if re.fullmatch(r"[1-9]\d{0,8}", text))
         devices = devices * size if not any(text.startswith("-") for text in sizes) else 0
         if axis in DEGREES and size > 1:
@@ -323,4 +383,10 @@ def _maxtext(found: Arguments) -> None:
         flags.setdefault("num-microbatches", pieces)
 
 
-_HOOKS: Mapping[str, Any] = {"torchtitan": _torchtitan, "maxtext": _maxtext}
+_HOOKS: Mapping[str, Any] = {
+    "axolotl": _axolotl,
+    "gpt-neox": _gpt_neox,
+    "maxtext": _maxtext,
+    "torchtitan": _torchtitan,
+    "transformers": _transformers,
+}
