@@ -37,7 +37,9 @@ def program():
 
 @pytest.fixture(scope="module")
 def found(program):
-    return sliders(program, num_samples=4096, key=jax.random.key(0))
+    # A bandwidth that matters not has no slider.
+    options = {"num_samples": 4096, "key": jax.random.key(0)}
+    return sliders(program, bandwidth=lambda _: program, **options)
 
 
 def test_a_parabola_is_followed_on_either_side_of_the_own_value():
@@ -111,7 +113,7 @@ def test_the_bandwidth_comes_first_where_it_matters_and_follows_what_is_sent(pro
             num_replicas=64,
         )
 
-    options = {"num_samples": 1024, "key": jax.random.key(0)}
+    options = {"num_samples": 4096, "key": jax.random.key(0)}  # Compiled for others, too.
     found = sliders(program, bandwidth=lambda x: with_reduction(0.5 / x), **options)
     first = found.sliders[0]
     assert first.name == "bandwidth of the outermost link"
@@ -120,8 +122,6 @@ def test_the_bandwidth_comes_first_where_it_matters_and_follows_what_is_sent(pro
     p50 = LEVELS.tolist().index(0.5)
     assert first.change(2.0)[p50] == pytest.approx(-0.25, rel=0.1)
     assert first.change(0.5)[p50] == pytest.approx(0.5, rel=0.1)
-    unmoved = sliders(program, bandwidth=lambda _: program, **options)
-    assert unmoved.sliders[0].name != first.name
 
 
 def test_sliders_at_their_own_values_change_nothing(program, found):
