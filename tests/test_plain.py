@@ -183,6 +183,22 @@ def test_a_note_says_where_operators_are_fused_after_all():
         )
 
 
+def test_a_note_names_the_modules_that_lists_of_operators_lack():
+    experts = {"kind": "moe", "num_experts": 8, "top_k": 2, "ffn_size": 8192}
+    layers = [{"modules": ["attention", "experts"], "repeat": 16}]
+    assert not any("lists of operators" in note for note in _job(LLAMA).notes)
+    job = _job({**LLAMA, "modules": {"experts": experts}, "layers": layers})
+    assert any("lists of operators have none of moe" in note for note in job.notes)
+    job = _job({**LLAMA, "hyper_connections": 4})
+    assert any("lists of operators have none of residual streams" in note for note in job.notes)
+
+
+def test_recomputation_of_parts_of_a_layer_is_refused_in_a_sentence():
+    for recompute in ("selective", "by-op"):
+        with pytest.raises(ValueError, match="lists what whole layers run; use 'full' or 'none'"):
+            predict(_job(LLAMA, recompute=recompute))
+
+
 def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     cluster = data.load_cluster("dgx-h200", 1)
     older = data.load_kernels(cluster)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .._misc import counted
+from .._misc import counted, quoted
 from .._summary import Shown, Table
 from ._given import Given
 from ._hardware import Cluster
@@ -309,6 +309,14 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "lists of operators have no adapters and no products in fp8 or narrower, so the "
                 "kernels of this job are fused, and true steps may take longer.",
             )
+        elif how is not None and how.operators and self.model is not None:
+            fused = sorted(self.model.kinds - {"attention", "embedding", "head", "mlp"})
+            fused += ["residual streams"] * (self.model.hyper_connections > 1)
+            if fused:
+                notes += (
+                    f"lists of operators have none of {', '.join(map(quoted, fused))}, whose "
+                    "kernels are fused here, so true steps may take longer.",
+                )
         found = self.kernels.find_efficiency("gemm", dtype)
         if found is not None and found.variant not in (dtype, ""):
             notes += (

@@ -117,6 +117,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             count = sum(layer.repeat for layer in self.layers)
             msgspec.structs.force_setattr(self, "num_layers", count)
 
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of its modules."""
+        names = {name for layer in self.layers or () for name in layer.modules}
+        tables = self.modules or {}
+        names |= {self.first, self.last}
+        return {str(tables.get(name, {}).get("kind", name)) for name in names}
+
 
 def check_model(model: Model) -> None:
     """Raises a `ValueError` of one sentence if the keys of a model contradict each other."""

@@ -254,6 +254,11 @@ def check_modules(model: Model, layout: Layout, training: Training) -> None:
             "`training.operators` lists kernels of whole matrices and sequences, which `layout.tp` "
             f"* `layout.cp` = {layout.tp} * {layout.cp} splits; use 1 * 1, or another stack."
         )
+    if training.operators is not None and training.recompute in ("selective", "by-op"):
+        raise ValueError(
+            f"`training.recompute` is '{training.recompute}', but `training.operators` lists what "
+            "whole layers run; use 'full' or 'none', or another stack."
+        )
     if training.adapters is not None:
         _check_adapters(model, training.adapters.modules)
     for part in _parts(model):
