@@ -66,6 +66,7 @@ unset N; show ${N:-gone}
 (( 3 > 2 )) && show counted
 while [[ 1 -gt 2 ]]; do show never; done; show done
 D=(); D+=(x y); for i in 1; do D+=(z$i); done; show ${D[*]}
+A=(1 2 3); I=1; show ${A[-1]} ${A[$I]} ${A[I+1]} x${A[9]}y
 """
 
 
@@ -576,3 +577,20 @@ def test_keys_that_move_a_step_are_refused(tmp_path):
         with pytest.raises(NotImportableError) as error:
             import_job(path, 8, batch=8)
         assert any(key in reason for reason in error.value.reasons), (text, error.value)
+
+
+def test_brackets_that_are_too_deep_are_refused_in_a_sentence():
+    for text in ("python x.py " + "$((" * 3000 + "1" + "))" * 3000, '{"a":' * 5000):
+        with pytest.raises(ValueError, match="deeper ones, than any configuration has"):
+            document("file.json" if text[0] == "{" else "file.sh", text)
+
+
+def test_files_that_contradict_each_other_have_a_note(tmp_path):
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    a.write_text(f"{_MAXTEXT}vocab_size: 100")
+    b.write_text("vocab_size: 200\nper_device_batch_size: 1\n")
+    found = import_job([a, b], 8, batch=8)
+    assert found.job.model.vocab_size == 200
+    note = "`vocab_size` in b.yaml is 200, and counts; `vocab_size` in a.yaml is 100."
+    assert note in found.notes
+    assert not any("and counts" in note for note in import_job(a, 8, batch=8).notes)

@@ -17,6 +17,7 @@ from ._shell import absent, run_script
 
 # What is listed in a file takes time and memory for each; aliases of YAML stand for a part again.
 _MOST_KEYS, _DEEPEST = 200_000, 40
+_TOO_DEEP = "it has more keys, or deeper ones, than any configuration has"
 
 
 class Document(NamedTuple):
@@ -73,7 +74,9 @@ def document(
     for kind, parse, suffixes in _FORMATS:
         try:
             table = parse(text)
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+        except ValueError as error:
             if suffix in suffixes:
                 problem = error
             continue
@@ -95,6 +98,8 @@ def _command(
 ) -> Document:
     try:
         script = run_script(text, outer, source)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
     except ValueError as error:
         raise ValueError(f"it cannot be read: {error}; give another file") from None
     launcher, keys = options(script.commands, script.variables)
@@ -194,7 +199,7 @@ def _flat(value: Any, prefix: str = "", depth: int = 0, left: list[int] | None =
     left = [_MOST_KEYS] if left is None else left
     left[0] -= 1
     if left[0] < 0 or depth > _DEEPEST:
-        raise ValueError("it has more keys, or deeper ones, than any configuration has")
+        raise ValueError(_TOO_DEEP)
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             path = prefix if name == "<<" else f"{prefix}.{name}".lstrip(".")
@@ -254,7 +259,7 @@ def parse_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ValueError(f"line {line} is not YAML ({quoted(error.problem or '')})") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ValueError(f"it is not YAML ({quoted(str(error))})") from None
 
 

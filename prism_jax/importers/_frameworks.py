@@ -297,6 +297,12 @@ def _put(
         values = {name if meaning.kind == "sets" else meaning.what: value}
     for target, inner in values.items():
         place = found.job if "." in target else found.flags
+        if meaning.kind in ("sets", "same") and str(place.get(target, inner)) != str(inner):
+            other, file = found.origins[target]
+            found.problems.note(
+                f"`{key}` in {origin[1]} is {quoted(inner)}, and counts; `{other}` in {file} is "
+                f"{quoted(place[target])}."
+            )
         place[target] = inner
         found.origins[target] = origin
 

@@ -218,7 +218,12 @@ class _Shell:
         length, name, index, given, other, more = match.groups()
         words = self.value(name) or {"#": ["0"], "@": [], "*": []}.get(name)
         if words is not None and index not in (None, "@", "*"):
-            words = words[int(index) : int(index) + 1] if index.isdigit() else []
+            at = self.number(index)
+            words = (
+                [words[int(at)]]
+                if at.lstrip("-").isdigit() and -len(words) <= int(at) < len(words)
+                else []
+            )
         elif words is not None and index is None and name not in "@*":
             words = words[:1]
         has = words is not None and (any(words) or (given or "")[:1] != ":")
