@@ -141,7 +141,8 @@ def _row(table: str, name: str, measured: float, predicted: float, *ends: float)
 
 
 def _off(row: Mapping[str, Any]) -> float:
-    return row["predicted"] / row["measured"] - 1
+    """How far a prediction is off; of no batch that ran, the whole of one that was predicted."""
+    return (row["predicted"] - row["measured"]) / (row["measured"] or 1)
 
 
 def _step(row: Mapping[str, str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from prism_jax.prediction import fits, memory, predict
 from prism_jax.workload import lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
 from prism_jax.workload._block import Kernel
-from prism_jax.workload._listed import Listed, _steps, listed, waits_for_host
+from prism_jax.workload._listed import Listed, _steps, listed, tensors_of, waits_for_host
 from prism_jax.workload._parts import rows_of, segment
 from prism_jax.workload._units import backward_part, forward_part
 
@@ -62,6 +62,24 @@ def test_a_layer_runs_as_many_kernels_as_in_the_profile():
     assert _launched(forward_part(costs, layer)) == 48
     # The backward of attention is one kernel here; the profile has three more of cuDNN's.
     assert _launched(backward_part(costs, layer, False)) == 95 - 3
+
+
+def test_norms_of_queries_and_of_keys_are_kernels_of_their_own():
+    layers = [{"modules": ["attention", "mlp"], "repeat": 16}]
+    costs = parts_of(_job({**LLAMA, "modules": {"attention": {"qk_norm": True}}, "layers": layers}))
+    layer = layers_of(costs.model)[0]
+    assert _launched(forward_part(costs, layer)) == 48 + 2 * 6
+    assert _launched(backward_part(costs, layer, False)) == 95 - 3 + 2 * 14
+    assert tensors_of(costs, ((layer, 16),)) == 16 * (9 + 2)
+
+
+@pytest.mark.parametrize("software", ["pytorch-2026", "pytorch-compile-2026"])
+def test_attention_of_wider_heads_is_faster_with_a_mask_and_without(software):
+    narrow, wide = (
+        predict(_job({**LLAMA, **sizes}, software=software, sequence_length=8192)).breakdown
+        for sizes in ({}, {"num_heads": 16, "num_kv_heads": 4, "head_size": 128})
+    )
+    assert 1.2 < narrow["attention"] / wide["attention"] < 1.35
 
 
 @pytest.mark.parametrize(
@@ -431,3 +449,14 @@ def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path
     assert row.keys() == {"table", "name", "measured", "predicted", "low", "high"}
     assert [one["table"] for one in others] == ["memory", "largest_batch"]
     assert all(one["low"] is None for one in others)
+
+
+def test_a_series_of_which_no_batch_ran_has_a_row_in_the_table(shared, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks._plain import plain_rows, plain_table
+
+    folder = shared / "data/plain_h200"
+    (tmp_path / "steps.csv").write_text((folder / "steps.csv").read_text().splitlines()[0] + "\n")
+    lines = (folder / "memory.csv").read_text().splitlines()
+    (tmp_path / "memory.csv").write_text("\n".join(lines[:2]) + "\n")
+    assert "| llama-3.2-1b_s4096_fp32 | 0 | 7 | +700.0% |" in plain_table(plain_rows(tmp_path))

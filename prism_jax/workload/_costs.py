@@ -291,7 +291,7 @@ class Costs(msgspec.Struct, frozen=True):
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
         others = ["cudnn"] if self.training.attention == "flash-2" else []
         if (operators := self.kernels.operators) is not None:
-            variants.append("masked" if operators.masked else "64" if head_size <= 64 else "128")
+            variants.append("masked-" * operators.masked + ("64" if head_size <= 64 else "128"))
         variants += [self.training.attention, *others]
         tables = (*(f"{kind}-{variant}" for variant in variants), kind)
         measured = (name for name in tables if self.kernels.find_efficiency(name, self.base_dtype))

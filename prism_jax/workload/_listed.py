@@ -220,8 +220,8 @@ def _of_attention(costs: Costs, module: Attention) -> list[_Step]:
     steps = [*_matrices(costs, made if separate else (sum(made),), hidden, biased=biased)]
     steps += [_Step("joined", heads)] * (not separate)
     if module.qk_norm:
-        normed = {"h": tokens * (queries + keys), "t": tokens * (core.num_heads + core.kv_heads)}
-        steps.append(_Step("rmsnorm", normed))
+        normed = (queries, core.num_heads), (keys, core.kv_heads)
+        steps += [_Step("rmsnorm", {"h": tokens * h, "t": tokens * heads}) for h, heads in normed]
     steps += [_Step("rotary", heads)] * (costs.model.position == "rotary")
     steps += [_Step("grouped", heads)] * grouped
     steps.append(_Step("attention", heads, core=core))
