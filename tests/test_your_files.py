@@ -590,6 +590,7 @@ def test_files_that_contradict_each_other_have_a_note(tmp_path):
     a.write_text(f"{_MAXTEXT}vocab_size: 100")
     b.write_text("vocab_size: 200\nper_device_batch_size: 1\n")
     found = import_job([a, b], 8, batch=8)
+    assert found.job.model is not None
     assert found.job.model.vocab_size == 200
     note = "`vocab_size` in b.yaml is 200, and counts; `vocab_size` in a.yaml is 100."
     assert note in found.notes

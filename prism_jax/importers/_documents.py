@@ -17,7 +17,7 @@ from ._shell import absent, run_script
 
 # What is listed in a file takes time and memory for each; aliases of YAML stand for a part again.
 _MOST_KEYS, _DEEPEST = 200_000, 40
-_TOO_DEEP = "it has more keys, or deeper ones, than any configuration has"
+_TOO_DEEP = "it cannot be read: it has more keys, or deeper ones, than any configuration has"
 
 
 class Document(NamedTuple):
