@@ -372,6 +372,18 @@ def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
     assert words < number
 
 
+def test_collectives_of_weights_in_bf16_have_half_the_bytes():
+    for mode in _MODES:
+        wide, narrow = (_of(mode, 2), _of(mode, 2).replace(**{"training.weights": "bf16"}))
+        sizes = [
+            {kind: size for kind, (_, size, _) in _sent(job).items()} for job in (wide, narrow)
+        ]
+        assert sizes[1] == pytest.approx({kind: size / 2 for kind, size in sizes[0].items()}), mode
+        kept = [memory(job).fullest.parts for job in (wide, narrow)]
+        for part in ("parameters", "gradients", "optimizer", "gathered", "buckets"):
+            assert kept[1].get(part, 0) == pytest.approx(kept[0].get(part, 0) / 2), (mode, part)
+
+
 @pytest.mark.parametrize("mode", ["DDP", "FSDP in each"])
 def test_collectives_are_hidden_but_for_those_that_nothing_runs_beside(mode):
     hidden = _of(mode, 8)

@@ -154,7 +154,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `kernels/operators/`, or a path; by default kernels are fused. Its libraries choose the
         kernels of the device (`kernels/DEVICE-YEAR`).
     - `weights`: how PyTorch keeps parameters: in float32, which autocast casts for each forward
-        (`fp32`), or in 16 bits, with gradients and moments in 16 bits (`bf16`); other software has
+        (`fp32`), or in 16 bits, with gradients and moments in 16 bits (`bf16`), which are also sent
+        and gathered so, whatever `gradient_dtype` and `gather_dtype` are; other software has
         parameters in 16 bits, and copies in float32 that the optimizer updates (`copied`); FSDP has
         shards in float32 alone.
     - `optimizer_kernels`: how PyTorch's optimizer updates parameters: in one kernel for many

@@ -138,14 +138,15 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of a gradient that is accumulated."""
-        return 4 if self.training.gradient_dtype == "fp32" else 2
+        """The bytes of a gradient that is accumulated; of weights in bf16 it is in bf16, too."""
+        narrow = self.training.weights == "bf16" or self.training.gradient_dtype != "fp32"
+        return 2 if narrow else 4
 
     @property
     def sent_gradient_bytes(self) -> int:
         """The bytes of a gradient that is reduced."""
-        training = self.training
-        return _DTYPE_BYTES[training.gradient_comm_dtype or training.gradient_dtype]
+        sent = self.training.gradient_comm_dtype
+        return self.gradient_bytes if sent is None else _DTYPE_BYTES[sent]
 
     @property
     def moment_bytes(self) -> int:

@@ -173,11 +173,13 @@ def gathered_bytes(costs: Costs, parts: Parts) -> Held:
     """The bytes of the parameters of units, unsharded and in the dtype in which they are gathered;
     those of the ends of a model are never in fp8.
     """
-    size = {"fp32": 4, "fp8": 1}.get(costs.training.gather_dtype, 2)
+    training = costs.training
+    dtype = "bf16" if training.weights == "bf16" else training.gather_dtype
+    size = {"fp32": 4, "fp8": 1}.get(dtype, 2)
     total = [0.0, 0.0]
     for part, count in parts:
         bytes_each = count * (size if part.is_layer else max(size, 2))
-        parameters = part.sharded if costs.training.zero == 3 else part.parameters
+        parameters = part.sharded if training.zero == 3 else part.parameters
         held = held_of(parameters(costs.model), costs.layout)
         total = [before + bytes_each * number for before, number in zip(total, held, strict=True)]
     return Held(*total)
