@@ -537,6 +537,9 @@ def test_values_are_as_their_frameworks_take_them(tmp_path):
         for name in key.split("."):
             tables = getattr(tables, name)
         assert tables == value, (text, key)
+    path.write_text(_FACTORY)
+    notes = import_job(path, 8, batch=8).notes
+    assert any("the 512 tokens of `cutoff_len`" in note for note in notes)
     path.write_text(_TITAN)
     with pytest.raises(GpusNotSaidError):
         import_job(path)

@@ -71,9 +71,9 @@ def document(
     if text.startswith("#!"):
         return _command(name, text, outer, source)
     suffix, problem = pathlib.PurePath(name).suffix.lower(), None
-    for kind, parse, suffixes in _FORMATS:
+    for kind, pattern, parse, suffixes in _FORMATS:
         try:
-            table = parse(text)
+            table = parse(text) if re.search(pattern, text) else None
         except RecursionError:
             raise ValueError(_TOO_DEEP) from None
         except ValueError as error:
@@ -279,29 +279,10 @@ def _loader() -> Any:
     return Loader
 
 
-def _toml(text: str) -> Any:
-    """The content of a TOML file; shell scripts that only assign numbers are none."""
-    return (
-        parse_toml(text) if re.search(r"^\s*\[[\w.\"-]+\]\s*(#.*)?$", text, re.MULTILINE) else None
-    )
-
-
-def _json(text: str) -> Any:
-    return json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
-
-
-def _yaml(text: str) -> Any:
-    """The content of a YAML file, if it is a table; a script is a text to YAML."""
-    return (
-        parse_yaml(text)
-        if re.search(r"^\s*[\"']?[\w.-]+[\"']?\s*:|^\s*\{", text, re.MULTILINE)
-        else None
-    )
-
-
-# The formats of tables, each with what parses it and the endings of names that are its own.
-_FORMATS: tuple[tuple[str, Callable[[str], Any], tuple[str, ...]], ...] = (
-    ("json", _json, (".json",)),
-    ("toml", _toml, (".toml",)),
-    ("yaml", _yaml, (".yaml", ".yml")),
+# The formats of tables, each with what a text of it has (a script is a text to YAML, and assigns
+# numbers as TOML does), what parses it, and the endings of names that are its own.
+_FORMATS: tuple[tuple[str, str, Callable[[str], Any], tuple[str, ...]], ...] = (
+    ("json", r"\A\s*[{\[]", json.loads, (".json",)),
+    ("toml", r"(?m)^\s*\[[\w.\"-]+\]\s*(#.*)?$", parse_toml, (".toml",)),
+    ("yaml", r"(?m)^\s*[\"']?[\w.-]+[\"']?\s*:|^\s*\{", parse_yaml, (".yaml", ".yml")),
 )

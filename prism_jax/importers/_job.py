@@ -114,9 +114,12 @@ def import_job(
     names = " and ".join(document.name for document in documents)
     raw["model"]["source"] = raw["source"] = f"imported from {names}"
     raw["name"] = raw["model"]["name"] = quoted(stem)
-    if software is not None and "training.software" in keys:
-        both = "`--software` and `training.software`"
-        raise ValueError(f"{where}: {both} say the same; give one of them.")
+    for option, value, key in (
+        ("software", software, "training.software"),
+        ("batch", batch, "schedule.num_microbatches"),
+    ):
+        if value is not None and key in keys:
+            raise ValueError(f"{where}: `--{option}` and `{key}` say the same; give one of them.")
     says_stack = software is None and "training.software" not in keys
     if says_stack:
         software = draft.software
@@ -124,9 +127,6 @@ def import_job(
         raw["training"]["software"] = software
     asked = ""
     if "schedule.num_microbatches" in keys:
-        if batch is not None:
-            both = "`--batch` and `schedule.num_microbatches`"
-            raise ValueError(f"{where}: {both} say the same; give one of them.")
         known = None
     elif batch is not None:
         known = Batch(batch)

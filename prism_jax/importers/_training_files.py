@@ -299,6 +299,11 @@ def _transformers(found: Arguments) -> None:
     each unless it is told not to; Megatron-Core's layers have keys of their own.
     """
     job, flags = found.job, found.flags
+    if "seq-length" in flags:
+        found.problems.note(
+            f"All sequences are taken to have the {flags['seq-length']} tokens of "
+            f"{_origin(found, 'seq-length')}, as if packed; shorter ones take less time."
+        )
     if flags.pop("recomputes-by-default", False) and not {*DEGREES.values()} & {*flags}:
         job.setdefault("training.recompute", "full")
     if re.search("zero|deepspeed", found.origins.get("training.zero", ("", ""))[0]):
