@@ -272,6 +272,7 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
     # What the code makes flags of.
     pseudo = {"shards", "copies", "pipeline-microbatch", "sequences-a-device"}
     pseudo |= {"pipeline-microbatches", "mlp-multiple-of", "recomputes-by-default"}
+    pseudo |= {"shards-in-a-node"}
     axes = ("tp", "ts", "tt", "pp", "cp", "ep", "fsdp", "ft", "dp")
     pseudo |= {f"{of}-{axis}" for of in ("ici", "dcn") for axis in axes}
     keys = {key.key for key in job_keys()}
@@ -458,6 +459,10 @@ _MAXTEXT = (
     "base_emb_dim: 1024\nbase_num_query_heads: 4\nbase_num_kv_heads: 4\nbase_mlp_dim: 2048\n"
     "base_num_decoder_layers: 2\nper_device_batch_size: 1\nmax_target_length: 1024\n"
 )
+_FLAGS = (
+    "--num-layers 2 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --bf16 "
+    "--max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 8"
+)
 # By the text of a file, what a job of eight GPUs has of it.
 _RIGHT = [
     (
@@ -526,6 +531,7 @@ _RIGHT = [
     (f"{_MAXTEXT}ici_tensor_sequence_parallelism: 2", "layout.tp", 2),
     (_MAXTEXT, "model.head_size", 128),
     (_MAXTEXT, "model.vocab_size", 32_000),
+    (f"python x.py {_FLAGS} --vocab-file $1 --merge-file $2", "model.vocab_size", 50304),
 ]
 
 
@@ -540,6 +546,10 @@ def test_values_are_as_their_frameworks_take_them(tmp_path):
     path.write_text(_FACTORY)
     notes = import_job(path, 8, batch=8).notes
     assert any("the 512 tokens of `cutoff_len`" in note for note in notes)
+    path.write_text(f"{_FACTORY}fsdp: hybrid_shard")
+    training = import_job(path, 32, batch=32).job.training
+    assert training is not None
+    assert (training.zero, training.optimizer_instances) == (3, 4)  # Of eight ranks each.
     path.write_text(_TITAN)
     with pytest.raises(GpusNotSaidError):
         import_job(path)

@@ -27,7 +27,7 @@ DEGREES = {
     "etp": "expert-tensor-parallel-size",
 }
 # The number of GPUs in most nodes.
-_USUAL_NODE = 8
+USUAL_NODE = 8
 # Of the optimizer, on which everything else counts.
 _IN_FLOAT32 = ("main-params-dtype", "megatron-fsdp-main-params-dtype")
 # What counts as a layer if the arguments say so.
@@ -70,7 +70,7 @@ def gpus_of(read: Reader) -> int:
         return read.count("data-parallel-size") * ranks
     nodes, each = read.text("nnodes", "1").rpartition(":")[2], read.text("nproc-per-node")
     if "nnodes" in read and "nproc-per-node" not in read:
-        each = str(_USUAL_NODE)
+        each = str(USUAL_NODE)
         read.notes.append(
             f"The launcher says nodes and not their GPUs, so that each has {each}; `--gpus` gives "
             "another number."

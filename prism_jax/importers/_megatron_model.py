@@ -108,7 +108,10 @@ def _vocabulary(read: Reader) -> int:
     multiple = of_words = read.count("make-vocab-size-divisible-by", 128)
     multiple *= read.count("tensor-model-parallel-size", 1)
     names = f"{read.text('tokenizer-model')} {read.text('vocab-file')}"
-    kind, extra = read.text("tokenizer-type"), read.count("vocab-extra-ids", 0, least=0)
+    # Older scripts say no type; of those that are left, only GPT-2's has its words in a file alone.
+    alone = "vocab-file" in read and "tokenizer-model" not in read
+    kind = read.text("tokenizer-type", "GPT2BPETokenizer" if alone else "")
+    extra = read.count("vocab-extra-ids", 0, least=0)
     known = _size_of_words("by_file", names)[1]
     padded, size = (read.count(f"{p}vocab-size", 0, least=0) for p in ("padded-", ""))
     if padded:

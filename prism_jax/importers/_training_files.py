@@ -13,7 +13,7 @@ from ._documents import Document
 from ._draft import Batch, Draft, Status
 from ._frameworks import Arguments, Framework, framework_of, translate
 from ._hugging_face import read_hugging_face
-from ._megatron import DEGREES, gpus_of, has_experts, least_gpus, read_megatron
+from ._megatron import DEGREES, USUAL_NODE, gpus_of, has_experts, least_gpus, read_megatron
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
 from ._problems import NotImportableError, Reader, Table, is_off
@@ -88,6 +88,9 @@ def read_training(
             f"{more}; `--gpus` gives another number."
         )
         gpus = more
+    if found.flags.get("shards-in-a-node") and gpus % USUAL_NODE == 0:
+        found.job["training.optimizer_instances"] = gpus // USUAL_NODE
+        found.origins["training.optimizer_instances"] = found.origins["training.zero"]
     job = read_megatron(read, gpus, model)
     comments = _keep_given(job, found, main)
     _put_keys(job, found, comments)
