@@ -19,7 +19,7 @@ from prism_jax.workload import lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
 from prism_jax.workload._block import Kernel
 from prism_jax.workload._listed import Listed, _steps, listed, tensors_of, waits_for_host
-from prism_jax.workload._parts import rows_of, segment
+from prism_jax.workload._parts import block_mean, rows_of, segment
 from prism_jax.workload._units import backward_part, forward_part
 
 
@@ -370,6 +370,20 @@ def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
         assert parts["optimizer"] == pytest.approx(2 * whole * shard["optimizer"])
         assert parts["gradients"] == pytest.approx(whole * shard["gradients"]), mode
     assert words < number
+
+
+def test_buckets_of_a_backward_wait_for_the_host_as_all_of_it_does():
+    job = _job(LLAMA, {"layout.dp": 2}, sequence_length=512, microbatch_size=1)
+    workload = lower(parts_of(job), [0])
+    pieces = [one.piece for one in workload.reductions[0] if one.piece]
+    assert len(pieces) > 10
+    assert sum(map(block_mean, pieces)) == pytest.approx(block_mean(workload.backward[0]))
+
+
+def test_halves_of_a_backward_wait_for_the_host_as_the_whole_does():
+    workload = lower(parts_of(_job(LLAMA, sequence_length=512, microbatch_size=1)), [0])
+    halves = workload.backward_input[0], workload.backward_weight[0]
+    assert sum(map(block_mean, halves)) == pytest.approx(block_mean(workload.backward[0]))
 
 
 def test_collectives_of_weights_in_bf16_have_half_the_bytes():

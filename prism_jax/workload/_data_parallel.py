@@ -25,7 +25,9 @@ from ._parts import block, block_means, segment
 from ._split import Held, Stages, held_of, sum_held
 from ._units import (
     gathered_bytes,
+    host_waits,
     instance,
+    launched_units,
     reduces_each_microbatch,
     scattered,
     sharded_parameters,
@@ -120,10 +122,13 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     if len(pieces) == 1:
         return [(whole, None)]
     unit = ft.cache(ft.partial(unit_of, costs, "B"))
-    blocks = [
-        block((unit(*one).segments, count) for one, count in Counter(piece).items())
-        for piece in pieces
-    ]
+    units = [[(unit(*one).segments, n) for one, n in Counter(piece).items()] for piece in pieces]
+    passes = (
+        (launched_units(costs, stages.parts[stage], back=False), False),
+        *((one, True) for one in units),
+    )
+    waits = host_waits(costs, passes)[1:]
+    blocks = [block(one) + wait for one, wait in zip(units, waits, strict=True)]
     blocks[0] = received(costs, stages, stage, 1) + blocks[0]
     return list(zip(held, blocks, strict=True))
 

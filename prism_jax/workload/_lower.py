@@ -8,15 +8,14 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from ._architecture import Part, Parts, recomputed
-from ._block import Block, Kernel, Segment, Segments, Workload
+from ._block import Block, Kernel, Segment, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
-from ._listed import waits_for_host
 from ._memory import offloaded_bytes
 from ._parts import block, block_means, segment
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
-from ._units import Unit, overlaps_layers, unit_of
+from ._units import Unit, host_waits, launched_units, overlaps_layers, unit_of
 
 
 def lower(
@@ -89,26 +88,12 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
             for part, count, again in found
         ]
         whole = row_of_units(costs, runs[::-1] if back else runs)
-        return whole + _waits(costs, parts, back=back) if phase in ("F", "B") else whole
+        if phase == "W":
+            return whole
+        passes = [(launched_units(costs, parts, back=one), one) for one in (False, True)]
+        return whole + host_waits(costs, passes[: 1 + back])[-1]
 
     return tuple(map(block_of, stages.parts))
-
-
-def _waits(costs: Costs, parts: Parts, *, back: bool) -> Block:
-    """How long a GPU waits for a host that launches each kernel of a stage, where the host is
-    behind; before each forward the host has waited for the GPU.
-    """
-    if not costs.training.host_forward_s:
-        return ()
-
-    def units(back: bool) -> list[tuple[Segments, int]]:
-        ran = recomputed(parts, costs.training, back=back)
-        phase = "B" if back else "F"
-        runs = [(unit_of(costs, phase, part, again).segments, n) for part, n, again in ran]
-        return runs[::-1] if back else runs
-
-    seconds = waits_for_host(costs, [(units(one), one) for one in (False, True)[: 1 + back]])[-1]
-    return block([([segment([Kernel("host", "launches", seconds)])], 1)]) if seconds else ()
 
 
 def _copies(costs: Costs, parts: Parts) -> tuple[Kernel, ...]:

@@ -8,18 +8,18 @@ its backward, reduce_scatters reduce its gradients. If there are copies of the s
 among themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from ..cluster import Group
 from ..data import Training
-from ._architecture import Part, Parts
-from ._block import Kernel, Segment, Segments, weights_of
+from ._architecture import Part, Parts, recomputed
+from ._block import Block, Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
-from ._listed import listed
+from ._listed import listed, waits_for_host
 from ._parts import block, block_mean, segment, without
 from ._residual import around, mixing_of
 from ._split import Held, held_of
@@ -131,6 +131,25 @@ def launched(segments: Segments, seconds: float) -> Segments:
     """
     left = seconds - block_mean(block([(segments, 1)])) if seconds else 0.0
     return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments
+
+
+def launched_units(costs: Costs, parts: Parts, *, back: bool) -> Iterator[tuple[Segments, int]]:
+    """The units of a stage in the order of its forward, or of its backward, with their numbers."""
+    runs = [*recomputed(parts, costs.training, back=back)]
+    for part, count, again in runs[::-1] if back else runs:
+        yield unit_of(costs, "B" if back else "F", part, again).segments, count
+
+
+def host_waits(
+    costs: Costs, passes: Iterable[tuple[Iterable[tuple[Segments, int]], bool]]
+) -> list[Block]:
+    """How long a GPU waits in each of some passes for a host that launches each kernel."""
+    passes = [*passes]
+    if not costs.training.host_forward_s:
+        return [()] * len(passes)
+    waits = waits_for_host(costs, passes)
+    kernels = [Kernel("host", "launches", seconds) for seconds in waits]
+    return [block([([segment([one])], 1)]) if one.mean else () for one in kernels]
 
 
 def reduces_each_microbatch(training: Training) -> bool:
