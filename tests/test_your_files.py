@@ -531,6 +531,7 @@ _RIGHT = [
     (f"{_MAXTEXT}ici_tensor_sequence_parallelism: 2", "layout.tp", 2),
     (_MAXTEXT, "model.head_size", 128),
     (_MAXTEXT, "model.vocab_size", 32_000),
+    (f"{_MAXTEXT}dcn_sequence_parallelism: 1", "layout.tp", 1),
     (f"python x.py {_FLAGS} --vocab-file $1 --merge-file $2", "model.vocab_size", 50304),
 ]
 
