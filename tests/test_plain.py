@@ -344,6 +344,10 @@ def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
             "reduce_scatter": (rounds * units, rounds * whole),
             "all_gather": (1, whole),
         },
+        "FSDP": {
+            "reduce_scatter": (units, whole),
+            "all_gather": (rounds * (2 * units - 1), rounds * (2 * whole - 4 * 2048)),
+        },
         # Twice for each microbatch, but the head once, which runs back at once.
         "FSDP in each": {
             "reduce_scatter": (rounds * units, rounds * whole),
@@ -366,14 +370,18 @@ def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
         elif mode.startswith("ZeRO"):
             shard["parameters"] = 1.0
             shard["gradients"] = 1.0 if mode == "ZeRO-1" else 1 / gpus + (mode == "ZeRO-2")
+        elif mode == "FSDP":  # The sum of microbatches, until it is reduced.
+            shard["gradients"] += 1.0
         assert parts["parameters"] == pytest.approx(whole * shard["parameters"])
         assert parts["optimizer"] == pytest.approx(2 * whole * shard["optimizer"])
         assert parts["gradients"] == pytest.approx(whole * shard["gradients"]), mode
     assert words < number
 
 
-def test_buckets_of_a_backward_wait_for_the_host_as_all_of_it_does():
-    job = _job(LLAMA, {"layout.dp": 2}, sequence_length=512, microbatch_size=1)
+@pytest.mark.parametrize("mode", ["DDP", "FSDP", "FSDP1"])
+def test_buckets_of_a_backward_take_as_long_as_all_of_it(mode):
+    job = _of(mode, 2).replace(**{"training.sequence_length": 512})
+    job = job.replace(**{"training.accumulate_gradients": True})
     workload = lower(parts_of(job), [0])
     pieces = [one.piece for one in workload.reductions[0] if one.piece]
     assert len(pieces) > 10

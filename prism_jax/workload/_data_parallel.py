@@ -8,6 +8,7 @@ parameters after the forward (Llama team 2024, arXiv:2407.21783, section 3.3.2).
 only the first stage of the first pipeline rank further, into buckets, because no compute comes
 after it that could overlap with its reduction
 (`megatron/core/distributed/distributed_data_parallel.py` and `megatron/training/training.py`).
+PyTorch's FSDP within `no_sync` reduces each layer beside the last backward in the same way.
 """
 
 import functools as ft
@@ -29,6 +30,7 @@ from ._units import (
     instance,
     launched_units,
     reduces_each_microbatch,
+    row_of_units,
     scattered,
     sharded_parameters,
     shared,
@@ -101,10 +103,11 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     whole = stages.held[stage]
     training = costs.training
     # Where parameters or activations come from elsewhere, a backward is more than its pieces.
-    elsewhere = training.zero == 3 or "activations" in training.offload
+    sharded = training.zero == 3
+    elsewhere = (sharded and not training.plain) or "activations" in training.offload
     if stage != stages.of_rank(0)[0] or elsewhere:
         return [(whole, None)]
-    most = training.gradient_bucket_size
+    most = 1 if sharded else training.gradient_bucket_size  # FSDP has one for each layer.
     most = most or max(_BUCKET, _BUCKET_PER_REPLICA * costs.layout.dp)
     runs = recomputed(stages.parts[stage], training)
     if sum(count for _, count, _ in runs) > _MOST_BUCKETS:
@@ -122,13 +125,18 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     if len(pieces) == 1:
         return [(whole, None)]
     unit = ft.cache(ft.partial(unit_of, costs, "B"))
-    units = [[(unit(*one).segments, n) for one, n in Counter(piece).items()] for piece in pieces]
-    passes = (
-        (launched_units(costs, stages.parts[stage], back=False), False),
-        *((one, True) for one in units),
-    )
-    waits = host_waits(costs, passes)[1:]
-    blocks = [block(one) + wait for one, wait in zip(units, waits, strict=True)]
+    units = [[(unit(*one), n) for one, n in Counter(piece).items()] for piece in pieces]
+    launched = [[(one.segments, n) for one, n in piece] for piece in units]
+    forward = launched_units(costs, stages.parts[stage], back=False)
+    waits = host_waits(costs, ((forward, False), *((piece, True) for piece in launched)))[1:]
+    if sharded:
+        before = [None, *(piece[-1][0] for piece in units[:-1])]
+        after = [*(piece[0][0] for piece in units[1:]), None]
+        edges = zip(units, before, after, strict=True)
+        blocks = [row_of_units(costs, *edge) for edge in edges]
+    else:
+        blocks = [*map(block, launched)]
+    blocks = [one + wait for one, wait in zip(blocks, waits, strict=True)]
     blocks[0] = received(costs, stages, stage, 1) + blocks[0]
     return list(zip(held, blocks, strict=True))
 

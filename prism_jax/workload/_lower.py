@@ -2,20 +2,19 @@
 
 import functools as ft
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from ._architecture import Part, Parts, recomputed
-from ._block import Block, Kernel, Segment, Workload
+from ._block import Block, Kernel, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
 from ._memory import offloaded_bytes
-from ._parts import block, block_means, segment
+from ._parts import block_means
 from ._passes import passes_of
 from ._split import Stages, check_split, deal, pairs_of_ranks
-from ._units import Unit, host_waits, launched_units, overlaps_layers, unit_of
+from ._units import host_waits, launched_units, overlaps_layers, row_of_units, unit_of
 
 
 def lower(
@@ -120,51 +119,6 @@ def _with_received(
         return joined.setdefault((first, id(one)), first + one) if first else one
 
     return tuple(of_stage(stage, one) for stage, one in enumerate(blocks))
-
-
-def row_of_units(costs: Costs, units: Sequence[tuple[Unit, int]]) -> Block:
-    """The block of units in the order in which they run, each with its number of repetitions.
-
-    Units with equal neighbours become one segment with its number of occurrences.
-    """
-    order = [number for number, (_, count) in enumerate(units) for _ in range(count)]
-    neighbours = Counter(zip([None, *order], order, [*order[1:], None], strict=False))
-
-    def unit(number: int | None) -> Unit:
-        return Unit([]) if number is None else units[number][0]
-
-    return block(
-        (list(_beside(costs, *map(unit, numbers))), times) for numbers, times in neighbours.items()
-    )
-
-
-def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Segment]:
-    """A unit between two others, and the exposed part of its collectives."""
-    ahead, behind = costs.training.prefetch > 0, costs.training.overlap_grad_reduce
-    hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
-    streams = [stream for stream in (hidden, unit.copies) if stream]
-    if not (ahead and before.segments):
-        yield from (segment([], one) for one in unit.gathers)
-    if streams:
-        within = block([(unit.segments, 1)])
-        yield costs.beside_block(_all_wait(costs, within) if hidden else within, *streams)
-    else:
-        yield from unit.segments
-    if not (behind and after.segments):
-        yield from (segment([], one) for one in unit.reductions)
-
-
-def _all_wait(costs: Costs, within: Block) -> Block:
-    """If ranks do not wait within a unit, all ranks that share its parameters wait at its end."""
-    if costs.layout.tp * costs.layout.cp > 1:
-        return within
-    ranks = costs.group("dp").size // costs.training.optimizer_instances
-
-    def wait(one: Segment) -> Segment:
-        known = one.members or one.collective or one.branches
-        return one if known else msgspec.structs.replace(one, members=ranks)
-
-    return tuple((wait(one), times) for one, times in within)
 
 
 def _limited(

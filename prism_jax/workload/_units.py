@@ -8,7 +8,8 @@ its backward, reduce_scatters reduce its gradients. If there are copies of the s
 among themselves.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -150,6 +151,57 @@ def host_waits(
     waits = waits_for_host(costs, passes)
     kernels = [Kernel("host", "launches", seconds) for seconds in waits]
     return [block([([segment([one])], 1)]) if one.mean else () for one in kernels]
+
+
+def row_of_units(
+    costs: Costs,
+    units: Sequence[tuple[Unit, int]],
+    before: Unit | None = None,
+    after: Unit | None = None,
+) -> Block:
+    """The block of units in the order in which they run, each with its number of repetitions, and
+    of what runs `before` and `after` them.
+
+    Units with equal neighbours become one segment with its number of occurrences.
+    """
+    order = [number for number, (_, count) in enumerate(units) for _ in range(count)]
+    neighbours = Counter(zip([-1, *order], order, [*order[1:], len(units)], strict=False))
+    of_number = {-1: before or Unit([]), len(units): after or Unit([])}
+    of_number |= {number: unit for number, (unit, _) in enumerate(units)}
+
+    return block(
+        (list(_beside(costs, *map(of_number.__getitem__, numbers))), times)
+        for numbers, times in neighbours.items()
+    )
+
+
+def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Segment]:
+    """A unit between two others, and the exposed part of its collectives."""
+    ahead, behind = costs.training.prefetch > 0, costs.training.overlap_grad_reduce
+    hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
+    streams = [stream for stream in (hidden, unit.copies) if stream]
+    if not (ahead and before.segments):
+        yield from (segment([], one) for one in unit.gathers)
+    if streams:
+        within = block([(unit.segments, 1)])
+        yield costs.beside_block(_all_wait(costs, within) if hidden else within, *streams)
+    else:
+        yield from unit.segments
+    if not (behind and after.segments):
+        yield from (segment([], one) for one in unit.reductions)
+
+
+def _all_wait(costs: Costs, within: Block) -> Block:
+    """If ranks do not wait within a unit, all ranks that share its parameters wait at its end."""
+    if costs.layout.tp * costs.layout.cp > 1:
+        return within
+    ranks = costs.group("dp").size // costs.training.optimizer_instances
+
+    def wait(one: Segment) -> Segment:
+        known = one.members or one.collective or one.branches
+        return one if known else msgspec.structs.replace(one, members=ranks)
+
+    return tuple((wait(one), times) for one, times in within)
 
 
 def reduces_each_microbatch(training: Training) -> bool:
