@@ -207,8 +207,28 @@ def test_a_note_names_the_modules_that_lists_of_operators_lack():
     assert not any("lists of operators" in note for note in _job(LLAMA).notes)
     job = _job({**LLAMA, "modules": {"experts": experts}, "layers": layers})
     assert any("lists of operators have none of moe" in note for note in job.notes)
+    windows = {"modules": {"local": {"kind": "attention", "window": 512}}}
+    windows |= {"layers": [{"modules": ["local", "mlp"], "repeat": 16}]}
+    job = _job({**LLAMA, **windows})
+    assert any("lists of operators have none of windows of attention" in one for one in job.notes)
+    assert not _job({**LLAMA, **windows}, sequence_length=512).notes[1:]
+    job = _job({**LLAMA, "head_transforms": 1})
+    assert any("none of dense layers of a head" in note for note in job.notes)
     job = _job({**LLAMA, "hyper_connections": 4})
     assert any("lists of operators have none of residual streams" in note for note in job.notes)
+
+
+def test_each_activation_runs_its_own_kernels():
+    numbers = []
+    for activation in ("gelu", "squared_relu"):
+        costs = parts_of(_job({**GPT2, "activation": activation}, weights="bf16"))
+        layer = layers_of(costs.model)[0]
+        numbers.append(
+            (_launched(forward_part(costs, layer)), _launched(backward_part(costs, layer, False)))
+        )
+    (forward, backward), of_relu = numbers
+    # Eight and eleven of `gelu_new`; a relu and a square, and back one and three.
+    assert of_relu == (forward - 8 + 2, backward - 11 + 4)
 
 
 def test_recomputation_of_parts_of_a_layer_is_refused_in_a_sentence():

@@ -2,6 +2,7 @@
 architectures of one job.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -116,6 +117,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.layers and not self.num_layers:
             count = sum(layer.repeat for layer in self.layers)
             msgspec.structs.force_setattr(self, "num_layers", count)
+
+    @property
+    def narrowest(self) -> float:
+        """The shortest window of its attention, in tokens; infinite without one."""
+        windows = (table.get("window") for table in (self.modules or {}).values())
+        return min((one for one in windows if isinstance(one, int)), default=math.inf)
 
     @property
     def kinds(self) -> set[str]:

@@ -234,7 +234,7 @@ def _of_mlp(costs: Costs, module: MLP) -> list[_Step]:
     separate = costs.training.separate_products
     made = (ffn,) * gates if separate else (gates * ffn,)
     steps = [*_matrices(costs, made, hidden, biased=module.bias)]
-    activation = "swiglu" if gates > 1 else "gelu"
+    activation = "swiglu" if gates > 1 else module.activation
     steps.append(_Step(activation, {"f": costs.tokens * ffn, "h": costs.tokens * hidden}))
     return [*steps, *_matrix(costs, (ffn, hidden), biased=module.bias)]
 
