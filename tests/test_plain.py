@@ -18,7 +18,7 @@ from prism_jax.prediction import fits, memory, predict
 from prism_jax.workload import lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
 from prism_jax.workload._block import Kernel
-from prism_jax.workload._listed import Listed, _steps, listed, tensors_of, waits_for_host
+from prism_jax.workload._listed import Listed, _operators_of, listed, tensors_of, waits_for_host
 from prism_jax.workload._parts import block_mean, rows_of, segment
 from prism_jax.workload._units import backward_part, forward_part
 
@@ -49,7 +49,7 @@ def _job(model: dict[str, Any], changes: dict[str, Any] | None = None, **trainin
 def _operators(costs: Any, part: Any) -> list[Any]:
     """The operators of the modules of a part."""
     modules = (one for one in listed(costs, part).modules if isinstance(one, Listed))
-    return [step for module in modules for step in _steps(costs, module)]
+    return [step for module in modules for step in _operators_of(costs, module)]
 
 
 def _launched(segments: Any) -> int:

@@ -122,7 +122,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def narrowest(self) -> float:
         """The shortest window of its attention, in tokens; infinite without one."""
         windows = (table.get("window") for table in (self.modules or {}).values())
-        return min((one for one in windows if isinstance(one, int)), default=math.inf)
+        return min((size for size in windows if isinstance(size, int)), default=math.inf)
 
     @property
     def kinds(self) -> set[str]:

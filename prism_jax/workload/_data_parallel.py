@@ -12,6 +12,7 @@ PyTorch's FSDP within `no_sync` reduces each layer beside the last backward in t
 """
 
 import functools as ft
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -125,8 +126,8 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     if len(pieces) == 1:
         return [(whole, None)]
     unit = ft.cache(ft.partial(unit_of, costs, "B"))
-    units = [[(unit(*one), n) for one, n in Counter(piece).items()] for piece in pieces]
-    launched = [[(one.segments, n) for one, n in piece] for piece in units]
+    units = [[(unit(*part), n) for part, n in Counter(piece).items()] for piece in pieces]
+    launched = [[(run.segments, n) for run, n in piece] for piece in units]
     forward = launched_units(costs, stages.parts[stage], back=False)
     waits = host_waits(costs, ((forward, False), *((piece, True) for piece in launched)))[1:]
     if sharded:
@@ -136,7 +137,7 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
         blocks = [row_of_units(costs, *edge) for edge in edges]
     else:
         blocks = [*map(block, launched)]
-    blocks = [one + wait for one, wait in zip(blocks, waits, strict=True)]
+    blocks = [*map(operator.add, blocks, waits)]
     blocks[0] = received(costs, stages, stage, 1) + blocks[0]
     return list(zip(held, blocks, strict=True))
 

@@ -4,6 +4,7 @@ long a GPU waits for a host that launches each kernel.
 """
 
 import dataclasses
+import itertools as it
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -28,7 +29,7 @@ from .modules import (
 )
 
 
-class _Step(NamedTuple):
+class _Operator(NamedTuple):
     """An operator of a module.
 
     **Attributes:**
@@ -71,26 +72,29 @@ class Listed(AbstractModule):
         return self.module.parameters(model).plus(around)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        steps = (_kernels(costs, step, "forward") for step in _steps(costs, self))
-        return [segment([*before, *(kernel for step in steps for kernel in step)])]
+        kernels = (_kernels(costs, operator, "forward") for operator in _operators_of(costs, self))
+        return [segment([*before, *it.chain.from_iterable(kernels)])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        steps = _steps(costs, self)[::-1]
-        kernels = [one for step in steps for one in _kernels(costs, step, "backward")]
-        of_weights = [one for step in steps for one in _of_weights(costs, step)] if weights else []
-        return [segment([*before, *kernels, *of_weights])]
+        operators = _operators_of(costs, self)[::-1]
+        kernels = [
+            *it.chain.from_iterable(_kernels(costs, operator, "backward") for operator in operators)
+        ]
+        if weights:
+            kernels += _of_all_weights(costs, operators)
+        return [segment([*before, *kernels])]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        return [segment([one for step in _steps(costs, self) for one in _of_weights(costs, step)])]
+        return [segment(_of_all_weights(costs, _operators_of(costs, self)))]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         sizes: dict[str, float] = {}
-        weights, operators = costs.operands, costs.kernels.operators
-        assert operators is not None
-        for step in _steps(costs, self):
-            name = _KEPT.get(step.name, self.module.kind or "others")
-            for term in operators.terms(weights, step.name, "kept"):
-                sizes[name] = sizes.get(name, 0.0) + term.num_bytes * step.values[term.values]
+        weights, lists = costs.operands, costs.kernels.operators
+        assert lists is not None
+        for operator in _operators_of(costs, self):
+            name = _KEPT.get(operator.name, self.module.kind or "others")
+            for term in lists.terms(weights, operator.name, "kept"):
+                sizes[name] = sizes.get(name, 0.0) + term.num_bytes * operator.values[term.values]
         if isinstance(self.module, Head):
             sizes["logits"] = self.module.activations(costs)["logits"]
         return sizes
@@ -98,7 +102,7 @@ class Listed(AbstractModule):
     def last_product(self, costs: Costs) -> Kernel | None:
         if not isinstance(self.module, MLP):
             return None
-        *_, last = (step.matrix for step in _steps(costs, self) if step.matrix)
+        *_, last = (operator.matrix for operator in _operators_of(costs, self) if operator.matrix)
         return _product(costs, last, costs.tokens, last[1], last[0])
 
 
@@ -122,8 +126,8 @@ def tensors_of(costs: Costs, parts: Parts) -> int:
     number = 0
     for part, count in parts:
         for module in listed(costs, part).modules:
-            steps = _steps(costs, module) if isinstance(module, Listed) else []
-            number += count * sum(_TENSORS.get(step.name, 0) for step in steps)
+            operators = _operators_of(costs, module) if isinstance(module, Listed) else []
+            number += count * sum(_TENSORS.get(operator.name, 0) for operator in operators)
     return number
 
 
@@ -161,11 +165,11 @@ def waits_for_host(
     training, waits = costs.training, []
     launched = ended = 0.0
     for units, back in passes:
-        each = training.host_backward_s if back else training.host_forward_s
+        launch_s = training.host_backward_s if back else training.host_forward_s
         begin, busy = ended, 0.0
         for segments, count in units:
             seconds = block_mean(block([(segments, 1)]))
-            host = each * sum(_launches(segments))
+            host = launch_s * sum(_launches(segments))
             for _ in range(count):
                 start = max(ended, launched)
                 launched += host
@@ -176,12 +180,12 @@ def waits_for_host(
 
 
 def _launches(segments: Segments) -> Iterator[int]:
-    for one in segments:
-        for row, by_member in rows_of(one):
+    for whole in segments:
+        for row, by_member in rows_of(whole):
             yield sum(count for _, count in row) if by_member else len(row)
 
 
-def _steps(costs: Costs, listed: Listed) -> list[_Step]:
+def _operators_of(costs: Costs, listed: Listed) -> list[_Operator]:
     """The operators of a module in the order of its forward."""
     module, model = listed.module, costs.model
     states = costs.tokens * model.hidden_size
@@ -189,103 +193,120 @@ def _steps(costs: Costs, listed: Listed) -> list[_Step]:
     norm = "rmsnorm" if model.norm in ("rmsnorm", "without-weights") else "layernorm"
     if isinstance(module, Embedding):
         words = {**around, "w": model.vocab_size * model.hidden_size}
-        steps = [_Step("start", around), _Step("embedding", words)]
-        steps += [_Step("positions", around)] * (model.position == "learned")
-        return steps + [_Step("tied", words)] * model.tied_embeddings
+        operators = [_Operator("start", around), _Operator("embedding", words)]
+        operators += [_Operator("positions", around)] * (model.position == "learned")
+        return operators + [_Operator("tied", words)] * model.tied_embeddings
     if isinstance(module, Head):
         logits = {"v": costs.tokens * model.vocab_size, "t": costs.tokens}
         head = [*_matrices(costs, (model.vocab_size,), model.hidden_size, biased=False)]
-        return [_Step(norm, around), *head, _Step("logits", logits), _Step("loss", logits)]
+        return [
+            _Operator(norm, around),
+            *head,
+            _Operator("logits", logits),
+            _Operator("loss", logits),
+        ]
     if isinstance(module, Attention):
         inner = _of_attention(costs, module)
     else:
         assert isinstance(module, MLP)
         inner = _of_mlp(costs, module)
-    dropped = [_Step("dropout", around)] * model.dropout
-    norms = [_Step(norm, around)] * listed.norms
-    return [*norms[:1], *inner, *norms[1:], *dropped, _Step("residual", around)]
+    dropped = [_Operator("dropout", around)] * model.dropout
+    norms = [_Operator(norm, around)] * listed.norms
+    return [*norms[:1], *inner, *norms[1:], *dropped, _Operator("residual", around)]
 
 
-def _of_attention(costs: Costs, module: Attention) -> list[_Step]:
+def _of_attention(costs: Costs, module: Attention) -> list[_Operator]:
     queries, keys, values, gate, out = module.widths_of_rank(costs)
     tokens, hidden, core = costs.tokens, costs.model.hidden_size, module.core(costs)
     biased = module.bias if module.qkv_bias is None else module.qkv_bias
     made = [width for width in (queries + gate, keys, values) if width]
     separate = costs.training.separate_products
     heads = {"q": tokens * queries, "k": tokens * keys}
-    operators = costs.kernels.operators
+    lists = costs.kernels.operators
     grouped = core.num_heads > core.kv_heads
-    if operators is not None and operators.masked:
+    if lists is not None and lists.masked:
         core = core._replace(causal=False, kv_heads=core.num_heads)
-    steps = [*_matrices(costs, made if separate else (sum(made),), hidden, biased=biased)]
-    steps += [_Step("joined", heads)] * (not separate)
+    operators = [*_matrices(costs, made if separate else (sum(made),), hidden, biased=biased)]
+    operators += [_Operator("joined", heads)] * (not separate)
     if module.qk_norm:
         normed = (queries, core.num_heads), (keys, core.kv_heads)
-        steps += [_Step("rmsnorm", {"h": tokens * h, "t": tokens * heads}) for h, heads in normed]
-    steps += [_Step("rotary", heads)] * (costs.model.position == "rotary")
-    steps += [_Step("grouped", heads)] * grouped
-    steps.append(_Step("attention", heads, core=core))
+        operators += [
+            _Operator("rmsnorm", {"h": tokens * h, "t": tokens * heads}) for h, heads in normed
+        ]
+    operators += [_Operator("rotary", heads)] * (costs.model.position == "rotary")
+    operators += [_Operator("grouped", heads)] * grouped
+    operators.append(_Operator("attention", heads, core=core))
     last_bias = module.bias if module.proj_bias is None else module.proj_bias
-    return [*steps, *_matrix(costs, (out, hidden), biased=last_bias)]
+    return [*operators, *_matrix(costs, (out, hidden), biased=last_bias)]
 
 
-def _of_mlp(costs: Costs, module: MLP) -> list[_Step]:
+def _of_mlp(costs: Costs, module: MLP) -> list[_Operator]:
     ffn, hidden, gates = module.ffn_size, costs.model.hidden_size, gate_factor(module.activation)
     separate = costs.training.separate_products
     made = (ffn,) * gates if separate else (gates * ffn,)
-    steps = [*_matrices(costs, made, hidden, biased=module.bias)]
+    operators = [*_matrices(costs, made, hidden, biased=module.bias)]
     activation = "swiglu" if gates > 1 else module.activation
-    steps.append(_Step(activation, {"f": costs.tokens * ffn, "h": costs.tokens * hidden}))
-    return [*steps, *_matrix(costs, (ffn, hidden), biased=module.bias)]
+    operators.append(_Operator(activation, {"f": costs.tokens * ffn, "h": costs.tokens * hidden}))
+    return [*operators, *_matrix(costs, (ffn, hidden), biased=module.bias)]
 
 
-def _matrices(costs: Costs, made: Iterable[int], inputs: int, *, biased: bool) -> Iterator[_Step]:
+def _matrices(
+    costs: Costs, made: Iterable[int], inputs: int, *, biased: bool
+) -> Iterator[_Operator]:
     """Matrices that read the same input."""
     read = {"x": costs.tokens * inputs}
     for number, outputs in enumerate(made):
-        yield from [_Step("shared", read)] * (number > 0)
-        yield _Step("input", read)
+        yield from [_Operator("shared", read)] * (number > 0)
+        yield _Operator("input", read)
         yield from _matrix(costs, (inputs, outputs), biased=biased)
 
 
-def _matrix(costs: Costs, matrix: tuple[int, int], *, biased: bool) -> Iterator[_Step]:
+def _matrix(costs: Costs, matrix: tuple[int, int], *, biased: bool) -> Iterator[_Operator]:
     inputs, outputs = matrix
     values = {"w": inputs * outputs, "o": costs.tokens * outputs}
-    yield _Step("matrix", values, matrix)
-    yield from [_Step("bias", values)] * biased
+    yield _Operator("matrix", values, matrix)
+    yield from [_Operator("bias", values)] * biased
 
 
-def _kernels(costs: Costs, step: _Step, phase: Literal["forward", "backward"]) -> Iterator[Kernel]:
-    """The kernels of a step, without those of the gradients of weights."""
-    if step.name != "matrix" or phase == "forward":
-        yield from _terms(costs, step, phase)
-    if step.core is not None:
-        yield from step.core.kernels(costs, backward=phase == "backward")
-    if step.matrix is not None:
-        inputs, outputs = step.matrix if phase == "forward" else step.matrix[::-1]
-        yield _product(costs, step.matrix, costs.tokens, outputs, inputs)
+def _kernels(
+    costs: Costs, operator: _Operator, phase: Literal["forward", "backward"]
+) -> Iterator[Kernel]:
+    """The kernels of an operator, without those of the gradients of weights."""
+    if operator.name != "matrix" or phase == "forward":
+        yield from _terms(costs, operator, phase)
+    if operator.core is not None:
+        yield from operator.core.kernels(costs, backward=phase == "backward")
+    if operator.matrix is not None:
+        inputs, outputs = operator.matrix if phase == "forward" else operator.matrix[::-1]
+        yield _product(costs, operator.matrix, costs.tokens, outputs, inputs)
 
 
-def _of_weights(costs: Costs, step: _Step) -> Iterator[Kernel]:
+def _of_all_weights(costs: Costs, operators: Iterable[_Operator]) -> Iterator[Kernel]:
+    return it.chain.from_iterable(_of_weights(costs, operator) for operator in operators)
+
+
+def _of_weights(costs: Costs, operator: _Operator) -> Iterator[Kernel]:
     """The gradient of a matrix, and what is done with it; from the second microbatch on it is added
     to that of the first.
     """
-    if step.matrix is None:
+    if operator.matrix is None:
         return
-    inputs, outputs = step.matrix
-    yield _product(costs, step.matrix, outputs, inputs, costs.tokens)
-    yield from _terms(costs, step, "backward")
+    inputs, outputs = operator.matrix
+    yield _product(costs, operator.matrix, outputs, inputs, costs.tokens)
+    yield from _terms(costs, operator, "backward")
     count = costs.schedule.num_microbatches
     if count > 1:
-        for kernel in _terms(costs, step._replace(name="accumulated"), "backward"):
+        for kernel in _terms(costs, operator._replace(name="accumulated"), "backward"):
             yield msgspec.structs.replace(kernel, mean=kernel.mean * (1 - 1 / count))
 
 
-def _terms(costs: Costs, step: _Step, phase: Literal["forward", "backward"]) -> Iterator[Kernel]:
-    operators, kind = costs.kernels.operators, _KINDS.get(step.name, "elementwise")
-    assert operators is not None
-    for term in operators.terms(costs.operands, step.name, phase):
-        yield _moved(costs, kind, term.rate, term.num_bytes * step.values[term.values])
+def _terms(
+    costs: Costs, operator: _Operator, phase: Literal["forward", "backward"]
+) -> Iterator[Kernel]:
+    lists, kind = costs.kernels.operators, _KINDS.get(operator.name, "elementwise")
+    assert lists is not None
+    for term in lists.terms(costs.operands, operator.name, phase):
+        yield _moved(costs, kind, term.rate, term.num_bytes * operator.values[term.values])
 
 
 def _moved(costs: Costs, kind: str, rate: str, num_bytes: float) -> Kernel:

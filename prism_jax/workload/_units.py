@@ -150,7 +150,7 @@ def host_waits(
         return [()] * len(passes)
     waits = waits_for_host(costs, passes)
     kernels = [Kernel("host", "launches", seconds) for seconds in waits]
-    return [block([([segment([one])], 1)]) if one.mean else () for one in kernels]
+    return [block([([segment([kernel])], 1)]) if kernel.mean else () for kernel in kernels]
 
 
 def row_of_units(
