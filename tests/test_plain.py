@@ -237,6 +237,15 @@ def test_recomputation_of_parts_of_a_layer_is_refused_in_a_sentence():
             predict(_job(LLAMA, recompute=recompute))
 
 
+def test_scores_of_attention_that_is_not_fused_are_kept():
+    fused, unfused = (_job(LLAMA, attention=kind) for kind in ("flash", "unfused"))
+    peaks = [memory(job).fullest.parts["attention"] for job in (fused, unfused)]
+    # Of two sequences and 32 heads in 16 layers, in float32 and in bf16.
+    assert peaks[1] - peaks[0] == 16 * 2 * 32 * 1024**2 * (4 + 2)
+    assert predict(unfused).mean > predict(fused).mean
+    assert any("none of unfused attention" in note for note in unfused.notes)
+
+
 def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     cluster = data.load_cluster("dgx-h200", 1)
     older = data.load_kernels(cluster)

@@ -95,6 +95,10 @@ class Listed(AbstractModule):
             name = _KEPT.get(operator.name, self.module.kind or "others")
             for term in lists.terms(weights, operator.name, "kept"):
                 sizes[name] = sizes.get(name, 0.0) + term.num_bytes * operator.values[term.values]
+            if (core := operator.core) is not None and costs.training.attention == "unfused":
+                # A softmax in float32 and its cast (modeling_llama.py, eager_attention_forward).
+                scores = core.sequences * core.num_heads * core.queries * core.keys
+                sizes[name] = sizes.get(name, 0.0) + 6 * scores
         if isinstance(self.module, Head):
             sizes["logits"] = self.module.activations(costs)["logits"]
         return sizes
