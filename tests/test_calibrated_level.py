@@ -207,7 +207,7 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
     assert known["step_time_s"]["p50"] == pytest.approx(1.05, rel=5e-3)
     assert known["epistemic"]["p95"] > known["step_time_s"]["p95"]
     assert main(["calibrate", _NAME, *words, "--out", str(tmp_path / "other.toml")]) == 2
-    assert "3 jobs for 2 files" in capsys.readouterr().err
+    assert "3 jobs and 2 files" in capsys.readouterr().err
 
 
 def test_the_agreement_lists_each_run_beside_its_calibration():
