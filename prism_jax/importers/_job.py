@@ -101,8 +101,7 @@ def import_job(
     documents, idle = _documents(files, variables)
     keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
     draft, num_gpus = _draft(documents, num_gpus, where, strict, leave_out, keys)
-    raw, notes, known = dict(draft.tables), [*draft.notes, *idle], draft.batch
-    comments = dict(draft.comments)
+    raw, notes, comments = dict(draft.tables), [*draft.notes, *idle], dict(draft.comments)
     if cluster is None and raw["training"].get("dtype") in ("mxfp8", "fp4"):
         cluster = _NARROW_CLUSTER
         notes.append(
@@ -125,39 +124,43 @@ def import_job(
         software = draft.software
     if software is not None:
         raw["training"]["software"] = software
-    asked = ""
+    asked, of_step = "", draft.batch if batch is None else Batch(batch)
     if "schedule.num_microbatches" in keys:
-        known = None
-    elif batch is not None:
-        known = Batch(batch)
-    elif known is None:
+        of_step = None
+    elif of_step is None:
         asked = draft.question
-    if known is not None:
-        if known.length is not None:
-            raw["training"]["sequence_length"] = known.length
-        asked = _set_batch(raw, known, path, overrides)
-        if asked and not known.source:
+    if of_step is not None:
+        if of_step.length is not None:
+            raw["training"]["sequence_length"] = of_step.length
+        asked = _set_batch(raw, of_step, path, overrides)
+        if asked and not of_step.source:
             raise ValueError(f"{where}: {asked}.")
-        if known.source and not asked:
+        if of_step.source and not asked:
             notes.append(
-                f"The batch is the published one, {known.sequences:,} sequences (of "
-                f"{known.length:,} tokens each; {known.source}); `--batch` gives another."
+                f"The batch is the published one, {of_step.sequences:,} sequences (of "
+                f"{of_step.length:,} tokens each; {of_step.source}); `--batch` gives another."
             )
-        if of_step := comments.pop("schedule.num_microbatches", ""):
-            comments["training.global_batch_size"] = of_step
+        if comment := comments.pop("schedule.num_microbatches", ""):
+            comments["training.global_batch_size"] = comment
     if says_stack:
         notes.append(draft.why_software)
-    usual = {"cluster": None if cluster else _CLUSTER, "layout.tp": 1, "layout.pp": 1}
-    of_file = {f"layout.{degree}" for degree in raw["layout"]}
-    said = [f"`{key}={usual[key]}`" for key in usual if usual[key] and key not in keys | of_file]
-    if said:
-        assumed = f"Assumed, as neither a file nor an option says it: {', '.join(said)}"
-        notes.append(f"{assumed}; `--cluster` and `--set` give others.")
+    said = {*keys, *(f"layout.{degree}" for degree in raw["layout"]), *["cluster"] * bool(cluster)}
+    notes += _assumed(said)
     job = make_job(raw, path, overrides)
     question = f"{where}: {asked}." if asked else ""
     comments = {key: text for key, text in comments.items() if key not in keys}
     notes = [*dict.fromkeys(notes)]
     return Imported(job, tuple(notes), question, draft.framework, draft.status, comments)
+
+
+def _assumed(said: Collection[str]) -> list[str]:
+    """A note of what no file and no option says, which is among `said` otherwise."""
+    usual = {"cluster": _CLUSTER, "layout.tp": 1, "layout.pp": 1}
+    assumed = [f"`{key}={value}`" for key, value in usual.items() if key not in said]
+    if not assumed:
+        return []
+    what = f"Assumed, as neither a file nor an option says it: {', '.join(assumed)}"
+    return [f"{what}; `--cluster` and `--set` give others."]
 
 
 def _documents(

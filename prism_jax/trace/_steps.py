@@ -112,17 +112,17 @@ def _marks(spans: Spans, names: RangeNames) -> list[tuple[int, int, int]]:
     numbers = names.steps_of(spans.names)
     is_mark = np.array([number is not None for number in numbers] or [False])
     chosen = spans[(spans.kind == Kind.RANGE) & is_mark[spans.name]]
-    found: dict[int, tuple[int, int, int]] = {}
+    by_number: dict[int, tuple[int, int, int]] = {}
     columns = (chosen.name.tolist(), chosen.start.tolist(), chosen.end.tolist())
     for name, start, end in zip(*columns, strict=True):
         number = numbers[name] or 0
-        found.setdefault(number, (number, start, end))
-    marks = sorted(found.values(), key=lambda mark: mark[1])
+        by_number.setdefault(number, (number, start, end))
+    marks = sorted(by_number.values(), key=lambda mark: mark[1])
     most = it.accumulate((number for number, *_ in marks), max)
     marks = [mark for mark, number in zip(marks, most, strict=True) if mark[0] == number]
     if names.step is not None:
         return marks
-    if len(chosen) > 2 * len(found):  # Numbers that repeat count something within a step.
+    if len(chosen) > 2 * len(by_number):  # Numbers that repeat count something within a step.
         return []
     nexts = [*marks[1:], (-1, 0, 0)][: len(marks)]
     lasts = [  # A pause that is longer than a step is not part of it.

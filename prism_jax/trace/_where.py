@@ -163,18 +163,18 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
     lasts = (work.end - work.start) * 1e-9
 
-    def of(chosen: Bool[np.ndarray, " kernels"], values=lasts) -> float:
+    def median(chosen: Bool[np.ndarray, " kernels"]) -> float:
         chosen = chosen & (place >= 0)
-        return float(np.median(np.bincount(place[chosen], values[chosen], len(steps))))
+        return float(np.median(np.bincount(place[chosen], lasts[chosen], len(steps))))
 
     computing, phases = work.what == COMPUTES, None
     if work.phases_known:
-        phases = {name: of(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
-        phases["copies"] = of(work.what == COPIES)
-    of_name = np.array([kind_of(name) for name in spans.names] or [""])
-    of_kernel = np.where(work.phase == OPTIMIZE, "optimizer", of_name[work.name])
+        phases = {name: median(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
+        phases["copies"] = median(work.what == COPIES)
+    by_name = np.array([kind_of(name) for name in spans.names] or [""])
+    by_kernel = np.where(work.phase == OPTIMIZE, "optimizer", by_name[work.name])
     kinds = {
-        kind: of(computing & (of_kernel == kind)) for kind in set(of_kernel[computing].tolist())
+        kind: median(computing & (by_kernel == kind)) for kind in {*by_kernel[computing].tolist()}
     }
     return RankWhere(
         rank,
@@ -193,37 +193,37 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
 
 def kind_of(name: str) -> str:
     """What a kernel of this name does."""
-    return next((kind for text, kind in _KINDS if text.search(name)), "other")
+    return next((kind for pattern, kind in _KINDS if pattern.search(name)), "other")
 
 
 class _Cover:
     """How many seconds before a time a device computes, communicates, does either, or anything."""
 
     def __init__(self, work: Work):
-        of = (work.what == COMPUTES, work.what == TALKS, work.what != COPIES, work.what >= 0)
-        chosen = (covered(work.start[mine], work.end[mine]) for mine in of)
-        self.computes, self.talks, self.either, self.busy = chosen
+        masks = (work.what == COMPUTES, work.what == TALKS, work.what != COPIES, work.what >= 0)
+        covers = (covered(work.start[mask], work.end[mask]) for mask in masks)
+        self.computes, self.talks, self.either, self.busy = covers
 
 
 def _collectives(
     work: Work, cover: _Cover, place: Int[np.ndarray, " kernels"], number: int
 ) -> tuple[Collective, ...]:
-    mine = np.flatnonzero((work.what == TALKS) & (place >= 0))
-    lasts = (work.end[mine] - work.start[mine]) * 1e-9
-    exposed = lasts - (cover.computes(work.end[mine]) - cover.computes(work.start[mine]))
-    rows = collections.defaultdict[tuple, list[int]](list)
-    for i, of_message in enumerate(work.message[mine].tolist()):
-        kind, group, ranks, size, dtype = work.messages[of_message]
-        rows[kind, group or None, ranks or None, size or None, _size_of(dtype)].append(i)
-    found = []
-    for (kind, group, ranks, size, element), chosen in rows.items():
-        sums = [np.bincount(place[mine[chosen]], x[chosen], number) for x in (lasts, exposed)]
+    talks = np.flatnonzero((work.what == TALKS) & (place >= 0))
+    lasts = (work.end[talks] - work.start[talks]) * 1e-9
+    exposed = lasts - within(cover.computes, work.start[talks], work.end[talks])
+    alike = collections.defaultdict[tuple, list[int]](list)
+    for i, message in enumerate(work.message[talks].tolist()):
+        kind, group, ranks, size, dtype = work.messages[message]
+        alike[kind, group or None, ranks or None, size or None, _size_of(dtype)].append(i)
+    collectives = []
+    for (kind, group, ranks, size, element), chosen in alike.items():
+        sums = [np.bincount(place[talks[chosen]], x[chosen], number) for x in (lasts, exposed)]
         # Of a kind that most steps do not have, the mean.
         seconds, bare = (float(np.median(x) if np.median(sums[0]) else x.mean()) for x in sums)
         calls = len(chosen) / number
         total = size and calls * size * element
-        found.append(Collective(kind, group, ranks, size, calls, total, seconds, bare))
-    return tuple(sorted(found, key=lambda row: -row.seconds))
+        collectives.append(Collective(kind, group, ranks, size, calls, total, seconds, bare))
+    return tuple(sorted(collectives, key=lambda collective: -collective.seconds))
 
 
 def _size_of(dtype: str) -> int:
@@ -259,17 +259,18 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     waits = spans[
         (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(INPUT.fullmatch(name)))
     ]
-    found, total = {}, np.bincount(of_step, (high - low) * 1e-9, len(steps))
+    idle, total = {}, np.bincount(of_step, (high - low) * 1e-9, len(steps))
     device = np.bincount(of_step, (high - low) * 1e-9 * ~is_late, len(steps))
-    seen, before = [np.zeros((2, 0), np.int64)], np.zeros(len(steps))
-    kinds = [(spans.names[i], calls[calls.name == i]) for i in np.unique(calls.name).tolist()]
-    for cause, those in [*kinds, ("input", waits)]:
-        seen.append(np.stack([those.start, those.end]))
-        cover = covered(*np.concatenate(seen, axis=1))
-        sums = np.bincount(of_step, (cover(late) - cover(low)) * is_late, len(steps))
-        found[cause], before = sums - before, sums
-    found |= {"launches": total - device - before, "device": device}
-    medians = {cause.split("_v")[0]: float(np.median(x)) for cause, x in found.items()}
+    # What two causes cover counts as the first.
+    bounds, before = [np.zeros((2, 0), np.int64)], np.zeros(len(steps))
+    by_name = [(spans.names[i], calls[calls.name == i]) for i in np.unique(calls.name).tolist()]
+    for cause, spans_of_cause in [*by_name, ("input", waits)]:
+        bounds.append(np.stack([spans_of_cause.start, spans_of_cause.end]))
+        cover = covered(*np.concatenate(bounds, axis=1))
+        sums = np.bincount(of_step, within(cover, low, late) * is_late, len(steps))
+        idle[cause], before = sums - before, sums
+    idle |= {"launches": total - device - before, "device": device}
+    medians = {cause.split("_v")[0]: float(np.median(x)) for cause, x in idle.items()}
     return dict(sorted(((c, x) for c, x in medians.items() if x > 0), key=lambda pair: -pair[1]))
 
 
@@ -279,17 +280,18 @@ def _regions(
     """The seconds of kernels of modules and compiled regions, in a step."""
     prefixes = ("nn.Module: ", "## Call Compiled", "Torch-Compiled Region", "FSDP", "CompiledF")
     chosen = spans[spans.named(lambda name: name.startswith(prefixes))]
-    found = collections.defaultdict[str, float](float)
+    seconds_of = collections.defaultdict[str, float](float)
     for lane in np.unique(chosen.lane).tolist():
-        mine = (work.lane == lane) & (place >= 0)
-        sums = np.append(0, np.cumsum((work.end - work.start)[mine] * 1e-9))
-        those = chosen[chosen.lane == lane]
-        low, high = (np.searchsorted(work.launched[mine], x) for x in (those.start, those.end))
-        for name, seconds in zip(
-            those.name.tolist(), (sums[high] - sums[low]).tolist(), strict=True
-        ):
-            found[spans.names[name]] += seconds / number
-    pairs = sorted(((n, s) for n, s in found.items() if s > 0), key=lambda pair: -pair[1])
+        of_lane = (work.lane == lane) & (place >= 0)
+        sums = np.append(0, np.cumsum((work.end - work.start)[of_lane] * 1e-9))
+        regions = chosen[chosen.lane == lane]
+        low, high = (
+            np.searchsorted(work.launched[of_lane], x) for x in (regions.start, regions.end)
+        )
+        lasts = (sums[high] - sums[low]).tolist()
+        for name, seconds in zip(regions.name.tolist(), lasts, strict=True):
+            seconds_of[spans.names[name]] += seconds / number
+    pairs = sorted(((n, s) for n, s in seconds_of.items() if s > 0), key=lambda pair: -pair[1])
     return tuple(Region(*pair) for pair in pairs[:_MOST_REGIONS])
 
 
@@ -334,24 +336,24 @@ def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> l
 
     `ValueError` if the ranks have no step in common.
     """
-    found = [_times(trace, names or RangeNames()) for trace in ranks]
-    common = sorted(set[int].intersection(*({*one.steps.tolist()} for one in found)))
+    times = [_times(trace, names or RangeNames()) for trace in ranks]
+    common = sorted(set[int].intersection(*({*rank.steps.tolist()} for rank in times)))
     if not common:
         raise ValueError(
-            f"The {counted(len(found), 'traced rank')} have no step in common; record the same "
+            f"The {counted(len(times), 'traced rank')} have no step in common; record the same "
             "steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
     columns = [f.name for f in dataclasses.fields(RankTimes)][1:7]
-    chosen = [np.searchsorted(one.steps, common) for one in found]
+    chosen = [np.searchsorted(rank.steps, common) for rank in times]
     return [
-        dataclasses.replace(one, **{name: getattr(one, name)[steps] for name in columns})
-        for one, steps in zip(found, chosen, strict=True)
+        dataclasses.replace(rank, **{name: getattr(rank, name)[steps] for name in columns})
+        for rank, steps in zip(times, chosen, strict=True)
     ]
 
 
 def step_times(times: Sequence[RankTimes]) -> Float[np.ndarray, " steps"]:
     """How long each step takes on the median rank, in seconds."""
-    return np.sort([one.step_s for one in times], axis=0)[(len(times) - 1) // 2]
+    return np.sort([rank.step_s for rank in times], axis=0)[(len(times) - 1) // 2]
 
 
 def _times(trace: RankTrace, names: RangeNames) -> RankTimes:

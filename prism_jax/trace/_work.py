@@ -104,7 +104,7 @@ class Work:
 
 def work_of(spans: Spans, names: RangeNames) -> Work:
     """What a rank ran, from its spans and the meaning of names."""
-    of_kernel = np.array([_kind_of(name, names) for name in spans.names] or [""], object)
+    collectives = np.array([_kind_of(name, names) for name in spans.names] or [""], object)
     on_device = bool(np.any(spans.kind == Kind.KERNEL))
     kernels = spans[spans.kind == Kind.KERNEL if on_device else _outermost(spans, names)]
     joined, graph = np.full((2, len(kernels)), [[not on_device], [False]])
@@ -120,16 +120,16 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
     order = np.argsort(launched, kind="stable")
     kernels, launched, joined = kernels[order], launched[order], joined[order]
     copies = kernels.named(lambda name: _COPY.match(name) is not None)
-    talks = (kernels.message >= 0) | ((of_kernel[kernels.name] != "") & on_device)
+    talks = (kernels.message >= 0) | ((collectives[kernels.name] != "") & on_device)
     what = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
     main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
     if on_device:
         seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
         main = main & (kernels.lane == np.argmax(seconds))
-    about = (kernels.name, kernels.message, kernels.sequence, main, graph[order], spans.messages)
     times = (kernels.start, kernels.end, launched, joined, lane[order])
-    work = Work(*times, what, kernels.phase, *about, *_named(spans, names), on_device)
-    message, messages = _messages(spans, work, of_kernel)
+    labels = (kernels.name, kernels.message, kernels.sequence, main, graph[order], spans.messages)
+    work = Work(*times, what, kernels.phase, *labels, *_named(spans, names), on_device)
+    message, messages = _messages(spans, work, collectives)
     phase = _phases(spans, work)
     training = True if np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
     if np.any(spans.kind == Kind.BACKWARD) or any(
@@ -138,8 +138,9 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
         training = True
     elif training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
         training = False  # The host was recorded, and it runs no backward.
-    found = {"phase": phase, "message": message, "messages": messages, "training": training}
-    return dataclasses.replace(work, **found)
+    return dataclasses.replace(
+        work, phase=phase, message=message, messages=messages, training=training
+    )
 
 
 def _kind_of(name: str, names: RangeNames) -> str:
@@ -147,12 +148,12 @@ def _kind_of(name: str, names: RangeNames) -> str:
     for rule in names.kernels:
         if re.search(rule.kernel, name):
             return rule.collective
-    if found := _NCCL.match(name):
-        kind = collective_of(found[1])
-        return "unknown" if kind == found[1] else kind
-    if found := _XLA.match(name):
-        return "send_recv" if found[1] == "collective-permute" else collective_of(found[1])
-    return next((kind for text, kind in _OTHERS if text.search(name)), "")
+    if of_nccl := _NCCL.match(name):
+        kind = collective_of(of_nccl[1])
+        return "unknown" if kind == of_nccl[1] else kind
+    if of_xla := _XLA.match(name):
+        return "send_recv" if of_xla[1] == "collective-permute" else collective_of(of_xla[1])
+    return next((kind for pattern, kind in _OTHERS if pattern.search(name)), "")
 
 
 def _outermost(spans: Spans, names: RangeNames) -> Int[np.ndarray, " chosen"]:
@@ -162,34 +163,35 @@ def _outermost(spans: Spans, names: RangeNames) -> Int[np.ndarray, " chosen"]:
     chosen = np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)) & ~spans.waits()
     if not chosen.any():
         chosen = (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(names.op_of(name)))
-    found = [np.flatnonzero(spans.kind == Kind.MESSAGE)]
+    outermost = [np.flatnonzero(spans.kind == Kind.MESSAGE)]
     for lane in np.unique(spans.lane[chosen]).tolist():
-        mine = np.flatnonzero(chosen & (spans.lane == lane))
-        mine = mine[np.lexsort((-spans.end[mine], spans.start[mine]))]
-        until = np.maximum.accumulate(spans.end[mine])
-        found.append(mine[np.append(True, spans.end[mine][1:] > until[:-1])])
-    return np.concatenate(found)
+        on_lane = np.flatnonzero(chosen & (spans.lane == lane))
+        on_lane = on_lane[np.lexsort((-spans.end[on_lane], spans.start[on_lane]))]
+        until = np.maximum.accumulate(spans.end[on_lane])
+        outermost.append(on_lane[np.append(True, spans.end[on_lane][1:] > until[:-1])])
+    return np.concatenate(outermost)
 
 
 def _named(spans: Spans, names: RangeNames) -> tuple[tuple[RankOp, ...], tuple[bool, ...]]:
     """The outermost ranges of each kind, in the order of their starts."""
-    found: list[tuple[RankOp, bool]] = []
+    ranges, is_part = list[RankOp](), list[bool]()
     chosen = spans[spans.kind == Kind.RANGE]
-    there = np.unique(chosen.name).tolist()
-    of_name = {i: names.op_of(spans.names[i]) for i in there}
-    parts = {i: names.is_part(spans.names[i]) for i in there}
-    chosen = chosen[np.isin(chosen.name, [i for i in there if of_name[i] is not None])]
+    range_names = np.unique(chosen.name).tolist()
+    ops_of = {i: names.op_of(spans.names[i]) for i in range_names}
+    chosen = chosen[np.isin(chosen.name, [i for i in range_names if ops_of[i] is not None])]
     last: dict[str, int] = {}
     for i in np.lexsort((-chosen.end, chosen.start)).tolist():
-        named = of_name[int(chosen.name[i])]
-        assert named is not None
-        ops, microbatch, stage = named
+        name = int(chosen.name[i])
+        op = ops_of[name]
+        assert op is not None
+        ops, microbatch, stage = op
         start, end = int(chosen.start[i]), int(chosen.end[i])
         if end > last.get(ops, start):
-            last[ops], part = end, parts[int(chosen.name[i])]
-            ranges = (RankOp(-1, op, microbatch, stage, start, end) for op in ops.split("+"))
-            found += [(one, part) for one in ranges]
-    return tuple(one for one, _ in found), tuple(part for _, part in found)
+            last[ops] = end
+            for part in ops.split("+"):
+                ranges.append(RankOp(-1, part, microbatch, stage, start, end))
+                is_part.append(names.is_part(spans.names[name]))
+    return tuple(ranges), tuple(is_part)
 
 
 def _phases(spans: Spans, work: Work) -> Int[np.ndarray, " kernels"]:
@@ -198,25 +200,26 @@ def _phases(spans: Spans, work: Work) -> Int[np.ndarray, " kernels"]:
     """
 
     def inside(ops: tuple[str, ...]) -> Bool[np.ndarray, " kernels"]:
-        mine = [(r.start, r.end) for r in work.ranges if r.op in ops]
-        return _inside(work.launched, *np.array(mine, np.int64).reshape(-1, 2).T)
+        bounds = [(r.start, r.end) for r in work.ranges if r.op in ops]
+        return _inside(work.launched, *np.array(bounds, np.int64).reshape(-1, 2).T)
 
     nodes = spans[spans.kind == Kind.BACKWARD]
     backward = inside(tuple(op for op in COMPUTE if op.startswith("backward")))
     for thread in np.unique(nodes.lane).tolist():
-        mine, its = nodes.lane == thread, work.lane == thread
-        within = its & _inside(work.launched, nodes.start[mine], nodes.end[mine])
-        backward |= its if within.sum() > _MOST_IN_NODES * its.sum() else within
+        of_thread, launched = nodes.lane == thread, work.lane == thread
+        in_nodes = launched & _inside(work.launched, nodes.start[of_thread], nodes.end[of_thread])
+        is_autograds = in_nodes.sum() > _MOST_IN_NODES * launched.sum()
+        backward |= launched if is_autograds else in_nodes
     forward, optimizer = inside(COMPUTE[:1]), inside((OPTIMIZER, "optimizer-clip-main-grad"))
     if not len(nodes) and not backward.any():  # Of old files: the other thread's launches.
         backward = optimizer.any() & work.joined & ~np.isin(work.lane, work.lane[optimizer])
     phase = np.where(optimizer, OPTIMIZE, np.where(backward, BACKWARD, FORWARD))
-    told = optimizer | backward | forward
-    recorded = told.any() or np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)).any()
+    named = optimizer | backward | forward
+    recorded = named.any() or np.isin(spans.kind, (Kind.HOST_OP, Kind.BACKWARD)).any()
     # What a graph runs is known by the range of its launch only, unless a backward is beside it;
     # and nothing is known without a host.
-    known = told | (work.joined & (~work.graph | backward.any()) & recorded)
-    return np.where(work.phase >= 0, work.phase, np.where(known, phase, -1))
+    is_known = named | (work.joined & (~work.graph | backward.any()) & recorded)
+    return np.where(work.phase >= 0, work.phase, np.where(is_known, phase, -1))
 
 
 def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " times"]:
@@ -228,7 +231,7 @@ def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " 
 
 
 def _messages(
-    spans: Spans, work: Work, of_kernel: np.ndarray
+    spans: Spans, work: Work, collectives: np.ndarray
 ) -> tuple[Int[np.ndarray, " kernels"], tuple[Message, ...]]:
     """The message of each kernel that communicates: its own or, without one, that of the host's
     last call on the thread of its launch since the launch of the collective before. Sends and
@@ -239,24 +242,26 @@ def _messages(
     sends = any(r.op in TRANSFERS or r.stage >= 0 for r in work.ranges)
     sends |= any(spans.messages[i].name in ("send", "recv") for i in np.unique(calls.message))
     number = {message: i for i, message in enumerate(spans.messages)}
-    found, before = work.message.copy(), dict.fromkeys(np.unique(work.lane).tolist(), 0)
-    by_lane = {lane: np.flatnonzero(calls.lane == lane) for lane in before}
+    of_kernels, matched = work.message.copy(), dict.fromkeys(np.unique(work.lane).tolist(), 0)
+    by_lane = {lane: np.flatnonzero(calls.lane == lane) for lane in matched}
     for i in np.flatnonzero(work.what == TALKS).tolist():
-        lane, kind = int(work.lane[i]), str(of_kernel[work.name[i]]) or "unknown"
+        lane, kind = int(work.lane[i]), str(collectives[work.name[i]]) or "unknown"
         message = spans.messages[work.message[i]] if work.message[i] >= 0 else Message(kind)
         message = message if message.name in COLLECTIVES else message._replace(name=kind)
-        unclear, mine = message.name in _UNCLEAR, by_lane[lane]
-        high = int(np.searchsorted(calls.start[mine], work.launched[i], "right"))
+        unclear, on_lane = message.name in _UNCLEAR, by_lane[lane]
+        earlier = int(np.searchsorted(calls.start[on_lane], work.launched[i], "right"))
         if work.message[i] < 0 or unclear:
-            near = (spans.messages[calls.message[j]] for j in mine[before[lane] : high])
-            names = COLLECTIVES if unclear else (message.name,)
-            told = [other for other in near if other.name in names]
-            message = max(told, key=lambda x: (x.size > 0, x.members), default=message)
-        before[lane] = high
+            near = (spans.messages[calls.message[j]] for j in on_lane[matched[lane] : earlier])
+            kinds = COLLECTIVES if unclear else (message.name,)
+            alike = [called for called in near if called.name in kinds]
+            message = max(
+                alike, key=lambda called: (called.size > 0, called.members), default=message
+            )
+        matched[lane] = earlier
         if message.name == "send_recv" and not sends:
             message = message._replace(name="all_to_all")
-        found[i] = number.setdefault(message, len(number))
-    return found, tuple(number)
+        of_kernels[i] = number.setdefault(message, len(number))
+    return of_kernels, tuple(number)
 
 
 def covered(
