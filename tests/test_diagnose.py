@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import jax
 import msgspec
@@ -20,7 +19,6 @@ from prism_jax.trace import rank_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
 
-CASES = pathlib.Path(__file__).parents[2] / "shared" / "cases"
 JOB = prism.load_job("gpt3-175b-h100-768")
 SMALL = (
     *("layout.pp=2", "layout.dp=2", "cluster.num_nodes=2", "world_size=16"),
@@ -387,11 +385,11 @@ def test_one_rank_alone_is_not_called_slow(of):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
-def test_a_case_that_was_asked_in_public_has_causes(tmp_path, capsys):
+def test_a_case_that_was_asked_in_public_has_causes(shared, tmp_path, capsys):
     """A model of 13 billion parameters on 16 GPUs, at 156 s a step where 55 are usual."""
     job = str(tmp_path / "job.toml")
-    arguments = [str(CASES / "c11_three_times_slow.txt"), "--gpus", "16", "--cluster", "dgx-a100"]
+    case = str(shared / "cases" / "c11_three_times_slow.txt")
+    arguments = [case, "--gpus", "16", "--cluster", "dgx-a100"]
     assert main(["import", *arguments, "--out", job]) == 0
     capsys.readouterr()
     assert main(["diagnose", job, "--step-time", "156", "--json"]) == 0

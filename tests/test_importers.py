@@ -825,10 +825,8 @@ def test_flags_that_begin_like_harmless_ones_are_not_known():
         from_megatron(_SMALL | {f"flag-of-{i}-others": True for i in range(5000)}, 8)
 
 
-def test_ten_invented_flags_change_no_import_of_measured_runs():
-    path = pathlib.Path(__file__).parents[2] / "shared/data/megatron_golden/memory.csv"
-    if not path.exists():
-        pytest.skip("the measured runs are not here")
+def test_ten_invented_flags_change_no_import_of_measured_runs(shared):
+    path = shared / "data/megatron_golden/memory.csv"
     invented = {f"use-better-ckpt-cache-{word}": 3 for word in "abcdefghij"}
     imported = 0
     with path.open(newline="") as file:

@@ -3,7 +3,6 @@ start, save or evaluate do not count, while slow steps do.
 """
 
 import json
-import pathlib
 import struct
 
 import numpy as np
@@ -14,7 +13,6 @@ from prism_jax.data import load_job
 from prism_jax.logs import LeftOut, read_log
 
 
-CASES = pathlib.Path(__file__).parents[2] / "shared" / "cases"
 _TIMES = np.round(3.1 + 0.02 * np.random.default_rng(7).standard_normal(60), 4)
 _JOB = load_job("examples/job.toml")
 _TOKENS, _GPUS, _SAMPLES = _JOB.tokens_per_step, _JOB.layout.world_size, _JOB.batch_size
@@ -401,7 +399,6 @@ def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):
         assert name in error
 
 
-@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
 @pytest.mark.parametrize(
     ("name", "seconds"),
     [
@@ -413,8 +410,8 @@ def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):
         ("c19_tensorboard.csv", 3.14),
     ],
 )
-def test_cases_of_practitioners_are_read(name, seconds):
-    measured = read_log(CASES / name, _JOB)
+def test_cases_of_practitioners_are_read(shared, name, seconds):
+    measured = read_log(shared / "cases" / name, _JOB)
     if seconds is not None:
         assert float(np.median(measured.runs[0])) == pytest.approx(seconds, rel=0.01)
     assert measured.used > 0
@@ -424,7 +421,6 @@ _LLAMA = ["llama-3-70b-h100-512"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
 @pytest.mark.parametrize(
     ("job", "log", "options", "left_out"),
     [
@@ -435,9 +431,10 @@ _LLAMA = ["llama-3-70b-h100-512"]
         (_LLAMA, "c19_trainer_state.json", [], []),
     ],
 )
-def test_a_log_has_a_verdict_by_one_command(job, log, options, left_out, capsys):
-    options = [str(CASES / word) if word.startswith("c19") else word for word in options]
-    words = ["diagnose", *job, "--log", str(CASES / log), *options, "--samples", "64", "--json"]
+def test_a_log_has_a_verdict_by_one_command(shared, job, log, options, left_out, capsys):
+    cases = shared / "cases"
+    options = [str(cases / word) if word.startswith("c19") else word for word in options]
+    words = ["diagnose", *job, "--log", str(cases / log), *options, "--samples", "64", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps"]["left_out"] == left_out

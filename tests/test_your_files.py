@@ -390,11 +390,9 @@ def test_a_script_reads_only_what_is_beside_it(tmp_path):
     assert import_job(files[:1]).job.model == model
 
 
-def test_the_listed_steps_are_measured():
+def test_the_listed_steps_are_measured(shared):
     """Each published step is that of a row in the collected data."""
-    folder = pathlib.Path(__file__).parents[2] / "shared/data"
-    if not folder.exists():
-        pytest.skip("the measured runs are not here")
+    folder = shared / "data"
     listed = pathlib.Path(__file__).parents[1] / "benchmarks/scripts.toml"
     files = ("published/measured_steps.csv", "steps/step_means.csv")
     rows = [
