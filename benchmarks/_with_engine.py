@@ -18,12 +18,14 @@ from ._baselines import SIGMA
 _WIDTH = 8  # Ops of a level of draws.
 
 
-def program(graph, num_replicas: int = 1):
-    """The reference step as a program, of a kind of kernel for each stage and phase."""
+def program(graph, num_replicas: int = 1, **shared):
+    """The reference step as a program, of a kind of kernel for each stage and phase; `shared` are
+    the laws of shared factors.
+    """
     kinds = [f"{phase} {stage}" for phase, stage in zip(graph.phase, graph.stage, strict=True)]
     each = zip(graph.means, graph.predecessors, kinds, graph.stage, strict=True)
     law = prism.latency.LogNormal(jnp.exp(-(jnp.asarray(SIGMA) ** 2) / 2), jnp.asarray(SIGMA))
-    laws: Any = {"variability": prism.Variability(residual=dict.fromkeys(kinds, law))}
+    laws: Any = {"variability": prism.Variability(residual=dict.fromkeys(kinds, law), **shared)}
     return prism.compile_graph([prism.Op(*one) for one in each], num_replicas=num_replicas, **laws)
 
 

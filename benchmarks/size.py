@@ -1,17 +1,18 @@
 """Lines of code by package: without blank lines, comments and docstrings; files, the longest file
-and the longest function (without its docstring); and how many public names there are: `python
-benchmarks/size.py`.
+and the longest function (without its docstring); how many public names there are; and how many
+files and functions of the package one `simulate` of a job enters: `python benchmarks/size.py`.
 """
 
 import ast
 import io
+import json
 import pathlib
 import sys
 import tokenize
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import options, table
+from benchmarks._tables import Row, options, table
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -23,21 +24,53 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Lines of code, of docstrings, and of all kinds; the number of files, the lines of the longest, and
 # those of the longest function without its docstring.
 _COLUMNS = ("code", "docstrings", "lines", "files", "longest file", "longest function")
+_JOB, _SAMPLES = "gpt3-175b-h100-4096", 4096
 
 
 def main() -> None:
-    """Prints a table in Markdown."""
-    options(__doc__)
+    """Prints a table in Markdown, or a JSON object."""
+    given = options(__doc__, json=(False, "print one JSON object"))
     import prism_jax as prism
 
-    cells = []
+    found: dict[str, Row] = {}
     for name, paths in _packages().items():
         columns = list(zip(*map(_of_file, paths), strict=True))
         sizes = (*map(sum, columns[:4]), *map(max, columns[4:]))
-        cells.append((name, *(f"{x:,}" for x in sizes)))
+        found[name] = dict(zip(_COLUMNS, sizes, strict=True))
+    public, entered = len(dir(prism)), _entered_by_simulate()
+    files = len({file for file, _ in entered})
+    if given.json:
+        numbers = {"public_names": public, "simulate_files": files}
+        print(json.dumps({"packages": found, **numbers, "simulate_functions": len(entered)}))
+        return
+    cells = [(name, *(f"{x:,}" for x in row.values())) for name, row in found.items()]
     print(table(("package", *_COLUMNS), cells))
+    print(f"\n{public} public names")
+    print(f"`simulate` enters {len(entered)} functions of {files} files")
 
-    print(f"\n{len(dir(prism))} public names")
+
+def _entered_by_simulate() -> set[tuple[str, int]]:
+    """The functions of the package that one `simulate` of a job enters, by file and line; to
+    compile the job does not count.
+    """
+    import jax
+
+    import prism_jax as prism
+
+    program = prism.compile_job(prism.load_job(_JOB))
+    key, entered, package = jax.random.key(0), set(), str(_ROOT / "prism_jax")
+
+    def enter(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package):
+            entered.add((code.co_filename, code.co_firstlineno))
+
+    sys.setprofile(enter)
+    try:
+        prism.simulate(program, num_samples=_SAMPLES, key=key)
+    finally:
+        sys.setprofile(None)
+    return entered
 
 
 def _packages() -> dict[str, list[pathlib.Path]]:

@@ -1,0 +1,88 @@
+"""How long the host takes for a step of `simulate`: python benchmarks/host_part.py
+
+The devices take no time: what they compute for a batch of some shape is kept, and given again for
+every other batch of this shape. What is left is the work of the host. The steps are those of a
+batch again and again, so the law has no meaning.
+"""
+
+import functools as ft
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+
+sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
+from benchmarks import _baselines, _with_engine
+from benchmarks._tables import Row, options, table_of
+from prism_jax import Program, compile_job, load_job, simulate
+from prism_jax.replica import _tiles
+
+
+_REPLICAS, _STEPS = (1, 64, 1024), 2_000_000
+_JOB, _STEPS_OF_JOB = "gpt3-175b-h100-4096", 200_000
+_REPEATS, _FEW = 3, 4096
+
+
+def main() -> None:
+    """Prints a table in Markdown."""
+    given = options(__doc__, json=(False, "print the rows as JSON"))
+    _tiles._jitted = given_again(_tiles._jitted)
+    rows = list(host_rows())
+    columns = {"program": "{program}", "replicas": "{replicas}", "ns a step": "{ns_a_step:.0f}"}
+    print(json.dumps(rows, indent=1) if given.json else table_of(rows, columns))
+
+
+def host_rows() -> Iterator[Row]:
+    """A row for each program."""
+    graph = _baselines.reference_graph()
+    for number in _REPLICAS:
+        program = _with_engine.program(graph, number)
+        yield {"program": "reference", "replicas": number, "ns_a_step": ns_a_step(program, _STEPS)}
+    program = compile_job(load_job(_JOB))
+    seconds = ns_a_step(program, _STEPS_OF_JOB)
+    yield {"program": _JOB, "replicas": program.num_replicas, "ns_a_step": seconds}
+
+
+def ns_a_step(program: Program, steps: int) -> float:
+    """The CPU time of the calling thread in nanoseconds a step, without what a run of few steps
+    takes as well: the least of several, after one that is not counted.
+    """
+
+    def once(seed: int, number: int) -> float:
+        key, start = jax.random.key(seed), time.thread_time()
+        simulate(program, num_samples=number, key=key, sampling="plain")
+        return time.thread_time() - start
+
+    few, many = ([once(k, n) for k in range(1 + _REPEATS)][1:] for n in (_FEW, steps))
+    return 1e9 * (min(many) - min(few)) / (steps - _FEW)
+
+
+def given_again(jitted: Any) -> Any:
+    """What compiles functions of tiles, so that a function runs once for each shape of its
+    arguments and number of tiles.
+    """
+    kept: dict[Any, Any] = {}
+
+    @ft.cache
+    def compiled(function, backend, wide):
+        call = jitted(function, backend, wide)
+
+        def run(static, arrays, turns, ids, inputs):
+            leaves = jax.tree.leaves((arrays, inputs))
+            shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
+            place = function, static, shapes, turns.tobytes()
+            if place not in kept:
+                kept[place] = jax.block_until_ready(call(static, arrays, turns, ids, inputs))
+            return kept[place]
+
+        return run
+
+    return compiled
+
+
+if __name__ == "__main__":
+    main()
