@@ -108,6 +108,7 @@ def _model(name: str) -> dict[str, Any]:
         width, layers, heads = _GPT2[whole]
         sizes: dict[str, Any] = {"ffn_size": 4 * width, "vocab_size": 50257, "max_positions": 1024}
         sizes |= {"hidden_size": width, "num_layers": layers, "num_heads": heads}
+        sizes["activation"] = "gelu_new"
     elif whole in _SIZES:
         keys = "hidden_size ffn_size num_layers num_heads num_kv_heads vocab_size tied_embeddings"
         sizes = dict(zip(keys.split(), _SIZES[whole], strict=True)) | _LLAMA

@@ -2,6 +2,7 @@
 that launches each kernel, and the collectives of DDP, FSDP and ZeRO.
 """
 
+import dataclasses
 import itertools as it
 import json
 import pathlib
@@ -15,12 +16,13 @@ from prism_jax.__main__ import main
 from prism_jax.importers import import_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import fits, memory, predict
-from prism_jax.workload import lower
+from prism_jax.workload import Costs, lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
-from prism_jax.workload._block import Kernel
+from prism_jax.workload._block import Kernel, Segments
 from prism_jax.workload._listed import Listed, _operators_of, listed, tensors_of, waits_for_host
 from prism_jax.workload._parts import block_mean, rows_of, segment
 from prism_jax.workload._units import backward_part, forward_part
+from prism_jax.workload.modules import AbstractModule, Operator, Parameters
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,7 +30,7 @@ LLAMA = {"num_heads": 32, "num_kv_heads": 8, "head_size": 64, "norm": "rmsnorm",
 LLAMA |= {"hidden_size": 2048, "ffn_size": 8192, "num_layers": 16, "vocab_size": 128256}
 LLAMA |= {"activation": "swiglu", "position": "rotary"}
 GPT2 = {"hidden_size": 1600, "ffn_size": 6400, "num_layers": 48, "num_heads": 25}
-GPT2 |= {"vocab_size": 50257, "max_positions": 1024}
+GPT2 |= {"vocab_size": 50257, "max_positions": 1024, "activation": "gelu_new"}
 
 
 def _job(model: dict[str, Any], changes: dict[str, Any] | None = None, **training: Any) -> Any:
@@ -68,8 +70,8 @@ def test_norms_of_queries_and_of_keys_are_kernels_of_their_own():
     layers = [{"modules": ["attention", "mlp"], "repeat": 16}]
     costs = parts_of(_job({**LLAMA, "modules": {"attention": {"qk_norm": True}}, "layers": layers}))
     layer = layers_of(costs.model)[0]
-    assert _launched(forward_part(costs, layer)) == 48 + 2 * 6
-    assert _launched(backward_part(costs, layer, False)) == 95 - 3 + 2 * 14
+    assert _launched(forward_part(costs, layer)) == 48 + 2 * 8
+    assert _launched(backward_part(costs, layer, False)) == 95 - 3 + 2 * 17
     assert tensors_of(costs, ((layer, 16),)) == 16 * (9 + 2)
 
 
@@ -201,17 +203,72 @@ def test_a_note_says_where_operators_are_fused_after_all():
         )
 
 
+def test_attention_with_a_window_reads_a_mask_and_covers_the_whole_square():
+    windows = {"modules": {"local": {"kind": "attention", "window": 512}}}
+    windows |= {"layers": [{"modules": ["local", "mlp"], "repeat": 16}]}
+    for length, masked in ((1024, True), (512, False)):
+        costs = [
+            parts_of(_job(model, sequence_length=length)) for model in ({**LLAMA, **windows}, LLAMA)
+        ]
+        layers = [listed(one, layers_of(one.model)[0]) for one in costs]
+        forward = [forward_part(*pair) for pair in zip(costs, layers, strict=True)]
+        kept = [
+            sum(sum(module.activations(one).values()) for module in layer.modules)
+            for one, layer in zip(costs, layers, strict=True)
+        ]
+        # The mask as values to add, and keys and values for each head of queries.
+        assert _launched(forward[0]) - _launched(forward[1]) == 4 * masked
+        values = 2 * 2 * 1024 * 2 * (2048 - 512) + 2 * 2 * 1024**2
+        assert kept[0] - kept[1] == masked * values
+        flop = [
+            sum(kernel.flop for part in of for kernel, _ in part.kernels if "x64" in kernel.size)
+            for of in forward
+        ]
+        assert flop[0] == (1 + masked) * flop[1] > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gate(AbstractModule):
+    """A module whose operators are those of an activation alone."""
+
+    kind = "toy-gate"
+
+    def parameters(self, model: data.Model) -> Parameters:
+        return Parameters()
+
+    def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
+        return [segment(before)]
+
+    def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
+        return [segment(before)]
+
+    def backward_weight(self, costs: Costs) -> Segments:
+        return []
+
+    def activations(self, costs: Costs) -> dict[str, float]:
+        return {}
+
+    def operators(self, costs: Costs) -> list[Operator]:
+        return [Operator("relu", {"f": costs.states})]
+
+
+def test_a_module_of_another_package_lists_its_operators():
+    model = {**LLAMA, "layers": [{"modules": ["toy-gate"], "repeat": 16}]}
+    costs = parts_of(_job(model))
+    layer = layers_of(costs.model)[0]
+    # Six of the norm before it, its own, and the residual.
+    assert _launched(forward_part(costs, layer)) == 6 + 1 + 1
+    assert _launched(backward_part(costs, layer, False)) == 14 + 1 + 2
+    (module,) = listed(costs, layer).modules
+    assert module.activations(costs)["toy-gate"] == 2 * costs.states
+
+
 def test_a_note_names_the_modules_that_lists_of_operators_lack():
     experts = {"kind": "moe", "num_experts": 8, "top_k": 2, "ffn_size": 8192}
     layers = [{"modules": ["attention", "experts"], "repeat": 16}]
     assert not any("lists of operators" in note for note in _job(LLAMA).notes)
     job = _job({**LLAMA, "modules": {"experts": experts}, "layers": layers})
     assert any("lists of operators have none of moe" in note for note in job.notes)
-    windows = {"modules": {"local": {"kind": "attention", "window": 512}}}
-    windows |= {"layers": [{"modules": ["local", "mlp"], "repeat": 16}]}
-    job = _job({**LLAMA, **windows})
-    assert any("lists of operators have none of windows of attention" in one for one in job.notes)
-    assert not _job({**LLAMA, **windows}, sequence_length=512).notes[1:]
     job = _job({**LLAMA, "head_transforms": 1})
     assert any("none of dense layers of a head" in note for note in job.notes)
     job = _job({**LLAMA, "hyper_connections": 4})
@@ -220,7 +277,7 @@ def test_a_note_names_the_modules_that_lists_of_operators_lack():
 
 def test_each_activation_runs_its_own_kernels():
     numbers = []
-    for activation in ("gelu", "squared_relu"):
+    for activation in ("gelu_new", "squared_relu"):
         costs = parts_of(_job({**GPT2, "activation": activation}, weights="bf16"))
         layer = layers_of(costs.model)[0]
         numbers.append(

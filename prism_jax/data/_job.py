@@ -314,8 +314,6 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             fused += ["residual streams"] * (self.model.hyper_connections > 1)
             fused += ["unfused attention"] * (how.attention == "unfused")
             fused += ["dense layers of a head"] * (self.model.head_transforms > 0)
-            # Transformers makes a mask for these, which no kernel for causal attention takes.
-            fused += ["windows of attention"] * (self.model.narrowest < how.sequence_length)
             if fused:
                 notes += (
                     f"lists of operators have none of {', '.join(map(quoted, fused))}, whose "

@@ -2,7 +2,6 @@
 architectures of one job.
 """
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -13,6 +12,11 @@ from .._files import shown
 from .._misc import whole_number
 from ._read import located, read_struct
 from ._types import MOST_LAYERS, Count, Label, Layers, Name
+
+
+Norm = Literal[
+    "layernorm", "layernorm-without-bias", "rmsnorm", "zero-centered-rmsnorm", "without-weights"
+]
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,11 +69,13 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     - `num_kv_heads`: the number of heads of keys and values; by default `num_heads`.
     - `head_size`: the size of an attention head; by default `hidden_size / num_heads`.
     - `activation`: the activation of the MLP; `swiglu` and `geglu` have a gate, so three matrices
-        instead of two.
+        instead of two. `gelu_new` is that of GPT-2 in Transformers, which runs op by op if no
+        compiler fuses it.
     - `position`: how positions are encoded: by learned embeddings, rotary, or not at all.
     - `max_positions`: the number of learned position embeddings.
     - `norm`: the normalisation: layer norm has a weight and a bias for each value, RMS norm and
-        `layernorm-without-bias` a weight, and `without-weights` neither.
+        `layernorm-without-bias` a weight, and `without-weights` neither. `zero-centered-rmsnorm`
+        multiplies by one and the weight, in float32 (Gemma).
     - `bias`: whether linear layers have a bias.
     - `tied_embeddings`: whether the head shares the matrix of the embedding.
     - `dropout`: whether there is dropout of hidden states and attention.
@@ -98,10 +104,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     head_size: Count | None = None
     layers: tuple[Layer, ...] | None = None
     modules: dict[Name, dict[str, Any]] | None = None
-    activation: Literal["gelu", "squared_relu", "swiglu", "geglu"] = "gelu"
+    activation: Literal["gelu", "gelu_new", "relu", "squared_relu", "swiglu", "geglu"] = "gelu"
     position: Literal["learned", "rotary", "none"] = "learned"
     max_positions: Count = 2048
-    norm: Literal["layernorm", "layernorm-without-bias", "rmsnorm", "without-weights"] = "layernorm"
+    norm: Norm = "layernorm"
     bias: bool = True
     tied_embeddings: bool = True
     dropout: bool = False
@@ -117,12 +123,6 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if self.layers and not self.num_layers:
             count = sum(layer.repeat for layer in self.layers)
             msgspec.structs.force_setattr(self, "num_layers", count)
-
-    @property
-    def narrowest(self) -> float:
-        """The shortest window of its attention, in tokens; infinite without one."""
-        windows = (table.get("window") for table in (self.modules or {}).values())
-        return min((size for size in windows if isinstance(size, int)), default=math.inf)
 
     @property
     def kinds(self) -> set[str]:

@@ -217,21 +217,29 @@ class Costs(msgspec.Struct, frozen=True):
         shape = "x".join(map(str, sizes))
         return Kernel("gemm", f"{dtype} {shape}{' added' if added else ''}", mean, flop=flop)
 
-    def linears(self, tokens: float, outputs: Sequence[int], inputs: int, name: str = "") -> Linear:
-        """Matrices that read the same: as one, or one by one (`training.separate_products`), which
-        count as one kernel, and the gradients of whose input are summed. Those with an adapter for
-        all are one.
+    def linears(
+        self,
+        tokens: float,
+        outputs: Sequence[int],
+        inputs: int,
+        name: str = "",
+        *,
+        joined: bool = False,
+    ) -> Linear:
+        """Matrices that read the same: as one, or one by one (`training.separate_products`, unless
+        they are `joined`), which count as one kernel, and the gradients of whose input are summed.
+        Those with an adapter for all are one.
         """
         adapters = self.training.adapters
         shared = adapters is not None and name in adapters.modules
-        if shared or not self.training.separate_products:
+        if shared or joined or not self.training.separate_products:
             return self.linear(tokens, sum(outputs), inputs, name=name)
         matrices = [self.linear(tokens, width, inputs, name=name) for width in outputs if width]
         summed = self.move("elementwise", 2 * (len(matrices) + 1) * tokens * inputs)
-        joined = _joined(matrices, 0.0, summed.mean if len(matrices) > 1 else 0.0)
+        whole = _joined(matrices, 0.0, summed.mean if len(matrices) > 1 else 0.0)
         made = [result for matrix in matrices for result in matrix.results]
-        results = tuple(msgspec.structs.replace(result, of=joined.forward) for result in made)
-        return msgspec.structs.replace(joined, results=results)
+        results = tuple(msgspec.structs.replace(result, of=whole.forward) for result in made)
+        return msgspec.structs.replace(whole, results=results)
 
     def linear(
         self,
@@ -274,25 +282,32 @@ class Costs(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(joined, results=(made,))
 
     def attention(
-        self, size: str, flop: float, num_bytes: float, head_size: int = 128, *, backward: bool
+        self,
+        size: str,
+        flop: float,
+        num_bytes: float,
+        head_size: int = 128,
+        masked: bool = False,
+        *,
+        backward: bool,
     ) -> Kernel:
         """The fused core of attention, forward or backward."""
         kind = "attention_backward" if backward else "attention"
-        table = self._table_of_attention(kind, head_size)
+        table = self._table_of_attention(kind, head_size, masked)
         phase = "backward" if backward else "forward"
         mean = compute_latency(
             table, self.base_dtype, flop, num_bytes, self.cluster.device, self.kernels
         )
         return Kernel("attention", f"{self.base_dtype} {size} {phase}", mean, flop=flop)
 
-    def _table_of_attention(self, kind: str, head_size: int) -> str:
+    def _table_of_attention(self, kind: str, head_size: int, masked: bool) -> str:
         """The table of the kernel that the job has, or else that of the device's fastest kernel."""
         narrow = self.training.dtype != self.base_dtype
         variants = ["fp8"] if self.training.fp8_attention and narrow else []
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
         others = ["cudnn"] if self.training.attention == "flash-2" else []
-        if (operators := self.kernels.operators) is not None:
-            variants.append("masked-" * operators.masked + ("64" if head_size <= 64 else "128"))
+        if self.kernels.operators is not None:
+            variants.append("masked-" * masked + ("64" if head_size <= 64 else "128"))
         variants += [self.training.attention, *others]
         tables = (*(f"{kind}-{variant}" for variant in variants), kind)
         measured = (name for name in tables if self.kernels.find_efficiency(name, self.base_dtype))

@@ -5,8 +5,8 @@ long a GPU waits for a host that launches each kernel.
 
 import dataclasses
 import itertools as it
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
@@ -17,42 +17,14 @@ from ._block import Kernel, Segments
 from ._costs import Costs
 from ._parts import block, block_mean, rows_of, segment
 from ._residual import parameters_around
-from .modules import (
-    MLP,
-    AbstractModule,
-    Attention,
-    Core,
-    Embedding,
-    Head,
-    Parameters,
-    gate_factor,
-)
-
-
-class _Operator(NamedTuple):
-    """An operator of a module.
-
-    **Attributes:**
-
-    - `name`: its name in the lists.
-    - `values`: how many values there are of each letter.
-    - `matrix`: the values of a token that its matrix reads, and that it makes, if it is one.
-    - `core`: the core of attention, if it is that.
-    """
-
-    name: str
-    values: Mapping[str, float]
-    matrix: tuple[int, int] | None = None
-    core: Core | None = None
+from .modules import MLP, AbstractModule, Head, Operator, Parameters, norm_name
 
 
 # Of which part of a step, or of memory, an operator is; others are named after their module.
-_KINDS = {"rmsnorm": "norm", "layernorm": "norm", "loss": "loss", "embedding": "embedding"}
-_KEPT = {"rmsnorm": "norm", "layernorm": "norm", "input": "inputs", "matrix": "casts"}
+_KINDS = {"norm": "norm", "loss": "loss", "embedding": "embedding"}
+_KEPT = {"norm": "norm", "input": "inputs", "matrix": "casts"}
 # Parameters of operators; a tied matrix is one tensor of two operators.
-_TENSORS = {"matrix": 1, "bias": 1, "rmsnorm": 1, "layernorm": 2, "embedding": 1, "positions": 1}
-_TENSORS |= {"tied": -1}
-_LISTED = (Attention, MLP, Embedding, Head)
+_TENSORS = {"matrix": 1, "bias": 1, "norm": 1, "embedding": 1, "positions": 1, "tied": -1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +64,7 @@ class Listed(AbstractModule):
         weights, lists = costs.operands, costs.kernels.operators
         assert lists is not None
         for operator in _operators_of(costs, self):
-            name = _KEPT.get(operator.name, self.module.kind or "others")
+            name = _KEPT.get(_kind_of(operator), self.module.kind or "others")
             for term in lists.terms(weights, operator.name, "kept"):
                 sizes[name] = sizes.get(name, 0.0) + term.num_bytes * operator.values[term.values]
             if (core := operator.core) is not None and costs.training.attention == "unfused":
@@ -119,7 +91,7 @@ def listed(costs: Costs, part: Part) -> Part:
     if costs.kernels.operators is None or not plain:
         return part
     modules = tuple(
-        Listed(module, norms) if type(module) in _LISTED else module
+        module if module.operators(costs) is None else Listed(module, norms)
         for module, norms in part.normed
     )
     return part._replace(modules=modules)
@@ -131,7 +103,9 @@ def tensors_of(costs: Costs, parts: Parts) -> int:
     for part, count in parts:
         for module in listed(costs, part).modules:
             operators = _operators_of(costs, module) if isinstance(module, Listed) else []
-            number += count * sum(_TENSORS.get(operator.name, 0) for operator in operators)
+            tensors = (_TENSORS.get(_kind_of(operator), 0) for operator in operators)
+            biases = sum(operator.name.startswith("layernorm") for operator in operators)
+            number += count * (sum(tensors) + biases)
     return number
 
 
@@ -189,91 +163,23 @@ def _launches(segments: Segments) -> Iterator[int]:
             yield sum(count for _, count in row) if by_member else len(row)
 
 
-def _operators_of(costs: Costs, listed: Listed) -> list[_Operator]:
-    """The operators of a module in the order of its forward."""
-    module, model = listed.module, costs.model
-    states = costs.tokens * model.hidden_size
-    around = {"h": states, "t": costs.tokens}
-    norm = "rmsnorm" if model.norm in ("rmsnorm", "without-weights") else "layernorm"
-    if isinstance(module, Embedding):
-        words = {**around, "w": model.vocab_size * model.hidden_size}
-        operators = [_Operator("start", around), _Operator("embedding", words)]
-        operators += [_Operator("positions", around)] * (model.position == "learned")
-        return operators + [_Operator("tied", words)] * model.tied_embeddings
-    if isinstance(module, Head):
-        logits = {"v": costs.tokens * model.vocab_size, "t": costs.tokens}
-        head = [*_matrices(costs, (model.vocab_size,), model.hidden_size, biased=False)]
-        return [
-            _Operator(norm, around),
-            *head,
-            _Operator("logits", logits),
-            _Operator("loss", logits),
-        ]
-    if isinstance(module, Attention):
-        inner = _of_attention(costs, module)
-    else:
-        assert isinstance(module, MLP)
-        inner = _of_mlp(costs, module)
-    dropped = [_Operator("dropout", around)] * model.dropout
-    norms = [_Operator(norm, around)] * listed.norms
-    return [*norms[:1], *inner, *norms[1:], *dropped, _Operator("residual", around)]
+def _operators_of(costs: Costs, listed: Listed) -> list[Operator]:
+    """The operators of a module, and those around it, in the order of its forward."""
+    operators = listed.module.operators(costs) or []
+    if not listed.module.in_residual:
+        return operators
+    around, norm = {"h": costs.states, "t": costs.tokens}, norm_name(costs.model)
+    norms = [Operator(norm, around), Operator(f"{norm}-of-product", around)][: listed.norms]
+    dropped = [Operator("dropout", around)] * costs.model.dropout
+    return [*norms[:1], *operators, *norms[1:], *dropped, Operator("residual", around)]
 
 
-def _of_attention(costs: Costs, module: Attention) -> list[_Operator]:
-    queries, keys, values, gate, out = module.widths_of_rank(costs)
-    tokens, hidden, core = costs.tokens, costs.model.hidden_size, module.core(costs)
-    biased = module.bias if module.qkv_bias is None else module.qkv_bias
-    made = [width for width in (queries + gate, keys, values) if width]
-    separate = costs.training.separate_products
-    heads = {"q": tokens * queries, "k": tokens * keys}
-    lists = costs.kernels.operators
-    grouped = core.num_heads > core.kv_heads
-    if lists is not None and lists.masked:
-        core = core._replace(causal=False, kv_heads=core.num_heads)
-    operators = [*_matrices(costs, made if separate else (sum(made),), hidden, biased=biased)]
-    operators += [_Operator("joined", heads)] * (not separate)
-    if module.qk_norm:
-        normed = (queries, core.num_heads), (keys, core.kv_heads)
-        operators += [
-            _Operator("rmsnorm", {"h": tokens * h, "t": tokens * heads}) for h, heads in normed
-        ]
-    operators += [_Operator("rotary", heads)] * (costs.model.position == "rotary")
-    operators += [_Operator("grouped", heads)] * grouped
-    operators.append(_Operator("attention", heads, core=core))
-    last_bias = module.bias if module.proj_bias is None else module.proj_bias
-    return [*operators, *_matrix(costs, (out, hidden), biased=last_bias)]
-
-
-def _of_mlp(costs: Costs, module: MLP) -> list[_Operator]:
-    ffn, hidden, gates = module.ffn_size, costs.model.hidden_size, gate_factor(module.activation)
-    separate = costs.training.separate_products
-    made = (ffn,) * gates if separate else (gates * ffn,)
-    operators = [*_matrices(costs, made, hidden, biased=module.bias)]
-    activation = "swiglu" if gates > 1 else module.activation
-    operators.append(_Operator(activation, {"f": costs.tokens * ffn, "h": costs.tokens * hidden}))
-    return [*operators, *_matrix(costs, (ffn, hidden), biased=module.bias)]
-
-
-def _matrices(
-    costs: Costs, made: Iterable[int], inputs: int, *, biased: bool
-) -> Iterator[_Operator]:
-    """Matrices that read the same input."""
-    read = {"x": costs.tokens * inputs}
-    for number, outputs in enumerate(made):
-        yield from [_Operator("shared", read)] * (number > 0)
-        yield _Operator("input", read)
-        yield from _matrix(costs, (inputs, outputs), biased=biased)
-
-
-def _matrix(costs: Costs, matrix: tuple[int, int], *, biased: bool) -> Iterator[_Operator]:
-    inputs, outputs = matrix
-    values = {"w": inputs * outputs, "o": costs.tokens * outputs}
-    yield _Operator("matrix", values, matrix)
-    yield from [_Operator("bias", values)] * biased
+def _kind_of(operator: Operator) -> str:
+    return "norm" if "norm" in operator.name else operator.name
 
 
 def _kernels(
-    costs: Costs, operator: _Operator, phase: Literal["forward", "backward"]
+    costs: Costs, operator: Operator, phase: Literal["forward", "backward"]
 ) -> Iterator[Kernel]:
     """The kernels of an operator, without those of the gradients of weights."""
     if operator.name != "matrix" or phase == "forward":
@@ -285,11 +191,11 @@ def _kernels(
         yield _product(costs, operator.matrix, costs.tokens, outputs, inputs)
 
 
-def _of_all_weights(costs: Costs, operators: Iterable[_Operator]) -> Iterator[Kernel]:
+def _of_all_weights(costs: Costs, operators: Iterable[Operator]) -> Iterator[Kernel]:
     return it.chain.from_iterable(_of_weights(costs, operator) for operator in operators)
 
 
-def _of_weights(costs: Costs, operator: _Operator) -> Iterator[Kernel]:
+def _of_weights(costs: Costs, operator: Operator) -> Iterator[Kernel]:
     """The gradient of a matrix, and what is done with it; from the second microbatch on it is added
     to that of the first.
     """
@@ -305,9 +211,9 @@ def _of_weights(costs: Costs, operator: _Operator) -> Iterator[Kernel]:
 
 
 def _terms(
-    costs: Costs, operator: _Operator, phase: Literal["forward", "backward"]
+    costs: Costs, operator: Operator, phase: Literal["forward", "backward"]
 ) -> Iterator[Kernel]:
-    lists, kind = costs.kernels.operators, _KINDS.get(operator.name, "elementwise")
+    lists, kind = costs.kernels.operators, _KINDS.get(_kind_of(operator), "elementwise")
     assert lists is not None
     for term in lists.terms(costs.operands, operator.name, phase):
         yield _moved(costs, kind, term.rate, term.num_bytes * operator.values[term.values])

@@ -17,5 +17,6 @@ from ._mamba import Mamba as Mamba
 from ._mla import MLA as MLA
 from ._mlp import MLP as MLP, gate_factor as gate_factor
 from ._moe import MoE as MoE
+from ._operators import Operator as Operator, norm_name as norm_name
 from ._recommender import EmbeddingBags as EmbeddingBags
 from ._short_mixers import LightningAttention as LightningAttention, Mamba1 as Mamba1

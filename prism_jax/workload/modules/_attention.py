@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from ...data import Count, Layout, Model, Training
@@ -7,6 +8,7 @@ from .._costs import Costs
 from ._base import AbstractPairModule, Parameters, closed
 from ._core import Core, check_context, copied_values, core_buffers, core_of, output_bytes, run_core
 from ._gather import cast, cast_gradient, check_divides, gradients
+from ._operators import Operator, matrices, matrix, norm_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Attention(AbstractPairModule):
     - `span`: how many tokens attend to one another: those of one frame of a video (spatial
         attention), or those at one place in all frames (temporal attention); by default all tokens
         of a sequence.
+    - `joined_products`: whether one matrix makes queries, keys and values also where the matrices
+        of a stack are separate (`training.separate_products`), as GPT-2's `c_attn`.
     """
 
     kind: ClassVar[str] = "attention"
@@ -57,6 +61,7 @@ class Attention(AbstractPairModule):
     context_length: Count | None = None
     context_size: Count | None = None
     span: Count | None = None
+    joined_products: bool = False
 
     @property
     def kv_heads(self) -> int:
@@ -116,7 +121,7 @@ class Attention(AbstractPairModule):
         tokens, (queries, keys, values, gate, out) = costs.tokens, self.widths_of_rank(costs)
         hidden, made = costs.model.hidden_size, (queries + gate, keys, values)
         made = made if self.context_length is None else made[:1]
-        first = costs.linears(tokens, made, hidden, "linear_qkv")
+        first = costs.linears(tokens, made, hidden, "linear_qkv", joined=self.joined_products)
         last = costs.linear(tokens, hidden, out, name="linear_proj")
         return [first, last, *self._of_context(costs)]
 
@@ -146,6 +151,47 @@ class Attention(AbstractPairModule):
         values += tokens * ((queries + keys) * bool(self.qk_norm) + out * (gate > 0))
         size = costs.activation_bytes * values + output_bytes(costs, tokens * out)
         return {"attention": size, **core.activations(costs)}
+
+    def operators(self, costs: Costs) -> list[Operator]:
+        queries, keys, values, gate, out = self.widths_of_rank(costs)
+        tokens, hidden, core, lists = (
+            *(costs.tokens, costs.model.hidden_size, self.core(costs)),
+            costs.kernels.operators,
+        )
+        biased = self.bias if self.qkv_bias is None else self.qkv_bias
+        made = [width for width in (queries + gate, keys, values) if width]
+        separate = costs.training.separate_products and not self.joined_products
+        heads = {"q": tokens * queries, "k": tokens * keys}
+        # Transformers makes a mask for a window, which no kernel for causal attention takes.
+        windowed = core.window is not None and core.window < core.keys
+        masked = windowed or (lists is not None and lists.masked)
+        read, grouped = heads, core.num_heads > core.kv_heads
+        rotary = costs.model.position == "rotary"
+        if masked:
+            read = {"q": tokens * queries, "k": tokens * queries}
+            read["p"] = core.sequences * core.queries * core.keys
+            core = core._replace(masked=True, causal=False, window=None, kv_heads=core.num_heads)
+        return [
+            *matrices(costs, made if separate else (sum(made),), hidden, biased=biased),
+            *[Operator("joined", heads)] * (not separate),
+            # Values stay in what one matrix made; so do queries and keys that are not rotated.
+            *[Operator("joined-rotary", heads)] * (rotary and not separate),
+            *(self._normed_heads(costs) if self.qk_norm else ()),
+            *[Operator("rotary", heads)] * rotary,
+            *[Operator("repeated" if masked else "grouped", heads)] * grouped,
+            *[Operator("mask", read)] * masked,
+            Operator("attention", read, core=core),
+            *matrix(
+                costs, (out, hidden), biased=self.bias if self.proj_bias is None else self.proj_bias
+            ),
+        ]
+
+    def _normed_heads(self, costs: Costs) -> Iterator[Operator]:
+        """The norms of queries and of keys, one for each head."""
+        queries, keys, *_ = self.widths_of_rank(costs)
+        for width, heads in ((queries, self.num_heads), (keys, self.kv_heads)):
+            values = {"h": costs.tokens * width, "t": costs.tokens * heads}
+            yield Operator(f"{norm_name(costs.model)}-of-product", values)
 
     def results(self, costs: Costs) -> list[Result]:
         first, last, *of_context = self.linears(costs)

@@ -21,6 +21,7 @@ from ._gather import (
     open_module,
     weight_gradients,
 )
+from ._operators import Operator
 
 
 class Parameters(NamedTuple):
@@ -122,6 +123,14 @@ class AbstractModule(abc.ABC):
         They do not include the input and the output of the norm before the module, nor the mask of
         a dropout after it.
         """
+
+    def operators(self, costs: Costs) -> list[Operator] | None:
+        """Its operators in the order of its forward, without those of the norms and the residual
+        around it, for a framework that runs each as kernels of its own (`kernels/operators/`);
+        `None` if they are not known, so that its kernels are those of `forward`.
+        """
+        del costs
+        return None
 
     def results(self, costs: Costs) -> list[Result]:
         """What `recompute = "by-op"` may keep of the forward, in order. A module without any is

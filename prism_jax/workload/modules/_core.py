@@ -49,6 +49,7 @@ class Core(NamedTuple):
         on average.
     - `packed`: the mean length of the packed sequence that a token is in, to which alone it
         attends; `None` without packing.
+    - `masked`: whether a kernel reads a mask, and so covers pairs that it hides.
     - `ranks`: the number of ranks of a context-parallel group that share the sequence. A rank has
         its own queries, and only the keys of its own tokens.
     """
@@ -65,6 +66,7 @@ class Core(NamedTuple):
     first: int | None = None
     packed: float | None = None
     ranks: int = 1
+    masked: bool = False
 
     @property
     def pairs(self) -> float:
@@ -141,7 +143,8 @@ class Core(NamedTuple):
         num_bytes = (2 if backward else 1) * 2 * batch * widths * (key_size + value_size)
         queries, keys = (min(n, self.packed or n) for n in (self.queries, self.keys))
         unused = max(_TILE[0] / queries, 1.0) * max(_TILE[1] / keys, 1.0)
-        kernel = costs.attention(size, unused * flop, num_bytes, key_size, backward=backward)
+        sizes = (unused * flop, num_bytes, key_size, self.masked)
+        kernel = costs.attention(size, *sizes, backward=backward)
         return replace(kernel, flop=flop)
 
 

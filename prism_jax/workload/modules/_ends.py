@@ -18,6 +18,7 @@ from ._gather import (
     tp_bytes,
     weight_gradients,
 )
+from ._operators import Operator, matrices, norm_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Embedding(AbstractFirstModule):
         if not costs.splits_sequence:
             return [add]
         return [segment([], gather_states(costs)), add]
+
+    def operators(self, costs: Costs) -> list[Operator]:
+        model = costs.model
+        around = {"h": costs.states, "t": costs.tokens}
+        words = {**around, "w": model.vocab_size * model.hidden_size}
+        return [
+            *(Operator("start", around), Operator("embedding", words)),
+            *[Operator("positions", around)] * (model.position == "learned"),
+            *[Operator("tied", words)] * model.tied_embeddings,
+        ]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The words themselves, in eight bytes each, and the mask of a dropout.
@@ -135,6 +146,15 @@ class Head(AbstractModule):
         if not (costs.splits_sequence and kernels):
             return [segment(kernels)]
         return [segment([], gather_states(costs)), segment(kernels)]
+
+    def operators(self, costs: Costs) -> list[Operator]:
+        tokens, hidden, vocabulary = self._shape(costs)
+        logits = {"v": tokens * vocabulary, "t": tokens}
+        return [
+            Operator(norm_name(costs.model), {"h": costs.states, "t": tokens}),
+            *matrices(costs, (vocabulary,), hidden, biased=False),
+            *(Operator("logits", logits), Operator("loss", logits)),
+        ]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         """The inputs of the norm and of the head, and what the loss keeps."""

@@ -6,9 +6,10 @@ from .._block import Kernel, Linear, Open, Result
 from .._costs import Costs
 from ._base import AbstractPairModule, Parameters, closed
 from ._gather import cast, cast_gradient, check_divides
+from ._operators import Operator, matrices, matrix
 
 
-Activation = Literal["gelu", "squared_relu", "swiglu", "geglu"]
+Activation = Literal["gelu", "gelu_new", "relu", "squared_relu", "swiglu", "geglu"]
 
 
 def gate_factor(activation: str) -> int:
@@ -25,6 +26,8 @@ class MLP(AbstractPairModule):
     - `ffn_size`: the width between the matrices.
     - `activation`: the activation between the matrices.
     - `bias`: whether the matrices have a bias.
+    - `joined_products`: whether one matrix makes the gate and what it scales also where the
+        matrices of a stack are separate (`training.separate_products`), as in Phi 3.
     """
 
     kind: ClassVar[str] = "mlp"
@@ -32,6 +35,7 @@ class MLP(AbstractPairModule):
     ffn_size: Count
     activation: Activation = "gelu"
     bias: bool = False
+    joined_products: bool = False
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
         check_divides(layout, "ffn_size", self.ffn_size)
@@ -52,7 +56,8 @@ class MLP(AbstractPairModule):
         tokens, ffn, _ = self._shape(costs)
         hidden, made = costs.model.hidden_size, [ffn] * gate_factor(self.activation)
         last = costs.linear(tokens, hidden, ffn, name="linear_fc2")
-        return costs.linears(tokens, made, hidden, "linear_fc1"), last
+        joined = self.joined_products
+        return costs.linears(tokens, made, hidden, "linear_fc1", joined=joined), last
 
     def between(
         self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
@@ -67,6 +72,19 @@ class MLP(AbstractPairModule):
 
     def last_product(self, costs: Costs) -> Kernel | None:
         return self.linears(costs)[1].forward
+
+    def operators(self, costs: Costs) -> list[Operator]:
+        ffn, hidden, gates = self.ffn_size, costs.model.hidden_size, gate_factor(self.activation)
+        separate = costs.training.separate_products and not self.joined_products
+        made = (ffn,) * gates if separate else (gates * ffn,)
+        activation = "swiglu" if gates > 1 else self.activation
+        between = {"f": costs.tokens * ffn}
+        return [
+            *matrices(costs, made, hidden, biased=self.bias),
+            *[Operator("joined-gates", between)] * (gates > len(made)),
+            Operator(activation, between),
+            *matrix(costs, (ffn, hidden), biased=self.bias),
+        ]
 
     def results(self, costs: Costs) -> list[Result]:
         first, last = self.linears(costs)
