@@ -6,6 +6,7 @@
     python benchmarks/calibration.py --levels   # published steps with other such levels
     python benchmarks/calibration.py --short    # the tail after few steps
     python benchmarks/calibration.py --systems  # the tail of a system that was not measured
+    python benchmarks/calibration.py --sites    # by how much sites of one machine differ
 
 The families are those of `scaling_families.csv` and two more of the logs. Each is calibrated on its
 smallest system, or on all systems but one. The priors are fitted without the families of the same
@@ -23,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks import _growth, _priors, _tails
+from benchmarks import _growth, _priors, _sites, _tails
 from benchmarks._families import calibrated_to, families
 from benchmarks._rows import DATA, MEASUREMENTS
 from benchmarks._tables import Folder, Row, Rows, cells, options, percent, table_of, use_all_cores
@@ -128,6 +129,7 @@ def main() -> None:
     parts["levels"] = (1, "means with other such levels", _growth.variants_text)
     parts["short"] = (0, "the tail after few steps", _priors.short_table)
     parts["systems"] = (1, "the tail of unmeasured systems", _tails.systems_text)
+    parts["sites"] = (1, "sites of one machine", _sites.sites_text)
     keys: Any = {"dest": "text_of", "action": "store_const"}
     known: Any = {n: keys | {"const": (up, of), "help": t} for n, (up, t, of) in parts.items()}
     data = MEASUREMENTS | {"default": str(DATA / "mlperf")}

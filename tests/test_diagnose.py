@@ -11,10 +11,18 @@ import pytest
 import prism_jax as prism
 from prism_jax.calibration import STEP_LEVELS, possible_runs
 from prism_jax.cli import main
-from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses, slow_ranks
+from prism_jax.diagnosis import (
+    diagnose,
+    diagnose_ranks,
+    hypotheses,
+    slow_ranks,
+    wait_for_spare,
+    with_bandwidth,
+)
 from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
+from prism_jax.logs import RankFactors
 from prism_jax.trace import rank_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
@@ -246,27 +254,51 @@ def test_slow_ranks_cost_what_a_simulation_says_and_restarts_pay():
     job = prism.load_job("gpt3-175b-h100-768", SMALL)
     factors = np.ones(16)
     options = {"num_samples": 128, "key": jax.random.key(3)}
-    none = slow_ranks(job, factors, **options)
-    assert not none.ranks
+
+    def of(compute, collectives=None, **costs):
+        return slow_ranks(job, RankFactors(compute, collectives, 1, "a test"), **costs, **options)
+
+    assert not of(factors).ranks
+    links = np.where(np.arange(16) == 9, 3.0, 1.0)
     factors[[3, 12]] = 1.3, 1.1
-    found = slow_ranks(job, 7 * factors, restart_s=100.0, **options)
-    assert {(x.rank, x.pipeline_rank) for x in found.ranks} == {(3, 0), (12, 1)}
-    assert [x.factor for x in sorted(found.ranks, key=lambda x: x.rank)] == pytest.approx(
-        [1.3, 1.1]
-    )
+    found = of(7 * factors, links, restart_s=100.0, wait_s=50.0, num_steps=2000)
+    assert {(x.rank, x.pipeline_rank) for x in found.ranks} == {(3, 0), (12, 1), (9, None)}
+    by_rank = {x.rank: x for x in found.ranks}
+    assert [by_rank[rank].factor for rank in (3, 9, 12)] == pytest.approx([1.3, 3.0, 1.1])
     usual = simulated(job, 128, options["key"])
+    cv = usual.steps.std() / usual.steps.mean()
     for one in found.ranks:
-        scenario = prism.slow_rank(usual.run.program, one.pipeline_rank, one.factor)
+        if one.pipeline_rank is None:
+            scenario = prism.Scenario(prism.compile_job(with_bandwidth(job, 1 / 3)))
+        else:
+            scenario = prism.slow_rank(usual.run.program, one.pipeline_rank, one.factor)
         cost = np.median(usual.of(scenario)) - np.median(usual.steps)
         assert one.p50 == pytest.approx(cost)
         assert one.moved_p50 <= one.p50
-        assert one.drain_steps == pytest.approx(100 / one.p50)
-    assert found.ranks[0].p50 >= found.ranks[1].p50
-    cv = usual.steps.std() / usual.steps.mean()
-    # 2 (1.96 + 1.28)^2 = 21.0 variances over the square of the change.
-    assert found.steps_to_watch == max(2, np.ceil(21.015 * (cv / 0.01) ** 2))
+        assert one.drain_steps == pytest.approx(150 / one.p50)
+        if one.move_steps is not None:
+            assert one.move_steps == pytest.approx(100 / (one.p50 - one.moved_p50))
+        loses = {"keep": 2000 * one.p50, "move": 100 + 2000 * one.moved_p50, "drain": 150.0}
+        assert loses[one.pays] == min(loses.values())
+        # 2 (1.96 + 1.28)^2 = 21.0 variances over the square of the change.
+        share = one.p50 / np.median(usual.steps)
+        assert one.steps_to_watch == max(2, np.ceil(21.015 * (cv / share) ** 2))
+    assert found.ranks[0].p50 == max(one.p50 for one in found.ranks)
     with pytest.raises(ValueError, match="15 factors of ranks, and the job has 16"):
-        slow_ranks(job, factors[1:], **options)
+        of(factors[1:])
+
+
+def test_draining_waits_where_spares_are_in_repair():
+    """Closed forms: no spare is a repair; one is that times the chance that exactly no other node
+    is in repair, which is Poisson.
+    """
+    failures = prism.load_failures("llama-3")
+    taken = sum(cause.count for cause in failures.causes if cause.takes_node)
+    mean = taken / failures.device_hours * 4096 * 30
+    assert mean > 0.1
+    for spares, wait_h in ((None, 0.0), (0, 30.0), (1, 30 * mean * np.exp(-mean))):
+        wait = wait_for_spare(failures, 4096, 30 * 3600.0, spares)
+        assert wait == pytest.approx(3600 * wait_h)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.data import load_job
-from prism_jax.logs import LeftOut, read_log
+from prism_jax.logs import LeftOut, read_log, read_ranks
 
 
 _TIMES = np.round(3.1 + 0.02 * np.random.default_rng(7).standard_normal(60), 4)
@@ -446,12 +446,97 @@ def test_a_log_has_a_verdict_by_one_command(shared, job, log, options, left_out,
     assert found["normal"] == (2.5 <= found["percentile"] <= 97.5)
 
 
+def _megatron(rates):
+    """As `StragglerDetector.report` prints it, with `--straggler-minmax-count 3`."""
+    order = sorted(range(16), key=lambda rank: rates[rank])
+    low, high = order[0], order[-1]
+    low3, high3 = ("".join(f" {rates[r]:.2f}/{r}," for r in x) for x in (order[:3], order[-3:]))
+    return f"""0: INFO:[2026-03-14 23:07:56] | MnRtt/Rnk: 3453.08ms/8 | MxUtl/Rnk: 45.00%/20 | \
+MnEtpt/Rnk: {rates[low]:.2f}TF/{low} | MxEtpt/Rnk: {rates[high]:.2f}TF/{high}
+0: INFO:megatron.core.utils:^^^^ Bottom 3 Ranks with lowest  Etpt(TF):{low3}
+0: INFO:megatron.core.utils:^^^^ Top    3 Ranks with highest Etpt(TF):{high3}
+ iteration 10/ 100 | elapsed time per iteration (ms): 1234.0 |
+"""
+
+
+def _nvrx(rates):
+    lines = [f"  Rank={r} Node=n{r // 8}:1 Score={rates[r] / max(rates):.2f}\n" for r in range(16)]
+    text = "".join(lines)
+    return f"GPU relative performance:\n{text}\nGPU individual performance:\n{lines[0]}"
+
+
+def _nvrx_printed(rates):
+    scores = {rank: round(rate / max(rates), 3) for rank, rate in enumerate(rates)}
+    return f"GPU relative perf scores: {scores}\nGPU individual perf scores: {{0: 0.5}}\n"
+
+
+def _flagscale(rates):
+    lines = "".join(f"\n  rank {r} (host-{r // 8}): {rates[r] / 1e3:.6f}" for r in range(16))
+    return f"=== Straggler Report at step 5 ===\n\nGPU scores (higher is faster):{lines}\n"
+
+
+def _flagscale_saved(rates):
+    scores = {str(rank): rate / 1e3 for rank, rate in enumerate(rates)}
+    sections = {"forward": {str(rank): 1.0 for rank in range(16)}}
+    return json.dumps({"step": 5, "section_scores": sections, "gpu_scores": scores}, indent=2)
+
+
+@pytest.mark.parametrize("form", [_megatron, _nvrx, _nvrx_printed, _flagscale, _flagscale_saved])
+def test_reports_of_stragglers_say_how_slow_ranks_are(form, tmp_path):
+    """Two of sixteen ranks are slow in each report, and another one in one of three."""
+    path, text = tmp_path / "job.log", "something else\n"
+    for slow in ({3: 1.5, 7: 1.2}, {3: 1.5, 7: 1.2}, {3: 1.5, 7: 1.2, 11: 2.0}):
+        text += form([300.0 / slow.get(rank, 1.0) for rank in range(16)])
+    path.write_text(text if form is not _flagscale_saved else text.replace("something else\n", ""))
+    found = read_ranks(path, 16, 8)
+    expected = [{3: 1.5, 7: 1.2}.get(rank, 1.0) for rank in range(16)]
+    assert found.compute is not None
+    np.testing.assert_allclose(found.compute / np.median(found.compute), expected, rtol=0.01)
+    assert found.collectives is None
+    assert found.source.endswith("3 reports")
+    with pytest.raises(ValueError, match=r"job\.log: it has rank .* and the job has 4 ranks"):
+        read_ranks(path, 4, 4)
+
+
+def test_only_the_ends_of_a_fleet_are_named(tmp_path):
+    """A rank without a figure counts as the slowest of the faster half of those with one."""
+    path = tmp_path / "job.log"
+    path.write_text("MnEtpt/Rnk: 200.00TF/5 | MxEtpt/Rnk: 300.00TF/2")
+    compute = read_ranks(path, 64, 8).compute
+    assert compute is not None
+    assert compute[5] == pytest.approx(1.5)
+    assert np.all(np.delete(compute, 5) == 1)
+
+
+def test_tests_of_ranks_have_times_or_rates_of_products_and_collectives(tmp_path):
+    path = tmp_path / "test.csv"
+    path.write_text("rank,GEMM_TFLOPS,busbw\n1,600,100\n0,700,200\n2,700,200\n3,700,200\n")
+    found = read_ranks(path, 4, 2)
+    assert found.compute is not None
+    assert found.collectives is not None
+    np.testing.assert_allclose(found.compute / found.compute[0], [1, 7 / 6, 1, 1])
+    np.testing.assert_allclose(found.collectives / found.collectives[0], [1, 2, 1, 1])
+    path.write_text("node,gemm_ms,all_reduce_ms\n0,1.0,3\n1,1.5,3\n")
+    found = read_ranks(path, 4, 2)
+    assert found.compute is not None
+    assert found.each == 2
+    np.testing.assert_allclose(found.compute, [1, 1, 1.5, 1.5])
+    path.write_text("rank,busbw\n0,1\n1,1\n")
+    assert read_ranks(path, 2, 1).compute is None
+    path.write_text("rank,temperature\n0,1\n1,1\n")
+    with pytest.raises(ValueError, match="the column `factor` is missing"):
+        read_ranks(path, 2, 1)
+
+
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_factors_of_nodes_are_those_of_the_job(nodes, tmp_path, capsys):
     path = tmp_path / "nodes.csv"
     path.write_text("node,factor\n" + "".join(f"{i},1.0\n" for i in range(nodes)))
     assert main(["diagnose", "examples/job.toml", "--ranks", str(path)]) == 2
-    assert f"there are {nodes} nodes, and the job has 4; give" in capsys.readouterr().err
+    assert (
+        f"{nodes} rows by `node`, and the job has 32 GPUs in 4 nodes; give"
+        in capsys.readouterr().err
+    )
 
 
 def test_only_a_log_says_what_its_job_is(capsys):

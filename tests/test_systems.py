@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from benchmarks._sites import configurations, spread_of_sites
 from benchmarks._systems import OF_SYSTEMS, fitted, systems
 from benchmarks._tails import system_table
 from prism_jax.calibration import epistemic, level_of_runs
@@ -18,6 +19,7 @@ from prism_jax.data import (
     Cause,
     Failures,
     Variation,
+    load_expected_errors,
     load_job,
     load_model,
     load_priors,
@@ -87,6 +89,35 @@ def test_shipped_laws_of_systems_equal_those_fitted_to_the_logs(shared):
         given = found.parameters(cluster != "dgx-h100")
         given["sigma"] = np.sqrt(given["sigma"] ** 2 - kernels**2)
         assert step.parameters == pytest.approx(given, rel=0.05)
+
+
+def test_sites_differ_as_the_shipped_law_says(shared):
+    rows = configurations(shared / "data")
+    assert len(rows) >= 4
+    assert load_priors().sites.deviation == pytest.approx(spread_of_sites(rows)[0], rel=0.01)
+
+
+def test_the_spread_between_sites_is_pooled_over_configurations():
+    """Each configuration has a level of its own, whose loss a degree of freedom pays for."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"logs": 5 * rng.standard_normal() + 0.02 * rng.standard_normal(3)} for _ in range(2000)
+    ]
+    spread, degrees = spread_of_sites(rows)
+    assert degrees == 4000
+    assert spread == pytest.approx(0.02, rel=0.05)
+
+
+def test_differences_between_sites_are_part_of_errors_of_published_runs():
+    """No class is narrower; a calibrated job has the error of its own site."""
+    deviation = load_priors().sites.deviation
+    assert all(law.spread > deviation for law in load_expected_errors().classes)
+    error = prism.expected_error(load_job("megatron-22b-a100-8"))
+    assert error.about_sites().endswith(
+        "differ by 1.4 % (standard deviation), which is part of that"
+    )
+    alone = msgspec.structs.replace(error, at_one_site=True)
+    assert alone.about_sites().startswith("of the calibrated site; sites")
 
 
 def test_systems_of_which_nothing_is_known_spread_as_the_law_says():

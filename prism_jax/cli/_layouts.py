@@ -176,17 +176,23 @@ _MOST_GPUS = 10_000_000
 def place(given: Given) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 
-    --factors FILE  how slow each GPU, or each node, is: a .csv or .parquet file with a column
-        `factor`, and `gpu` or `node`; without a file, factors are drawn from the job's law
+    --factors FILE  how slow each GPU, or each node, is, as `diagnose --ranks` takes it; without a
+        file, factors are drawn from the job's law
     --samples N  steps to simulate for each figure (4096, or at least 512 for large jobs)
     --out FILE  a .csv file to write the placement to
 
     example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """
     job = _load.load(given)
-    factors, of = None, None
+    devices, factors = _load.devices_per_node(job), None
     if given.factors is not None:
-        factors, of = prism.trace.read_factors(given.factors)
+        measured = prism.logs.read_ranks(given.factors, job.layout.world_size, devices)
+        factors = measured.compute
+        if factors is None:
+            raise ValueError(
+                f"{shown(given.factors)}: it has collectives and no compute, which is what nodes "
+                "are placed by; give a table with a column of compute."
+            )
 
     import jax
 
@@ -203,13 +209,6 @@ def place(given: Given) -> Output:
                 f"{name}: the GPUs of this job do not differ; give measured --factors."
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
-    devices = _load.devices_per_node(job)
-    expected = {"gpu": program.world_size, "node": program.world_size // devices}
-    if of is not None and len(factors) != expected[of]:
-        raise ValueError(
-            f"{shown(given.factors or '')}: it has {counted(len(factors), 'row')} by `{of}`; the "
-            f"job has {counted(expected['gpu'], 'GPU')} in {counted(expected['node'], 'node')}."
-        )
     options |= {"devices_per_node": devices, "objective": wanted}
     found = prism.placement.place(program, factors, **options)
     lines = [counted(found.num_samples, "step")]

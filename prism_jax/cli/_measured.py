@@ -11,7 +11,7 @@ import prism_jax as prism
 from .._files import shown
 from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
-from ..data import is_profile, law_table, load_job, located, save_job
+from ..data import is_profile, law_table, load_failures, load_job, save_job
 from . import _load
 from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
@@ -144,7 +144,11 @@ def score(given: Given) -> Output:
         "job": {"nargs": "?"},
         "--step-time": number(1e-6, "seconds"),
         "--batch": count,
+        "--steps": count,
         "--restart": (number(0, "seconds"), 600.0),
+        "--spares": whole(0),
+        "--repair": number(0, "seconds"),
+        "--failures": (str, "llama-3"),
         "--samples": (whole(32), 1024),
     },
 )
@@ -163,9 +167,14 @@ def diagnose(given: Given) -> Output:
     --step-time S  one measured step time, in seconds
     --trace TRACE  a profile as of `prism-jax trace`, or a folder with one of each rank, of the same
         steps
-    --ranks FILE  how slow each rank is: a .csv or .parquet file with a column `factor`, and `rank`,
-        `gpu` or `node`
-    --restart S  how long a restart without a slow rank takes, in seconds (600)
+    --ranks FILE  how slow ranks are: a report of stragglers of Megatron-LM, FlagScale or NVRx in a
+        log or as JSON; or a .csv or .parquet file with `rank`, `gpu` or `node`, and `factor`, or
+        what a test has measured of each, such as `gemm_tflops` and `busbw`
+    --steps N  the steps that are left, over which keeping a slow rank is weighed (those of a day)
+    --restart S  seconds: a restart without a slow rank, or with it elsewhere (600)
+    --spares K  spare nodes (unlimited); without one, a restart waits for a repair
+    --repair S  seconds: until a replaced node can be used as a spare (that of --failures)
+    --failures FAILURES  counts of interruptions, as of `prism-jax run`, which take spares (llama-3)
     --names NAMES  a .toml file with the meaning of ranges in traces
     --samples N  steps to simulate of each change (1024), at least 32
 
@@ -188,7 +197,7 @@ def diagnose(given: Given) -> Output:
     has_model = _load.has_model(job)
     if not (has_model or (_load.job_of(job) and given.trace is not None)):
         what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
-        raise ValueError(f"{shown(given.job or given.log)}: {what}.")
+        raise ValueError(f"{shown(given.job or given.log or given.ranks)}: {what}.")
     if given.ranks is not None:
         return _slow_ranks(given, job)
     log, steps = given.log or given.measured, None
@@ -225,33 +234,32 @@ def diagnose(given: Given) -> Output:
 
 def _slow_ranks(given: Given, job: Any) -> Output:
     """What measured slow ranks cost, and what to do with them."""
-    factors, by = prism.trace.read_factors(given.ranks)
-    if by == "node":
-        of_node, ranks = job.cluster.devices_per_node, job.layout.world_size
-        if len(factors) != (nodes := -(-ranks // of_node)):
-            raise ValueError(
-                f"{shown(given.ranks)}: there are {counted(len(factors), 'node')}, and the job has "
-                f"{nodes}; give a factor for each."
-            )
-        factors = np.repeat(factors, of_node)[:ranks]
+    ranks, devices = job.layout.world_size, job.cluster.devices_per_node
+    measured = prism.logs.read_ranks(given.ranks, ranks, devices)
+    failures = load_failures(given.failures)
+    repair = failures.repair_s if given.repair is None else given.repair
+    if given.spares is not None and not repair:
+        raise ValueError("With `--spares`, a node that was drained is in repair; give `--repair`.")
+    wait = prism.diagnosis.wait_for_spare(failures, ranks, repair, given.spares)
     _load.tell_notes([job])
     _load.use_all_cores()
     _load.say(given, f"simulating slow ranks of {job.name}")
+    costs = {"restart_s": given.restart, "wait_s": wait, "num_steps": given.steps}
     options = {"num_samples": given.samples, "key": _load.key_of(given)}
-    with located(shown(given.ranks)):
-        slow = prism.diagnosis.slow_ranks(job, factors, restart_s=given.restart, **options)
-    return Output({"job": job.name, **plain(slow)}, [job.header, slow.summary()])
+    slow = prism.diagnosis.slow_ranks(job, measured, **costs, **options)
+    result = {"job": job.name, "source": measured.source, **plain(slow)}
+    return Output(result, [job.header, measured.source, slow.summary()])
 
 
 def _job_of_log(given: Given) -> Any:
     """The job of the configurations of a logged run, or of the arguments that its log prints."""
-    if given.log is None:
+    if given.log is None and given.ranks is None:
         raise ValueError("Give the JOB that was measured; only a --log may print it.")
     changes = [text for text in given.overrides if not text.startswith("world_size=")]
     gpus = [int(text.partition("=")[2]) for text in given.overrides if text not in changes]
     try:
         imported = prism.importers.import_job(
-            given.config or [given.log],
+            given.config or [given.log or given.ranks],
             gpus[-1] if gpus else None,
             cluster=given.cluster,
             batch=given.batch,

@@ -87,6 +87,8 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `scale`: the logarithm of a run's median at another scale, relative to the calibrated level.
     - `level`, `level_experts`: the logarithm of the median of one run of a system over that of
         another, for dense models and for models with experts.
+    - `sites`: the logarithm of the median of a configuration at one site over that at another of
+        the same machine.
     - `drift`, `drift_experts`: the logarithm of the median of the first fifth of a run's steps over
         that of the last fifth. Runs of these systems take some minutes to three hours.
     - `system_spread`: the spread of the slower half of a system's steps.
@@ -114,6 +116,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale: Prior
     level: Prior
     level_experts: Prior
+    sites: Prior
     drift: Prior
     drift_experts: Prior
     system_spread: SystemSpread

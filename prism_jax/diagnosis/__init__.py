@@ -13,4 +13,8 @@ from ._diagnose import (
     diagnose_ranks as diagnose_ranks,
     hypotheses as hypotheses,
 )
-from ._slow_ranks import SlowRanks as SlowRanks, slow_ranks as slow_ranks
+from ._slow_ranks import (
+    SlowRanks as SlowRanks,
+    slow_ranks as slow_ranks,
+    wait_for_spare as wait_for_spare,
+)

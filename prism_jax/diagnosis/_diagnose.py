@@ -98,9 +98,10 @@ class Diagnosis(Shown):
     - `percentile`: how many of a hundred such runs are faster.
     - `changes`: what could be set otherwise, the cheapest first.
     - `mfu`: the share of the peak FLOP/s that the measured steps would reach.
+    - `sites`: by how much sites of one machine differ, and whether that is part of the interval.
 
-    Without a model there is no prediction: `predicted`, `interval_90`, `percentile` and `mfu` are
-    `None`.
+    Without a model there is no prediction: `predicted`, `interval_90`, `percentile`, `mfu` and
+    `sites` are `None`.
     """
 
     normal: bool
@@ -114,6 +115,7 @@ class Diagnosis(Shown):
     percentile: float | None = None
     changes: tuple[Change, ...] = ()
     mfu: float | None = None
+    sites: str | None = None
 
     def sentence(self) -> str:
         """What was measured beside what was predicted, and whether that is normal."""
@@ -132,7 +134,8 @@ class Diagnosis(Shown):
         if self.interval_90 is not None:
             low, high = self.interval_90
             text = f"such runs: p50 {self.predicted:.4g} s, 90 % within {low:.4g} .. {high:.4g} s"
-            lines.append(f"{text}; {self.percentile:.0f} of 100 are faster")
+            lines += [f"{text}; {self.percentile:.0f} of 100 are faster"]
+            lines += [] if self.sites is None else [self.sites]
         if self.ranks is not None:
             lines.append(f"traces: {self.ranks}")
         if self.nothing is None and (self.percentile or 0) > 50:
@@ -290,7 +293,8 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) ->
         nothing, causes = None, ()
     steps = (series.level, series.number, nothing, causes, seen)
     mfu = None if of.mfu is None else of.mfu * of.mean_s / series.level
-    return Diagnosis(normal, *steps, middle, interval, percentile, of.changes, mfu)
+    such = middle, interval, percentile, of.changes, mfu, error.about_sites()
+    return Diagnosis(normal, *steps, *such)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:

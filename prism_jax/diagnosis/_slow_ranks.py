@@ -5,21 +5,24 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._estimate import typical
 from .._misc import counted
 from .._summary import Column, Shown, Table
-from ..analysis import slow_rank
-from ..data import Job
-from ._changes import Simulated, simulated
+from ..analysis import Scenario, slow_rank
+from ..data import Failures, Job
+from ..logs import RankFactors
+from ..program import compile_job
+from ..runs import waiting_share
+from ._changes import simulated, with_bandwidth
 
 
 # A rank is slow if it is this many robust deviations, and this share, above the median.
 _DEVIATIONS, _LEAST = 4.0, 0.01
 _NOTHING = 1e-4  # A share of a step that is not worth a restart.
 _MOST = 8  # The slowest of more are simulated.
+_DAY = 86_400.0
 # A change is seen in 9 of 10 comparisons, and one that is none in 1 of 20.
 _SEEN = float(ndtri(0.9) + ndtri(0.975))
 
@@ -28,23 +31,31 @@ _SEEN = float(ndtri(0.9) + ndtri(0.975))
 class SlowRank:
     """**Attributes:**
 
-    - `rank`, `factor`: the rank, and its time of compute over that of the median rank.
-    - `pipeline_rank`: the pipeline rank that it is part of.
+    - `rank`, `slow`, `factor`: the rank, or the first of those that were measured together; what is
+        slow, `compute` or `collectives`; and its time for that over the median rank's.
     - `p50`, `p95`: by how many seconds it alone makes a step longer there.
-    - `moved_to`, `moved_p50`: the pipeline rank where it would cost least, and what it would cost
-        there at p50, in seconds.
-    - `drain_steps`: after how many steps a restart without it has paid, given how long that takes;
-        `None` if it costs nothing.
+    - `steps_to_watch`: to see in 9 of 10 cases that a step is shorter by that p50, how many steps
+        before and after must be compared, if steps are independent; `None` if it costs nothing.
+    - `pipeline_rank`, `moved_to`: its pipeline rank, and that where it would cost least; of slow
+        collectives, which cost as much on any rank, `None`.
+    - `moved_p50`: what it would cost there at p50, in seconds.
+    - `move_steps`, `drain_steps`: after how many steps a restart has paid, with it there, or
+        without it; `None` for never.
+    - `pays`: `keep`, `move` or `drain`, which loses least time over the steps that are left.
     """
 
     rank: int
+    slow: str
     factor: float
-    pipeline_rank: int
     p50: float
     p95: float
-    moved_to: int
+    steps_to_watch: int | None
+    pipeline_rank: int | None
+    moved_to: int | None
     moved_p50: float
+    move_steps: float | None
     drain_steps: float | None
+    pays: str
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -54,42 +65,79 @@ class SlowRanks(Shown):
     **Attributes:**
 
     - `ranks`: the slow ranks, that which costs most first.
-    - `number`: how many ranks were measured.
-    - `restart_s`: how long a restart without a rank takes, in seconds.
-    - `steps_to_watch`: for a change of the step time by 1 %, how many steps before and after it
-        must be compared to see it in 9 of 10 cases, if steps are independent.
+    - `number`, `each`: how many ranks were measured, and how many together.
+    - `restart_s`, `wait_s`: how long a restart takes, and what draining waits besides, in seconds.
+    - `num_steps`: over how many steps it is said what pays.
+    - `steps_to_watch`: as of a rank, for a change of the step time by 1 %. A change of x % takes
+        1 / x^2 of them.
     """
 
     ranks: tuple[SlowRank, ...]
     number: int
+    each: int
     restart_s: float
+    wait_s: float
+    num_steps: int
     steps_to_watch: int
 
     def summary(self) -> Table:
         """A row for each slow rank, and what pays."""
         columns = (
             "rank",
+            "slow",
             Column("factor", form=".3f"),
-            Column("pipeline rank", "pipeline_rank"),
             Column("p50", form="+.3g", unit="s"),
             Column("p95", form="+.3g", unit="s"),
+            Column("seen in", "steps_to_watch", ",", "steps"),
+            Column("pipeline rank", "pipeline_rank"),
             Column("best at", "moved_to"),
             Column("p50 there", "moved_p50", "+.3g", "s"),
+            Column("move pays after", "move_steps", ",.0f", "steps"),
             Column("drain pays after", "drain_steps", ",.0f", "steps"),
+            "pays",
         )
         title = f"{counted(len(self.ranks), 'slow rank')} of {self.number:,}, and what each costs"
         notes = [
-            f"a restart takes {self.restart_s:g} s; a change of 1 % shows in "
-            f"{self.steps_to_watch:,} steps before and as many after it"
+            f"pays: over {counted(self.num_steps, 'step')}; a restart takes {self.restart_s:g} s, "
+            f"and without a rank {self.wait_s:.3g} s more, until there is a spare",
+            f"seen in so many steps before and after; a change of 1 % in {self.steps_to_watch:,}, "
+            "of x % in 1 / x^2 of these",
         ]
+        if self.each > 1:
+            notes.append(f"each row is of {self.each} ranks, from its rank on")
+        if any(one.slow == "collectives" for one in self.ranks):
+            notes.append("slow collectives cost at most this, as if each group had such a rank")
         return Table(columns, self.ranks, title, notes)
+
+
+def wait_for_spare(
+    failures: Failures, devices: int, repair_s: float, num_spares: int | None
+) -> float:
+    """How long a run waits because a node was drained, in seconds: for the time of a repair it has
+    one spare less for the nodes that interruptions take, and without a spare it waits at once.
+
+    **Arguments:**
+
+    - `failures`: the counts of interruptions.
+    - `devices`: the GPUs of the run.
+    - `repair_s`: until a node that was drained can be used as a spare, in seconds.
+    - `num_spares`: the spare nodes; `None` if there is always one more.
+    """
+    if not num_spares:
+        return 0.0 if num_spares is None else repair_s
+    taken = sum(cause.count for cause in failures.causes if cause.takes_node)
+    rate = taken * devices / (failures.device_hours * 3600)
+    few, all_spares = (waiting_share(rate, repair_s, n) for n in (num_spares - 1, num_spares))
+    return repair_s * (few - all_spares)
 
 
 def slow_ranks(
     job: Job,
-    factors: Float[np.ndarray, " ranks"],
+    measured: RankFactors,
     *,
     restart_s: float = 600.0,
+    wait_s: float = 0.0,
+    num_steps: int | None = None,
     num_samples: int = 1024,
     key: "jax.Array",
 ) -> SlowRanks:
@@ -99,9 +147,11 @@ def slow_ranks(
     **Arguments:**
 
     - `job`: a job with a model.
-    - `factors`: for each rank, its time of compute over any common time, `(ranks,)`; ranks as in
-        Megatron-LM: tensor- and context-parallel fastest, then replicas, then pipeline ranks.
-    - `restart_s`: how long a restart without a rank takes, in seconds.
+    - `measured`: from `read_ranks`; ranks as in Megatron-LM: tensor- and context-parallel fastest,
+        then replicas, then pipeline ranks.
+    - `restart_s`: how long a restart takes, in seconds.
+    - `wait_s`: how much longer one without the rank takes; see `wait_for_spare`.
+    - `num_steps`: the steps that are left; those of a day by default.
     - `num_samples`: how many steps to simulate of each case.
     - `key`: a `jax.random` key.
 
@@ -109,36 +159,60 @@ def slow_ranks(
 
     `ValueError` unless there is a factor for each rank of the job.
     """
-    number, pp = job.layout.world_size, job.layout.pp
-    if factors.shape != (number,):
-        raise ValueError(
-            f"There are {len(factors):,} factors of ranks, and the job has {number:,} ranks; give "
-            "one for each."
-        )
+    number, peers = job.layout.world_size, job.layout.world_size // job.layout.pp
     usual = simulated(job, num_samples, key)
-    relative = factors / np.median(factors)
-    deviation = float(typical(relative, (0,))[1][0])
-    slow = np.flatnonzero(relative > 1 + max(_DEVIATIONS * deviation, _LEAST))
-    slowest = slow[np.argsort(-relative[slow])][:_MOST]
-    ranks = [_slow_rank(int(rank), relative, usual, number // pp, restart_s) for rank in slowest]
-    cv = float(usual.steps.std() / usual.steps.mean())
-    steps = max(2, math.ceil(2 * (_SEEN * cv / 0.01) ** 2))
-    return SlowRanks((*sorted(ranks, key=lambda rank: -rank.p50),), number, restart_s, steps)
+    before = np.quantile(usual.steps, (0.5, 0.95))
+    program, cv = usual.run.program, float(usual.steps.std() / usual.steps.mean())
+    num_steps = max(1, round(_DAY / before[0])) if num_steps is None else num_steps
+    each = min(measured.each, peers)  # Of a node with several pipeline ranks, one row for each.
 
+    def steps_to_see(share: float) -> int:
+        return max(2, math.ceil(2 * (_SEEN * cv / share) ** 2))
 
-def _slow_rank(
-    rank: int, relative: np.ndarray, usual: Simulated, peers: int, restart_s: float
-) -> SlowRank:
-    factor, here = float(relative[rank]), rank // peers
-    program = usual.run.program
-    costs = [
-        np.quantile(usual.of(slow_rank(program, place, factor)), (0.5, 0.95))
-        - np.quantile(usual.steps, (0.5, 0.95))
-        for place in range(program.num_ranks)
-    ]
-    best = int(np.argmin([cost[0] for cost in costs]))
-    p50, p95 = map(float, costs[here])
-    moved = float(costs[best][0])
-    step = float(np.median(usual.steps))
-    steps = restart_s / p50 if p50 > _NOTHING * step else None
-    return SlowRank(rank, factor, here, p50, p95, best, moved, steps)
+    def longer(scenario: Scenario) -> np.ndarray:
+        return np.quantile(usual.of(scenario), (0.5, 0.95)) - before
+
+    def row(rank: int, slow: str, factor: float) -> SlowRank:
+        here = moved_to = None
+        if slow == "compute":
+            here, replicas = rank // peers, max(1, each // program.group_size)
+            costs = [
+                longer(slow_rank(program, place, factor, replicas=replicas))
+                for place in range(program.num_ranks)
+            ]
+            p50, p95 = map(float, costs[here])
+            moved_to = int(np.argmin([cost[0] for cost in costs]))
+            moved = float(costs[moved_to][0])
+        else:
+            p50, p95 = map(float, longer(Scenario(compile_job(with_bandwidth(job, 1 / factor)))))
+            moved = p50
+        # What each choice loses: at once, and with each step.
+        loses = {"keep": (0.0, p50), "move": (restart_s, moved), "drain": (restart_s + wait_s, 0.0)}
+        least = _NOTHING * before[0]
+        after = {
+            name: at_once / (p50 - each_step) if p50 - each_step > least else None
+            for name, (at_once, each_step) in loses.items()
+        }
+        pays = min(loses, key=lambda name: loses[name][0] + num_steps * loses[name][1])
+        seen = steps_to_see(p50 / before[0]) if p50 > least else None
+        where = here, moved_to, moved, after["move"], after["drain"]
+        return SlowRank(rank, slow, factor, p50, p95, seen, *where, pays)
+
+    rows = []
+    for slow, factors in (("compute", measured.compute), ("collectives", measured.collectives)):
+        if factors is None:
+            continue
+        if factors.shape != (number,):
+            raise ValueError(
+                f"There are {len(factors):,} factors of ranks, and the job has {number:,} ranks; "
+                "give one for each."
+            )
+        relative = factors / np.median(factors)
+        deviation = float(typical(relative, (0,))[1][0])
+        limit = 1 + max(_DEVIATIONS * deviation, _LEAST)
+        found = [rank for rank in range(0, number, each) if relative[rank] > limit]
+        found.sort(key=lambda rank: -relative[rank])
+        rows += [row(rank, slow, float(relative[rank])) for rank in found[:_MOST]]
+    rows.sort(key=lambda one: -one.p50)
+    costs = restart_s, wait_s, num_steps
+    return SlowRanks(tuple(rows), number, each, *costs, steps_to_see(0.01))

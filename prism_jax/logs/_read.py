@@ -95,13 +95,7 @@ def read_log(
     is_ours = column is None and unit in (None, "s") and _has_step_times(path, name)
     if name.endswith(".parquet") or is_ours:
         return Measured(tuple(read_runs(path)), (), shown(path))
-    try:
-        content = read_file(path, _MOST_BYTES)
-    except FileNotFoundError:
-        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
-    except OSError as error:
-        why = (error.strerror or "").lower()
-        raise ValueError(f"{shown(path)}: it cannot be read ({why}); give another.") from None
+    content = content_of(path)
     with located(shown(path)):
         try:
             all_series = _series_of(name, content, column, unit)
@@ -113,6 +107,22 @@ def read_log(
                 "and `--unit`."
             )
         return _measured(all_series, job)
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a file, or a `ValueError` of one sentence."""
+    try:
+        return read_file(path, _MOST_BYTES)
+    except FileNotFoundError:
+        raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise ValueError(f"{shown(path)}: it cannot be read ({why}); give another.") from None
+
+
+def text_of(content: bytes) -> str:
+    """The text of a file."""
+    return content.decode("utf-16" if content[:2] in _UTF_16 else "utf-8-sig", "replace")
 
 
 def _has_step_times(path: Path, name: str) -> bool:
@@ -127,7 +137,7 @@ def _series_of(name: str, content: bytes, column: str | None, unit: str | None) 
     """The series that a file has."""
     if _EVENTS in name:
         return series_of_columns(columns_of_events(content), column, unit)
-    text = content.decode("utf-16" if content[:2] in _UTF_16 else "utf-8-sig", "replace")
+    text = text_of(content)
     if text.lstrip().startswith(("{", "[")):  # Lines of a log may begin so, too.
         try:
             return series_of_columns(columns_of_json(text), column, unit)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._misc import counted
-from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors
+from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors, load_priors
 from ..lowering import parts_of
 from ..workload import Costs, has_experts, has_tables
 from ._predict import constant_step
@@ -33,6 +33,8 @@ class ExpectedError(msgspec.Struct, frozen=True):
     - `table`: which they are.
     - `degrees`: its degrees of freedom; infinite for a normal law.
     - `variability`: the part of `bias` that steps are longer by because they vary, as a share.
+    - `at_one_site`: whether it is of runs at the site of a calibration alone. Errors of published
+        runs are of many sites, so that differences between these are part of them.
     """
 
     bias: float
@@ -41,6 +43,7 @@ class ExpectedError(msgspec.Struct, frozen=True):
     table: str
     degrees: float = np.inf
     variability: float = 0.0
+    at_one_site: bool = False
 
     @property
     def std(self) -> float:
@@ -54,6 +57,13 @@ class ExpectedError(msgspec.Struct, frozen=True):
         if self.num_runs:
             return f"by the errors of {counted(self.num_runs, 'published run')} ({self.table})"
         return "no published run is of this class, so this is wider than for its kind of job"
+
+    def about_sites(self) -> str:
+        """By how much sites of one machine differ, and whether that is part of the law."""
+        differ = f"sites of one machine differ by {100 * load_priors().sites.deviation:.2g} %"
+        if self.at_one_site:
+            return f"of the calibrated site; {differ} more (standard deviation)"
+        return f"{differ} (standard deviation), which is part of that"
 
     def quantile(self, q: Any) -> Any:
         """The factor on `predict(job).mean` at the quantiles `q`, which lie between 0 and 1."""
@@ -111,7 +121,8 @@ def expected_error(job: Job) -> ExpectedError:
         spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
         longer = known.variability
         bias, source = float(np.log1p(longer)), job.calibrated.source
-        return ExpectedError(bias, spread, known.num_steps, source, variability=longer)
+        of_job = bias, spread, known.num_steps, source
+        return ExpectedError(*of_job, variability=longer, at_one_site=True)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))
     laws = {one.key: one for one in shipped.classes}

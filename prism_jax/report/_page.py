@@ -214,8 +214,8 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
         low, high = (f"{100 * (factor - 1):+.0f} %" for factor in found.interval(0.9))
         yield (
             "Nine of ten measured means of such jobs are expected to differ by "
-            f"{low} to {high} from what is predicted. Published steps of the class of this job: "
-            f"{found.num_runs:,}."
+            f"{low} to {high} from what is predicted; {found.about_sites()}. Published steps of "
+            f"the class of this job: {found.num_runs:,}."
         )
     yield (
         "This job is predicted from its configuration and from tables of kernels, without "

@@ -18,6 +18,7 @@ from ._read_ranks import (
 )
 from ._read_trace import read_trace as read_trace
 from ._tables import (
+    names_of_columns as names_of_columns,
     read_factors as read_factors,
     read_runs as read_runs,
     read_step_times as read_step_times,

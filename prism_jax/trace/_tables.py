@@ -38,8 +38,9 @@ else:
 # The most bytes of a table. Tables larger than memory are read in batches; a stream may be endless.
 _MOST_BYTES = 2**40
 _MOST_HEADER = 2**20
-# Step times from a nanosecond to thirty years. A larger factor is a mistake, such as another unit.
-_MOST_S, _MOST_FACTOR = 1e9, 1e6
+# Step times from a nanosecond to thirty years. A larger factor is a mistake, such as another unit;
+# rates may be in FLOP/s.
+_MOST_S, _MOST_FACTOR, _MOST_RATE = 1e9, 1e6, 1e18
 # Rows that are compared at once.
 _BLOCK = 2**20
 # The most rows of step times, runs, and GPUs or nodes.
@@ -120,25 +121,28 @@ def _check_once(
             )
 
 
-def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
-    """Reads the column `factor` of a CSV or Parquet file: how much longer compute takes on each
-    GPU, or on each node, than on the mean one. Factors are sorted by the column `gpu`, `rank` (the
-    same) or `node` or, without these, are in the order of the file. Also returns `gpu` or `node`.
+def read_factors(
+    path: Path, column: str = "factor"
+) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
+    """Reads a column of a CSV or Parquet file, such as how much longer compute takes on each GPU,
+    or on each node, than on the mean one. Values are sorted by the column `gpu`, `rank` (the same)
+    or `node` or, without these, are in the order of the file. Also returns `gpu` or `node`.
 
     **Raises:**
 
-    `ValueError` if there are no factors, or more than ten million, one is not a positive number, or
+    `ValueError` if there are no values, or more than ten million, one is not a positive number, or
     `gpu` or `node` do not count from 0 up.
     """
     with scanned(path) as frame:
-        given = columns_of(frame, ["factor"])
+        given = columns_of(frame, [column])
         by = [name for name in ("gpu", "rank", "node") if name in given]
         if len(by) > 1:
             names = " and ".join(f"`{name}`" for name in by)
             raise ValueError(f"it has the columns {names}; keep one of them.")
         check_rows(frame, _MOST_GPUS)
-        frame = with_numbers(frame, ["factor", *by], by)
-        values = _positive(frame, "factor", "number", _MOST_FACTOR)
+        frame = with_numbers(frame, [column, *by], by)
+        most = _MOST_FACTOR if column == "factor" else _MOST_RATE
+        values = _positive(frame, column, "number", most)
         if not by:
             return values, None
         places = _column(frame, by[0]).to_numpy()
@@ -150,6 +154,12 @@ def read_factors(path: Path) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str |
                 "missing, or another number occurs twice."
             )
         return values[order], "node" if by[0] == "node" else "gpu"
+
+
+def names_of_columns(path: Path) -> list[str]:
+    """The names of the columns of a CSV or Parquet file."""
+    with scanned(path) as frame:
+        return frame.collect_schema().names()
 
 
 def check_rows(frame: "pl.LazyFrame", most: int) -> None:
