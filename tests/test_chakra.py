@@ -174,6 +174,7 @@ _UNTIMED = [(1, "a", 4, [], 0, 0, {}), (2, "b", 4, [1], 0, 0, {})]
         ("a.et", _protobuf([(1, "a", 4, [], 2**63, 5, {})]), "beyond any clock"),
         ("a.json", _json(_ONE)[:-30], "ends within a node"),
         ("a.json", _json(_UNTIMED), "none of its 2 nodes has a duration"),
+        ("a.et", _protobuf([(i, "a", 4, [], 0, 5, {}) for i in (1, 2)]), "all start at 0"),
         ("a.json", b"no", "not a Chakra execution trace"),
         ("a.json", b'{"traceEvents": []}', "not a Chakra execution trace"),
         ("a.json", b'[{"id": "x"}]', "not a Chakra execution trace"),

@@ -219,6 +219,46 @@ def test_what_a_loop_of_xla_runs_counts_once():
     assert [(row.kind, row.seconds) for row in found.collectives] == [("all_reduce", 30e-6)]
 
 
+def _lines(name, lines):
+    """The spans of a device, of its lines of events of so many microseconds."""
+    events = XlaEvents()
+    events.name_line(0, None, name)
+    for i, (line, parts) in enumerate(lines.items()):
+        events.name_line(0, i, line)
+        for part, start, end in parts:
+            events.add(0, i, part, 1000 * start, 1000 * end, "")
+    return events.devices()
+
+
+def test_a_module_that_waits_for_its_copies_is_a_step_of_copies():
+    """An operation that takes no time at the start of a wait does not contain it."""
+    lines = {"XLA Modules": [], "XLA Ops": [], "Async XLA Ops": []}
+    for at in range(0, 400, 100):
+        lines["XLA Modules"].append(("jit_f", at, at + 100))
+        waits = [("fusion.1", 0, 20), ("fusion.2", 20, 20), ("copy-done.1", 20, 100)]
+        lines["XLA Ops"] += [(name, at + start, at + end) for name, start, end in waits]
+        lines["Async XLA Ops"].append(("async-copy", at, at + 100))
+    (spans,) = _lines("/device:TPU:0", lines)
+    found = contents([RankTrace(spans, {}, 0, 0)])
+    assert found.step_times_s == pytest.approx([100e-6] * 4)
+    assert found.split is not None
+    assert found.split.compute_s == pytest.approx(20e-6)
+    assert (found.copies_s, found.split.idle_s) == pytest.approx((80e-6, 0))
+
+
+def test_the_steps_of_a_device_without_modules_are_those_of_tensorflow():
+    """Nothing tells why it is idle; a device that only copies is none."""
+    lines = {"Stream #1(Compute)": [], "Steps": []}
+    for i, at in enumerate(range(0, 400, 100)):
+        lines["Steps"].append((str(i), at, at + 90))
+        lines["Stream #1(Compute)"] += [("MemcpyH2D", at, at + 10), ("gemm", at + 20, at + 100)]
+    (spans,) = _lines("/device:GPU:4", lines)
+    found = contents([RankTrace(spans, {}, 0, 0)])
+    assert found.step_times_s == pytest.approx([100e-6] * 4)
+    assert [(one.cause, one.seconds) for one in found.idle] == [("unknown", pytest.approx(10e-6))]
+    assert not _lines("/device:GPU:1", {"Stream #1": [("MemcpyH2D", 0, 9)]})
+
+
 def _devices(events):
     found = XlaEvents()
     for e in events:

@@ -19,6 +19,7 @@ from ._outputs import Writes
 _MOST_KERNELS, _MOST_MOVES = 10, 3
 _WIDEST = 70
 _IDLE = {"launches": "  for late launches", "input": "  for input", "device": "  of the device"}
+_IDLE |= {"unknown": "  of unknown cause"}
 # How to read a profiler's trace.
 _FORMATS = """
     --format FORMAT  format of the trace: {}kineto (of PyTorch or JAX), nsight, xla, chakra (that of
@@ -88,16 +89,17 @@ def _head(path: str, found: Any) -> str:
 
 def _tables(found: Any) -> list[Table]:
     """Where the time of a step goes, the largest first."""
-    rows, split = [], found.split
-    step = sum((split.compute_s, split.exposed_s, split.idle_s)) or 1.0 if split else 1.0
+    rows, split, step = [], found.split, 1.0
     if split is not None:
         phases = found.phases or {}
+        parts = split.compute_s, split.exposed_s, split.idle_s, found.copies_s
+        step = found.step_time_s or sum(parts) or 1.0
         rows = [
             ("compute", split.compute_s),
             *((f"  {name}", x) for name, x in phases.items() if name != "copies"),
             ("communication", split.communication_s),
             ("  exposed", split.exposed_s),
-            *[("copies", phases.get("copies"))] * bool(phases),
+            ("copies alone", found.copies_s),
             ("idle", split.idle_s),
             *((_IDLE.get(one.cause, f"  in {one.cause}"), one.seconds) for one in found.idle),
         ]

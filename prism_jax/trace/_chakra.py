@@ -88,6 +88,12 @@ def read_chakra(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
             f"none of its {counted(len(nodes), 'node')} has a duration, so no latency is known; "
             "link it with a profiler's trace first."
         )
+    timed = [node for node in nodes if node.duration > 0]
+    if len(timed) > 1 and len({node.start for node in timed}) == 1:
+        raise ValueError(
+            f"its {counted(len(timed), 'node')} with a duration all start at {timed[0].start:g}: "
+            "the starts were not recorded; link it with a profiler's trace first."
+        )
     spans = SpanList()
     _add_spans(spans, nodes, UNITS[time_unit or "us"])
     events = dict(collections.Counter(node.type for node in nodes))

@@ -51,6 +51,15 @@ COLLECTIVES = (
     *("barrier", "gather", "scatter", "reduce", "send", "recv"),
 )
 
+_COPY = re.compile(
+    r"(?:cuda|hip)?memcpy|copy(?:host|device)|copy-(?:start|done)|async-copy", re.IGNORECASE
+)
+
+
+def is_copy(name: str) -> bool:
+    """Whether a kernel of this name copies between memories."""
+    return _COPY.match(name) is not None
+
 
 def collective_of(name: str) -> str:
     """`all_reduce` for `allreduce_coalesced`, and so on; the name itself for what is unknown."""

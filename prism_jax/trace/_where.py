@@ -97,7 +97,8 @@ class Collective:
 @dataclasses.dataclass(frozen=True)
 class Idle:
     """Seconds of a step in which the device is idle: because `launches` came late, the host waited
-    for its `input` or within a call of this name, or for a reason of the `device`.
+    for its `input` or within a call of this name, or for a reason of the `device`; `unknown`
+    where launches were not recorded.
     """
 
     cause: str
@@ -124,6 +125,7 @@ class RankWhere:
     - `step_times_s`, `step_time_s`: its steps on the device, and their median.
     - `step_cv`: their coefficient of variation, of four steps or more.
     - `split`, `collectives`, `idle`: see these.
+    - `copies_s`: what remains of a step beside the parts of `split`, in which it only copies.
     - `phases`: seconds of kernels that are the forward, the backward, the optimizer, and copies; or
         `None` if phases are not known.
     - `kinds`: seconds of kernels that compute, by what they do, such as `gemm` or `attention`;
@@ -137,6 +139,7 @@ class RankWhere:
     step_time_s: float
     step_cv: float | None
     split: Split | None
+    copies_s: float
     phases: dict[str, float] | None
     collectives: tuple[Collective, ...]
     idle: tuple[Idle, ...]
@@ -151,7 +154,7 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     if not len(steps) and len(work.start):
         steps = whole_recording(work)
     if not len(steps):
-        return RankWhere(rank, (), 0.0, None, None, None, (), (), {}, (), steps.warm_up)
+        return RankWhere(rank, (), 0.0, None, None, 0.0, None, (), (), {}, (), steps.warm_up)
     seconds = steps.seconds
     cover = _Cover(work)
     covers = (cover.computes, cover.talks, cover.either, cover.busy)
@@ -182,6 +185,7 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
         float(np.median(times)) if len(times) else 0.0,
         cv,
         Split(*(float(np.median(x)) for x in shares)),
+        float(np.median(busy - either)),
         phases,
         _collectives(work, cover, place, len(steps)),
         tuple(Idle(*pair) for pair in _idle(spans, work, steps).items()) if work.on_device else (),
@@ -237,12 +241,13 @@ def _size_of(dtype: str) -> int:
 def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     """The idle seconds of a step by their cause. If the kernel after a gap was launched before it,
     the device has one. Else the host was late: in the driver's calls, waiting for input, or
-    launching.
+    launching. If its launch was not recorded, the cause is not known.
     """
     until, ends = union(work.start, work.end)
     begin = np.append(-(2**62), ends[:-1])  # Gaps, each up to a kernel.
     order = np.argsort(work.start, kind="stable")
-    launched = work.launched[order][np.searchsorted(work.start[order], until)]
+    after = order[np.searchsorted(work.start[order], until)]
+    launched, joined = work.launched[after], work.joined[after]
     # The parts of gaps in steps, of which some gaps have two.
     edges = np.sort(np.concatenate([begin, until, steps.start, steps.end]))
     low, high = edges[:-1], edges[1:]
@@ -251,7 +256,7 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     inside = (of_step >= 0) & (low < steps.end[of_step]) & (low < until[of_gap])
     low, high, of_step, of_gap = low[inside], high[inside], of_step[inside], of_gap[inside]
     # Of a gap whose kernel was launched within it the host was late until then.
-    is_late = launched[of_gap] > begin[of_gap]
+    is_late = joined[of_gap] & (launched[of_gap] > begin[of_gap])
     late = np.clip(launched[of_gap], low, high)
     host = np.unique(work.lane)
     calls = spans[(spans.kind == Kind.CALL) & np.isin(spans.lane, host)]
@@ -260,7 +265,10 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
         (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(INPUT.fullmatch(name)))
     ]
     idle, total = {}, np.bincount(of_step, (high - low) * 1e-9, len(steps))
-    device = np.bincount(of_step, (high - low) * 1e-9 * ~is_late, len(steps))
+    device, unknown = (
+        np.bincount(of_step[of_cause], (high - low)[of_cause] * 1e-9, len(steps))
+        for of_cause in (~is_late & joined[of_gap], ~joined[of_gap])
+    )
     # What two causes cover counts as the first.
     bounds, before = [np.zeros((2, 0), np.int64)], np.zeros(len(steps))
     by_name = [(spans.names[i], calls[calls.name == i]) for i in np.unique(calls.name).tolist()]
@@ -269,7 +277,7 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
         cover = covered(*np.concatenate(bounds, axis=1))
         sums = np.bincount(of_step, within(cover, low, late) * is_late, len(steps))
         idle[cause], before = sums - before, sums
-    idle |= {"launches": total - device - before, "device": device}
+    idle |= {"launches": total - device - unknown - before, "device": device, "unknown": unknown}
     medians = {cause.split("_v")[0]: float(np.median(x)) for cause, x in idle.items()}
     return dict(sorted(((c, x) for c, x in medians.items() if x > 0), key=lambda pair: -pair[1]))
 

@@ -19,18 +19,18 @@ from ._spans import (
     RankOp,
     Spans,
     collective_of,
+    is_copy,
 )
 from ._trace import COMPUTE, OPTIMIZER, TRANSFERS, RangeNames
 
 
 # What kernels do.
 COMPUTES, TALKS, COPIES = range(3)
-_COPY = re.compile(r"(?:cuda|hip)?memcpy|copy(?:host|device)|copy-(?:start|done)", re.IGNORECASE)
 # Names of kernels that communicate, with the collective that they run. Those of NCCL and RCCL end
 # in it; an expert-parallel dispatch or combine is an all-to-all.
 _NCCL = re.compile(r"(?:void )?[nr]ccl\w*?Kernel\w*?_([A-Za-z]+)", re.IGNORECASE)
 _XLA = re.compile(
-    r"(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)"
+    r"(?:async-)?(all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|send|recv)"
     r"(?:-start|-done)?(?:[.\d]*)$"
 )
 _OTHERS = tuple(
@@ -70,7 +70,8 @@ class Work:
     - `phase`: an index of `PHASES`, or -1 if it is not known.
     - `name`: an index of the names of the spans.
     - `message`, `sequence`: an index of `messages`, and its number in its group, or -1.
-    - `main`: whether it computes (or runs, if nothing does) on the stream that does so longest.
+    - `main`: whether it computes on the stream that does so longest; all that runs there counts
+      where nothing computes or no launch was recorded.
     - `graph`: whether the launch of a graph launched it.
     - `ranges`: the named ranges of the host that are ops or parts of them.
     - `parts`: whether each of these is a part only.
@@ -119,13 +120,13 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
         graph = host.named(lambda name: "GraphLaunch" in name)[place] & joined
     order = np.argsort(launched, kind="stable")
     kernels, launched, joined = kernels[order], launched[order], joined[order]
-    copies = kernels.named(lambda name: _COPY.match(name) is not None)
+    copies = kernels.named(is_copy)
     talks = (kernels.message >= 0) | ((collectives[kernels.name] != "") & on_device)
     what = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
     main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
     if on_device:
         seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
-        main = main & (kernels.lane == np.argmax(seconds))
+        main = (main | ~joined.any()) & (kernels.lane == np.argmax(seconds))
     times = (kernels.start, kernels.end, launched, joined, lane[order])
     labels = (kernels.name, kernels.message, kernels.sequence, main, graph[order], spans.messages)
     work = Work(*times, what, kernels.phase, *labels, *_named(spans, names), on_device)

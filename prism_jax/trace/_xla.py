@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ._protobuf import message_classes
-from ._spans import BACKWARD, FORWARD, MOST_NS, OPTIMIZE, Kind, RankTrace, SpanList, Spans
+from ._spans import BACKWARD, FORWARD, MOST_NS, OPTIMIZE, Kind, RankTrace, SpanList, Spans, is_copy
 
 
 _MOST_OF_A_FILE = 2**31  # It is read at once.
-_MODULES = "XLA Modules"
+_MODULES, _STEPS = "XLA Modules", "Steps"
 _OPS = ("XLA Ops", "Async XLA Ops")
 _DEVICE = re.compile(r"/device:(?!CPU)\w+:(\d+)(?: \(.*\))?")
 _Event = tuple[str, int, int, str]  # Name, start, end, and the path of the operation.
@@ -48,7 +48,7 @@ class XlaEvents:
         self._events[process, line].append((name, start, end, path))
 
     def devices(self) -> list[Spans]:
-        """The spans of each device that ran anything, in the order of their numbers."""
+        """The spans of each device that ran more than copies, in the order of their numbers."""
         numbered = {}
         for (process, line), name in self._names.items():
             if line is None and (found := _DEVICE.fullmatch(name)):
@@ -58,14 +58,14 @@ class XlaEvents:
                     if owner == process
                 }
                 spans = _spans(lines)
-                if len(spans):
+                if np.any((spans.kind == Kind.KERNEL) & ~spans.named(is_copy)):
                     numbered[int(found[1][:9]), str(process)] = spans
         return [numbered[key] for key in sorted(numbered)]
 
 
 def _spans(lines: dict[str, list[_Event]]) -> Spans:
     """What the streams of a device ran or, if it has none, its operations; each run of the module
-    that takes longest is a step, up to the next.
+    that takes longest is a step, up to the next. Without modules, TensorFlow's steps are.
     """
     streams = {name: events for name, events in lines.items() if name.startswith("Stream")}
     streams = streams or {name: _leaves(lines[name]) for name in _OPS if name in lines}
@@ -77,8 +77,8 @@ def _spans(lines: dict[str, list[_Event]]) -> Spans:
             phase = OPTIMIZE if phase < 0 and gradient and path else phase
             spans.add(Kind.KERNEL, start, end, name, stream, phase=phase)
     runs = collections.defaultdict[str, list[tuple[int, int]]](list)
-    for name, start, end, _ in lines.get(_MODULES, []):
-        runs[name].append((start, end))
+    for name, start, end, _ in lines.get(_MODULES) or lines.get(_STEPS, []):
+        runs[name if _MODULES in lines else _STEPS].append((start, end))
     if runs:
         longest = sorted(max(runs.values(), key=lambda run: sum(end - start for start, end in run)))
         starts = [start for start, _ in longest]
@@ -92,8 +92,11 @@ def _spans(lines: dict[str, list[_Event]]) -> Spans:
 
 
 def _leaves(events: list[_Event]) -> list[_Event]:
-    """The events that hold no other: a loop stands beside what it runs."""
-    events = sorted(events, key=lambda event: (event[1], -event[2]))
+    """The events that hold no other: a loop stands beside what it runs. Those that take no time are
+    left out; they stand at the starts of others.
+    """
+    lasting = (event for event in events if event[1] < event[2])
+    events = sorted(lasting, key=lambda event: (event[1], -event[2]))
     nexts = [*(start for _, start, *_ in events[1:]), math.inf]
     return [one for one, start in zip(events, nexts, strict=False) if start >= one[2]]
 
@@ -144,7 +147,9 @@ def _add_plane(events: XlaEvents, process: int, plane: Any) -> int:
             if not -MOST_NS <= start <= end <= MOST_NS:
                 raise ValueError("an event of it is beyond any clock; record the trace again.")
             named = names.get(event.metadata_id)
+            # Without a short name it is the whole operation: `%fusion.3 = f32[8] fusion(...)`.
             name = (named.display_name or named.name) if named is not None else ""
+            name = name.partition(" = ")[0].removeprefix("%")
             path = _path(event.stats, stats) or paths.get(event.metadata_id, "")
             events.add(process, i, name, start, end, path)
             number += 1
