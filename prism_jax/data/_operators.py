@@ -10,7 +10,7 @@ from ._read import find_file, located, read_toml
 from ._types import Label, Text, convert
 
 
-_Phase: TypeAlias = Literal["forward", "backward", "kept"]
+_Phase: TypeAlias = Literal["forward", "backward", "weights", "kept", "kept_for_weights"]
 
 
 class Term(NamedTuple):
@@ -36,8 +36,9 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the lists are from.
     - `libraries`: the year of the libraries, whose kernels are in `kernels/DEVICE-YEAR`.
     - `fp32`, `bf16`: operators by name, for weights in float32 with autocast, and in bf16. Of each
-        the kernels of its `forward` and `backward` in their order, as `vector 8 h`: the class of
-        the rate, the bytes for each value, and which values; and what autograd keeps, as `8 h`.
+        the kernels of its `forward`, its `backward` and the gradients of its `weights` in their
+        order, as `vector 8 h`: the class of the rate, the bytes for each value, and which values;
+        and what autograd keeps, as `8 h`, which it needs besides for the gradients of weights.
     - `masked`: whether attention has a mask as a tensor, so that it covers the whole square, and
         keys that are repeated for each query.
     - `name`: the name of the file.
@@ -56,7 +57,8 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         operators = self.bf16 if weights == "bf16" else self.fp32
         return [
-            _term(entry, rated=what != "kept") for entry in operators.get(name, {}).get(what, ())
+            _term(entry, rated=not what.startswith("kept"))
+            for entry in operators.get(name, {}).get(what, ())
         ]
 
 

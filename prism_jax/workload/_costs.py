@@ -133,8 +133,10 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of a parameter, of its gradient and of each moment, as PyTorch alone has it."""
-        return 2 if self.training.weights == "bf16" else 4
+        """The bytes of a parameter that is trained, of its gradient and of each moment, as PyTorch
+        alone has it. PEFT has adapters in float32 beside any weights.
+        """
+        return 2 if self.training.weights == "bf16" and self.training.adapters is None else 4
 
     @property
     def gradient_bytes(self) -> int:

@@ -65,7 +65,10 @@ class Listed(AbstractModule):
         assert lists is not None
         for operator in _operators_of(costs, self):
             name = _KEPT.get(_kind_of(operator), self.module.kind or "others")
-            for term in lists.terms(weights, operator.name, "kept"):
+            terms = lists.terms(weights, operator.name, "kept")
+            if operator.trained:
+                terms += lists.terms(weights, operator.name, "kept_for_weights")
+            for term in terms:
                 sizes[name] = sizes.get(name, 0.0) + term.num_bytes * operator.values[term.values]
             if (core := operator.core) is not None and costs.training.attention == "unfused":
                 # A softmax in float32 and its cast (modeling_llama.py, eager_attention_forward).
@@ -84,11 +87,10 @@ class Listed(AbstractModule):
 
 def listed(costs: Costs, part: Part) -> Part:
     """A layer, or an end, whose modules run op by op, if the job has lists of operators. Modules
-    of other kinds, products in fp8, and matrices with adapters keep their kernels.
+    of other kinds, and products in fp8, keep their kernels.
     """
     training = costs.training
-    plain = training.dtype == training.base_dtype and training.adapters is None
-    if costs.kernels.operators is None or not plain:
+    if costs.kernels.operators is None or training.dtype != training.base_dtype:
         return part
     modules = tuple(
         module if module.operators(costs) is None else Listed(module, norms)
@@ -166,8 +168,14 @@ def _launches(segments: Segments) -> Iterator[int]:
 def _operators_of(costs: Costs, listed: Listed) -> list[Operator]:
     """The operators of a module, and those around it, in the order of its forward."""
     operators = listed.module.operators(costs) or []
-    if not listed.module.in_residual:
+    if listed.module.in_residual:
+        operators = _in_residual(costs, listed, operators)
+    if costs.training.adapters is None:
         return operators
+    return [one._replace(trained=one.name.startswith("adapter")) for one in operators]
+
+
+def _in_residual(costs: Costs, listed: Listed, operators: list[Operator]) -> list[Operator]:
     around, norm = {"h": costs.states, "t": costs.tokens}, norm_name(costs.model)
     norms = [Operator(norm, around), Operator(f"{norm}-of-product", around)][: listed.norms]
     dropped = [Operator("dropout", around)] * costs.model.dropout
@@ -182,8 +190,7 @@ def _kernels(
     costs: Costs, operator: Operator, phase: Literal["forward", "backward"]
 ) -> Iterator[Kernel]:
     """The kernels of an operator, without those of the gradients of weights."""
-    if operator.name != "matrix" or phase == "forward":
-        yield from _terms(costs, operator, phase)
+    yield from _terms(costs, operator, phase)
     if operator.core is not None:
         yield from operator.core.kernels(costs, backward=phase == "backward")
     if operator.matrix is not None:
@@ -192,26 +199,25 @@ def _kernels(
 
 
 def _of_all_weights(costs: Costs, operators: Iterable[Operator]) -> Iterator[Kernel]:
-    return it.chain.from_iterable(_of_weights(costs, operator) for operator in operators)
+    return it.chain.from_iterable(_of_weights(costs, one) for one in operators if one.trained)
 
 
 def _of_weights(costs: Costs, operator: Operator) -> Iterator[Kernel]:
-    """The gradient of a matrix, and what is done with it; from the second microbatch on it is added
-    to that of the first.
+    """The gradient of the weights of an operator, and what is done with it; from the second
+    microbatch on that of a matrix is added to that of the first.
     """
-    if operator.matrix is None:
-        return
-    inputs, outputs = operator.matrix
-    yield _product(costs, operator.matrix, outputs, inputs, costs.tokens)
-    yield from _terms(costs, operator, "backward")
+    if operator.matrix is not None:
+        inputs, outputs = operator.matrix
+        yield _product(costs, operator.matrix, outputs, inputs, costs.tokens)
+    yield from _terms(costs, operator, "weights")
     count = costs.schedule.num_microbatches
-    if count > 1:
-        for kernel in _terms(costs, operator._replace(name="accumulated"), "backward"):
+    if count > 1 and operator.matrix is not None:
+        for kernel in _terms(costs, operator._replace(name="accumulated"), "weights"):
             yield msgspec.structs.replace(kernel, mean=kernel.mean * (1 - 1 / count))
 
 
 def _terms(
-    costs: Costs, operator: Operator, phase: Literal["forward", "backward"]
+    costs: Costs, operator: Operator, phase: Literal["forward", "backward", "weights"]
 ) -> Iterator[Kernel]:
     lists, kind = costs.kernels.operators, _KINDS.get(_kind_of(operator), "elementwise")
     assert lists is not None

@@ -155,6 +155,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
         # Of a tied matrix the embedding's gradient is another tensor, and the last that is made.
         words = costs.weight_bytes * costs.model.vocab_size * costs.model.hidden_size
         words = words if costs.model.tied_embeddings else -words
+        words = 0 if training.adapters else words
         closing["workspace"] = max(closing["workspace"] - max(-words, 0), words, 0)
     static, summed = _static(costs, held), _summed(costs, held)
     copied = static.pop("copied", 0.0)
@@ -165,7 +166,8 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     # Those of frozen tables are in float32, too.
     # FSDP shards what adapters leave as it is; in fp8 this has a transpose, too.
     resharded = training.adapters and training.zero == 3 and training.reshard_after_forward
-    stays = 2 * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
+    size = 4 if training.plain and training.weights == "fp32" else 2
+    stays = size * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
     others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
         kept, backward, closing, summed, offloaded = {}, {}, {}, 0.0, 0.0

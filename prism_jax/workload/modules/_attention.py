@@ -159,6 +159,7 @@ class Attention(AbstractPairModule):
             costs.kernels.operators,
         )
         biased = self.bias if self.qkv_bias is None else self.qkv_bias
+        last_biased = self.bias if self.proj_bias is None else self.proj_bias
         made = [width for width in (queries + gate, keys, values) if width]
         separate = costs.training.separate_products and not self.joined_products
         heads = {"q": tokens * queries, "k": tokens * keys}
@@ -172,7 +173,9 @@ class Attention(AbstractPairModule):
             read["p"] = core.sequences * core.queries * core.keys
             core = core._replace(masked=True, causal=False, window=None, kv_heads=core.num_heads)
         return [
-            *matrices(costs, made if separate else (sum(made),), hidden, biased=biased),
+            *matrices(
+                costs, made if separate else (sum(made),), hidden, "linear_qkv", biased=biased
+            ),
             *[Operator("joined", heads)] * (not separate),
             # Values stay in what one matrix made; so do queries and keys that are not rotated.
             *[Operator("joined-rotary", heads)] * (rotary and not separate),
@@ -181,9 +184,7 @@ class Attention(AbstractPairModule):
             *[Operator("repeated" if masked else "grouped", heads)] * grouped,
             *[Operator("mask", read)] * masked,
             Operator("attention", read, core=core),
-            *matrix(
-                costs, (out, hidden), biased=self.bias if self.proj_bias is None else self.proj_bias
-            ),
+            *matrix(costs, (out, hidden), "linear_proj", biased=last_biased),
         ]
 
     def _normed_heads(self, costs: Costs) -> Iterator[Operator]:

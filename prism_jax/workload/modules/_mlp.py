@@ -80,10 +80,10 @@ class MLP(AbstractPairModule):
         activation = "swiglu" if gates > 1 else self.activation
         between = {"f": costs.tokens * ffn}
         return [
-            *matrices(costs, made, hidden, biased=self.bias),
+            *matrices(costs, made, hidden, "linear_fc1", biased=self.bias),
             *[Operator("joined-gates", between)] * (gates > len(made)),
             Operator(activation, between),
-            *matrix(costs, (ffn, hidden), biased=self.bias),
+            *matrix(costs, (ffn, hidden), "linear_fc2", biased=self.bias),
         ]
 
     def results(self, costs: Costs) -> list[Result]:

@@ -3,7 +3,7 @@ them matrix products have around them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ...data import Model
 from .._costs import Costs
@@ -19,12 +19,14 @@ class Operator(NamedTuple):
     - `values`: how many values there are of each letter of the lists.
     - `matrix`: the values of a token that its matrix reads, and that it makes, if it is one.
     - `core`: the core of attention, if it is that.
+    - `trained`: whether its weights are trained, or those of the matrix that reads what it makes.
     """
 
     name: str
     values: Mapping[str, float]
     matrix: tuple[int, int] | None = None
     core: Core | None = None
+    trained: bool = True
 
 
 def norm_name(model: Model) -> str:
@@ -32,18 +34,36 @@ def norm_name(model: Model) -> str:
     return model.norm if model.norm.endswith("rmsnorm") else "layernorm"
 
 
-def matrices(costs: Costs, made: Iterable[int], inputs: int, *, biased: bool) -> Iterator[Operator]:
-    """Matrices that read the same input."""
+def matrices(
+    costs: Costs, made: Iterable[int], inputs: int, name: str = "", *, biased: bool
+) -> Iterator[Operator]:
+    """Matrices that read the same input; `name` is that of their adapters."""
     read = {"x": costs.tokens * inputs}
     for number, outputs in enumerate(made):
         yield from [Operator("shared", read)] * (number > 0)
         yield Operator("input", read)
-        yield from matrix(costs, (inputs, outputs), biased=biased)
+        yield from matrix(costs, (inputs, outputs), name, biased=biased, source="input")
 
 
-def matrix(costs: Costs, shape: tuple[int, int], *, biased: bool) -> Iterator[Operator]:
-    """A matrix whose input has its dtype already."""
+def matrix(
+    costs: Costs,
+    shape: tuple[int, int],
+    name: str = "",
+    *,
+    biased: bool,
+    source: Literal["input", "product"] = "product",
+) -> Iterator[Operator]:
+    """A matrix whose input has its dtype already, and the adapter that reads the same `source`."""
     inputs, outputs = shape
     values = {"w": inputs * outputs, "o": costs.tokens * outputs}
     yield Operator("matrix", values, shape)
     yield from [Operator("bias", values)] * biased
+    adapters = costs.training.adapters
+    if adapters is None or name not in adapters.modules:
+        return
+    read = {"x": costs.tokens * inputs}
+    yield from [Operator("adapter-dropout", read)] * adapters.dropout
+    yield Operator(f"adapter-{source}", read)
+    for size in ((inputs, adapters.rank), (adapters.rank, outputs)):
+        yield Operator("adapter-matrix", {"w": size[0] * size[1]}, size)
+    yield Operator("adapter", {"o": costs.tokens * outputs, "r": costs.tokens * adapters.rank})
