@@ -228,7 +228,7 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
     cumulants = jnp.asarray([[1.0], [1e-4], [0.0]]) * jnp.ones((1, kinds))
     groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
     load = _fullest(loads, uneven, sigma)
-    moments, shared, _ = class_moments(collapse, cumulants, jnp.ones((kinds, 1)), groups, load)
+    moments, shared, *_ = class_moments(collapse, cumulants, jnp.ones((kinds, 1)), groups, load)
     gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
     drawn = np.zeros(samples)
     for one in [one for one in shares for _ in range(each)]:

@@ -9,6 +9,7 @@ from ._collapse import (
 from ._lay_out import (
     ExpertLoads as ExpertLoads,
     count_calls as count_calls,
+    count_layers as count_layers,
     expert_loads as expert_loads,
     lay_out as lay_out,
 )

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from ..host import by_columns
 from ..latency import cube_normal, cube_normal_score, shape_of
+from ._sways import of_pieces
 
 
 _OUTER = np.linspace(-6.0, 6.0, 25)
@@ -77,16 +78,7 @@ def branch_moments(
     communication in the cumulants at the middle node, that is, their derivative with respect to a
     factor on all communication, over their order.
     """
-    powers = jnp.stack([network, network**2, network**3])
-    rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
-    # Up to the end of the compute less up to its start: so the two together are the slowest of the
-    # sums of members who do not wait in between.
-    inner = inner[:, :, None] if inner.ndim == 3 else inner
-    compute = jnp.einsum("bs,isrn->birn", overlaps.compute, inner)
-    variance = jnp.maximum(compute[:, 1], 0)
-    # If it hardly varies, the difference of two third moments is noise: no law is as skewed.
-    most = _MOST_SKEWNESS * variance**1.5
-    compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
+    compute, rows = _beside(overlaps, cumulants, network, inner)
     inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
     if part is not None:
         inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
@@ -107,6 +99,59 @@ def branch_moments(
     found, parts = jax.lax.map(jax.checkpoint(one), every)
     found = jnp.einsum("cb,birn->icrn", overlaps.classes, found)
     return found, jnp.einsum("cb,bir->icr", overlaps.classes, parts) if apart else None
+
+
+def _beside(overlaps: Overlaps, cumulants, network, inner):
+    """The figures of the compute of each of the branches, and the cumulants of its rows."""
+    powers = jnp.stack([network, network**2, network**3])
+    rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
+    # Up to the end of the compute less up to its start: so the two together are the slowest of the
+    # sums of members who do not wait in between.
+    inner = inner[:, :, None] if inner.ndim == 3 else inner
+    compute = jnp.einsum("bs,isrn->birn", overlaps.compute, inner)
+    variance = jnp.maximum(compute[:, 1], 0)
+    # If it hardly varies, the difference of two third moments is noise: no law is as skewed.
+    most = _MOST_SKEWNESS * variance**1.5
+    return compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most)), rows
+
+
+def branch_sways(
+    overlaps: Overlaps,
+    cumulants: Float[Array, "3 kernels"],
+    network: Float[Array, " kernels regimes"],
+    inner: Float[Array, "4 inner *regimes nodes"],
+    of_inner: Float[Array, "4 inner #regimes"],
+    of_kernels: Float[Array, "2 kernels"],
+) -> Float[Array, "4 classes regimes"]:
+    """How far branches go with loads, as in `_sways`: compute and collectives each as far as the
+    mean end goes with their means.
+
+    **Arguments:**
+
+    - `overlaps`, `cumulants`, `network`, `inner`: as in `branch_moments`.
+    - `of_inner`, `of_kernels`: how far the inner blocks and the kernels go with them.
+    """
+    compute, rows = _beside(overlaps, cumulants, network, inner)
+    compute = compute[..., compute.shape[-1] // 2]
+    of_compute = jnp.einsum("bs,isr->bir", overlaps.compute, of_inner)
+    of_rows = jnp.einsum("bjk,ik,kr->bijr", overlaps.communication, of_kernels, network)
+
+    def one(branch):
+        compute, rows, slowdowns, of_compute, of_rows = branch
+        communication, sway = rows[:, 0], of_rows[:, 0]
+        for j in range(1, rows.shape[1]):
+            alone = jnp.concatenate([communication, jnp.zeros_like(communication[:1])])
+            own, other = _everywhere(_slopes, alone, rows[:, j], jnp.zeros_like(slowdowns))
+            sway = own[None] * sway + other[None] * of_rows[:, j]
+            communication = _longest(communication, rows[:, j])
+        by_compute, by_communication = _everywhere(_slopes, compute, communication, slowdowns)
+        orders = jnp.stack([by_compute, by_compute, by_compute**2, by_compute**3])
+        return orders * of_compute + of_pieces(by_communication[None] * sway)
+
+    of_compute = jnp.broadcast_to(of_compute, (*of_compute.shape[:2], rows.shape[-1]))
+    every = compute, rows, overlaps.slowdowns, of_compute, of_rows
+    found = jax.lax.map(jax.checkpoint(one), every)
+    return jnp.einsum("cb,bir->icr", overlaps.classes, found)
 
 
 def together(
@@ -195,6 +240,13 @@ def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:
 
 
 _both_ended = by_columns(_ended)
+
+
+@by_columns
+def _slopes(numbers: Float[Array, "9"]) -> Float[Array, "2"]:
+    """By how much the mean end grows with the mean compute, and with the mean communication."""
+    along = np.eye(9, dtype=numbers.dtype)[[0, 4]]
+    return jnp.stack([jax.jvp(_ended, (numbers,), (jnp.asarray(x),))[1][0] for x in along])
 
 
 def _longest(

@@ -11,8 +11,9 @@ ones of `Fullest`, with three moments, as `segment_maxima` requires. The differe
 of members that share a fixed number of tokens is added at the speed of the mean GPU: it is large if
 one member has most tokens, and this member may be on any GPU.
 
-A member's load is drawn anew for each microbatch, layer and step. If the popularities of experts
-are known, they are constant, also over replicas, and only the counts of tokens are drawn.
+The loads of members are drawn for each microbatch, layer and step, and are the same in all ops: see
+`_sways`. If the popularities of experts are known, they are constant, also over replicas, and only
+the counts of tokens are drawn.
 """
 
 from typing import NamedTuple
@@ -25,8 +26,16 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray
 from ..latency import root, shape_of
 from ..loads import Fullest
-from ._branches import Overlaps, branch_moments
+from ._branches import Overlaps, branch_moments, branch_sways
 from ._segment import Group, segment_alone, segment_maxima
+from ._sways import (
+    Sways,
+    apart_from_loads,
+    of_pieces,
+    share_of_load,
+    shared_by_ops,
+    sways_of_kernels,
+)
 
 
 class Sides(eqx.Module):
@@ -77,6 +86,7 @@ class Collapse(eqx.Module):
     - `overlaps`: the branches that overlap with compute; `None` if there are none.
     - `outer_overlaps`: the branches that overlap with classes; `None` if there are none.
     - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
+    - `layers`: for each class, how many layers of its stage have loads; `None` if none have.
     """
 
     segments: Float[Array, "segments kernels"]
@@ -87,6 +97,7 @@ class Collapse(eqx.Module):
     overlaps: Overlaps | None
     outer_overlaps: Overlaps | None
     loads: Float[Array, "loads kernels"] | None
+    layers: Float[Array, " classes"] | None = None
 
 
 class Deciding(NamedTuple):
@@ -123,12 +134,14 @@ def class_moments(
     Float[Array, "3 classes regimes nodes"],
     Float[Array, "classes regimes nodes"],
     Float[Array, "3 classes regimes"] | None,
+    Float[Array, "2 classes regimes"] | None,
 ]:
     """Moments of each class, for each regime of the network, given the factor of the slowest GPU at
     `NODE_SCORES`: the mean, the standard deviation and the skewness of the part that each op draws
     anew; the standard deviation of the part that all ops of a rank share in a sample, because its
-    other GPUs are the same; and the first three for the communication of each class alone, on which
-    factors of GPUs do not act.
+    other GPUs are the same; the first three for the communication of each class alone, on which
+    factors of GPUs do not act; and the standard deviation and the skewness of the part that all ops
+    of a stage and microbatch share, because each of its layers has one load there.
 
     The shared parts of segments are taken to be fully correlated, even between segments of
     different spreads, whose correlation is slightly below one. Overlapped collectives count as
@@ -149,10 +162,9 @@ def class_moments(
 
     Latencies in the unit of the cumulants.
     """
-    serial, decide = (
-        cumulants @ collapse.segments.T,
-        Deciding(jnp.ones_like(collapse.members), None),
-    )
+    serial = cumulants @ collapse.segments.T
+    sways = None
+    decide = Deciding(jnp.ones_like(collapse.members), None)
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
         decide = deciding(collapse.loads, collapse.segments, load)
@@ -169,6 +181,15 @@ def class_moments(
     slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, decide.share)), 0, 1)
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
+        (mean,) = _loaded(collapse.loads, cumulants[:1], collapse.segments)
+        by_load = jnp.sum(mean**2 * load.member[1][:, None], axis=0)
+        follows = share_of_load(serial[1], by_load, decide.share * collapse.members)
+        of_kernels = sways_of_kernels(collapse.loads, cumulants[0], load)
+        of_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
+        of_collectives = of_pieces(of_kernels[:, :, None] * network[None])
+        of_classes = jnp.einsum("cs,isr->icr", collapse.class_segments, of_segments)
+        of_classes += jnp.einsum("ck,ikr->icr", collapse.class_collectives, of_collectives)
+        sways = Sways(of_kernels, of_segments, of_classes)
         cumulants = at_fullest(collapse.loads, cumulants, load)
     compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest[:3])
     shared = _shared(collapse.class_segments, slowest[3], decide)
@@ -182,9 +203,19 @@ def class_moments(
         blocks = (jnp.concatenate([whole, shared[None]]), part)
         inner = (slowest,) if sides is collapse.overlaps else blocks
         found, more = branch_moments(sides, cumulants, network, *inner, apart=apart)
+        if sways is not None:
+            of_inner = sways.segments if sides is collapse.overlaps else sways.classes
+            more_sways = branch_sways(sides, cumulants, network, inner[0], of_inner, sways.kernels)
+            sways = sways._replace(classes=sways.classes + more_sways)
         whole, shared = whole + found[:3], shared + found[3]
         part = part if more is None else part + more
-    return _moments(whole), shared, _moments(part) if apart else None
+    of_ops = None
+    if sways is not None and collapse.layers is not None:
+        whole = apart_from_loads(whole, sways.classes)
+        of_ops = shared_by_ops(sways.classes, collapse.layers)
+        # What communication has of it is taken out of the whole, and so at most what is left.
+        part = part.at[1].set(jnp.minimum(part[1], whole[1].min(axis=-1)))
+    return _moments(whole), shared, _moments(part) if apart else None, of_ops
 
 
 def _shared(

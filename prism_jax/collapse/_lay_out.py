@@ -146,6 +146,17 @@ def count_calls(block: Block, members: int) -> dict[Kernel, int]:
     return calls
 
 
+def count_layers(block: Block) -> int:
+    """How many layers with uneven loads a forward has: as often as each load is on the kernel that
+    runs once in a layer.
+    """
+    counts: dict[Load, int] = {}
+    for kernel, calls in count_calls(block, 1).items():
+        if kernel.load is not None:
+            counts[kernel.load] = min(calls, counts.get(kernel.load, calls))
+    return sum(counts.values())
+
+
 class ExpertLoads(eqx.Module):
     """The loads of a program's expert-parallel groups, and the kernels that they act on.
 
@@ -155,12 +166,15 @@ class ExpertLoads(eqx.Module):
     - `sizes`: `(5, loads)`, the rows are `members`, `counts`, `experts`, `split` and `capacity` of
         `Loads`. Static.
     - `kernels`: `(loads, kernels)`, whether a load acts on a kernel. Static.
+    - `layers`: `(classes,)`, how many layers of its stage have loads; zero for a class of ops
+        without loads. Static.
     - `shares`: as in `Loads`. Static.
     """
 
     unevenness: Unevenness
     sizes: FrozenArray = eqx.field(static=True)
     kernels: FrozenArray = eqx.field(static=True)
+    layers: FrozenArray = eqx.field(static=True)
     shares: FrozenArray | None = eqx.field(static=True, default=None)
 
     def laws(self, dtype: DTypeLike) -> Loads:
@@ -177,8 +191,10 @@ class ExpertLoads(eqx.Module):
         return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
 
 
-def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | None:
-    """The loads of a program's kernels; `None` if all loads are equal."""
+def expert_loads(
+    kernels: Sequence[Kernel], layers: Sequence[int], dtype: DTypeLike
+) -> ExpertLoads | None:
+    """The loads of a program's kernels; `None` if all loads are equal. `layers` as there."""
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
@@ -188,6 +204,7 @@ def expert_loads(kernels: Sequence[Kernel], dtype: DTypeLike) -> ExpertLoads | N
             jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
         ),
         kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
+        layers=FrozenArray(np.array(layers)),
         shares=_shares(loads),
         sizes=FrozenArray(np.array(sizes, float).T),
     )

@@ -113,6 +113,7 @@ def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
     several = blocks.direct.value < 0  # Others keep their own law.
     moments = np.asarray(tables.moments)[:, : len(several)][:, several]
     skewness = np.append(moments[2], np.asarray(tables.skewness))
+    skewness = np.append(skewness, [] if tables.load is None else np.asarray(tables.load)[1])
     finite = np.isfinite(moments).all() and np.isfinite(skewness).all()
     if finite and np.abs(skewness).max(initial=0) <= MAX_SKEWNESS:
         return

@@ -13,6 +13,7 @@ from ..host import on_host
 from ..latency import cube_normal, scale_spread, score_of_maximum
 from ..maxplus import op_ends
 from ..program import BlockLaws, Program, Sets, block_laws_of
+from ..replica import loads_of
 
 
 def reference_steps(
@@ -53,6 +54,8 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         slowest = 1 + np.asarray(groups.gpu)[:, None] * (slowest - 1)
     worker = _factors(laws_of.worker_step, rng.normal(size=shape))
     data = _factors_of_data(laws_of.microbatch, rng, program.num_microbatches, shape[1])
+    pair, load_class = loads_of(program)
+    loads = rng.normal(size=(len(load_class), shape[1]))
     seconds = np.zeros((program.num_ops, shape[1]))
     for row, c in enumerate(program.rows.class_.value):
         mine, rank, spread = ops.row.value == row, program.rows.rank.value[row], 1.0
@@ -63,6 +66,11 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
             (slowest[rank], worker[rank], others[rank]),
         )
         seconds[mine] = _seconds(program, laws, c, regime, z, *shared, spread)
+        if laws.load is not None and (pair[mine] >= 0).all():
+            sway, skewness = np.asarray(laws.load)
+            skewness = skewness[load_class[pair[mine]]][:, regime]
+            deviations = np.asarray(on_host(cube_normal, loads[pair[mine]], skewness))
+            seconds[mine] = np.maximum(seconds[mine] + sway[c, regime] * deviations, 0)
         if program.blocks.compute.value[c] and laws.loading is not None:
             factor, loading = data[ops.microbatch.value[mine]], np.asarray(laws.loading)[c, regime]
             seconds[mine] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from .._misc import FrozenArray, unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
-from ..collapse import count_calls, expert_loads, lay_out
+from ..collapse import count_calls, count_layers, expert_loads, lay_out
 from ..latency import Constant
 from ..lowering import Sink
 from ..maxplus import to_levels
@@ -87,13 +87,14 @@ def assemble(
     # which takes no time.
     world_size = group_size * graph.num_ranks * num_replicas
     members = group_size if members is None else members
-    loads = expert_loads(list(kernels), table.mean.dtype)
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
     laid_out = lay_out(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
+    layers = [*_layers(graph, different, block_of_op), *[0] * (len(classes) - len(different))]
+    loads = expert_loads(list(kernels), layers, table.mean.dtype)
     ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
     stall_ops, stall_kinds, stall_counts = _stalls(variability, different, block_of_op, group_size)
     return Program(
@@ -156,6 +157,18 @@ def _number_blocks(blocks: Sequence[Block]) -> tuple[list[Block], np.ndarray]:
     different = _number(objects.values())
     numbers = {key: different[block] for key, block in objects.items()}
     return list(different), np.array([numbers[id(block)] for block in blocks], np.int64)
+
+
+def _layers(graph: OpGraph, different: Sequence[Block], block_of_op: np.ndarray) -> list[int]:
+    """For each block, how many layers of its stage have uneven loads: as many as in the stage's
+    forward, or else in the block; zero for a block without any.
+    """
+    counts = np.array([count_layers(block) for block in different], np.int64)
+    forward = graph.phase == "F"
+    of_stages = dict(zip(graph.stage[forward], counts[block_of_op[forward]], strict=True))
+    _, first = np.unique(block_of_op, return_index=True)
+    of_blocks = [of_stages.get(graph.stage[op], n) for op, n in zip(first, counts, strict=True)]
+    return np.where(counts > 0, of_blocks, 0).tolist()
 
 
 def _kernels(block: Block) -> Iterator[Kernel]:

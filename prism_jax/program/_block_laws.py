@@ -34,6 +34,8 @@ class BlockLaws(eqx.Module):
     - `communication`: the moments of its communication alone, where a factor acts on compute only.
     - `loading`: what each class has of the factor of its microbatch, by regime, where there is one:
         the share of its compute; or, for a single kernel, its loading.
+    - `load`: the standard deviation in seconds and the skewness of what the ops of a stage and
+        microbatch share because their layers have the same loads; `None` if loads are equal.
     - `skewness`: of the segments that members run by themselves.
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
@@ -45,6 +47,7 @@ class BlockLaws(eqx.Module):
     shared: Float[Array, "classes regimes nodes"]
     communication: Float[Array, "3 classes regimes"] | None
     loading: Float[Array, "classes regimes"] | None
+    load: Float[Array, "2 classes regimes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
@@ -89,7 +92,7 @@ def block_laws(
         probabilities = variability.network.probabilities().astype(dtype)
         network = jnp.where(on_network[:, None], regimes[None, :], 1)
     groups, at_scores = gpu_factors(variability.rank, members, scores)
-    load = None
+    load = of_load = None
     if loads is not None and unevenness is not None:
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
     by_data = variability.microbatch is not None
@@ -99,7 +102,7 @@ def block_laws(
         shared, communication = moments[0], moments[..., 0] if apart else None
         skewness = jnp.zeros((1,), dtype)
     else:
-        moments, shared, communication = class_moments(
+        moments, shared, communication, of_load = class_moments(
             collapse, cumulants, network, groups, load, apart=apart
         )
         skewness = segment_skewness(collapse, cumulants)
@@ -109,6 +112,7 @@ def block_laws(
         shared=shared * unit,
         communication=None if communication is None else communication * seconds,
         loading=_loadings(moments, communication, direct, loading) if by_data else None,
+        load=None if of_load is None else of_load * seconds[1:],
         skewness=skewness,
         nodes=groups.slowest,
         at_scores=at_scores,
@@ -186,6 +190,7 @@ def collapse_of(program: Program) -> Collapse | None:
         overlaps=_overlaps(program, blocks.branches, num_segments),
         outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
+        layers=program.loads and _matrix(program.loads.layers.value, (num_classes,), dtype),
     )
 
 

@@ -38,6 +38,7 @@ class Stream(enum.IntEnum):
     LEAD = 5
     WORKER_STEPS = 6
     OTHER_GPUS = 7
+    LOADS = 8
     STEPS = 100
     UNLIKE = 200  # Replicas that are unlike the others.
 

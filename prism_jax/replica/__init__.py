@@ -44,6 +44,7 @@ from ._rare import (
     stall_entries as stall_entries,
     stratum_of as stratum_of,
 )
+from ._structure import loads_of as loads_of
 from ._tiles import (
     Batch as Batch,
     tile_size as tile_size,

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
+from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
@@ -36,12 +37,15 @@ class Axes(eqx.Module):
     - `microbatches`: `(microbatches,)`, the rows for microbatches.
     - `worker_steps`: `(ranks,)`, the rows for the factor of each pipeline rank in its step; `None`
         if there are none.
+    - `loads`: `(pairs,)`, the rows for the loads of each stage and microbatch; `None` if loads are
+        equal.
     """
 
     ops: Int[Array, "*places"]
     ranks: Int[Array, " ranks"]
     microbatches: Int[Array, " microbatches"]
     worker_steps: Int[Array, " ranks"] | None
+    loads: Int[Array, " pairs"] | None
 
 
 class Sampled(eqx.Module):
@@ -133,10 +137,14 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
         assert plan.tables.loading is not None
-        loading = plan.tables.loading[structure.graph.row_class]
-        loading = loading[:, sampled.regimes] if loading.shape[1] > 1 else loading
+        loading = _by_regime(plan.tables.loading[structure.graph.row_class], sampled.regimes)
         law = replace(law, microbatch=_microbatches(plan, sampled, key), loading=loading)
         rows = replace(rows, microbatch=structure.graph.microbatch, loading=structure.graph.row)
+    if structure.graph.load is not None:
+        assert plan.tables.load is not None
+        sway = _by_regime(plan.tables.load[0, structure.graph.row_class], sampled.regimes)
+        law = replace(law, load=_loads(plan, sampled, key), sway=sway)
+        rows = replace(rows, load=structure.graph.load, sway=structure.graph.row)
     if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
         spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
         law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
@@ -155,6 +163,11 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         noise=ft.partial(_noise, plan.dtype),
         noise_arguments=(fold(key, Stream.OPS), sampled.ids),
     )
+
+
+def _by_regime(table: Float[Array, "rows regimes"], regimes: Int[Array, " samples"]):
+    """The column of each sample, or a single one if there is one regime."""
+    return table[:, regimes] if table.shape[1] > 1 else table
 
 
 def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
@@ -244,6 +257,17 @@ def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "r
         z = _scores(plan, sampled, key, Stream.MICROBATCHES, number, axis)
         factors = look_up_one(table, z)
     return jnp.concatenate([factors, jnp.ones((1, len(sampled.ids)), plan.dtype)])
+
+
+def _loads(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
+    """The standardised loads of each stage and microbatch, and a final zero for ops without."""
+    class_, table = plan.structure.graph.load_class, plan.tables.load
+    assert class_ is not None
+    assert table is not None
+    axis = sampled.given and sampled.given[0].loads
+    z = _scores(plan, sampled, key, Stream.LOADS, len(class_), axis)
+    loads = cube_normal(z, _by_regime(table[1, class_], sampled.regimes))
+    return jnp.concatenate([loads, jnp.zeros_like(loads[:1])])
 
 
 def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:

@@ -2,7 +2,8 @@
 sampling or quasi-random points.
 
 A replica sample is a function of independent standard normals: one for each op, each pipeline
-rank's slowest GPU, each microbatch and each rank in its step. Those along which its end rises
+rank's slowest GPU, each microbatch, each rank in its step, and the loads of each stage and
+microbatch. Those along which its end rises
 fastest, on average, lead.
 """
 
@@ -23,6 +24,7 @@ from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
 from ._ends import Axes, Sampled, by_strata, replica_latencies
 from ._plan import Plan, without_graph, without_steps
+from ._structure import loads_of
 
 
 _MOST_AXES = 256
@@ -130,13 +132,13 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
 
     def parts(plan: Plan):
         graph = plan.structure.graph
-        kept = [graph.row, graph.microbatch, graph.group]
+        kept = [graph.row, graph.microbatch, graph.group, graph.load]
         return [*kept, graph.lanes, graph.stall_op, plan.structure.sinks, plan.structure.tail]
 
     def of_ops(lanes):
         return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
 
-    some = [*map(of_ops, parts(plan)[:3]), None, None, None, None]
+    some = [*map(of_ops, parts(plan)[:4]), None, None, None, None]
     return without_steps(eqx.tree_at(parts, plan, some, is_leaf=lambda x: x is None))
 
 
@@ -161,10 +163,11 @@ def num_axes(program: Program) -> int:
     return min(sum(_counts(program)), _MOST_AXES)
 
 
-def _counts(program: Program) -> tuple[int, int, int, int]:
-    """The numbers of ops, ranks, microbatches, and ranks with a factor in each step."""
+def _counts(program: Program) -> tuple[int, int, int, int, int]:
+    """The numbers of ops, ranks, microbatches, ranks with a factor in each step, and loads."""
     worker_steps = 0 if program.variability.worker_step is None else program.num_ranks
-    return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps
+    pairs = len(loads_of(program)[1])
+    return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps, pairs
 
 
 def _axes(
@@ -179,11 +182,13 @@ def _axes(
     """
     parts = np.split(row, np.cumsum(_counts(program))[:-1])
     ops, graph, ranks = np.append(parts[0], rows), plan.structure.graph, plan.structure.ranks
+    pairs = None if graph.load_class is None else padded(parts[4], len(graph.load_class), rows)
     return Axes(
         ops=jax.device_put(ops[op].astype(np.int32)),
         ranks=padded(parts[1], ranks, rows),
         microbatches=padded(parts[2], graph.num_microbatches, rows),
         worker_steps=padded(parts[3], ranks, rows) if len(parts[3]) else None,
+        loads=pairs,
     )
 
 

@@ -128,6 +128,8 @@ class OpLaw(AbstractOpLaw):
     - `loading`: its loading on that factor.
     - `factor`: the factor of the program's adjustment.
     - `given`: its score if this is given, or `nan`.
+    - `load`: by how many standard deviations the loads of its layers are above the mean.
+    - `sway`: how long one of them takes, in seconds.
     """
 
     class_law: ClassLaw
@@ -135,11 +137,16 @@ class OpLaw(AbstractOpLaw):
     factor: Shaped[Array, "..."] | None = None
     given: Shaped[Array, "..."] | None = None
     loading: Shaped[Array, "..."] | None = None
+    load: Shaped[Array, "..."] | None = None
+    sway: Shaped[Array, "..."] | None = None
 
     def latency(self, op, z, common: Common):
         if self.given is not None:
             z = jnp.where(jnp.isnan(self.given), z, self.given)
         seconds = self.class_law.latency(z, common.residuals)
+        if self.load is not None:
+            assert self.sway is not None
+            seconds = jnp.maximum(seconds + self.sway * self.load, 0)
         if self.microbatch is not None:
             assert self.loading is not None
             factor = self.microbatch

@@ -44,6 +44,9 @@ class Tables(eqx.Module):
         of `microbatch` perhaps sets.
     - `loading`: what each class has of the factor of its microbatch, by regime: the share of its
         compute; or, for a single kernel, its loading. `None` where no such factor varies.
+    - `load`: the standard deviation in seconds and the skewness of what ops of a stage and
+        microbatch share by the loads of their layers, for each class, by regime; `None` if loads
+        are equal.
     - `stall_shares`: the share of each entry of `Graph.stall_op`; `stall_sizes` by kind.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
@@ -65,6 +68,7 @@ class Tables(eqx.Module):
     worker_step: Table | None
     microbatch: Table | Float[Array, "stretches factors"] | None
     loading: Float[Array, "classes regimes"] | None
+    load: Float[Array, "2 classes regimes"] | None
     step: Table | None
     stall_shares: Float[Array, " stalls"] | None
     stall_sizes: Float[Array, "stall_kinds scores"] | None
@@ -192,6 +196,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         worker_step=_optional(variability.worker_step, dtype),
         microbatch=_of_microbatches(variability.microbatch, dtype),
         loading=found.loading,
+        load=found.load,
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,

@@ -67,6 +67,9 @@ class Graph(eqx.Module):
     - `lanes`: the dependencies between ops.
     - `row`, `microbatch`, `group`: for each lane, the entry of `row_class`; the microbatch whose
         data it depends on, or the last for none; and the group of the program's adjustment.
+    - `load`: for each lane, which loads its op has: those of its stage and microbatch, or the last
+        for none; `None` where loads are equal.
+    - `load_class`: a class of ops that has these loads.
     - `row_class`, `row_rank`: the class, and the rank whose slowest GPU it waits for, or the last
         for none.
     - `stall_op`: the ops that may stall, with one entry for each of their kinds of stall; `None` if
@@ -80,6 +83,8 @@ class Graph(eqx.Module):
     row: Int[Array, "levels width"]
     microbatch: Int[Array, "levels width"]
     group: Int[Array, "levels width"] | None
+    load: Int[Array, "levels width"] | None
+    load_class: Int[Array, " pairs"] | None
     row_class: Int[Array, " rows"]
     row_rank: Int[Array, " rows"]
     stall_op: Int[Array, " stalls"] | None
@@ -178,11 +183,16 @@ def _graph(program: Program) -> Graph:
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
     adjustment, sets = program.adjustment, program.variability.microbatch
     stalls = program.stall_ops.value
+    load, load_class = loads_of(program)
+    pairs = bucket(len(load_class), 64) if len(load_class) else 0
+    load = np.where(load < 0, pairs, load)
     return Graph(
         lanes=lanes,
         row=in_lanes(program.levels, ops.row.value, shape),
         microbatch=in_lanes(program.levels, microbatch, shape),
         group=adjustment and in_lanes(program.levels, adjustment.group.value, shape),
+        load=in_lanes(program.levels, load, shape) if pairs else None,
+        load_class=padded(load_class, pairs) if pairs else None,
         row_class=padded(rows.class_.value, bucket(len(rows.class_.value), 64)),
         row_rank=padded(
             np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
@@ -216,6 +226,20 @@ def _classes(program: Program) -> Classes:
         tables=_needs_tables(program),
         stall_counts=bucket(most, 4) if stalls else 0,
     )
+
+
+def loads_of(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " pairs"]]:
+    """For each op, the number of its pair of stage and microbatch among those with uneven loads, or
+    -1; and the class of the first op of each pair.
+    """
+    ops, class_ = program.ops, program.rows.class_.value[program.ops.row.value]
+    pair = np.full(program.num_ops, -1)
+    if program.loads is None:
+        return pair, pair[:0]
+    loaded = np.flatnonzero(program.loads.layers.value[class_] > 0)
+    number = ops.stage.value[loaded] * program.num_microbatches + ops.microbatch.value[loaded]
+    _, first, pair[loaded] = np.unique(number, return_index=True, return_inverse=True)
+    return pair, class_[loaded[first]]
 
 
 def ranks_of(program: Program) -> int:
