@@ -67,22 +67,94 @@ unset N; show ${N:-gone}
 while [[ 1 -gt 2 ]]; do show never; done; show done
 D=(); D+=(x y); for i in 1; do D+=(z$i); done; show ${D[*]}
 A=(1 2 3); I=1; show ${A[-1]} ${A[$I]} ${A[I+1]} x${A[9]}y
+NONE=(); show a "${NONE[@]}" ${NONE[@]} b ${#NONE[@]} ${#W}
 """
+_SHOW = 'show() { printf "<"; [ $# = 0 ] || printf "%s|" "$@"; echo ">"; }\n'
 
 
 def test_words_are_those_that_a_shell_makes():
     """Bash itself is the oracle."""
+    assert _shown(_SNIPPETS) == _shown_by_bash(_SNIPPETS)
+
+
+def _shown(text):
+    """The words of each command `show`, in brackets."""
+    found = [words[1:] for words in run_script(text).commands if words[0] == "show"]
+    return ["<" + "".join(f"{word}|" for word in words) + ">" for words in found]
+
+
+def _shown_by_bash(text):
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
-    shows = 'show() { printf "%s" "<"; printf "%s|" "$@"; echo ">"; }\n'
-    run = subprocess.run(
-        [bash, "--norc", "-c", shows + _SNIPPETS], capture_output=True, text=True, check=False
-    )
+    words = [bash, "--norc", "-c", _SHOW + text]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert run.stderr == ""
-    found = [words[1:] for words in run_script(_SNIPPETS).commands if words[0] == "show"]
-    made = ["<" + "".join(f"{word}|" for word in words) + ">" for words in found]
-    assert made == run.stdout.splitlines()
+    return run.stdout.splitlines()
+
+
+_HERE = "read -r -d '' NAME <<EOF || true\n$Y q\nEOF\nBRANCH"
+# Forms of scripts, of which each word in capitals is drawn anew.
+_FORMS = {
+    "VALUE": ("1", "2", "'a b'", '""', "x.sh"),
+    "NAME": ("X", "Y", "Z"),
+    "BLOCK": ("SIMPLE", "BRANCH", "BRANCH\nSIMPLE", "SIMPLE; BRANCH", "BRANCH; BRANCH", _HERE),
+    "TEST": ("ONE", "! ONE", "ONE && ONE", "ONE ||\n! ONE"),
+    "ONE": (
+        *('[ "$NAME" = VALUE ]', "[[ $NAME != VALUE ]]", '[ -z "$NAME" ]', "true", "false"),
+        *("[[ -n $NAME && $Y == x* ]]", "[[ ! -n $NAME || $Y == 1 ]]", "((N > 1))"),
+        *('[ "$N" -gt 1 -o "$N" -lt 1 ]', "show NAME"),
+    ),
+    "SIMPLE": (
+        *("NAME=VALUE", "show $NAME", "NAME+=1", "N=$((N + 1))", "export NAME=VALUE N=2"),
+        *("show ${NAME:-z} ${NAME+y}", 'L+=(VALUE $NAME); show "${L[@]}"'),
+    ),
+    "BRANCH": (
+        *("TEST && SIMPLE", "TEST || SIMPLE", "TEST && SIMPLE || show other"),
+        *(
+            "TEST && { BLOCK\n}",
+            "TEST || {\nBLOCK\n} && show after",
+            "for V in VALUE;do BLOCK\ndone",
+        ),
+        *(
+            "if TEST;then BLOCK\nfi",
+            "if TEST\nthen\nBLOCK\nelse\nBLOCK\nfi",
+            "f() { BLOCK\n}; f; true",
+        ),
+        *(
+            "if TEST; then BLOCK\nelif TEST;then BLOCK\nelse BLOCK\nfi",
+            "function g {\n BLOCK\n}\ng\ntrue",
+        ),
+        *(
+            "TEST && if true; then BLOCK\nfi",
+            "while false;do BLOCK\ndone",
+            "until true\ndo BLOCK\ndone",
+        ),
+        "case $NAME in VALUE|2) BLOCK\n;;\n x*) BLOCK\n;; *) BLOCK\nesac",
+    ),
+}
+
+
+def _script(rng, form, depth):
+    def drawn(match):
+        forms = _FORMS[match[0]]
+        shallow = match[0] == "BLOCK" and not depth
+        return _script(
+            rng, "SIMPLE" if shallow else rng.choice(forms), depth - (match[0] == "BLOCK")
+        )
+
+    return re.sub("|".join(_FORMS), drawn, form)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1500), marks=pytest.mark.slow)]
+)
+def test_branches_are_those_that_a_shell_takes(seeds):
+    """Of random scripts, with bash as the oracle."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        text = f"N=1\nX=1 Y= Z=x.sh\nL=(0)\n{_script(rng, 'BLOCK', 4)}\n"
+        assert _shown(text) == _shown_by_bash(text), text
 
 
 def test_arithmetic_is_that_of_whole_numbers():

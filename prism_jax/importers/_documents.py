@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from .._misc import quoted
 from ..data import parse_toml
-from ._shell import absent, run_script
+from ._shell import run_script
+from ._shell_words import absent
 
 
 # What is listed in a file takes time and memory for each; aliases of YAML stand for a part again.

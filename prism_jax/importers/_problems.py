@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .._misc import quoted
-from ._shell import missing, without_missing
+from ._shell_words import missing, without_missing
 
 
 Table = dict[str, Any]

@@ -29,6 +29,8 @@ def end_of(text: str, start: int, stops: str) -> int:
             i += 1
         elif letter == closes:
             inside.pop()
+        elif not inside and letter in stops:
+            return i
         elif letter == "$" and text[i + 1 : i + 2] in ("(", "{"):
             i += 1
             inside.append(")" if text[i] == "(" else "}")
@@ -36,8 +38,6 @@ def end_of(text: str, start: int, stops: str) -> int:
             inside.append(letter)
         elif letter == "(" and (closes == ")" or (not inside and stops == ")")):
             inside.append(")")
-        elif not inside and letter in stops:
-            return i
         i += 1
     if inside:
         raise ValueError(f"a `{inside[-1]}` is {'missing' if inside[-1] in ')}' else 'not closed'}")
@@ -55,25 +55,28 @@ def _word_end(text: str, i: int) -> int:
 
 _SPACE = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _OPERATOR = re.compile(r"\n|;;|&&|\|\||\d?[<>]{1,3}&?(?:\d(?!\w)|-(?!\w))?|&>>?|[;&|()]")
-HERE = re.compile(rf"<<-?[ \t]*(['\"\\]?)({NAME})['\"]?")
+_HERE = re.compile(rf"<<-?[ \t]*(['\"\\]?)({NAME})['\"]?")
 _ARRAY = re.compile(rf"({NAME})\+?=\(")
 
 
 def tokens(text: str, comments: list[str]) -> Iterator[Token]:
     """The words and operators of a script; an assignment of a list is a word before a bracket."""
-    here: list[tuple[str, bool]] = []
-    i, in_command = 0, False
+    i, after_here, in_command = 0, 0, False
     while i < len(text):
         if match := _SPACE.match(text, i):
             i = match.end()
         elif text[i] == "#":
-            stop = text.find("\n", i)
-            stop = len(text) if stop < 0 else stop
+            stop = text.find("\n", i) % (len(text) + 1)
             comments.append(text[i:stop])
             i = stop
-        elif match := HERE.match(text, i):
-            here.append((match[2], bool(match[1])))
-            i = match.end()
+        elif match := _HERE.match(text, i):
+            # Its text is below the line, and below those of others in the line.
+            start = after_here or text.find("\n", i) % len(text) + 1
+            ends = re.compile(rf"^\t*{match[2]}[ \t\r]*$", re.MULTILINE).search(text, start)
+            body = text[start : ends.start() if ends else None]
+            body = re.sub(r'(["\\$`])' if match[1] else '(")', r"\\\1", body)
+            yield Token("here", f'"{body}"')
+            i, after_here = match.end(), ends.end() if ends else len(text)
         elif text.startswith("((", i):
             stop = end_of(text, i + 2, ")")
             yield Token("word", f"(({text[i + 2 : stop]}))")
@@ -84,14 +87,9 @@ def tokens(text: str, comments: list[str]) -> Iterator[Token]:
             i = stop
         elif match := _OPERATOR.match(text, i):
             i, in_command = match.end(), False
-            yield Token("operator", match[0])
             if match[0] == "\n":
-                for tag, is_plain in here:
-                    ends = re.compile(rf"^\t*{tag}[ \t\r]*$", re.MULTILINE).search(text, i)
-                    stop = ends.start() if ends else len(text)
-                    yield Token("plain here" if is_plain else "here", text[i:stop])
-                    i = ends.end() if ends else stop
-                here.clear()
+                i, after_here = after_here or i, 0
+            yield Token("operator", match[0])
         elif match := _ARRAY.match(text, i):
             i, in_command = match.end(), True
             yield Token("array", match[0][:-1])

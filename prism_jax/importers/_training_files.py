@@ -17,7 +17,7 @@ from ._megatron import DEGREES, USUAL_NODE, gpus_of, has_experts, least_gpus, re
 from ._megatron_flags import reader_of, stack_of, tables
 from ._megatron_model import model_of
 from ._problems import NotImportableError, Reader, Table, is_off
-from ._shell import missing
+from ._shell_words import missing
 
 
 class GpusNotSaidError(NotImportableError):
