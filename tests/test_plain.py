@@ -3,6 +3,7 @@ that launches each kernel, and the collectives of DDP, FSDP and ZeRO.
 """
 
 import dataclasses
+import functools as ft
 import itertools as it
 import json
 import pathlib
@@ -250,6 +251,39 @@ def test_attention_with_a_window_reads_a_mask_and_covers_the_whole_square():
         assert flop[0] == (1 + masked) * flop[1] > 0
 
 
+def test_layers_of_families_keep_what_pytorch_keeps_and_run_its_operators(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.saved_tensors import LENGTH, SEQUENCES, families
+
+    training = {"per_device_train_batch_size": SEQUENCES, "max_length": LENGTH, "bf16": True}
+    (tmp_path / "train.json").write_text(json.dumps(training | {"num_processes": 1}))
+    off = {}
+    for name, keys in families().items():
+        config = keys["config"] | {"num_hidden_layers": 2}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        job: Any = import_job([tmp_path / "config.json", tmp_path / "train.json"], 1).job
+        for weights in keys.keys() - {"config"}:
+            costs = parts_of(job.replace(**{"training.weights": weights}))
+            layers = layers_of(costs.model)
+            kept = sum(
+                sum(module.activations(costs).values())
+                for layer in layers
+                for module in listed(costs, layer).modules
+            )
+            measured, *operators = keys[weights]
+            size = kept / len(layers) / costs.tokens / measured - 1
+            # Without the kernels of attention.
+            runs = [
+                sum(map(_launched, map(ft.partial(forward_part, costs), layers))) / 2 - 1,
+                sum(_launched(backward_part(costs, layer, False)) for layer in layers) / 2 - 1,
+            ]
+            number = [a - b for a, b in zip(runs, operators, strict=True)]
+            wrong = [abs(n) > max(5, 0.1 * of) for n, of in zip(number, operators, strict=True)]
+            if abs(size) > 0.015 or any(wrong):
+                off[name, weights] = (size, *number)
+    assert not off
+
+
 @dataclasses.dataclass(frozen=True)
 class _Gate(AbstractModule):
     """A module whose operators are those of an activation alone."""
@@ -292,6 +326,8 @@ def test_a_note_names_the_modules_that_lists_of_operators_lack():
     assert not any("lists of operators" in note for note in _job(LLAMA).notes)
     job = _job({**LLAMA, "modules": {"experts": experts}, "layers": layers})
     assert any("lists of operators have none of moe" in note for note in job.notes)
+    job = _job({**LLAMA, "modules": {"experts": experts}, "layers": layers}, weights="bf16")
+    assert not any("lists of operators" in note for note in job.notes)
     job = _job({**LLAMA, "head_transforms": 1})
     assert any("none of dense layers of a head" in note for note in job.notes)
     job = _job({**LLAMA, "hyper_connections": 4})

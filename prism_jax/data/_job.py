@@ -310,7 +310,10 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "job are fused, and true steps may take longer.",
             )
         elif how is not None and how.operators and self.model is not None:
-            fused = sorted(self.model.kinds - {"attention", "embedding", "head", "mlp"})
+            listed = {"attention", "embedding", "head", "mlp"}
+            # Under autocast Transformers multiplies experts in float32.
+            listed |= {"moe"} if how.weights == "bf16" else set()
+            fused = sorted(self.model.kinds - listed)
             fused += ["residual streams"] * (self.model.hyper_connections > 1)
             fused += ["unfused attention"] * (how.attention == "unfused")
             fused += ["dense layers of a head"] * (self.model.head_transforms > 0)

@@ -6,7 +6,7 @@ long a GPU waits for a host that launches each kernel.
 import dataclasses
 import itertools as it
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,10 @@ _KINDS = {"norm": "norm", "loss": "loss", "embedding": "embedding"}
 _KEPT = {"norm": "norm", "input": "inputs", "matrix": "casts"}
 # Parameters of operators; a tied matrix is one tensor of two operators.
 _TENSORS = {"matrix": 1, "bias": 1, "norm": 1, "embedding": 1, "positions": 1, "tied": -1}
+_TENSORS |= {"experts": 1, "adapter-matrix": 1}
+
+
+_Phase: TypeAlias = Literal["forward", "backward", "weights"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +85,8 @@ class Listed(AbstractModule):
     def last_product(self, costs: Costs) -> Kernel | None:
         if not isinstance(self.module, MLP):
             return None
-        *_, last = (operator.matrix for operator in _operators_of(costs, self) if operator.matrix)
-        return _product(costs, last, costs.tokens, last[1], last[0])
+        *_, last = (operator for operator in _operators_of(costs, self) if operator.matrix)
+        return _product(costs, last, "forward")
 
 
 def listed(costs: Costs, part: Part) -> Part:
@@ -186,16 +190,13 @@ def _kind_of(operator: Operator) -> str:
     return "norm" if "norm" in operator.name else operator.name
 
 
-def _kernels(
-    costs: Costs, operator: Operator, phase: Literal["forward", "backward"]
-) -> Iterator[Kernel]:
+def _kernels(costs: Costs, operator: Operator, phase: _Phase) -> Iterator[Kernel]:
     """The kernels of an operator, without those of the gradients of weights."""
     yield from _terms(costs, operator, phase)
     if operator.core is not None:
         yield from operator.core.kernels(costs, backward=phase == "backward")
     if operator.matrix is not None:
-        inputs, outputs = operator.matrix if phase == "forward" else operator.matrix[::-1]
-        yield _product(costs, operator.matrix, costs.tokens, outputs, inputs)
+        yield _product(costs, operator, phase)
 
 
 def _of_all_weights(costs: Costs, operators: Iterable[Operator]) -> Iterator[Kernel]:
@@ -207,8 +208,7 @@ def _of_weights(costs: Costs, operator: Operator) -> Iterator[Kernel]:
     microbatch on that of a matrix is added to that of the first.
     """
     if operator.matrix is not None:
-        inputs, outputs = operator.matrix
-        yield _product(costs, operator.matrix, outputs, inputs, costs.tokens)
+        yield _product(costs, operator, "weights")
     yield from _terms(costs, operator, "weights")
     count = costs.schedule.num_microbatches
     if count > 1 and operator.matrix is not None:
@@ -216,9 +216,7 @@ def _of_weights(costs: Costs, operator: Operator) -> Iterator[Kernel]:
             yield msgspec.structs.replace(kernel, mean=kernel.mean * (1 - 1 / count))
 
 
-def _terms(
-    costs: Costs, operator: Operator, phase: Literal["forward", "backward", "weights"]
-) -> Iterator[Kernel]:
+def _terms(costs: Costs, operator: Operator, phase: _Phase) -> Iterator[Kernel]:
     lists, kind = costs.kernels.operators, _KINDS.get(_kind_of(operator), "elementwise")
     assert lists is not None
     for term in lists.terms(costs.operands, operator.name, phase):
@@ -231,17 +229,23 @@ def _moved(costs: Costs, kind: str, rate: str, num_bytes: float) -> Kernel:
     return Kernel(kind, f"{round(num_bytes)}B {rate}", mean)
 
 
-def _product(costs: Costs, matrix: tuple[int, int], m: float, n: int, k: float) -> Kernel:
+def _product(costs: Costs, operator: Operator, phase: _Phase) -> Kernel:
     """A product of a matrix, whose result is written after it was computed. Rows that do not begin
     at 16 bytes leave the fast kernels.
     """
-    kernel, on = costs.gemm(m, n, k), (costs.cluster.device, costs.kernels)
-    tables = {
-        name: costs.kernels.find_efficiency(f"gemm-{name}", "") for name in ("output", "unaligned")
-    }
+    assert operator.matrix is not None
+    (inputs, outputs), groups = operator.matrix, operator.groups
+    rows = costs.tokens * operator.copies / groups
+    m, n, k = {
+        "forward": (rows, outputs, inputs),
+        "backward": (rows, inputs, outputs),
+        "weights": (outputs, inputs, rows),
+    }[phase]
+    kernel = costs.gemm(m, n, k, batch=groups, parts=groups)
+    on, tables = (costs.cluster.device, costs.kernels), costs.kernels.find_efficiency
     mean = kernel.mean
-    if any(width % 8 for width in matrix) and tables["unaligned"]:
+    if any(width % 8 for width in operator.matrix) and tables("gemm-unaligned", ""):
         mean = compute_latency("gemm-unaligned", costs.training.dtype, kernel.flop, 0, *on)
-    if tables["output"]:
-        mean += compute_latency("gemm-output", "", 0, 2 * m * n, *on)
+    if tables("gemm-output", ""):
+        mean += compute_latency("gemm-output", "", 0, 2 * groups * m * n, *on)
     return msgspec.structs.replace(kernel, mean=mean)

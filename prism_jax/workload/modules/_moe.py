@@ -21,6 +21,7 @@ from .._parts import fullest, segment
 from ._base import AbstractModule, Parameters
 from ._gather import cast, cast_gradient, gradients
 from ._mlp import MLP, Activation, gate_factor
+from ._operators import Operator, matrices
 from ._routing import (
     check_degrees,
     check_load,
@@ -238,6 +239,34 @@ class MoE(AbstractModule):
             for mlp in self.shared:
                 parts["shared_experts"] = sum(mlp.activations(costs).values())
         return parts
+
+    def operators(self, costs: Costs) -> list[Operator] | None:
+        """In 16 bits, on one GPU: under autocast Transformers multiplies experts in float32, of
+        which no rates are known.
+        """
+        if costs.operands != "bf16" or costs.layout.ep > 1 or self.latent_size or self.bias:
+            return None
+        hidden, ffn = costs.model.hidden_size, self.expert_ffn_size
+        up = gate_factor(self.activation) * ffn
+        copied = {"m": self.top_k * costs.states, "h": costs.states}
+        routes = {"e": costs.tokens * self.num_experts, "s": costs.tokens * self.top_k}
+        between, groups = {"f": self.top_k * costs.tokens * ffn}, self.num_experts
+
+        def of_experts(inputs: int, outputs: int) -> Operator:
+            values, shape = {"w": groups * inputs * outputs}, (inputs, outputs)
+            return Operator("experts", values, shape, groups, self.top_k)
+
+        shared = (one for mlp in self.shared for one in mlp.operators(costs))
+        return [
+            *matrices(costs, (groups + self.shared_gate,), hidden, biased=self.router_bias),
+            *(Operator("routing", {**routes, "t": costs.tokens}), Operator("dispatch", copied)),
+            *(of_experts(hidden, up), Operator("experts-mask", between)),
+            *[Operator("joined-gates", between)] * (up > ffn),
+            Operator("swiglu" if up > ffn else self.activation, between),
+            *(of_experts(ffn, hidden), Operator("combine", copied)),
+            *shared,
+            *[Operator("residual", copied)] * len(self.shared),
+        ]
 
     def results(self, costs: Costs) -> list[Result]:
         """Of the router and the experts' grouped products, which are no plain ones, nothing."""

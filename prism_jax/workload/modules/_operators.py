@@ -18,6 +18,8 @@ class Operator(NamedTuple):
     - `name`: its name in the lists of `kernels/operators/`.
     - `values`: how many values there are of each letter of the lists.
     - `matrix`: the values of a token that its matrix reads, and that it makes, if it is one.
+    - `groups`: how many such matrices there are, among which copies of the tokens are divided.
+    - `copies`: to how many of them a token goes.
     - `core`: the core of attention, if it is that.
     - `trained`: whether its weights are trained, or those of the matrix that reads what it makes.
     """
@@ -25,6 +27,8 @@ class Operator(NamedTuple):
     name: str
     values: Mapping[str, float]
     matrix: tuple[int, int] | None = None
+    groups: int = 1
+    copies: int = 1
     core: Core | None = None
     trained: bool = True
 
