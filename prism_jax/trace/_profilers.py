@@ -66,6 +66,7 @@ class _Event(msgspec.Struct, gc=False):
     dur: float | None = None
     pid: int | str | float | None = None
     tid: int | str | float | None = None
+    id: int | str | float | None = None
     args: _Args | None = None
 
 
@@ -122,6 +123,7 @@ class _Reader:
         self.events: collections.Counter[str] = collections.Counter()
         self.notes: list[str] = []
         self.sequences: dict[int, int] = {}  # The numbers of collectives by their host call.
+        self.arrows: dict[object, tuple[str, int]] = {}  # Ends of arrows of autograd by their id.
         self.xla = XlaEvents()
 
     def add(self, events: list[_Event]) -> None:
@@ -138,10 +140,22 @@ class _Reader:
                     self._add_xla(event, event.ts, event.dur)
                 else:
                     self._add(event, event.ts, event.dur)
+            elif event.cat == "fwdbwd" and event.ts is not None:
+                self._add_arrow(event, event.ts)
             elif event.ph == "M" and event.args is not None:
                 line = event.tid if event.name == "thread_name" else None
                 if event.name in ("process_name", "thread_name"):
                     self.xla.name_line(event.pid, line, str(event.args.name))
+
+    def _add_arrow(self, event: _Event, ts: float) -> None:
+        """Adds an arrow with its second end, which may be either."""
+        end = f"{event.pid}/{event.tid}", self._times(event, ts, 0)[0]
+        other = self.arrows.pop((event.pid, event.id), None)
+        if other is None:
+            self.arrows[event.pid, event.id] = end
+        elif (ends := (end, other) if event.ph == "s" else (other, end))[0][1] <= ends[1][1]:
+            (lane, start), (_, until) = ends
+            self.spans.add(Kind.ARROW, start, until, "fwdbwd", lane)
 
     def _add_xla(self, event: _Event, ts: float, dur: float) -> None:
         args = event.args or _NO_ARGS

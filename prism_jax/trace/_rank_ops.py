@@ -1,5 +1,5 @@
 """The ops of one rank on the clock of its device: from its named ranges or, where these do not tell
-microbatches apart, from the runs of kernels of one phase.
+microbatches apart, from the runs of kernels of one phase, which arrows of autograd cut.
 """
 
 import collections
@@ -35,7 +35,6 @@ class RankOps:
     - `ops`: its ops in the order of their starts.
     - `collectives`: for each message with its sequence number, `(calls, 2)` starts and ends.
     - `graph`: whether kernels have no phases because they are of graphs.
-    - `by_number`: whether microbatches are equal parts of runs.
     - `notes`, `cut`: warnings for readers, and whether its file ends early.
     """
 
@@ -45,56 +44,43 @@ class RankOps:
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
     graph: bool
-    by_number: bool
     notes: tuple[str, ...]
     cut: bool
 
 
-def rank_ops(trace: RankTrace, names: RangeNames, num_microbatches: int | None = None) -> RankOps:
-    """The ops of one rank.
+def rank_ops(trace: RankTrace, names: RangeNames) -> RankOps:
+    """The ops of one rank, by the meaning of the names of ranges."""
+    work = work_of(trace.spans, names)
+    return ops_of_work(trace, work, steps_of(trace.spans, work, names))
+
+
+def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
+    """The ops of one rank, from what it ran and its steps.
 
     The range of an op is on the host. The op lasts from the first to the last kernel that was
     launched in the range, except collectives, because they wait. Forwards and backwards that no
     range tells apart are the runs of kernels of that phase on the main stream. The optimizers of a
     step are one op, up to the end of the step. Without a device, operators of the host are used
     instead of kernels.
-
-    **Arguments:**
-
-    - `trace`: the trace of one rank.
-    - `names`: the meaning of the names of ranges.
-    - `num_microbatches`: how many microbatches a rank runs in a step, on all of its stages, so that
-        longer runs are cut; by default each run is one.
     """
-    work = work_of(trace.spans, names)
-    return ops_of_work(trace, work, steps_of(trace.spans, work, names), num_microbatches)
-
-
-def ops_of_work(
-    trace: RankTrace, work: Work, steps: Steps, num_microbatches: int | None = None
-) -> RankOps:
-    """As `rank_ops`, from what the rank ran and its steps."""
     place = steps.of(work.launched)
     ranges = [r for r, part in zip(work.ranges, work.parts, strict=True) if not part]
     of_range = steps.of(np.array([r.start for r in ranges], np.int64))
+    of_arrow = steps.of(work.arrows[0])
     computes, order = work.joined & (work.what == COMPUTES), np.argsort(place, kind="stable")
     if not work.joined.any():
         computes = work.what == COMPUTES
     bounds = np.searchsorted(place[order], np.arange(len(steps) + 1)).tolist()
     ops: list[RankOp] = []
-    by_number = False
     for i, (low, high) in enumerate(it.pairwise(bounds)):
         before = max((op.end for op in ops), default=int(steps.start[i]))
-        mine = [ranges[j] for j in np.flatnonzero(of_range == i).tolist()]
         kernels = order[low:high]
+        mine = [ranges[j] for j in np.flatnonzero(of_range == i).tolist()]
         found = _of_ranges(work, kernels[computes[kernels]], kernels, mine)
-        named = {op.op for op in found if op.op in COMPUTE}
+        named = {op.op[:7] for op in found if op.op in COMPUTE}
         chosen = kernels[computes[kernels] & work.main[kernels]]
-        runs, cut = _runs(work, chosen, num_microbatches)
-        for op in (FORWARD_COMPUTE, BACKWARD_COMPUTE):
-            if not any(other.startswith(op[:7]) for other in named):
-                found += [r for r in runs if r.op == op]
-                by_number |= cut
+        passes = _passes(work, chosen, *work.arrows[:, of_arrow == i])
+        found += [r for r in passes if r.op[:7] not in named]
         updates = kernels[computes[kernels] & (work.phase[kernels] == OPTIMIZE)]
         if len(updates):
             begin, end = int(work.start[updates].min()), int(work.end[updates].max())
@@ -109,8 +95,7 @@ def ops_of_work(
     rank = trace.rank or 0
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
     graph = not work.phases_known and bool(work.graph.any())
-    about = (_collectives(work), graph, by_number, notes, trace.cut)
-    return RankOps(rank, trace.host, steps, tuple(ops), *about)
+    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(work), graph, notes, trace.cut)
 
 
 def _of_ranges(
@@ -148,94 +133,55 @@ def _collectives(work: Work) -> dict[tuple[Message, int], tuple[int, int]]:
     return found
 
 
-# A run with less than this share of a microbatch's kernels is not a microbatch; nor, if their
-# number is not known, is one with less than this share of the longest.
-_NOISE, _SHORT = 0.5, 0.1
-# A cut between two microbatches is moved to an exchange within this distance, in microbatches. Any
-# kernels before an exchange at its start, or after one at its end, are as few.
-_NEAR, _EDGE = 0.4, 0.2
+# A run with less than this share of the kernels of the longest of its phase is no microbatch.
+_SHORT = 0.1
 
 
-@dataclasses.dataclass
-class _Run:
-    """Consecutive kernels of one phase; `cuts` are the positions among them of exchanges."""
+def _passes(
+    work: Work,
+    kernels: Int[np.ndarray, " chosen"],
+    forward: Int[np.ndarray, " arrows"],
+    backward: Int[np.ndarray, " arrows"],
+) -> list[RankOp]:
+    """The forwards and backwards of the microbatches of a step.
 
-    phase: int
-    kernels: list[int]
-    cuts: list[int]
-
-    def inner(self, low: int, high: int) -> tuple[int, int]:
-        """A microbatch's kernels, without those that an exchange separates from most of them."""
-        edge = _EDGE * (high - low)
-        first = max((cut for cut in self.cuts if low < cut <= low + edge), default=low)
-        return first, min((cut for cut in self.cuts if high - edge <= cut < high), default=high)
-
-
-def _runs(
-    work: Work, kernels: Int[np.ndarray, " chosen"], num_microbatches: int | None
-) -> tuple[list[RankOp], bool]:
-    """The forwards and backwards of a step: the runs of kernels of these phases in the order of
-    their launches. A forward without a backward after it is none. Microbatches have about equally
-    many kernels, so long runs belong to several of the `num_microbatches`; whether any is cut.
+    Arrows of autograd go from an operator, started at `forward`, to its node, started at
+    `backward`; a microbatch begins where all arrows before have their node before those of all
+    arrows after. If these tell several microbatches apart, a forward has the kernels of its phase
+    from its first operator on, and a backward from its first node on, each up to the next of these.
+    Else each run of kernels of a phase is a microbatch; a forward without a backward after it is
+    none.
     """
+    kernels = kernels[np.isin(work.phase[kernels], (FORWARD, BACKWARD))]
+    order = np.lexsort((-backward, forward))
+    forward, backward = forward[order], backward[order]
+    until = np.maximum.accumulate(backward)
+    after = np.minimum.accumulate(backward[::-1])[::-1]
+    firsts = np.flatnonzero(np.append(True, until[:-1] < after[1:])[: len(order)])
+    if len(firsts) > 1:
+        begins = np.concatenate([forward[firsts], np.minimum.reduceat(backward, firsts)])
+        order = np.argsort(begins, kind="stable")
+        run = np.searchsorted(begins[order], work.launched[kernels], "right") - 1
+        phases = np.repeat([FORWARD, BACKWARD], len(firsts))[order]
+        chosen = (run >= 0) & (phases[run] == work.phase[kernels])
+        kernels, run = kernels[chosen], run[chosen]
+    else:
+        for phase in (FORWARD, BACKWARD):
+            phases, run = _runs(work, kernels)
+            sizes = np.bincount(run, phases == phase)
+            kernels = kernels[(phases != phase) | (sizes[run] >= _SHORT * sizes.max(initial=0))]
+        backwards = np.flatnonzero(work.phase[kernels] == BACKWARD)
+        kernels = kernels[: backwards[-1] + 1] if len(backwards) else kernels
+        _, run = _runs(work, kernels)
+    number, found = collections.defaultdict[str, it.count](it.count), []
+    for part in np.split(kernels, np.flatnonzero(np.diff(run)) + 1) if len(kernels) else []:
+        op = FORWARD_COMPUTE if work.phase[part[0]] == FORWARD else BACKWARD_COMPUTE
+        times = int(work.start[part].min()), int(work.end[part].max())
+        found.append(RankOp(-1, op, next(number[op]), -1, *times))
+    return found
+
+
+def _runs(work: Work, kernels: Int[np.ndarray, " chosen"]) -> tuple[np.ndarray, np.ndarray]:
+    """The phase of each kernel, and the number of its run of kernels of one phase."""
     phases = work.phase[kernels]
-    mine = kernels[(phases == FORWARD) | (phases == BACKWARD)]
-    phases = work.phase[mine]
-    begins = np.flatnonzero(np.append(True, phases[1:] != phases[:-1])[: len(mine)])
-    talks = work.launched[work.what == TALKS]
-    runs = []
-    for part in np.split(mine, begins[1:]) if len(mine) else []:
-        launched = work.launched[part]
-        near = talks[slice(*np.searchsorted(talks, launched[[0, -1]]))]
-        cuts = np.unique(np.searchsorted(launched, near)).tolist() if num_microbatches else []
-        runs.append(_Run(int(work.phase[part[0]]), part.tolist(), cuts))
-    for phase in (FORWARD, BACKWARD):
-        sizes = [len(run.kernels) for run in runs if run.phase == phase] or [0]
-        fewest = _SHORT * max(sizes)
-        if num_microbatches:
-            fewest = max(fewest, _NOISE * sum(sizes) / num_microbatches)
-        runs = _without_noise(runs, phase, fewest)
-    if any(run.phase == BACKWARD for run in runs):
-        while runs[-1].phase == FORWARD:
-            runs.pop()
-    found: list[RankOp] = []
-    is_cut = False
-    for phase, op in ((FORWARD, FORWARD_COMPUTE), (BACKWARD, BACKWARD_COMPUTE)):
-        of_phase = [run for run in runs if run.phase == phase]
-        pieces = [1] * len(of_phase)
-        if num_microbatches:
-            each = sum(len(run.kernels) for run in of_phase) / num_microbatches
-            cut = [round(len(run.kernels) / each) for run in of_phase]
-            pieces = cut if sum(cut) == num_microbatches and 0 not in cut else pieces
-        number, is_cut = it.count(), is_cut or max(pieces, default=1) > 1
-        for run, count in zip(of_phase, pieces, strict=True):
-            for low, high in it.starmap(run.inner, it.pairwise(_cuts(run, count))):
-                part = run.kernels[low:high]
-                times = int(work.start[part].min()), int(work.end[part].max())
-                found.append(RankOp(-1, op, next(number), -1, *times))
-    return found, is_cut
-
-
-def _without_noise(runs: list[_Run], phase: int, fewest: float) -> list[_Run]:
-    """The runs without short runs of a phase; the runs around these are merged."""
-    kept: list[_Run] = []
-    for run in runs:
-        if run.phase == phase and len(run.kernels) < fewest:
-            continue
-        if kept and kept[-1].phase == run.phase:
-            before = len(kept[-1].kernels)
-            kernels, cuts = kept[-1].kernels + run.kernels, [before + cut for cut in run.cuts]
-            kept[-1] = _Run(run.phase, kernels, [*kept[-1].cuts, before, *cuts])
-        else:
-            kept.append(run)
-    return kept
-
-
-def _cuts(run: _Run, pieces: int) -> list[int]:
-    """Where the microbatches of a run begin and end."""
-    each = len(run.kernels) / pieces
-    cuts = [0]
-    for i in range(1, pieces):
-        near = [cut for cut in run.cuts if abs(cut - i * each) <= _NEAR * each]
-        cuts.append(min(near, key=lambda cut: abs(cut - i * each)) if near else round(i * each))
-    return [*cuts, len(run.kernels)]
+    return phases, np.cumsum(phases != np.append(phases[:1], phases[:-1]))

@@ -184,8 +184,7 @@ def _joined_ops(
     soon as they are read.
     """
     names = names or RangeNames()
-    number = job.schedule.num_microbatches * job.schedule.virtual_stages
-    found = [rank_ops(trace, names, number) for trace in ranks]
+    found = [rank_ops(trace, names) for trace in ranks]
     for ops in found:
         if not ops.ops or ops.graph:
             hint = "give the meaning of its ranges with --names, or record the host, too"
@@ -200,11 +199,6 @@ def _joined_ops(
     if len(found) == 1 and found[0].rank and job.layout.world_size == 1:
         notes.append(f"rank {found[0].rank} is fitted as the only one of the layout")
         found = [dataclasses.replace(found[0], rank=0)]
-    if told := [ops.rank for ops in found if ops.by_number]:
-        notes.append(
-            f"no range names the microbatches of {counted(len(told), 'rank')}, the first "
-            f"{told[0]}: they are about equal parts of the kernels of a phase"
-        )
     with located(shown(path)):
         table, job, more = join_ranks(found, job, schedule, names.order)
     return table, job, notes + more, [ops.rank for ops in found if ops.cut]

@@ -23,6 +23,7 @@ class Kind(enum.IntEnum):
     BACKWARD = 4  # A node of autograd on the host.
     MESSAGE = 5  # The host's call of a collective.
     CALL = 6  # Another call of the host to the driver, which may block it.
+    ARROW = 7  # From the start of an operator to that of its node of autograd.
 
     @classmethod
     def on_host(cls, name: str, is_range: bool) -> "Kind":

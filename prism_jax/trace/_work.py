@@ -76,6 +76,7 @@ class Work:
     - `ranges`: the named ranges of the host that are ops or parts of them.
     - `parts`: whether each of these is a part only.
     - `training`: whether there is a backward or an optimizer; `None` if nothing tells.
+    - `arrows`: when operators of forwards start, and when their nodes of autograd do.
     """
 
     start: Int[np.ndarray, " kernels"]
@@ -95,6 +96,9 @@ class Work:
     parts: tuple[bool, ...]
     on_device: bool
     training: bool | None = None
+    arrows: Int[np.ndarray, "2 arrows"] = dataclasses.field(
+        default_factory=lambda: np.zeros((2, 0), np.int64)
+    )
 
     @property
     def phases_known(self) -> bool:
@@ -132,15 +136,21 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
     work = Work(*times, what, kernels.phase, *labels, *_named(spans, names), on_device)
     message, messages = _messages(spans, work, collectives)
     phase = _phases(spans, work)
-    training = True if np.isin(phase, (BACKWARD, OPTIMIZE)).any() else None
-    if np.any(spans.kind == Kind.BACKWARD) or any(
-        r.op == OPTIMIZER or r.op.startswith("backward") for r in work.ranges
-    ):
-        training = True
-    elif training is None and np.any((phase == FORWARD) & (what == COMPUTES)):
-        training = False  # The host was recorded, and it runs no backward.
+    trains = np.isin(phase, (BACKWARD, OPTIMIZE)).any() or np.any(spans.kind == Kind.BACKWARD)
+    trains |= any(r.op == OPTIMIZER or r.op.startswith("backward") for r in work.ranges)
+    # If the host was recorded, and runs no backward, this is no training.
+    training = (
+        True if trains else False if np.any((phase == FORWARD) & (what == COMPUTES)) else None
+    )
+    arrows = spans[spans.kind == Kind.ARROW]
+    arrows = arrows[~_in_nodes(spans, arrows.start, arrows.lane)]
     return dataclasses.replace(
-        work, phase=phase, message=message, messages=messages, training=training
+        work,
+        phase=phase,
+        message=message,
+        messages=messages,
+        training=training,
+        arrows=np.stack([arrows.start, arrows.end]),
     )
 
 
@@ -204,15 +214,15 @@ def _phases(spans: Spans, work: Work) -> Int[np.ndarray, " kernels"]:
         bounds = [(r.start, r.end) for r in work.ranges if r.op in ops]
         return _inside(work.launched, *np.array(bounds, np.int64).reshape(-1, 2).T)
 
-    nodes = spans[spans.kind == Kind.BACKWARD]
-    backward = inside(tuple(op for op in COMPUTE if op.startswith("backward")))
-    for thread in np.unique(nodes.lane).tolist():
-        of_thread, launched = nodes.lane == thread, work.lane == thread
-        in_nodes = launched & _inside(work.launched, nodes.start[of_thread], nodes.end[of_thread])
-        is_autograds = in_nodes.sum() > _MOST_IN_NODES * launched.sum()
-        backward |= launched if is_autograds else in_nodes
+    in_nodes = _in_nodes(spans, work.launched, work.lane)
+    backward = inside(tuple(op for op in COMPUTE if op.startswith("backward"))) | in_nodes
+    for thread in np.unique(work.lane[in_nodes]).tolist():
+        of_thread = work.lane == thread
+        if in_nodes[of_thread].mean() > _MOST_IN_NODES:  # It is a thread of autograd.
+            backward |= of_thread
     forward, optimizer = inside(COMPUTE[:1]), inside((OPTIMIZER, "optimizer-clip-main-grad"))
-    if not len(nodes) and not backward.any():  # Of old files: the other thread's launches.
+    if not backward.any() and not np.any(spans.kind == Kind.BACKWARD):
+        # Of old files: the other thread's launches.
         backward = optimizer.any() & work.joined & ~np.isin(work.lane, work.lane[optimizer])
     phase = np.where(optimizer, OPTIMIZE, np.where(backward, BACKWARD, FORWARD))
     named = optimizer | backward | forward
@@ -221,6 +231,17 @@ def _phases(spans: Spans, work: Work) -> Int[np.ndarray, " kernels"]:
     # and nothing is known without a host.
     is_known = named | (work.joined & (~work.graph | backward.any()) & recorded)
     return np.where(work.phase >= 0, work.phase, np.where(is_known, phase, -1))
+
+
+def _in_nodes(
+    spans: Spans, times: Int[np.ndarray, " times"], lanes: Int[np.ndarray, " times"]
+) -> Bool[np.ndarray, " times"]:
+    """Whether at each time the thread is in a node of autograd."""
+    nodes, inside = spans[spans.kind == Kind.BACKWARD], np.zeros(len(times), bool)
+    for thread in np.unique(nodes.lane).tolist():
+        own, nodes_of = lanes == thread, nodes[nodes.lane == thread]
+        inside[own] = _inside(times[own], nodes_of.start, nodes_of.end)
+    return inside
 
 
 def _inside(times: Int[np.ndarray, " times"], start, end) -> Bool[np.ndarray, " times"]:
