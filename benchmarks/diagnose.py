@@ -32,7 +32,7 @@ from prism_jax.data import Variation, replace_variations
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
 from prism_jax.diagnosis._changes import EFFECTS, scenario_of, simulated
 from prism_jax.prediction import expected_error, levels_of_law
-from prism_jax.trace import rank_times, read_ranks
+from prism_jax.trace import contents, read_ranks
 
 
 CAUSES = ("slow-rank", "no-overlap", "stalls", "nothing")
@@ -130,8 +130,8 @@ def _by_traces(seeds: range) -> Rows:
                 jobs[folder] = sound._replace(seed=seed, **changes[cause])
             record_jobs(jobs)
             for folder in jobs:
-                times = rank_times(read_ranks(folder))
-                found = diagnose_ranks(prism.load_job(folder / "job.toml"), times)
+                ranks = contents(read_ranks(folder)).by_rank
+                found = diagnose_ranks(prism.load_job(folder / "job.toml"), ranks)
                 cause, _, seed = folder.name.rpartition("-")
                 yield _row(cause, None, int(seed), found)
 

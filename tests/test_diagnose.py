@@ -23,7 +23,7 @@ from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.logs import RankFactors
-from prism_jax.trace import rank_times
+from prism_jax.trace import contents, step_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
 
@@ -173,15 +173,18 @@ def _traces(slow: int | None, num_ranks: int = 4, late: bool = False) -> list[Ra
     return found
 
 
+def _ranks(*args, **options):
+    return contents(_traces(*args, **options)).by_rank
+
+
 def test_a_rank_is_slow_although_all_steps_are_equally_long():
-    times = rank_times(_traces(slow=2))
-    for one in times:
+    ranks = _ranks(slow=2)
+    for one in ranks:
         compute = 0.16 if one.rank == 2 else 0.1
-        np.testing.assert_allclose(one.step_s, 0.17)
+        np.testing.assert_allclose(one.step_times_s, 0.17)
         np.testing.assert_allclose(one.own_s, compute)
-        np.testing.assert_allclose(one.communication_s, 0.2 - compute)
-        np.testing.assert_allclose(one.exposed_s, 0.17 - compute)
-    found = diagnose_ranks(JOB, times)
+        np.testing.assert_allclose(one.hideable_s, (0.2 - compute, 0.17 - compute))
+    found = diagnose_ranks(JOB, ranks)
     assert found.ranks is not None
     assert found.ranks.rank == 2
     assert found.causes[0].name == "slow-rank"
@@ -189,7 +192,7 @@ def test_a_rank_is_slow_although_all_steps_are_equally_long():
 
 
 def test_communication_after_compute_is_missing_overlap():
-    late, sound = (diagnose_ranks(JOB, rank_times(_traces(None, late=x))) for x in (True, False))
+    late, sound = (diagnose_ranks(JOB, _ranks(None, late=x)) for x in (True, False))
     assert late.ranks is not None
     assert sound.ranks is not None
     assert late.ranks.hidden == pytest.approx(0)
@@ -199,22 +202,22 @@ def test_communication_after_compute_is_missing_overlap():
 
 
 def test_traces_tell_apart_causes_with_equal_step_times(of):
-    times = [dataclasses.replace(x, step_s=8 * x.step_s) for x in rank_times(_traces(slow=1))]
-    jitter = 1 + 0.001 * np.arange(6)
-    times = [dataclasses.replace(x, step_s=x.step_s * jitter, own_s=8 * x.own_s) for x in times]
-    assert diagnose(of, [1.36 * _steps(0)], times).causes[0].name == "slow-rank"
-    alike = [x.name for x in diagnose(of, [1.36 * _steps(0)], times).causes if x.indistinguishable]
+    ranks = [
+        dataclasses.replace(x, step_time_s=8 * x.step_time_s, own_s=8 * x.own_s)
+        for x in _ranks(slow=1)
+    ]
+    assert diagnose(of, [1.36 * _steps(0)], ranks).causes[0].name == "slow-rank"
+    alike = [x.name for x in diagnose(of, [1.36 * _steps(0)], ranks).causes if x.indistinguishable]
     assert alike == ["slow-rank"]
 
 
 def test_ranks_need_one_common_step():
     one, other = _traces(None, 2)
     first = dataclasses.replace(one, spans=one.spans[np.arange(3)])
-    (times, _) = rank_times([first, other])
-    assert times.steps.tolist() == [0]
+    assert step_times(contents([first, other]).by_rank) == pytest.approx([0.17])
     other = dataclasses.replace(other, spans=other.spans[np.arange(9, 18)])
     with pytest.raises(ValueError, match="2 traced ranks have no step in common"):
-        rank_times([first, other])
+        step_times(contents([first, other]).by_rank)
 
 
 @pytest.fixture(scope="module")
@@ -411,7 +414,7 @@ def test_measured_steps_are_positive_numbers(of, bad):
 
 
 def test_one_rank_alone_is_not_called_slow(of):
-    (first, *_) = rank_times(_traces(0))
+    (first, *_) = _ranks(0)
     found = diagnose(of, ranks=[first])
     assert "rank 0 has most" not in found.lines()[-1]
 

@@ -207,7 +207,8 @@ def diagnose(given: Given) -> Output:
         runs = [*steps.runs]
     ranks: list[Any] = []
     if given.trace:
-        ranks = prism.trace.rank_times(prism.trace.read_ranks(given.trace), read_names(given))
+        found = prism.trace.contents(prism.trace.read_ranks(given.trace), read_names(given))
+        ranks = [*found.by_rank] or [found]
     if not has_model:
         diagnosis = prism.diagnosis.diagnose_ranks(job, ranks)
     else:

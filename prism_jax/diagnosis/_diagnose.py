@@ -16,7 +16,7 @@ from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
 from ..lowering import parts_of
 from ..prediction import throughput
-from ..trace import RankTimes, step_times
+from ..trace import RankWhere, step_times
 from ..workload import has_experts
 from ._changes import (
     EFFECTS,
@@ -230,7 +230,7 @@ def hypotheses(job: Job, *, num_samples: int = 1024, key: "jax.Array") -> Hypoth
     return Hypotheses(job, float(steps.mean()), future, causes, changes, mfu)
 
 
-def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) -> Diagnosis:
+def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) -> Diagnosis:
     """Says whether measured steps are normal, which causes explain them, and what to change.
 
     The likelihood of a cause is that of the level, the spread, the slow steps and the trend of the
@@ -243,7 +243,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) ->
     - `of`: from `hypotheses`.
     - `runs`: measured step times in seconds, in the order of steps; of fewer than twelve steps only
         the median is used; or a data frame, as of `calibrate`. By default those of the traces.
-    - `ranks`: from `rank_times`.
+    - `ranks`: `by_rank` of `trace.contents`, or the contents themselves of one rank.
 
     **Raises:**
 
@@ -297,7 +297,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankTimes] = ()) ->
     return Diagnosis(normal, *steps, *such)
 
 
-def diagnose_ranks(job: Job, ranks: Sequence[RankTimes]) -> Diagnosis:
+def diagnose_ranks(job: Job, ranks: Sequence[RankWhere]) -> Diagnosis:
     """As `diagnose`, from traces alone: of a job without a model no step is predicted."""
     series, seen = series_of([step_times(ranks)]), of_ranks(ranks, job)
     shares = shares_of_ranks(seen) | shares_of_series(series)

@@ -9,7 +9,7 @@ from scipy.special import gammaln
 
 from .._estimate import in_core, typical
 from ..data import Job
-from ..trace import RankTimes
+from ..trace import RankWhere
 
 
 FEWEST = 12  # Steps whose spread and trend are looked at.
@@ -100,25 +100,26 @@ class OfRanks:
         return "; ".join(parts) or "nothing to compare"
 
 
-def of_ranks(times: Sequence[RankTimes], job: Job) -> OfRanks:
+def of_ranks(ranks: Sequence[RankWhere], job: Job) -> OfRanks:
     """What the traces show. Ranks are compared with those of their stage in the job's layout if two
     or more of these are traced, and otherwise with all.
     """
     peers = max(job.layout.world_size // job.layout.pp, 1)
-    step = float(np.median([np.median(one.step_s) for one in times]))
-    own = {one.rank: float(np.median(one.own_s)) / step for one in times}
+    step = float(np.median([one.step_time_s for one in ranks]))
+    own = {one.rank: one.own_s / step for one in ranks}
     lead: dict[int, tuple[float, float]] = {}
     for rank, mine in own.items():
         near = [x for r, x in own.items() if r != rank and r // peers == rank // peers]
         others = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [mine]
         lead[rank] = (mine - float(np.median(others)), float(np.std(others)))
     rank = max(lead, key=lambda r: lead[r][0])
-    least = min(times, key=lambda one: float(np.median(one.communication_s)))
-    talks, exposed = (float(np.median(x)) for x in (least.communication_s, least.exposed_s))
+    least = min(ranks, key=lambda one: one.hideable_s[0])
+    talks, exposed = least.hideable_s
     hidden = 1 - exposed / talks if talks > 0 else 1.0
-    idle = float(np.median(least.idle_s)) / step
-    late = least.launches_s / step, least.input_s / step
-    return OfRanks(len(times), rank, *lead[rank], exposed / step, hidden, idle, *late)
+    causes = {one.cause: one.seconds / step for one in least.idle}
+    idle = least.split.idle_s / step if least.split and causes else 0.0
+    late = causes.get("launches", 0.0), causes.get("input", 0.0)
+    return OfRanks(len(ranks), rank, *lead[rank], exposed / step, hidden, idle, *late)
 
 
 def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:

@@ -32,7 +32,6 @@ from ._trace import (
     read_range_names as read_range_names,
 )
 from ._where import (
-    RankTimes as RankTimes,
-    rank_times as rank_times,
+    RankWhere as RankWhere,
     step_times as step_times,
 )

@@ -103,9 +103,8 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         events.update(trace.events)
         world = max(world, trace.world_size or 0)
         work = work_of(spans, names)
-        steps = steps_of(spans, work, names)
-        found.append(ops_of_work(trace, work, steps))
-        where.append(rank_where(trace.rank or 0, spans, work, steps))
+        found.append(ops_of_work(trace, work, steps_of(spans, work, names)))
+        where.append(rank_where(found[-1], spans, work))
         training.append(work.training)
         on_device |= work.on_device
         streams = max(streams, len(np.unique(spans.lane[spans.kind == Kind.KERNEL])))

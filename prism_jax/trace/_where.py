@@ -5,17 +5,17 @@ collectives, and why the device is idle.
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from .._misc import counted
-from ._rank_ops import ops_of_work
-from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, RankTrace, Spans
-from ._steps import Steps, steps_of, whole_recording
-from ._trace import COMPUTE, INPUT, RangeNames
-from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within, work_of
+from ._rank_ops import RankOps
+from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, Spans
+from ._steps import Steps, whole_recording
+from ._trace import COMPUTE, INPUT
+from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within
 
 
 # Exchanges between two stages wait for these; compute cannot hide them.
@@ -122,10 +122,14 @@ class RankWhere:
     **Attributes:**
 
     - `rank`: its number.
-    - `step_times_s`, `step_time_s`: its steps on the device, and their median.
+    - `step_numbers`, `step_times_s`, `step_time_s`: its steps on the device, and their median.
     - `step_cv`: their coefficient of variation, of four steps or more.
     - `split`, `collectives`, `idle`: see these.
     - `copies_s`: what remains of a step beside the parts of `split`, in which it only copies.
+    - `own_s`: the forwards and backwards, or the whole step if no names tell these, without the
+        time in which the rank only communicates. Barriers make the steps of all ranks equally long,
+        but not this: the rank that the others wait for has the longest.
+    - `hideable_s`: the collectives that could overlap with compute, and their part that does not.
     - `phases`: seconds of kernels that are the forward, the backward, the optimizer, and copies; or
         `None` if phases are not known.
     - `kinds`: seconds of kernels that compute, by what they do, such as `gemm` or `attention`;
@@ -135,11 +139,14 @@ class RankWhere:
     """
 
     rank: int
+    step_numbers: tuple[int, ...]
     step_times_s: tuple[float, ...]
     step_time_s: float
     step_cv: float | None
     split: Split | None
     copies_s: float
+    own_s: float
+    hideable_s: tuple[float, float]
     phases: dict[str, float] | None
     collectives: tuple[Collective, ...]
     idle: tuple[Idle, ...]
@@ -148,18 +155,33 @@ class RankWhere:
     warm_up: int
 
 
-def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
+def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
     """Where the time of a rank's steps goes; without steps, that of the whole recording."""
-    times = steps.seconds
+    steps, rank = ops.steps, ops.rank
+    times, numbers = steps.seconds, tuple(steps.number.tolist())
     if not len(steps) and len(work.start):
         steps = whole_recording(work)
     if not len(steps):
-        return RankWhere(rank, (), 0.0, None, None, 0.0, None, (), (), {}, (), steps.warm_up)
+        nothing = (None, None, 0.0, 0.0, (0.0, 0.0), None, (), (), {}, ())
+        return RankWhere(rank, (), (), 0.0, *nothing, steps.warm_up)
     seconds = steps.seconds
     cover = _Cover(work)
     covers = (cover.computes, cover.talks, cover.either, cover.busy)
     computes, talks, either, busy = (within(x, steps.start, steps.end) for x in covers)
     shares = (computes, talks, either - computes, seconds - busy)
+    never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
+    hideable = (work.what == TALKS) & ~never[work.message]
+    hiding, with_compute = (
+        within(covered(work.start[chosen], work.end[chosen]), steps.start, steps.end)
+        for chosen in (hideable, hideable | (work.what == COMPUTES))
+    )
+    passes = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
+    whole = np.stack([steps.number, steps.start, steps.end], axis=1)
+    of_step, *parts = np.array(passes or whole, np.int64).reshape(-1, 3).T
+    own = (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts)
+    own = np.bincount(
+        np.searchsorted(steps.number, of_step), own + within(cover.computes, *parts), len(steps)
+    )
     cv = float(times.std() / times.mean()) if len(times) >= 4 else None
     # What was launched before the recording is of no step.
     place = steps.of(work.launched)
@@ -181,11 +203,14 @@ def rank_where(rank: int, spans: Spans, work: Work, steps: Steps) -> RankWhere:
     }
     return RankWhere(
         rank,
+        numbers,
         tuple(times.tolist()),
         float(np.median(times)) if len(times) else 0.0,
         cv,
         Split(*(float(np.median(x)) for x in shares)),
         float(np.median(busy - either)),
+        float(np.median(own)),
+        (float(np.median(hiding)), float(np.median(with_compute - computes))),
         phases,
         _collectives(work, cover, place, len(steps)),
         tuple(Idle(*pair) for pair in _idle(spans, work, steps).items()) if work.on_device else (),
@@ -303,93 +328,19 @@ def _regions(
     return tuple(Region(*pair) for pair in pairs[:_MOST_REGIONS])
 
 
-@dataclasses.dataclass(frozen=True)
-class RankTimes:
-    """How a rank spends its steps, in seconds of each step.
-
-    **Attributes:**
-
-    - `rank`, `steps`: the rank, and the numbers of its steps.
-    - `step_s`: how long each step takes.
-    - `own_s`: the forwards and backwards, or the whole step if no names tell these, without the
-        time in which the rank only communicates. Barriers make the steps of all ranks equally long,
-        but not this: the rank that the others wait for has the longest.
-    - `communication_s`, `exposed_s`: its collectives that could overlap with compute, and their
-        part that does not.
-    - `idle_s`: the part in which its device neither computes nor communicates; zero without one.
-    - `launches_s`, `input_s`: the median of its idle time because of late launches, and of input.
-    """
-
-    rank: int
-    steps: Int[np.ndarray, " steps"]
-    step_s: Float[np.ndarray, " steps"]
-    own_s: Float[np.ndarray, " steps"]
-    communication_s: Float[np.ndarray, " steps"]
-    exposed_s: Float[np.ndarray, " steps"]
-    idle_s: Float[np.ndarray, " steps"]
-    launches_s: float = 0.0
-    input_s: float = 0.0
-
-
-def rank_times(ranks: Iterable[RankTrace], names: RangeNames | None = None) -> list[RankTimes]:
-    """How each rank spends the steps that all of them have. Kernels of a device count, or else
-    operators of the host.
-
-    **Arguments:**
-
-    - `ranks`: from `read_ranks`.
-    - `names`: the meaning of the names of ranges, as of `read_profile_traces`.
+def step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
+    """How long each step takes on the median rank, in seconds, of the steps that all ranks have.
 
     **Raises:**
 
-    `ValueError` if the ranks have no step in common.
+    `ValueError` if they have no step in common.
     """
-    times = [_times(trace, names or RangeNames()) for trace in ranks]
-    common = sorted(set[int].intersection(*({*rank.steps.tolist()} for rank in times)))
+    common = sorted(set[int].intersection(*({*rank.step_numbers} for rank in ranks)))
     if not common:
         raise ValueError(
-            f"The {counted(len(times), 'traced rank')} have no step in common; record the same "
+            f"The {counted(len(ranks), 'traced rank')} have no step in common; record the same "
             "steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
-    columns = [f.name for f in dataclasses.fields(RankTimes)][1:7]
-    chosen = [np.searchsorted(rank.steps, common) for rank in times]
-    return [
-        dataclasses.replace(rank, **{name: getattr(rank, name)[steps] for name in columns})
-        for rank, steps in zip(times, chosen, strict=True)
-    ]
-
-
-def step_times(times: Sequence[RankTimes]) -> Float[np.ndarray, " steps"]:
-    """How long each step takes on the median rank, in seconds."""
-    return np.sort([rank.step_s for rank in times], axis=0)[(len(times) - 1) // 2]
-
-
-def _times(trace: RankTrace, names: RangeNames) -> RankTimes:
-    work = work_of(trace.spans, names)
-    steps = steps_of(trace.spans, work, names)
-    ops = ops_of_work(trace, work, steps)
-    compute = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
-    whole = np.stack([steps.number, steps.start, steps.end], axis=1)
-    of_step, *parts = np.array(compute or whole, np.int64).reshape(-1, 3).T
-    never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
-    hideable = (work.what == TALKS) & ~never[work.message]
-    cover, window = _Cover(work), (steps.start, steps.end)
-    talks, with_talks = (
-        covered(work.start[chosen], work.end[chosen])
-        for chosen in (hideable, hideable | (work.what == COMPUTES))
-    )
-    own = (
-        (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts) + within(cover.computes, *parts)
-    )
-    idle = _idle(trace.spans, work, steps) if work.on_device and len(steps) else {}
-    return RankTimes(
-        trace.rank or 0,
-        steps.number,
-        step_s=steps.seconds,
-        own_s=np.bincount(np.searchsorted(steps.number, of_step), own, len(steps)),
-        communication_s=within(talks, *window),
-        exposed_s=within(with_talks, *window) - within(cover.computes, *window),
-        idle_s=(steps.seconds - within(cover.busy, *window)) * work.on_device,
-        launches_s=idle.get("launches", 0.0),
-        input_s=idle.get("input", 0.0),
-    )
+    seconds = [dict(zip(one.step_numbers, one.step_times_s, strict=True)) for one in ranks]
+    rows = [[of_rank[number] for number in common] for of_rank in seconds]
+    return np.sort(rows, axis=0)[(len(rows) - 1) // 2]
