@@ -2,6 +2,7 @@ import dataclasses
 import io
 import itertools as it
 import json
+import pathlib
 import sys
 
 import jax
@@ -23,13 +24,14 @@ from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._pipeline import critical_line
 from prism_jax.prediction._memory import RankMemory
 from prism_jax.runs import RunLaw
-from prism_jax.trace import read_ranks
+from prism_jax.trace import median_steps, read_ranks
 
 from .helpers import event_loop_ends, made_law, rich_program
 
 
 matplotlib.use("Agg")
 
+_PROFILE = pathlib.Path(__file__).parents[1] / "examples" / "gpu_profile.json.gz"
 _UNITS = (
     "(s)",
     "(ms)",
@@ -449,6 +451,23 @@ def test_a_chrome_trace_fits_its_schema(step):
     assert [e.args["critical"] for e in marked] == step.ops["critical"].tolist()
     path = [e.dur for e in events if e.cat == "critical_path"]
     assert sum(path) == pytest.approx(1e6 * step.step_s, rel=1e-9)
+
+
+def test_the_ranks_of_a_profile_stand_below_those_that_are_predicted(step):
+    """Each with threads of its own, and the times of its median step."""
+    ranks = median_steps(read_ranks(_PROFILE))
+    (rows,) = ranks.values()
+    backward = [end - start for _, name, start, end in rows if name == "backward-compute 0"]
+    assert len(backward) == 1
+    events = msgspec.convert(plot.chrome_trace(step, ranks)["traceEvents"], list[_Event])
+    measured = [e for e in events if e.cat == "measured"]
+    assert [1e-6 * e.dur for e in measured] == pytest.approx([b - a for *_, a, b in rows], abs=1e-9)
+    assert min(e.ts for e in measured) >= 0
+    assert max(e.ts + e.dur for e in measured) == pytest.approx(20_000)
+    assert {e.name for e in measured} >= {"forward-compute 0", "optimizer", "reduce_scatter"}
+    own = {e.tid for e in measured}
+    assert own.isdisjoint(e.tid for e in events if e.ph == "X" and e.cat != "measured")
+    assert {e.args["name"] for e in events if e.name == "process_name"} >= {"rank 0, measured"}
 
 
 def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):

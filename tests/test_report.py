@@ -20,7 +20,7 @@ from prism_jax import report as reports
 from prism_jax.analysis import LEVELS
 from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
-from prism_jax.diagnosis import Diagnosis
+from prism_jax.diagnosis import Diagnosis, Part
 from prism_jax.law import law_table
 
 
@@ -165,6 +165,15 @@ def test_a_page_with_measured_steps_begins_with_them(report, measured, verdict):
     days = 15e12 / (86_400 * 8 * report.throughput.tokens_per_s_per_gpu)
     for tile in ("15 trillion tokens", f"{days:,.4g} days", f"{2 * 24 * 8 * days:,.0f}"):
         assert tile in text
+
+
+def test_a_page_with_a_profile_has_its_parts_beside_those_predicted(report):
+    parts = (Part("gemm", 0.25, 0.5), Part("idle: input", None, 0.125))
+    page = _read(reports.html_page(dataclasses.replace(report, beside=parts)))
+    text = " ".join(page.texts)
+    assert "Measured beside predicted" in text
+    assert "gemm 250 500" in text
+    assert "idle: input - 125" in text
 
 
 def test_figures_take_the_colours_of_the_page(page):

@@ -182,21 +182,24 @@ def report(given: Given) -> Output:
 
     --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
     --measured STEP_TIMES  diagnose these step times, as of `prism-jax diagnose`
+    --trace TRACE  diagnose this profile, and show its parts of a step beside those predicted
     --out PAGE.html  the file to write
 
     example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
     """
     job = _load.load(given)
     wanted = objective(given.objective)
-    if given.measured is not None and not _load.has_model(job):
-        raise ValueError(
-            f"{shown(given.job)}: this has no model; `--measured` is for jobs with one."
-        )
+    for option, path in (("--measured", given.measured), ("--trace", given.trace)):
+        if path is not None and not _load.has_model(job):
+            raise ValueError(
+                f"{shown(given.job)}: this has no model; `{option}` is for jobs with one."
+            )
     check_cost(given, [job])
     prism.report.check_matplotlib()
     measured = []
     if given.measured is not None:
         measured = _load.measured_runs(given, given.measured, _load.job_of(job))
+    profiled = given.trace and prism.trace.contents(prism.trace.read_ranks(given.trace))
     program, options = _load.compiled(given, job)
     found = prism.report.gather(
         job,
@@ -208,6 +211,7 @@ def report(given: Given) -> Output:
         objective=wanted,
         quantile=given.quantile,
         measured=measured,
+        profiled=profiled,
         tokens=given.tokens,
         price=given.price,
         commands=_commands(given),

@@ -168,6 +168,7 @@ def timeline(given: Given) -> Output:
     """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
 
     --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
+    --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
     --out FILE  the JSON file to write
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
@@ -175,7 +176,10 @@ def timeline(given: Given) -> Output:
     job = _load.load(given)
     program, options = _load.compiled(given, job)
     step = prism.analysis.sample_step(program, quantile=given.quantile, **options)
-    prism.plot.save_chrome_trace(step, given.out)
+    measured = None
+    if given.trace:
+        measured = prism.trace.median_steps(prism.trace.read_ranks(given.trace))
+    prism.plot.save_chrome_trace(step, given.out, measured)
     result = {
         "job": job.name,
         "out": given.out,
@@ -183,6 +187,7 @@ def timeline(given: Given) -> Output:
         "num_ops": len(step.receivers),
         "critical_ops": len(step.path),
         "num_samples": given.samples,
+        "measured_ranks": sorted(measured or ()),
     }
     of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
     ops, ranks = counted(len(step.receivers), "op"), counted(step.num_ranks, "pipeline rank")

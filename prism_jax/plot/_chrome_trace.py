@@ -6,7 +6,7 @@ gives them, so that tools for PyTorch's profiles can read the trace.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,13 @@ from ..schedule import OVERLAPPED, PHASES, SEND_RECV
 _FIRST_RANK = 1
 # Threads of a rank. The threads for send_recvs follow, one for each that is under way at a time.
 _STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
+# Beyond these are the ranks of a profile, with a thread of compute and one of collectives.
+_FIRST_MEASURED, _MEASURED = 10**7, {"compute": 0, "collective": 10**6}
 _THREADS = {_STEP: "step", _COMPUTE: "compute", _REDUCTION: "gradients", _TAIL: "after the barrier"}
 
 Event = dict[str, Any]
+# Of each rank the thread, the name, the start and the end of what it ran, in seconds.
+Rows = Mapping[int, Sequence[tuple[str, str, float, float]]]
 
 
 def _thread(step: SampledStep, rank: int, lane: int) -> dict[str, int]:
@@ -36,24 +40,27 @@ def _thread(step: SampledStep, rank: int, lane: int) -> dict[str, int]:
     return {"pid": pid, "tid": pid + lane * (_FIRST_RANK + step.num_ranks + 1)}
 
 
-def save_chrome_trace(step: SampledStep, path: str | os.PathLike[str]) -> None:
+def save_chrome_trace(
+    step: SampledStep, path: str | os.PathLike[str], measured: Rows | None = None
+) -> None:
     """Writes a simulated step to a JSON file that Perfetto (ui.perfetto.dev) shows.
 
     **Arguments:**
 
     - `step`: from `prism.sample_step`.
     - `path`: the file, which is written whole or not at all.
+    - `measured`: the step of each rank of a profile, from `trace.median_steps`, to stand beside.
 
     **Raises:**
 
     `OSError` if the file cannot be written.
     """
-    text = json.dumps(chrome_trace(step), allow_nan=False)
+    text = json.dumps(chrome_trace(step, measured), allow_nan=False)
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def chrome_trace(step: SampledStep) -> dict[str, Any]:
+def chrome_trace(step: SampledStep, measured: Rows | None = None) -> dict[str, Any]:
     """A simulated step in Chrome's trace format. Each pipeline rank is a process, with threads for
     the step, its compute, its exposed gradient reduction, the tail after the barrier of all ranks,
     and send_recvs. A flow leads from each send_recv to the op that waits for it. The critical path
@@ -61,7 +68,7 @@ def chrome_trace(step: SampledStep) -> dict[str, Any]:
 
     **Arguments:**
 
-    - `step`: from `prism.sample_step`.
+    - `step`, `measured`: as of `save_chrome_trace`; a measured rank is a process of its own.
 
     **Returns:**
 
@@ -78,6 +85,7 @@ def chrome_trace(step: SampledStep) -> dict[str, Any]:
             *_flows(step, lanes),
             *_of_ranks(step),
             *_critical_path(step),
+            *_of_profile(measured or {}),
         ],
     }
 
@@ -190,3 +198,18 @@ def _critical_path(step: SampledStep) -> Iterator[Event]:
     for name, start, end in pieces:
         if end > start:
             yield {**_range(name, start, end, where, critical=True), "cat": "critical_path"}
+
+
+def _of_profile(measured: Rows) -> Iterator[Event]:
+    """The ranks of a profile, each below the predicted one of its number."""
+    for rank, spans in sorted(measured.items()):
+        pid = _FIRST_MEASURED + rank
+        own = {"ph": "M", "pid": pid, "tid": pid}
+        yield own | {"name": "process_name", "args": {"name": f"rank {rank}, measured"}}
+        order = {"sort_index": _FIRST_RANK + rank}
+        yield own | {"name": "process_sort_index", "args": order}
+        for lane, offset in _MEASURED.items():
+            yield own | {"name": "thread_name", "tid": pid + offset, "args": {"name": lane}}
+        for lane, name, start, end in spans:
+            where = {"pid": pid, "tid": pid + _MEASURED[lane]}
+            yield {**_range(name, start, end, where), "cat": "measured"}

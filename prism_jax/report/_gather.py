@@ -28,12 +28,21 @@ from ..analysis import (
 )
 from ..calibration import Epistemic, epistemic
 from ..data import Job
-from ..diagnosis import Diagnosis, diagnose, hypotheses, quickest_change, with_bandwidth
+from ..diagnosis import (
+    Diagnosis,
+    Part,
+    diagnose,
+    hypotheses,
+    measured_beside,
+    quickest_change,
+    with_bandwidth,
+)
 from ..engine import simulate
 from ..law import QUANTILES, Law
 from ..prediction import Memory, Throughput, memory, throughput
 from ..profile import Profile, compile_profile
 from ..program import Program, compile_job
+from ..trace import Contents
 
 
 T = TypeVar("T")
@@ -59,6 +68,7 @@ class Report:
     - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
     - `measured`: measured step times, in seconds, if there are any.
     - `diagnosis`: of these, if there are any.
+    - `beside`: the parts of a profiled step beside those predicted, if there is a profile.
     - `tokens`, `price`: the tokens of the training, and the price of an hour of one GPU, if they
         are known.
     - `missing`: why a figure is missing, by its name.
@@ -86,6 +96,7 @@ class Report:
     commands: Mapping[str, str]
     measured: Float[np.ndarray, " steps"] | None = None
     diagnosis: Diagnosis | None = None
+    beside: tuple[Part, ...] | None = None
     tokens: float | None = None
     price: float | None = None
 
@@ -107,6 +118,7 @@ def gather(
     objective: AbstractObjective | None = None,
     quantile: float = 0.5,
     measured: Any = (),
+    profiled: Contents | None = None,
     tokens: float | None = None,
     price: float | None = None,
     commands: Mapping[str, str] | None = None,
@@ -127,6 +139,7 @@ def gather(
     - `objective`: the objective of the sensitivities; p95 by default.
     - `quantile`: the quantile, in [0, 1], of the step that is shown op by op.
     - `measured`: measured step times of a job with a model, as of `diagnose`.
+    - `profiled`: a profile of such a job, from `trace.contents`.
     - `tokens`, `price`: of how many tokens the page says how long training takes, and what an hour
         of one GPU costs.
     - `commands`, `seed`: the command behind each figure (`simulate`, `sensitivity`, ...) and the
@@ -161,6 +174,7 @@ def gather(
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     runs = runs_of(measured)
+    ranks = [] if profiled is None else [*profiled.by_rank] or [profiled]
 
     def bandwidth(factor: float) -> Program:
         assert modelled is not None
@@ -188,8 +202,11 @@ def gather(
         commands=commands or {},
         measured=np.concatenate(runs) if runs else None,
         diagnosis=None
-        if job is None or not runs
-        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), runs)),
+        if job is None or not (runs or ranks)
+        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), runs, ranks)),
+        beside=None
+        if modelled is None or profiled is None
+        else found("parts of a profile", lambda: measured_beside(modelled, profiled)),
         tokens=tokens,
         price=price,
     )

@@ -11,7 +11,7 @@ from .. import plot
 from .._misc import counted
 from .._summary import GIB, Table
 from ..analysis import LEVELS, AbstractSlider, Criticality, Rare, SampledStep, Sensitivity, Sliders
-from ..diagnosis import Diagnosis
+from ..diagnosis import Diagnosis, Part, beside_table
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
 from ._gather import Report
@@ -34,6 +34,11 @@ def sections(report: Report) -> dict[str, Markup]:
         "Sliders": (ft.partial(_sliders, report), report.sliders, missing.get("sliders")),
         "Step time": (ft.partial(_law, report), report.law, None),
         "Diagnosis": (_diagnosis, report.diagnosis, missing.get("diagnosis")),
+        "Measured beside predicted": (
+            ft.partial(_beside, report),
+            report.beside,
+            missing.get("parts of a profile"),
+        ),
         "Throughput": (_throughput, work, _NO_MODEL.format("its work is")),
         "Breakdown of the mean": (_breakdown, work, _NO_MODEL.format("the parts of its mean are")),
         "Sensitivities": (_sensitivities, report.sensitivity, missing.get("sensitivities")),
@@ -133,6 +138,12 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
 def _diagnosis(found: Diagnosis) -> Iterable[Block]:
     """Whether measured step times are normal, what explains them, and what to change."""
     return *_sentences(found.lines()), found.summary(), *found.changes_tables()
+
+
+def _beside(report: Report, found: tuple[Part, ...]) -> Iterable[Block]:
+    """The parts of a profiled step beside those predicted."""
+    assert report.job is not None
+    yield beside_table(report.job, found)
 
 
 def _throughput(found: Throughput) -> Iterable[Block]:

@@ -6,6 +6,7 @@
 # order.
 from ._contents import Contents as Contents, contents as contents
 from ._orders import stages_of_ranks as stages_of_ranks
+from ._rank_ops import median_steps as median_steps
 from ._read_kernels import (
     check_columns as check_columns,
     measured_kernels as measured_kernels,

@@ -5,7 +5,7 @@ microbatches apart, from the runs of kernels of one phase, which arrows of autog
 import collections
 import dataclasses
 import itertools as it
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -96,6 +96,36 @@ def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
     graph = not work.phases_known and bool(work.graph.any())
     return RankOps(rank, trace.host, steps, tuple(ops), _collectives(work), graph, notes, trace.cut)
+
+
+def median_steps(
+    ranks: Iterable[RankTrace], names: RangeNames | None = None
+) -> dict[int, list[tuple[str, str, float, float]]]:
+    """The ops and collectives of the step of each rank that has its median time: whether it is
+    `compute` or a `collective`, its name, and its start and end in seconds from that of the step.
+    """
+    rows = {}
+    for trace in ranks:
+        ops = rank_ops(trace, names or RangeNames())
+        if not len(ops.steps):
+            continue
+        middle = int(np.argsort(ops.steps.seconds)[(len(ops.steps) - 1) // 2])
+        low, high = int(ops.steps.start[middle]), int(ops.steps.end[middle])
+        spans = [
+            ("compute", f"{op.op} {op.microbatch}" if op.op in COMPUTE else op.op, op.start, op.end)
+            for op in ops.ops
+            if op.step == ops.steps.number[middle]
+        ]
+        spans += [
+            ("collective", message.name, *times)
+            for (message, _), times in ops.collectives.items()
+            if low <= times[0] < high
+        ]
+        rows[ops.rank] = [
+            (lane, name, (start - low) * 1e-9, (end - low) * 1e-9)
+            for lane, name, start, end in spans
+        ]
+    return rows
 
 
 def _of_ranges(
