@@ -10,13 +10,16 @@ import pathlib
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from prism_jax import data
 from prism_jax.__main__ import main
+from prism_jax.diagnosis import calibrated_to_profile, kernel_classes
 from prism_jax.importers import import_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import fits, memory, predict
+from prism_jax.trace import contents, read_ranks
 from prism_jax.workload import Costs, lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
 from prism_jax.workload._block import Kernel, Segments
@@ -615,6 +618,81 @@ def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):
         assert max(error for _, error in of_table) < limits[name], of_table
     inside = [row["low"] < row["measured"] < row["high"] for row in rows if row["low"]]
     assert sum(inside) >= 7
+
+
+@pytest.fixture(scope="module")
+def profiled(shared):
+    """The job of a profile, and what the profile contains."""
+    path = shared / "data/plain_h200/kineto_llama-3.2-1b.json.gz"
+    return _job(LLAMA, sequence_length=4096), contents(read_ranks(path))
+
+
+def test_kernels_of_a_profile_have_their_counterparts(profiled):
+    classes = {one.name: one for one in kernel_classes(*profiled)}
+    for name in ("products", "casts to float32", "casts to 16 bits", "kernels with strides"):
+        # The profile has kernels of the norm of the loss, and of the mask, besides.
+        assert 0 <= classes[name].measured - classes[name].predicted <= 4, name
+    for name, one in classes.items():
+        if one.measured_s > 1e-3:
+            assert one.predicted_s == pytest.approx(one.measured_s, rel=0.1), name
+    assert classes["others"].predicted == 0 < classes["others"].measured
+    measured = sum(one.measured_s for one in classes.values())
+    assert classes["others"].measured_s < 2e-3 * measured
+    assert kernel_classes(_job(LLAMA, software="megatron-core-2024"), profiled[1]) == ()
+
+
+def test_a_profile_sets_the_rates_of_kernels_for_other_batches(profiled):
+    job, found = profiled
+    slower = [
+        dataclasses.replace(one, total_s=one.total_s * (2 if "nvjet" in one.name else 1))
+        for one in found.kernels
+    ]
+    usual, double = (
+        calibrated_to_profile(job, dataclasses.replace(found, kernels=tuple(kernels)), "x")[0]
+        for kernels in (found.kernels, slower)
+    )
+    assert predict(usual).mean == pytest.approx(0.1999, rel=0.02)  # Without the profiler.
+    longer = job.replace(**{"training.microbatch_size": 4}).training
+    for training in (job.training, longer):
+        parts = [
+            predict(msgspec.structs.replace(one, training=training)).breakdown
+            for one in (usual, double)
+        ]
+        assert parts[1]["gemm"] == pytest.approx(2 * parts[0]["gemm"], rel=0.01)
+        assert parts[1]["attention"] == parts[0]["attention"]
+
+
+def test_the_time_of_launches_follows_from_a_step_time_without_a_profiler(profiled, tmp_path):
+    job, found = profiled
+    _, said = calibrated_to_profile(job, found, "x", 0.2)
+    assert "the device does not wait for the host" in said
+    quick = [dataclasses.replace(one, total_s=one.total_s / 8) for one in found.kernels]
+    quick = dataclasses.replace(found, kernels=tuple(quick), idle=())  # The host is behind.
+    slow = job.replace(**{"training.host_forward_s": 51e-6, "training.host_backward_s": 43.5e-6})
+    calibrated, said = calibrated_to_profile(slow, quick, "x")
+    assert "of the stack, since a profiler slows the host" in said
+    seconds = predict(calibrated).mean
+    again, said = calibrated_to_profile(job, quick, "x", seconds)
+    assert again.training
+    assert again.training.host_forward_s == pytest.approx(51e-6, rel=5e-3)
+    assert "follows from the step time: 51" in said
+    path = tmp_path / "mine.toml"
+    data.save_job(calibrated, path)
+    assert predict(data.load_job(path)).mean == pytest.approx(seconds, rel=1e-6)
+    with pytest.raises(ValueError, match="A profile of whole steps calibrates jobs of plain"):
+        calibrated_to_profile(_job(LLAMA, software="megatron-core-2024"), found, "x")
+
+
+def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, capsys):
+    path, out = tmp_path / "job.toml", str(tmp_path / "mine.toml")
+    data.save_job(_job(LLAMA, sequence_length=4096), path)
+    trace = str(shared / "data/plain_h200/kineto_llama-3.2-1b.json.gz")
+    assert main(["calibrate", str(path), "--trace", trace, "--out", out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_time_s"] == pytest.approx(0.1999, rel=0.02)
+    assert "since a profiler slows the host" in found["host"]
+    assert main(["calibrate", str(path), "--out", str(tmp_path / "other.toml")]) == 2
+    assert "Give one of --to and --trace" in capsys.readouterr().err
 
 
 def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path):

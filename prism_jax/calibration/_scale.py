@@ -19,8 +19,7 @@ from ..data import (
     Kernels,
     Priors,
     Variation,
-    apply_calibrated,
-    load_kernels,
+    kernels_of,
     replace_variations,
 )
 from ..engine import Plain, prepare, steps_of_run
@@ -236,18 +235,19 @@ def without_calibration(job: Job, source: str) -> Job:
     """
     if job.cluster is None or job.kernels is None:
         return job
-    known = list(load_kernels(job.cluster).variability)
+    known = list(kernels_of(msgspec.structs.replace(job, calibrated=None)).variability)
+    rates = {}
     if job.calibrated is not None:
         known += job.calibrated.variability
+        rates = job.calibrated.rates
     changed = tuple(v for v in job.kernels.variability if v not in known)
-    return with_calibrated(job, Calibrated(source, variability=changed))
+    return with_calibrated(job, Calibrated(source, variability=changed, rates=rates))
 
 
 def with_calibrated(job: Job, calibrated: Calibrated) -> Job:
     """The job with these changes to the kernels of its cluster, in place of its own."""
-    assert job.cluster is not None
-    kernels = apply_calibrated(load_kernels(job.cluster), calibrated, "calibrated")
-    return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
+    job = msgspec.structs.replace(job, calibrated=calibrated)
+    return msgspec.structs.replace(job, kernels=kernels_of(job))
 
 
 def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tuple[float, float]]:

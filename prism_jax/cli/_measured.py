@@ -29,22 +29,36 @@ noise: the scatter of the figure by chance, given the number of measured steps""
 
 @command(
     "RANDOM --column --unit",
-    how={"job": {"nargs": "?"}, "--to": REQUIRED, "--job": {"dest": "jobs"}, "--out": REQUIRED},
+    how={
+        "job": {"nargs": "?"},
+        "--job": {"dest": "jobs"},
+        "--step-time": number(1e-6, "seconds"),
+        "--out": REQUIRED,
+    },
     writes=Writes("--out", ".toml"),
 )
 def calibrate(given: Given) -> Output:
-    """Calibrate a job to measured step times, so that it predicts other scales.
+    """Calibrate a job to measured step times, so that it predicts other scales; or a job of plain
+    PyTorch to a profile, so that it predicts other batches and lengths.
 
     job JOB  a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job
     --to STEP_TIMES...  measured step times, as of `prism-jax diagnose`; can be repeated, each with
         the --job that was measured
     --job JOB...  the job of each --to, in the same order: on the same software and machine, at
         another scale or in another layout; the first is calibrated and written
+    --trace TRACE  a profile of the JOB as of `prism-jax trace`, in place of --to: how long its
+        kernels take is that of the machine
+    --step-time S  a step time without the profiler, in seconds, from which what the host takes for
+        launches follows
     --out JOB2  the .toml file to write
 
     example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """
     names = [*[given.job] * (given.job is not None), *given.jobs]
+    if bool(given.to) == bool(given.trace) or (given.step_time and not given.trace):
+        raise ValueError("Give one of --to and --trace, and --step-time with --trace alone.")
+    if given.trace:
+        return _to_profile(given, names)
     if len(names) != len(given.to):
         raise ValueError(
             f"{counted(len(names), 'job')} and {counted(len(given.to), 'file')} of step "
@@ -90,6 +104,27 @@ def calibrate(given: Given) -> Output:
     what = f"calibrated to {steps} of {runs}"
     level = dataclasses.replace(found.summary(), title=f"{given.out}: {what}")
     return Output(result, [level, law_table(found.variability), _agreement(result, given.to[0])])
+
+
+def _to_profile(given: Given, names: list[str]) -> Output:
+    """Calibrates one job to a profile."""
+    if len(names) != 1:
+        raise ValueError(f"{counted(len(names), 'job')} for one --trace; give the one profiled.")
+    job = load_job(names[0], given.overrides)
+    if job.model is None:
+        raise ValueError(f"{shown(names[0])}: it has no model; give the job that was profiled.")
+    found = prism.trace.contents(prism.trace.read_ranks(given.trace, None))
+    source = f"calibrated to {os.path.basename(given.trace)}"
+    job, host = prism.diagnosis.calibrated_to_profile(job, found, source, given.step_time)
+    save_job(job, given.out)
+    classes = prism.diagnosis.kernel_classes(job, found)
+    seconds = prism.prediction.predict(job).mean
+    result = {"job": given.out, "host": host, "step_time_s": seconds, "classes": plain(classes)}
+    table = dataclasses.replace(
+        prism.diagnosis.classes_table(classes),
+        title=f"{given.out}: kernels after calibration, with the gaps between them",
+    )
+    return Output(result, [table, f"{host}; a step takes {seconds:.4g} s"])
 
 
 def _agreement(result: dict[str, Any], first: str) -> Table:

@@ -44,8 +44,8 @@ def trace(given: Given) -> Output:
 
     trace TRACE  a file, or a folder with a file for each rank
     --ops OPS  a .parquet file to write the ops of all ranks to
-    --job JOB  the job that was profiled: the parts of its predicted step are printed beside; for
-        --ops a layout and a schedule are enough
+    --job JOB  the job that was profiled: the parts of its predicted step are printed beside, of
+        plain PyTorch also the kernels of each class; for --ops a layout and a schedule are enough
 
     example: prism-jax trace traces/
     """
@@ -75,6 +75,9 @@ def trace(given: Given) -> Output:
     result = {"trace": given.trace, **plain(found)} | ({"beside": plain(parts)} if parts else {})
     if job is not None and parts:
         tables = [prism.diagnosis.beside_table(job, parts), *tables]
+        if classes := prism.diagnosis.kernel_classes(job, found):
+            tables.insert(1, prism.diagnosis.classes_table(classes))
+            result["classes"] = plain(classes)
     return Output(result, [head, where, *tables, about, "\n".join(notes)])
 
 

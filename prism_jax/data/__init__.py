@@ -35,6 +35,7 @@ from ._kernels import (
     apply_calibrated as apply_calibrated,
 )
 from ._load import (
+    kernels_of as kernels_of,
     load_cluster as load_cluster,
     load_device as load_device,
     load_job as load_job,

@@ -13,7 +13,7 @@ from .._summary import Column, Shown, Table
 from ._operators import Operators
 from ._read import located
 from ._shapes import Shapes, ShapeTable, shape_key
-from ._types import Count, Fraction, NonNegative, Number, Positive, Text
+from ._types import Count, Fraction, Label, NonNegative, Number, Positive, Text
 from ._variations import Variation, check_variation, replace_variations
 
 
@@ -235,6 +235,7 @@ class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     - `compute`: a factor on the mean latency of every compute kernel.
     - `variability`: laws that replace those of the kernels' profile for the same component and
         kind.
+    - `rates`: factors on the mean latency of kernels by their kinds in tables of efficiencies.
     - `network`: a factor on the latency of all parts of collectives between nodes.
     - `constant_s`: the time that a step takes besides its kernels, in seconds.
     - `growth`, `num_replicas`: as in `Kernels`.
@@ -249,6 +250,7 @@ class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     growth: _Exponent = 0.0
     num_replicas: Count = 1
     uncertainty: Uncertainty | None = None
+    rates: dict[Label, Positive] = {}
 
     @property
     def level(self) -> dict[str, Estimate]:
@@ -287,4 +289,13 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
             check_variation(variation)
     level = {name: getattr(calibrated, name) for name in (*LEVEL, "num_replicas")}
     laws = replace_variations(kernels.variability, calibrated.variability)
-    return msgspec.structs.replace(kernels, **level, constant_share=None, variability=laws)
+    rates = calibrated.rates
+    tables = tuple(_slower(one, rates.get(one.kernel, 1.0)) for one in kernels.efficiency)
+    changes = {**level, "constant_share": None, "variability": laws, "efficiency": tables}
+    return msgspec.structs.replace(kernels, **changes)
+
+
+def _slower(table: Efficiency, factor: float) -> Efficiency:
+    """A table of kernels that take so many times as long."""
+    values, latency_s = tuple(v / factor for v in table.values), table.latency_s * factor
+    return msgspec.structs.replace(table, values=values, latency_s=latency_s)

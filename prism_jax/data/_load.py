@@ -161,7 +161,7 @@ def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
             check_cluster(job.cluster)
             if not job.allow_implausible:
                 check_plausible(job.cluster)
-        job = msgspec.structs.replace(job, kernels=_kernels_of(job, job.cluster, file))
+        job = msgspec.structs.replace(job, kernels=kernels_of(job, file))
     for override in overrides:
         if job.kernels is None:
             raise ValueError(
@@ -173,14 +173,17 @@ def _with_kernels(job: Job, file: str, overrides: Iterable[Override]) -> Job:
     return job
 
 
-def _kernels_of(job: Job, cluster: Cluster, file: str) -> Kernels:
-    """The kernels of a job's cluster, with the changes of `calibrated`."""
+def kernels_of(job: Job, where: str = "") -> Kernels:
+    """The kernels of a job's cluster and operators, with the changes of `calibrated`; `where` is
+    said in errors.
+    """
+    assert job.cluster is not None
     operators = job.training and job.training.operators
-    with located(file):
-        kernels = load_kernels(cluster, load_operators(operators) if operators else None)
+    with located(where or job.name):
+        kernels = load_kernels(job.cluster, load_operators(operators) if operators else None)
     if job.calibrated is None:
         return kernels
-    return apply_calibrated(kernels, job.calibrated, f"{file}, `calibrated`")
+    return apply_calibrated(kernels, job.calibrated, f"{where or job.name}, `calibrated`")
 
 
 def _call_dtypes_by_their_names(training: Any) -> None:
@@ -327,7 +330,7 @@ def save_job(job: Job, path: str | os.PathLike[str], *, comments: Mapping[str, s
     kernels are changed in another way than by `calibrated`.
     """
     check_job_path(path)
-    if job.cluster is not None and job.kernels not in (None, _kernels_of(job, job.cluster, "")):
+    if job.cluster is not None and job.kernels not in (None, kernels_of(job)):
         raise ValueError(
             f"The kernels of the job `{job.name}` were changed, as `--set kernels.rank.sigma=0` "
             "does, and a job file has no key for that; make the change where the file is used, or "
@@ -355,11 +358,11 @@ def replaced(job: Job, values: Mapping[str, Any]) -> Job:
     """`Job.replace`: the job as its file would be read, with these overrides."""
     table = {**_given_table(job, ""), "name": job.name}
     made = make_job(table, pathlib.Path(quoted(job.name) or "job"), values)
-    if job.cluster is None or job.kernels in (None, unchanged := _kernels_of(job, job.cluster, "")):
+    if job.cluster is None or job.kernels in (None, unchanged := kernels_of(job)):
         return made
     # They were changed, which the table of a job cannot say.
     kernels = job.kernels
-    if made.cluster is None or _kernels_of(made, made.cluster, "") != unchanged:
+    if made.cluster is None or kernels_of(made) != unchanged:
         raise ValueError(
             f"The kernels of the job `{job.name}` were changed, and those of its new cluster, or "
             "with its new calibration, are others; replace these keys first."

@@ -39,6 +39,8 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         the kernels of its `forward`, its `backward` and the gradients of its `weights` in their
         order, as `vector 8 h`: the class of the rate, the bytes for each value, and which values;
         and what autograd keeps, as `8 h`, which it needs besides for the gradients of weights.
+    - `classes`: by name kernels of profiles: an expression that their names fit, of which the first
+        counts, and the classes of these lists that they are.
     - `masked`: whether attention has a mask as a tensor, so that it covers the whole square, and
         keys that are repeated for each query.
     - `name`: the name of the file.
@@ -48,6 +50,7 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     libraries: Text
     fp32: dict[str, dict[_Phase, tuple[Text, ...]]]
     bf16: dict[str, dict[_Phase, tuple[Text, ...]]]
+    classes: dict[Label, tuple[Text, Text]] = {}
     masked: bool = False
     name: Label = ""
 

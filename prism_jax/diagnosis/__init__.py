@@ -1,6 +1,7 @@
 # Is a measured step time normal, and what explains it? `_changes` says how each cause and each
 # setting would change a step, `_evidence` what measured steps and traces show, and `_diagnose`
-# weighs all of this. `_beside` has the parts of a profiled step beside those of its prediction.
+# weighs all of this. `_beside` has the parts of a profiled step beside those of its prediction, and
+# `_eager` the kernels of plain PyTorch.
 from ._beside import (
     Part as Part,
     beside_table as beside_table,
@@ -12,6 +13,12 @@ from ._diagnose import (
     diagnose as diagnose,
     diagnose_ranks as diagnose_ranks,
     hypotheses as hypotheses,
+)
+from ._eager import (
+    KernelClass as KernelClass,
+    calibrated_to_profile as calibrated_to_profile,
+    classes_table as classes_table,
+    kernel_classes as kernel_classes,
 )
 from ._slow_ranks import (
     SlowRanks as SlowRanks,
