@@ -304,12 +304,9 @@ def _bytes_of(device: str) -> float:
 
 
 # Of Sailor's runs (sailor@cf2c8e3): their peaks are those that nvidia-smi printed. The DeepSpeed
-# configuration names no dtype, so they are in float32, which jobs do not have. In its place fp16 is
-# assumed, with unfused attention and with the dropout that these runs have not: a layer keeps 122
-# MB for a sequence on four GPUs. In float32 without dropout it keeps 138 MB, and so peaks grow (3.3
-# GB in 24 layers). A parameter takes 18 bytes in place of 16.
+# configuration names no dtype, so they are in float32, with unfused attention and no dropout.
 _OPT = {"hidden_size": 1024, "num_heads": 16, "vocab_size": 50272, "num_layers": 24}
-_OPT |= {"ffn_size": 4096, "max_positions": 2048, "dropout": True}
+_OPT |= {"ffn_size": 4096, "max_positions": 2048, "dropout": False}
 
 
 def _sailor(folder: Folder) -> Rows:
@@ -320,7 +317,7 @@ def _sailor(folder: Folder) -> Rows:
         degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
         name = f"{row['model']} {degrees} batch {row['micro_batch']}"
         keys = {"measured": measured, "of": "driver", "ran": True, "reason": reason}
-        one = _row("Sailor, assumed: fp16, unfused", name, row["gpu_type"], job, **keys)
+        one = _row("Sailor, assumed: float32, unfused", name, row["gpu_type"], job, **keys)
         yield one | ({} if "reason" in one or "GH200" in row["gpu_type"] else {"fits": None})
 
 
@@ -339,7 +336,7 @@ def _of_sailor(row: dict[str, str]) -> data.Job:
     schedule: dict[str, Any] = {"kind": "1f1b", "num_microbatches": microbatches}
     if len(set(stages)) > 1:
         schedule["layers_per_stage"] = stages
-    training = {"microbatch_size": size, "sequence_length": count(row, "seq"), "dtype": "fp16"}
+    training = {"microbatch_size": size, "sequence_length": count(row, "seq"), "dtype": "tf32"}
     training |= {"software": "megatron-2021", "sequence_parallel": False, "zero": 0}
     training |= {"attention": "unfused"}
     raw = {"model": _OPT, "layout": {"tp": tp, "pp": pp, "dp": dp}}

@@ -45,7 +45,7 @@ def test_importing_data_is_light():
     assert out.stdout.strip() == "[]"
 
 
-_BY_BITS = (("fp16", "bf16"), ("fp8", "mxfp8"), ("fp4",))
+_BY_BITS = (("fp32",), ("tf32",), ("fp16", "bf16"), ("fp8", "mxfp8"), ("fp4",))
 
 
 @pytest.mark.parametrize("name", list_names("device"))
@@ -55,8 +55,8 @@ def test_devices(name):
     assert device.source
     assert 5e11 < device.memory_bandwidth_bytes_per_s < 1e13
     peaks = device.peak_flop_per_s
-    assert {*peaks} <= {"fp16", "bf16", "fp8", "mxfp8", "fp4"}
-    assert all(5e13 < peak < 2e16 for peak in peaks.values())
+    assert {*peaks} <= {*it.chain(*_BY_BITS)}
+    assert all(1e13 < peak < 2e16 for peak in peaks.values())
     # Fewer bits are no slower.
     widths = [[peaks[dtype] for dtype in bits if dtype in peaks] for bits in _BY_BITS]
     ordered = [peaks for peaks in widths if peaks]
@@ -92,7 +92,7 @@ def test_clusters(name):
 
 def test_a_device_without_a_dtype_says_which_it_has():
     with pytest.raises(
-        ValueError, match=r"`v100-32g` has no .* for 'bf16'; it has fp16, so choose"
+        ValueError, match=r"`v100-32g` has no .* for 'bf16'; it has fp16, fp32, so choose"
     ):
         load_job("gpt3-175b-h100-768", ("cluster=dgx-1", "training.dtype=bf16"))
 

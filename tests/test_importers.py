@@ -447,7 +447,7 @@ _OVERLAPPED = _EXPERTS | {"overlap-moe-expert-parallel-comm": True}
             {"encoder-num-layers": 12, "pipeline-model-parallel-size": 2},
             ["first stages are an encoder"],
         ),
-        ({"bf16": False}, ["float32"]),
+        ({"bf16": False, "fp8-format": "hybrid"}, ["products in fp8 of float32"]),
         ({"optimizer": "muon"}, ["`optimizer` muon"]),
         ({"global-batch-size": 33}, ["`global-batch-size` 33"]),
         ({"tensor-model-parallel-size": 3}, ["3*1*1"]),

@@ -199,6 +199,7 @@ _IMPORTED = {
     "maxtext_llama3_70b.yml": (70.6, 128, 256, {"training.software": "maxtext"}),
     "gpt_neox_20b.yml": (20.6, 64, 1024, {"layout.pp": 4, "training.zero": 1}),
     "nanotron_1b.yaml": (1.24, 32, 64, {"training.sequence_parallel": True}),
+    "float32.sh": (1.32, 16, 64, {"training.dtype": "tf32", "training.attention": "unfused"}),
     "trainer.sh": (6.74, 16, 128, {"training.recompute": "full", "training.zero": 3}),
     "llama_factory.yaml": (7.62, 64, 512, {"training.zero": 3}),
     "axolotl.yaml": (8.03, 64, 512, {"training.zero": 3}),
@@ -344,7 +345,7 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
     # What the code makes flags of.
     pseudo = {"shards", "copies", "pipeline-microbatch", "sequences-a-device"}
     pseudo |= {"pipeline-microbatches", "mlp-multiple-of", "recomputes-by-default"}
-    pseudo |= {"shards-in-a-node"}
+    pseudo |= {"shards-in-a-node", "tf32", "attention-in-float32"}
     axes = ("tp", "ts", "tt", "pp", "cp", "ep", "fsdp", "ft", "dp")
     pseudo |= {f"{of}-{axis}" for of in ("ici", "dcn") for axis in axes}
     keys = {key.key for key in job_keys()}
@@ -597,7 +598,20 @@ _RIGHT = [
         0,
     ),
     (f"{_TITAN}[float8]\nenable_float8_linear = true\n", "training.dtype", "fp8"),
-    (f"{_TITAN}[float8]\nenable_fsdp_float8_all_gather = true\n", "training.gather_dtype", "bf16"),
+    (f"{_TITAN}[float8]\nenable_fsdp_float8_all_gather = true\n", "training.gather_dtype", None),
+    (f"{_TITAN}mixed_precision_param = 'float32'\n", "training.dtype", "fp32"),
+    (f"{_TITAN}mixed_precision_param = 'float32'\n", "training.attention", "flash"),
+    (f"{_FACTORY}bf16: false", "training.dtype", "fp32"),
+    (f"{_FACTORY}bf16: false\ntf32: true", "training.dtype", "tf32"),
+    (f"{_AXOLOTL}bf16: false", "training.dtype", "fp32"),
+    (
+        f"{_NEMO}micro_batch_size: 1".replace("devices: 8", "devices: 8, precision: 32"),
+        "training.attention",
+        "unfused",
+    ),
+    (f"{_MAXTEXT}dtype: float32", "training.dtype", "tf32"),
+    ("prog " + _FLAGS.replace("--bf16", ""), "training.dtype", "tf32"),
+    ("prog " + _FLAGS.replace("--bf16", ""), "training.gradient_dtype", "fp32"),
     (f"{_MAXTEXT}ici_tensor_sequence_parallelism: 2", "layout.tp", 2),
     (_MAXTEXT, "model.head_size", 128),
     (_MAXTEXT, "model.vocab_size", 32_000),
@@ -646,7 +660,7 @@ _REFUSED = [
     (f"{_MAXTEXT}quantization: int8", "quantization"),
     (f"{_MAXTEXT}ici_sequence_parallelism: 2", "ici_sequence_parallelism"),
     (_AXOLOTL.replace("0.6B", "0.6B-AWQ"), "AWQ"),
-    (f"{_TITAN}mixed_precision_param = 'float32'\n", "float32"),
+    ("prog " + _FLAGS.replace("--bf16", "--fp8-format e4m3"), "products in fp8 of float32"),
     ("prog --num-layers 2 --fine-grained-activation-offloading", "offloading"),
     ("prog --num-layers 2 --moe-expert-rank-capacity-factor 2", "rank-capacity-factor"),
     ("prog --num-layers 2 --fp8-format e4m3 --num-layers-at-end-in-bf16 4", "at-end-in-bf16"),

@@ -30,7 +30,7 @@ _DEFAULTS = ("activation", "position", "norm", "bias", "tied_embeddings")
 SHIPPED = {
     "memory_bytes": (1.6911e10, 3.09216e11),
     "memory_bandwidth_bytes_per_s": (6e11, 8e12),
-    "peak_flop_per_s": (7e13, 1.5e16),
+    "peak_flop_per_s": (1.57e13, 1.5e16),
     "bandwidth_bytes_per_s": (1.5625e9, 9e11),
     "latency_s": (1e-6, 2e-5),
     "link_bytes_per_s": (2.78e10, 2.97e11),
@@ -99,6 +99,14 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
             "`training.accumulate_gradients` reduce-scatters gradients beside the backwards that "
             "follow; leave `training.overlap_grad_reduce` true."
         )
+    if training.in_float32:
+        others = {"attention": ("flash-1", "flash-2", "cudnn"), "weights": ("bf16",)}
+        for key, values in others.items():
+            if (value := getattr(training, key)) in values:
+                raise ValueError(
+                    f"`training.{key}` is {value!r}, which is for 16 bits, not for float32 "
+                    f"(`training.dtype` = {training.dtype!r}); choose among the other values."
+                )
     if job.layout.world_size > cluster.num_devices:
         raise ValueError(
             f"`layout` has {_ranks(job.layout)}, but the cluster `{cluster.name}` only "

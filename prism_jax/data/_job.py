@@ -304,9 +304,9 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         notes = self.kernels.notes
         how = self.training
         dtype = "" if how is None else how.dtype
-        if how is not None and how.operators and dtype != how.base_dtype:
+        if how is not None and how.operators and not how.listed:
             notes += (
-                "lists of operators have no products in fp8 or narrower, so the kernels of this "
+                "lists of operators have no products but those in 16 bits, so the kernels of this "
                 "job are fused, and true steps may take longer.",
             )
         elif how is not None and how.operators and self.model is not None:

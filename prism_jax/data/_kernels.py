@@ -119,8 +119,8 @@ def _of_kernel(tables: tuple[Efficiency, ...], kernel: str) -> dict[str, Efficie
     return {one.variant: one for one in tables if one.kernel == kernel}
 
 
-# For a dtype without a table: the wider dtype whose efficiency is used in its place.
-STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8"}
+# For a dtype without a table: the dtype whose efficiency is used in its place.
+STANDS_IN = {"fp4": "mxfp8", "mxfp8": "fp8", "fp32": "tf32", "tf32": "bf16"}
 
 
 class Kernels(msgspec.Struct, frozen=True):

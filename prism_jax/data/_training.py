@@ -43,6 +43,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `schedule.num_microbatches` is left out, it follows from it.
     - `dtype`: the dtype of the matrix multiplications of layers. `mxfp8` and `fp4` have a scaling
         factor for each 32 and 16 values. With these and with `fp8`, everything else is in `bf16`.
+        `fp32` and `tf32` are training in float32, parameters included, of which there is no copy:
+        with `tf32` tensor cores multiply, as with PyTorch's `allow_tf32`, in Transformer Engine and
+        in NVIDIA's containers.
     - `recompute`: what the backward recomputes: nothing (`none`), the modules of
         `recompute_modules` (`selective`), all of a layer but the results of every other matrix
         product, of fused attention, and of its reduce_scatters and all_to_alls (`by-op`, which
@@ -85,7 +88,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `attention`: the attention kernel: fused, where `flash` is that of a device's main
         table, `flash-1` and `flash-2` are FlashAttention 1 and 2, and `cudnn` is cuDNN's kernel of
         2025 and 2026 where it differs, on Blackwell, which it stands for FlashAttention 2 as well;
-        or `unfused`, as separate kernels.
+        or `unfused`, as separate kernels. FlashAttention and cuDNN take no float32, for which
+        `flash` is PyTorch's own fused kernel; Transformer Engine has `unfused`.
     - `sequence_parallel`: whether norms and dropouts are split over the tensor-parallel group.
     - `scatter_send_recv`: whether, without `sequence_parallel`, each GPU of a tensor-parallel group
         sends only a part of a tensor to another pipeline rank, where the parts are gathered (the
@@ -120,8 +124,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `gradient_comm_dtype` is another, reduced.
     - `gradient_comm_dtype`: the dtype in which gradients are sent to other replicas; by default
         `gradient_dtype`.
-    - `gather_dtype`: the dtype in which parameters are gathered. With `fp8` this holds for the
-        matrices of layers, not for the ends of the model.
+    - `gather_dtype`: the dtype in which parameters are gathered; by default that of activations.
+        With `fp8` this holds for the matrices of layers, not for the ends of the model.
     - `optimizer_dtype`: the dtype of the optimizer's moments.
     - `loss`: how the cross entropy treats logits, by what it holds for each at its peak, in bytes:
         `eager`, PyTorch's own for logits in float32 (12; 16 where the vocabulary is split, as by
@@ -151,8 +155,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         of a layer, and those of a mixture of experts, in a forward or a backward. A layer takes at
         least as long as the launches of its modules.
     - `operators`: the kernels of each operator of a framework that does not fuse them: a file of
-        `kernels/operators/`, or a path; by default kernels are fused. Its libraries choose the
-        kernels of the device (`kernels/DEVICE-YEAR`).
+        `kernels/operators/`, or a path; by default kernels are fused, as they are of float32.
+        Its libraries choose the kernels of the device (`kernels/DEVICE-YEAR`).
     - `weights`: how PyTorch keeps parameters: in float32, which autocast casts for each forward
         (`fp32`), or in 16 bits, with gradients and moments in 16 bits (`bf16`), which are also sent
         and gathered so, whatever `gradient_dtype` and `gather_dtype` are; other software has
@@ -183,7 +187,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     microbatch_size: Count
     sequence_length: Count
-    dtype: Literal["bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
+    dtype: Literal["fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4"] = "bf16"
     recompute: Literal["none", "selective", "by-op", "full"] = "none"
     recompute_modules: tuple[RecomputedModule, ...] = ("core_attn",)
     recompute_method: Literal["uniform", "block"] = "uniform"
@@ -216,7 +220,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bucket_size: Count | None = None
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_comm_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
-    gather_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    gather_dtype: Literal["fp32", "bf16", "fp16", "fp8"] | None = None
     optimizer_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     loss: Loss | None = None
     loss_chunks: Count = 1
@@ -251,7 +255,17 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def base_dtype(self) -> str:
         """The dtype of activations, and of whatever is not multiplied in a narrower dtype."""
-        return self.dtype if self.dtype in ("bf16", "fp16") else "bf16"
+        return "bf16" if self.dtype in ("fp8", "mxfp8", "fp4") else self.dtype
+
+    @property
+    def in_float32(self) -> bool:
+        """Whether parameters, activations and their gradients are in float32."""
+        return self.dtype in ("fp32", "tf32")
+
+    @property
+    def listed(self) -> bool:
+        """Whether the kernels of `operators` are listed for such a training."""
+        return self.dtype in ("bf16", "fp16")
 
 
 class Software(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

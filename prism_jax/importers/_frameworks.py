@@ -285,7 +285,7 @@ def _put(
             found.problems.add(f"`{key}` is {quoted(value)}, but known are only {allowed}")
             return
         if isinstance(options[chosen], str):
-            found.problems.add(f"`{key}` {quoted(value)} ({options[chosen]})", 100.0)
+            found.problems.add(f"`{key}` {quoted(value)} ({options[chosen]})")
             return
         values = options[chosen]
     elif meaning.kind == "models":

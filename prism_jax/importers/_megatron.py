@@ -241,19 +241,20 @@ def layers_of_layout(text: str) -> list[int]:
 
 
 def _training(read: Reader, model: Table) -> Table:
-    half = "fp16" if read.flag("fp16") else "bf16"
-    if not (read.flag("bf16") or half == "fp16" or "training.dtype" in read.replaced):
-        read.problems.append(
-            "training in float32 (neither `bf16` nor `fp16`); `--set training.dtype=bf16` gives "
-            "another"
-        )
+    base = "fp16" if read.flag("fp16") else "bf16"
+    in_float32 = not (read.flag("bf16") or base == "fp16" or "training.dtype" in read.replaced)
+    narrow = _dtype(read)
+    if in_float32:
+        base = "fp32"
+        if narrow:
+            read.problems.append(f"products in {narrow} of float32 (neither `bf16` nor `fp16`)")
     read.choice("optimizer", "adam")
     fused = _LOSSES[read.choice("cross-entropy-fusion-impl", *_LOSSES)]
     length = "decoder-seq-length" if has_encoder(read) else "seq-length"
     training: Table = {
         "microbatch_size": _microbatch_size(read),
         "sequence_length": read.count(length, model.get("max_positions", _LONGEST)),
-        "dtype": _dtype(read) or half,
+        "dtype": narrow or base,
         "zero": _zero(read),
         "sequence_parallel": read.flag("sequence-parallel"),
         "tp_overlap": read.flag("tp-comm-overlap"),
@@ -262,6 +263,7 @@ def _training(read: Reader, model: Table) -> Table:
         "loss": fused if read.flag("cross-entropy-loss-fusion") else "vocab-parallel",
         **read.given(optimizer_instances="num-distributed-optimizer-instances"),
         **_kernels(read),
+        **(_float32(read) if in_float32 else {}),
     }
     if "cp-comm-type" in read:
         training["cp_comm_type"] = _cp_comm_type(read)
@@ -278,7 +280,22 @@ def _training(read: Reader, model: Table) -> Table:
         training["gradient_bucket_size"] = bucket
     if read.flag("lora"):
         training["adapters"] = {"rank": read.count("lora-rank", 8)}
-    return {**training, **_dtypes(read, half, training), **_recompute(read), **_offload(read)}
+    return {**training, **_dtypes(read, base, training), **_recompute(read), **_offload(read)}
+
+
+def _float32(read: Reader) -> Table:
+    """How training in float32 computes. Products are in TF32 in Transformer Engine and in NVIDIA's
+    containers, which set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; in PyTorch alone they are not, but it
+    has a fused kernel of attention for float32 (scaled_dot_product_attention).
+    """
+    dtype = "fp32" if is_off(read.get("tf32", True)) else "tf32"
+    attention = read.text("attention-in-float32", "unfused")
+    read.notes.append(
+        f"Training is in float32 (neither `bf16` nor `fp16`): products in {dtype}, and attention "
+        f"{'unfused, as ' if attention == 'unfused' else 'by a kernel of PyTorch, as '}"
+        "FlashAttention takes 16 bits; `--set training.dtype=bf16` gives another."
+    )
+    return {"dtype": dtype, "attention": attention}
 
 
 def _microbatch_size(read: Reader) -> int:
@@ -290,13 +307,13 @@ def _microbatch_size(read: Reader) -> int:
     return read.count("micro-batch-size", 1)
 
 
-def _dtypes(read: Reader, half: str, training: Table) -> Table:
+def _dtypes(read: Reader, base: str, training: Table) -> Table:
     """The dtypes of gradients, of the optimizer's moments and of what is gathered."""
     in_float32 = not read.flag("grad-reduce-in-bf16")
-    if half == "fp16":
+    if base == "fp16":
         in_float32 = read.flag("accumulate-allreduce-grads-in-fp32")
-    main = {read.choice(name, "fp32", "auto", half) for name in _MAIN_GRADIENTS}
-    dtypes = {"gradient_dtype": "fp32" if in_float32 and half not in main else half}
+    main = {read.choice(name, "fp32", "auto", base) for name in _MAIN_GRADIENTS}
+    dtypes = {"gradient_dtype": "fp32" if in_float32 and base not in main else base}
     sent = read.choice("megatron-fsdp-grad-comm-dtype", "auto", *_DTYPES)
     if sent != "auto":
         dtypes["gradient_comm_dtype"] = sent

@@ -222,6 +222,9 @@ def _keep_given(job: Table, found: Arguments, main: Framework) -> dict[str, str]
     training and schedule that no file says are taken out: its software stack gives them.
     """
     comments: dict[str, str] = {}
+    kept = ["microbatch_size", "sequence_length", "dtype"]
+    if job["training"]["dtype"] in ("fp32", "tf32"):
+        kept.append("attention")  # No stack is of float32.
     for key, flags in tables()["sets"].items():
         table, _, name = key.partition(".")
         if not name or name not in job.get(table, {}):
@@ -232,7 +235,7 @@ def _keep_given(job: Table, found: Arguments, main: Framework) -> dict[str, str]
             comments[key] = ", ".join(where[:3])
         elif main.table.get("fills", False):
             comments[key] = f"by default of {main.table['title']}"
-        elif table == "training" and name not in ("microbatch_size", "sequence_length", "dtype"):
+        elif table == "training" and name not in kept:
             del job[table][name]
     return comments
 
@@ -310,7 +313,7 @@ def _transformers(found: Arguments) -> None:
     if flags.pop("recomputes-by-default", False) and not {*DEGREES.values()} & {*flags}:
         job.setdefault("training.recompute", "full")
     if re.search("zero|deepspeed", found.origins.get("training.zero", ("", ""))[0]):
-        half = "fp16" if flags.get("fp16") and not is_off(flags["fp16"]) else "bf16"
+        half = next((flag for flag in ("fp16", "bf16") if not is_off(flags.get(flag))), "fp32")
         for key in ("training.gather_dtype", "training.gradient_dtype"):
             job.setdefault(key, half)
             found.origins.setdefault(key, found.origins["training.zero"])

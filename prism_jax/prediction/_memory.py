@@ -207,8 +207,9 @@ def _communication(costs: Costs) -> Sizes:
     """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
     model = costs.model
     own = (layer.hidden_size or model.hidden_size for layer in model.layers or ())
-    gathered = 2.0 * costs.tokens * max((model.hidden_size, *own)) if costs.splits_sequence else 0.0
-    sent = 4.0 * costs.stream_states if costs.layout.pp > 1 else 0.0
+    size = float(costs.activation_bytes)
+    gathered = size * costs.tokens * max((model.hidden_size, *own)) * costs.splits_sequence
+    sent = 2 * size * costs.stream_states if costs.layout.pp > 1 else 0.0
     return {"communication": gathered + sent}
 
 

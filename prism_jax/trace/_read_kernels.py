@@ -23,7 +23,7 @@ _DEFAULTS = {"window": 0, "causal": 1, "tp": 1, "gated": 1, "exponent": 0, "node
 # Zero is a value of these.
 _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
-_KNOWN = ("", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
+_KNOWN = ("", "fp32", "tf32", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
 _MOST, _MOST_SHAPES = 1e15, 10**6
 _ROW = "row of the table"  # A column with the number of each row; no kernel has one of this name.
 

@@ -23,7 +23,9 @@ from ._parts import row, segment
 
 # HybridEP takes 16 of 152 multiprocessors of a GB200 (its page in DeepEP's repository).
 _HYBRIDEP = 0.105
-_DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
+_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+# With the factors of blocks.
+_DTYPE_BYTES = {**_BYTES, "mxfp8": 1 + 1 / 32, "fp4": 0.5 + 1 / 16}
 # What cross entropies hold for each logit, in bytes: the most in the forward, what they keep, and
 # the most in the backward. A 16-bit logit or gradient takes 2, one in float32 takes 4.
 _LOGIT_BYTES = {
@@ -47,6 +49,18 @@ _LOGIT_BYTES = {
     # common/triton/cross_entropy.py; Liger-Kernel, ops/cross_entropy.py).
     "compiled": (2, 2, 4),
     "fused": (2, 2, 2),
+}
+# The same of logits in float32, which are not cast: "eager" frees no other copy, and
+# "vocab-parallel" writes in the place of the logits themselves.
+_FLOAT32_LOGIT_BYTES = {
+    "eager": (8, 4, 12),
+    "eager-named": (8, 8, 16),
+    "eager-float32": (8, 8, 16),
+    "loss-parallel": (12, 4, 16),
+    "vocab-parallel": (4, 4, 4),
+    "vocab-parallel-compiled": (12, 4, 12),
+    "compiled": (4, 4, 8),
+    "fused": (4, 4, 4),
 }
 
 
@@ -94,8 +108,10 @@ class Costs(msgspec.Struct, frozen=True):
 
     @property
     def activation_bytes(self) -> int:
-        """The bytes of a value that is kept for the backward."""
-        return 2
+        """The bytes of an activation, of its gradient, and of a parameter that is multiplied, also
+        where these are moved or sent.
+        """
+        return 4 if self.training.in_float32 else 2
 
     def input_bytes(self, name: str = "") -> float:
         """The bytes of a value that is kept for the backward as the input of the matrix of a layer
@@ -114,7 +130,8 @@ class Costs(msgspec.Struct, frozen=True):
         """
         loss = self.training.loss or ("eager" if self.training.zero == 3 else "vocab-parallel")
         split = loss == "eager" and self.layout.tp > 1
-        return _LOGIT_BYTES["loss-parallel" if split else loss]
+        sizes = _FLOAT32_LOGIT_BYTES if self.training.in_float32 else _LOGIT_BYTES
+        return sizes["loss-parallel" if split else loss]
 
     @property
     def operands(self) -> str:
@@ -142,19 +159,26 @@ class Costs(msgspec.Struct, frozen=True):
     def gradient_bytes(self) -> int:
         """The bytes of a gradient that is accumulated; of weights in bf16 it is in bf16, too."""
         narrow = self.training.weights == "bf16" or self.training.gradient_dtype != "fp32"
-        return 2 if narrow else 4
+        return self.activation_bytes if narrow else 4
+
+    @property
+    def copy_bytes(self) -> int:
+        """The bytes of the float32 copy of a parameter that the optimizer updates, if that which is
+        multiplied is no float32 itself.
+        """
+        return 0 if self.training.in_float32 else 4
 
     @property
     def sent_gradient_bytes(self) -> int:
         """The bytes of a gradient that is reduced."""
         sent = self.training.gradient_comm_dtype
-        return self.gradient_bytes if sent is None else _DTYPE_BYTES[sent]
+        return self.gradient_bytes if sent is None else _BYTES[sent]
 
     @property
     def moment_bytes(self) -> int:
         """The bytes of all moments of a parameter."""
         number = {"adam": 2, "adagrad": 1}[self.training.optimizer]
-        return number * _DTYPE_BYTES[self.training.optimizer_dtype]
+        return number * _BYTES[self.training.optimizer_dtype]
 
     def recomputes(self, name: str | None) -> bool:
         """Whether selective recomputation includes the module with this name."""
@@ -188,13 +212,14 @@ class Costs(msgspec.Struct, frozen=True):
 
     def norm(self, passes: int = 2) -> Kernel:
         """A norm of the hidden states: one read and one write; its backward has one more read."""
-        return self.move("norm", 2 * passes * self.states)
+        return self.move_values("norm", passes * self.states)
 
     def residual(self, *, backward: bool = False) -> Kernel:
         # Reads two and writes one; a backward sums two gradients. Dropout has a mask of one byte
         # and, in a backward, writes and reads a gradient of its own.
-        dropout = (5 if backward else 1) if self.model.dropout else 0
-        return self.move("elementwise", (6 + dropout) * self.states)
+        size = self.activation_bytes
+        dropout = (2 * size + 1 if backward else 1) if self.model.dropout else 0
+        return self.move("elementwise", (3 * size + dropout) * self.states)
 
     def gemm(
         self,
@@ -208,11 +233,12 @@ class Costs(msgspec.Struct, frozen=True):
         added: bool = False,
     ) -> Kernel:
         """`batch` products of an `(m, k)` with a `(k, n)` matrix. They run at once, or in `parts`
-        parts. The result has two bytes, or is `added` to a gradient in float32.
+        parts. The result is an activation, or is `added` to a gradient in float32.
         """
         dtype = self.training.dtype if dtype is None else dtype
         flop = 2 * batch * m * n * k
-        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + (8 if added else 2) * m * n)
+        made = 8 if added else self.activation_bytes
+        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + made * m * n)
         on = self.cluster.device, self.kernels, parts
         mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
         sizes = map(math.ceil, (m, n, k) if batch == 1 else (batch, m, n, k))
@@ -237,7 +263,7 @@ class Costs(msgspec.Struct, frozen=True):
         if shared or joined or not self.training.separate_products:
             return self.linear(tokens, sum(outputs), inputs, name=name)
         matrices = [self.linear(tokens, width, inputs, name=name) for width in outputs if width]
-        summed = self.move("elementwise", 2 * (len(matrices) + 1) * tokens * inputs)
+        summed = self.move_values("elementwise", (len(matrices) + 1) * tokens * inputs)
         whole = _joined(matrices, 0.0, summed.mean if len(matrices) > 1 else 0.0)
         made = [result for matrix in matrices for result in matrix.results]
         results = tuple(msgspec.structs.replace(result, of=whole.forward) for result in made)
@@ -263,7 +289,7 @@ class Costs(msgspec.Struct, frozen=True):
                 forward,
                 self.gemm(tokens, inputs, outputs, dtype, groups, groups),
                 self.gemm(inputs, outputs, tokens, dtype, groups, groups, added=True),
-                (Result(2 * tokens * groups * outputs, forward, forward),),
+                (Result(self.activation_bytes * tokens * groups * outputs, forward, forward),),
             )
 
         base, adapters = plain(outputs, inputs, dtype), self.training.adapters
@@ -276,11 +302,12 @@ class Costs(msgspec.Struct, frozen=True):
         up = plain(outputs, adapters.rank, self.base_dtype)
         # Kernels of their own scale what the adapter makes, and add it; so in the backward. A
         # dropout reads and writes its input, or its gradient, and a mask.
-        values, drop = tokens * groups, 5 * adapters.dropout * inputs
-        added = self.move("elementwise", values * ((4 + 6) * outputs + drop)).mean
-        back = self.move("elementwise", values * (4 * outputs + 6 * inputs + drop)).mean
+        size, values = self.activation_bytes, tokens * groups
+        drop = (2 * size + 1) * adapters.dropout * inputs
+        added = self.move("elementwise", values * (5 * size * outputs + drop)).mean
+        back = self.move("elementwise", values * (size * (2 * outputs + 3 * inputs) + drop)).mean
         joined = _joined([base, down, up], added, back)
-        made = Result(2 * values * outputs, joined.forward, joined.forward)
+        made = Result(size * values * outputs, joined.forward, joined.forward)
         return msgspec.structs.replace(joined, results=(made,))
 
     def attention(
@@ -322,6 +349,10 @@ class Costs(msgspec.Struct, frozen=True):
         mean = compute_latency(kind, "", 0, moved, self.cluster.device, self.kernels)
         return Kernel(kind, f"{round(num_bytes)}B", mean)
 
+    def move_values(self, kind: str, values: float) -> Kernel:
+        """A kernel that only reads and writes so many values of activations."""
+        return self.move(kind, self.activation_bytes * values)
+
     def collective(self, kind: str, num_bytes: float, group: Group) -> Kernel:
         """An exposed collective of `num_bytes`, the size of the full tensor."""
         seconds = collective_latency(kind, num_bytes, group, self.cluster, self.kernels)
@@ -335,7 +366,7 @@ class Costs(msgspec.Struct, frozen=True):
         """
         if self.group("ep").size == 1:
             return None
-        token_bytes = 2 * self.states
+        token_bytes = self.activation_bytes * self.states
         whole = self.collective("all_to_all", routing.copies * token_bytes, self.group("ep"))
         if self.training.token_dispatcher == "alltoall":
             return whole
@@ -371,14 +402,14 @@ class Costs(msgspec.Struct, frozen=True):
 
     def on_host(self, parameters: float, num_bytes: float) -> list[Kernel]:
         """The update of parameters whose optimizer the host runs, in whose memory it moves
-        `num_bytes`: their gradients are copied there in float32, and their weights back in 16 bits,
-        or as FSDP has them, in float32.
+        `num_bytes`: their gradients are copied there in float32, and their weights back as they
+        are multiplied, or as FSDP has them, in float32.
         """
         if not parameters:
             return []
         seconds = num_bytes / self.cluster.host.memory_bytes_per_s
         update = Kernel("optimizer", f"{round(num_bytes)}B host", seconds)
-        back = 4 if self.training.zero == 3 else 2
+        back = 4 if self.training.zero == 3 else self.activation_bytes
         return [self.to_host(4 * parameters), update, self.to_host(back * parameters)]
 
     @property
@@ -409,7 +440,7 @@ class Costs(msgspec.Struct, frozen=True):
         """The send_recv of the activations, or their gradients, of a microbatch between two
         pipeline ranks. Each GPU sends to its peer over a link of its own.
         """
-        num_bytes = 2 * self.stream_states
+        num_bytes = self.activation_bytes * self.stream_states
         num_bytes //= self.layout.tp if self.scatters_send_recv else 1
         link = find_send_link(self.cluster, self.layout, sender, receiver)
         return self._sent(num_bytes, "pp", link, link.name)

@@ -152,7 +152,13 @@ def received(costs: Costs, stages: Stages, stage: int, step: int) -> Block:
     needs_none = step > 0 and stage < stages.num_frozen
     if needs_none or not (sent and costs.scatters_send_recv):
         return ()
-    return _row([costs.collective("all_gather", 2 * costs.stream_states, costs.group("tp"))])
+    return _row(
+        [
+            costs.collective(
+                "all_gather", costs.activation_bytes * costs.stream_states, costs.group("tp")
+            )
+        ]
+    )
 
 
 def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
@@ -173,7 +179,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
         read = [costs.move("optimizer", 4 * shard)] if not training.plain else []
         segments.append(segment(read, norm if costs.layout.world_size > 1 else None))
     # Reads gradient, moments and the master copy; writes all but the gradient and a copy.
-    num_bytes = 14 + 2 * costs.moment_bytes
+    num_bytes = 12 + 2 * costs.moment_bytes + costs.copy_bytes * costs.activation_bytes / 4
     # What the host updates (HybridDeviceOptimizer of Megatron-Core) runs after its gradients have
     # arrived, and before its weights are sent back.
     away = costs.optimizer_on_host * shard

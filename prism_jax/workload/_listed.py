@@ -91,10 +91,9 @@ class Listed(AbstractModule):
 
 def listed(costs: Costs, part: Part) -> Part:
     """A layer, or an end, whose modules run op by op, if the job has lists of operators. Modules
-    of other kinds, and products in fp8, keep their kernels.
+    of other kinds, and products in fp8 or float32, keep their kernels.
     """
-    training = costs.training
-    if costs.kernels.operators is None or training.dtype != training.base_dtype:
+    if costs.kernels.operators is None or not costs.training.listed:
         return part
     modules = tuple(
         module if module.operators(costs) is None else Listed(module, norms)
@@ -247,5 +246,5 @@ def _product(costs: Costs, operator: Operator, phase: _Phase) -> Kernel:
     if any(width % 8 for width in operator.matrix) and tables("gemm-unaligned", ""):
         mean = compute_latency("gemm-unaligned", costs.training.dtype, kernel.flop, 0, *on)
     if tables("gemm-output", ""):
-        mean += compute_latency("gemm-output", "", 0, 2 * groups * m * n, *on)
+        mean += compute_latency("gemm-output", "", 0, costs.activation_bytes * groups * m * n, *on)
     return msgspec.structs.replace(kernel, mean=mean)

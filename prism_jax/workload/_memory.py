@@ -126,7 +126,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
             stay += layer >= gone
         add_sizes(kept, {"checkpoints": states} if runs_again else {}, inputs)
         add_sizes(kept, results, stay)
-    # A layer's backward needs 16-bit gradients about as many as the activations that a module
+    # A layer's backward needs gradients, about as many as the activations that a module
     # keeps, and the buffers of that module.
     wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
     gradients = (
@@ -147,8 +147,12 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     closing = work | {"workspace": most + max(at_once)}
     forward: Sizes = {"logits": (first / kept_bytes - 1) * of_head, "gathered": whole}
     loss: Sizes = {"logits": (last / kept_bytes - 1) * of_head, "gathered": whole}
-    # A name may keep the 16-bit logits until the step ends.
-    named = 2 / kept_bytes * logits if training.loss in ("eager-named", "eager-float32") else 0.0
+    # A name may keep the logits until the step ends.
+    named = (
+        costs.activation_bytes / kept_bytes * logits
+        if training.loss in ("eager-named", "eager-float32")
+        else 0.0
+    )
     backward = max(loss, work | {"logits": named - logits}, key=total)
     closing |= {"logits": named}
     if training.plain:
@@ -166,7 +170,7 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     # Those of frozen tables are in float32, too.
     # FSDP shards what adapters leave as it is; in fp8 this has a transpose, too.
     resharded = training.adapters and training.zero == 3 and training.reshard_after_forward
-    size = 4 if training.plain and training.weights == "fp32" else 2
+    size = 4 if training.plain and training.weights == "fp32" else costs.activation_bytes
     stays = size * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
     others = {"tables": value * tables, "frozen": stays}
     if training.forward_only:
@@ -179,20 +183,22 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
 
 def _static(costs: Costs, held: Held) -> Sizes:
     """The parameters, gradients and optimizer states of a stage, in bytes. FSDP has shards in
-    float32 alone; the others have 16-bit parameters, which are gathered once, and update a float32
-    copy by float32 gradients, of which there is a copy meanwhile if they have another dtype.
+    float32 alone; the others have parameters of 16 bits, which are gathered once, and update a
+    float32 copy by float32 gradients, of which there is a copy meanwhile if they have another
+    dtype. Parameters in float32 have no copy.
     """
-    training, gradient = costs.training, costs.gradient_bytes
+    training, gradient, narrow = costs.training, costs.gradient_bytes, costs.activation_bytes
     whole, sharded = sum(held), sharded_parameters(costs, held)
     on_device = sharded * (1 - costs.optimizer_on_host)
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
-        return {"parameters": 2 * (sharded if resharded else whole)}
+        return {"parameters": narrow * (sharded if resharded else whole)}
     if training.plain:
         size = costs.weight_bytes
         held_here = sharded if training.zero == 3 else whole
         return {
-            "parameters": size * held_here + (0 if resharded or training.zero < 3 else 2 * whole),
+            "parameters": size * held_here
+            + narrow * whole * (training.zero == 3 and not resharded),
             "gradients": size * (sharded if training.zero >= 2 else whole),
             "optimizer": 2 * size * on_device,
             # DDP has gradients in buckets besides.
@@ -200,14 +206,14 @@ def _static(costs: Costs, held: Held) -> Sizes:
         }
     if training.zero == 3:
         return {
-            "parameters": 4 * sharded + (0 if resharded else 2 * whole),
+            "parameters": 4 * sharded + (0 if resharded else narrow * whole),
             "gradients": 4 * sharded,
             "optimizer": costs.moment_bytes * on_device,
         }
     return {
-        "parameters": 2 * whole,
+        "parameters": narrow * whole,
         "gradients": gradient * (sharded if training.zero == 2 else whole),
-        "optimizer": (4 + costs.moment_bytes) * on_device,
+        "optimizer": (costs.copy_bytes + costs.moment_bytes) * on_device,
         "copied": (0 if gradient == 4 else 4) * on_device,
     }
 
@@ -251,7 +257,9 @@ def _units(costs: Costs, parts: Parts) -> tuple[float, float]:
     gathered, scattered = ([unit[which] for unit in layers] for which in (0, 1))
     root, waiting = (sum(unit[which] for unit in ends) for which in (0, 1))
     ahead = training.prefetch
-    gradients = sent * _most(scattered, 1 + min(ahead, 1)) + (2 * waiting if sent else 0)
+    gradients = sent * _most(scattered, 1 + min(ahead, 1)) + (
+        costs.activation_bytes * waiting if sent else 0
+    )
     return root + _most(gathered, 1 + ahead), gradients
 
 

@@ -81,4 +81,4 @@ def _moved(costs: Costs, of_streams: int, of_module: int) -> list[Kernel]:
     """
     streams = costs.model.hyper_connections
     values = (of_streams * streams + of_module) * costs.states
-    return [costs.move("elementwise", 2 * values)] if streams > 1 else []
+    return [costs.move_values("elementwise", values)] if streams > 1 else []

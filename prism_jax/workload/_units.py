@@ -245,8 +245,8 @@ def gathered_bytes(costs: Costs, parts: Parts) -> Held:
     those of the ends of a model are never in fp8.
     """
     training = costs.training
-    dtype = "bf16" if training.weights == "bf16" else training.gather_dtype
-    size = {"fp32": 4, "fp8": 1}.get(dtype, 2)
+    dtype = None if training.weights == "bf16" else training.gather_dtype
+    size = {None: costs.activation_bytes, "fp32": 4, "fp8": 1}.get(dtype, 2)
     total = [0.0, 0.0]
     for part, count in parts:
         bytes_each = count * (size if part.is_layer else max(size, 2))

@@ -130,7 +130,7 @@ class Attention(AbstractPairModule):
     ) -> Open:
         core, of_context = self.core(costs), self._of_context(costs)
         if backward:
-            made = [*made, *self._gated(costs, 10)]
+            made = [*made, *self._gated(costs, 5)]
             segments, left = run_core(costs, core, made, backward=True)
             left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
             left += [kernel for one in of_context for kernel in gradients(one, weights)]
@@ -139,7 +139,7 @@ class Attention(AbstractPairModule):
         made += [*self._norms(costs, 2), *self._rotary(costs)]
         segments, left = run_core(costs, core, made, backward=False)
         *_, out = self.widths_of_rank(costs)
-        return segments, [*left, *self._gated(costs, 6), *cast(costs, costs.tokens * out)]
+        return segments, [*left, *self._gated(costs, 3), *cast(costs, costs.tokens * out)]
 
     def normed_bytes(self, costs: Costs) -> float:
         return costs.input_bytes("linear_qkv")
@@ -253,19 +253,23 @@ class Attention(AbstractPairModule):
         if costs.model.position != "rotary" or self.context_length is not None:
             return []
         values = costs.tokens * sum(self.widths_of_rank(costs)[:2])
-        return [costs.move("elementwise", costs.training.rotary_bytes * values)]
+        # In float32 values are read and written, and never cast.
+        moved = 8 if costs.training.in_float32 else costs.training.rotary_bytes
+        return [costs.move("elementwise", moved * values)]
 
     def _norms(self, costs: Costs, passes: int) -> list[Kernel]:
         if not self.qk_norm:
             return []
-        return [costs.move("norm", 2 * passes * costs.tokens * sum(self.widths_of_rank(costs)[:2]))]
+        return [
+            costs.move_values("norm", passes * costs.tokens * sum(self.widths_of_rank(costs)[:2]))
+        ]
 
     def _gated(self, costs: Costs, moved: int) -> list[Kernel]:
-        """Scales the output by its gate, or computes the gradients of both, moving so many bytes
-        for each value of the output.
+        """Scales the output by its gate, or computes the gradients of both, moving so many values
+        for each of the output.
         """
         *_, gate, out = self.widths_of_rank(costs)
-        return [costs.move("elementwise", moved * costs.tokens * out)] if gate else []
+        return [costs.move_values("elementwise", moved * costs.tokens * out)] if gate else []
 
 
 def _check_span(module: Attention, span: int, layout: Layout, training: Training) -> None:

@@ -102,12 +102,12 @@ class CompressedAttention(AbstractPairModule):
         of_rank = tokens * self.num_heads // costs.layout.tp
         core = [kernel for keys in cores for kernel in keys.kernels(costs, backward=backward)]
         # Rotary positions of queries, and of the output, in which they are turned back.
-        turned = costs.move("elementwise", 4 * of_rank * self.qk_rope_head_size)
+        turned = costs.move_values("elementwise", 2 * of_rank * self.qk_rope_head_size)
         # Reads values and weights of compressed keys, and writes keys, which are few.
         pooled = self._pooled(self.head_size) + sum(index.made for index in self._indexer())
-        pool = costs.move("elementwise", (6 if backward else 2) * tokens * pooled)
+        pool = costs.move_values("elementwise", (3 if backward else 1) * tokens * pooled)
         sizes = (tokens * latent, of_rank * self.head_size)
-        norms = [costs.move("norm", (6 if backward else 4) * size) for size in sizes]
+        norms = [costs.move_values("norm", (3 if backward else 2) * size) for size in sizes]
         if backward:
             again = [queries.forward] * costs.recomputes("mla_up_proj")
             left = [*again, *made, *gradients(narrowed, weights), turned, *core]

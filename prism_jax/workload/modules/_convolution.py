@@ -26,7 +26,8 @@ def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int
     """
     pixels, dtype = costs.tokens, costs.base_dtype
     weights = size**2 * inputs * outputs
-    flop, images = 2 * pixels * weights, 2 * pixels * (stride**2 * inputs + outputs)
+    flop, each = 2 * pixels * weights, costs.activation_bytes
+    images = each * pixels * (stride**2 * inputs + outputs)
     measured = costs.kernels.find_efficiency("convolution", dtype) is not None
     table, on = "convolution" if measured else "gemm", (costs.cluster.device, costs.kernels)
     batch = costs.training.microbatch_size
@@ -37,16 +38,16 @@ def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int
         return Kernel("convolution", f"{name} {phase}", mean, flop=flop)
 
     # The gradients of weights are added in float32.
-    return Linear(kernel("forward", 2), kernel("dgrad", 2), kernel("wgrad", 8))
+    return Linear(kernel("forward", each), kernel("dgrad", each), kernel("wgrad", 8))
 
 
 def normed(
     costs: Costs, values: int, *, backward: bool, norm: bool = True, silu: bool = True
 ) -> list[Kernel]:
     """A group norm, which reads its input for the statistics and once more, and a SiLU."""
-    of_norm, of_silu = (10, 6) if backward else (6, 4)
-    kernels = [costs.move("norm", of_norm * values)] * norm
-    return kernels + [costs.move("elementwise", of_silu * values)] * silu
+    of_norm, of_silu = (5, 3) if backward else (3, 2)
+    kernels = [costs.move_values("norm", of_norm * values)] * norm
+    return kernels + [costs.move_values("elementwise", of_silu * values)] * silu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +102,9 @@ class Convolution(AbstractSampleModule):
         values, before = self._read(costs), {"norm": self.group_norm, "silu": self.silu}
         kernels = normed(costs, values, backward=backward, **before)
         # Of four pixels one is read, or the gradient of one written.
-        sizes = [2.5 * values] * self.upsample
-        sizes += [6 * costs.tokens * self._channels(costs.model)[1]] * self.residual
-        return kernels + [costs.move("elementwise", size) for size in sizes]
+        sizes = [1.25 * values] * self.upsample
+        sizes += [3 * costs.tokens * self._channels(costs.model)[1]] * self.residual
+        return kernels + [costs.move_values("elementwise", size) for size in sizes]
 
     def _channels(self, model: Model) -> tuple[int, int]:
         return self.in_channels or model.hidden_size, self.out_channels or model.hidden_size
@@ -159,8 +160,8 @@ class ResNetBlock(AbstractSampleModule):
         read, written = (costs.tokens * channels for channels in self._channels(costs.model))
         kernels = [one for n in (read, written) for one in normed(costs, n, backward=backward)]
         # Halves are joined, or their gradients parted; time is added, and the residual.
-        sizes = [4 * read] * bool(self.skip_channels) + [4 * written] * bool(self.time_size)
-        return kernels + [costs.move("elementwise", n) for n in (*sizes, 6 * written)]
+        sizes = [2 * read] * bool(self.skip_channels) + [2 * written] * bool(self.time_size)
+        return kernels + [costs.move_values("elementwise", n) for n in (*sizes, 3 * written)]
 
     def _channels(self, model: Model) -> tuple[int, int]:
         inputs = (self.in_channels or model.hidden_size) + (self.skip_channels or 0)

@@ -85,11 +85,14 @@ class Core(NamedTuple):
             return [self._fused(costs, backward=backward)]
         batch, queries, keys = self.sequences * self.num_heads, self.queries, self.keys
         dtype, scores = costs.base_dtype, batch * queries * keys
-        dropout = [costs.move("elementwise", 5 * scores)] if costs.model.dropout else []
+        size = costs.activation_bytes
+        dropout = [costs.move("elementwise", (2 * size + 1) * scores)] * costs.model.dropout
         if not backward:
             return [
                 costs.gemm(queries, keys, self.key_size, dtype, batch),
-                costs.move("elementwise", 4 * scores),  # Scale, mask and softmax are one kernel.
+                costs.move_values(
+                    "elementwise", 2 * scores
+                ),  # Scale, mask and softmax are one kernel.
                 costs.gemm(queries, self.value_size, keys, dtype, batch),
                 *dropout,
             ]
@@ -98,7 +101,7 @@ class Core(NamedTuple):
             *again,
             costs.gemm(keys, self.value_size, queries, dtype, batch),
             costs.gemm(queries, keys, self.value_size, dtype, batch),
-            costs.move("elementwise", 6 * scores),
+            costs.move_values("elementwise", 3 * scores),
             costs.gemm(queries, self.key_size, keys, dtype, batch),
             costs.gemm(keys, self.key_size, queries, dtype, batch),
             *dropout,
@@ -111,14 +114,16 @@ class Core(NamedTuple):
             return {"core_attention": 0}
         if costs.training.attention != "unfused":
             return {"core_attention": 4 * rows}
-        return {"core_attention": (5 if costs.model.dropout else 2) * rows * self.keys}
+        size = costs.activation_bytes
+        kept = 2 * size + 1 if costs.model.dropout else size
+        return {"core_attention": kept * rows * self.keys}
 
     def results(self, costs: Costs) -> list[Result]:
         """The output of the fused kernel with its statistics, which `by-op` keeps."""
         if costs.training.attention == "unfused":
             return []
         rows = self.sequences * self.num_heads * self.queries
-        return [Result((2 * self.value_size + 4) * rows)]
+        return [Result((costs.activation_bytes * self.value_size + 4) * rows)]
 
     def _pairs_up_to(self, end: float) -> float:
         """The pairs of the queries before `end`, which attend to the keys before them in the
@@ -140,7 +145,8 @@ class Core(NamedTuple):
         products = 3 * key_size + 2 * value_size if backward else key_size + value_size
         flop = 2 * batch * self.num_heads * self.pairs * products
         widths = self.num_heads * self.queries + self.kv_heads * self.keys
-        num_bytes = (2 if backward else 1) * 2 * batch * widths * (key_size + value_size)
+        num_bytes = (2 if backward else 1) * batch * widths * (key_size + value_size)
+        num_bytes *= costs.activation_bytes
         queries, keys = (min(n, self.packed or n) for n in (self.queries, self.keys))
         unused = max(_TILE[0] / queries, 1.0) * max(_TILE[1] / keys, 1.0)
         sizes = (unused * flop, num_bytes, key_size, self.masked)
@@ -196,7 +202,7 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
         # Without balance, only the last rank has a core as long as this one.
         members = None if core.first is None else costs.layout.tp
         ring = segment(before, None, beside, members=members)
-        sums = costs.move("elementwise", 3 * costs.activation_bytes * (made if backward else out))
+        sums = costs.move_values("elementwise", 3 * (made if backward else out))
         left = [*last, *(core.ranks - 1) * [sums]]  # Adds up the results of the steps.
         return _waited(costs, core, [ring], left)
     gather = segment(before, _over_ranks(costs, core, "all_gather"))
@@ -293,15 +299,14 @@ def _sorted(costs: Costs, core: Core) -> list[Kernel]:
     """Puts early and late chunks in the order of the sequence, or back."""
     if not (core.causal and costs.training.cp_load_balance):
         return []
-    num_bytes = 2 * costs.activation_bytes * core.ranks * _kv_values(core)
-    return [costs.move("elementwise", num_bytes)]
+    return [costs.move_values("elementwise", 2 * core.ranks * _kv_values(core))]
 
 
 def _exchanged(
     costs: Costs, before: list[Kernel], enter: int, kernels: list[Kernel], leave: int
 ) -> Open:
     """Kernels between two all_to_alls of `enter` and `leave` values, each between two copies."""
-    copies = [costs.move("elementwise", 2 * costs.activation_bytes * n) for n in (enter, leave)]
+    copies = [costs.move_values("elementwise", 2 * n) for n in (enter, leave)]
     sent = [
         costs.collective("all_to_all", costs.activation_bytes * number, costs.group("cp"))
         for number in (enter, leave)

@@ -52,8 +52,8 @@ class AdaLN(AbstractSampleModule):
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         # Shifted and scaled, and gated: each read and written. In the backward, of either the
         # gradient and the values are read, and a gradient is written.
-        size = (12 if backward else 8) * self.num_modulated * costs.states
-        return [costs.move("elementwise", size)]
+        values = (6 if backward else 4) * self.num_modulated * costs.states
+        return [costs.move_values("elementwise", values)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +153,11 @@ class PatchHead(AbstractSampleModule):
         return {"head": costs.activation_bytes * values}
 
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
-        modulated = costs.move("elementwise", (6 if backward else 4) * costs.states)
-        # Reads prediction and target in 16 bits, and writes differences in float32.
-        loss = costs.move("loss", 8 * costs.norm_tokens * self.out_values)
+        modulated = costs.move_values("elementwise", (3 if backward else 2) * costs.states)
+        # Reads prediction and target, and writes differences in float32.
+        loss = costs.move(
+            "loss", (2 * costs.activation_bytes + 4) * costs.norm_tokens * self.out_values
+        )
         return [costs.norm(3 if backward else 2), modulated, loss]
 
     def linears(self, costs: Costs) -> list[Linear]:
@@ -227,13 +229,13 @@ class StreamBlock(AbstractSampleModule):
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         values, wide = (costs.tokens * n for n in (costs.model.hidden_size, self.ffn_size))
         # Shifted and scaled, and gated, as by `adaln`; queries and keys are rotated.
-        sizes = [(12 if backward else 8) * self._streams * values, 8 * values]
+        sizes = [(6 if backward else 4) * self._streams * values, 4 * values]
         # Streams are joined for attention; or the outputs of attention and MLP for their matrix.
-        sizes += [12 * values if self._streams == 2 else 4 * (values + wide)]
-        sizes += [(6 if backward else 4) * wide]
-        kernels = [costs.move("elementwise", size) for size in sizes]
+        sizes += [6 * values if self._streams == 2 else 2 * (values + wide)]
+        sizes += [(3 if backward else 2) * wide]
+        kernels = [costs.move_values("elementwise", size) for size in sizes]
         passes = 3 if backward else 2
-        kernels.append(costs.move("norm", 4 * passes * values))
+        kernels.append(costs.move_values("norm", 2 * passes * values))
         residual = costs.residual(backward=backward)
         kernels += self._streams * [costs.norm(passes), residual]
         for outputs, inputs in self._shapes(costs.model):

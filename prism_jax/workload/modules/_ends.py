@@ -36,12 +36,13 @@ class Embedding(AbstractFirstModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         kernels = [*before, costs.move("embedding", 2 * tp_bytes(costs))]
         if costs.model.position == "learned":
-            kernels.append(costs.move("elementwise", 6 * costs.states))
+            kernels.append(costs.move_values("elementwise", 3 * costs.states))
         return close_module(costs, kernels)
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         """Adds the gradients to the rows of the tokens, in float32."""
-        add = segment([*before, costs.move("embedding", 5 * tp_bytes(costs))])
+        values = costs.tokens * costs.model.hidden_size
+        add = segment([*before, costs.move("embedding", tp_bytes(costs) + 8 * values)])
         if not costs.splits_sequence:
             return [add]
         return [segment([], gather_states(costs)), add]
@@ -125,7 +126,8 @@ class Head(AbstractModule):
         norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
         logits = [self._words(costs).forward]
         # In float32: conversion, maximum, subtraction, and the sum of exponentials.
-        loss = costs.move("loss", 20 * tokens * vocabulary)
+        moved = 14 if costs.training.in_float32 else 20
+        loss = costs.move("loss", moved * tokens * vocabulary)
         if costs.layout.tp == 1:
             return [segment([*norm, *logits, loss])]
         small = costs.collective("all_reduce", 4 * tokens, costs.group("tp"))
@@ -136,7 +138,8 @@ class Head(AbstractModule):
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         tokens, _, vocabulary = self._shape(costs)
-        loss = [*before, costs.move("loss", 10 * tokens * vocabulary)]
+        moved = 8 if costs.training.in_float32 else 10
+        loss = [*before, costs.move("loss", moved * tokens * vocabulary)]
         transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
         segments = close_backward(costs, loss, self._words(costs), weights)
         return [*segments, segment([*transform, costs.norm(3)])]

@@ -97,7 +97,7 @@ def gather_states(costs: Costs) -> Kernel:
 
 def tp_bytes(costs: Costs) -> int:
     """The bytes of the gathered hidden states of a microbatch."""
-    return 2 * costs.tokens * costs.model.hidden_size
+    return costs.activation_bytes * costs.tokens * costs.model.hidden_size
 
 
 # How much more casts move with a scale for each row: also along columns, for the gradients of

@@ -57,7 +57,7 @@ class Indexer(NamedTuple):
         flop = 2.0 * products * pairs * self.queries
         read = seen.sequences * (seen.queries * self.queries + seen.keys * self.head_size)
         shape = f"{seen.sequences}x{self.num_heads}x{seen.queries}x{seen.keys}x{self.head_size}"
-        moved = 2 * products * read + 4 * pairs
+        moved = costs.activation_bytes * products * read + 4 * pairs
         kernel = costs.attention(f"{shape} index{self.top_k}", flop, moved, backward=backward)
         return [kernel] if backward else [kernel, costs.move("elementwise", 4 * pairs)]
 

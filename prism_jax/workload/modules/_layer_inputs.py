@@ -45,9 +45,10 @@ class PerLayerInput(AbstractPairModule):
     ) -> Open:
         *_, projection = self.linears(costs)
         values = costs.tokens * self.input_size // costs.layout.tp
-        scaled = costs.move("elementwise", (14 if backward else 12) * values)
+        scaled = costs.move_values("elementwise", (7 if backward else 6) * values)
         # Looks up the rows of the tokens, or adds the gradients to them, in float32.
-        rows = costs.move("embedding", (10 if backward else 4) * values)
+        size = costs.activation_bytes
+        rows = costs.move("embedding", (8 + size if backward else 2 * size) * values)
         if backward:
             left = [*made, scaled, rows, *gradients(projection, weights)]
             return [], [*left, *cast_gradient(costs, values)]

@@ -95,13 +95,14 @@ class AbstractMixer(AbstractPairModule):
             leave += cast(costs, int(per_rank * width.mixed))
         segments: Segments = []
         if width.summed and costs.layout.tp > 1:
-            num_bytes = 2 * costs.tokens * width.summed
+            num_bytes = costs.activation_bytes * costs.tokens * width.summed
             sums = costs.collective("all_reduce", num_bytes, costs.group("tp"))
             segments, made = [segment(made, sums)], []
         if costs.layout.cp == 1:
             return segments, [*made, *scan, *leave]
+        size = costs.activation_bytes
         sent = [
-            costs.collective("all_to_all", 2 * int(per_rank * values), costs.group("cp"))
+            costs.collective("all_to_all", size * int(per_rank * values), costs.group("cp"))
             for values in (width.made, width.mixed)
         ]
         return [*segments, segment(made, sent[0]), segment(scan, sent[1])], leave
@@ -128,4 +129,6 @@ def chunk_products(
 
 
 def move(costs: Costs, values: int) -> Kernel:
-    return costs.move("elementwise", 2 * costs.tokens * values // costs.layout.tp)
+    return costs.move(
+        "elementwise", costs.activation_bytes * costs.tokens * values // costs.layout.tp
+    )

@@ -101,7 +101,7 @@ class MLA(AbstractModule):
             made += index.scores(costs, core, backward=False)
         segments, left = run_core(costs, core, made, backward=False)
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
-        last = [*left, *self._gated(costs, 6), *cast(costs, values), out.forward]
+        last = [*left, *self._gated(costs, 3), *cast(costs, values), out.forward]
         closing = close_module(costs, last, out.forward)
         return [*self._gather(costs, first), *segments, *closing]
 
@@ -112,7 +112,7 @@ class MLA(AbstractModule):
             *(self._heads(costs) if again else []),
             *cast_gradient(costs, costs.tokens * costs.model.hidden_size),
             *gradients(out, weights),
-            *self._gated(costs, 10),
+            *self._gated(costs, 5),
         ]
         last = [
             self._latent_norms(costs, 3),
@@ -217,13 +217,13 @@ class MLA(AbstractModule):
     def _gated(self, costs: Costs, moved: int) -> list[Kernel]:
         """As in `Attention`."""
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
-        return [costs.move("elementwise", moved * values)] if self.output_gate else []
+        return [costs.move_values("elementwise", moved * values)] if self.output_gate else []
 
     def _latent_bytes(self, costs: Costs) -> int:
         # Queries without a latent read the hidden states themselves, as gates and indexers do.
         states = not self.q_lora_rank or self.output_gate or self.index_num_heads is not None
         width = self.latent_size + costs.model.hidden_size * states
-        return 2 * costs.tokens * width
+        return costs.activation_bytes * costs.tokens * width
 
     def _gather(self, costs: Costs, kernels: list[Kernel]) -> Segments:
         if not costs.splits_sequence:
@@ -232,7 +232,7 @@ class MLA(AbstractModule):
         return [segment(kernels, gather)]
 
     def _latent_norms(self, costs: Costs, passes: int) -> Kernel:
-        return costs.move("norm", 2 * passes * costs.norm_tokens * self.latent_size)
+        return costs.move_values("norm", passes * costs.norm_tokens * self.latent_size)
 
     def _rotary(self, costs: Costs) -> Kernel:
         heads = self.num_heads // costs.layout.tp
@@ -241,4 +241,4 @@ class MLA(AbstractModule):
         queries = 2 * self.qk_rope_head_size
         read = self.qk_head_size + self.value_head_size
         values = heads * (queries + read + self.query_size + self.value_head_size)
-        return costs.move("elementwise", 2 * costs.tokens * values)
+        return costs.move_values("elementwise", costs.tokens * values)

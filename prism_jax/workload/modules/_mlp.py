@@ -65,9 +65,9 @@ class MLP(AbstractPairModule):
         tokens, ffn, width = self._shape(costs)
         if backward:
             # Reads the gradient and the inputs of the activation, writes the inputs' gradient.
-            moved = costs.move("elementwise", 2 * tokens * (ffn + 2 * width))
+            moved = costs.move_values("elementwise", tokens * (ffn + 2 * width))
             return [], [*made, moved, *cast_gradient(costs, tokens * width)]
-        moved = costs.move("elementwise", 2 * tokens * (width + ffn))
+        moved = costs.move_values("elementwise", tokens * (width + ffn))
         return [], [*made, moved, *cast(costs, tokens * ffn)]
 
     def last_product(self, costs: Costs) -> Kernel | None:

@@ -155,7 +155,7 @@ class MoE(AbstractModule):
         routed, ffn, width = self._shape(costs)
         hidden = self.latent_size or costs.model.hidden_size
         arriving, between = cast(costs, routed * hidden), cast(costs, routed * ffn)
-        between.append(costs.move("elementwise", 2 * routed * (width + ffn)))
+        between.append(costs.move_values("elementwise", routed * (width + ffn)))
         if costs.training.fused_experts:
             arriving = between = []
         biases = self._biases(costs, routed)
@@ -171,12 +171,12 @@ class MoE(AbstractModule):
         router, up, down = self._linears(costs)
         to_latents, of_latents = self._latents(costs)
         routed, ffn, width = self._shape(costs)
-        act = costs.move("elementwise", 2 * routed * (width + ffn))
+        act = costs.move_values("elementwise", routed * (width + ffn))
         again = [act] if costs.recomputes("moe_act") else []
         hidden = self.latent_size or costs.model.hidden_size
         arriving = cast_gradient(costs, routed * hidden)
         between = cast_gradient(costs, routed * width)
-        between.append(costs.move("elementwise", 2 * routed * (ffn + 2 * width)))
+        between.append(costs.move_values("elementwise", routed * (ffn + 2 * width)))
         if costs.training.fused_experts:
             arriving = between = []
         experts = [
@@ -271,7 +271,7 @@ class MoE(AbstractModule):
     def results(self, costs: Costs) -> list[Result]:
         """Of the router and the experts' grouped products, which are no plain ones, nothing."""
         values = self.top_k * self._sending(costs).states
-        sent = [Result(2 * values)] * (2 if costs.group("ep").size > 1 else 0)
+        sent = [Result(costs.activation_bytes * values)] * (2 if costs.group("ep").size > 1 else 0)
         return [*(result for mlp in self.shared for result in mlp.results(costs)), *sent]
 
     def _shape(self, costs: Costs) -> tuple[int, int, int]:
@@ -327,7 +327,7 @@ class MoE(AbstractModule):
         etp = costs.group("etp")
         if etp.size == 1:
             return [*out, closed([*sort, *experts, *sort], send)]
-        gathered = 2 * self.top_k * costs.states * etp.size
+        gathered = costs.activation_bytes * self.top_k * costs.states * etp.size
         gather = costs.collective("all_gather", gathered, etp)
         scatter = costs.collective("reduce_scatter", gathered, etp)
         if send is None:
@@ -378,7 +378,7 @@ class MoE(AbstractModule):
 
     def _permute(self, costs: Costs) -> Kernel:
         """Reads the tokens of a rank once and writes them `top_k` times, or the reverse."""
-        return costs.move("elementwise", 2 * (1 + self.top_k) * self._sending(costs).states)
+        return costs.move_values("elementwise", (1 + self.top_k) * self._sending(costs).states)
 
     def _counted(self, costs: Costs) -> list[Kernel]:
         """The wait for the number of tokens, unless CUDA graphs replay the step."""

@@ -28,7 +28,8 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
     known = costs.linear(m, n, k, costs.base_dtype)
     found: list[Kernel] = []
     for kernel, shape in zip(astuple(known)[:3], ((m, n, k), (m, k, n), (k, n, m)), strict=True):
-        seconds = gemm_latency(on, "bf16", *shape)  # As fast as fp16.
+        # Tables are of 16 bits; bf16 is as fast as fp16.
+        seconds = gemm_latency(on, "bf16", *shape) if not costs.training.in_float32 else None
         mean = kernel.mean if seconds is None else max(on.compute * seconds, on.floor_s)
         found.append(replace(kernel, mean=mean, size=f"{kernel.size} short"))
     return Linear(found[0], found[1], found[2])
@@ -90,7 +91,9 @@ class CrossLayer(AbstractSampleModule):
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         # Reads product, features and input, writes their sum. The backward reads the gradient,
         # the product, the features and their gradient, and writes two gradients.
-        return [costs.move("elementwise", (12 if backward else 8) * costs.tokens * self.width)]
+        return [
+            costs.move_values("elementwise", (6 if backward else 4) * costs.tokens * self.width)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +121,7 @@ class DotInteraction(AbstractSampleModule):
         n, width = self.num_vectors, costs.model.hidden_size
         sizes = (n, width, n) if backward else (n, n, width)
         pairs = costs.gemm(*sizes, costs.base_dtype, costs.tokens)
-        return [pairs, costs.move("elementwise", 3 * costs.tokens * n * n)]
+        return [pairs, costs.move_values("elementwise", 1.5 * costs.tokens * n * n)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,16 +239,17 @@ class EmbeddingBags(AbstractFirstModule):
         bottom = [one.forward for one in self.bottom.linears(costs)]
         looked_up, sent, received, whole = self._values(costs)
         # Reads rows in float32, and writes their sums.
-        pool = costs.move("embedding", 4 * looked_up + 2 * sent)
+        pool = costs.move("embedding", 4 * looked_up + costs.activation_bytes * sent)
         # The sums of the shards of a table become one vector, beside the others of the sample.
-        joined = costs.move("elementwise", 2 * (received + whole))
+        joined = costs.move_values("elementwise", received + whole)
         return [self._exchanged(costs, [*before, pool], bottom), segment([joined])]
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         # Without the first, which is the gradient of the features.
         bottom = [k for one in self.bottom.linears(costs) for k in gradients(one, True)]
         # Of each row that was looked up: reads its gradient, the row and its state; writes both.
-        update = costs.move("embedding", 18 * self._values(costs)[0])
+        size = 16 + costs.activation_bytes
+        update = costs.move("embedding", size * self._values(costs)[0])
         return [self._exchanged(costs, before, bottom[1:]), segment([update])]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -264,5 +268,5 @@ class EmbeddingBags(AbstractFirstModule):
         _, sent, *_ = self._values(costs)
         if costs.layout.ep == 1 or not sent:
             return segment([*first, *bottom])
-        exchange = costs.collective("all_to_all", 2 * sent, costs.group("ep"))
+        exchange = costs.collective("all_to_all", costs.activation_bytes * sent, costs.group("ep"))
         return segment(first, None, costs.beside(bottom, exchange), members=costs.expert_ranks)

@@ -111,4 +111,4 @@ class Mamba1(AbstractMixer):
 
     def scan(self, costs: Costs) -> list[Kernel]:
         values = costs.tokens * self.inner_size // costs.layout.tp
-        return [costs.move("elementwise", values * (2 * 3 + self.state_size))]
+        return [costs.move("elementwise", values * (3 * costs.activation_bytes + self.state_size))]
