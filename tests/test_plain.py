@@ -2,6 +2,7 @@
 that launches each kernel, and the collectives of DDP, FSDP and ZeRO.
 """
 
+import csv
 import dataclasses
 import functools as ft
 import itertools as it
@@ -596,6 +597,23 @@ def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():
     found = memory(sizes[1])
     assert found.reserved["fragmentation"] == pytest.approx(4 * 8 * 4096 * 128256 / 3)
     assert found.fullest.bytes < found.usable_bytes + found.reserved["fragmentation"]
+
+
+def test_what_the_allocator_reserves_is_within_what_is_said(shared, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks._plain import job_of
+
+    ratios = []
+    for name in ("steps.csv", "memory.csv"):
+        with (shared / "data/plain_h200" / name).open() as lines:
+            rows = [row for row in csv.DictReader(lines) if row.get("ran", "True") == "True"]
+        for row in rows:
+            found = memory(job_of(row))
+            ratios.append(float(row["peak_reserved"]) / found.fullest.bytes)
+            assert 0.995 < ratios[-1] < 1 + found.lost_bytes / found.fullest.bytes, row
+    assert max(ratios) > 1.8
+    assert any("nvidia-smi shows" in note for note in found.summary().notes)
+    assert memory(_job(LLAMA, software="megatron-core-2024")).lost_bytes == 0
 
 
 def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):

@@ -46,6 +46,11 @@ _FRAGMENTED = 1 - 147_105_245_696 / 149_557_477_376
 # is lost: chosen between 0.3 (8 sequences of Llama 3.2 1B run out in the second step) and 0.7 (17
 # of GPT-2 XL run) on that H200.
 _SPLIT = 1 / 3
+# So that of each float32 tensor of a loss another block is reserved in the next step. There are four,
+# logits, their log-softmax, and the gradients of both. In 14 runs on that H200 from 0.02
+# to 3.8 such blocks were reserved but not allocated, most with recomputation, whose layers leave no
+# activations that moments could split instead.
+_LOST = 4 * 4
 
 
 class RankMemory(msgspec.Struct, frozen=True):
@@ -74,11 +79,15 @@ class Memory(Shown, msgspec.Struct, frozen=True):
     - `device_bytes`: the memory of a device, as its driver reports it, in bytes.
     - `reserved`: what of it no tensor can have, in bytes: the `context` of the device, the buffers
         of `communicators`, and the `fragmentation` of the allocator, a share of what is left.
+    - `lost_bytes`: the most that PyTorch's allocator holds besides, in bytes, so that `nvidia-smi`
+        shows it: blocks that no tensor needs at the peak, but that others could have. Zero where
+        it is not known.
     """
 
     ranks: tuple[RankMemory, ...]
     device_bytes: float
     reserved: dict[str, float] = {}
+    lost_bytes: float = 0.0
 
     @property
     def usable_bytes(self) -> float:
@@ -92,7 +101,15 @@ class Memory(Shown, msgspec.Struct, frozen=True):
             for name in names
         ]
         columns = (Column("rank"), Column("all", "bytes", ".2f", scale=1 / GIB), *parts)
-        return Table(columns, self.ranks, "Memory of each pipeline rank at its peak, in GiB")
+        notes = []
+        if self.lost_bytes:
+            most = (self.fullest.bytes + self.lost_bytes) / GIB
+            notes.append(
+                f"PyTorch's allocator reserves from {self.fullest.bytes / GIB:.2f} to "
+                f"{min(most, self.usable_bytes / GIB):.2f} GiB, as nvidia-smi shows"
+            )
+        title = "Memory of each pipeline rank at its peak, in GiB"
+        return Table(columns, self.ranks, title, notes)
 
     @property
     def fullest(self) -> RankMemory:
@@ -151,7 +168,8 @@ def memory(job: Job) -> Memory:
         held = {name: float(size) for name, size in sizes.items() if size}
         ranks.append(RankMemory(rank, total(held), held))
     device_bytes = parts.cluster.device.memory_bytes
-    return Memory(tuple(ranks), device_bytes, _reserved(parts))
+    lost = _LOST * parts.tokens * parts.model.vocab_size if parts.training.plain else 0.0
+    return Memory(tuple(ranks), device_bytes, _reserved(parts), float(lost))
 
 
 def _reserved(parts: Costs) -> dict[str, float]:
