@@ -46,10 +46,10 @@ _FRAGMENTED = 1 - 147_105_245_696 / 149_557_477_376
 # is lost: chosen between 0.3 (8 sequences of Llama 3.2 1B run out in the second step) and 0.7 (17
 # of GPT-2 XL run) on that H200.
 _SPLIT = 1 / 3
-# So that of each float32 tensor of a loss another block is reserved in the next step. There are four,
-# logits, their log-softmax, and the gradients of both. In 14 runs on that H200 from 0.02
-# to 3.8 such blocks were reserved but not allocated, most with recomputation, whose layers leave no
-# activations that moments could split instead.
+# So that of each float32 tensor of a loss another block is reserved in the next step: of logits, of
+# their log-softmax, and of the gradients of both. In 14 runs on that H200 from 0.02 to 3.8 such
+# blocks were reserved but not allocated, most with recomputation, whose layers leave no activations
+# that moments could split instead.
 _LOST = 4 * 4
 
 
