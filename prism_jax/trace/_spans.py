@@ -174,17 +174,8 @@ class SpanList:
         if not -MOST_NS <= start <= end <= MOST_NS:
             raise OverflowError
         number = -1 if message is None else self._messages[message]
-        row = (
-            kind,
-            start,
-            end,
-            self._names[name],
-            self._lanes[lane],
-            link,
-            number,
-            sequence,
-            phase,
-        )
+        row = (kind, start, end, self._names[name], self._lanes[lane])
+        row += (link, number, sequence, phase)
         for append, value in zip(self._appends, row, strict=True):
             append(value)
 

@@ -20,26 +20,9 @@ from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within
 
 # Exchanges between two stages wait for these; compute cannot hide them.
 _NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
-_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "int": 4,
-    "double": 8,
-    "long": 8,
-    "long int": 8,
-    "int64": 8,
-    "bool": 1,
-}
-_BYTES |= {
-    "bfloat16": 2,
-    "half": 2,
-    "float16": 2,
-    "byte": 1,
-    "short": 2,
-    "char": 1,
-    "uint8": 1,
-    "int8": 1,
-}
+_BYTES = dict.fromkeys(("double", "long", "long int", "int64"), 8)  # Others have four.
+_BYTES |= dict.fromkeys(("bfloat16", "half", "float16", "short"), 2)
+_BYTES |= dict.fromkeys(("bool", "byte", "char", "int8"), 1)
 _MOST_REGIONS = 100
 # What kernels do, as predictions name it, by a part of their names; the first that matches.
 _KINDS = tuple(
@@ -258,9 +241,8 @@ def _collectives(
 def _size_of(dtype: str) -> int:
     """The bytes of an element; four if the type is not known, and one for those of eight bits."""
     name = dtype.lower().removeprefix("c10::")
-    return _BYTES.get(
-        name, 1 if name.startswith(("float8", "uint8", "unsigned char", "signed char")) else 4
-    )
+    is_byte = name.startswith(("float8", "uint8", "unsigned char", "signed char"))
+    return _BYTES.get(name, 1 if is_byte else 4)
 
 
 def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
@@ -272,7 +254,6 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     begin = np.append(-(2**62), ends[:-1])  # Gaps, each up to a kernel.
     order = np.argsort(work.start, kind="stable")
     after = order[np.searchsorted(work.start[order], until)]
-    launched, joined = work.launched[after], work.joined[after]
     # The parts of gaps in steps, of which some gaps have two.
     edges = np.sort(np.concatenate([begin, until, steps.start, steps.end]))
     low, high = edges[:-1], edges[1:]
@@ -280,29 +261,27 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     of_step = np.searchsorted(steps.start, low, "right") - 1
     inside = (of_step >= 0) & (low < steps.end[of_step]) & (low < until[of_gap])
     low, high, of_step, of_gap = low[inside], high[inside], of_step[inside], of_gap[inside]
-    # Of a gap whose kernel was launched within it the host was late until then.
-    is_late = joined[of_gap] & (launched[of_gap] > begin[of_gap])
-    late = np.clip(launched[of_gap], low, high)
-    host = np.unique(work.lane)
-    calls = spans[(spans.kind == Kind.CALL) & np.isin(spans.lane, host)]
-    calls = calls[calls.end - calls.start >= LEAST_CALL_NS]
-    waits = spans[
-        (spans.kind == Kind.RANGE) & spans.named(lambda name: bool(INPUT.fullmatch(name)))
-    ]
-    idle, total = {}, np.bincount(of_step, (high - low) * 1e-9, len(steps))
-    device, unknown = (
-        np.bincount(of_step[of_cause], (high - low)[of_cause] * 1e-9, len(steps))
-        for of_cause in (~is_late & joined[of_gap], ~joined[of_gap])
-    )
+    launched, joined = work.launched[after[of_gap]], work.joined[after[of_gap]]
+    is_late = joined & (launched > begin[of_gap])
+
+    def of_steps(seconds: Float[np.ndarray, " parts"]) -> Float[np.ndarray, " steps"]:
+        return np.bincount(of_step, seconds, len(steps))
+
+    # In a gap whose kernel was launched within it the host was late until then.
+    late, lasts = np.clip(launched, low, high), (high - low) * 1e-9
+    of_host = (spans.kind == Kind.CALL) & np.isin(spans.lane, np.unique(work.lane))
+    calls = spans[of_host & (spans.end - spans.start >= LEAST_CALL_NS)]
+    is_input = spans.named(lambda name: bool(INPUT.fullmatch(name)))
+    causes = {spans.names[i]: calls[calls.name == i] for i in np.unique(calls.name).tolist()}
+    causes["input"] = spans[(spans.kind == Kind.RANGE) & is_input]
     # What two causes cover counts as the first.
-    bounds, before = [np.zeros((2, 0), np.int64)], np.zeros(len(steps))
-    by_name = [(spans.names[i], calls[calls.name == i]) for i in np.unique(calls.name).tolist()]
-    for cause, spans_of_cause in [*by_name, ("input", waits)]:
-        bounds.append(np.stack([spans_of_cause.start, spans_of_cause.end]))
-        cover = covered(*np.concatenate(bounds, axis=1))
-        sums = np.bincount(of_step, within(cover, low, late) * is_late, len(steps))
+    idle, bounds, before = {}, np.zeros((2, 0), np.int64), np.zeros(len(steps))
+    for cause, of_cause in causes.items():
+        bounds = np.append(bounds, [of_cause.start, of_cause.end], axis=1)
+        sums = of_steps(within(covered(*bounds), low, late) * is_late)
         idle[cause], before = sums - before, sums
-    idle |= {"launches": total - device - unknown - before, "device": device, "unknown": unknown}
+    idle["launches"] = of_steps(lasts * is_late) - before
+    idle |= {"device": of_steps(lasts * (joined & ~is_late)), "unknown": of_steps(lasts * ~joined)}
     medians = {cause.split("_v")[0]: float(np.median(x)) for cause, x in idle.items()}
     return dict(sorted(((c, x) for c, x in medians.items() if x > 0), key=lambda pair: -pair[1]))
 
