@@ -10,6 +10,7 @@ from prism_jax.cli import main
 from prism_jax.prediction import predict
 from prism_jax.trace import contents, read_ranks
 from prism_jax.trace._protobuf import message_classes
+from prism_jax.trace._rank_ops import rank_ops
 from prism_jax.trace._spans import Kind, RankTrace, SpanList
 from prism_jax.trace._trace import KernelRule, RangeNames
 from prism_jax.trace._xla import _SCHEMA, XlaEvents
@@ -352,6 +353,47 @@ def test_the_launches_of_another_thread_than_the_optimizers_are_a_backward():
         {"forward": 2.97e-6, "backward": 5.94e-6, "optimizer": 0.99e-6, "copies": 0}
     )
     assert found.step_times_s == pytest.approx([10e-6] * 4, rel=0.01)
+
+
+@pytest.mark.parametrize("ends", ["sf", "fs"])
+@pytest.mark.parametrize(("arrows", "microbatches"), [(True, 2), (False, 1)])
+def test_arrows_of_autograd_tell_apart_microbatches_that_follow_one_another(
+    tmp_path, ends, arrows, microbatches
+):
+    """Two forwards of three kernels, then their backwards, whose nodes are in the reverse order."""
+    events = []
+
+    def add(cat, name, thread, start, last, **args):
+        event = {"ph": "X", "cat": cat, "name": name, "tid": thread, "pid": 1}
+        events.append(event | {"ts": start, "dur": last, "args": args})
+
+    for step in range(4):
+        nodes = []  # When the operator and the node of each kernel start.
+        for i in range(12):
+            at, backward = 1000 * step + 50 * i, i >= 6
+            thread = 2 if backward else 1
+            if backward:
+                add("cpu_op", f"autograd::engine::evaluate_function: {i}", thread, at, 40)
+                forward = 3 * (i // 3 - 2) + 2 - i % 3
+                nodes.append((1000 * step + 50 * forward, at))
+            add("cuda_runtime", "cudaLaunchKernel", thread, at + 5, 5, correlation=12 * step + i)
+            add("kernel", f"gemm{i}", 7, at + 10, 38, correlation=12 * step + i)
+        add("user_annotation", "Optimizer.step#A.step", 1, 1000 * step + 700, 50)
+        for i, pair in enumerate(nodes if arrows else []):
+            both = dict(zip("sf", pair, strict=True))
+            for end in ends:
+                own = {"cat": "fwdbwd", "name": "fwdbwd", "id": 100 * step + i, "pid": 1}
+                events.append(own | {"ph": end, "ts": both[end], "tid": 1 + (end == "f")})
+    (tmp_path / "a.json").write_text(json.dumps(events))
+    (rank,) = read_ranks(tmp_path / "a.json")
+    ops = rank_ops(rank, RangeNames())
+    assert contents([rank]).microbatches == microbatches
+    found = [(op.op, op.microbatch, op.end - op.start) for op in ops.ops if op.step == 1]
+    last = 1000 * (300 // microbatches - 12)
+    assert found[:-1] == [
+        *(("forward-compute", i, last) for i in range(microbatches)),
+        *(("backward-compute", i, last) for i in range(microbatches)),
+    ]
 
 
 def test_optimizers_bound_steps_whose_rest_is_a_graph():

@@ -142,26 +142,25 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
 def _gather(
     durations: dict[tuple[str, str], list[np.ndarray]], work: Work, names: tuple[str, ...]
 ) -> None:
-    order = np.lexsort((work.name, work.what))
-    keys = np.stack([work.what[order], work.name[order]])
-    begins = np.flatnonzero(np.any(keys[:, 1:] != keys[:, :-1], axis=0)) + 1
-    for (what, name), part in zip(
-        keys[:, np.append(0, begins)].T.tolist() if len(order) else [],
-        np.split((work.end - work.start)[order], begins),
-        strict=False,
-    ):
-        if part.any():
-            kind = {TALKS: "communication", COPIES: "copy", COMPUTES: ""}[what]
-            durations.setdefault((names[name], kind or kind_of(names[name])), []).append(part)
+    """Adds the seconds of the calls of each kernel, by its name and kind."""
+    keys = work.what * len(names) + work.name
+    order = np.argsort(keys, kind="stable")
+    distinct, begins = np.unique(keys[order], return_index=True)
+    parts = np.split(1e-9 * (work.end - work.start)[order], begins[1:])
+    for key, seconds in zip(distinct.tolist(), parts, strict=False):
+        what, name = divmod(key, len(names))
+        if seconds.any():
+            kind = {TALKS: "communication", COPIES: "copy", COMPUTES: kind_of(names[name])}[what]
+            durations.setdefault((names[name], kind), []).append(seconds)
 
 
 def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPool]:
     pools = []
     for (name, kind), parts in durations.items():
-        seconds = 1e-9 * np.concatenate(parts)
-        cv = float(seconds.std() / seconds.mean()) if seconds.mean() > 0 else 0.0
-        total, median = float(seconds.sum()), float(np.median(seconds))
-        pools.append(KernelPool(name, len(seconds), total, median, cv, kind))
+        seconds = np.concatenate(parts)
+        figures = float(seconds.sum()), float(np.median(seconds))
+        cv = float(seconds.std() / seconds.mean())
+        pools.append(KernelPool(name, len(seconds), *figures, cv, kind))
     return sorted(pools, key=lambda pool: -pool.total_s)
 
 

@@ -129,12 +129,6 @@ class Spans:
         """Which spans wait for other ranks, by their names."""
         return self.named(lambda name: name.startswith(_WAITING))
 
-    def extent(self, chosen: Bool[np.ndarray, " spans"]) -> tuple[int, int] | None:
-        """The first start and the last end of some spans; `None` if there are none."""
-        if not chosen.any():
-            return None
-        return int(self.start[chosen].min()), int(self.end[chosen].max())
-
 
 # The columns, with their types in an `array`.
 _COLUMNS = {"kind": "b", "start": "q", "end": "q", "name": "i", "lane": "i", "link": "q"}
@@ -224,7 +218,3 @@ class RankOp:
     stage: int
     start: int
     end: int
-
-    def at(self, times: tuple[int, int] | None) -> "RankOp":
-        """The op with another start and end, if they are known."""
-        return self if times is None else dataclasses.replace(self, start=times[0], end=times[1])

@@ -20,9 +20,10 @@ from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within
 
 # Exchanges between two stages wait for these; compute cannot hide them.
 _NEVER_HIDDEN = ("send", "recv", "send_recv", "barrier")
-_BYTES = dict.fromkeys(("double", "long", "long int", "int64"), 8)  # Others have four.
-_BYTES |= dict.fromkeys(("bfloat16", "half", "float16", "short"), 2)
-_BYTES |= dict.fromkeys(("bool", "byte", "char", "int8"), 1)
+# The bytes of elements; others have four.
+_SIZES = {8: ("double", "long", "long int", "int64"), 1: ("bool", "byte", "char", "int8")}
+_SIZES |= {2: ("bfloat16", "half", "float16", "short")}
+_BYTES: dict[str, int] = {name: size for size, names in _SIZES.items() for name in names}
 _MOST_REGIONS = 100
 # What kernels do, as predictions name it, by a part of their names; the first that matches.
 _KINDS = tuple(
