@@ -265,7 +265,7 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     launched, joined = work.launched[after[of_gap]], work.joined[after[of_gap]]
     is_late = joined & (launched > begin[of_gap])
 
-    def of_steps(seconds: Float[np.ndarray, " parts"]) -> Float[np.ndarray, " steps"]:
+    def of_steps(seconds: np.ndarray) -> np.ndarray:
         return np.bincount(of_step, seconds, len(steps))
 
     # In a gap whose kernel was launched within it the host was late until then.
