@@ -128,7 +128,7 @@ def test_what_has_no_float32_is_refused():
         _job("tf32", "cluster=dgx-1")
     plain = ("training.software=pytorch-2026", "layout.tp=1", "layout.pp=1", "layout.dp=16")
     job = _job("fp32", *plain, "training.zero=0")
-    assert any("no products but those in 16 bits" in note for note in job.notes)
+    assert any("no products in fp32" in note for note in job.notes)
     parts = prism.memory(job).fullest.parts
     assert parts["parameters"] + parts["optimizer"] == 12 * _PARAMETERS
 

@@ -306,8 +306,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dtype = "" if how is None else how.dtype
         if how is not None and how.operators and not how.listed:
             notes += (
-                "lists of operators have no products but those in 16 bits, so the kernels of this "
-                "job are fused, and true steps may take longer.",
+                f"lists of operators have no products in {dtype}, so the kernels of this job are "
+                "fused, and true steps may take longer.",
             )
         elif how is not None and how.operators and self.model is not None:
             listed = {"attention", "embedding", "head", "mlp"}
