@@ -7,19 +7,23 @@ import dataclasses
 import functools as ft
 import itertools as it
 import json
+import math
 import pathlib
 from collections import Counter
 from typing import Any
 
+import jax
 import msgspec
 import pytest
 
 from prism_jax import data
 from prism_jax.__main__ import main
 from prism_jax.diagnosis import calibrated_to_profile, kernel_classes
+from prism_jax.engine import simulate
 from prism_jax.importers import import_job
 from prism_jax.lowering import parts_of
 from prism_jax.prediction import fits, memory, predict
+from prism_jax.program import compile_job
 from prism_jax.trace import contents, read_ranks
 from prism_jax.workload import Costs, lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
@@ -156,6 +160,24 @@ def test_a_gpu_waits_for_a_host_that_is_behind_and_for_no_other():
     slow, quick = (100.0, 10, 1), (0.1, 10, 9)
     assert _host(1.0, [slow, quick]) == pytest.approx(0.0, abs=1e-9)
     assert _host(1.0, [quick, slow]) == pytest.approx(90 - 0.9)
+
+
+@pytest.mark.slow
+def test_two_gpus_wait_for_the_slower_of_two_hosts():
+    # The mean of the larger of two normals is 1 / sqrt(pi) of their deviation above theirs.
+    laws, means = [], []
+    for gpus in (1, 2):
+        changes = {"layout.dp": gpus, "schedule.num_microbatches": 4}
+        job = _job(LLAMA, changes, microbatch_size=1, sequence_length=2048)
+        program = compile_job(job)
+        laws.append(simulate(program, num_samples=8192, key=jax.random.key(0)))
+        means.append(predict(job).mean)
+    one, two = laws
+    assert one.mean == pytest.approx(means[0], rel=3e-3)
+    assert 0.03 < one.std / one.mean < 0.1
+    slower = 1 + one.std / one.mean / math.sqrt(math.pi)
+    # Collectives, and GPUs that differ, add a little.
+    assert 0 <= two.mean / means[1] - slower < 6e-3
 
 
 def test_several_short_microbatches_wait_for_the_host_each():
