@@ -58,31 +58,36 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     @np.errstate(all="ignore")
     def backward(of_outs: Any) -> Any:
         pairs = zip(jax.tree.leaves(of_outs), jax.tree.leaves(trace.results), strict=True)
-        given = [np.asarray(x, np.float64) if _is_real(out) else None for x, out in pairs]
-        zeros = np.zeros(next(len(x) for x in given if x is not None))
-        found = None
+        of_results = [
+            np.asarray(array, np.float64) if _is_real(out) else None for array, out in pairs
+        ]
+        zeros = np.zeros(next(len(array) for array in of_results if array is not None))
+        derivatives = None
         if values is not None:
             with contextlib.suppress(Exception):  # JAX repeats an error that is the function's own.
-                found = _back(flat(trace.function), values, given, active)[others:]
-        if found is None:
-            found = derivatives_by_jax(function, args, given)
-        found = [
-            np.multiply.outer(zeros, x) if of_x is None else of_x
-            for x, of_x in zip(arrays, found, strict=True)
+                derivatives = _back(flat(trace.function), values, of_results, active)[others:]
+        if derivatives is None:
+            derivatives = derivatives_by_jax(function, args, of_results)
+        derivatives = [
+            np.multiply.outer(zeros, array) if derivative is None else derivative
+            for array, derivative in zip(arrays, derivatives, strict=True)
         ]
-        pairs = zip(arrays, found, strict=True)
-        every = [of_x.astype(x.dtype) if _is_real(x) else None for x, of_x in pairs]
-        return jax.tree.unflatten(structure, every)
+        pairs = zip(arrays, derivatives, strict=True)
+        of_arrays = [
+            derivative.astype(array.dtype) if _is_real(array) else None
+            for array, derivative in pairs
+        ]
+        return jax.tree.unflatten(structure, of_arrays)
 
     return trace.on_device(results), backward
 
 
-def _is_real(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+def _is_real(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-def _has_derivatives(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.inexact)  # Complex numbers within a function, too.
+def _has_derivatives(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.inexact)  # Complex numbers within a function, too.
 
 
 def _pulled_back(
@@ -101,7 +106,11 @@ def _read_on_the_way_back(function: Function) -> Flat:
     """A traced function without calls of others whose values are only returned."""
     whole = flat(function)
     read = {number for operation in whole.operations for number in operation.reads}
-    kept = [x for x in whole.operations if _has_slopes(x.equation) or read & {*x.writes}]
+    kept = [
+        operation
+        for operation in whole.operations
+        if _has_slopes(operation.equation) or read & {*operation.writes}
+    ]
     return whole._replace(operations=kept)
 
 
@@ -121,22 +130,22 @@ def _back(
         if not depends.isdisjoint(operation.reads):
             pairs = zip(operation.writes, operation.equation.outvars, strict=True)
             depends.update(number for number, var in pairs if _has_derivatives(var.aval))
-    found: dict[int, np.ndarray] = {}
+    sums: dict[int, np.ndarray] = {}
 
     def add(numbers, derivatives):
-        for number, x in zip(numbers, derivatives, strict=True):
-            if x is not None and number in depends:
-                found[number] = found[number] + x if number in found else x
+        for number, derivative in zip(numbers, derivatives, strict=True):
+            if derivative is not None and number in depends:
+                sums[number] = sums[number] + derivative if number in sums else derivative
 
     add(whole.outputs, of_results)
     for operation in reversed(whole.operations):
         reads, writes = operation.reads, operation.writes
-        of_outs = [found.pop(number, None) for number in writes]
-        if any(x is not None for x in of_outs):
+        of_outs = [sums.pop(number, None) for number in writes]
+        if any(derivative is not None for derivative in of_outs):
             outs, args = [values[i] for i in writes], [values[i] for i in reads]
             wanted = [number in depends for number in reads]
             add(reads, _through(operation, of_outs, outs, args, wanted))
-    return [found.get(number) for number in whole.inputs]
+    return [sums.get(number) for number in whole.inputs]
 
 
 def _through(
@@ -155,8 +164,8 @@ def _through(
             return _through_map(loop, of_outs, args, wanted)
     if not _has_slopes(equation):
         return _by_jax(equation, of_outs, args, wanted)
-    found = SLOPES[equation.primitive.name](equation, of_outs[0], outs[0], *args)
-    return [one() if use else None for one, use in zip(found, wanted, strict=True)]
+    slopes = SLOPES[equation.primitive.name](equation, of_outs[0], outs[0], *args)
+    return [slope() if use else None for slope, use in zip(slopes, wanted, strict=True)]
 
 
 def _through_columns(
@@ -174,34 +183,42 @@ def _through_map(loop: Scan, of_outs, args, wanted) -> list[np.ndarray | None]:
     number = loop.num_consts
     consts, slices = args[:number], args[number:]
     of_consts: list[Any] = [None] * number
-    figures = next(len(x) for x in of_outs if x is not None)
+    figures = next(len(array) for array in of_outs if array is not None)
     of_slices = [
-        np.zeros((figures, *x.shape), x.dtype) if use else None
-        for x, use in zip(slices, wanted[number:], strict=True)
+        np.zeros((figures, *array.shape), array.dtype) if use else None
+        for array, use in zip(slices, wanted[number:], strict=True)
     ]
     for i in reversed(range(loop.length)):
-        given = [x[:, i] if x is not None and x[:, i].any() else None for x in of_outs]
-        if all(x is None for x in given):
+        of_iteration = [
+            array[:, i] if array is not None and array[:, i].any() else None for array in of_outs
+        ]
+        if all(array is None for array in of_iteration):
             continue
-        inputs = [*consts, *(x[i] for x in slices)]
-        found = _pulled_back(loop.function, inputs, given, wanted)
-        of_consts = [_sum(x, y) for x, y in zip(of_consts, found[:number], strict=True)]
-        for whole, one in zip(of_slices, found[number:], strict=True):
-            if whole is not None and one is not None:
-                whole[:, i] = one
+        inputs = [*consts, *(array[i] for array in slices)]
+        derivatives = _pulled_back(loop.function, inputs, of_iteration, wanted)
+        of_consts = [
+            _sum(array, other) for array, other in zip(of_consts, derivatives[:number], strict=True)
+        ]
+        for of_all, of_one in zip(of_slices, derivatives[number:], strict=True):
+            if of_all is not None and of_one is not None:
+                of_all[:, i] = of_one
     return [*of_consts, *of_slices]
 
 
-def _sum(x: np.ndarray | None, y: np.ndarray | None) -> np.ndarray | None:
-    return y if x is None else x if y is None else x + y
+def _sum(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    return second if first is None else first if second is None else first + second
 
 
 def _by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None]:
     """The same for an operation that has derivatives of its own in JAX."""
-    figures = tuple(None if x is None else len(x) for x in of_outs)
+    figures = tuple(None if derivative is None else len(derivative) for derivative in of_outs)
     function = _derivative(equation, tuple(wanted), figures)
-    found = iter(evaluated(function, [*args, *(x for x in of_outs if x is not None)]))
-    return [next(found) if use else None for use in wanted]
+    derivatives = iter(
+        evaluated(
+            function, [*args, *(derivative for derivative in of_outs if derivative is not None)]
+        )
+    )
+    return [next(derivatives) if use else None for use in wanted]
 
 
 @ft.lru_cache(maxsize=4096)
@@ -216,19 +233,23 @@ def _derivative(
     def of_wanted(*inputs):
         args, of_results = inputs[:number], inputs[number:]
 
-        def results(*some):
-            rest = iter(some)
-            used = (next(rest) if use else x for x, use in zip(args, wanted, strict=True))
-            found = function(*used)
-            return [x for x, given in zip(found, figures, strict=True) if given is not None]
+        def results(*changed):
+            values = iter(changed)
+            used = (next(values) if use else array for array, use in zip(args, wanted, strict=True))
+            outs = function(*used)
+            return [
+                array
+                for array, number_of in zip(outs, figures, strict=True)
+                if number_of is not None
+            ]
 
-        some = [x for x, use in zip(args, wanted, strict=True) if use]
-        return jax.vmap(jax.vjp(results, *some)[1])(list(of_results))
+        changed = [array for array, use in zip(args, wanted, strict=True) if use]
+        return jax.vmap(jax.vjp(results, *changed)[1])(list(of_results))
 
-    every: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in every[:number]]
-    for x, given in zip(every[number:], figures, strict=True):
-        if given is not None:
-            shapes.append(jax.ShapeDtypeStruct((given, *x.shape), x.dtype))
+    avals: list[Any] = [array.aval for array in (*equation.invars, *equation.outvars)]
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in avals[:number]]
+    for array, number_of in zip(avals[number:], figures, strict=True):
+        if number_of is not None:
+            shapes.append(jax.ShapeDtypeStruct((number_of, *array.shape), array.dtype))
     with jax.enable_x64(True):
         return jax.make_jaxpr(of_wanted)(*shapes)
