@@ -386,6 +386,8 @@ def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):
         "b.csv": "Step,loss\n1,2.0\n",
         "c.json": '{"hidden_size": 4096}',
         "events.out.tfevents.1": b"\x05" * 64,
+        # An entry whose tag is a number.
+        "events.out.tfevents.2": struct.pack("<QI", 6, 0) + b"\x2a\x04\x0a\x02\x08\x01" + bytes(4),
         "d.csv": "",
         "e.json": "[[1, 2",
     }

@@ -285,7 +285,7 @@ def _scalars(event: bytes) -> tuple[int, dict[str, float]]:
 
 def _scalar(entry: dict[int, Any]) -> tuple[str, float | None]:
     """The tag and the value of an entry of a summary."""
-    tag = entry.get(1, b"").decode("utf-8", "replace")
+    tag = entry[1].decode("utf-8", "replace") if isinstance(entry.get(1), bytes) else ""
     if isinstance(entry.get(2), bytes) and len(entry[2]) == 4:
         return tag, struct.unpack("<f", entry[2])[0]
     tensor: dict[int, Any] = dict(_fields(entry[8])) if isinstance(entry.get(8), bytes) else {}
