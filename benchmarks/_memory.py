@@ -19,8 +19,8 @@ from typing import Any
 from prism_jax import data
 from prism_jax.data import load_job, make_job
 from prism_jax.importers._documents import document
+from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
-from prism_jax.importers._megatron_flags import megatron_reader
 from prism_jax.prediction import Memory, memory
 
 from ._published import BYTES_OF_UNITS, published

@@ -9,8 +9,8 @@ import pytest
 
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer
+from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
-from prism_jax.importers._megatron_flags import megatron_reader
 from prism_jax.lowering import parts_of
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._memory import memory_of_stages

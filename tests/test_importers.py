@@ -15,9 +15,8 @@ from prism_jax.cli import main
 from prism_jax.data import load_job, make_job
 from prism_jax.importers import import_job
 from prism_jax.importers._documents import document
-from prism_jax.importers._frameworks import framework
+from prism_jax.importers._frameworks import framework, megatron_reader
 from prism_jax.importers._megatron import layers_of_layout, read_megatron
-from prism_jax.importers._megatron_flags import megatron_reader
 from prism_jax.importers._megatron_model import repeated
 from prism_jax.prediction import memory
 from prism_jax.workload import count_parameters

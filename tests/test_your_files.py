@@ -18,6 +18,7 @@ from prism_jax.data import job_keys, load_job
 from prism_jax.importers import GpusNotSaidError, NotImportableError, import_job
 from prism_jax.importers._arithmetic import arithmetic
 from prism_jax.importers._documents import document
+from prism_jax.importers._formulas import keys_of
 from prism_jax.importers._frameworks import framework, framework_names
 from prism_jax.importers._shell import run_script
 from prism_jax.importers._training_files import well_known
@@ -340,14 +341,17 @@ def test_a_job_has_what_the_files_say_and_where_it_is_from(tmp_path, capsys):
     assert sum("data, tokenizers or logs" in note for note in notes) == 1
 
 
+_READ_BY_THE_CODE = (
+    "shards-in-a-node",
+    "tf32",
+    "attention-in-float32",
+    "model-name",
+    "model-flavor",
+)
+
+
 def test_tables_of_frameworks_are_in_terms_of_what_is_known():
     flags = framework("megatron").meanings
-    # What the code makes flags of.
-    pseudo = {"shards", "copies", "pipeline-microbatch", "sequences-a-device"}
-    pseudo |= {"pipeline-microbatches", "mlp-multiple-of", "recomputes-by-default"}
-    pseudo |= {"shards-in-a-node", "tf32", "attention-in-float32"}
-    axes = ("tp", "ts", "tt", "pp", "cp", "ep", "fsdp", "ft", "dp")
-    pseudo |= {f"{of}-{axis}" for of in ("ici", "dcn") for axis in axes}
     keys = {key.key for key in job_keys()}
     for name in framework_names():
         table = framework(name).table
@@ -357,9 +361,16 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
         for options in table.get("values", {}).values():
             for values in options.values():
                 targets += [] if isinstance(values, str) else [*values]
-        targets += table.get("job", {})
+        targets += [*table.get("job", {}), *table["computed"]]
+        read = {name for formula in table["computed"].values() for name in keys_of(formula)}
+        own = {*(name.replace("_", "-") for name in read)}
+        inherited = {meaning.what for meaning in framework(name).meanings.values()}
+        inherited |= {"deepspeed", "training"}  # Also by values of keys.
+        assert own <= {*targets, *flags, *inherited}, name
         for target in targets:
-            known = target in keys if "." in target else target in flags or target in pseudo
+            known = (
+                target in keys if "." in target else target in {*flags, *own, *_READ_BY_THE_CODE}
+            )
             assert known, f"{name}: {target}"
         for kind in ("costs", "costs_in_fp8"):
             for cost in table.get(kind, {}).values():

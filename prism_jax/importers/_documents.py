@@ -18,7 +18,7 @@ from ._shell_words import absent
 
 # What is listed in a file takes time and memory for each; aliases of YAML stand for a part again.
 _MOST_KEYS, _DEEPEST = 200_000, 40
-_TOO_DEEP = "it cannot be read: it has more keys, or deeper ones, than any configuration has"
+_TOO_DEEP = "it cannot be read: it has more keys, or deeper ones, than any configuration has."
 
 
 class Document(NamedTuple):
@@ -64,11 +64,11 @@ def document(
 
     **Raises:**
 
-    A `ValueError` of one clause if it cannot be read.
+    A `ValueError` of one sentence if it cannot be read.
     """
     text = text.replace("\r\n", "\n").lstrip("\ufeff")
-    if found := _printed(text):
-        return Document(name, "arguments", found, found)
+    if printed := _printed(text):
+        return Document(name, "arguments", printed, printed)
     if text.startswith("#!"):
         return _command(name, text, outer, source)
     suffix, problem = pathlib.PurePath(name).suffix.lower(), None
@@ -85,13 +85,13 @@ def document(
             keys = dict(_flat(table))
             return Document(name, kind, table, {key: _filled(key, keys, outer) for key in keys})
         if isinstance(table, list):
-            raise ValueError("this is not a table of keys; give a configuration")
+            raise ValueError("this is not a table of keys; give a configuration.")
     if problem is None:
         return _command(name, text, outer, source)
     said = quoted(" ".join(str(problem).split()).rstrip("."), 160)
     if isinstance(problem, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
         said = "the JSON ends early, as of a download that was cut"
-    raise ValueError(f"it cannot be read: {said}; give another file")
+    raise ValueError(f"it cannot be read: {said}; give another file.")
 
 
 def _command(
@@ -102,13 +102,13 @@ def _command(
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except ValueError as error:
-        raise ValueError(f"it cannot be read: {error}; give another file") from None
+        raise ValueError(f"it cannot be read: {error}; give another file.") from None
     launcher, keys = options(script.commands, script.variables)
     for line in script.comments:
         if match := re.match(r"#\s*(?:SBATCH|PBS|BSUB|FLUX:)\s+(.*)", line):
             launcher = {**options_of(match[1].split()), **launcher}
     if not keys and not launcher:
-        raise ValueError("it has no flags such as `--num-layers 32`")
+        raise ValueError("it has no flags such as `--num-layers 32`.")
     return Document(name, "command", keys, keys, launcher, script.wanted, script.variables)
 
 
@@ -140,15 +140,15 @@ def options(
         at = next(programs, -1 if is_bare and not launches else 0)
         if launches:
             launcher |= options_of(words[: at or len(words)])
-        found = options_of(words[at + 1 :])
+        values = options_of(words[at + 1 :])
         if is_bare:  # Arguments alone, on several lines.
-            bare |= found
-        elif len(found) >= max(1, len(best)):
-            best = found
+            bare |= values
+        elif len(values) >= max(1, len(best)):
+            best = values
     best = bare if len(bare) > len(best) else best
-    listed = [value for value in variables.values() if any("--" in word for word in value)]
+    listed = [words for words in variables.values() if any("--" in word for word in words)]
     of_variables = options_of(" ".join(it.chain.from_iterable(listed)).split())
-    says = [_SIZES & {name.replace("_", "-") for name in found} for found in (best, of_variables)]
+    says = [_SIZES & {name.replace("_", "-") for name in values} for values in (best, of_variables)]
     if not best or (says[1] and not says[0]):
         best = {**of_variables, **best}
     if "WORLD_SIZE" in variables and not launcher:
@@ -160,19 +160,19 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
     """The options of a command, without dashes, each with its words, or `True` if it has none; and
     dotted keys with their values (`model.num_layers=40`), as of Hydra.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     flag = ""
     for word in words:
         if re.match(r"--?[A-Za-z]", word) and not re.fullmatch(r"-[a-z][\w.]*[:/].*", word):
             flag, equals, value = word.lstrip("-").partition("=")
-            found[flag] = value if equals else True
+            values[flag] = value if equals else True
         elif match := re.match(
             r"[+~]{0,2}([A-Za-z_]\w*(?:\.\w+)+|[a-z]\w*)=(.*)$", word, re.DOTALL
         ):
-            found[match[1]], flag = match[2], ""
+            values[match[1]], flag = match[2], ""
         elif flag:
-            found[flag] = word if found[flag] is True else f"{found[flag]} {word}"
-    return found
+            values[flag] = word if values[flag] is True else f"{values[flag]} {word}"
+    return values
 
 
 # A line such as `  hidden_size ................ 4096`, after what a logger or a launcher puts
@@ -184,11 +184,11 @@ _PRINTED = re.compile(
 
 def _printed(text: str) -> dict[str, Any]:
     """The arguments in a printed block, of which there are at least three."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for line in text.splitlines():
         if ("...." in line) and (match := _PRINTED.search(line[:2000])):
-            found.setdefault(match[1], _word(match[2]))
-    return found if len(found) > 2 else {}
+            arguments.setdefault(match[1], _word(match[2]))
+    return arguments if len(arguments) > 2 else {}
 
 
 def _word(text: str) -> Any:
@@ -233,12 +233,12 @@ def _filled(
     def named(match: re.Match[str]) -> str:
         name = place(match[1])
         if name in keys and depth < 4:
-            found = _filled(name, keys, outer, depth + 1)
+            text = _filled(name, keys, outer, depth + 1)
         else:
-            found = next((table[name] for table in outer if name in table), match[2])
-        if found is None or isinstance(found, list | dict):
+            text = next((table[name] for table in outer if name in table), match[2])
+        if text is None or isinstance(text, list | dict):
             return absent(name)
-        return str(found)[:1000]
+        return str(text)[:1000]
 
     match = _REFERENCE.fullmatch(value)
     if match and place(match[1]) in keys and not isinstance(keys[place(match[1])], str):

@@ -1,10 +1,12 @@
-"""Formulas of the keys of a configuration, as `models.toml` has them: a value that begins with `=`,
-in the syntax of Python's expressions. Only what `evaluate` names can be said.
+"""Formulas of the keys of a configuration, as `models.toml` and `frameworks/` have them: a value
+that begins with `=`, in the syntax of Python's expressions. Only what `evaluate` names can be said.
 """
 
 import ast
 import functools as ft
+import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 
 
@@ -30,14 +32,20 @@ _CALLS: dict[str, Callable[..., object]] = {
     "at": lambda values, i: values[i] if isinstance(values, list) else values,
     "int": int,
     "len": len,
+    "max": max,
+    "padded": lambda size, multiple: -(-size // multiple) * multiple,
+    "product": lambda *numbers: _product(*numbers),
+    "round": round,
 }
 _LARGEST = 2**53
+# What is raised by a formula of other values than it is of.
+NO_VALUE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 @ft.cache
 def parsed(formula: str) -> ast.expr:
     """The syntax of a formula, which begins with `=`."""
-    return ast.parse(formula[1:].strip(), mode="eval").body
+    return ast.parse(f"({formula[1:].strip()})", mode="eval").body
 
 
 @ft.cache
@@ -45,6 +53,25 @@ def keys_of(formula: str) -> tuple[str, ...]:
     """The keys that a formula reads."""
     names = (node.id for node in ast.walk(parsed(formula)) if isinstance(node, ast.Name))
     return tuple(dict.fromkeys(name for name in names if name not in _CALLS))
+
+
+def _product(*numbers: object) -> int:
+    """The product of those that are said, which must be above zero."""
+    said = [number for number in numbers if number is not None]
+    if not said or not all(isinstance(number, int) and number > 0 for number in said):
+        raise TypeError
+    return math.prod(said)  # pyright: ignore
+
+
+def plain(value: object) -> object:
+    """The switch or number that a text says, else the value itself."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", value):
+        return value
+    return int(value) if value.lstrip("-").isdigit() else float(value)
 
 
 def evaluate(node: ast.expr, values: Mapping[str, object]) -> object:
@@ -97,4 +124,4 @@ def evaluate(node: ast.expr, values: Mapping[str, object]) -> object:
             return _CALLS[name](*map(value, node.args))
         case _:  # A list, which is of names and numbers.
             assert isinstance(node, ast.List | ast.Tuple)
-            return [value(one) for one in node.elts]
+            return [value(element) for element in node.elts]

@@ -5,26 +5,33 @@ A table has the same parts as that of Megatron-LM. Names are written in small le
 dashes or underscores; `x*` stands for all that begin with `x`; sections before a name may be left
 out. A key of a file:
 
-- `[sets]` (of Megatron-LM alone): is read by the code; `[same]` and `[opposite]`: is another flag;
+- `[sets]` (of Megatron-LM alone): is read by the code; `[same]` and `[opposite]`: is another flag,
+  or the name of a model (`model-name`, `model-flavor`);
 - `[job]`: is a key of a job as it is; `[values]`: stands for other keys, by its value;
-- `[models]`: names a model; `[no_effect]`: costs nothing in a step;
+- `[no_effect]`: costs nothing in a step;
 - `[costs]`, `[costs_in_fp8]`: costs up to a share of a step, in percent, that a job does not have.
   With at most 10 % it is left out with a note, with more it is refused.
+
+Then `[computed]` has, in their order, what follows from flags by a formula, which may name flags of
+its own; and `notes` sentences about what a formula has a value of.
 """
 
+import contextlib
 import dataclasses
+import difflib
 import fnmatch
 import functools as ft
 import itertools as it
 import pathlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._misc import quoted
 from ._documents import Document
-from ._problems import Problems, is_off
+from ._formulas import NO_VALUE, evaluate, keys_of, parsed, plain
+from ._problems import Problems, Reader, is_off
 
 
 # The most percent of a step that is left out with a note.
@@ -35,6 +42,8 @@ _MOST_LOOKED_AT = 2_000
 _MOST_UNKNOWN = 100
 # Of these groups of keys without effect a note tells that they are left out.
 _TOLD = ("data", "tokenizer", "logs")
+# These have a dtype of fewer than 16 bits.
+_NARROW = ("fp8-format", "fp8", "fp4-format", "fp4")
 _DATA = ("data", "token", "logging", "wandb", "tensorboard")
 
 
@@ -79,7 +88,7 @@ class Framework:
             if short in self.meanings:
                 return short, self.meanings[short]
         for short in filter(lambda short: short.startswith(self.beginnings), shorter):
-            begins = next(one for one in self.beginnings if short.startswith(one))
+            begins = next(beginning for beginning in self.beginnings if short.startswith(beginning))
             return short, self.meanings[f"{begins}*"]
         return self._negated(parts[-1]) if "sets" in self.table or "like" in self.table else None
 
@@ -96,12 +105,18 @@ class Framework:
         return None
 
     @property
+    def is_megatron(self) -> bool:
+        """Whether flags of Megatron-LM say the model and the batch."""
+        return "megatron" in (self.name, self.table.get("like"))
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Keys one of which a file of this framework has."""
-        return tuple(_usual(self.table["marks"]).split())
+        return tuple(usual(self.table["marks"]).split())
 
 
-def _usual(name: str) -> str:
+def usual(name: str) -> str:
+    """A key in small letters, with dashes, and without those that sections begin with."""
     return re.sub(r"(^|\.)-+", r"\1", name.replace("_", "-").lower())
 
 
@@ -117,19 +132,21 @@ def framework(name: str) -> Framework:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     meanings = dict(framework(table["like"]).meanings) if "like" in table else {}
     of_values = table.get("values", {})
-    inherited = framework(table["like"]).table["values"] if "like" in table else {}
-    table["values"] = inherited | of_values
-    for kind in ("sets", "no_effect", "job", "models"):
+    inherited = framework(table["like"]).table if "like" in table else {}
+    table["values"] = inherited.get("values", {}) | of_values
+    table["computed"] = table.get("computed", {}) | inherited.get("computed", {})
+    table["notes"] = [*table.get("notes", ()), *inherited.get("notes", ())]
+    for kind in ("sets", "no_effect", "job"):
         for what, names in table.get(kind, {}).items():
-            meanings |= dict.fromkeys(_usual(names).split(), Meaning(kind, what))
+            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
     for kind in ("costs", "costs_in_fp8"):
         for what, cost in table.get(kind, {}).items():
             meaning = Meaning(kind, what, cost["percent"], cost["source"])
-            meanings |= dict.fromkeys(_usual(cost["keys"]).split(), meaning)
+            meanings |= dict.fromkeys(usual(cost["keys"]).split(), meaning)
     for kind in ("same", "opposite"):
         for names, what in table.get(kind, {}).items():
-            meanings |= dict.fromkeys(_usual(names).split(), Meaning(kind, what))
-    meanings |= {_usual(key): Meaning("values", key) for key in of_values}
+            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
+    meanings |= {usual(key): Meaning("values", key) for key in of_values}
     beginnings = tuple(name[:-1] for name in meanings if name.endswith("*"))
     return Framework(name, table, meanings, beginnings)
 
@@ -145,15 +162,15 @@ def framework_of(document: Document) -> Framework | None:
     """The framework that a file is of: of those with one of its marks, that which knows the most of
     its keys.
     """
-    names = {_usual(key) for key in it.islice(document.keys, _MOST_LOOKED_AT)}
+    names = {usual(key) for key in it.islice(document.keys, _MOST_LOOKED_AT)}
     best, most = None, (0, 0)
     for framework_name in framework_names():
-        one = framework(framework_name)
-        marked = sum(1 for mark in one.marks if any(_marks(mark, name) for name in names))
-        if marked >= one.table.get("least_marks", 1):
-            known = sum(1 for name in names if one.meaning(name) is not None)
+        owner = framework(framework_name)
+        marked = sum(1 for mark in owner.marks if any(_marks(mark, name) for name in names))
+        if marked >= owner.table.get("least_marks", 1):
+            known = sum(1 for name in names if owner.meaning(name) is not None)
             if (known, marked) > most:
-                best, most = one, (known, marked)
+                best, most = owner, (known, marked)
     return best
 
 
@@ -167,18 +184,24 @@ class Arguments:
 
     **Attributes:**
 
-    - `flags`: the values of flags, without dashes.
-    - `job`: the values of keys of a job.
-    - `models`: the names of models.
+    - `flags`: the values of flags, without dashes, and of dotted keys of a job.
     - `origins`: for each of these, the key and the file that it came from.
     - `problems`: what is in the way, and what is left out with a note.
     """
 
     flags: dict[str, Any] = dataclasses.field(default_factory=dict)
-    job: dict[str, Any] = dataclasses.field(default_factory=dict)
-    models: dict[str, str] = dataclasses.field(default_factory=dict)
     origins: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     problems: Problems = dataclasses.field(default_factory=Problems)
+
+    def origin(self, target: str) -> str:
+        """Where a flag, a key or a model is from, for a sentence."""
+        key, file = self.origins.get(target, ("", ""))
+        return f"`{key}` in {file}" if key else file
+
+    def reader(self, strict: bool = False, replaced: Collection[str] = ()) -> Reader:
+        """Reads the flags; problems have the names in the files."""
+        names = {flag: key for flag, (key, _) in self.origins.items() if key}
+        return Reader(self.flags, strict, self.problems, names, replaced)
 
 
 def translate(
@@ -192,59 +215,67 @@ def translate(
     - `leave_out`: keys that are left out, by the names that they have in the files.
     - `strict`: whether keys that are not known are refused; by default there is a note for each.
     """
-    found, told, costs, skipped = Arguments(), [], [], {_usual(key): key for key in leave_out}
+    arguments, told, costs, skipped = Arguments(), [], [], {usual(key): key for key in leave_out}
     files = [*files]
-    for document, one in files:
+    for document, owner in files:
         unknown: list[str] = []
         for key, value in document.keys.items():
-            name = _usual(key)
-            if value is None or _is_default(document, one, name, value):
+            name = usual(key)
+            if value is None or _is_default(document, owner, name, value):
                 continue
             if name in skipped or name.rpartition(".")[2] in skipped:
-                found.problems.note(f"`{key}` is left out, as asked.")
+                arguments.problems.notes.append(f"`{key}` is left out, as asked.")
                 skipped.pop(name, skipped.pop(name.rpartition(".")[2], None))
                 continue
-            known = one.meaning(name)
+            known = owner.meaning(name)
             if known is None:
                 data = any(word in name.rpartition(".")[2] for word in _DATA)
-                (told if data and not (strict or _near(name, one)) else unknown).append(key)
+                (told if data and not (strict or _near(name, owner)) else unknown).append(key)
             elif known[1].kind.startswith("costs"):
                 costs.append((key, value, known[1]))
             elif known[1].kind == "no_effect":
                 told += [key] * (known[1].what in _TOLD)
                 if known[1].what == "images":
-                    found.problems.note(
+                    arguments.problems.notes.append(
                         "Only the language model is imported, without what reads images or sound."
                     )
             else:
-                _put(found, (key, document.name), _printed(document, value), known, one)
-        _tell_unknown(found.problems, unknown, one, strict)
-    for _, one in files:
-        for name, value in one.table.get("defaults", {}).items():
-            if name not in found.flags and "." not in name:
-                found.flags[name] = value
-                found.origins[name] = ("", f"by default of {one.table['title']}")
-    narrow = any(not is_off(found.flags.get(f)) for f in ("fp8-format", "fp8", "fp4-format", "fp4"))
+                _put(arguments, (key, document.name), _printed(document, value), known, owner)
+        _tell_unknown(arguments.problems, unknown, owner, strict)
+    for _, owner in files:
+        for name, value in owner.table.get("defaults", {}).items():
+            if name not in arguments.flags:
+                arguments.flags[name] = value
+                arguments.origins[name] = ("", f"by default of {owner.table['title']}")
+    narrow = any(not is_off(arguments.flags.get(flag)) for flag in _NARROW)
     for key, value, meaning in costs:
         if is_off(value) or (meaning.kind == "costs_in_fp8" and not narrow):
             continue
         if meaning.percent > MOST_LEFT_OUT:
-            found.problems.add(f"`{key}` ({meaning.what})", meaning.percent)
+            arguments.problems.add(f"`{key}` ({meaning.what})", meaning.percent)
         else:
-            found.problems.note(
+            arguments.problems.notes.append(
                 f"`{key}` is left out: {meaning.what}, at most {meaning.percent:g} % of a step "
                 f"({meaning.source})."
             )
     for key in skipped.values():
-        found.problems.add(f"`--leave-out {key}`, a key that no file has")
+        arguments.problems.add(f"`--leave-out {key}`, a key that no file has")
     if told:
         names = ", ".join(f"`{quoted(key, 60)}`" for key in told[:4])
         more = f" and {len(told) - 4} more" if len(told) > 4 else ""
-        found.problems.note(f"Left out, because they name data, tokenizers or logs: {names}{more}.")
-    return found
+        arguments.problems.notes.append(
+            f"Left out, because they name data, tokenizers or logs: {names}{more}."
+        )
+    return arguments
 
 
-def _is_default(document: Document, one: Framework, name: str, value: Any) -> bool:
+def megatron_reader(flags: Mapping[str, object], *, strict: bool = False) -> Reader:
+    """Reads flags of Megatron-LM, by any of their names; see `Reader` for `strict`."""
+    document = Document("arguments", "command", flags, flags)
+    return translate([(document, framework("megatron"))], strict=strict).reader(strict)
+
+
+def _is_default(document: Document, owner: Framework, name: str, value: Any) -> bool:
     """Whether a value says nothing: an option that is left to the program (`auto`), or a default
     that a program prints of an option that is off.
     """
@@ -252,8 +283,8 @@ def _is_default(document: Document, one: Framework, name: str, value: Any) -> bo
         # The encoder of a model without one is printed as the decoder is.
         other = document.keys.get(name.replace("-", "_").replace("encoder_", ""))
         is_same = name in ("encoder-num-layers", "encoder-seq-length") and other == value
-        return is_same or str(one.table.get("printed", {}).get(name)) == str(value)
-    return value == "auto" and "sets" not in one.table
+        return is_same or str(owner.table.get("printed", {}).get(name)) == str(value)
+    return value == "auto" and "sets" not in owner.table
 
 
 def _printed(document: Document, value: Any) -> Any:
@@ -266,56 +297,86 @@ def _printed(document: Document, value: Any) -> Any:
 
 
 def _put(
-    found: Arguments,
+    arguments: Arguments,
     origin: tuple[str, str],
     value: Any,
     known: tuple[str, Meaning],
-    one: Framework,
+    owner: Framework,
 ) -> None:
     """Sets what a key means."""
     name, meaning = known
     key = origin[0]
     values: dict[str, Any] = {}
     if meaning.kind == "values":
-        options = one.table["values"][meaning.what]
+        options = owner.table["values"][meaning.what]
         word = str(value).strip().lower()
         chosen = next((o for o in options if fnmatch.fnmatchcase(word, o.lower())), None)
         if chosen is None:
             allowed = ", ".join(f"`{option}`" for option in options)
-            found.problems.add(f"`{key}` is {quoted(value)}, but known are only {allowed}")
+            arguments.problems.add(f"`{key}` is {quoted(value)}, but known are only {allowed}")
             return
         if isinstance(options[chosen], str):
-            found.problems.add(f"`{key}` {quoted(value)} ({options[chosen]})")
+            arguments.problems.add(f"`{key}` {quoted(value)} ({options[chosen]})")
             return
         values = options[chosen]
-    elif meaning.kind == "models":
-        found.models[meaning.what] = str(value)
-        found.origins[meaning.what] = origin
     elif meaning.kind == "opposite":
         values = {meaning.what: is_off(value)}
     else:
         values = {name if meaning.kind == "sets" else meaning.what: value}
     for target, inner in values.items():
-        place = found.job if "." in target else found.flags
-        if meaning.kind in ("sets", "same") and str(place.get(target, inner)) != str(inner):
-            other, file = found.origins[target]
-            found.problems.note(
+        before = arguments.flags.get(target, inner)
+        if meaning.kind in ("sets", "same") and str(before) != str(inner):
+            other, file = arguments.origins[target]
+            arguments.problems.notes.append(
                 f"`{key}` in {origin[1]} is {quoted(inner)}, and counts; `{other}` in {file} is "
-                f"{quoted(place[target])}."
+                f"{quoted(before)}."
             )
-        place[target] = inner
-        found.origins[target] = origin
+        arguments.flags[target] = inner
+        arguments.origins[target] = origin
 
 
-def _tell_unknown(problems: Problems, unknown: list[str], one: Framework, strict: bool) -> None:
+def compute(arguments: Arguments, owner: Framework) -> None:
+    """Sets what follows from what files say, and tells it, by the formulas of a framework's table:
+    of flags, with underscores in their names, and of the keys of a job in `training`. A formula
+    that has no value changes nothing.
+    """
+
+    def value_of(formula: str) -> tuple[Any, dict[str, Any], str]:
+        """Its value, those of its keys, and of these the first that is from a file."""
+        keys = {key: key.replace("_", "-") for key in sorted(keys_of(formula), key=formula.find)}
+        values = {key: plain(arguments.flags.get(flag)) for key, flag in keys.items()}
+        values["training"] = {
+            key.partition(".")[2]: plain(value) for key, value in arguments.flags.items()
+        }
+        first = next((flag for flag in keys.values() if flag in arguments.origins), "")
+        return evaluate(parsed(formula), values), values, first
+
+    for formula, sentence in owner.table["notes"]:
+        with contextlib.suppress(*NO_VALUE):
+            value, values, first = value_of(formula)
+            if value is not None:
+                said = sentence.format(value=value, origin=arguments.origin(first), **values)
+                arguments.problems.notes.append(said)
+    for target, formula in owner.table["computed"].items():
+        with contextlib.suppress(*NO_VALUE):
+            value, _, first = value_of(formula)
+            if value is None:
+                arguments.flags.pop(target, None)
+            elif value != arguments.flags.get(target):
+                arguments.flags[target] = value
+                if first:
+                    arguments.origins.setdefault(target, arguments.origins[first])
+
+
+def _tell_unknown(problems: Problems, unknown: list[str], owner: Framework, strict: bool) -> None:
     """Notes keys that are not known; those that are almost a known one are problems."""
-    word = "flag" if "megatron" in (one.name, one.table.get("like")) else "key"
+    word = "flag" if owner.is_megatron else "key"
     if len(unknown) > _MOST_UNKNOWN:
         said = f"{len(unknown)} {word}s that are not known here, as `{quoted(unknown[0], 60)}`"
         problems.add(said)
         return
     for key in unknown:
-        near = _near(_usual(key), one)
+        near = _near(usual(key), owner)
         if near:
             problems.add(
                 f"`{quoted(key)}`, a {word} that is not known here (did you mean `{near}`?)"
@@ -323,28 +384,19 @@ def _tell_unknown(problems: Problems, unknown: list[str], one: Framework, strict
         elif strict:
             problems.add(f"`{quoted(key)}`, a {word} that is not known here")
         else:
-            problems.note(f"The {word} `{quoted(key)}` is not known here, so it is left out.")
+            problems.notes.append(
+                f"The {word} `{quoted(key)}` is not known here, so it is left out."
+            )
 
 
-def _near(name: str, one: Framework) -> str:
+def _near(name: str, owner: Framework) -> str:
     """The known key that was probably meant: one that differs by a slip of the finger, or a flag
     that sets a key and whose name has more words.
     """
+    effects = [known for known, meaning in owner.meanings.items() if meaning.kind != "no_effect"]
+    slips = len(name) > 3 and difflib.get_close_matches(
+        name, effects, 1, 1 - 1.01 / (len(name) - 1)
+    )
     words = {*name.split("-")}
-    effects = (known for known, meaning in one.meanings.items() if meaning.kind != "no_effect")
-    slips = (known for known in effects if _is_slip(name, known))
-    sets = [known for known, m in one.meanings.items() if m.kind == "sets" and len(words) > 1]
-    return next(slips, "") or next((known for known in sets if words < {*known.split("-")}), "")
-
-
-def _is_slip(name: str, known: str) -> bool:
-    """Whether one letter differs, two letters are swapped, or at most two are missing or added."""
-    if abs(len(name) - len(known)) > 2 or len(name) < 4:
-        return False
-    pair = [name, known]
-    for _ in range(2):  # Without the letters that both begin with, and those that both end with.
-        alike = it.takewhile(lambda letters: letters[0] == letters[1], zip(*pair, strict=False))
-        same = sum(1 for _ in alike)
-        pair = [word[same:][::-1] for word in pair]
-    a, b = pair
-    return len(a) + len(b) <= 2 or (len(a) == 2 and a == b[::-1])
+    longer = (known for known, m in owner.meanings.items() if m.kind == "sets" and len(words) > 1)
+    return slips[0] if slips else next((n for n in longer if words < {*n.split("-")}), "")

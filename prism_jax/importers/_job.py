@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
+import itertools as it
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from .._files import shown
 from .._misc import quoted
@@ -187,14 +187,10 @@ def _documents(
     for path in paths:
         text = read_text(path, _MOST)
         with located(shown(path)):
-            source = _beside(path, paths)
-            try:
-                one = document(path.name, text, (values, os.environ), source)
-                documents.append(one._replace(where=shown(path)))
-            except ValueError as error:
-                raise ValueError(f"{str(error).rstrip('.')}.") from None
-            if documents[-1].table.get("kind") == "job":
+            file = document(path.name, text, (values, os.environ), _beside(path, paths))
+            if file.table.get("kind") == "job":
                 raise ValueError("this is a job already; `prism-jax predict` reads it.")
+            documents.append(file._replace(where=shown(path)))
     idle = (
         name
         for name, value in values.items()
@@ -228,9 +224,11 @@ def _is_config(document: Document) -> bool:
         return True
     if "architectures" in table or isinstance(table.get("text_config"), dict):
         return True
-    one = framework_of(document)
+    framework = framework_of(document)
     trains = any("batch" in key or "parallel" in key for key in document.keys)
-    return document.kind == "json" and (one is None or (one.name == "megatron" and not trains))
+    return document.kind == "json" and (
+        framework is None or (framework.name == "megatron" and not trains)
+    )
 
 
 def _draft(
@@ -242,42 +240,34 @@ def _draft(
     replaced: Collection[str],
 ) -> tuple[Draft, int]:
     """What files say of a job, and its number of GPUs."""
-    adapters = [one for one in documents if "peft_type" in one.table or one.name == _ADAPTERS]
-    configs = [one for one in documents if one not in adapters and _is_config(one)]
-    others = [document for document in documents if document not in [*configs, *adapters]]
-    if len(configs) > 1:
-        names = " and ".join(config.name for config in configs)
-        raise ValueError(f"{where}: {names} are two models; give one of them.")
-    kind = "huggingface" if not others else ""
+    adapters = [file for file in documents if "peft_type" in file.table or file.name == _ADAPTERS]
+    configs = [file for file in documents if file not in adapters and _is_config(file)]
+    training = [file for file in documents if file not in [*configs, *adapters]]
     try:
-        if others:
+        if len(configs) > 1:
+            names = " and ".join(config.name for config in configs)
+            raise ValueError(f"{names} are two models; give one of them.")
+        if training:
             config = configs[0] if configs else None
-            options: dict[str, Any] = {"strict": strict, "leave_out": leave_out}
-            draft, gpus = read_training(others, config, num_gpus, replaced=replaced, **options)
+            draft, gpus = read_training(training, config, num_gpus, strict, leave_out, replaced)
         elif not configs:
             raise ValueError("adapters are no model; give its `config.json`, too.")
         elif num_gpus is None:
-            raise GpusNotSaidError(1, kind)
+            raise GpusNotSaidError(1, "huggingface")
         else:
             table, gpus = without_keys(configs[0].table, leave_out), num_gpus
             draft = read_hugging_face(table, num_gpus, strict=strict)
-    except GpusNotSaidError as error:
-        error.args = (f"{where}: {error}",)
-        raise
+        for file in adapters:
+            where = file.where
+            draft.tables["training"]["adapters"], notes = read_adapters(file.table)
+            draft.notes.extend(notes)
     except NotImportableError as error:
-        if not kind:
-            pairs = [framework_of(document) for document in others]
-            kind = next((one.name for one in pairs if one is not None), "")
-        reasons = (*error.reasons, *(clause for one in others for clause in wanted(one)))
-        raise NotImportableError(reasons, error.kind or kind, where) from None
+        error.where, error.kind = where, error.kind or "huggingface"
+        if not isinstance(error, GpusNotSaidError):
+            error.reasons += tuple(it.chain.from_iterable(map(wanted, training)))
+        raise
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    for one in adapters:
-        try:
-            draft.tables["training"]["adapters"], notes = read_adapters(one.table)
-        except NotImportableError as error:
-            raise NotImportableError(error.reasons, draft.framework, one.where) from None
-        draft.notes.extend(notes)
     return draft, gpus
 
 

@@ -171,24 +171,24 @@ def _dealt(read: Reader, pp: int, count: int) -> list[int]:
     """The number of layers in each stage, if the arguments give them."""
     text, pattern = read.text("pipeline-model-parallel-layout"), read.text("hybrid-layer-pattern")
     main = pattern.partition("/")[0]
-    found: list[int] = []
+    stages: list[int] = []
     if text:
         try:
-            found = layers_of_layout(text)
+            stages = layers_of_layout(text)
         except ValueError as error:
             read.problems.append(f"`pipeline-model-parallel-layout` of {error}")
     elif "|" in main:
-        found = [len(stage) for stage in main.split("|")]
+        stages = [len(stage) for stage in main.split("|")]
     first = read.count("decoder-first-pipeline-num-layers", 0, least=0)
     last = read.count("decoder-last-pipeline-num-layers", 0, least=0)
     if first or last:
-        found = _uneven(read, pp, count, first, last)
-    if found and (len(found) % pp or sum(found) != count):
+        stages = _uneven(read, pp, count, first, last)
+    if stages and (len(stages) % pp or sum(stages) != count):
         read.problems.append(
-            f"{counted(len(found), 'stage')} with {sum(found)} layers, of {count} on {pp} ranks"
+            f"{counted(len(stages), 'stage')} with {sum(stages)} layers, of {count} on {pp} ranks"
         )
         return []
-    return found
+    return stages
 
 
 def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[int]:
@@ -198,13 +198,13 @@ def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[in
     if of_stage in read:
         virtual = max(1, first // read.count(of_stage)) if first else 1
     between = pp - bool(first) - bool(last)
-    rest = count - first - last
+    left = count - first - last
     if pp * virtual > MOST_LAYERS:
         read.problems.append(f"{pp}*{virtual} stages for {count} layers")
         return []
-    each = rest // between if between else 0
+    each = left // between if between else 0
     ranks = [first or each, *[each] * (pp - 2), last or each]
-    if pp < 2 or rest != each * between or any(rank % virtual for rank in ranks):
+    if pp < 2 or left != each * between or any(rank % virtual for rank in ranks):
         read.problems.append("uneven stages that do not divide")
         return []
     return [rank // virtual for rank in ranks] * virtual
@@ -228,8 +228,8 @@ def layers_of_layout(text: str) -> list[int]:
         # Before they are written out, which may take more memory than there is.
         if sum(len(m[1] or m[2] or "") * int(m[3]) for m in _REPEAT.finditer(spread)) > MOST_LAYERS:
             raise ValueError("more layers than any model has")
-        spread, found = _REPEAT.subn(lambda m: (m[1] or m[2] or "") * int(m[3]), spread)
-        if not found:
+        spread, repeats = _REPEAT.subn(lambda m: (m[1] or m[2] or "") * int(m[3]), spread)
+        if not repeats:
             break
     if "*" in spread:
         raise ValueError("repeats that are no numbers of layers")
@@ -332,22 +332,22 @@ def _dtypes(read: Reader, base: str, training: Table) -> Table:
 
 def _kernels(read: Reader) -> Table:
     """How kernels run: attention, in fp8, and from CUDA graphs."""
-    found: Table = {
+    kernels: Table = {
         key: True for key, names in _IN_FP8.items() if any(read.flag(name) for name in names)
     }
     backend, local = read.text("attention-backend", "auto"), read.text("transformer-impl")
     if read.flag("use-flash-attn") or backend in ("flash", "fused"):
-        found["attention"] = "flash"
+        kernels["attention"] = "flash"
     elif backend in ("unfused", "local") or local == "local":
-        found["attention"] = "unfused"
+        kernels["attention"] = "unfused"
     implementation = read.choice("cuda-graph-impl", "none", "local", "transformer_engine")
     older = [read.flag("enable-cuda-graph"), read.flag("external-cuda-graph")]
     if implementation != "none" or any(older):
         is_whole = "full_iteration" in read.text("cuda-graph-scope")
-        found["cuda_graphs"] = "iteration" if is_whole else "modules"
+        kernels["cuda_graphs"] = "iteration" if is_whole else "modules"
     elif "cuda-graph-impl" in read:
-        found["cuda_graphs"] = "none"
-    return found
+        kernels["cuda_graphs"] = "none"
+    return kernels
 
 
 def _dtype(read: Reader) -> str | None:
@@ -408,11 +408,11 @@ def _recompute(read: Reader) -> Table:
     number = read.count("recompute-num-layers", 1, least=0)
     layers = {"recompute_layers": number} if number and "recompute-num-layers" in read else {}
     granularity = granularity if number else "none"
-    found: Table = {}
+    keys: Table = {}
     if granularity != "none" or "recompute-granularity" in read:
-        found["recompute"] = granularity
+        keys["recompute"] = granularity
     if granularity == "selective" and modules:
-        found["recompute_modules"] = [*dict.fromkeys(modules)]
+        keys["recompute_modules"] = [*dict.fromkeys(modules)]
     if granularity == "full":
-        found |= layers | ({"recompute_method": method} if method else {})
-    return found
+        keys |= layers | ({"recompute_method": method} if method else {})
+    return keys

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from ._megatron_flags import tables
+from ._frameworks import framework
 from ._problems import MOST_LAYERS, Reader, Table, merged
 
 
@@ -73,7 +73,7 @@ def model_of(read: Reader) -> Table:
     if "mamba" in names:
         modules["mamba"] = _mamba(read, hidden)
     if "gated-delta" in names:
-        modules["gated-delta"] = _gated_delta(read)
+        modules["gated-delta"] = _sizes(read, "gated-delta")
     elif variant in ("gdn", "gated_delta_net"):
         read.problems.append(f"`experimental-attention-variant` {variant} without a layer of it")
     if read.flag("enable-hyper-connections") or read.flag("enable-mhc-connections"):
@@ -117,7 +117,7 @@ def _vocabulary(read: Reader) -> int:
     if padded:
         return padded
     if not size and not known:
-        usual = tables()["vocabularies"]["usual"].items()
+        usual = framework("megatron").table["vocabularies"]["usual"].items()
         # A size that is padded to an odd multiple is one that needs no padding.
         odd = [(name, size) for name, size in usual if of_words % 128 and size % of_words == 0]
         by_kind = _size_of_words("usual", f"{names.lower()} {kind} HuggingFaceTokenizer")
@@ -131,31 +131,19 @@ def _vocabulary(read: Reader) -> int:
 
 def _size_of_words(table: str, text: str) -> tuple[str, int]:
     """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
-    known = tables()["vocabularies"][table].items()
+    known = framework("megatron").table["vocabularies"][table].items()
     return next(((name, size) for name, size in known if name in text), ("", 0))
 
 
-def _gated_delta(read: Reader) -> Table:
-    return {
-        "num_key_heads": read.count("linear-num-key-heads", 16),
-        "num_value_heads": read.count("linear-num-value-heads", 32),
-        "key_head_size": read.count("linear-key-head-dim", 128),
-        "value_head_size": read.count("linear-value-head-dim", 128),
-        "conv_size": read.count("linear-conv-kernel-dim", 4),
-    }
+def _sizes(read: Reader, module: str) -> Table:
+    """The sizes of a module, each of a flag and with a default."""
+    rows = framework("megatron").table["modules"][module]
+    return {key: read.count(*row) for key, row in rows.items()}
 
 
 def _mla(read: Reader, sparse: bool) -> Table:
-    table = {"kv_lora_rank": read.count("kv-lora-rank", 32)}
-    table |= read.given(q_lora_rank="q-lora-rank")
-    table["qk_head_size"] = read.count("qk-head-dim", 128)
-    table["qk_rope_head_size"] = read.count("qk-pos-emb-head-dim", 64)
-    table["value_head_size"] = read.count("v-head-dim", 128)
-    if sparse:
-        table["index_num_heads"] = read.count("dsa-indexer-n-heads")
-        table["index_head_size"] = read.count("dsa-indexer-head-dim")
-        table["index_top_k"] = read.count("dsa-indexer-topk")
-    return table
+    table = _sizes(read, "mla") | read.given(q_lora_rank="q-lora-rank")
+    return table | (_sizes(read, "dsa") if sparse else {})
 
 
 def _moe(read: Reader, model: Table) -> Table:
@@ -182,13 +170,9 @@ def _moe(read: Reader, model: Table) -> Table:
 
 
 def _mamba(read: Reader, hidden: int) -> Table:
-    size = read.count("mamba-head-dim", 64)
-    return {
-        "mamba_num_heads": read.count("mamba-num-heads", max(1, 2 * hidden // size)),
-        "mamba_head_size": size,
-        "state_size": read.count("mamba-state-dim", 128),
-        "num_groups": read.count("mamba-num-groups", 8),
-    }
+    sizes = _sizes(read, "mamba")
+    heads = max(1, 2 * hidden // sizes["mamba_head_size"])
+    return {"mamba_num_heads": read.count("mamba-num-heads", heads), **sizes}
 
 
 def _is_encoder(read: Reader) -> bool:
@@ -260,7 +244,7 @@ def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> lis
         seen = ["shared" if share else own for share, own in zip(shares, seen, strict=True)]
     if "num-experts" in read:
         experts = _chosen(read, "moe-layer-freq", range(count), lambda i, every: i % every == 0)
-    return merged(zip(seen, ("moe" if one else "mlp" for one in experts), strict=True))
+    return merged(zip(seen, ("moe" if is_moe else "mlp" for is_moe in experts), strict=True))
 
 
 def _pattern_of_shares(read: Reader) -> str:
@@ -307,15 +291,15 @@ def _chosen(
     """Which layers are chosen, by a zero or one for each, or by a number: if `chosen` is true of
     the layer's number and that one.
     """
-    given, every = read.text(key, "1"), 1
-    if re.fullmatch(r"0*[1-9]\d{0,8}", given):
-        every = int(given)
+    text, every = read.text(key, "1"), 1
+    if re.fullmatch(r"0*[1-9]\d{0,8}", text):
+        every = int(text)
     else:
         try:
-            found = repeated(given)
-            if len(found) == len(numbers):
-                return [bool(one) for one in found]
-            read.problems.append(f"`{key}` for {len(found)} layers of {len(numbers)}")
+            entries = repeated(text)
+            if len(entries) == len(numbers):
+                return [bool(entry) for entry in entries]
+            read.problems.append(f"`{key}` for {len(entries)} layers of {len(numbers)}")
         except ValueError as error:
             read.problems.append(f"`{key}` of {error}")
     return [chosen(i, every) for i in numbers]
@@ -329,14 +313,14 @@ def repeated(text: str) -> list[int]:
     A `ValueError` if it is neither.
     """
     compact = re.sub(r"[\s()]", "", text)
-    found: list[int] = []
+    entries: list[int] = []
     for term in compact.split("+"):
         match = re.fullmatch(r"\[(\d(?:,\d)*)\](?:\*(\d{1,5}))?", term)
         if not match:
             raise ValueError(f"`{text[:40]}`, which is no list of zeros and ones")
         digits, times = [int(digit) for digit in match[1].split(",")], int(match[2] or 1)
         # Before they are written out, which may take more memory than there is.
-        if len(found) + len(digits) * times > MOST_LAYERS:
+        if len(entries) + len(digits) * times > MOST_LAYERS:
             raise ValueError("more layers than any model has")
-        found += digits * times
-    return found
+        entries += digits * times
+    return entries

@@ -6,11 +6,10 @@ import functools as ft
 import itertools as it
 import json
 import pathlib
-import re
 import tomllib
 
 from .._misc import quoted
-from ._formulas import evaluate, keys_of, parsed
+from ._formulas import evaluate, keys_of, parsed, plain
 from ._problems import MOST_LAYERS, Reader, Table
 
 
@@ -26,7 +25,7 @@ def type_of(model_type: str) -> Table | None:
     """The table of a `model_type`, with what it inherits; `None` if there is none."""
     types, defaults = tables(), tables()["defaults"]
     name = types["same"].get(model_type, model_type)
-    if name not in types or name in ("maps", "sections", "same", "defaults"):
+    if name not in types or name in ("maps", "sections", "same", "defaults", "published"):
         return None
     table = types[name]
     if "like" in table:
@@ -94,8 +93,8 @@ def _layers(values: "Values", count: int) -> tuple[list[Table], dict[str, Table]
         settings = {"norms": 1} | values.table(_settings(kind, name), i)
         text = json.dumps([name, settings], default=str)
         if text not in names:
-            numbers = it.chain([name], (f"{name}-{number}" for number in it.count(2)))
-            new = names[text] = next(one for one in numbers if one not in modules)
+            free = it.chain([name], (f"{name}-{number}" for number in it.count(2)))
+            new = names[text] = next(new for new in free if new not in modules)
             norms[new] = settings.pop("norms")
             modules[new] = settings if new == name else {"kind": name} | settings
         return names[text]
@@ -195,12 +194,4 @@ class Values:
         names = (*self.kind["names"].get(key, ()), key)
         defaults = {} if any(map(self.read.says, names)) else self.kind["defaults"]
         default = next((defaults[name] for name in names if name in defaults), None)
-        value = self.read.get(self._name(key), default)
-        return _unquoted(value) if isinstance(value, str) else value
-
-
-def _unquoted(word: str) -> object:
-    """The switch or number that a file has between quotation marks, else the word itself."""
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    return float(word) if re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", word) else word
+        return plain(self.read.get(self._name(key), default))

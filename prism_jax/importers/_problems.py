@@ -19,13 +19,18 @@ class NotImportableError(ValueError):
 
     - `reasons`: a clause for each thing that is in the way, that which costs the most first.
     - `kind`: whose configuration it is, if that is known; see `Imported.kind`.
+    - `where`: what a message calls it.
     """
 
-    def __init__(self, reasons: Iterable[str], kind: str = "", where: str = "") -> None:
+    def __init__(self, reasons: Iterable[str], kind: str = "") -> None:
+        super().__init__()
         self.reasons: tuple[str, ...] = tuple(dict.fromkeys(reasons))
         self.kind: str = kind
-        before = f"{where}: " if where else ""
-        super().__init__(f"{before}this cannot be expressed as a job: {'; '.join(self.reasons)}.")
+        self.where: str = ""
+
+    def __str__(self) -> str:
+        before = f"{self.where}: " if self.where else ""
+        return f"{before}this cannot be expressed as a job: {'; '.join(self.reasons)}."
 
 
 class Problems(list[str]):
@@ -36,12 +41,14 @@ class Problems(list[str]):
     - `percents`: of clauses, by how many percent of a step at most they would be left out; without,
         there is no job at all.
     - `notes`: what is imported in another way than it is said, or left out: a sentence for each.
+    - `kind`: whose configuration it is, if that is known.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.percents: dict[str, float] = {}
         self.notes: list[str] = []
+        self.kind: str = ""
 
     def add(self, clause: str, percent: float = math.inf) -> None:
         """Adds what is in the way."""
@@ -50,15 +57,13 @@ class Problems(list[str]):
             self.percents[clause] = percent
         self.append(clause)
 
-    def note(self, sentence: str) -> None:
-        """Adds a note."""
-        self.notes.append(sentence)
-
     def check(self) -> None:
         """Raises `NotImportableError` with everything that a job cannot express, by its cost."""
         if self:
-            by_cost = sorted(dict.fromkeys(self), key=lambda one: -self.percents.get(one, math.inf))
-            raise NotImportableError(quoted(one, 300) for one in by_cost)
+            by_cost = sorted(
+                dict.fromkeys(self), key=lambda clause: -self.percents.get(clause, math.inf)
+            )
+            raise NotImportableError((quoted(clause, 300) for clause in by_cost), self.kind)
 
 
 class Reader:
@@ -75,7 +80,6 @@ class Reader:
     def __init__(
         self,
         table: Mapping[str, object],
-        *,
         strict: bool = False,
         problems: Problems | None = None,
         names: Mapping[str, str] = {},

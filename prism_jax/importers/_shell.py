@@ -65,7 +65,7 @@ def run_script(
     A `ValueError` of one clause if it cannot be split into words.
     """
     script = Script()
-    _Run(script, Variables(script.variables, outer), source, 1).run(text)
+    _Run(script, Variables(script.variables, outer), source).run(text)
     return script
 
 
@@ -87,27 +87,34 @@ class _Block:
         self.taken |= self.runs
 
 
+@dataclasses.dataclass
 class _Run:
-    """A script, command by command."""
+    """A script, command by command.
 
-    def __init__(
-        self,
-        script: Script,
-        variables: Variables,
-        source: Callable[[str], str | None],
-        depth: int,
-    ) -> None:
-        if depth > _DEEPEST:
-            raise ValueError("scripts that read each other more than eight deep")
-        self._script, self._variables, self._source = script, variables, source
-        self._depth = depth
-        self._blocks: list[_Block] = []
-        # Of the last command: whether it succeeded, and the operator after it. Of the next: whether
-        # it is to fail.
-        self._succeeded, self._joint, self._negated = True, "", False
+    **Attributes:**
+
+    - `script`: what is made of it.
+    - `variables`: its variables.
+    - `source`: as in `run_script`.
+    - `depth`: how many scripts read each other.
+    - `blocks`: those that the next command is in.
+    - `succeeded`, `joint`: whether the last command succeeded, and the operator after it.
+    - `negated`: whether the next command is to fail.
+    """
+
+    script: Script
+    variables: Variables
+    source: Callable[[str], str | None]
+    depth: int = 1
+    blocks: list[_Block] = dataclasses.field(default_factory=list)
+    succeeded: bool = True
+    joint: str = ""
+    negated: bool = False
 
     def run(self, text: str) -> None:
-        self._tokens = tokens(text, self._script.comments)
+        if self.depth > _DEEPEST:
+            raise ValueError("scripts that read each other more than eight deep")
+        self._tokens = tokens(text, self.script.comments)
         words: list[str] = []
         here = ""
         for kind, part in self._tokens:
@@ -116,8 +123,8 @@ class _Run:
             elif kind == "array":
                 raw = self._until(")")
                 if self._goes:
-                    self._assign(part, self._variables.words(raw), is_list=True)
-                    self._succeeded = True
+                    self._assign(part, self.variables.words(raw), is_list=True)
+                    self.succeeded = True
             elif kind == "word" and not words and part in _KEYWORDS:
                 self._keyword(part)
             elif kind == "word":
@@ -133,16 +140,16 @@ class _Run:
             else:
                 self._command(words, here)
                 if words or part != "\n":
-                    self._joint = part if part in ("&&", "||") else ""
+                    self.joint = part if part in ("&&", "||") else ""
                 words, here = [], here if part == "|" else ""
-                if part == ";;" and self._blocks and self._blocks[-1].word is not None:
-                    self._pattern(self._blocks[-1])
+                if part == ";;" and self.blocks and self.blocks[-1].word is not None:
+                    self._pattern(self.blocks[-1])
 
     @property
     def _goes(self) -> bool:
         """Whether the next command is run."""
-        runs = self._blocks[-1].runs if self._blocks else True
-        return runs and self._joint in ("", "&&" if self._succeeded else "||")
+        runs = self.blocks[-1].runs if self.blocks else True
+        return runs and self.joint in ("", "&&" if self.succeeded else "||")
 
     def _until(self, stop: str, kinds: Sequence[str] = ("word",)) -> list[str]:
         """The words up to another one, or to an operator."""
@@ -151,12 +158,12 @@ class _Run:
 
     def _assign(self, name: str, words: list[str], *, is_list: bool = False) -> None:
         name, appends = name.rstrip("+="), name.endswith("+=")
-        self._variables.assign(name, words, appends=appends, is_list=is_list)
+        self.variables.assign(name, words, appends=appends, is_list=is_list)
 
     def _keyword(self, word: str) -> None:
-        blocks = self._blocks
+        blocks = self.blocks
         if word == "!":
-            self._negated = True
+            self.negated = True
             return
         if word == "function":
             next(self._tokens, None)
@@ -166,46 +173,46 @@ class _Run:
             blocks.append(block)
             if word == "case":
                 compared = "".join(self._until("in")[:1])
-                block.word = without_missing(self._variables.text(compared)) if block.runs else ""
+                block.word = without_missing(self.variables.text(compared)) if block.runs else ""
                 self._pattern(block)
         elif blocks and word in _CLOSES:
             block = blocks.pop()
-            self._succeeded |= block.outer and not block.taken
+            self.succeeded |= block.outer and not block.taken
         elif blocks and word == "elif":
             blocks[-1].runs = blocks[-1].outer and not blocks[-1].taken
         elif blocks:
-            blocks[-1].turn(word == "else" or self._succeeded != blocks[-1].is_until)
-        self._joint = ""
+            blocks[-1].turn(word == "else" or self.succeeded != blocks[-1].is_until)
+        self.joint = ""
 
     def _pattern(self, block: _Block) -> None:
         """A pattern of `case`, up to its bracket."""
         patterns: list[str] = []
         for kind, text in self._tokens:
             if text == "esac":
-                self._blocks.pop()
+                self.blocks.pop()
                 return
             if text == ")":
                 break
             if kind == "word":
-                patterns.append(self._variables.text(text))
+                patterns.append(self.variables.text(text))
         block.turn(any(fnmatch.fnmatchcase(block.word or "", pattern) for pattern in patterns))
 
     def _command(self, words: list[str], here: str) -> None:
         """Runs a command, if it is to be run, with a here-document as a word."""
         if words[:1] == ["for"]:
-            self._blocks.append(_Block(self._goes, self._goes))
+            self.blocks.append(_Block(self._goes, self._goes))
             if self._goes:
-                listed = self._variables.words(words[3:] if words[2:3] == ["in"] else [])
-                self._succeeded = bool(listed)
+                listed = self.variables.words(words[3:] if words[2:3] == ["in"] else [])
+                self.succeeded = bool(listed)
                 if listed:
                     self._assign(words[1], listed[:1])
         elif words and self._goes:
-            self._succeeded = self._simple(words, here) != self._negated
-        self._negated = False
+            self.succeeded = self._simple(words, here) != self.negated
+        self.negated = False
 
     def _simple(self, words: list[str], here: str) -> bool:
         """Whether a command succeeds that is no keyword."""
-        variables = self._variables
+        variables = self.variables
         declares = words[0] in _DECLARES
         while words and (declares or _ASSIGNMENT.match(words[0])):
             if match := _ASSIGNMENT.match(words[0]):
@@ -219,14 +226,14 @@ class _Run:
             return self._holds(words[1 : -1 if words[-1] in ("]", "]]") else None])
         if words[0] == "unset":
             for name in words[1:]:
-                self._script.variables.pop(name, None)
+                self.script.variables.pop(name, None)
         elif words[0] == "read" and here:
             self._assign(words[-1], [variables.text(here).strip()])
         elif words[0] in ("source", ".") and len(words) > 1:
             name = variables.text(words[1])
-            text = self._source(name)
+            text = self.source(name)
             if text is None:
-                self._script.wanted.append(without_missing(name))
+                self.script.wanted.append(without_missing(name))
             else:
                 self._inner(text)
         else:
@@ -239,15 +246,15 @@ class _Run:
             self._inner(" ".join(words[1:]))
         elif "-c" in words[:-1] and any(re.search(r"(^|/)(ba|z)?sh$", word) for word in words):
             at = words.index("-c")
-            self._script.commands.append(words[:at])
+            self.script.commands.append(words[:at])
             self._inner(words[at + 1])
         elif here and words and re.search(r"(^|/)(sbatch|bash|sh)$", words[0]):
-            self._inner(self._variables.text(here))
+            self._inner(self.variables.text(here))
         elif words:
-            self._script.commands.append(words)
+            self.script.commands.append(words)
 
     def _inner(self, text: str) -> None:
-        _Run(self._script, self._variables, self._source, self._depth + 1).run(text)
+        _Run(self.script, self.variables, self.source, self.depth + 1).run(text)
 
     def _holds(self, words: list[str]) -> bool:
         """Whether a test is true: a comparison of two words, or a property of one, in which what is
@@ -259,7 +266,7 @@ class _Run:
                 return join([self._holds(words[a + 1 : b]) for a, b in it.pairwise(at)])
         if words[:1] == ["!"]:
             return not self._holds(words[1:])
-        match [without_missing(self._variables.text(word)) for word in words]:
+        match [without_missing(self.variables.text(word)) for word in words]:
             case [a, "=" | "==" | "!=" as by, b]:
                 same = fnmatch.fnmatchcase(a, b) if '"' not in words[2] else a == b
                 return same == (by != "!=")
