@@ -615,6 +615,7 @@ _RIGHT = [
     (f"{_FACTORY}bf16: false", "training.dtype", "fp32"),
     (f"{_FACTORY}bf16: false\ntf32: true", "training.dtype", "tf32"),
     (f"{_AXOLOTL}bf16: false", "training.dtype", "fp32"),
+    (f"{_FACTORY}bf16: false\ndistributed_type: FSDP", "training.gather_dtype", "fp32"),
     (
         f"{_NEMO}micro_batch_size: 1".replace("devices: 8", "devices: 8, precision: 32"),
         "training.attention",
