@@ -130,12 +130,11 @@ def framework(name: str) -> Framework:
     """
     path = pathlib.Path(__file__).with_name("frameworks") / f"{name}.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    meanings = dict(framework(table["like"]).meanings) if "like" in table else {}
-    of_values = table.get("values", {})
-    inherited = framework(table["like"]).table if "like" in table else {}
-    table["values"] = inherited.get("values", {}) | of_values
-    table["computed"] = table.get("computed", {}) | inherited.get("computed", {})
-    table["notes"] = [*table.get("notes", ()), *inherited.get("notes", ())]
+    base = framework(table["like"]) if "like" in table else Framework("", {}, {}, ())
+    meanings, own_values = dict(base.meanings), table.get("values", {})
+    for part in ("values", "computed"):
+        table[part] = {**base.table.get(part, {}), **table.get(part, {})}
+    table["notes"] = [*table.get("notes", ()), *base.table.get("notes", ())]
     for kind in ("sets", "no_effect", "job"):
         for what, names in table.get(kind, {}).items():
             meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
@@ -146,7 +145,7 @@ def framework(name: str) -> Framework:
     for kind in ("same", "opposite"):
         for names, what in table.get(kind, {}).items():
             meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
-    meanings |= {usual(key): Meaning("values", key) for key in of_values}
+    meanings |= {usual(key): Meaning("values", key) for key in own_values}
     beginnings = tuple(name[:-1] for name in meanings if name.endswith("*"))
     return Framework(name, table, meanings, beginnings)
 
