@@ -15,11 +15,12 @@ from prism_jax.diagnosis import (
     diagnose,
     diagnose_ranks,
     hypotheses,
+    settings_of,
     slow_ranks,
     wait_for_spare,
-    with_bandwidth,
+    with_settings,
 )
-from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated
+from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated, with_bandwidth
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.logs import RankFactors
@@ -289,6 +290,30 @@ def test_slow_ranks_cost_what_a_simulation_says_and_restarts_pay():
     assert found.ranks[0].p50 == max(one.p50 for one in found.ranks)
     with pytest.raises(ValueError, match="15 factors of ranks, and the job has 16"):
         of(factors[1:])
+
+
+def test_what_can_be_set_keeps_the_batch_and_equals_a_job_that_says_so():
+    job = prism.load_job("examples/job.toml")
+    dp, size, bandwidth, limit = settings_of(job)
+    assert settings_of(job)[dp].values == (2, 4, 8)
+    assert settings_of(job)[size].values == (1, 2)
+    for name, value, said in (
+        (dp, 8, ["world_size=64"]),
+        (size, 2, ["training.microbatch_size=2"]),
+        (limit, 560.0, ["cluster.device.power.limit_w=560"]),
+    ):
+        other = with_settings(job, {name: value})
+        numbers = (
+            f"schedule.num_microbatches={job.batch_size // (other.layout.dp * 2 ** (name == size))}"
+        )
+        expected = prism.load_job("examples/job.toml", [*said, numbers])
+        assert other.batch_size == expected.batch_size == job.batch_size
+        mean = prism.prediction.predict(expected).mean
+        assert prism.prediction.predict(other).mean == pytest.approx(mean, rel=1e-9)
+    faster, slower = (with_settings(job, {bandwidth: x, dp: 2}) for x in (2.0, 0.5))
+    assert prism.prediction.predict(faster).mean < prism.prediction.predict(slower).mean
+    with pytest.raises(ValueError, match="do not divide the batch"):
+        with_settings(job, {dp: 3})
 
 
 def test_draining_waits_where_spares_are_in_repair():

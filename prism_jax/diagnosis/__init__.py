@@ -7,7 +7,11 @@ from ._beside import (
     beside_table as beside_table,
     measured_beside as measured_beside,
 )
-from ._changes import quickest_change as quickest_change, with_bandwidth as with_bandwidth
+from ._changes import (
+    quickest_change as quickest_change,
+    settings_of as settings_of,
+    with_settings as with_settings,
+)
 from ._diagnose import (
     Diagnosis as Diagnosis,
     diagnose as diagnose,

@@ -35,7 +35,8 @@ from ..diagnosis import (
     hypotheses,
     measured_beside,
     quickest_change,
-    with_bandwidth,
+    settings_of,
+    with_settings,
 )
 from ..engine import simulate
 from ..law import QUANTILES, Law
@@ -176,10 +177,11 @@ def gather(
     runs = runs_of(measured)
     ranks = [] if profiled is None else [*profiled.by_rank] or [profiled]
 
-    def bandwidth(factor: float) -> Program:
-        assert modelled is not None
-        return compile_job(with_bandwidth(modelled, float(factor)))
+    def with_values(values: Mapping[str, float]) -> Program:
+        return compile_job(with_settings(modelled, values)) if modelled else program
 
+    settable = {} if modelled is None else settings_of(modelled)
+    settable = {"settings": settable, "with_settings": with_values}
     return Report(
         of=of,
         num_ops=program.num_ops,
@@ -192,10 +194,7 @@ def gather(
         sensitivity=found("sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=found("criticality", lambda: criticality(alike, **same)),
         step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
-        sliders=found(
-            "sliders",
-            lambda: sliders(program, bandwidth=modelled and bandwidth, num_samples=few, key=key),
-        ),
+        sliders=found("sliders", lambda: sliders(program, **settable, num_samples=few, key=key)),
         missing=missing,
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",

@@ -10,7 +10,15 @@ import numpy as np
 from .. import plot
 from .._misc import counted
 from .._summary import GIB, Table
-from ..analysis import LEVELS, AbstractSlider, Criticality, Rare, SampledStep, Sensitivity, Sliders
+from ..analysis import (
+    LEVELS,
+    AbstractSlider,
+    Chosen,
+    Criticality,
+    SampledStep,
+    Sensitivity,
+    Sliders,
+)
 from ..diagnosis import Diagnosis, Part, beside_table
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
@@ -62,14 +70,21 @@ def _sentences(lines: Iterable[str]) -> Iterable[str]:
 def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
     """A slider for each parameter, and the law, which the page's script moves."""
     own = report.law.quantile(LEVELS)
-    rows = [[one.change(v).round(7).tolist() for v in one.positions()] for one in found.sliders]
-    data = {"levels": LEVELS.tolist(), "law": np.asarray(own, float).tolist(), "rows": rows}
+    changes = [[one.change(v) for v in one.positions()] for one in found.sliders]
+    chosen = sum(isinstance(one, Chosen) for one in found.sliders)  # The first of them.
+    factors = [[(1 + change / found.law).round(7) for change in row] for row in changes[:chosen]]
+    added = [[change.round(7) for change in row] for row in changes[chosen:]]
+    rows = [[quantiles.tolist() for quantiles in row] for row in factors + added]
+    data = {"levels": LEVELS.tolist(), "law": np.asarray(own, float).tolist()}
+    data |= {"rows": rows, "factors": chosen}
     check = found.check
-    together = " and ".join(f"{name} at {value:g}" for name, value in check.values.items())
+    labels = {one.name: one.label for one in found.sliders}
+    together = " and ".join(f"{name} at {labels[name](x)}" for name, x in check.values.items())
     about = (
-        "Move a slider, with the mouse or the arrow keys: p50, p95 and the law follow, between "
-        "three simulated points of each parameter and from its derivative. What several change is "
-        f"added. For how exact this is, {together} were simulated again: p95 is "
+        "Move a slider, with the mouse or the arrow keys: p50, p95 and the law follow. What can be "
+        "set comes first, with values that were simulated; other parameters follow three simulated "
+        "points and the derivative. What these change is added, and what is set multiplies "
+        f"it. For how exact this is, {together} were simulated again: p95 is "
         f"{check.simulated:.5g} s, and {check.p95:.5g} s by the sliders, "
         f"{100 * abs(check.p95 / check.simulated - 1):.2g} % off."
     )
@@ -100,7 +115,7 @@ def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
 
 def _slider(number: int, of: AbstractSlider) -> Markup:
     places = of.positions()
-    names = [f"{v:.3g} expected" if isinstance(of, Rare) else f"x {v:.3g}" for v in places]
+    names = [*map(of.label, places)]
     own = places.index(of.own)
     given = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}
     shown = {"id": f"slider-{number}", "data_names": json.dumps(names), "autocomplete": "off"}

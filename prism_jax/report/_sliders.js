@@ -1,6 +1,7 @@
-// The law follows the sliders: what each changes at its position is added to each quantile.
+// The law follows the sliders: what each changes at its position is added to each quantile, and the
+// first, of what can be set, multiply it.
 for (const place of document.querySelectorAll(".sliders")) {
-  const { levels, law, rows } = JSON.parse(place.dataset.law);
+  const { levels, law, rows, factors } = JSON.parse(place.dataset.law);
   const inputs = [...place.querySelectorAll("input")];
   const [p50, p95] = place.querySelectorAll("dd output");
   const at = (quantiles, level) => quantiles[levels.indexOf(level)];
@@ -8,8 +9,9 @@ for (const place of document.querySelectorAll(".sliders")) {
   function draw() {
     let last = 0;
     const moved = law.map((time, i) => {
-      const changes = inputs.map((input, k) => rows[k][input.value][i]);
-      return (last = Math.max(last, changes.reduce((sum, x) => sum + x, time)));
+      const values = inputs.map((input, k) => rows[k][input.value][i]);
+      const added = values.slice(factors).reduce((sum, x) => sum + x, time);
+      return (last = Math.max(last, values.slice(0, factors).reduce((all, x) => all * x, added)));
     });
     for (const input of inputs) {
       const name = JSON.parse(input.dataset.names)[input.value];
