@@ -75,6 +75,15 @@ def works(
     job: str | None, replicas: list[int], steps: int
 ) -> Iterator[tuple[str, Program, dict[str, float]]]:
     """Programs, by name, with the true figures of each."""
+    yield from of_reference(job, replicas, steps)
+    for number in replicas if job is None else ():
+        yield "sinks", sinks_that_tie(number), truth_of_sinks(number)
+
+
+def of_reference(
+    job: str | None, replicas: list[int], steps: int
+) -> Iterator[tuple[str, Program, dict[str, float]]]:
+    """A job, or the reference step, with the figures of a long run."""
     if job:
         program = compile_job(load_job(job))
         yield job, program, _long_run(program, steps)
@@ -82,8 +91,6 @@ def works(
     for number in replicas:
         program = reference(number)
         yield "reference", program, _long_run(program, steps)
-    for number in replicas:
-        yield "sinks", sinks_that_tie(number), truth_of_sinks(number)
 
 
 def covered(found: np.ndarray, truth: float) -> Row:
