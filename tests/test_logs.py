@@ -498,6 +498,10 @@ def test_reports_of_stragglers_say_how_slow_ranks_are(form, tmp_path):
     assert found.source.endswith("3 reports")
     with pytest.raises(ValueError, match=r"job\.log: it has rank .* and the job has 4 ranks"):
         read_ranks(path, 4, 4)
+    with pytest.raises(
+        ValueError, match=r"^[^:]*none\.log: there is no such file; give another\.$"
+    ):
+        read_ranks(tmp_path / "none.log", 4, 4)
 
 
 def test_only_the_ends_of_a_fleet_are_named(tmp_path):

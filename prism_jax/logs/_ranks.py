@@ -53,8 +53,9 @@ def read_ranks(path: Path, num_ranks: int, devices_per_node: int) -> RankFactors
     `ValueError` of one sentence if the file has none, or of other ranks than those of the job.
     """
     if not str(path).endswith((".csv", ".parquet")):
+        text = text_of(content_of(path))
         with located(shown(path)):
-            return _of_reports(text_of(content_of(path)), num_ranks)
+            return _of_reports(text, num_ranks)
     columns = {
         what: _column(names_of_columns(path), patterns)
         for what, patterns in known()["tests"].items()
