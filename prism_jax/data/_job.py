@@ -310,9 +310,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "fused, and true steps may take longer.",
             )
         elif how is not None and how.operators and self.model is not None:
-            listed = {"attention", "embedding", "head", "mlp"}
-            # Under autocast Transformers multiplies experts in float32.
-            listed |= {"moe"} if how.weights == "bf16" else set()
+            listed = {"attention", "embedding", "head", "mlp", "moe"}
             fused = sorted(self.model.kinds - listed)
             fused += ["residual streams"] * (self.model.hyper_connections > 1)
             fused += ["unfused attention"] * (how.attention == "unfused")

@@ -240,7 +240,7 @@ def _product(costs: Costs, operator: Operator, phase: _Phase) -> Kernel:
         "backward": (rows, inputs, outputs),
         "weights": (outputs, inputs, rows),
     }[phase]
-    kernel = costs.gemm(m, n, k, batch=groups, parts=groups)
+    kernel = costs.gemm(m, n, k, operator.dtype, batch=groups, parts=groups)
     on, tables = (costs.cluster.device, costs.kernels), costs.kernels.find_efficiency
     mean = kernel.mean
     if any(width % 8 for width in operator.matrix) and tables("gemm-unaligned", ""):

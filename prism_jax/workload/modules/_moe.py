@@ -241,28 +241,27 @@ class MoE(AbstractModule):
         return parts
 
     def operators(self, costs: Costs) -> list[Operator] | None:
-        """In 16 bits, on one GPU: under autocast Transformers multiplies experts in float32, of
-        which no rates are known.
+        """On one GPU. Transformers' grouped products are not among those that autocast casts, so
+        that experts of weights in float32 are multiplied in it (transformers/integrations/moe.py).
         """
-        if costs.operands != "bf16" or costs.layout.ep > 1 or self.latent_size or self.bias:
+        gated = gate_factor(self.activation) > 1
+        if costs.layout.ep > 1 or self.latent_size or self.bias or not gated:
             return None
         hidden, ffn = costs.model.hidden_size, self.expert_ffn_size
-        up = gate_factor(self.activation) * ffn
+        dtype = "fp32" if costs.operands == "fp32" else None
         copied = {"m": self.top_k * costs.states, "h": costs.states}
         routes = {"e": costs.tokens * self.num_experts, "s": costs.tokens * self.top_k}
         between, groups = {"f": self.top_k * costs.tokens * ffn}, self.num_experts
 
         def of_experts(inputs: int, outputs: int) -> Operator:
             values, shape = {"w": groups * inputs * outputs}, (inputs, outputs)
-            return Operator("experts", values, shape, groups, self.top_k)
+            return Operator("experts", values, shape, groups, self.top_k, dtype)
 
         shared = (one for mlp in self.shared for one in mlp.operators(costs))
         return [
             *matrices(costs, (groups + self.shared_gate,), hidden, biased=self.router_bias),
             *(Operator("routing", {**routes, "t": costs.tokens}), Operator("dispatch", copied)),
-            *(of_experts(hidden, up), Operator("experts-mask", between)),
-            *[Operator("joined-gates", between)] * (up > ffn),
-            Operator("swiglu" if up > ffn else self.activation, between),
+            *(of_experts(hidden, 2 * ffn), Operator("experts-swiglu", between)),
             *(of_experts(ffn, hidden), Operator("combine", copied)),
             *shared,
             *[Operator("residual", copied)] * len(self.shared),

@@ -20,6 +20,7 @@ class Operator(NamedTuple):
     - `matrix`: the values of a token that its matrix reads, and that it makes, if it is one.
     - `groups`: how many such matrices there are, among which copies of the tokens are divided.
     - `copies`: to how many of them a token goes.
+    - `dtype`: that of the product, if it is not that of the training.
     - `core`: the core of attention, if it is that.
     - `trained`: whether its weights are trained, or those of the matrix that reads what it makes.
     """
@@ -29,6 +30,7 @@ class Operator(NamedTuple):
     matrix: tuple[int, int] | None = None
     groups: int = 1
     copies: int = 1
+    dtype: str | None = None
     core: Core | None = None
     trained: bool = True
 
