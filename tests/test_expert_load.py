@@ -3,7 +3,6 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from prism_jax.collapse._collapse import added_load, at_fullest, fuller
 from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
 from prism_jax.host import on_host
-from prism_jax.loads import Loads, Unevenness, fullest
+from prism_jax.loads import Unevenness, fullest, loads_of
 from prism_jax.lowering import lay_out, parts_of
 from prism_jax.prediction import predict
 from prism_jax.program import block_laws_of
@@ -36,12 +35,12 @@ _CASES = [
 _fullest = by_numpy(fullest)
 
 
-def _loads(cases, experts: int | Sequence[int] = 1, capacity=None, spread=1.0):
-    concentration, members, counts = (jnp.asarray(x, float) for x in zip(*cases, strict=True))
-    alike = jnp.ones_like(members)
-    capacity = None if capacity is None else jnp.asarray(capacity, float)
-    loads = Loads(members, counts, jnp.asarray(experts, float) * alike, alike, capacity)
-    return loads, Unevenness(concentration, spread * alike)
+def _loads(cases, experts: int | np.ndarray = 1, capacity=None, spread=1.0):
+    concentration, members, counts = (np.array(x, float) for x in zip(*cases, strict=True))
+    alike = np.ones_like(members)
+    capacity = alike * (np.inf if capacity is None else capacity)
+    loads = loads_of(np.array([members, counts, experts * alike, alike, capacity]), None, float)
+    return loads, Unevenness(jnp.asarray(concentration), jnp.asarray(spread * alike))
 
 
 def _drawn(rng, samples, concentration, members, counts, experts=1, capacity=np.inf):
@@ -57,13 +56,14 @@ def _drawn(rng, samples, concentration, members, counts, experts=1, capacity=np.
 
 def test_the_fullest_member_is_that_of_counted_tokens():
     rng, samples = np.random.default_rng(0), 20_000
-    found = np.asarray(_fullest(*_loads(_CASES)).load)
-    for case, moments in zip(_CASES, found.T, strict=True):
+    for case in _CASES:
+        moments = np.asarray(_fullest(*_loads([case])).load)[:, 0]
         drawn = _drawn(rng, samples, *case).max(axis=1)
         apart = drawn - moments[0]
         for power, moment in enumerate([0.0, *moments[1:]], 1):
             noise = np.std(apart**power) / np.sqrt(samples)
-            assert abs(np.mean(apart**power) - moment) < 4.5 * noise, (case, power)
+            own = np.std(apart**power) / np.sqrt(4096)  # At most that of independent draws.
+            assert abs(np.mean(apart**power) - moment) < 4.5 * noise + own, (case, power)
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_the_mean_of_the_fullest_has_its_derivative(capacity):
     slopes = np.asarray(value(jnp.asarray(at))[1])
     assert slopes[-1] == 0
     for i, slope in enumerate(slopes[:-1]):
-        step = np.where(np.arange(5) == i, 1e-4 * at[i], 0)
+        step = np.where(np.arange(5) == i, 1e-6 * at[i], 0)
         up, down = (float(value(jnp.asarray(at + sign * step))[0]) for sign in (1, -1))
-        assert slope == pytest.approx((up - down) / (2e-4 * at[i]), rel=1e-4)
+        assert slope == pytest.approx((up - down) / (2e-6 * at[i]), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -116,23 +116,24 @@ _CUT = [
     ((np.inf, 8, 65536), 4, 1.0),
     ((np.inf, 8, 8192), 16, 1.25),
 ]
-_FREE = [(case, 2) for case in _CASES if case[0] >= 100]
+_FREE = [(case, 1) for case in _CASES if case[0] >= 100]
 
 
-@pytest.mark.parametrize(
-    "dtype", [jnp.float64, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=str)
 def test_loads_with_a_capacity_are_those_of_counted_tokens(dtype):
     """Also without one, in the law of one that cuts nothing. The spread of a member's load is that
     of differences between members, for which it waits.
     """
     rng, samples = np.random.default_rng(6), 20_000
-    all_cases = [*_CUT, *((*case, most) for most in (1e9, np.inf) for case in _FREE)]
-    cases, experts, capacity = zip(*all_cases, strict=True)
-    laws = _loads(cases, experts, capacity)
-    found = _fullest(*jax.tree.map(lambda x: x.astype(dtype), laws))
-    fullest, member = np.asarray(found.load)[:, : len(_CUT)], np.asarray(found.member)
-    for case, load, one in zip(_CUT, fullest.T, member.T, strict=False):
+
+    def found(case, experts, capacity):
+        laws = _loads([case], experts, capacity)
+        found = _fullest(*jax.tree.map(lambda x: x.astype(dtype) if x.dtype == float else x, laws))
+        return np.asarray(found.load)[:, 0], np.asarray(found.member)[:, 0]
+
+    for case in _CUT:
+        load, one = found(*case)
         drawn = _drawn(rng, samples, *case[0], *case[1:])
         apart = np.sqrt(np.mean(np.var(drawn, axis=1, ddof=1)))
         assert one[0] == pytest.approx(np.mean(drawn), rel=0.003), case
@@ -143,9 +144,9 @@ def test_loads_with_a_capacity_are_those_of_counted_tokens(dtype):
         squares = (top - np.mean(top)) ** 2
         noise = np.std(squares) / np.sqrt(samples) / np.mean(squares) / 2
         assert np.sqrt(load[1]) == pytest.approx(np.std(top), rel=0.01 + 4 * noise), case
-    cut, free = np.split(np.asarray(found.load)[:2, len(_CUT) :], 2, axis=1)
-    np.testing.assert_allclose(cut[0], free[0], rtol=0.002)
-    np.testing.assert_allclose(np.sqrt(cut[1]), np.sqrt(free[1]), rtol=0.02)
+    for case in _FREE:
+        (cut, _), (free, _) = found(*case, 1e9), found(*case, np.inf)
+        np.testing.assert_allclose(cut, free, rtol=1e-6)
 
 
 def test_a_rank_with_all_experts_drops_tokens_too():
@@ -153,8 +154,8 @@ def test_a_rank_with_all_experts_drops_tokens_too():
     rng, samples = np.random.default_rng(3), 5000
     cases = [(10.0, 1, 8192), (50.0, 1, 8192), (400.0, 1, 8192), (100.0, 1, 65536)]
     experts, capacity = (8, 8, 64, 128), (1.5, 1.25, 1.25, 1.0)
-    laws = _loads([*cases, *cases], [*experts, *experts], [*capacity, *[1e9] * 4])
-    cut, free = np.split(np.asarray(_fullest(*laws).load), 2, axis=1)
+    cut, free = (_fullest(*_loads(cases, np.array(experts), most)).load for most in (capacity, 1e9))
+    cut, free = np.asarray(cut), np.asarray(free)
     for case, number, most, (mean, variance, _) in zip(
         cases, experts, capacity, cut.T, strict=True
     ):
@@ -199,7 +200,7 @@ def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, 
 def test_members_wait_for_the_slowest_of_load_times_gpu():
     """A member runs 0.4 whatever its load is and 0.6 in proportion to it, on a GPU of its own."""
     rng, samples, sigma, noise = np.random.default_rng(2), 40_000, 0.02, 0.01
-    cases = {number: case for number, case in enumerate(_CASES) if case[2] == 65536}
+    cases = dict(enumerate(case for case in _CASES if case[2] == 65536))
     counts = jnp.asarray([[1.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
     loaded = jnp.asarray([[0.0, 1.0]])
@@ -214,7 +215,7 @@ def test_members_wait_for_the_slowest_of_load_times_gpu():
         ]
         return fuller(moments, loaded, cumulants, counts, load)[:, 0]
 
-    found = _fullest(*_loads(_CASES))
+    found = _fullest(*_loads([*cases.values()]))
     gpus = np.exp(sigma * rng.standard_normal((samples, 8)) - sigma**2 / 2)
     for number, case in cases.items():
         load = jax.tree.map(lambda x, i=number: x[..., i : i + 1], found)

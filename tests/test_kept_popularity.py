@@ -12,7 +12,7 @@ from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
 from prism_jax.engine import prepare
-from prism_jax.loads import Loads, Unevenness, fullest
+from prism_jax.loads import Unevenness, fullest, loads_of
 from prism_jax.program import compile_job
 from prism_jax.program._block_laws import _gpu_spread
 from prism_jax.workload._architecture import layers_of
@@ -42,13 +42,11 @@ def _loads(shares, counts, capacity=None):
     room = np.full((len(shares), *np.max([one.shape for one in shares], axis=0)), np.nan)
     for row, one in zip(room, shares, strict=True):
         row[: one.shape[0], : one.shape[1]] = one
-    members, experts = (jnp.asarray([one.shape[axis] for one in shares], float) for axis in (0, 1))
-    alike = jnp.ones_like(members)
-    capacity = None if capacity is None else capacity * alike
-    loads = Loads(
-        members, jnp.asarray(counts, float), experts, alike, capacity, jnp.asarray(room, float)
-    )
-    return loads, Unevenness(jnp.inf * alike, alike)
+    members, experts = np.array([one.shape for one in shares], float).T
+    alike = np.ones_like(members)
+    capacity = alike * (np.inf if capacity is None else capacity)
+    loads = loads_of(np.array([members, counts, experts, alike, capacity]), room, float)
+    return loads, Unevenness(jnp.asarray(np.inf * alike), jnp.asarray(alike))
 
 
 def _counted(rng, samples, shares, counts, capacity=np.inf):
@@ -90,7 +88,7 @@ def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
     each = [np.array([[top, *[(members - top) / (members - 1)] * (members - 1)]]) for top in tops]
     loads, uneven = _loads([one.T / members for one in each], [65536] * len(tops), capacity)
     laws = loads, uneven
-    single = jax.tree.map(lambda x: x.astype(jnp.float32), laws)
+    single = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == float else x, laws)
     for some, parameters in (single, laws):
         found = fullest(some, parameters, 0.02)
         assert np.all(np.isfinite(np.concatenate(jax.tree.leaves(found), axis=None)))
@@ -102,7 +100,7 @@ def test_members_who_drop_nearly_all_beyond_their_capacity_have_loads():
 @pytest.mark.slow
 def test_kept_popularities_have_the_mean_of_redrawn_ones():
     """And those whose experts are equally popular have the same law, whichever way it is made."""
-    rng, runs, concentrations = np.random.default_rng(2), 300, (20.0, 200.0, np.inf)
+    rng, runs, concentrations = np.random.default_rng(2), 100, (20.0, 200.0, np.inf)
     shares = [_shares(rng, c, 8, 1) for c in concentrations for _ in range(runs)]
     unknown = [np.full((8, 1), np.nan)] * 3
     loads, uneven = _loads([*shares, *unknown], [65536] * (len(shares) + 3))

@@ -12,7 +12,7 @@ from prism_jax.analysis import Std
 from prism_jax.engine._reference import reference_steps
 from prism_jax.host import on_host
 from prism_jax.latency import AbstractLatency, shape_of
-from prism_jax.loads import Loads, Unevenness, fullest
+from prism_jax.loads import Unevenness, fullest, loads_of
 from prism_jax.program import Variability, block_laws_of
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph
@@ -45,9 +45,9 @@ def _program(ranks: int, microbatches: int, variability=None, **options):
 
 
 def _law_of_load(concentration: float) -> tuple[float, float, float]:
-    sizes = (jnp.asarray([float(x)]) for x in (8, 65536, 1, 1))
+    loads = loads_of(np.array([[8.0], [65536], [1], [1], [np.inf]]), None, float)
     uneven = Unevenness(jnp.asarray([concentration]), jnp.ones(1))
-    mean, variance, third = by_numpy(fullest)(Loads(*sizes, None), uneven).load
+    mean, variance, third = by_numpy(fullest)(loads, uneven).load
     std, skewness = shape_of(variance, third)
     return float(mean[0]), float(std[0]), float(skewness[0])
 

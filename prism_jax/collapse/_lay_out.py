@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._misc import FrozenArray
-from ..loads import Loads, Unevenness
+from ..loads import Loads, Unevenness, loads_of
 from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
 
@@ -179,11 +179,8 @@ class ExpertLoads(eqx.Module):
 
     def laws(self, dtype: DTypeLike) -> Loads:
         """The laws without their parameters, as arrays."""
-        rows = (jnp.asarray(row, dtype) for row in self.sizes.value)  # JAX compiles slices.
-        members, counts, experts, split, capacity = rows
-        limited = capacity if np.isfinite(self.sizes.value[-1]).any() else None
-        shares = None if self.shares is None else jnp.asarray(self.shares.value, dtype)
-        return Loads(members, counts, experts, split, limited, shares)
+        shares = None if self.shares is None else self.shares.value
+        return loads_of(self.sizes.value, shares, dtype)
 
     def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
         """One where a load acts on a kernel, padded to `number` kernels."""
