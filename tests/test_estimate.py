@@ -179,11 +179,11 @@ def test_tracers_are_refused_with_advice():
 def test_influence_and_slope_are_derivatives(objective):
     """Of the figure, with respect to a common shift and to the weights of the samples."""
     steps = np.random.default_rng(0).gamma(4.0, 0.2, 200_000)
-    slope = objective.slope(steps, bandwidth(steps))
+    slope = objective.slope(steps, bandwidth(steps, objective))
     shift = 0.01
     direct = (objective.value(steps + shift) - objective.value(steps - shift)) / (2 * shift)
     assert np.sum(slope) == pytest.approx(direct, rel=0.03, abs=1e-9)
-    influence = objective.influence(steps, bandwidth(steps))
+    influence = objective.influence(steps, bandwidth(steps, objective))
     assert abs(np.mean(influence)) < 1e-9 * max(1, np.abs(influence).max())
     # The standard error that the influence gives, against repetitions.
     repeats = np.random.default_rng(1).gamma(4.0, 0.2, (200, 5_000))
@@ -195,7 +195,7 @@ def test_influence_and_slope_are_derivatives(objective):
 def test_influence_on_a_quantile_of_few_steps_is_not_smoothed_away():
     """The bandwidth is that of 8,192 steps; the law is a normal one, as exact as its quantiles."""
     steps = norm.ppf((np.arange(2**18) + 0.5) / 2**18)
-    influence = Quantile(0.95).influence(steps, bandwidth(steps, 2**13))
+    influence = Quantile(0.95).influence(steps, bandwidth(steps, Quantile(0.95), 2**13))
     exact = np.sqrt(0.95 * 0.05) / norm.pdf(norm.ppf(0.95))
     assert np.std(influence) == pytest.approx(exact, rel=1e-3)
 

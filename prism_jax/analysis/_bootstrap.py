@@ -130,7 +130,7 @@ def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float
     """How many independent replica samples a figure rests on. For a quantile far out, it is about
     the number beyond it.
     """
-    influence = objective.influence(simulated.steps, bandwidth(simulated.steps))
+    influence = objective.influence(simulated.steps, bandwidth(simulated.steps, objective))
     largest = np.abs(influence).max()
     if largest > 0:
         return support(simulated, (influence / largest) ** 2)

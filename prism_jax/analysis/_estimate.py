@@ -83,8 +83,9 @@ def figure(program: Program, objective: AbstractObjective, **options: Any) -> Fi
 
 def figure_of(simulated: SimulatedSteps, objective: AbstractObjective) -> Figure:
     """`figure`, from steps that are already simulated."""
-    if objective.exceeds is not None and (last := last_draw(simulated, _width(simulated))):
-        given = step_parts_of(simulated), objective.exceeds, last
+    at, width = objective.exceeds, _width(simulated, objective)
+    if at is not None and (last := last_draw(simulated, at, width)):
+        given = step_parts_of(simulated), at, last
         simulated, objective = conditional_exceedances(simulated, *given), Mean()
     return Figure(objective.value(simulated.steps), simulated, objective)
 
@@ -109,7 +110,7 @@ def gradients(found: Figure) -> tuple[list[Program], float]:
 
 def _pulled_back(found: Figure, resamples: Iterable[Again]) -> tuple[list[Program], float]:
     simulated = found.simulated
-    depends = ft.partial(_weighting, found, _width(simulated), left_open(found))
+    depends = ft.partial(_weighting, found, _width(simulated, found.objective), left_open(found))
     every = depends(np.ones(len(simulated.steps)), simulated)
     again = (depends(one.counts, one.simulated) for one in resamples)
     pairs = pull_back(it.chain([every], again))
@@ -134,7 +135,9 @@ def left_open(found: Figure) -> tuple[StepParts, str] | None:
     no step ends near the quantile, whatever this draw.
     """
     value, simulated, objective = found
-    last = None if objective.level is None else last_draw(simulated, _width(simulated))
+    if objective.level is None:
+        return None
+    last = last_draw(simulated, value, _width(simulated, objective))
     if last is None:
         return None
     parts = step_parts_of(simulated)
@@ -174,9 +177,10 @@ def _weighting(
     return Weighting(simulated, weights, weights * slope, influence, weighed.chunks, bounded)
 
 
-def _width(simulated: SimulatedSteps) -> float:
+def _width(simulated: SimulatedSteps, objective: AbstractObjective) -> float:
     """The bandwidth for smoothing over steps: few replica samples may decide many of them."""
-    return bandwidth(simulated.steps, support(simulated, np.ones(len(simulated.steps))))
+    number = support(simulated, np.ones(len(simulated.steps)))
+    return bandwidth(simulated.steps, objective, number)
 
 
 @eqx.filter_custom_vjp

@@ -1,6 +1,7 @@
 """Figures of the law of the step time that one may want to lower."""
 
 import abc
+import statistics
 from typing import ClassVar
 
 import equinox as eqx
@@ -11,6 +12,9 @@ from .._misc import quoted
 
 
 Steps = Float[np.ndarray, " steps"]
+
+# The share of the steps beyond a figure, on either side, whose spacing gives the bandwidth.
+_NEAR = 0.2
 
 
 class AbstractObjective(eqx.Module):
@@ -211,9 +215,10 @@ class Exceedance(AbstractObjective):
         return above - np.mean(above)
 
 
-def bandwidth(steps: Steps, number: float | None = None) -> float:
-    """The bandwidth, in seconds, of the Gaussian kernels below (Silverman, "Density estimation for
-    statistics and data analysis", 1986, eq. 3.31). Long tails do not widen it.
+def bandwidth(steps: Steps, objective: AbstractObjective, number: float | None = None) -> float:
+    """The bandwidth, in seconds, of the Gaussian kernels below, for a figure (Silverman, "Density
+    estimation for statistics and data analysis", 1986, eq. 3.31). It follows from the spacing of
+    the steps about the figure: neither long tails nor further modes widen it.
 
     **Arguments:**
 
@@ -222,6 +227,15 @@ def bandwidth(steps: Steps, number: float | None = None) -> float:
     low, high = np.quantile(steps, [0.25, 0.75])
     std = float(np.std(steps))
     width = min(std, float(high - low) / 1.349) if high > low else std
+    level = objective.level
+    if objective.exceeds is not None:
+        level = float(np.mean(steps <= objective.exceeds))
+    if level is not None and 0 < level < 1:
+        # That of the normal law whose quantiles are as far apart there, on the closer side.
+        levels = level + _NEAR * min(level, 1 - level) * np.array([-1, 0, 1])
+        scores = [*map(statistics.NormalDist().inv_cdf, levels)]
+        apart = float(np.min(np.diff(np.quantile(steps, levels)) / np.diff(scores)))
+        width = min(width, apart) if apart > 0 else width
     return 0.9 * width * (number or len(steps)) ** -0.2
 
 

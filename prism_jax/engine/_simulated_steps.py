@@ -205,12 +205,12 @@ def _slower_of(chunks: tuple[Chunk, ...], theirs: tuple[Chunk, ...]) -> tuple[Ch
     return tuple(slower(*both) for both in zip(chunks, theirs, strict=True))
 
 
-def last_draw(simulated: SimulatedSteps, narrowest: float) -> str | None:
+def last_draw(simulated: SimulatedSteps, at: float, narrowest: float) -> str | None:
     """Which draw of a step may be left open: the step factor or the tail, whichever spreads steps
-    further; `None` if neither spreads a typical step by more than `narrowest` seconds.
+    further; `None` if neither spreads a step of `at` seconds by more than `narrowest` seconds.
     """
     plan = without_graph(simulated.run.plan)
-    spreads = last_spreads(plan, float(np.median(simulated.steps)))
+    spreads = last_spreads(plan, at)
     last = max(spreads, key=lambda name: spreads[name], default=None)
     return None if last is None or spreads[last] <= narrowest else last
 

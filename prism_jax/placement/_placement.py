@@ -201,10 +201,13 @@ def _figure(
     objective: AbstractObjective, steps: np.ndarray, than: np.ndarray | None = None
 ) -> Estimate:
     """The figure of some steps, or by how much it is above that of the same steps elsewhere."""
-    value, influence = objective.value(steps), objective.influence(steps, bandwidth(steps))
+    value, influence = (
+        objective.value(steps),
+        objective.influence(steps, bandwidth(steps, objective)),
+    )
     if than is not None:
         value -= objective.value(than)
-        influence = influence - objective.influence(than, bandwidth(than))
+        influence = influence - objective.influence(than, bandwidth(than, objective))
     return Estimate(value, float(np.std(influence)) / math.sqrt(len(steps)))
 
 

@@ -120,7 +120,7 @@ class Trials:
         decisive = np.argmax(ready, axis=0)
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
         times = self.steps.times(ready.max(axis=0))
-        change = self._objective.slope(times, bandwidth(times)) * self.steps.factor
+        change = self._objective.slope(times, bandwidth(times, self._objective)) * self.steps.factor
         some = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
         some = some[change[some] != 0]
         total = np.zeros((len(replicas), self.nodes.num_ranks))
