@@ -119,3 +119,27 @@ def test_derivatives_of_a_spread_by_compute_and_by_a_collective():
     assert means[place["all_gather"]] == pytest.approx(0.0, abs=1e-3)
     by_sigma = (1 + _CV**2) * _SIGMA / _CV
     assert gradient.variability.microbatch.sigma == pytest.approx(by_sigma, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "laws",
+    [
+        {"microbatch": 0.05},
+        {"worker_step": 0.02},
+        {"rank": 0.01, "worker_step": 0.02, "microbatch": 0.03},
+    ],
+)
+def test_the_slowest_worker_of_a_group_decides(laws):
+    """The product of log-normal factors is log-normal, and all of it varies from step to step."""
+    number, sigma = 64, np.hypot.reduce([*laws.values()])
+    block = ((Segment(((Kernel("gemm", "one", 1.0), 1),), members=number), 1),)
+    factors = {name: lognormal(value) for name, value in laws.items()}
+    variability = Variability(**factors)
+    options = {"group_size": number, "members": 1}
+    program = assemble(graph_of([()]), [block], variability=variability, **options)
+    law = simulate(program, num_samples=2**14, key=jax.random.key(0))
+    z = (np.arange(2**16) + 0.5) / 2**16
+    exact = np.exp(sigma * scipy.stats.norm.ppf(z ** (1 / number)) - sigma**2 / 2)
+    assert law.mean == pytest.approx(exact.mean(), rel=5e-4)
+    assert law.std == pytest.approx(exact.std(), rel=0.03)
+    assert law.quantile(0.99) == pytest.approx(np.quantile(exact, 0.99), rel=2e-3)

@@ -243,6 +243,10 @@ def communication_shares(program: Program) -> dict[str, Any]:
         exposed = blocks.class_collectives.value @ mean
         whole = blocks.class_segments.value @ runs + exposed
         for sides in (blocks.branches, blocks.outer_branches):
+            if sides is blocks.outer_branches:
+                columns = zip(blocks.waits.value[:, 0], blocks.class_waits.value.T, strict=True)
+                for within, classes in columns:
+                    whole, exposed = (x + classes * x[within] for x in (whole, exposed))
             # A block that lies within another has no block within it.
             inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
             ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))

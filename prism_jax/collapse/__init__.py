@@ -3,6 +3,7 @@ from ._collapse import (
     Blocks as Blocks,
     Collapse as Collapse,
     Sides as Sides,
+    Waits as Waits,
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
@@ -14,3 +15,4 @@ from ._lay_out import (
     lay_out as lay_out,
 )
 from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors
+from ._workers import slowest_workers as slowest_workers

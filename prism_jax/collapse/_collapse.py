@@ -27,7 +27,7 @@ from .._misc import FrozenArray
 from ..latency import root, shape_of
 from ..loads import Fullest
 from ._branches import Overlaps, branch_moments, branch_sways
-from ._segment import Group, segment_alone, segment_maxima
+from ._segment import Group, group_maxima, segment_alone, segment_maxima
 from ._sways import (
     Sways,
     apart_from_loads,
@@ -63,6 +63,9 @@ class Blocks(eqx.Module):
     - `compute`: `(classes,)`, whether the factor of the rank applies to it.
     - `branches`: branches that overlap with compute of members.
     - `outer_branches`: branches that overlap with blocks, which are classes.
+    - `waits`: `(waits, 3)`, a class that several groups of GPUs run, at whose end all of them wait;
+        how many groups, and how many GPUs each has. A wait follows those that its class contains.
+    - `class_waits`: `(classes, waits)`, how often a class contains a wait.
     """
 
     segments: FrozenArray = eqx.field(static=True)
@@ -73,6 +76,24 @@ class Blocks(eqx.Module):
     compute: FrozenArray = eqx.field(static=True)
     branches: Sides
     outer_branches: Sides
+    waits: FrozenArray = eqx.field(static=True)
+    class_waits: FrozenArray = eqx.field(static=True)
+
+
+class Waits(eqx.Module):
+    """The waits of `Blocks` as arrays padded with zeros.
+
+    **Attributes:**
+
+    - `within`, `count`: the class, and how many groups run it.
+    - `group`: the group of GPUs of which these groups are parts.
+    - `classes`: how often a class contains the wait.
+    """
+
+    within: Int[Array, " waits"]
+    count: Float[Array, " waits"]
+    group: Int[Array, " waits"]
+    classes: Float[Array, "waits classes"]
 
 
 class Collapse(eqx.Module):
@@ -85,6 +106,7 @@ class Collapse(eqx.Module):
     - `group`: `(segments,)`, the group of GPUs of these members.
     - `overlaps`: the branches that overlap with compute; `None` if there are none.
     - `outer_overlaps`: the branches that overlap with classes; `None` if there are none.
+    - `waits`: `None` if there are none.
     - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
     - `layers`: for each class, how many layers of its stage have loads; `None` if none have.
     """
@@ -96,6 +118,7 @@ class Collapse(eqx.Module):
     group: Int[Array, " segments"]
     overlaps: Overlaps | None
     outer_overlaps: Overlaps | None
+    waits: Waits | None
     loads: Float[Array, "loads kernels"] | None
     layers: Float[Array, " classes"] | None = None
 
@@ -196,26 +219,49 @@ def class_moments(
     powers = jnp.stack([network, network**2, network**3])
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
-    shared = jnp.broadcast_to(shared[:, None, :], whole.shape[1:])
+    whole = jnp.concatenate([whole, jnp.broadcast_to(shared[None, :, None], (1, *whole.shape[1:]))])
     for sides in (collapse.overlaps, collapse.outer_overlaps):
+        if sides is collapse.outer_overlaps and collapse.waits is not None:
+            of_loads = None if sways is None else sways.classes
+            whole, part, of_loads = _until_met(collapse.waits, groups, whole, part, of_loads)
+            sways = None if sways is None else sways._replace(classes=of_loads)
         if sides is None:
             continue
-        blocks = (jnp.concatenate([whole, shared[None]]), part)
-        inner = (slowest,) if sides is collapse.overlaps else blocks
+        inner = (slowest,) if sides is collapse.overlaps else (whole, part)
         found, more = branch_moments(sides, cumulants, network, *inner, apart=apart)
         if sways is not None:
             of_inner = sways.segments if sides is collapse.overlaps else sways.classes
             more_sways = branch_sways(sides, cumulants, network, inner[0], of_inner, sways.kernels)
             sways = sways._replace(classes=sways.classes + more_sways)
-        whole, shared = whole + found[:3], shared + found[3]
+        whole = whole + found
         part = part if more is None else part + more
-    of_ops = None
+    of_ops, (whole, shared) = None, (whole[:3], whole[3])
     if sways is not None and collapse.layers is not None:
         whole = apart_from_loads(whole, sways.classes)
         of_ops = shared_by_ops(sways.classes, collapse.layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
         part = part.at[1].set(jnp.minimum(part[1], whole[1].min(axis=-1)))
     return _moments(whole), shared, _moments(part) if apart else None, of_ops
+
+
+def _until_met(waits: Waits, groups: Group, whole, part, of_loads):
+    """The figures of classes, the part of communication in them, and `Sways.classes`, if there are
+    any, with the waits in classes.
+    """
+
+    def add(figures, wait: Waits):
+        whole, part, of_loads = figures
+        group = jax.tree.map(lambda x: x[wait.group], groups)
+        inner = whole[:, wait.within], part[:, wait.within]
+        slowest, fixed, left = group_maxima(*inner, group, wait.count)
+        whole += jnp.einsum("c,irn->icrn", wait.classes, slowest)
+        part += jnp.einsum("c,ir->icr", wait.classes, fixed)
+        if of_loads is not None:
+            sways = of_loads[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
+            of_loads += jnp.einsum("c,ir->icr", wait.classes, sways)
+        return (whole, part, of_loads), None
+
+    return jax.lax.scan(jax.checkpoint(add), (whole, part, of_loads), waits)[0]
 
 
 def _shared(

@@ -20,12 +20,13 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
     """The static matrices of the collapse, empty if each class is one kernel that keeps its own
     law: there may be as many of these as ops.
     """
-    number = _Numbers(kernels, {}, {}, dict(zip(classes, range(len(classes)), strict=True)), {})
+    known = dict(zip(classes, range(len(classes)), strict=True))
+    number = _Numbers(kernels, {}, {}, known, {}, {})
     contained: list[tuple[Counter[int], ...]] = []
     direct, compute = [], []
     todo = list(number.classes)
     for block, members in todo:
-        contained.append(tuple(Counter() for _ in range(4)))
+        contained.append(tuple(Counter() for _ in range(5)))
         for segment, repeats in block:
             for counts, found in zip(contained[-1], number.parts(segment, members), strict=True):
                 for which in found:
@@ -38,14 +39,14 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
             todo += [*number.classes][len(todo) :]
     num_kernels = len(kernels)
     if min(direct, default=-1) >= 0:
-        number, num_kernels = _Numbers(kernels, {}, {}, {}, {}), 0
-        contained = [tuple(Counter() for _ in range(4))] * len(direct)
+        number, num_kernels = _Numbers(kernels, {}, {}, {}, {}, {}), 0
+        contained = [tuple(Counter() for _ in range(5))] * len(direct)
     runs = np.zeros((len(number.segments), len(kernels)), np.int64)
     for (run, _), s in number.segments.items():
         for kernel, count in run:
             runs[s, kernels[kernel]] += count
-    columns = [*zip(*contained, strict=True)] or [()] * 4
-    of_segments, of_collectives, of_branches, of_outer = columns
+    columns = [*zip(*contained, strict=True)] or [()] * 5
+    of_segments, of_collectives, of_branches, of_outer, of_waits = columns
     segments = len(number.segments)
     return Blocks(
         segments=FrozenArray(runs),
@@ -56,6 +57,8 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
         compute=FrozenArray(np.array(compute, bool)),
         branches=_sides(number.branches, of_branches, segments, kernels),
         outer_branches=_sides(number.outer_branches, of_outer, len(contained), kernels),
+        waits=FrozenArray(np.array([*number.waits], np.int64).reshape(-1, 3)),
+        class_waits=_counts(of_waits, len(number.waits)),
     )
 
 
@@ -63,11 +66,12 @@ _Known = dict[tuple[int, int, Branches], int]
 
 
 class _Numbers(NamedTuple):
-    """Different kernels, rows of members, branches, classes, and branches around classes, numbered
-    as they are added.
+    """Different kernels, rows of members, branches, classes, branches around classes, and waits at
+    the end of classes, numbered as they are added.
 
     Branches are identified by the row before them, the row up to their end (-1 for none), and their
-    contents; branches around a class, by -1 and the class.
+    contents; branches around a class, by -1 and the class; waits by the class, how many groups run
+    it, and their size.
     """
 
     kernels: Mapping[Kernel, int]
@@ -75,11 +79,14 @@ class _Numbers(NamedTuple):
     branches: _Known
     classes: dict[tuple[Block, int], int]
     outer_branches: _Known
+    waits: dict[tuple[int, int, int], int]
 
     def parts(self, segment: Segment, members: int) -> tuple[list[int], ...]:
         """The contents of a class with this segment: the number of the row that members run alone,
-        that of its collective, and those of its branches and of branches around classes.
+        that of its collective, and those of its branches, of branches around classes, and of waits
+        at the end of classes.
         """
+        waits = [self._wait(segment, members)] if segment.before else []
         members = segment.members or members
         row, branches = segment.kernels, []
         before = alone = self._row(row, members)
@@ -93,11 +100,21 @@ class _Numbers(NamedTuple):
         outer = [self._outer(one, members) for one in segment.branches if one.within]
         collectives = [] if segment.collective is None else [self.kernels[segment.collective]]
         if outer:
-            return [], collectives, [], outer
-        return [alone] if alone >= 0 else [], collectives, branches, []
+            return [], collectives, [], outer, []
+        return [alone] if alone >= 0 else [], collectives, branches, [], waits
 
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1
+
+    def _wait(self, one: Segment, members: int) -> int:
+        # Those that are within it first, so that each follows those that it needs.
+        for inner, _ in one.before:
+            if inner.before:
+                self._wait(inner, members)
+        size = max(inner.members or members for inner, _ in one.before)
+        within = self.classes.setdefault((one.before, members), len(self.classes))
+        key = (within, (one.members or size) // size, size)
+        return self.waits.setdefault(key, len(self.waits))
 
     def _outer(self, one: Branches, members: int) -> int:
         within = self.classes.setdefault((one.within, members), len(self.classes))

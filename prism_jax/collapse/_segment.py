@@ -10,6 +10,9 @@ their factors from segment to segment, so a group with slow other GPUs is late i
 `_kept`.
 """
 
+import functools as ft
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -67,6 +70,7 @@ def gpu_factors(
     rank: AbstractLatency | None,
     counts: Float[Array, " groups"],
     scores: Float[Array, " scores"],
+    sizes: Float[Array, " groups"] | None = None,
 ) -> tuple[Group, Float[Array, "groups scores"]]:
     """The factors of groups of GPUs, whose mean over GPUs is one.
 
@@ -75,6 +79,8 @@ def gpu_factors(
     - `rank`: the law of one GPU's factor; `None` for equal GPUs.
     - `counts`: how many GPUs each group has.
     - `scores`: standard-normal scores.
+    - `sizes`: of how many GPUs, which wait for one another, the others are the slowest; one by
+        default.
 
     **Returns:**
 
@@ -82,28 +88,45 @@ def gpu_factors(
     """
     dtype = scores.dtype
     number = len(counts)
-    nodes = jnp.broadcast_to(jnp.asarray(NODE_SCORES, dtype), (number, len(NODE_SCORES)))
     if rank is None:
-        equal = Group(jnp.ones_like(nodes), jnp.ones((*nodes.shape, len(_BELOW)), dtype))
+        nodes = number, len(NODE_SCORES)
+        equal = Group(jnp.ones(nodes, dtype), jnp.ones((*nodes, len(_BELOW)), dtype))
         return equal, jnp.ones((number, len(scores)), dtype)
+    return slowest_and_others(ft.partial(relative_factor, rank), counts, scores, sizes)
+
+
+def relative_factor(law: AbstractLatency, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The factor at scores, whose mean is one."""
+    return law.from_normal(z.astype(law.dtype)) / law.mean()
+
+
+def slowest_and_others(
+    factor: Callable[[Float[Array, " scores"]], Float[Array, " scores"]], counts, scores, sizes
+) -> tuple[Group, Float[Array, "groups scores"]]:
+    """`gpu_factors` from the factor of a GPU at scores."""
+    dtype = scores.dtype
+    number = len(counts)
+    nodes = jnp.broadcast_to(jnp.asarray(NODE_SCORES, dtype), (number, len(NODE_SCORES)))
     count = counts[:, None].astype(dtype)
     # P(one GPU is below the slowest of the group), which the other GPUs share evenly.
     below = jnp.exp(jax.scipy.special.log_ndtr(nodes) / count)
-    shares = below[:, :, None] * jnp.asarray(_BELOW, dtype)[None, None, :]
+    shares = jnp.asarray(_BELOW, dtype)[None, None, :]
+    shares = shares if sizes is None else shares ** (1 / sizes[:, None, None])
+    shares = below[:, :, None] * shares
     at = jnp.concatenate([nodes, jnp.broadcast_to(scores, (number, len(scores)))], axis=1)
     others = jax.scipy.special.ndtri(shares).reshape(number, -1)
     # One call for all: a law without a closed quantile is costly to compile.
-    together = jnp.concatenate([score_of_maximum(at, count), others], axis=1).astype(rank.dtype)
-    factors = rank.from_normal(together.reshape(-1)).reshape(together.shape) / rank.mean()
+    together = jnp.concatenate([score_of_maximum(at, count), others], axis=1)
+    factors = factor(together.reshape(-1)).reshape(together.shape)
     places = np.cumsum([nodes.shape[1], len(scores)])
     slowest, at_scores, others = jnp.split(factors.astype(dtype), places, axis=1)
     return Group(slowest, others.reshape(shares.shape)), at_scores
 
 
 def segment_maxima(
-    mean: Float[Array, ""],
-    variance: Float[Array, ""],
-    third: Float[Array, ""],
+    mean: Float[Array, "*#nodes"],
+    variance: Float[Array, "*#nodes"],
+    third: Float[Array, "*#nodes"],
     group: Group,
     count: Float[Array, ""],
     share: Float[Array, ""] | float = 1.0,
@@ -116,9 +139,37 @@ def segment_maxima(
 
     Differentiable. Source: the module's docstring.
     """
-    shared = jnp.stack([mean, variance, third, count, jnp.asarray(share, mean.dtype)])
-    shared = jnp.broadcast_to(shared, (len(group.slowest), len(shared)))
-    return _at_nodes(jnp.column_stack([shared, group.slowest, group.others]).T)
+    figures = mean, variance, third, count, jnp.asarray(share, mean.dtype), group.slowest
+    return _at_nodes(jnp.column_stack([*jnp.broadcast_arrays(*figures), group.others]).T)
+
+
+def group_maxima(
+    figures: Float[Array, "4 regimes nodes"],
+    fixed: Float[Array, "3 regimes"],
+    group: Group,
+    count: Float[Array, ""],
+) -> tuple[Float[Array, "4 regimes nodes"], Float[Array, "3 regimes"], Float[Array, " regimes"]]:
+    """The figures of the slowest of `count` groups of GPUs, from those of each by itself, as of
+    `segment_maxima`, given the factor of the slowest GPU of all. `fixed` are the cumulants of the
+    part of communication, on which factors of GPUs do not act. Returned are also this part, and how
+    much of the variance is left.
+    """
+    slowest, middle = group.slowest, figures.shape[-1] // 2
+
+    def of_regime(regime):
+        (mean, variance, third, shared), (apart, *_) = regime
+        each = (mean - apart) / slowest, variance / slowest**2, third / slowest**3
+        first, second, skewed, kept = segment_maxima(*each, group, count)
+        return jnp.stack([first + apart, second, skewed, root(kept**2 + shared**2)])
+
+    def all_wait(figures):
+        regimes = jnp.moveaxis(figures, 1, 0), fixed.T
+        return jnp.moveaxis(jax.lax.map(of_regime, regimes), 0, 1)
+
+    maxima = jax.lax.cond(count > 1, all_wait, lambda figures: figures, figures)
+    before, after = figures[1, :, middle], maxima[1, :, middle]
+    left = jnp.where(before > 0, after / jnp.where(before > 0, before, 1), 1)
+    return maxima, fixed * jnp.stack([jnp.ones_like(left), left, left]), left
 
 
 def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from ..host import on_host
 from ..latency import cube_normal, scale_spread, score_of_maximum
 from ..maxplus import op_ends
-from ..program import BlockLaws, Program, Sets, block_laws_of
+from ..program import SCORES, BlockLaws, Program, Sets, block_laws_of
 from ..replica import loads_of
 
 
@@ -54,6 +54,13 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         slowest = 1 + np.asarray(groups.gpu)[:, None] * (slowest - 1)
     worker = _factors(laws_of.worker_step, rng.normal(size=shape))
     data = _factors_of_data(laws_of.microbatch, rng, program.num_microbatches, shape[1])
+    if laws.in_step is not None and laws.of_data is not None:  # Those of the slowest worker.
+        at_scores = laws.at_scores[0], laws.in_step, laws.of_data
+        slowest, worker, data = (
+            np.interp(rng.normal(size=(number, shape[1])), SCORES, np.asarray(table))
+            for number, table in zip((*shape[:1] * 2, len(data)), at_scores, strict=True)
+        )
+        slowest, worker = slowest * worker, np.ones(shape)
     pair, load_class = loads_of(program)
     loads = rng.normal(size=(len(load_class), shape[1]))
     seconds = np.zeros((program.num_ops, shape[1]))

@@ -1,10 +1,12 @@
 from ._assemble import KINDS as KINDS, assemble as assemble
 from ._block_laws import (
+    SCORES as SCORES,
     BlockLaws as BlockLaws,
     block_laws as block_laws,
     block_laws_of as block_laws_of,
     classes_of as classes_of,
     collapse_of as collapse_of,
+    groups_of as groups_of,
     kernels_of as kernels_of,
 )
 from ._compile import (

@@ -19,7 +19,7 @@ from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._program import Ops, Program, Rows, Sinks, Stratum
 from ._table import LatencyTable, check_means
-from ._variability import Variability, check_variability
+from ._variability import Sets, Variability, check_variability
 
 
 # GPUs, and copies of the pipeline, are counted in 32 bits.
@@ -87,6 +87,8 @@ def assemble(
     # which takes no time.
     world_size = group_size * graph.num_ranks * num_replicas
     members = group_size if members is None else members
+    if isinstance(variability.microbatch, Sets) and members < group_size:
+        variability = dataclasses.replace(variability, microbatch=variability.microbatch.apart())
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
@@ -116,6 +118,7 @@ def assemble(
         strata=_make_strata(variability, stall_kinds.value, stall_counts.value),
         num_replicas=num_replicas,
         group_size=group_size,
+        worker_size=min(members, group_size),
         world_size=world_size,
         loads=loads,
     )

@@ -1,5 +1,7 @@
 """The laws of the classes of a program's ops, given the factors that ops share."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,19 +9,28 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..collapse import (
+    NODE_SCORES,
     Collapse,
     Overlaps,
     Sides,
+    Waits,
     class_moments,
     gpu_factors,
     segment_skewness,
+    slowest_workers,
 )
-from ..latency import AbstractLatency, Constant
+from ..latency import AbstractLatency, Constant, root
 from ..loads import Loads, Unevenness, fullest
 from ..maxplus import bucket
 from ._program import Program
 from ._table import kernel_cumulants, relative_cumulants, unit_of
 from ._variability import Variability
+
+
+# The scores of the factors that `block_laws_of` gives.
+SCORES = np.linspace(-6.0, 6.0, 241)
+# So many nodes before and after the middle one, between which a slope is taken.
+_ABOUT = 2
 
 
 class BlockLaws(eqx.Module):
@@ -39,6 +50,8 @@ class BlockLaws(eqx.Module):
     - `skewness`: of the segments that members run by themselves.
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
+    - `in_step`, `of_data`: at the same scores, what the slowest worker's factors in the step and of
+        its microbatch do; `None` unless workers wait for one another within a microbatch.
     - `on_network`: the factor on each kernel by regime.
     - `probabilities`: of the regimes of the network.
     """
@@ -51,6 +64,8 @@ class BlockLaws(eqx.Module):
     skewness: Float[Array, " segments"]
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
+    in_step: Float[Array, " scores"] | None
+    of_data: Float[Array, " scores"] | None
     on_network: Float[Array, "kernels regimes"]
     probabilities: Float[Array, " regimes"]
 
@@ -61,7 +76,8 @@ def block_laws(
     mean: Float[Array, " kernels"],
     shapes: Float[Array, "3 kernels"],
     on_network: Bool[Array, " kernels"],
-    members: Float[Array, "2"],
+    members: Float[Array, "2 groups"],
+    worker: Float[Array, ""] | None,
     scores: Float[Array, " scores"],
     direct: Int[Array, " classes"],
     loading: Float[Array, " kernels"] | None = None,
@@ -77,7 +93,7 @@ def block_laws(
     - `variability`: the factors that ops share.
     - `mean`, `shapes`, `on_network`: of each kernel, its mean in seconds, its law as of
         `relative_cumulants`, and whether the network's regime acts on it.
-    - `members`: the number of GPUs in the group of a rank, and the number of all GPUs.
+    - `members`, `worker`: as of `groups_of`.
     - `scores`: standard normal, of the factors `at_scores`.
     - `direct`: the only kernel of each class, or -1.
     - `loading`: of the kernels, on the factor of a microbatch; one by default.
@@ -91,7 +107,16 @@ def block_laws(
         regimes = variability.network.factors().astype(dtype)
         probabilities = variability.network.probabilities().astype(dtype)
         network = jnp.where(on_network[:, None], regimes[None, :], 1)
-    groups, at_scores = gpu_factors(variability.rank, members, scores)
+    counts, sizes = members
+    slowest = in_step = of_data = slopes = None
+    if worker is None:
+        groups, at_scores = gpu_factors(variability.rank, counts, scores, sizes)
+    else:
+        data: Any = variability.microbatch
+        laws = variability.rank, variability.worker_step, data
+        slowest = slowest_workers(laws, worker, counts, sizes, scores)
+        groups, at_scores = slowest.groups, slowest.at_scores
+        in_step, of_data = slowest.in_step, slowest.of_data
     load = of_load = None
     if loads is not None and unevenness is not None:
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
@@ -106,16 +131,23 @@ def block_laws(
             collapse, cumulants, network, groups, load, apart=apart
         )
         skewness = segment_skewness(collapse, cumulants)
+    if slowest is not None:
+        # What other workers share moves with the slowest's microbatch, as far as it is of these.
+        of_others = slowest.shared_by_data * shared[..., len(NODE_SCORES) // 2]
+        slopes = root(_slopes(moments[0], groups.slowest[0]) ** 2 + of_others**2)
+        shared = slowest.persistent * shared
     seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     return BlockLaws(
         moments=moments * seconds[..., None],
         shared=shared * unit,
         communication=None if communication is None else communication * seconds,
-        loading=_loadings(moments, communication, direct, loading) if by_data else None,
+        loading=_loadings(moments, communication, direct, loading, slopes) if by_data else None,
         load=None if of_load is None else of_load * seconds[1:],
         skewness=skewness,
-        nodes=groups.slowest,
-        at_scores=at_scores,
+        nodes=groups.slowest[:2],
+        at_scores=at_scores[:2],
+        in_step=in_step,
+        of_data=of_data,
         on_network=network,
         probabilities=probabilities,
     )
@@ -134,8 +166,8 @@ def block_laws_of(program: Program) -> BlockLaws:
         jnp.pad(table.mean, (0, room)),
         jnp.pad(shapes, ((0, 0), (0, room))),
         jnp.pad(jnp.asarray(table.on_network.value), (0, room)),
-        jnp.asarray([program.group_size, program.world_size], dtype),
-        jnp.zeros((1,), dtype),
+        *groups_of(program),
+        jnp.asarray(SCORES, dtype),
         _direct(program),
         None if table.loading is None else jnp.pad(table.loading, (0, room)),
         loads and loads.laws(dtype),
@@ -149,13 +181,24 @@ def _direct(program: Program) -> Int[Array, " classes"]:
     return jnp.asarray(np.pad(direct, (0, room), constant_values=-1), jnp.int32)
 
 
-def _loadings(moments, communication, direct, loading) -> Float[Array, "classes regimes"]:
+def _slopes(mean, nodes) -> Float[Array, "classes regimes"]:
+    """The derivative of means with respect to the logarithm of the factor of the slowest worker."""
+    middle = len(NODE_SCORES) // 2
+    low, high = middle - _ABOUT, middle + _ABOUT
+    step = (nodes[high] - nodes[low]) / nodes[middle]
+    return (mean[..., high] - mean[..., low]) / jnp.where(step > 0, step, 1)
+
+
+def _loadings(moments, communication, direct, loading, slopes) -> Float[Array, "classes regimes"]:
     """The loading of each class on the factor of a microbatch. Of a block, it is the share of
     compute in the mean, to first order in the factor: where a collective decides, compute beside it
     does not count. The slowest GPU hardly changes it, so it is that of the middle node.
     """
-    whole = moments[0, :, :, moments.shape[-1] // 2]
-    share = 1 - communication[0] / jnp.where(whole > 0, whole, 1)
+    middle = moments.shape[-1] // 2
+    whole = moments[0, :, :, middle]
+    there = jnp.where(whole > 0, whole, 1)
+    share = 1 - communication[0] / there
+    share = share if slopes is None else slopes / there
     single = 1 if loading is None else loading[direct][:, None]
     return jnp.where(direct[:, None] >= 0, single, share)
 
@@ -185,12 +228,60 @@ def collapse_of(program: Program) -> Collapse | None:
             blocks.class_collectives.value, (num_classes, num_kernels), dtype
         ),
         members=_matrix(members, (num_segments,), dtype),
-        # A group as large as the world is the world.
-        group=_matrix(members > program.group_size, (num_segments,), np.int32),
+        group=_matrix(_groups(program, members), (num_segments,), np.int32),
         overlaps=_overlaps(program, blocks.branches, num_segments),
         outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
+        waits=_waits(program),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
         layers=program.loads and _matrix(program.loads.layers.value, (num_classes,), dtype),
+    )
+
+
+def groups_of(program: Program) -> tuple[Float[Array, "2 groups"], Float[Array, ""] | None]:
+    """The groups of GPUs of a rank, of all ranks, and of a rank again for each size of groups that
+    wait for one another within it: how many GPUs each has, and the size. And how many GPUs a worker
+    has, where workers have factors of their own and wait for one another.
+    """
+    dtype, sizes = program.latencies.mean.dtype, _sizes(program)
+    counts = [program.group_size, program.world_size, *[program.group_size] * len(sizes)]
+    worker = np.asarray(program.worker_size, dtype) if _differ(program) else None
+    return jax.device_put((np.array([counts, [1, 1, *sizes]], dtype), worker))
+
+
+def _differ(program: Program) -> bool:
+    laws = program.variability.worker_step, program.variability.microbatch
+    return program.worker_size < program.group_size and laws != (None, None)
+
+
+def _sizes(program: Program) -> list[int]:
+    waits = set(program.blocks.waits.value[:, 2].tolist())
+    return sorted(waits | ({program.worker_size} if _differ(program) else set()))
+
+
+def _groups(program: Program, members: np.ndarray) -> np.ndarray:
+    """The group whose factors the members of each segment have, of `groups_of`."""
+    of_rank = 0
+    if _differ(program):
+        of_rank = np.where(
+            members > program.worker_size, 2 + _sizes(program).index(program.worker_size), 0
+        )
+    if program.tail < 0:
+        return of_rank + 0 * members
+    return np.where(program.blocks.class_segments.value[program.tail] > 0, 1, of_rank)
+
+
+def _waits(program: Program) -> Waits | None:
+    waits, dtype = program.blocks.waits.value, program.latencies.mean.dtype
+    if not len(waits):
+        return None
+    room, sizes = (bucket(len(waits), 8),), _sizes(program)
+    group = np.array([2 + sizes.index(size) for size in waits[:, 2].tolist()])
+    classes = program.blocks.class_waits.value.T
+    return Waits(
+        within=_matrix(waits[:, 0], room, np.int32),
+        count=_matrix(waits[:, 1], room, dtype),
+        group=_matrix(group, room, np.int32),
+        classes=_matrix(classes, (*room, classes_of(program)), dtype),
     )
 
 

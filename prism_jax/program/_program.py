@@ -144,6 +144,7 @@ class Program(Shown, eqx.Module):
     - `num_replicas`: how many copies of the pipeline there are, which meet only at the end of a
         step.
     - `group_size`: the number of GPUs in each pipeline rank of a replica.
+    - `worker_size`: how many of these GPUs are a worker, which run one microbatch together.
     - `world_size`: the number of GPUs of the job.
     - `adjustment`: further factors on ops, or `None`.
     - `loads`: the loads of the members of expert-parallel groups, or `None` if all loads are equal.
@@ -163,6 +164,7 @@ class Program(Shown, eqx.Module):
     strata: tuple[Stratum, ...] = eqx.field(static=True)
     num_replicas: int = eqx.field(static=True)
     group_size: int = eqx.field(static=True)
+    worker_size: int = eqx.field(static=True)
     world_size: int = eqx.field(static=True)
     adjustment: Adjustment | None = None
     loads: ExpertLoads | None = None

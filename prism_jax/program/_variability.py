@@ -3,6 +3,7 @@ of a rank, a step, a worker in one step, a microbatch, and the network.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 
 import equinox as eqx
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ..data import SECONDS, Variation
-from ..latency import AbstractLatency, Scaled, check, make_latency, scale_spread
+from ..latency import AbstractLatency, Empirical, Scaled, check, make_latency, scale_spread
 
 
 class Sets(eqx.Module):
@@ -48,13 +49,24 @@ class Sets(eqx.Module):
 
     def mean(self) -> Float[Array, ""]:
         """The mean factor of a microbatch."""
+        return jnp.mean(self.factors @ jnp.asarray(self._weights(), self.dtype))
+
+    def _weights(self) -> Float[np.ndarray, " factors"]:
+        """How often a microbatch has each factor of a stretch: the shares of places."""
         number, last = self.factors.shape[1], self.factors.shape[1] - self.length
-        # The number of places whose microbatches include each factor of a stretch.
         taken = np.minimum(np.arange(number), last) - np.maximum(
             np.arange(number) - self.length, -1
         )
-        weights = jnp.asarray(taken / taken.sum(), self.dtype)
-        return jnp.mean(self.factors @ weights)
+        return taken / taken.sum()
+
+    def apart(self) -> Empirical:
+        """The law of the factor of a microbatch by itself."""
+        factors = np.asarray(self.factors, float)
+        weights = np.broadcast_to(self._weights() / len(factors), factors.shape).ravel()
+        order = np.argsort(factors, axis=None)
+        below = np.cumsum(weights[order]) - weights[order] / 2
+        levels = [statistics.NormalDist().cdf(z) for z in np.linspace(-6.0, 6.0, 129)]
+        return Empirical(jnp.asarray(np.interp(levels, below, factors.ravel()[order]), self.dtype))
 
     def problem(self) -> str:
         """The problem with the values, for a message; empty if they are valid."""
@@ -117,14 +129,15 @@ class Variability(eqx.Module):
         equal.
     - `step`: the law of the factor of a step on all of its ops, also those after the barrier of all
         ranks.
-    - `worker_step`: the law of the factor of a pipeline rank of one replica, in one step, on its
-        compute. The GPUs of the rank share it: it multiplies the factor of the slowest of them.
-        Unlike that factor, it is drawn anew for each step. It does not act on what runs after the
+    - `worker_step`: the law of the factor of a worker in one step on its compute: of the tensor-
+        and context-parallel GPUs of one pipeline rank and one data-parallel copy, which share it.
+        Unlike that of a GPU, it is drawn anew for each step. It does not act on what runs after the
         barrier of all ranks.
     - `microbatch`: the law of the factor of a microbatch's data on the compute for this microbatch:
         either one law for independent microbatches, or sets of factors that the microbatches of a
-        replica in one step take together. It does not act on collectives. How strongly it acts on
-        an op of a single kernel is the `loading` of this kernel.
+        replica in one step take together; where replicas wait for one another within a microbatch,
+        each microbatch takes a factor by itself. It does not act on collectives. How strongly it
+        acts on an op of a single kernel is the `loading` of this kernel.
     - `network`: the regime that all communication between nodes shares in a step.
     - `stalls`: the stalls of each kind of kernel that stalls.
     """

@@ -132,6 +132,9 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     slowest = _slowest(plan, sampled, key)
     worker_step = _worker_steps(plan, sampled, key)
     others = _other_gpus(plan, sampled, key)
+    if structure.classes.worker is not None and worker_step is not None:
+        # The moments are those given the product of both.
+        slowest, worker_step = slowest * worker_step, None
     law = _class_law(plan, sampled.regimes, slowest, worker_step, others)
     rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)

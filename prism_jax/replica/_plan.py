@@ -164,6 +164,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         shapes[:, classes.kind],
         classes.on_network,
         classes.members,
+        classes.worker,
         scores,
         classes.direct,
         parameters.loading,
@@ -179,7 +180,18 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
     rates = _rates(stalls, classes)
     sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
-    differ = variability.rank is not None
+    differ = variability.rank is not None or classes.worker is not None
+    in_step = _optional(variability.worker_step, dtype)
+    if classes.worker is None:
+        of_data = _of_microbatches(variability.microbatch, dtype)
+    else:
+        in_step, of_data = (
+            None if law is None else table
+            for law, table in (
+                (variability.worker_step, found.in_step),
+                (variability.microbatch, found.of_data),
+            )
+        )
     return Tables(
         laws=jax.lax.stop_gradient(shapes),
         moments=jnp.where(single[..., None], 0, found.moments),
@@ -193,8 +205,8 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         residuals=_of_kinds([_relative(law, dtype) for law in laws]) if classes.tables else None,
         slowest=found.at_scores[0] if differ else None,
         tail_slowest=found.at_scores[1] if differ else None,
-        worker_step=_optional(variability.worker_step, dtype),
-        microbatch=_of_microbatches(variability.microbatch, dtype),
+        worker_step=in_step,
+        microbatch=of_data,
         loading=found.loading,
         load=found.load,
         step=_optional(variability.step, dtype),

@@ -9,7 +9,7 @@ from ..collapse import Collapse
 from ..latency import log_sigma
 from ..loads import Loads
 from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
-from ..program import KINDS, Program, Sets, classes_of, collapse_of, kernels_of
+from ..program import KINDS, Program, Sets, classes_of, collapse_of, groups_of, kernels_of
 from ._rare import Strata, strata_of
 
 
@@ -37,7 +37,7 @@ class Classes(eqx.Module):
     - `kind`, `on_network`: for each kernel, its kind, numbered as in `all_kinds`; and whether the
         network's regime acts on it.
     - `collapse`: the contents of the classes; `None` if each is one kernel.
-    - `members`: the number of GPUs in the group of a rank, and the number of all GPUs.
+    - `members`, `worker`: groups of GPUs, as of `groups_of`.
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
     - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Graph.stall_op`.
     - `most_stalls`: the largest number of stalls of any stratum.
@@ -50,7 +50,8 @@ class Classes(eqx.Module):
     kind: Int[Array, " kernels"]
     on_network: Bool[Array, " kernels"]
     collapse: Collapse | None
-    members: Float[Array, "2"]
+    members: Float[Array, "2 groups"]
+    worker: Float[Array, ""] | None
     loads: Loads | None
     stall_kind: Int[Array, " stalls"] | None
     stall_calls: Float[Array, " stalls"] | None
@@ -211,6 +212,7 @@ def _classes(program: Program) -> Classes:
     kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
     room = bucket(len(kind), 64, 4)
     stalls = bool(len(kind))
+    members, worker = groups_of(program)
     most = max(stratum.stalls for stratum in program.strata)
     return Classes(
         direct=padded(blocks.direct.value, number, -1),
@@ -218,7 +220,8 @@ def _classes(program: Program) -> Classes:
         kind=_kinds(program),
         on_network=padded(table.on_network.value, kernels_of(program), False),
         collapse=collapse_of(program),
-        members=jax.device_put(np.array([program.group_size, program.world_size], dtype)),
+        members=members,
+        worker=worker,
         loads=program.loads and program.loads.laws(dtype),
         stall_kind=padded(kind, room, int(kind[-1])) if stalls else None,
         stall_calls=padded(calls, room) if stalls else None,

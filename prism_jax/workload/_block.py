@@ -159,14 +159,23 @@ class Segment(msgspec.Struct, frozen=True):
         segment with branches ends when all members have ended them.
     - `members`: how many ranks wait there; by default those of a tensor- and context-parallel
         group.
+    - `before`: instead of `kernels` and `branches`, a block that smaller groups of these ranks run,
+        each by itself.
     """
 
     kernels: Row
     collective: Kernel | None = None
     branches: tuple[Branches, ...] = ()
     members: int | None = None
+    before: Block = ()
 
     def __post_init__(self) -> None:
+        alone = not (self.kernels or self.branches)
+        if self.before and not (alone and self.members):
+            raise ValueError(
+                "A segment with a block before it has no kernels or branches of its own, but "
+                "`members`, which wait; give what comes after as another segment."
+            )
         if _nests(self) and (self.kernels or self.collective or len(self.branches) > 1):
             raise ValueError(
                 "A segment with a block within its branches has nothing else; give what comes "

@@ -130,7 +130,7 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     launched = [[(run.segments, n) for run, n in piece] for piece in units]
     forward = launched_units(costs, stages.parts[stage], back=False)
     waits = host_waits(costs, ((forward, False), *((piece, True) for piece in launched)))[1:]
-    if sharded:
+    if sharded or costs.expert_ranks:
         before = [None, *(piece[-1][0] for piece in units[:-1])]
         after = [*(piece[0][0] for piece in units[1:]), None]
         edges = zip(units, before, after, strict=True)

@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from ._block import Block, Branches, Kernel, Load, Row, Segment, Segments
 
 
@@ -37,9 +39,9 @@ def block(parts: Iterable[tuple[Segments, int]]) -> Block:
     loose: Counter[Kernel] = Counter()
     for segments, times in parts:
         for one in segments:
-            if times == 0 or not (one.kernels or one.collective or one.branches):
+            if times == 0 or not (one.kernels or one.collective or one.branches or one.before):
                 continue
-            if one.collective is None and not one.branches and one.members is None:
+            if not closes(one):
                 for kernel, count in one.kernels:
                     loose[kernel] += count * times
             else:
@@ -49,18 +51,43 @@ def block(parts: Iterable[tuple[Segments, int]]) -> Block:
     return tuple(counts.items())
 
 
+def closes(one: Segment) -> bool:
+    """Whether members of a segment wait for one another."""
+    return bool(one.collective or one.branches or one.members)
+
+
+def until_all(parts: Iterable[tuple[Segments, int]], last: Segment) -> Segments:
+    """Lists of segments, each with how often it occurs, and a segment for whose end all of its
+    members wait: those of smaller groups do not wait for one another before.
+    """
+    inner = block([*parts, ([Segment(last.kernels)], 1)])
+    if not any(closes(one) for one, _ in inner):
+        kernels = inner[0][0].kernels if inner else ()
+        return [msgspec.structs.replace(last, kernels=kernels)]
+    wait = Segment((), last.collective, (), last.members, inner)
+    if not last.branches:
+        return [wait]
+    own = msgspec.structs.replace(last, kernels=())
+    return [msgspec.structs.replace(wait, collective=None), own]
+
+
 def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
     """The rows of kernels of a segment, and whether each is run by every member by itself."""
     yield one.kernels, True
+    yield from _rows_of_block(one.before)
     for branches in one.branches:
         yield branches.compute, True
-        for inner, times in branches.within:
-            for kernels, by_member in rows_of(inner):
-                yield tuple((kernel, count * times) for kernel, count in kernels), by_member
+        yield from _rows_of_block(branches.within)
         for communication in branches.communication:
             yield communication, False
     if one.collective is not None:
         yield ((one.collective, 1),), False
+
+
+def _rows_of_block(parts: Block) -> Iterator[tuple[Row, bool]]:
+    for one, times in parts:
+        for kernels, by_member in rows_of(one):
+            yield tuple((kernel, count * times) for kernel, count in kernels), by_member
 
 
 def block_mean(parts: Block) -> float:
@@ -84,10 +111,11 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
         for kernels in (one.kernels, *(branches.compute for branches in one.branches)):
             for kernel, count in kernels:
                 compute[kernel.kind] += times * count * _mean(kernel)
-        for branches in one.branches:
-            for total, found in zip((compute, exposed), split_mean(branches.within), strict=True):
+        for inner in (one.before, *(branches.within for branches in one.branches)):
+            for total, found in zip((compute, exposed), split_mean(inner), strict=True):
                 for name, seconds in found.items():
                     total[name] += times * seconds
+        for branches in one.branches:
             longest = max(branches.communication, key=_row_mean)
             left = _branches_mean(branches) - _compute_mean(branches)
             exposed[longest[0][0].group] += times * left
@@ -97,7 +125,11 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _segment_mean(one: Segment) -> float:
-    mean = _row_mean(one.kernels) + (_mean(one.collective) if one.collective else 0.0)
+    mean = (
+        _row_mean(one.kernels)
+        + block_mean(one.before)
+        + (_mean(one.collective) if one.collective else 0.0)
+    )
     return mean + sum(map(_branches_mean, one.branches))
 
 

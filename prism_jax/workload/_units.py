@@ -8,6 +8,7 @@ its backward, reduce_scatters reduce its gradients. If there are copies of the s
 among themselves.
 """
 
+import itertools as it
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from ._block import Block, Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
 from ._listed import listed, waits_for_host
-from ._parts import block, block_mean, segment, without
+from ._parts import block, block_mean, segment, until_all, without
 from ._residual import around, mixing_of
 from ._split import Held, held_of
 from .modules import Head, PatchHead
@@ -164,15 +165,26 @@ def row_of_units(
 
     Units with equal neighbours become one segment with its number of occurrences.
     """
+    meets = any(unit.gathers or unit.reductions for unit, _ in units)
+    units = [
+        (unit._replace(segments=_until_met(costs, unit, meets)), count) for unit, count in units
+    ]
     order = [number for number, (_, count) in enumerate(units) for _ in range(count)]
     neighbours = Counter(zip([-1, *order], order, [*order[1:], len(units)], strict=False))
     of_number = {-1: before or Unit([]), len(units): after or Unit([])}
     of_number |= {number: unit for number, (unit, _) in enumerate(units)}
 
-    return block(
+    parts = [
         (list(_beside(costs, *map(of_number.__getitem__, numbers))), times)
         for numbers, times in neighbours.items()
-    )
+    ]
+    ranks = costs.expert_ranks or 1
+    if meets or ranks <= _worker(costs):
+        return block(parts)
+    # Units without experts, whose ranks wait at the exchange after them.
+    dense = [part for part in parts if not any(one.members == ranks for one in part[0])]
+    experts = [part for part in parts if part not in dense]
+    return block([*experts, (until_all(dense, segment([], members=ranks)), 1)])
 
 
 def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Segment]:
@@ -183,25 +195,35 @@ def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Seg
     if not (ahead and before.segments):
         yield from (segment([], one) for one in unit.gathers)
     if streams:
-        within = block([(unit.segments, 1)])
-        yield costs.beside_block(_all_wait(costs, within) if hidden else within, *streams)
+        yield costs.beside_block(block([(unit.segments, 1)]), *streams)
     else:
         yield from unit.segments
     if not (behind and after.segments):
         yield from (segment([], one) for one in unit.reductions)
 
 
-def _all_wait(costs: Costs, within: Block) -> Block:
-    """If ranks do not wait within a unit, all ranks that share its parameters wait at its end."""
-    if costs.layout.tp * costs.layout.cp > 1:
-        return within
-    ranks = costs.group("dp").size // costs.training.optimizer_instances
+def _until_met(costs: Costs, unit: Unit, meets: bool) -> Segments:
+    """The segments of a unit, which end where ranks wait for all that share its experts and, if
+    they gather its parameters or reduce its gradients together (`meets`), at its end for all of
+    these. What runs behind its last exchange otherwise waits for the first one of the next unit.
+    """
+    segments, ranks, worker = unit.segments, costs.expert_ranks, _worker(costs)
+    every = worker * costs.layout.dp // costs.training.optimizer_instances
+    ends = [i for i, part in enumerate(segments) if ranks and part.members == ranks > worker]
+    after, met = segments[ends[-1] + 1 :] if ends else segments, []
+    for begin, end in it.pairwise([-1, *ends]):
+        before = after if begin < 0 and not meets else []
+        met += until_all([([*before, *segments[begin + 1 : end]], 1)], segments[end])
+    if not meets:
+        return met if ends else after
+    if ranks != every:
+        met, after = [], [*met, *after]
+    return [*met, *until_all([(after, 1)], segment([], members=every))]
 
-    def wait(one: Segment) -> Segment:
-        known = one.members or one.collective or one.branches
-        return one if known else msgspec.structs.replace(one, members=ranks)
 
-    return tuple((wait(one), times) for one, times in within)
+def _worker(costs: Costs) -> int:
+    """The ranks that run one microbatch of one stage together."""
+    return costs.layout.tp * costs.layout.cp
 
 
 def reduces_each_microbatch(training: Training) -> bool:

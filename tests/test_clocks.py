@@ -1,0 +1,18 @@
+"""Laws of steps against a simulation with a clock for each GPU: see `benchmarks/clocks.py`."""
+
+import pytest
+
+from benchmarks.clocks import rows
+
+
+_JOBS, _SAMPLES, _ERRORS = range(12), 400, 2.5
+_LIMITS = {"mean": 0.002, "std": 0.08, "p99": 0.003}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", _JOBS)
+def test_steps_have_the_law_of_clocks_of_all_gpus(job):
+    """Beyond the standard errors of the simulation."""
+    (row,) = rows(0, [job], _SAMPLES)
+    for name, limit in _LIMITS.items():
+        assert abs(row[name]) < limit + _ERRORS * row[f"{name}_error"], row
