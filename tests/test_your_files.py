@@ -36,6 +36,7 @@ A=3 B=4; show $((A * B)) $(( (A+B)*2 - 7/2 )) $((B % A)) $((-A + 10))
 LIST=(--a 1 "--b x" ); LIST+=(--c $((1+1))); show ${LIST[@]}
 show "${LIST[@]}" ${#LIST[@]} ${LIST[1]} $LIST
 S="a"; S+="b c"; show $S "$S"
+N=S; show ${!N} x"${!N}"
 if [ "$Q" = "" ]; then V=1; else V=2; fi; show $V
 N=5; if [[ $N -gt 3 && $N != 7 ]]; then show more; elif [ $N -eq 5 ]; then show five; fi
 M=7B; if [ $M == "1B" ]; then H=1; elif [ $M == "7B" ]; then H=2; else H=3; fi; show $H
@@ -438,6 +439,8 @@ def test_gpus_that_no_file_says_are_asked_for(tmp_path):
         "a: " + "[" * 3000 + "]" * 3000,
         "a: &a\n  b: *a\n",
         "hidden_size: ${b}\nb: ${hidden_size}\nnum_layers: ${num_layers}\n",
+        "".join(f"{a}: {('${' + b + '}') * 2000}\n" for a, b in ("ab", "bc", "cd", "de"))
+        + "hidden_size: ${a}\nnum_layers: 3\ne: eeeeeee\n",
     ],
 )
 def test_yaml_that_grows_is_refused_soon(text, tmp_path):

@@ -82,8 +82,7 @@ def document(
                 problem = error
             continue
         if isinstance(table, dict):
-            keys = dict(_flat(table))
-            return Document(name, kind, table, {key: _filled(key, keys, outer) for key in keys})
+            return Document(name, kind, table, _filled(dict(_flat(table)), outer))
         if isinstance(table, list):
             raise ValueError("this is not a table of keys; give a configuration.")
     if problem is None:
@@ -217,33 +216,36 @@ def _flat(value: Any, prefix: str = "", depth: int = 0, left: list[int] | None =
 _REFERENCE = re.compile(r"\$\{(?:oc\.env:|env:)?([\w.]+)(?:[:,]-?([^{}]*))?\}")
 
 
-def _filled(
-    key: str, keys: Mapping[str, Any], outer: Sequence[Mapping[str, str]], depth: int = 0
-) -> Any:
-    """The value of a key, with those of the keys and variables that it names (`${name}`)."""
-    value = keys[key]
-    if not isinstance(value, str) or "${" not in value:
-        return None if value == "???" else value
+def _filled(keys: Mapping[str, Any], outer: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The values of all keys, with those of the keys and variables that they name (`${name}`)."""
 
-    def place(name: str) -> str:
-        dots = len(name) - len(name.lstrip("."))
-        above = key.rsplit(".", dots)[0] + "." if dots else ""
-        return above.lstrip(".") * (key.count(".") >= dots) + name.lstrip(".")
+    @ft.cache
+    def filled(key: str, depth: int = 0) -> Any:
+        value = keys[key]
+        if not isinstance(value, str) or "${" not in value:
+            return None if value == "???" else value
 
-    def named(match: re.Match[str]) -> str:
-        name = place(match[1])
-        if name in keys and depth < 4:
-            text = _filled(name, keys, outer, depth + 1)
-        else:
-            text = next((table[name] for table in outer if name in table), match[2])
-        if text is None or isinstance(text, list | dict):
-            return absent(name)
-        return str(text)[:1000]
+        def place(name: str) -> str:
+            dots = len(name) - len(name.lstrip("."))
+            above = key.rsplit(".", dots)[0] + "." if dots else ""
+            return above.lstrip(".") * (key.count(".") >= dots) + name.lstrip(".")
 
-    match = _REFERENCE.fullmatch(value)
-    if match and place(match[1]) in keys and not isinstance(keys[place(match[1])], str):
-        return keys[place(match[1])]
-    return _word(_REFERENCE.sub(named, value[:10_000]))
+        def named(match: re.Match[str]) -> str:
+            name = place(match[1])
+            if name in keys and depth < 4:
+                text = filled(name, depth + 1)
+            else:
+                text = next((table[name] for table in outer if name in table), match[2])
+            if text is None or isinstance(text, list | dict):
+                return absent(name)
+            return str(text)[:1000]
+
+        match = _REFERENCE.fullmatch(value)
+        if match and place(match[1]) in keys and not isinstance(keys[place(match[1])], str):
+            return keys[place(match[1])]
+        return _word(_REFERENCE.sub(named, value[:10_000]))
+
+    return {key: filled(key) for key in keys}
 
 
 def parse_yaml(text: str) -> Any:

@@ -40,6 +40,8 @@ MOST_LEFT_OUT = 10
 _MOST_LOOKED_AT = 2_000
 # Scripts of other programs have more keys than that.
 _MOST_UNKNOWN = 100
+# Of a name with more sections only the last count.
+_MOST_SECTIONS = 20
 # Of these groups of keys without effect a note tells that they are left out.
 _TOLD = ("data", "tokenizer", "logs")
 # These have a dtype of fewer than 16 bits.
@@ -82,7 +84,7 @@ class Framework:
 
     def meaning(self, name: str) -> tuple[str, Meaning] | None:
         """The name in the table and the meaning of a key, whatever sections are before it."""
-        parts = name.split(".")
+        parts = name.split(".")[-_MOST_SECTIONS:]
         shorter = [".".join(parts[i:]) for i in range(len(parts))]
         for short in shorter:
             if short in self.meanings:
@@ -228,8 +230,10 @@ def translate(
                 continue
             known = owner.meaning(name)
             if known is None:
-                data = any(word in name.rpartition(".")[2] for word in _DATA)
-                (told if data and not (strict or _near(name, owner)) else unknown).append(key)
+                data = not strict and any(word in name.rpartition(".")[2] for word in _DATA)
+                # Whether a slip is meant is only looked for among as many as a person writes.
+                data = data and (len(told) > _MOST_UNKNOWN or not _near(name, owner))
+                (told if data else unknown).append(key)
             elif known[1].kind.startswith("costs"):
                 costs.append((key, value, known[1]))
             elif known[1].kind == "no_effect":

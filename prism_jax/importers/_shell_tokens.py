@@ -1,5 +1,6 @@
 """The words and operators of a shell script."""
 
+import functools as ft
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,11 +17,18 @@ class Token(NamedTuple):
     text: str
 
 
+@ft.cache
+def _special(stops: str) -> re.Pattern[str]:
+    """A letter that `end_of` looks at."""
+    return re.compile(rf"[\\$\"'`(){{}}{re.escape(stops)}]")
+
+
 def end_of(text: str, start: int, stops: str) -> int:
     """Where the first letter of `stops` is that is in no quotation marks and no brackets."""
     inside: list[str] = []
-    i = start
-    while i < len(text):
+    special, i = _special(stops), start
+    while match := special.search(text, i):
+        i = match.start()
         letter, closes = text[i], inside[-1] if inside else ""
         if closes == "'":
             if letter == "'":
@@ -41,7 +49,7 @@ def end_of(text: str, start: int, stops: str) -> int:
         i += 1
     if inside:
         raise ValueError(f"a `{inside[-1]}` is {'missing' if inside[-1] in ')}' else 'not closed'}")
-    return i
+    return len(text)
 
 
 def _word_end(text: str, i: int) -> int:

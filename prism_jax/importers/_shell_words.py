@@ -150,7 +150,12 @@ class Variables:
         return absent(f"({command.strip()[:40]})")
 
     def _in_braces(self, text: str) -> list[str]:
-        """The words of `${name}`, with an index, another value, or a length."""
+        """The words of `${name}`, with an index, another value, or a length; `${!name}` names the
+        variable that is meant.
+        """
+        if text.startswith("!"):
+            meant = self.text(f"${{{text[1:]}}}") if re.fullmatch(NAME, text[1:]) else text
+            return self._in_braces(meant) if re.fullmatch(NAME, meant) else [absent(meant)]
         match = _BRACES.fullmatch(text)
         if match is None:
             return [absent(text)]
