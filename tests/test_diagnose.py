@@ -18,9 +18,14 @@ from prism_jax.diagnosis import (
     settings_of,
     slow_ranks,
     wait_for_spare,
-    with_settings,
 )
-from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated, with_bandwidth
+from prism_jax.diagnosis._changes import (
+    EFFECTS,
+    Explained,
+    simulated,
+    with_bandwidth,
+    with_setting,
+)
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import series_of, shape_of, student
 from prism_jax.logs import RankFactors
@@ -294,26 +299,48 @@ def test_slow_ranks_cost_what_a_simulation_says_and_restarts_pay():
 
 def test_what_can_be_set_keeps_the_batch_and_equals_a_job_that_says_so():
     job = prism.load_job("examples/job.toml")
-    dp, size, bandwidth, limit = settings_of(job)
-    assert settings_of(job)[dp].values == (2, 4, 8)
-    assert settings_of(job)[size].values == (1, 2)
+    settings = {setting.name: setting for setting in settings_of(job)}
+    dp, size, bandwidth, limit = settings
+    assert [*settings[dp].factors] == [2, 4, 8]
+    assert [*settings[size].factors] == [1, 2]
+    now = prism.prediction.predict(job).mean
     for name, value, said in (
-        (dp, 8, ["world_size=64"]),
-        (size, 2, ["training.microbatch_size=2"]),
+        (dp, 8, ["world_size=64", "schedule.num_microbatches=4"]),
+        (size, 2, ["training.microbatch_size=2", "schedule.num_microbatches=4"]),
         (limit, 560.0, ["cluster.device.power.limit_w=560"]),
     ):
-        other = with_settings(job, {name: value})
-        numbers = (
-            f"schedule.num_microbatches={job.batch_size // (other.layout.dp * 2 ** (name == size))}"
-        )
-        expected = prism.load_job("examples/job.toml", [*said, numbers])
-        assert other.batch_size == expected.batch_size == job.batch_size
+        expected = prism.load_job("examples/job.toml", said)
+        assert with_setting(job, name, value).batch_size == expected.batch_size == job.batch_size
         mean = prism.prediction.predict(expected).mean
-        assert prism.prediction.predict(other).mean == pytest.approx(mean, rel=1e-9)
-    faster, slower = (with_settings(job, {bandwidth: x, dp: 2}) for x in (2.0, 0.5))
-    assert prism.prediction.predict(faster).mean < prism.prediction.predict(slower).mean
+        assert settings[name].factors[value] == pytest.approx(mean / now, rel=1e-9)
+        assert settings[name].factors[settings[name].own] == 1
+    slower, same, faster = (settings[bandwidth].factors[x] for x in (0.5, 1.0, 2.0))
+    assert slower > same == 1 > faster
     with pytest.raises(ValueError, match="do not divide the batch"):
-        with_settings(job, {dp: 3})
+        with_setting(job, dp, 3)
+    assert [settings[x].label(settings[x].own) for x in (dp, bandwidth, limit)] == [
+        "4",
+        "x 1",
+        "700 W",
+    ]
+
+
+@pytest.mark.slow
+def test_what_can_be_set_has_the_factor_that_quantiles_of_simulated_steps_have():
+    """Also where the graph is another, such as that of half the replicas."""
+    job = prism.load_job("examples/job.toml")
+    levels = np.array([0.05, 0.5, 0.95])
+
+    def quantiles(of):
+        options = {"num_samples": 8192, "key": jax.random.key(3)}
+        return prism.simulate(prism.compile_job(of), **options).quantile(levels)
+
+    own = quantiles(job)
+    for setting in settings_of(job):
+        value, factor = next(iter(setting.factors.items()))
+        if value != setting.own:
+            simulated_factor = quantiles(with_setting(job, setting.name, value)) / own
+            np.testing.assert_allclose(simulated_factor, factor, rtol=0.005, err_msg=setting.name)
 
 
 def test_draining_waits_where_spares_are_in_repair():

@@ -17,7 +17,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax import report as reports
-from prism_jax.analysis import LEVELS, Chosen
+from prism_jax.analysis import LEVELS
 from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
 from prism_jax.diagnosis import Diagnosis, Part
@@ -415,37 +415,42 @@ def test_the_law_follows_the_sliders(opened, report):
             float(x.text.split()[0]) for x in opened.find_elements(By.CSS_SELECTOR, "dd output")
         ]
 
-    def expected(values):
-        law = report.sliders.at(values, np.asarray(report.law.quantile(LEVELS)))
+    def expected(factor=1.0, **values):
+        change = report.sliders.at(values) - report.sliders.law
+        law = factor * (report.law.quantile(LEVELS) + change)
         return [
             float(f"{x:.5g}") for x in np.maximum.accumulate(law)[LEVELS.searchsorted([0.5, 0.95])]
         ]
 
-    first, *_, last = report.sliders.sliders
-    assert isinstance(first, Chosen)  # What can be set comes first.
-    assert not isinstance(last, Chosen)
+    (setting, *_), (*_, last) = report.settings, report.sliders.sliders
     inputs = opened.find_elements(By.CSS_SELECTOR, ".sliders input")
-    assert len(inputs) == len(report.sliders.sliders)
-    assert shown() == pytest.approx(expected({}), rel=2e-5)
+    assert len(inputs) == len(report.settings) + len(report.sliders.sliders)
+    assert shown() == pytest.approx(expected(), rel=2e-5)
     grey, dark = (f"return document.querySelector('path.{x}').getAttribute('d')" for x in _LAWS)
     assert opened.execute_script(grey) == opened.execute_script(dark)
-    values = {}
-    one_on = 1 if first.own < first.values[-1] else -1
-    for slider, entry, keys in ((first, inputs[0], one_on), (last, inputs[-1], 5)):
+
+    def move(entry, keys, places, own):
         for _ in range(abs(keys)):
             entry.send_keys(Keys.ARROW_RIGHT if keys > 0 else Keys.ARROW_LEFT)
-        places = slider.positions()
-        values[slider.name] = places[places.index(slider.own) + keys]
-        assert f"{values[slider.name]:.3g}" in entry.get_attribute("aria-valuetext")
-        assert shown() == pytest.approx(expected(values), rel=2e-5)
+        value = places[places.index(own) + keys]
+        assert f"{value:.3g}" in entry.get_attribute("aria-valuetext")
+        return value
+
+    # What can be set multiplies what others add.
+    values = [*setting.factors]
+    one_on = 1 if setting.own < values[-1] else -1
+    factor = setting.factors[move(inputs[0], one_on, values, setting.own)]
+    assert shown() == pytest.approx(expected(factor), rel=2e-5)
+    both = {last.name: move(inputs[-1], 5, last.positions(), last.own)}
+    assert shown() == pytest.approx(expected(factor, **both), rel=2e-5)
     assert opened.execute_script(grey) != opened.execute_script(dark)
     dots = (f"return document.querySelector('circle.{x}').getAttribute('cx')" for x in _LAWS)
     was, now = (float(opened.execute_script(dot)) for dot in dots)
-    assert (now > was) == (expected(values)[1] > expected({})[1])
+    assert (now > was) == (expected(factor, **both)[1] > expected()[1])
     ends = opened.find_elements(By.CSS_SELECTOR, ".sliders p .faint")[:2]
-    assert [end.text for end in ends] == [*map(first.label, first.values[[0, -1]])]
+    assert [end.text for end in ends] == [setting.label(x) for x in (values[0], values[-1])]
     opened.find_element(By.CSS_SELECTOR, ".sliders button").click()
-    assert shown() == pytest.approx(expected({}), rel=2e-5)
+    assert shown() == pytest.approx(expected(), rel=2e-5)
 
 
 _LAWS = ("own", "moved")

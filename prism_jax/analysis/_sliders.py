@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,15 +18,13 @@ from ..latency import Mixture, scale_spread
 from ..program import Program
 from ._bootstrap import MARGIN, check_num_steps
 from ._knobs import Label, parts_of, turned
-from ._whatif import same_graph
 
 
 _HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
 # The levels of a law, dense in both tails. They include p5, p50, p95 and p99.
 LEVELS = np.array([*_HALF, 500, *(1000 - x for x in reversed(_HALF))]) / 1000
 P95 = LEVELS.tolist().index(0.95)
-_MOST, _FEWEST_SPREADS, _POSITIONS = 6, 3, 25
-_LEAST = 1e-4  # The share of p95 by which what can be set matters.
+_POSITIONS = 25
 # From a parameter's own value to the one beside it, for the derivative.
 _NEAR = 0.1
 _FACTORS = (0.5, 1.0, 2.0)
@@ -49,14 +47,14 @@ class AbstractSlider(abc.ABC):
 
     - `name`: the parameter.
     - `own`: the value that it has in the program: one for a factor.
-    - `values`: the values that were simulated, rising; three for a spread, a mean or a rate.
-    - `laws`: `(values, levels)`, the quantiles at `LEVELS` at each of these, in seconds.
+    - `values`: `(3,)`, the values that were simulated, rising.
+    - `laws`: `(3, levels)`, the quantiles at `LEVELS` at each of these, in seconds.
     """
 
     name: str
     own: float
-    values: Float[np.ndarray, " values"]
-    laws: Float[np.ndarray, "values levels"]
+    values: Float[np.ndarray, "3"]
+    laws: Float[np.ndarray, "3 levels"]
 
     @abc.abstractmethod
     def law(self, value: float) -> Float[np.ndarray, " levels"]:
@@ -66,10 +64,6 @@ class AbstractSlider(abc.ABC):
     def label(self, value: float) -> str:
         """A value, as it is shown."""
 
-    @abc.abstractmethod
-    def positions(self) -> list[float]:
-        """The values to choose from, among them the parameter's own."""
-
     def change(self, value: float) -> Float[np.ndarray, " levels"]:
         """By how many seconds each quantile changes from the parameter's own value."""
         if not self.values[0] <= value <= self.values[-1]:
@@ -77,47 +71,11 @@ class AbstractSlider(abc.ABC):
             raise ValueError(f"`{self.name}` got {value!r}; give a value in [{low:g}, {high:g}].")
         return self.law(value) - self.law(self.own)
 
-
-def _evenly(of: AbstractSlider) -> list[float]:
-    """Evenly spaced values with, in the place of the nearest, the parameter's own."""
-    found = np.linspace(of.values[0], of.values[-1], _POSITIONS)
-    found[np.argmin(np.abs(found - of.own))] = of.own
-    return found.tolist()
-
-
-class Setting(NamedTuple):
-    """What one can set, such as a degree of parallelism, a bandwidth or a limit of power: its own
-    value, those to simulate, rising, and the unit of these, such as ` W`; `x` is for factors.
-    """
-
-    own: float
-    values: tuple[float, ...]
-    unit: str = ""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Chosen(AbstractSlider):
-    """What one can set, of which only the simulated values can be chosen.
-
-    **Attributes:**
-
-    - `unit`: as of the [`Setting`][prism_jax.analysis.Setting].
-    """
-
-    unit: str
-
-    def law(self, value: float) -> Float[np.ndarray, " levels"]:
-        places = np.flatnonzero(self.values == value)
-        if not len(places):
-            choices = ", ".join(f"{one:g}" for one in self.values)
-            raise ValueError(f"`{self.name}` got {value!r}; give one of {choices}.")
-        return self.laws[places[0]]
-
-    def label(self, value: float) -> str:
-        return f"x {value:g}" if self.unit == "x" else f"{value:g}{self.unit}"
-
     def positions(self) -> list[float]:
-        return self.values.tolist()
+        """Evenly spaced values with, in the place of the nearest, the parameter's own."""
+        places = np.linspace(self.values[0], self.values[-1], _POSITIONS)
+        places[np.argmin(np.abs(places - self.own))] = self.own
+        return places.tolist()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,9 +100,6 @@ class Smooth(AbstractSlider):
     def label(self, value: float) -> str:
         return f"x {value:.3g}"
 
-    def positions(self) -> list[float]:
-        return _evenly(self)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rare(AbstractSlider):
@@ -167,9 +122,6 @@ class Rare(AbstractSlider):
     def label(self, value: float) -> str:
         return f"{value:.3g} expected"
 
-    def positions(self) -> list[float]:
-        return _evenly(self)
-
 
 class Check(NamedTuple):
     """Sliders moved together to values that were not simulated, and p95 there in seconds: by the
@@ -188,9 +140,9 @@ class Sliders:
     **Attributes:**
 
     - `law`: `(levels,)`, the quantiles of the program's own step time at `LEVELS`, in seconds.
-    - `sliders`: a slider for each parameter: what can be set first, then that which moves p95 most.
-    - `check`: how exact p95 is where two are moved together: the first, and the first of what
-        cannot be set.
+    - `sliders`: a slider for each parameter: the number of slow GPUs first, then that which moves
+        p95 most.
+    - `check`: how exact p95 is where the first two are moved together.
     - `num_samples`: how many steps each point is from.
     - `notes`: as in [`Sensitivity`][].
     """
@@ -201,87 +153,53 @@ class Sliders:
     num_samples: int
     notes: tuple[str, ...]
 
-    def at(
-        self, values: Mapping[str, float], law: Float[np.ndarray, " levels"] | None = None
-    ) -> Float[np.ndarray, " levels"]:
+    def at(self, values: Mapping[str, float]) -> Float[np.ndarray, " levels"]:
         """The quantiles at `LEVELS` in seconds, with some parameters at other values. What several
-        parameters change is added; what can be set multiplies all of a step, also what others add.
-
-        **Arguments:**
-
-        - `values`: by the names of sliders.
-        - `law`: the quantiles to start from; those of the sliders by default.
+        parameters change is added.
 
         **Raises:**
 
         `ValueError` for a parameter without a slider, or a value beyond its range.
         """
         known = {slider.name: slider for slider in self.sliders}
-        added, factor = self.law if law is None else law, 1.0
-        for name, value in values.items():
+        for name in values:
             if name not in known:
                 raise ValueError(unknown_name("slider", name, tuple(known)))
-            slider = known[name]
-            change = slider.change(value)
-            if isinstance(slider, Chosen):
-                factor = factor * (1 + change / self.law)
-            else:
-                added = added + change
-        return np.maximum.accumulate(added * factor)
+        changes = [known[name].change(value) for name, value in values.items()]
+        return np.maximum.accumulate(sum(changes, self.law))
 
 
 def sliders(
-    program: Program,
-    *,
-    settings: Mapping[str, Setting] | None = None,
-    with_settings: Callable[[Mapping[str, float]], Program] | None = None,
-    num_samples: int = 4096,
-    key: "jax.Array",
+    program: Program, *, most: int = 6, num_samples: int = 4096, key: "jax.Array"
 ) -> Sliders:
-    """Simulates what can be set, at each of its values, and the parameters that move p95 of the
-    step time most: these at three values each, and beside them for the derivatives. Random numbers
-    are common where the graph is the same.
+    """Simulates the parameters that move p95 of the step time most at three values each, with
+    common random numbers, and beside these for the derivatives.
 
     **Arguments:**
 
     - `program`: the step.
-    - `settings`: what one can set, by name. Those that matter have the first sliders.
-    - `with_settings`: the step with some of these at other values.
+    - `most`: the most sliders.
     - `num_samples`: how many steps to simulate at each point.
     - `key`: a `jax.random` key.
 
     **Returns:**
 
-    A [`Sliders`][]: of the settings; of the number of slow GPUs; and, six in all or at least three,
-    of factors on spreads (0 to 4) and on mean latencies of collectives (0.5 to 2), and of the rate
-    of stalls.
+    A [`Sliders`][]: of the number of slow GPUs, of factors on spreads (0 to 4) and on mean
+    latencies of collectives (0.5 to 2), and of the rate of stalls.
     """
     check_program(program, key)
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "margin": MARGIN}
     base = simulated_steps(moved(program, {}), key=key, **options)
-    settings = {} if with_settings is None or settings is None else settings
 
     def law(values: Mapping[str, float], key: "jax.Array" = key) -> np.ndarray:
-        chosen = {name: value for name, value in values.items() if name in settings}
-        others = {name: value for name, value in values.items() if name not in settings}
-        step = with_settings(chosen) if chosen and with_settings else program
-        # Another graph has other leading axes.
-        same = same_graph(program, step) and program.num_replicas == step.num_replicas
-        like = base if same else None
-        return _law(simulated_steps(moved(step, others), key=key, like=like, **options))
+        return _law(simulated_steps(moved(program, values), key=key, like=base, **options))
 
-    own, found = _law(base), []
-    for name, (at, values, unit) in settings.items():
-        laws = np.stack([own if value == at else law({name: value}) for value in values])
-        if np.ptp(laws[:, P95]) > _LEAST * own[P95]:
-            found.append(Chosen(name, at, np.array(values, float), laws, unit))
-    parameters = _parameters(program)
+    own, parameters, found = _law(base), _parameters(program), []
     highest = {name: law({name: values[-1]}) for name, (_, values, *_) in parameters.items()}
-    # The number of slow GPUs can be changed, too.
-    order = sorted(highest, key=lambda name: -abs(highest[name] - own)[P95])
-    order.sort(key=lambda name: name != _SLOW_GPUS or not found)
-    first_other = len(found)
-    for name in order[: max(_MOST - len(found), _FEWEST_SPREADS)]:
+    # The number of slow GPUs, which can be changed, comes first.
+    reach = {name: abs(highest[name] - own)[P95] for name in highest}
+    order = sorted(reach, key=lambda name: (name != _SLOW_GPUS, -reach[name]))
+    for name in order[:most]:
         at, values, *_ = parameters[name]
         laws = [own if v == at else law({name: v}) for v in values[:-1]]
         about = name, at, values, np.stack([*laws, highest[name]])
@@ -289,21 +207,13 @@ def sliders(
             found.append(Rare(*about))
         else:
             found.append(Smooth(*about, (law({name: at + _NEAR}) - own) / _NEAR))
-    together = found[:1] + found[max(first_other, 1) :][:1]
-    middle = {one.name: _beyond(one) for one in together}
+    middle = {slider.name: float(slider.values[1:].mean()) for slider in found[:2]}
     simulated = law(middle, jax.random.fold_in(key, 1))[P95]
     result = Sliders(
         own, (*found,), Check(middle, 0.0, 0.0), num_samples, vector_rule_notes(base.run)
     )
     check = Check(middle, float(result.at(middle)[P95]), float(simulated))
     return dataclasses.replace(result, check=check)
-
-
-def _beyond(of: AbstractSlider) -> float:
-    """A value above the parameter's own that was not simulated, or if all were, the outermost."""
-    if isinstance(of, Chosen):
-        return float(of.values[0] if of.own == of.values[-1] else of.values[-1])
-    return float(of.values[1:].mean())
 
 
 def moved(program: Program, values: Mapping[str, float]) -> Program:

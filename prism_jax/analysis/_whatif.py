@@ -164,7 +164,7 @@ def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program
     """
     for scenario in scenarios.values():
         groups = scenario.program.adjustment
-        if program.adjustment is None and groups and same_graph(program, scenario.program):
+        if program.adjustment is None and groups and _same_graph(program, scenario.program):
             ones = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), groups)
             return dataclasses.replace(program, adjustment=ones)
     return program
@@ -176,7 +176,7 @@ def _simulated(scenario: Scenario, base: SimulatedSteps, options: dict[str, Any]
         unlike = (scenario.program, scenario.replicas)
         return simulated_steps(base.run.program, like=base, unlike=unlike, **options)
     # Another graph has other leading axes than the unchanged step.
-    like = base if same_graph(base.run.program, scenario.program) else None
+    like = base if _same_graph(base.run.program, scenario.program) else None
     return simulated_steps(scenario.program, like=like, **options)
 
 
@@ -193,7 +193,7 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
         )
     if _everywhere(scenario):
         return
-    same = same_graph(program, scenario.program)
+    same = _same_graph(program, scenario.program)
     if not same or program.num_replicas != scenario.program.num_replicas:
         raise ValueError(
             f"`{name}` is in {counted(scenario.replicas or 1, 'replica')} but of another graph or "
@@ -201,8 +201,7 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
         )
 
 
-def same_graph(one: Program, other: Program) -> bool:
-    """Whether the ops of two programs wait for one another alike."""
+def _same_graph(one: Program, other: Program) -> bool:
     return one.levels == other.levels and one.strata == other.strata
 
 

@@ -8,9 +8,9 @@ from ._beside import (
     measured_beside as measured_beside,
 )
 from ._changes import (
+    Setting as Setting,
     quickest_change as quickest_change,
     settings_of as settings_of,
-    with_settings as with_settings,
 )
 from ._diagnose import (
     Diagnosis as Diagnosis,

@@ -2,6 +2,7 @@
 what could be set otherwise.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import gammaincinv
 
-from ..analysis import Scenario, Setting, slow_rank
+from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
 from ..data import Job, apply_kernel_override, parse_override
 from ..engine import Plain, Run, prepare, steps_of_run
@@ -87,7 +88,8 @@ _FLAGS = (
     "fused_experts=true recompute=none recompute=selective attention=flash "
     "attention=cudnn token_dispatcher=deepep token_dispatcher=hybridep cuda_graphs=modules"
 )
-_LEAST = 0.002  # The share of a step that is worth a line.
+_LEAST = 0.002  # The share of a step that is worth a line,
+_SEEN = 1e-4  # and that which is worth a slider.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,60 +194,77 @@ _SIZE = "microbatch size, same batch"
 _BANDWIDTH, _LIMIT = "bandwidth of the outermost link", "power limit of a GPU"
 
 
-def with_settings(job: Job, values: Mapping[str, float]) -> Job:
-    """The job with other values of some of its `settings_of`. Its batch stays the same, and so its
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """**Attributes:**
+
+    - `name`, `own`: what one can set, and the value of the job.
+    - `factors`: by value, rising: a step with it over one of the job, both without variability.
+    - `unit`: of the values, such as ` W`; `x` is for factors.
+    """
+
+    name: str
+    own: float
+    factors: Mapping[float, float]
+    unit: str = ""
+
+    def label(self, value: float) -> str:
+        """A value, as it is shown."""
+        return f"x {value:g}" if self.unit == "x" else f"{value:g}{self.unit}"
+
+
+def settings_of(job: Job) -> tuple[Setting, ...]:
+    """What one can set of a job with a model, of which several values divide its batch and fit in
+    memory, if the job does, and which matters.
+    """
+    replicas, power = job.layout.dp, parts_of(job).cluster.device.power
+    size, fits = parts_of(job).training.microbatch_size, memory(job).fits
+    now = predict(job).mean
+    tried = [
+        (_REPLICAS, replicas, [replicas * x for x in (0.5, 1, 2)], ""),
+        (_SIZE, size, [size * x for x in (0.5, 1, 2)], ""),
+        (_BANDWIDTH, 1.0, [0.5, 0.7, 1.0, 1.4, 2.0], "x"),
+    ]
+    if power is not None:
+        limits = [float(round(power.limit_w * x)) for x in (0.6, 0.7, 0.8, 0.9)]
+        tried.append((_LIMIT, power.limit_w, [*limits, power.limit_w], " W"))
+    settings = []
+    for name, own, values, unit in tried:
+        factors = {}
+        for value in values:
+            with contextlib.suppress(ValueError):  # It does not go with this job.
+                other = job if value == own else with_setting(job, name, value)
+                if value == own or memory(other).fits or not fits:
+                    factors[value] = predict(other).mean / now
+        if factors and max(factors.values()) - min(factors.values()) > _SEEN:
+            settings.append(Setting(name, own, factors, unit))
+    return tuple(settings)
+
+
+def with_setting(job: Job, name: str, value: float) -> Job:
+    """The job with another value of one of its `settings_of`. Its batch stays the same, and so its
     microbatches follow.
 
     **Raises:**
 
     `ValueError` if they do not divide the batch.
     """
-    replicas = values.get(_REPLICAS, job.layout.dp)
-    size = values.get(_SIZE, parts_of(job).training.microbatch_size)
+    cluster = parts_of(job).cluster
+    if name == _BANDWIDTH:
+        return with_bandwidth(job, value)
+    if name == _LIMIT and (power := cluster.device.power):
+        power = msgspec.structs.replace(power, limit_w=value)
+        return _with(job, "cluster", device=msgspec.structs.replace(cluster.device, power=power))
+    replicas = value if name == _REPLICAS else job.layout.dp
+    size = value if name == _SIZE else parts_of(job).training.microbatch_size
     number = job.batch_size / (replicas * size)
-    if number % 1 or not number:
-        raise ValueError(f"{replicas:g} replicas do not divide the batch in microbatches.")
+    if number % 1 or replicas % 1 or size % 1:
+        raise ValueError(f"{replicas:g} x {size:g} samples do not divide the batch.")
     job = _with(job, "layout", dp=int(replicas))
     job = _with(job, "training", microbatch_size=int(size))
     job = _with(job, "schedule", num_microbatches=int(number))
-    cluster = parts_of(job).cluster
     nodes = max(cluster.num_nodes, -(-job.layout.world_size // cluster.devices_per_node))
-    job = _with(job, "cluster", num_nodes=nodes)
-    if _LIMIT in values and (power := cluster.device.power) is not None:
-        power = msgspec.structs.replace(power, limit_w=values[_LIMIT])
-        device = msgspec.structs.replace(cluster.device, power=power)
-        job = _with(job, "cluster", device=device)
-    return with_bandwidth(job, values[_BANDWIDTH]) if _BANDWIDTH in values else job
-
-
-def settings_of(job: Job) -> dict[str, Setting]:
-    """What one can set of a job with a model, of which several values divide its batch and fit in
-    memory, if the job does.
-    """
-    replicas, power = job.layout.dp, parts_of(job).cluster.device.power
-    size, fits = parts_of(job).training.microbatch_size, memory(job).fits
-    tried = {
-        _REPLICAS: Setting(replicas, tuple(replicas * x for x in (0.5, 1, 2))),
-        _SIZE: Setting(size, tuple(size * x for x in (0.5, 1, 2))),
-        _BANDWIDTH: Setting(1.0, (0.5, 0.7, 1.0, 1.4, 2.0), "x"),
-    }
-    if power is not None:
-        lower = (float(round(power.limit_w * x)) for x in (0.6, 0.7, 0.8, 0.9))
-        tried[_LIMIT] = Setting(power.limit_w, (*lower, power.limit_w), " W")
-
-    def is_possible(name: str, value: float) -> bool:
-        try:
-            other = with_settings(job, {name: value})
-            return predict(other).mean > 0 and (memory(other).fits or not fits)
-        except ValueError:  # It does not go with this job.
-            return False
-
-    found = {}
-    for name, setting in tried.items():
-        values = tuple(x for x in setting.values if x == setting.own or is_possible(name, x))
-        if len(values) > 1:
-            found[name] = setting._replace(values=values)
-    return found
+    return _with(job, "cluster", num_nodes=nodes)
 
 
 def _with(job: Job, part: str, **values: Any) -> Job:

@@ -31,12 +31,12 @@ from ..data import Job
 from ..diagnosis import (
     Diagnosis,
     Part,
+    Setting,
     diagnose,
     hypotheses,
     measured_beside,
     quickest_change,
     settings_of,
-    with_settings,
 )
 from ..engine import simulate
 from ..law import QUANTILES, Law
@@ -49,6 +49,8 @@ from ..trace import Contents
 T = TypeVar("T")
 # Sensitivities, critical paths and sampled steps take longer per step than the law, and need fewer.
 MOST_STEPS = 8_192
+# The sliders of a page, without those of what one can set, and with them.
+_SLIDERS, _FEWER_SLIDERS = 6, 3
 # Laws that are the same for all jobs, so that they do not say what is special about one.
 _OF_TABLES = ("step", "worker_step")
 
@@ -65,6 +67,7 @@ class Report:
     - `levels`: quantiles by name.
     - `epistemic`: the laws of possible runs; `None` without a model.
     - `throughput`, `memory`: those of the job; `None` for a profile, which has only latencies.
+    - `settings`: what one can set; of a job with a model.
     - `sliders`, `sensitivity`, `criticality`, `step`: those of the simulated step time.
     - `quickest`: the cheap setting that shortens a step most, and by which share, if there is any.
     - `measured`: measured step times, in seconds, if there are any.
@@ -87,6 +90,7 @@ class Report:
     throughput: Throughput | None
     memory: Memory | None
     quickest: tuple[tuple[str, ...], float] | None
+    settings: tuple[Setting, ...]
     sliders: Sliders | None
     sensitivity: Sensitivity | None
     criticality: Criticality | None
@@ -176,12 +180,8 @@ def gather(
     wanted = Quantile(0.95) if objective is None else objective
     runs = runs_of(measured)
     ranks = [] if profiled is None else [*profiled.by_rank] or [profiled]
-
-    def with_values(values: Mapping[str, float]) -> Program:
-        return compile_job(with_settings(modelled, values)) if modelled else program
-
-    settable = {} if modelled is None else settings_of(modelled)
-    settable = {"settings": settable, "with_settings": with_values}
+    settings = () if modelled is None else settings_of(modelled)
+    most = _FEWER_SLIDERS if settings else _SLIDERS
     return Report(
         of=of,
         num_ops=program.num_ops,
@@ -194,7 +194,8 @@ def gather(
         sensitivity=found("sensitivities", lambda: sensitivity(program, wanted, **same)),
         criticality=found("criticality", lambda: criticality(alike, **same)),
         step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
-        sliders=found("sliders", lambda: sliders(program, **settable, num_samples=few, key=key)),
+        settings=settings,
+        sliders=found("sliders", lambda: sliders(program, most=most, num_samples=few, key=key)),
         missing=missing,
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",

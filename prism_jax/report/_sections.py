@@ -1,6 +1,7 @@
 """The sections of a page that show results."""
 
 import functools as ft
+import itertools as it
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -13,13 +14,12 @@ from .._summary import GIB, Table
 from ..analysis import (
     LEVELS,
     AbstractSlider,
-    Chosen,
     Criticality,
     SampledStep,
     Sensitivity,
     Sliders,
 )
-from ..diagnosis import Diagnosis, Part, beside_table
+from ..diagnosis import Diagnosis, Part, Setting, beside_table
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
 from ._gather import Report
@@ -69,22 +69,17 @@ def _sentences(lines: Iterable[str]) -> Iterable[str]:
 
 def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
     """A slider for each parameter, and the law, which the page's script moves."""
-    own = report.law.quantile(LEVELS)
-    changes = [[one.change(v) for v in one.positions()] for one in found.sliders]
-    chosen = sum(isinstance(one, Chosen) for one in found.sliders)  # The first of them.
-    factors = [[(1 + change / found.law).round(7) for change in row] for row in changes[:chosen]]
-    added = [[change.round(7) for change in row] for row in changes[chosen:]]
-    rows = [[quantiles.tolist() for quantiles in row] for row in factors + added]
-    data = {"levels": LEVELS.tolist(), "law": np.asarray(own, float).tolist()}
-    data |= {"rows": rows, "factors": chosen}
+    data = {"levels": LEVELS, "law": report.law.quantile(LEVELS)}
+    data["factors"] = [[*one.factors.values()] for one in report.settings]
+    data["changes"] = [[one.change(x).round(7) for x in one.positions()] for one in found.sliders]
     check = found.check
     labels = {one.name: one.label for one in found.sliders}
     together = " and ".join(f"{name} at {labels[name](x)}" for name, x in check.values.items())
     about = (
         "Move a slider, with the mouse or the arrow keys: p50, p95 and the law follow. What can be "
-        "set comes first, with values that were simulated; other parameters follow three simulated "
-        "points and the derivative. What these change is added, and what is set multiplies "
-        f"it. For how exact this is, {together} were simulated again: p95 is "
+        "set comes first: it multiplies all of a step as it does one without variability. Other "
+        "parameters follow three simulated points and the derivative, and what several change is "
+        f"added. For how exact this is, {together} were simulated again: p95 is "
         f"{check.simulated:.5g} s, and {check.p95:.5g} s by the sliders, "
         f"{100 * abs(check.p95 / check.simulated - 1):.2g} % off."
     )
@@ -104,17 +99,17 @@ def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
     yield tag(
         "div",
         tag("p", about),
-        *(_slider(number, one) for number, one in enumerate(found.sliders)),
+        *it.starmap(_slider, enumerate([*report.settings, *found.sliders])),
         tag("p", tag("button", "as the job is", type="button")),
         tiles(moved, aria_live="polite"),
         tag("figure", drawn, tag("figcaption", caption)),
         class_="sliders",
-        data_law=json.dumps(data, separators=(",", ":")),
+        data_law=json.dumps(data, separators=(",", ":"), default=np.ndarray.tolist),
     )
 
 
-def _slider(number: int, of: AbstractSlider) -> Markup:
-    places = of.positions()
+def _slider(number: int, of: Setting | AbstractSlider) -> Markup:
+    places = [*of.factors] if isinstance(of, Setting) else of.positions()
     names = [*map(of.label, places)]
     own = places.index(of.own)
     given = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}

@@ -1,17 +1,18 @@
-// The law follows the sliders: what each changes at its position is added to each quantile, and the
-// first, of what can be set, multiply it.
+// The law follows the sliders: the first, of what can be set, have a factor on each quantile at their
+// positions; what the others change is added before.
 for (const place of document.querySelectorAll(".sliders")) {
-  const { levels, law, rows, factors } = JSON.parse(place.dataset.law);
+  const { levels, law, factors, changes } = JSON.parse(place.dataset.law);
   const inputs = [...place.querySelectorAll("input")];
   const [p50, p95] = place.querySelectorAll("dd output");
   const at = (quantiles, level) => quantiles[levels.indexOf(level)];
 
   function draw() {
     let last = 0;
+    const places = inputs.map((input) => input.value);
+    const factor = factors.reduce((all, values, k) => all * values[places[k]], 1);
     const moved = law.map((time, i) => {
-      const values = inputs.map((input, k) => rows[k][input.value][i]);
-      const added = values.slice(factors).reduce((sum, x) => sum + x, time);
-      return (last = Math.max(last, values.slice(0, factors).reduce((all, x) => all * x, added)));
+      const added = changes.reduce((sum, rows, k) => sum + rows[places[factors.length + k]][i], time);
+      return (last = Math.max(last, factor * added));
     });
     for (const input of inputs) {
       const name = JSON.parse(input.dataset.names)[input.value];
