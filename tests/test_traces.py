@@ -2,13 +2,16 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
+from prism_jax.data import Job, Layout, ScheduleConfig
+from prism_jax.diagnosis import measured_beside
 from prism_jax.prediction import predict
-from prism_jax.trace import contents, read_ranks
+from prism_jax.trace import contents, median_steps, read_profile_traces, read_ranks
 from prism_jax.trace._protobuf import message_classes
 from prism_jax.trace._rank_ops import rank_ops
 from prism_jax.trace._spans import Kind, RankTrace, SpanList
@@ -181,6 +184,8 @@ def test_a_warm_up_and_an_empty_last_mark_are_no_steps(marks):
     found = contents([_made([30, 10, 10, 10, 10, 10, 0.1], marks=marks)])
     assert found.step_times_s == pytest.approx([10e-3] * 5, rel=1e-5)
     assert any("1 step before these had a warm-up" in sentence for sentence in found.tells)
+    (gemm,) = found.kernels  # Those of steps, so that each step has as many.
+    assert (gemm.calls, gemm.total_s) == (50, pytest.approx(50e-3, rel=1e-4))
 
 
 @pytest.mark.parametrize("marks", ["forward_step {}", "microbatch 3 of step {}", "layer {}"])
@@ -190,6 +195,43 @@ def test_without_steps_the_whole_recording_counts(marks):
     assert found.split is not None
     assert found.split.compute_s == pytest.approx(20e-3, rel=1e-3)
     assert any("the whole recording counts" in sentence for sentence in found.does_not_tell)
+
+
+def test_a_profile_without_steps_is_beside_no_predicted_step(tmp_path, capsys):
+    rank = _made([10, 10], marks="layer {}")
+    found, job = contents([rank]), prism.load_job(_ROOT / "examples/job.toml")
+    for use in (lambda: measured_beside(job, found), lambda: median_steps([rank])):
+        with pytest.raises(ValueError, match="The profile has no whole step; record one"):
+            use()
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 1, "ts": 1, "dur": 5}
+    (tmp_path / "a.json").write_text(json.dumps([kernel]))
+    assert main(["trace", str(tmp_path / "a.json")]) == 0
+    assert "1 of 1 rank, no whole step\n\nWhere the time goes\nof the recording" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("command", ["timeline", "report", "calibrate"])
+def test_names_of_ranges_are_those_of_a_trace(command, tmp_path, capsys):
+    suffix = {"timeline": "json", "report": "html", "calibrate": "toml"}[command]
+    words = [command, "megatron-22b-a100-8", "--names", "x.toml"]
+    words += ["--to", "b.csv"] if command == "calibrate" else []
+    assert main([*words, "--out", str(tmp_path / f"a.{suffix}")]) == 2
+    assert re.search("give a --trace, too|with --trace alone", capsys.readouterr().err)
+
+
+def test_a_device_without_gaps_is_idle_for_no_time():
+    spans = SpanList()
+    for i in range(300):
+        at = 100_003 * i
+        spans.add(Kind.LAUNCH, at, at + 1, "cudaLaunchKernel", "host", i)
+        spans.add(Kind.KERNEL, at + 2, at + 100_005, "gemm", "7", i)
+    for step in range(10):
+        at = 30 * 100_003 * step
+        spans.add(Kind.RANGE, at, at + 30 * 100_003, f"ProfilerStep#{step}", "host")
+    found = contents([RankTrace(spans.spans(), {}, 0, 0)])
+    assert found.split is not None
+    assert (found.steps, found.split.idle_s, found.idle, found.kernels[0].cv) == (10, 0, (), 0)
 
 
 def test_names_of_kernels_that_communicate_may_be_given():
@@ -387,7 +429,13 @@ def test_arrows_of_autograd_tell_apart_microbatches_that_follow_one_another(
     (tmp_path / "a.json").write_text(json.dumps(events))
     (rank,) = read_ranks(tmp_path / "a.json")
     ops = rank_ops(rank, RangeNames())
-    assert contents([rank]).microbatches == microbatches
+    told = contents([rank])
+    assert told.microbatches == microbatches
+    assert arrows != any("follow one another" in sentence for sentence in told.does_not_tell)
+    job = Job(Layout(), ScheduleConfig(kind="traced", num_microbatches=2), name="a")
+    if not arrows:
+        with pytest.raises(ValueError, match=r"num_microbatches = 2; neither ranges nor autograd"):
+            read_profile_traces(tmp_path / "a.json", job)
     found = [(op.op, op.microbatch, op.end - op.start) for op in ops.ops if op.step == 1]
     last = 1000 * (300 // microbatches - 12)
     assert found[:-1] == [

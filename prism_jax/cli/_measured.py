@@ -50,13 +50,18 @@ def calibrate(given: Given) -> Output:
         kernels take is that of the machine
     --step-time S  a step time without the profiler, in seconds, from which what the host takes for
         launches follows
+    --names NAMES  a .toml file with the meaning of ranges in the trace
     --out JOB2  the .toml file to write
 
     example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """
     names = [*[given.job] * (given.job is not None), *given.jobs]
-    if bool(given.to) == bool(given.trace) or (given.step_time and not given.trace):
-        raise ValueError("Give one of --to and --trace, and --step-time with --trace alone.")
+    if bool(given.to) == bool(given.trace) or (
+        (given.step_time or given.names) and not given.trace
+    ):
+        raise ValueError(
+            "Give one of --to and --trace, and --step-time and --names with --trace alone."
+        )
     if given.trace:
         return _to_profile(given, names)
     if len(names) != len(given.to):
@@ -113,7 +118,7 @@ def _to_profile(given: Given, names: list[str]) -> Output:
     job = load_job(names[0], given.overrides)
     if job.model is None:
         raise ValueError(f"{shown(names[0])}: it has no model; give the job that was profiled.")
-    found = prism.trace.contents(prism.trace.read_ranks(given.trace, None))
+    found = prism.trace.contents(prism.trace.read_ranks(given.trace), read_names(given))
     source = f"calibrated to {os.path.basename(given.trace)}"
     job, host = prism.diagnosis.calibrated_to_profile(job, found, source, given.step_time)
     save_job(job, given.out)
@@ -218,8 +223,7 @@ def diagnose(given: Given) -> Output:
     sources = (given.log, given.measured, given.step_time, given.trace, given.ranks)
     if sum(source is not None for source in sources) != 1:
         raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
-    if given.names and not given.trace:
-        raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
+    names = read_names(given)
     if (given.column or given.unit) and not (given.log or given.measured):
         raise ValueError(
             "`--column` and `--unit` are those of a table; give a --log or --measured, too."
@@ -242,7 +246,7 @@ def diagnose(given: Given) -> Output:
         runs = [*steps.runs]
     ranks: list[Any] = []
     if given.trace:
-        found = prism.trace.contents(prism.trace.read_ranks(given.trace), read_names(given))
+        found = prism.trace.contents(prism.trace.read_ranks(given.trace), names)
         ranks = [*found.by_rank] or [found]
     if not has_model:
         diagnosis = prism.diagnosis.diagnose_ranks(job, ranks)

@@ -15,6 +15,7 @@ from . import _load
 from ._compare import check_cost
 from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
+from ._trace import read_names
 from ._values import objective, quantile
 
 
@@ -183,6 +184,7 @@ def report(given: Given) -> Output:
     --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
     --measured STEP_TIMES  diagnose these step times, as of `prism-jax diagnose`
     --trace TRACE  diagnose this profile, and show its parts of a step beside those predicted
+    --names NAMES  a .toml file with the meaning of ranges in the trace
     --out PAGE.html  the file to write
 
     example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
@@ -199,7 +201,9 @@ def report(given: Given) -> Output:
     measured = []
     if given.measured is not None:
         measured = _load.measured_runs(given, given.measured, _load.job_of(job))
-    profiled = given.trace and prism.trace.contents(prism.trace.read_ranks(given.trace))
+    names, profiled = read_names(given), None
+    if given.trace:
+        profiled = prism.trace.contents(prism.trace.read_ranks(given.trace), names)
     program, options = _load.compiled(given, job)
     found = prism.report.gather(
         job,

@@ -11,6 +11,7 @@ from .._summary import Column, Table, picked, plain
 from . import _load
 from ._options import REQUIRED, Given, Output, command
 from ._outputs import Writes
+from ._trace import read_names
 from ._values import count, named_factor, objective, quantile
 
 
@@ -169,16 +170,17 @@ def timeline(given: Given) -> Output:
 
     --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
     --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
+    --names NAMES  a .toml file with the meaning of ranges in the trace
     --out FILE  the JSON file to write
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
     """
     job = _load.load(given)
+    names, measured = read_names(given), None
+    if given.trace:
+        measured = prism.trace.median_steps(prism.trace.read_ranks(given.trace), names)
     program, options = _load.compiled(given, job)
     step = prism.analysis.sample_step(program, quantile=given.quantile, **options)
-    measured = None
-    if given.trace:
-        measured = prism.trace.median_steps(prism.trace.read_ranks(given.trace))
     prism.plot.save_chrome_trace(step, given.out, measured)
     result = {
         "job": job.name,

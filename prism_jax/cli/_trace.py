@@ -34,7 +34,9 @@ def _formats(more: str = "") -> Arguments:
 
 
 def read_names(given: Given) -> Any:
-    """The meaning of ranges, if a file with it is given."""
+    """The meaning of the ranges of a trace, if a file with it is given."""
+    if given.names and not given.trace:
+        raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
     return prism.trace.read_range_names(given.names) if given.names else None
 
 
@@ -87,6 +89,7 @@ def _head(path: str, found: Any) -> str:
     kind = {True: "training", False: "inference", None: "training or inference"}[found.training]
     spread = "" if found.step_cv is None else f", CV {found.step_cv:.2%}"
     steps = f"{counted(found.steps, 'step')} of {found.step_time_s:.5g} s{spread}"
+    steps = steps if found.steps else "no whole step"
     return f"{path}: {kind}, {len(found.ranks)} of {counted(world, 'rank')}, {steps}"
 
 
@@ -106,8 +109,9 @@ def _tables(found: Any) -> list[Table]:
             ("idle", split.idle_s),
             *((_IDLE.get(one.cause, f"  in {one.cause}"), one.seconds) for one in found.idle),
         ]
+    of_what = "of a step" if found.steps else "of the recording"
     columns = (
-        Column("of a step", "name"),
+        Column(of_what, "name"),
         _ms("time", "seconds"),
         Column("share", "seconds", ".1f", "%", scale=100 / step),
     )
@@ -143,7 +147,7 @@ def _tables(found: Any) -> list[Table]:
         ),
         found.kernels[:_MOST_KERNELS],
         ", ".join(f"{kind} {1e3 * x:.4g} ms" for kind, x in found.kinds.items() if x)
-        + " of a step",
+        + f" {of_what}",
     )
     regions = (Column("region", lambda row: _short(row.name)), _ms("kernels", "seconds"))
     return [where, talks, ranks, kernels, Table(regions, found.regions[:_MOST_KERNELS])]

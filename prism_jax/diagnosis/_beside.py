@@ -5,7 +5,7 @@ import dataclasses
 from .._summary import Column, Table
 from ..data import Job
 from ..prediction import predict
-from ..trace import Contents
+from ..trace import Contents, step_times
 
 
 _SENDS = ("send", "recv", "send_recv")
@@ -39,8 +39,8 @@ def measured_beside(job: Job, found: Contents) -> tuple[Part, ...]:
 
     `ValueError` if the job has no model, or the profile has no step.
     """
-    if found.split is None:
-        raise ValueError("The profile has no whole step; record one, or name its range by --names.")
+    step_times(found.by_rank or [found])  # Or it has no step.
+    assert found.split is not None
     theirs = {"exposed collectives": 0.0, _WAITS: 0.0}
     for name, seconds in predict(job).breakdown.items():
         is_wait = name in ("bubble", "exposed pp")

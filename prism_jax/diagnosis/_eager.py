@@ -58,7 +58,7 @@ def kernel_classes(job: Job, found: Contents) -> tuple[KernelClass, ...]:
         sums = by_name[_class_of_kind(lists, kernel)]
         sums[0] += number
         sums[1] += number * kernel.mean
-    calls = found.steps * len(found.ranks)
+    calls = sum(len(one.step_numbers) for one in found.by_rank or (found,))
     for pool in found.kernels:
         fit = (n for n, (names, _) in lists.classes.items() if re.search(names, pool.name))
         sums = by_name[next(fit, _OTHERS)]

@@ -12,7 +12,7 @@ from .._misc import counted, quoted
 from ._join_ranks import Clocks, set_clocks
 from ._rank_ops import RankOps, ops_of_work
 from ._spans import Kind, RankTrace
-from ._steps import steps_of
+from ._steps import Steps, steps_of
 from ._trace import FORWARD_COMPUTE, RangeNames
 from ._where import RankWhere, kind_of, rank_where
 from ._work import COMPUTES, COPIES, TALKS, Work, work_of
@@ -24,7 +24,7 @@ _FEWEST_STEPS = 4  # As many as a fit needs.
 
 @dataclasses.dataclass(frozen=True)
 class KernelPool:
-    """The calls of one kernel, over all ranks.
+    """The calls of one kernel in the steps of all ranks; of a rank without steps, all of its calls.
 
     **Attributes:**
 
@@ -110,7 +110,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         streams = max(streams, len(np.unique(spans.lane[spans.kind == Kind.KERNEL])))
         graph = spans.named(lambda name: "GraphLaunch" in name)
         graphs += int(np.sum(graph & (spans.kind == Kind.LAUNCH)))
-        _gather(durations, work, spans.names)
+        _gather(durations, work, found[-1].steps, spans.names)
     ranks = tuple(sorted(ops.rank for ops in found))
     first = min(found, key=lambda ops: ops.rank)
     forwards = (op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE)
@@ -135,37 +135,41 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         clocks=set_clocks(found),
         notes=tuple(note for ops in found for note in ops.notes),
     )
-    tells, does_not_tell = _verdict(partial)
+    tells, does_not_tell = _verdict(partial, any(ops.by_runs for ops in found))
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
 
 
 def _gather(
-    durations: dict[tuple[str, str], list[np.ndarray]], work: Work, names: tuple[str, ...]
+    durations: dict[tuple[str, str], list[np.ndarray]],
+    work: Work,
+    steps: Steps,
+    names: tuple[str, ...],
 ) -> None:
-    """Adds the seconds of the calls of each kernel, by its name and kind."""
-    keys = work.what * len(names) + work.name
+    """Adds the nanoseconds of the calls of each kernel in the steps, by its name and kind."""
+    chosen = np.flatnonzero((steps.of_kernels(work) >= 0) | (len(steps) == 0))
+    keys = work.what[chosen] * len(names) + work.name[chosen]
     order = np.argsort(keys, kind="stable")
     distinct, begins = np.unique(keys[order], return_index=True)
-    parts = np.split(1e-9 * (work.end - work.start)[order], begins[1:])
-    for key, seconds in zip(distinct.tolist(), parts, strict=False):
+    parts = np.split((work.end - work.start)[chosen[order]], begins[1:])
+    for key, lasts in zip(distinct.tolist(), parts, strict=False):
         what, name = divmod(key, len(names))
-        if seconds.any():
+        if lasts.any():
             kind = {TALKS: "communication", COPIES: "copy", COMPUTES: kind_of(names[name])}[what]
-            durations.setdefault((names[name], kind), []).append(seconds)
+            durations.setdefault((names[name], kind), []).append(lasts)
 
 
 def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPool]:
     pools = []
     for (name, kind), parts in durations.items():
-        seconds = np.concatenate(parts)
-        figures = float(seconds.sum()), float(np.median(seconds))
-        cv = float(seconds.std() / seconds.mean())
-        pools.append(KernelPool(name, len(seconds), *figures, cv, kind))
+        lasts = np.concatenate(parts)
+        figures = 1e-9 * float(lasts.sum()), 1e-9 * float(np.median(lasts))
+        cv = float(lasts.std() / lasts.mean())
+        pools.append(KernelPool(name, len(lasts), *figures, cv, kind))
     return sorted(pools, key=lambda pool: -pool.total_s)
 
 
-def _verdict(c: Contents) -> tuple[list[str], list[str]]:
-    """What can and cannot be learned from the traces."""
+def _verdict(c: Contents, by_runs: bool) -> tuple[list[str], list[str]]:
+    """What can and cannot be learned from the traces; `by_runs` as in `RankOps`."""
     where = "on the device" if c.on_device else "on the host, where no device was recorded"
     steps, missing = counted(c.steps, "step"), counted(len(c.missing), "rank")
     apart = "how far the clocks of ranks are apart: they share no collective"
@@ -191,6 +195,12 @@ def _verdict(c: Contents) -> tuple[list[str], list[str]]:
             c.training and c.phases,
             f"the compute of {counted(c.microbatches, 'microbatch', 'es')} of a step on each rank",
             phases,
+        ),
+        (
+            not c.phases or not c.training or not by_runs,
+            "",
+            "microbatches whose forwards or backwards follow one another: neither ranges nor "
+            "autograd's arrows tell them apart, so they count as one",
         ),
         (
             not c.phases or not c.training or c.phases["optimizer"],

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ._spans import BACKWARD, FORWARD, OPTIMIZE, Message, RankOp, RankTrace
-from ._steps import Steps, steps_of
+from ._steps import NO_STEP, Steps, steps_of
 from ._trace import (
     BACKWARD_COMPUTE,
     COMPUTE,
@@ -35,6 +35,8 @@ class RankOps:
     - `ops`: its ops in the order of their starts.
     - `collectives`: for each message with its sequence number, `(calls, 2)` starts and ends.
     - `graph`: whether kernels have no phases because they are of graphs.
+    - `by_runs`: whether neither ranges nor arrows tell microbatches apart, so that those whose
+        forwards or backwards follow one another are one.
     - `notes`, `cut`: warnings for readers, and whether its file ends early.
     """
 
@@ -44,6 +46,7 @@ class RankOps:
     ops: tuple[RankOp, ...]
     collectives: dict[tuple[Message, int], tuple[int, int]]
     graph: bool
+    by_runs: bool
     notes: tuple[str, ...]
     cut: bool
 
@@ -71,7 +74,7 @@ def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
     if not work.joined.any():
         computes = work.what == COMPUTES
     bounds = np.searchsorted(place[order], np.arange(len(steps) + 1)).tolist()
-    ops: list[RankOp] = []
+    ops, by_runs = list[RankOp](), False
     for i, (low, high) in enumerate(it.pairwise(bounds)):
         before = max((op.end for op in ops), default=int(steps.start[i]))
         kernels = order[low:high]
@@ -79,8 +82,9 @@ def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
         found = _of_ranges(work, kernels[computes[kernels]], kernels, mine)
         named = {op.op[:7] for op in found if op.op in COMPUTE}
         chosen = kernels[computes[kernels] & work.main[kernels]]
-        passes = _passes(work, chosen, *work.arrows[:, of_arrow == i])
-        found += [r for r in passes if r.op[:7] not in named]
+        passes, of_runs = _passes(work, chosen, *work.arrows[:, of_arrow == i])
+        passes = [r for r in passes if r.op[:7] not in named]
+        found, by_runs = found + passes, by_runs or bool(of_runs and passes)
         updates = kernels[computes[kernels] & (work.phase[kernels] == OPTIMIZE)]
         if len(updates):
             begin, end = int(work.start[updates].min()), int(work.end[updates].max())
@@ -95,7 +99,9 @@ def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
     rank = trace.rank or 0
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
     graph = not work.phases_known and bool(work.graph.any())
-    return RankOps(rank, trace.host, steps, tuple(ops), _collectives(work), graph, notes, trace.cut)
+    collectives = _collectives(work)
+    about = (graph, by_runs, notes, trace.cut)
+    return RankOps(rank, trace.host, steps, tuple(ops), collectives, *about)
 
 
 def median_steps(
@@ -103,6 +109,10 @@ def median_steps(
 ) -> dict[int, list[tuple[str, str, float, float]]]:
     """The ops and collectives of the step of each rank that has its median time: whether it is
     `compute` or a `collective`, its name, and its start and end in seconds from that of the step.
+
+    **Raises:**
+
+    `ValueError` if no rank has a step.
     """
     rows = {}
     for trace in ranks:
@@ -125,6 +135,8 @@ def median_steps(
             (lane, name, (start - low) * 1e-9, (end - low) * 1e-9)
             for lane, name, start, end in spans
         ]
+    if not rows:
+        raise ValueError(NO_STEP)
     return rows
 
 
@@ -172,8 +184,9 @@ def _passes(
     kernels: Int[np.ndarray, " chosen"],
     forward: Int[np.ndarray, " arrows"],
     backward: Int[np.ndarray, " arrows"],
-) -> list[RankOp]:
-    """The forwards and backwards of the microbatches of a step.
+) -> tuple[list[RankOp], bool]:
+    """The forwards and backwards of the microbatches of a step; and whether, for want of arrows,
+    those that follow one another count as one.
 
     Arrows of autograd go from an operator, started at `forward`, to its node, started at
     `backward`; a microbatch begins where all arrows before have their node before those of all
@@ -208,7 +221,8 @@ def _passes(
         op = FORWARD_COMPUTE if work.phase[part[0]] == FORWARD else BACKWARD_COMPUTE
         times = int(work.start[part].min()), int(work.end[part].max())
         found.append(RankOp(-1, op, next(number[op]), -1, *times))
-    return found
+    several = len(found) > len(number)  # A forward and a backward are what arrows say, too.
+    return found, len(firsts) < 2 and (several or not len(order))
 
 
 def _runs(work: Work, kernels: Int[np.ndarray, " chosen"]) -> tuple[np.ndarray, np.ndarray]:

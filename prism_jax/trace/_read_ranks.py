@@ -66,10 +66,9 @@ def read_profile_traces(
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
     ranks, schedule = read_ranks(path, format, time_unit=time_unit), stated_schedule(job)
-    table, job, notes, cut = _joined_ops(ranks, job, schedule, names, path)
+    table, job, notes, hints = _joined_ops(ranks, job, schedule, names, path)
     with located(shown(path)):
-        hints = [_ends_early(sorted(cut))] if cut else []
-        trace = trace_of_rows(table.lazy(), job, schedule, *hints)
+        trace = trace_of_rows(table.lazy(), job, schedule, *hints[:1])
     return dataclasses.replace(trace, notes=(*trace.notes, *notes))
 
 
@@ -178,10 +177,10 @@ def _joined_ops(
     schedule: AbstractSchedule | None,
     names: RangeNames | None,
     path: Path,
-) -> tuple["pl.DataFrame", Job, list[str], list[int]]:
+) -> tuple["pl.DataFrame", Job, list[str], list[str]]:
     """The table of ops that `read_trace` reads, the job with the replicas that are complete,
-    warnings for readers, and the ranks whose file ends early. The spans of each rank are freed as
-    soon as they are read.
+    warnings for readers, and reasons why ops may be missing, the likeliest first. The spans of each
+    rank are freed as soon as they are read.
     """
     names = names or RangeNames()
     found = [rank_ops(trace, names) for trace in ranks]
@@ -201,7 +200,14 @@ def _joined_ops(
         found = [dataclasses.replace(found[0], rank=0)]
     with located(shown(path)):
         table, job, more = join_ranks(found, job, schedule, names.order)
-    return table, job, notes + more, [ops.rank for ops in found if ops.cut]
+    hints = [_ends_early(cut)] if (cut := sorted(ops.rank for ops in found if ops.cut)) else []
+    if any(ops.by_runs for ops in found):
+        hints.append(
+            "neither ranges nor autograd's arrows tell apart microbatches that follow one another, "
+            "so they count as one: record each in a range such as `Forward 7`, or check that the "
+            "job is the traced one"
+        )
+    return table, job, notes + more, hints
 
 
 def _ends_early(ranks: Sequence[int]) -> str:

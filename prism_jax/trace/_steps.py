@@ -10,13 +10,14 @@ from jaxtyping import Float, Int
 
 from ._spans import BACKWARD, FORWARD, Kind, Spans
 from ._trace import OPTIMIZER, RangeNames
-from ._work import COMPUTES, Work
+from ._work import COMPUTES, TALKS, Work
 
 
 # Leading steps that differ by more than this from the later ones are of a warm-up, and up to this
 # share of all steps. A first step has as many kernels as the next, within this share; one with
 # fewer than this share of the usual number is empty, as a mark may be where the recording ends.
 _WARM_UP, _MOST_WARM_UP, _ALIKE, _EMPTY = 0.1, 1 / 3, 0.01, 0.1
+NO_STEP = "The profile has no whole step; record one, or name its range by --names."
 _FEWEST = 4  # Steps whose spread is known, and of which some may be of a warm-up.
 
 
@@ -48,6 +49,12 @@ class Steps:
         """The place of the step to which what is launched at each time belongs, or -1."""
         place = np.searchsorted(self.first, times, "right") - 1
         return np.where((place >= 0) & (times < np.append(self.last, 0)[place]), place, -1)
+
+    def of_kernels(self, work: Work) -> Int[np.ndarray, " kernels"]:
+        """The same of kernels. What was launched before the recording is of no step."""
+        place = self.of(work.launched)
+        place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
+        return place
 
 
 def steps_of(spans: Spans, work: Work, names: RangeNames) -> Steps:

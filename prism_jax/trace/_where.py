@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from .._misc import counted
 from ._rank_ops import RankOps
 from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, Spans
-from ._steps import Steps, whole_recording
+from ._steps import NO_STEP, Steps, whole_recording
 from ._trace import COMPUTE, INPUT
 from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within
 
@@ -167,9 +167,7 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
         np.searchsorted(steps.number, of_step), own + within(cover.computes, *parts), len(steps)
     )
     cv = float(times.std() / times.mean()) if len(times) >= 4 else None
-    # What was launched before the recording is of no step.
-    place = steps.of(work.launched)
-    place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
+    place = steps.of_kernels(work)
     lasts = (work.end - work.start) * 1e-9
 
     def median(chosen: Bool[np.ndarray, " kernels"]) -> float:
@@ -210,7 +208,7 @@ def kind_of(name: str) -> str:
 
 
 class _Cover:
-    """How many seconds before a time a device computes, communicates, does either, or anything."""
+    """How many nanoseconds before a time a device does either, both, or anything at all."""
 
     def __init__(self, work: Work):
         masks = (work.what == COMPUTES, work.what == TALKS, work.what != COPIES, work.what >= 0)
@@ -317,6 +315,8 @@ def step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
     """
     common = sorted(set[int].intersection(*({*rank.step_numbers} for rank in ranks)))
     if not common:
+        if len(ranks) == 1:
+            raise ValueError(NO_STEP)
         raise ValueError(
             f"The {counted(len(ranks), 'traced rank')} have no step in common; record the same "
             "steps on all ranks, each in a range such as `ProfilerStep#7`."

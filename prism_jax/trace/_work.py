@@ -289,19 +289,19 @@ def _messages(
 def covered(
     start: Int[np.ndarray, " spans"], end: Int[np.ndarray, " spans"]
 ) -> Callable[[Int[np.ndarray, " times"]], Float[np.ndarray, " times"]]:
-    """How many seconds before a time lie in any of some spans."""
+    """How many nanoseconds before a time lie in any of some spans."""
     start, end = union(start, end)
     if not len(start):
         return lambda times: np.zeros(len(times))
     edges = np.stack([start, end], axis=1).reshape(-1)
-    seconds = np.repeat(np.append(0, np.cumsum(end - start)), 2)[1:-1] * 1e-9
+    lasts = np.repeat(np.append(0.0, np.cumsum(end - start)), 2)[1:-1]
     first = edges[0]  # Nanoseconds of a clock have more digits than floats.
-    return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, seconds)
+    return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, lasts)
 
 
 def within(cover: Callable[[np.ndarray], np.ndarray], start, end) -> np.ndarray:
     """The seconds that are covered from each start to its end."""
-    return cover(end) - cover(start)
+    return (cover(end) - cover(start)) * 1e-9
 
 
 def union(start, end) -> tuple[Int[np.ndarray, " spans"], Int[np.ndarray, " spans"]]:
