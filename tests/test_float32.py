@@ -117,13 +117,15 @@ def test_a_product_reaches_what_one_in_16_bits_does_that_takes_as_long(dtype, pe
 
 
 def test_what_has_no_float32_is_refused():
-    for change in (
-        "training.attention=flash-2",
-        "training.attention=cudnn",
-        "training.weights=bf16",
+    for key, values, allowed in (
+        ("attention", ("flash-1", "flash-2", "cudnn"), "'flash' or 'unfused'"),
+        ("weights", ("bf16",), "'fp32' or 'copied'"),
+        ("gather_dtype", ("bf16", "fp16", "fp8"), "'fp32'"),
     ):
-        with pytest.raises(ValueError, match="for 16 bits, not for float32"):
-            _job("tf32", change)
+        for value in values:
+            said = rf"`training\.{key}` is '{value}', which is not for .* give {allowed}\.$"
+            with pytest.raises(ValueError, match=said):
+                _job("tf32", f"training.{key}={value}")
     with pytest.raises(ValueError, match="no `peak_flop_per_s` for 'tf32'; it has fp16, fp32"):
         _job("tf32", "cluster=dgx-1")
     plain = ("training.software=pytorch-2026", "layout.tp=1", "layout.pp=1", "layout.dp=16")

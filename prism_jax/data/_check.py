@@ -100,12 +100,17 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
             "follow; leave `training.overlap_grad_reduce` true."
         )
     if training.in_float32:
-        others = {"attention": ("flash-1", "flash-2", "cudnn"), "weights": ("bf16",)}
-        for key, values in others.items():
-            if (value := getattr(training, key)) in values:
+        known = {
+            "attention": ("flash", "unfused"),
+            "weights": ("fp32", "copied"),
+            "gather_dtype": ("fp32", None),
+        }
+        for key, values in known.items():
+            if (value := getattr(training, key)) not in values:
+                allowed = " or ".join(repr(value) for value in values if value)
                 raise ValueError(
-                    f"`training.{key}` is {value!r}, which is for 16 bits, not for float32 "
-                    f"(`training.dtype` = {training.dtype!r}); choose among the other values."
+                    f"`training.{key}` is {value!r}, which is not for training in float32 "
+                    f"(`training.dtype` is {training.dtype!r}); give {allowed}."
                 )
     if job.layout.world_size > cluster.num_devices:
         raise ValueError(
