@@ -211,6 +211,15 @@ def test_a_profile_without_steps_is_beside_no_predicted_step(tmp_path, capsys):
     )
 
 
+def test_only_a_number_that_tells_ranks_apart_is_a_rank(tmp_path):
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 1, "ts": 1, "dur": 5}
+    for name in ("step.100.json", "step.101.json", "rank3.json"):
+        (tmp_path / name).write_text(json.dumps([kernel]))
+    ranks = [[r.rank for r in read_ranks(tmp_path / n)] for n in ("step.100.json", "rank3.json")]
+    assert ranks == [[0], [3]]
+    assert [rank.rank for rank in read_ranks(tmp_path)] == [3, 100, 101]
+
+
 @pytest.mark.parametrize("command", ["timeline", "report", "calibrate"])
 def test_names_of_ranges_are_those_of_a_trace(command, tmp_path, capsys):
     suffix = {"timeline": "json", "report": "html", "calibrate": "toml"}[command]

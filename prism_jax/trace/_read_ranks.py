@@ -101,11 +101,14 @@ def read_ranks(
     files = _files(path, suffixes)
     for file in files:
         with _opened(file) as content:
-            read = _FORMATS[format or _format_of(file)][1]
-            name, traces = os.path.basename(file), read(content, time_unit)
+            own, name = format or _format_of(file), os.path.basename(file)
+            # The number of a single file of a profiler may be that of a step, or a date.
+            is_numbered = own == "chakra" or len(files) > 1
+            traces = _FORMATS[own][1](content, time_unit)
             for i, trace in enumerate(traces):
                 rank = len(seen) if len(traces) > 1 else trace.rank
-                if rank is None and (numbers := _RANK.findall(name) or _CHAKRA.findall(name)):
+                numbers = _RANK.findall(name) or (_CHAKRA.findall(name) if is_numbered else [])
+                if rank is None and numbers:
                     rank = int(numbers[-1])
                 if rank is None and len(files) > 1:
                     raise ValueError(
