@@ -527,6 +527,9 @@ model:
 
 _GPT = "num_layers: 2\nhidden_size: 768\nnum_attention_heads: 12\nseq_length: 1024\n"
 _NEOX = f"pipe_parallel_size: 1\npos_emb: rotary\ntrain_micro_batch_size_per_gpu: 1\n{_GPT}"
+_FOUNDRY = "model: {name: mpt_causal_lm, d_model: 256, n_heads: 4, n_layers: 2, vocab_size: 512}\n"
+_FOUNDRY += "max_seq_len: 512\ndevice_train_microbatch_size: 1\n"
+_FOUNDRY += "fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE}\n"
 _NEMO = (
     "trainer: {devices: 8, num_nodes: 1}\nencoder_seq_length: 1024\n"
     f"{_GPT}max_position_embeddings: 1024\n"
@@ -614,6 +617,13 @@ _RIGHT = [
     (f"{_TITAN}[float8]\nenable_float8_linear = true\n", "training.dtype", "fp8"),
     (f"{_TITAN}[float8]\nenable_fsdp_float8_all_gather = true\n", "training.gather_dtype", None),
     (f"{_TITAN}mixed_precision_param = 'float32'\n", "training.dtype", "fp32"),
+    (_NEOX, "training.dtype", "tf32"),
+    (f"{_NEOX}fp16: {{enabled: false}}", "training.dtype", "tf32"),
+    (f"{_NEOX}bf16: {{enabled: true}}", "training.dtype", "bf16"),
+    (f"{_FOUNDRY}precision: fp32", "training.gradient_dtype", "fp32"),
+    (f"{_FOUNDRY}precision: amp_fp16", "training.gradient_dtype", "fp16"),
+    (_FOUNDRY, "training.gradient_dtype", "bf16"),
+    (_FOUNDRY.replace("PURE", "FULL"), "training.gather_dtype", "fp32"),
     (f"{_TITAN}mixed_precision_param = 'float32'\n", "training.attention", "flash"),
     (f"{_FACTORY}bf16: false", "training.dtype", "fp32"),
     (f"{_FACTORY}bf16: false\ntf32: true", "training.dtype", "tf32"),
