@@ -211,6 +211,12 @@ def test_a_profile_without_steps_is_beside_no_predicted_step(tmp_path, capsys):
     )
 
 
+def test_the_rank_of_the_table_is_told(shared, capsys):
+    path = shared / "cases/traces/t11_two_processes.sqlite"
+    assert main(["trace", str(path)]) == 0
+    assert "Where the time goes on rank 0, of the median step time\n" in capsys.readouterr().out
+
+
 def test_only_a_number_that_tells_ranks_apart_is_a_rank(tmp_path):
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 1, "ts": 1, "dur": 5}
     for name in ("step.100.json", "step.101.json", "rank3.json"):

@@ -118,7 +118,9 @@ def _tables(found: Any) -> list[Table]:
     rows = [
         {"name": name, "seconds": seconds} for name, seconds in rows if seconds or name[0] != " "
     ]
-    where = Table(columns, rows, "Where the time goes", most=None)
+    of_rank = f" on rank {found.rank}" if found.by_rank else ""
+    of_rank += ", of the median step time" if of_rank and found.steps else ""
+    where = Table(columns, rows, f"Where the time goes{of_rank}", most=None)
     talks = Table(
         (
             *(Column("collective", "kind"), "group", "ranks", Column("elements", "size")),
