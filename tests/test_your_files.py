@@ -595,6 +595,11 @@ _RIGHT = [
         "training.gradient_dtype",
         "bf16",
     ),
+    (
+        f"{_FACTORY}finetuning_type: full\ndeepspeed: ds_z3_config.json",
+        "training.weights",
+        "copied",
+    ),
     (f"{_AXOLOTL}dp_shard_size: 4\nexpert_parallel_size: 2", "layout.dp", 8),
     (
         f"{_AXOLOTL}dp_shard_size: 4\ndp_replicate_size: 2\n"
