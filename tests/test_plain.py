@@ -121,6 +121,15 @@ def test_what_a_layer_keeps_is_the_sum_of_the_tensors_of_its_operators(
     assert casts == (2 * matrices if weights == "fp32" else 0)
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "gelu_new", "relu", "squared_relu"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_what_is_compiled_keeps_no_more_than_what_is_not(activation, weights):
+    stacks = ("pytorch-2026", "pytorch-compile-2026")
+    model = GPT2 | {"activation": activation}
+    eager, compiled = (memory(_job(model, weights=weights, software=name)) for name in stacks)
+    assert compiled.fullest.parts["mlp"] <= eager.fullest.parts["mlp"]
+
+
 @pytest.mark.parametrize(("weights", "each"), [("fp32", 4), ("bf16", 2)])
 def test_states_take_four_values_of_a_parameter(weights, each):
     job = _job(LLAMA, weights=weights)
@@ -649,6 +658,25 @@ def test_files_of_accelerate_and_deepspeed_are_of_this_stack(tmp_path):
     assert sharded["parameters"] == 4 * number / 8
 
 
+@pytest.mark.parametrize(
+    ("bf16", "fp16", "dtype", "weights"),
+    [
+        # The training arguments, here none, say what is `auto`.
+        ({"enabled": "auto"}, {"enabled": "auto"}, "bf16", "copied"),
+        ({"enabled": False}, {"enabled": False}, "fp32", None),
+        ({"enabled": False}, {"enabled": True}, "fp16", "copied"),
+    ],
+)
+def test_what_no_file_says_of_dtypes_is_told(tmp_path, bf16, fp16, dtype, weights):
+    (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
+    (tmp_path / "ds.json").write_text(json.dumps(_DEEPSPEED | {"bf16": bf16, "fp16": fp16}))
+    imported = import_job([tmp_path / "config.json", tmp_path / "ds.json"], 8, batch=64)
+    training = imported.job.training
+    assert (training.dtype, training.weights) == (dtype, weights or training.weights)
+    is_told = any("No file says a dtype" in note for note in imported.notes)
+    assert is_told == (bf16["enabled"] == "auto")
+
+
 def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():
     job = _job(LLAMA, sequence_length=4096)
     sizes = [job.replace(**{"training.microbatch_size": size}) for size in (7, 8)]
@@ -739,6 +767,11 @@ def test_a_profile_sets_the_rates_of_kernels_for_other_batches(profiled):
         assert parts[1]["attention"] == parts[0]["attention"]
 
 
+def test_a_launch_in_microseconds_is_refused():
+    with pytest.raises(ValueError, match=r"`training\.host_forward_s` is 34: expected"):
+        _job(LLAMA, host_forward_s=34)
+
+
 def test_the_time_of_launches_follows_from_a_step_time_without_a_profiler(profiled, tmp_path):
     job, found = profiled
     _, said = calibrated_to_profile(job, found, "x", 0.2)
@@ -756,8 +789,15 @@ def test_the_time_of_launches_follows_from_a_step_time_without_a_profiler(profil
     path = tmp_path / "mine.toml"
     data.save_job(calibrated, path)
     assert predict(data.load_job(path)).mean == pytest.approx(seconds, rel=1e-6)
+    slower, _ = calibrated_to_profile(job, found, "x", 0.3)  # Only then the device waits.
+    assert predict(slower).mean == pytest.approx(0.3, rel=2e-3)
     with pytest.raises(ValueError, match="A profile of whole steps calibrates jobs of plain"):
         calibrated_to_profile(_job(LLAMA, software="megatron-core-2024"), found, "x")
+    with pytest.raises(ValueError, match="no whole step"):
+        calibrated_to_profile(job, dataclasses.replace(found, steps=0), "x")
+    for seconds in (0.05, 200.0):  # shorter than the kernels; milliseconds
+        with pytest.raises(ValueError, match=r"The step time is .* give the seconds of a step"):
+            calibrated_to_profile(job, found, "x", seconds)
 
 
 def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, capsys):

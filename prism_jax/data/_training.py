@@ -165,8 +165,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `optimizer_kernels`: how PyTorch's optimizer updates parameters: in one kernel for many
         (`fused`), op by op for many (`foreach`), or op by op for each (`loop`), with `operators`.
     - `host_forward_s`, `host_backward_s`: how long the host takes to launch a kernel of a forward
-        and of a backward, with `operators`. The device waits where the host is behind, and the host
-        waits for the device once before each forward.
+        and of a backward, in seconds, with `operators`. The device waits where the host is behind,
+        and the host waits for the device once before each forward.
     - `cuda_graphs`: what CUDA graphs replay, so that the host need not launch it: nothing (`none`),
         the modules of layers and half of a mixture of experts (`modules`: all that does not depend
         on the counts of tokens), or the whole step (`iteration`).
@@ -235,8 +235,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators: FileName | None = None
     weights: Literal["fp32", "bf16", "copied"] = "copied"
     optimizer_kernels: Literal["fused", "foreach", "loop"] = "fused"
-    host_forward_s: NonNegative = 0.0
-    host_backward_s: NonNegative = 0.0
+    host_forward_s: Annotated[float, msgspec.Meta(ge=0, le=0.01)] = 0.0
+    host_backward_s: Annotated[float, msgspec.Meta(ge=0, le=0.01)] = 0.0
     cuda_graphs: Literal["none", "modules", "iteration"] = "none"
     fused_experts: bool = False
     fp8_attention: bool = False

@@ -18,6 +18,9 @@ from ..workload import Block, Kernel, lower, rows_of
 
 # A class whose kernels take less time of a step than this share keeps its rates.
 _SMALL = 1e-3
+# A step is bound by its host if one twice as fast makes it shorter by this share. Of kernels alone
+# it is as long as in the profile, unless it is shorter by another.
+_BOUND, _TOO_SHORT = 0.05, 0.8
 _OTHERS = "others"
 
 
@@ -98,9 +101,14 @@ def calibrated_to_profile(
 
     **Raises:**
 
-    `ValueError` of one sentence if the job has no lists of operators or no step is in the profile.
+    `ValueError` of one sentence if the job has no lists of operators, if no step is in the profile,
+    or if no host makes a step as long.
     """
     classes = kernel_classes(job, found)
+    if not found.steps:
+        raise ValueError(
+            "The profile has no whole step, or is cut off; give one of two steps or more."
+        )
     if not classes:
         raise ValueError(
             "A profile of whole steps calibrates jobs of plain PyTorch on one pipeline rank; give "
@@ -133,24 +141,30 @@ def _with_host(job: Job, step_time_s: float) -> tuple[Job, str]:
         training = msgspec.structs.replace(job.training, **slower)
         return msgspec.structs.replace(job, training=training)
 
-    def longer(factor: float) -> float:
-        return predict(at(factor)).mean - step_time_s
+    def seconds_at(factor: float) -> float:
+        return predict(at(factor)).mean
 
-    bound = longer(1.0) - longer(0.5)
-    if longer(0.1) > 0 or longer(10.0) < 0 or bound < 0.01 * step_time_s:
+    low, high = 0.1, 10.0
+    shortest, longest = map(seconds_at, (low, high))
+    if not _TOO_SHORT * shortest < step_time_s < longest:
+        raise ValueError(
+            f"The step time is {step_time_s:.4g} s, but such a step takes {shortest:.4g} s if the "
+            f"host is ten times as fast, and {longest:.4g} s if it is ten times as slow; give the "
+            "seconds of a step without the profiler, or the job that was profiled."
+        )
+    while high > 1.001 * low:
+        factor = (low * high) ** 0.5
+        low, high = (low, factor) if seconds_at(factor) > step_time_s else (factor, high)
+    factor = (low * high) ** 0.5
+    if step_time_s - seconds_at(factor / 2) < _BOUND * step_time_s:
         return job, (
             "what launches take is that of the stack, since the device does not wait for the host "
             "in these steps"
         )
-    low, high = 0.1, 10.0
-    while high > 1.001 * low:
-        factor = (low * high) ** 0.5
-        low, high = (low, factor) if longer(factor) > 0 else (factor, high)
-    factor = (low * high) ** 0.5
     assert job.training is not None
-    seconds = 1e6 * factor * job.training.host_forward_s
+    launch_us = 1e6 * factor * job.training.host_forward_s
     return at(factor), (
-        f"what launches take follows from the step time: {seconds:.3g} us for a forward's kernel"
+        f"what launches take follows from the step time: {launch_us:.3g} us for a forward's kernel"
     )
 
 
