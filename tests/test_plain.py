@@ -672,6 +672,7 @@ def test_what_no_file_says_of_dtypes_is_told(tmp_path, bf16, fp16, dtype, weight
     (tmp_path / "ds.json").write_text(json.dumps(_DEEPSPEED | {"bf16": bf16, "fp16": fp16}))
     imported = import_job([tmp_path / "config.json", tmp_path / "ds.json"], 8, batch=64)
     training = imported.job.training
+    assert training is not None
     assert (training.dtype, training.weights) == (dtype, weights or training.weights)
     is_told = any("No file says a dtype" in note for note in imported.notes)
     assert is_told == (bf16["enabled"] == "auto")
