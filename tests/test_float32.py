@@ -11,6 +11,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_device, make_job
+from prism_jax.importers import import_job
 from prism_jax.lowering import parts_of
 from prism_jax.workload import memory_of_stages
 
@@ -133,6 +134,17 @@ def test_what_has_no_float32_is_refused():
     assert any("no products in fp32" in note for note in job.notes)
     parts = prism.memory(job).fullest.parts
     assert parts["parameters"] + parts["optimizer"] == 12 * _PARAMETERS
+
+
+def test_a_script_that_is_asked_for_float32_is_as_one_in_it():
+    for script in ("float32.sh", "megatron_llama3_8b.sh"):
+        path = pathlib.Path(__file__).parent / "data/scripts" / script
+        for said, dtype in (("float32", "fp32"), ("'tf32'", "tf32")):
+            imported = import_job(path, 16, overrides=[f"training.dtype={said}"])
+            training = imported.job.training
+            assert training is not None
+            assert (training.dtype, training.attention) == (dtype, "unfused")
+            assert any(f"(as asked): products in {dtype}" in note for note in imported.notes)
 
 
 # Of the same compute as the GPUs of the rows.

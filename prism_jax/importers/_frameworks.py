@@ -25,7 +25,7 @@ import itertools as it
 import pathlib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._misc import quoted
@@ -199,7 +199,7 @@ class Arguments:
         key, file = self.origins.get(target, ("", ""))
         return f"`{key}` in {file}" if key else file
 
-    def reader(self, strict: bool = False, replaced: Collection[str] = ()) -> Reader:
+    def reader(self, strict: bool = False, replaced: Mapping[str, str] = {}) -> Reader:
         """Reads the flags; problems have the names in the files."""
         names = {flag: key for flag, (key, _) in self.origins.items() if key}
         return Reader(self.flags, strict, self.problems, names, replaced)

@@ -99,7 +99,8 @@ def import_job(
     where = ", ".join(shown(file) for file in files)
     overrides = (overrides,) if isinstance(overrides, str) else tuple(overrides)
     documents, idle = _documents(files, variables)
-    keys = {text.replace(" ", "").partition("=")[0] for text in overrides}
+    pairs = (text.replace(" ", "").partition("=") for text in overrides)
+    keys = {key: value for key, _, value in pairs}
     draft, num_gpus = _draft(documents, num_gpus, where, strict, leave_out, keys)
     raw, notes, comments = dict(draft.tables), [*draft.notes, *idle], dict(draft.comments)
     if cluster is None and raw["training"].get("dtype") in ("mxfp8", "fp4"):
@@ -237,7 +238,7 @@ def _draft(
     where: str,
     strict: bool,
     leave_out: Iterable[str],
-    replaced: Collection[str],
+    replaced: Mapping[str, str],
 ) -> tuple[Draft, int]:
     """What files say of a job, and its number of GPUs."""
     adapters = [file for file in documents if "peft_type" in file.table or file.name == _ADAPTERS]

@@ -242,11 +242,12 @@ def layers_of_layout(text: str) -> list[int]:
 
 def _training(read: Reader, model: Table) -> Table:
     base = "fp16" if read.flag("fp16") else "bf16"
-    in_float32 = not (read.flag("bf16") or base == "fp16" or "training.dtype" in read.replaced)
-    narrow = _dtype(read)
+    asked, narrow = read.replaced.get("training.dtype", "").strip("\"'"), _dtype(read)
+    asked = "fp32" if asked == "float32" else asked
+    in_float32 = asked in ("fp32", "tf32") or not (asked or read.flag("bf16") or base == "fp16")
     if in_float32:
         base = "fp32"
-        if narrow:
+        if narrow and not asked:
             read.problems.append(f"products in {narrow} of float32 (neither `bf16` nor `fp16`)")
     read.choice("optimizer", "adam")
     fused = _LOSSES[read.choice("cross-entropy-fusion-impl", *_LOSSES)]
@@ -263,7 +264,7 @@ def _training(read: Reader, model: Table) -> Table:
         "loss": fused if read.flag("cross-entropy-loss-fusion") else "vocab-parallel",
         **read.given(optimizer_instances="num-distributed-optimizer-instances"),
         **_kernels(read),
-        **(_float32(read) if in_float32 else {}),
+        **(_float32(read, asked) if in_float32 else {}),
     }
     if "cp-comm-type" in read:
         training["cp_comm_type"] = _cp_comm_type(read)
@@ -283,15 +284,16 @@ def _training(read: Reader, model: Table) -> Table:
     return {**training, **_dtypes(read, base, training), **_recompute(read), **_offload(read)}
 
 
-def _float32(read: Reader) -> Table:
+def _float32(read: Reader, asked: str) -> Table:
     """How training in float32 computes. Products are in TF32 in Transformer Engine and in NVIDIA's
     containers, which set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE; in PyTorch alone they are not, but it
     has a fused kernel of attention for float32 (scaled_dot_product_attention).
     """
     dtype = "fp32" if is_off(read.get("tf32", True)) else "tf32"
     attention = read.text("attention-in-float32", "unfused")
+    why = "as asked" if asked else "neither `bf16` nor `fp16`"
     read.notes.append(
-        f"Training is in float32 (neither `bf16` nor `fp16`): products in {dtype}, and attention "
+        f"Training is in float32 ({why}): products in {asked or dtype}, and attention "
         f"{'unfused, as ' if attention == 'unfused' else 'by a kernel of PyTorch, as '}"
         "FlashAttention takes 16 bits; `--set training.dtype=bf16` gives another."
     )

@@ -2,7 +2,7 @@
 
 import itertools as it
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._misc import quoted
@@ -74,7 +74,7 @@ class Reader:
     - `problems`: the problems found so far.
     - `notes`: what is imported in another way than it is said, or left out: a sentence for each.
     - `strict`: whether what is not known is a problem in place of a note.
-    - `replaced`: the keys of the job that are given beside the table.
+    - `replaced`: the keys of the job that are given beside the table, with their values.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Reader:
         strict: bool = False,
         problems: Problems | None = None,
         names: Mapping[str, str] = {},
-        replaced: Collection[str] = (),
+        replaced: Mapping[str, str] = {},
     ):
         self._table, self._names = table, names
         self._seen: set[str] = set()

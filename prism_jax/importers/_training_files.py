@@ -4,7 +4,7 @@ import functools as ft
 import pathlib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._misc import quoted
@@ -39,7 +39,7 @@ def read_training(
     num_gpus: int | None,
     strict: bool = False,
     leave_out: Iterable[str] = (),
-    replaced: Collection[str] = (),
+    replaced: Mapping[str, str] = {},
 ) -> tuple[Draft, int]:
     """What training files say of a job, and its number of GPUs.
 
@@ -49,7 +49,7 @@ def read_training(
     - `config`: the `config.json` of the model, if there is one.
     - `num_gpus`: the number of GPUs; by default that of the launcher.
     - `strict`, `leave_out`: as in `import_job`.
-    - `replaced`: the keys of the job that are given beside the files.
+    - `replaced`: the keys of the job that are given beside the files, with their values.
 
     **Raises:**
 
