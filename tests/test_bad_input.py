@@ -140,6 +140,22 @@ def test_place_takes_no_names_of_hosts(column, tmp_path, capsys):
     assert "whole numbers" in said
 
 
+@pytest.mark.parametrize("column", ["Rank", "global_rank", "gpu_id", "hostname", "node name"])
+def test_rows_by_a_column_of_another_name_are_not_taken_in_the_order_of_the_file(column, tmp_path):
+    path = tmp_path / "factors.csv"
+    path.write_text(f"{column},factor\n1,1.3\n0,1.0\n")
+    with pytest.raises(ValueError, match=rf"{column}.*; call that column `gpu`, `rank` or `node`"):
+        read_factors(path)
+    path.write_text("gpu_tflops,seconds\n500,1.3\n650,1.0\n")  # What is measured names no row.
+    assert read_factors(path, "seconds")[0].tolist() == [1.3, 1.0]
+
+
+@pytest.mark.parametrize("option", ["--steps", "--spares", "--repair"])
+def test_options_of_slow_ranks_go_with_a_file_of_ranks(option, capsys):
+    said = _refused(["diagnose", _JOB, "--step-time", "1.2", option, "5"], capsys)
+    assert "give --ranks" in said
+
+
 def test_columns_of_another_type(tmp_path):
     path = tmp_path / "table.parquet"
     for kind in (pl.lit([1, 2]), pl.struct(a=1), pl.lit(2**63, pl.UInt64), pl.lit(b"x")):

@@ -224,6 +224,9 @@ def diagnose(given: Given) -> Output:
     if sum(source is not None for source in sources) != 1:
         raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
     names = read_names(given)
+    of_ranks = (given.steps, given.spares, given.repair)
+    if any(value is not None for value in of_ranks) and not given.ranks:
+        raise ValueError("`--steps`, `--spares` and `--repair` go with slow ranks; give --ranks.")
     if (given.column or given.unit) and not (given.log or given.measured):
         raise ValueError(
             "`--column` and `--unit` are those of a table; give a --log or --measured, too."

@@ -7,6 +7,7 @@ import csv
 import importlib
 import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -41,6 +42,8 @@ _MOST_HEADER = 2**20
 # Step times from a nanosecond to thirty years. A larger factor is a mistake, such as another unit;
 # rates may be in FLOP/s.
 _MOST_S, _MOST_FACTOR, _MOST_RATE = 1e9, 1e6, 1e18
+# A column by another name than `gpu`, `rank` or `node` that says of which of these a row is.
+_NAMES_PLACE = re.compile(r"(?i)(^|[_ .-])(rank|gpu|node|device|host)s?[_ ]?(id|index|name)?$")
 # Rows that are compared at once.
 _BLOCK = 2**20
 # The most rows of step times, runs, and GPUs or nodes.
@@ -126,7 +129,8 @@ def read_factors(
 ) -> tuple[Float[np.ndarray, " gpus_or_nodes"], str | None]:
     """Reads a column of a CSV or Parquet file, such as how much longer compute takes on each GPU,
     or on each node, than on the mean one. Values are sorted by the column `gpu`, `rank` (the same)
-    or `node` or, without these, are in the order of the file. Also returns `gpu` or `node`.
+    or `node` or, without these and others such as `global_rank`, are in the order of the file. Also
+    returns `gpu` or `node`.
 
     **Raises:**
 
@@ -144,6 +148,12 @@ def read_factors(
         most = _MOST_FACTOR if column == "factor" else _MOST_RATE
         values = _positive(frame, column, "number", most)
         if not by:
+            for name in given:
+                if name != column and _NAMES_PLACE.search(name):
+                    raise ValueError(
+                        f"it says by {quoted(name)} of what a row is; call that column `gpu`, "
+                        "`rank` or `node`, with numbers from 0 up, or drop it if rows are in order."
+                    )
             return values, None
         places = _column(frame, by[0]).to_numpy()
         order = np.argsort(places, kind="stable")
