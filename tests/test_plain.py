@@ -151,20 +151,20 @@ def test_with_recomputation_inputs_in_float32_and_the_cast_of_the_head_are_kept(
 
 
 def _host(each: float, blocks: list[tuple[float, int, int]]) -> float:
-    """How long a GPU waits whose units take so long with so many kernels, and are so many."""
+    """How many ms a GPU waits whose units take so many, with so many kernels, so many times."""
     units = [
-        ([segment([Kernel("gemm", f"{i} {k}", seconds / n) for k in range(n)])], count)
-        for i, (seconds, n, count) in enumerate(blocks)
+        ([segment([Kernel("gemm", f"{i} {k}", ms / n / 1e3) for k in range(n)])], count)
+        for i, (ms, n, count) in enumerate(blocks)
     ]
-    costs = parts_of(_job(LLAMA, host_forward_s=each, host_backward_s=each))
-    return waits_for_host(costs, [(units, False)])[0]
+    costs = parts_of(_job(LLAMA, host_forward_s=each / 1e3, host_backward_s=each / 1e3))
+    return 1e3 * waits_for_host(costs, [(units, False)])[0]
 
 
 def test_a_gpu_waits_for_a_host_that_is_behind_and_for_no_other():
-    # The host takes 1 s for each of 30 kernels, whose GPU takes 10 s: it ends with the host.
+    # The host takes 1 ms for each of 30 kernels, whose GPU takes 10 ms: it ends with the host.
     assert _host(1.0, [(1.0, 3, 10)]) == pytest.approx(30 - 10)
     # It is ahead but for the launch of the first unit.
-    assert _host(0.1, [(1.0, 3, 10)]) == pytest.approx(0.0)
+    assert _host(0.1, [(1.0, 3, 10)]) == pytest.approx(0.0, abs=1e-9)
     # What it gains beside a slow unit hides a later row of quick ones.
     slow, quick = (100.0, 10, 1), (0.1, 10, 9)
     assert _host(1.0, [slow, quick]) == pytest.approx(0.0, abs=1e-9)
