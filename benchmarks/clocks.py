@@ -369,7 +369,7 @@ _FAMILIES: dict[str, Mapping[str, Any]] = {
     "fsdp cp": {"zero": 3, "cp": 2},
     "capacity": {"experts": {"balance": "dropless", "capacity_factor": 1.5}},
     "fsdp experts": {"experts": {}, "zero": 3},
-    "known experts": {"experts": {"load_popularity": tuple(np.linspace(0.7, 1.3, 32))}},
+    "known experts": {"experts": {"load_popularity": tuple(np.linspace(0.7, 1.3, 32).tolist())}},
 }
 
 
@@ -447,8 +447,9 @@ def _laws(rng: Random) -> Laws:
         worker_step=maybe(0.3, 0.005, 0.01),
         microbatch=maybe(0.4, 0.01, 0.03, 0.05),
         step=maybe(0.4, 0.003, 0.01),
-        network=(0.1, 2.0) if rng.random() < 0.25 else None,
-        stalls={"gemm": (2e-5, 0.01, 0.5)} if rng.random() < 0.25 else {},
+        # Often enough that a few hundred steps show their law.
+        network=(0.3, 2.0) if rng.random() < 0.25 else None,
+        stalls={"gemm": (1e-3, 1e-3, 0.5)} if rng.random() < 0.25 else {},
     )
 
 

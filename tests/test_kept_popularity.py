@@ -221,6 +221,7 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
         group=jnp.zeros(kinds, int),
         overlaps=None,
         outer_overlaps=None,
+        waits=None,
         loads=jnp.eye(kinds),
     )
     cumulants = jnp.asarray([[1.0], [1e-4], [0.0]]) * jnp.ones((1, kinds))

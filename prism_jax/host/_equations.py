@@ -30,7 +30,6 @@ _READ = {
     "custom_vjp_call": "call_jaxpr",
     "dot_general": "dimension_numbers",
     "dynamic_slice": "slice_sizes",
-    "fft": "fft_lengths fft_type",
     "gather": "dimension_numbers fill_value mode slice_sizes",
     "integer_pow": "y",
     "iota": "dimension dtype",

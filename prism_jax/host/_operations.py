@@ -13,10 +13,8 @@ from scipy import special
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """Real and complex numbers in double precision, and anything else as it is."""
-    if np.issubdtype(x.dtype, np.floating):
-        return x.astype(np.float64)
-    return x.astype(np.complex128) if np.issubdtype(x.dtype, np.complexfloating) else x
+    """Real numbers in double precision, and anything else as it is."""
+    return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
 def _exact(equation, number: int, x) -> np.ndarray:
@@ -111,12 +109,6 @@ def _cumsum(equation, x):
     if equation.params["reverse"]:
         return np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis)
     return np.cumsum(x, axis=axis)
-
-
-def _fft(equation, x):
-    lengths, kind = equation.params["fft_lengths"], equation.params["fft_type"]
-    transform = {lax.FftType.FFT: np.fft.fftn, lax.FftType.IFFT: np.fft.ifftn}[kind]
-    return transform(x, lengths, range(-len(lengths), 0))
 
 
 def _reduce_precision(equation, x):
@@ -240,7 +232,6 @@ _SAME_NAMES = (
     "floor",
     "log",
     "log1p",
-    "real",
     "sign",
     "sin",
     "sqrt",
@@ -250,7 +241,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in _SAME_NAMES},
     "add_any": np.add,
     "and": np.bitwise_and,
-    "complex": lambda x, y: x + 1j * y,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "digamma": special.digamma,
     "eq": np.equal,
@@ -299,7 +289,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
     "empty2": lambda equation: wide(np.zeros(_shape(equation), equation.outvars[0].aval.dtype)),
-    "fft": _fft,
     "gather": _gather,
     "integer_pow": lambda equation, x: _power(x, equation.params["y"]),
     "iota": _iota,

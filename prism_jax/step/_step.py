@@ -70,7 +70,8 @@ def step_parts(
     !!! note
 
         The slowest GPU of the tail is drawn independently, although it is one of the replicas'
-        GPUs. The tail is too short for this to matter.
+        GPUs. Where one group of GPUs runs all of the step, and they alone vary, the spread of steps
+        lacks the share of the tail in their compute, such as 5 %.
     """
     sinks, number = plan.structure.sinks, plan.structure.sinks.number
     room = len(sinks.first)
