@@ -1,4 +1,5 @@
 import msgspec
+import numpy as np
 import pytest
 
 import prism_jax as prism
@@ -32,6 +33,7 @@ def _compile(job, **changes):
         ({"schedule": {"kind": "1b1f"}}, "1b1f"),
         ({"schedule": {"kind": "1f1b", "virtual_stages": 2}}, "`1f1b` has no `virtual_stages`"),
         ({"model": {"num_layers": 0}}, "Model"),
+        ({"model": {"ffn_size": np.float64(7)}}, "Model .*numpy.float64.* give plain values"),
         (
             {"schedule": {"kind": "interleaved-1f1b", "blocking": True, "virtual_stages": 2}},
             "block",

@@ -143,6 +143,11 @@ def check_parts(
             msgspec.convert(msgspec.to_builtins(part), type(part))
         except msgspec.ValidationError as error:
             raise ValueError(f"the {type(part).__name__} cannot be used: {error}.") from None
+        except TypeError as error:  # Such as numbers of NumPy.
+            name, problem = type(part).__name__, f"{error}".rstrip(".")
+            raise ValueError(
+                f"the {name} cannot be used: {problem}; give plain values of Python."
+            ) from None
     job = Job(layout, schedule, model=model, training=training, cluster=cluster)
     check_job(job, "the program")
 
