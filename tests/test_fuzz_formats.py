@@ -18,6 +18,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.data import located
 from prism_jax.logs import read_log
+from prism_jax.measure import links_of_topology
 from prism_jax.schedule import OneFOneB, load_schedule, save_schedule
 from prism_jax.trace import contents, read_ranks
 
@@ -208,13 +209,30 @@ def test_nccl_tests(seeds, tmp_path):
     path = tmp_path / "out.txt"
     for seed in seeds:
         path.write_bytes(_mutate(_NCCL.encode(), random.Random(seed)))
-        _read(_nccl, path, seed)
+        _read(ft.partial(_text, prism.measure.nccl_test_of), path, seed)
 
 
-def _nccl(path):
+_TOPOLOGY = """
+\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity
+GPU0\t X \tNV4\tSYS\tPXB\t0-47
+GPU1\tNV4\t X \tNV4\tPXB\t0-47
+GPU2\tSYS\tNV4\t X \tSYS\t48-95
+NIC0\tPXB\tPXB\tSYS\t X
+"""
+
+
+@_seeds
+def test_topologies(seeds, tmp_path):
+    path = tmp_path / "topo.txt"
+    for seed in seeds:
+        path.write_bytes(_mutate(_TOPOLOGY.encode(), random.Random(seed)))
+        _read(ft.partial(_text, lambda text, _: links_of_topology(text, "h100-sxm")), path, seed)
+
+
+def _text(read, path):
     with located(str(path)):
         try:
-            prism.measure.nccl_test_of(path.read_text(errors="replace"), path.name)
+            read(path.read_text(errors="replace"), path.name)
         except ValueError as error:
             raise ValueError(f"{error}.") from None
 

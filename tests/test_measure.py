@@ -9,12 +9,13 @@ import time
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
 from prism_jax.cli import main
 from prism_jax.cluster import compute_latency
-from prism_jax.data import load_job, load_operators, save_job
+from prism_jax.data import load_cluster, load_job, load_operators, save_job
 from prism_jax.measure import (
     Call,
     Timed,
@@ -22,6 +23,7 @@ from prism_jax.measure import (
     calls_of,
     compute_kernels,
     kind_of,
+    links_of_topology,
     nccl_test_of,
     rates_of,
     save_machine,
@@ -283,6 +285,74 @@ def test_rows_of_nccl_tests_without_positive_numbers_are_not_read(row):
     with pytest.raises(ValueError, match=r"rows"):
         nccl_test_of(f"32 8 float sum -1 {row} 0\n")
     assert len(nccl_test_of(f"{good}32 8 float sum -1 {row} 0\n").bytes) == 1
+
+
+def _topology(kinds):
+    """What `nvidia-smi topo -m` prints of GPUs that are joined so, and of a network adapter."""
+    number = len(kinds)
+    head = (
+        "\t" + "\t".join(f"GPU{i}" for i in range(number)) + "\tNIC0\tCPU Affinity\tNUMA Affinity"
+    )
+    rows = [f"GPU{i}\t" + "\t".join(row) + "\tPXB\t0-47,96-143\t0" for i, row in enumerate(kinds)]
+    nic = "NIC0\t" + "PXB\t" * number + " X"
+    return "\n".join([f"\x1b[4m{head}\x1b[0m", *rows, nic, "", "Legend:", "  X    = Self"])
+
+
+def _all(number, kind):
+    return [[" X " if i == j else kind for j in range(number)] for i in range(number)]
+
+
+_CUBE = [
+    "X1122NNN",
+    "1X21N2NN",
+    "12X2NN1N",
+    "212XNNN1",
+    "2NNNX112",
+    "N2NN1X21",
+    "NN1N12X2",
+    "NNN1212X",
+]
+_CUBE_MESH = [[{"X": "X", "N": "SYS"}.get(cell, f"NV{cell}") for cell in row] for row in _CUBE]
+_PAIRS = [
+    [" X " if i == j else "NV12" if i // 2 == j // 2 else "SYS" for j in range(8)] for i in range(8)
+]
+
+
+@pytest.mark.parametrize(
+    ("device", "kinds", "links"),
+    [
+        ("h100-sxm", _all(8, "NV18"), [("nvlink", 8, 450e9)]),
+        ("a800", _all(8, "NV8"), [("nvlink", 8, 200e9)]),
+        ("b200", _all(8, "NV18"), [("nvlink", 8, 900e9)]),
+        ("gh200-96g", _all(4, "NV6"), [("nvlink", 4, 450e9)]),  # Without switches.
+        ("v100-32g", _CUBE_MESH, [("nvlink", 8, 150e9)]),  # DGX-1.
+        ("a100-80g-pcie", _PAIRS, [("nvlink", 2, 300e9), ("pcie", 8, 32e9)]),
+        ("h100-pcie", _all(4, "NODE"), [("pcie", 4, 64e9)]),
+    ],
+)
+def test_a_topology_gives_the_links_of_a_node(device, kinds, links):
+    found = links_of_topology(_topology(kinds), device)
+    assert [(link.name, link.group, link.bandwidth_bytes_per_s) for link in found] == links
+
+
+def test_topologies_on_the_command_line(tmp_path, capsys):
+    path = tmp_path / "topo.txt"
+    path.write_text(_topology(_all(8, "NV18")))
+    device = ["--device", "h100-sxm"]
+    assert main(["fit-kernels", "--topo", str(path), *device, "--json"]) == 0
+    (link,) = json.loads(capsys.readouterr().out)["links"]
+    shipped = load_cluster("dgx-h100", 1).links[0]
+    assert link == msgspec.to_builtins(shipped)
+    assert main(["fit-kernels", "--topo", str(path), *device]) == 0
+    assert 'name = "nvlink"\ngroup = 8\n' in capsys.readouterr().out
+    uneven = _all(3, "NV4")
+    uneven[0][2] = uneven[2][0] = uneven[1][2] = uneven[2][1] = "PHB"
+    for text, words in ((_topology(uneven), "several sizes"), ("nothing", "no matrix of 2 to")):
+        path.write_text(text)
+        assert main(["fit-kernels", "--topo", str(path), *device]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["fit-kernels", "--topo", str(path)]) == 2
+    assert "Give --device" in capsys.readouterr().err
 
 
 def test_nccl_tests_on_the_command_line(tmp_path, capsys):

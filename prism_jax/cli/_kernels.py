@@ -175,15 +175,19 @@ def fit_kernels(given: Given) -> Output:
     --out FOLDER  the folder to write
     --nccl OUTPUT  print the link that an output of nccl-tests measured, for a cluster, and its
         efficiencies by size; in place of a table
+    --topo OUTPUT  print the links of a node, for a cluster, by what `nvidia-smi topo -m` printed on
+        it and --device; in place of a table
 
     example: prism-jax fit-kernels kernels.csv --device my-gpu --out shapes/my-gpu
     """
     if given.nccl is not None:
         return _link(given.nccl)
+    if given.topo is not None:
+        return _links(given.topo, given.device)
     for name in ("table", "device", "out"):
         if getattr(given, name) is None:
             words = name.upper() if name == "table" else f"--{name}"
-            raise ValueError(f"Give {words}; only `--nccl` goes without.")
+            raise ValueError(f"Give {words}; only `--nccl` and `--topo` go without.")
     tables, rows = [], []
     for one in prism.trace.read_kernels(given.table):
         _load.say(given, f"fitting {one.kernel} {one.dtype}")
@@ -228,6 +232,26 @@ def _link(path: str) -> Output:
     ]
     result = {"kernel": test.kernel, "gpus": test.gpus, "link": link, "rows": rows}
     return Output(result, [Table(columns, rows, title, most=None), "\n".join(lines)])
+
+
+def _links(path: str, device: str | None) -> Output:
+    """The links of a node, from its topology."""
+    if device is None:
+        raise ValueError("Give --device, whose generation says how fast a link is.")
+    text = data.read_text(path, _MOST_TEXT)
+    with data.located(shown(path)):
+        try:
+            links = prism.measure.links_of_topology(text, data.load_device(device).name)
+        except ValueError as error:
+            raise ValueError(f"{error}; give another file.") from None
+    rows = [plain(link) for link in links]
+    lines = [f"devices_per_node = {links[-1].group}"]
+    for link in links:
+        lines += ["[[links]]", f'name = "{link.name}"', f"group = {link.group}"]
+        lines += [f"bandwidth_bytes_per_s = {link.bandwidth_bytes_per_s:.4g}"]
+        lines += [f"latency_s = {link.latency_s:.4g}"]
+    first = "of a cluster file, beside the link between nodes; nominal, so nccl-tests know better:"
+    return Output({"device": device, "links": rows}, ["\n".join([first, *lines])])
 
 
 def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:

@@ -9,4 +9,5 @@ from ._time import (
     split_scatter as split_scatter,
     time_calls as time_calls,
 )
+from ._topology import links_of_topology as links_of_topology
 from ._torch import Torch as Torch
