@@ -80,7 +80,7 @@ def _against_random(seed: int) -> tuple[Any, ...]:
     steps = placed(known, num_samples=FRESH, key=jax.random.key(100 + seed))
     orders = found.order, others[int(np.argmin(values))]
     ours, theirs = (_step_times(steps, nodes, order) for order in orders)
-    one, other = (p95.influence(steps, bandwidth(steps)) for steps in (theirs, ours))
+    one, other = (p95.influence(steps, bandwidth(steps, p95)) for steps in (theirs, ours))
     error = np.std(one - other) / np.sqrt(FRESH)
     less = f"{p95.value(theirs) - p95.value(ours):+.4f} +- {error:.4f} s"
     values = found.before.value, p95.value(ours), p95.value(theirs), found.bound.value

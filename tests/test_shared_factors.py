@@ -1,5 +1,7 @@
 """On which ops the factors of a step and of a microbatch act, by closed forms."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -133,9 +135,9 @@ def test_the_slowest_worker_of_a_group_decides(laws):
     """The product of log-normal factors is log-normal, and all of it varies from step to step."""
     number, sigma = 64, np.hypot.reduce([*laws.values()])
     block = ((Segment(((Kernel("gemm", "one", 1.0), 1),), members=number), 1),)
-    factors = {name: lognormal(value) for name, value in laws.items()}
+    factors: Any = {name: lognormal(value) for name, value in laws.items()}
     variability = Variability(**factors)
-    options = {"group_size": number, "members": 1}
+    options: Any = {"group_size": number, "members": 1}
     program = assemble(graph_of([()]), [block], variability=variability, **options)
     law = simulate(program, num_samples=2**14, key=jax.random.key(0))
     z = (np.arange(2**16) + 0.5) / 2**16
