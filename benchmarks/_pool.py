@@ -225,7 +225,7 @@ def steps_of(
     every, sink, which = times(ends)
     column = jnp.arange(number)
     decided = group[which, column]
-    gone = group == decided
+    gone = group == decided[None]
     without, other_sink, other = times(jnp.where(gone[..., None], -jnp.inf, ends))
     return Steps(
         times=every,

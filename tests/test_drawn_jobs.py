@@ -99,7 +99,11 @@ def _constant_step(program: Program) -> float:
     segments = blocks.segments.value @ means
     classes = blocks.class_segments.value @ segments + blocks.class_collectives.value @ means
     classes += _together(blocks.branches, segments, means)
-    classes += _together(blocks.outer_branches, classes, means)
+    alone = classes
+    for _ in range(4):  # Classes are in branches and waits of others, to some depth.
+        classes = alone + _together(blocks.outer_branches, classes, means)
+        for (within, *_), count in zip(blocks.waits.value, blocks.class_waits.value.T, strict=True):
+            classes += count * classes[within]
     of_ops = classes[program.rows.class_.value][program.ops.row.value]
     ends = op_ends(program.levels, of_ops[:, None])[program.levels.sink_ops.value].max(axis=1)[:, 0]
     step, rank, reduced = 0.0, sinks.rank.value, sinks.reduction.value

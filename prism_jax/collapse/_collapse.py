@@ -220,21 +220,29 @@ def class_moments(
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
     whole = jnp.concatenate([whole, jnp.broadcast_to(shared[None, :, None], (1, *whole.shape[1:]))])
-    for sides in (collapse.overlaps, collapse.outer_overlaps):
-        if sides is collapse.outer_overlaps and collapse.waits is not None:
-            of_loads = None if sways is None else sways.classes
-            whole, part, of_loads = _until_met(collapse.waits, groups, whole, part, of_loads)
-            sways = None if sways is None else sways._replace(classes=of_loads)
+
+    def with_branches(figures, sides, inner, of_inner):
         if sides is None:
-            continue
-        inner = (slowest,) if sides is collapse.overlaps else (whole, part)
+            return figures
+        whole, part, of_loads = figures
         found, more = branch_moments(sides, cumulants, network, *inner, apart=apart)
         if sways is not None:
-            of_inner = sways.segments if sides is collapse.overlaps else sways.classes
-            more_sways = branch_sways(sides, cumulants, network, inner[0], of_inner, sways.kernels)
-            sways = sways._replace(classes=sways.classes + more_sways)
-        whole = whole + found
-        part = part if more is None else part + more
+            beside = sides, cumulants, network, inner[0], of_inner, sways.kernels
+            of_loads = of_loads + branch_sways(*beside)
+        return whole + found, part if more is None else part + more, of_loads
+
+    alone = whole, part, None if sways is None else sways.classes
+    of_segments = None if sways is None else sways.segments
+    alone = with_branches(alone, collapse.overlaps, (slowest,), of_segments)
+    figures = _until_met(collapse.waits, groups, alone)
+    # Waits may contain branches, as those of experts do, and branches waits, as units of FSDP do.
+    for _ in range(1 if collapse.waits is None else 2):
+        whole, part, of_loads = figures
+        figures = with_branches(alone, collapse.outer_overlaps, (whole, part), of_loads)
+        figures = _until_met(collapse.waits, groups, figures)
+    whole, part, of_loads = figures
+    if sways is not None:
+        sways = sways._replace(classes=of_loads)
     of_ops, (whole, shared) = None, (whole[:3], whole[3])
     if sways is not None and collapse.layers is not None:
         whole = apart_from_loads(whole, sways.classes)
@@ -244,10 +252,12 @@ def class_moments(
     return _moments(whole), shared, _moments(part) if apart else None, of_ops
 
 
-def _until_met(waits: Waits, groups: Group, whole, part, of_loads):
+def _until_met(waits: Waits | None, groups: Group, figures):
     """The figures of classes, the part of communication in them, and `Sways.classes`, if there are
     any, with the waits in classes.
     """
+    if waits is None:
+        return figures
 
     def add(figures, wait: Waits):
         whole, part, of_loads = figures
@@ -261,7 +271,7 @@ def _until_met(waits: Waits, groups: Group, whole, part, of_loads):
             of_loads += jnp.einsum("c,ir->icr", wait.classes, sways)
         return (whole, part, of_loads), None
 
-    return jax.lax.scan(jax.checkpoint(add), (whole, part, of_loads), waits)[0]
+    return jax.lax.scan(jax.checkpoint(add), figures, waits)[0]
 
 
 def _shared(
