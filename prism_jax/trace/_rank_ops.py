@@ -185,8 +185,8 @@ def _passes(
     forward: Int[np.ndarray, " arrows"],
     backward: Int[np.ndarray, " arrows"],
 ) -> tuple[list[RankOp], bool]:
-    """The forwards and backwards of the microbatches of a step; and whether, for want of arrows,
-    those that follow one another count as one.
+    """The forwards and backwards of the microbatches of a step; and whether those that follow one
+    another count as one, because there are no arrows.
 
     Arrows of autograd go from an operator, started at `forward`, to its node, started at
     `backward`; a microbatch begins where all arrows before have their node before those of all
