@@ -191,17 +191,17 @@ def class_moments(
     if load is not None and collapse.loads is not None:
         serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
         decide = deciding(collapse.loads, collapse.segments, load)
-    mine = jax.tree.map(lambda x: x[collapse.group], groups)
+    of_members = jax.tree.map(lambda x: x[collapse.group], groups)
 
-    def one(segment):
+    def slowest_of(segment):
         moments, group, *members = segment
         # Most rows are padding: a loop with a branch, not `vmap`, which would compute both.
         alone = members[0] <= 1
         return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
+    segments = serial.T, of_members, collapse.members, decide.share
     # Computed again for the derivative, which is faster than keeping it for all rows.
-    one = jax.checkpoint(one)
-    slowest = jnp.moveaxis(jax.lax.map(one, (serial.T, mine, collapse.members, decide.share)), 0, 1)
+    slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), segments), 0, 1)
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
         (mean,) = _loaded(collapse.loads, cumulants[:1], collapse.segments)
@@ -220,29 +220,8 @@ def class_moments(
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
     whole = jnp.concatenate([whole, jnp.broadcast_to(shared[None, :, None], (1, *whole.shape[1:]))])
-
-    def with_branches(figures, sides, inner, of_inner):
-        if sides is None:
-            return figures
-        whole, part, of_loads = figures
-        found, more = branch_moments(sides, cumulants, network, *inner, apart=apart)
-        if sways is not None:
-            beside = sides, cumulants, network, inner[0], of_inner, sways.kernels
-            of_loads = of_loads + branch_sways(*beside)
-        return whole + found, part if more is None else part + more, of_loads
-
-    alone = whole, part, None if sways is None else sways.classes
-    of_segments = None if sways is None else sways.segments
-    alone = with_branches(alone, collapse.overlaps, (slowest,), of_segments)
-    figures = _until_met(collapse.waits, groups, alone)
-    # Waits may contain branches, as those of experts do, and branches waits, as units of FSDP do.
-    for _ in range(1 if collapse.waits is None else 2):
-        whole, part, of_loads = figures
-        figures = with_branches(alone, collapse.outer_overlaps, (whole, part), of_loads)
-        figures = _until_met(collapse.waits, groups, figures)
-    whole, part, of_loads = figures
-    if sways is not None:
-        sways = sways._replace(classes=of_loads)
+    kernels = cumulants, network
+    whole, part, sways = _joined(collapse, kernels, groups, slowest, (whole, part, sways), apart)
     of_ops, (whole, shared) = None, (whole[:3], whole[3])
     if sways is not None and collapse.layers is not None:
         whole = apart_from_loads(whole, sways.classes)
@@ -252,12 +231,40 @@ def class_moments(
     return _moments(whole), shared, _moments(part) if apart else None, of_ops
 
 
+def _joined(collapse: Collapse, kernels, groups: Group, slowest, figures, apart: bool):
+    """The figures of classes, the part of communication in them, and `Sways`, if there are any,
+    with branches and waits. Waits may contain branches, as those of experts do, and branches waits,
+    as units of FSDP do: two rounds, each with the contents that the one before has found.
+    """
+
+    def with_branches(figures, sides, inner, of_inner):
+        if sides is None:
+            return figures
+        whole, part, sways = figures
+        more, of_part = branch_moments(sides, *kernels, *inner, apart=apart)
+        if sways is not None:
+            of_loads = branch_sways(sides, *kernels, inner[0], of_inner, sways.kernels)
+            sways = sways._replace(classes=sways.classes + of_loads)
+        return whole + more, part if of_part is None else part + of_part, sways
+
+    *_, sways = figures
+    alone = with_branches(figures, collapse.overlaps, (slowest,), sways and sways.segments)
+    figures = _until_met(collapse.waits, groups, alone)
+    for _ in range(1 if collapse.waits is None else 2):
+        whole, part, sways = figures
+        of_classes = sways and sways.classes
+        figures = with_branches(alone, collapse.outer_overlaps, (whole, part), of_classes)
+        figures = _until_met(collapse.waits, groups, figures)
+    return figures
+
+
 def _until_met(waits: Waits | None, groups: Group, figures):
-    """The figures of classes, the part of communication in them, and `Sways.classes`, if there are
-    any, with the waits in classes.
+    """The figures of classes, the part of communication in them, and `Sways`, if there are any,
+    with the waits in classes.
     """
     if waits is None:
         return figures
+    *_, sways = figures
 
     def add(figures, wait: Waits):
         whole, part, of_loads = figures
@@ -267,11 +274,14 @@ def _until_met(waits: Waits | None, groups: Group, figures):
         whole += jnp.einsum("c,irn->icrn", wait.classes, slowest)
         part += jnp.einsum("c,ir->icr", wait.classes, fixed)
         if of_loads is not None:
-            sways = of_loads[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
-            of_loads += jnp.einsum("c,ir->icr", wait.classes, sways)
+            of_wait = of_loads[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
+            of_loads += jnp.einsum("c,ir->icr", wait.classes, of_wait)
         return (whole, part, of_loads), None
 
-    return jax.lax.scan(jax.checkpoint(add), figures, waits)[0]
+    whole, part, _ = figures
+    carry = whole, part, None if sways is None else sways.classes
+    (whole, part, of_loads), _ = jax.lax.scan(jax.checkpoint(add), carry, waits)
+    return whole, part, None if sways is None else sways._replace(classes=of_loads)
 
 
 def _shared(
