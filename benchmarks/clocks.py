@@ -31,15 +31,7 @@ import numpy as np
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from benchmarks._tables import options, table
-from prism_jax.data import (
-    Layer,
-    Layout,
-    Model,
-    ScheduleConfig,
-    Training,
-    load_cluster,
-    load_kernels,
-)
+from prism_jax.data import Layer, Layout, Model, ScheduleConfig, Training, load_kernels
 from prism_jax.lowering import lay_out, sinks_of
 from prism_jax.workload import Costs
 from prism_jax.workload._architecture import recomputed
@@ -425,7 +417,7 @@ def drawn_job(seed: int, number: int) -> tuple[str, Costs, Laws]:
         num_mtp_layers=has.get("mtp", 0),
         name=family,
     )
-    cluster = load_cluster("dgx-h100", num_nodes=-(-layout.world_size // 8))
+    cluster = prism.load_cluster("dgx-h100", num_nodes=-(-layout.world_size // 8))
     kernels = msgspec.structs.replace(load_kernels(cluster), variability=())
     degrees = ", ".join(
         f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "pp", "dp", "ep")

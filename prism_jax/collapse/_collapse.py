@@ -241,13 +241,13 @@ def _joined(collapse: Collapse, kernels, groups: Group, slowest, figures, apart:
         if sides is None:
             return figures
         whole, part, sways = figures
-        more, of_part = branch_moments(sides, *kernels, *inner, apart=apart)
+        more, of_part = branch_moments(sides, cumulants, network, *inner, apart=apart)
         if sways is not None:
-            of_loads = branch_sways(sides, *kernels, inner[0], of_inner, sways.kernels)
+            of_loads = branch_sways(sides, cumulants, network, inner[0], of_inner, sways.kernels)
             sways = sways._replace(classes=sways.classes + of_loads)
         return whole + more, part if of_part is None else part + of_part, sways
 
-    *_, sways = figures
+    (cumulants, network), (*_, sways) = kernels, figures
     alone = with_branches(figures, collapse.overlaps, (slowest,), sways and sways.segments)
     figures = _until_met(collapse.waits, groups, alone)
     for _ in range(1 if collapse.waits is None else 2):
