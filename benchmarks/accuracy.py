@@ -21,6 +21,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_parts.py`.
 - `operators`: `operators/`; see `fit_operators.py`.
+- `training-operators`: calls of training and collectives in `operators/`; see
+  `_training_operators.py`.
 - `power`: `gemm_variability/` and `operators/power.parquet`; see `_power.py`.
 - `faults`: `faults/`; see `_faults.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
@@ -51,11 +53,12 @@ _MODULES = {
 _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
 _MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
+_MODULES |= {"_training_operators": "training_operators"}
 _MODULES |= {"_plain": "plain", "_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.
 _FOLDERS = {"layers": "steps", "operators": "operators", "collectives": "collectives"}
-_FOLDERS |= {"faults": "faults", "traces": "straggler_traces"}
+_FOLDERS |= {"training_operators": "operators", "faults": "faults", "traces": "straggler_traces"}
 
 
 def main() -> None:

@@ -39,15 +39,21 @@ _LARGE = 10e9  # FLOPs of a product that counts in the first of two tables.
 _KEYS = ("table", "name", "measured", "predicted")
 
 
-def read_operators(folder: Folder) -> Iterator[tuple[str, Measured]]:
+# Each a file, and what its rows are.
+SERVING = tuple(_WORDS["files"].items())
+TRAINING = tuple((part["file"], part) for part in _WORDS["training"])
+_FITTED_NODES = 4  # Collectives over more nodes are predicted from those over so many.
+
+
+def read_operators(folder: Folder, parts: Any = SERVING) -> Iterator[tuple[str, Measured]]:
     """The rows of the files that are in a folder, with their device; those that cannot be read are
     counted on stderr."""
-    for name, about in _WORDS["files"].items():
+    for name, about in parts:
         path = folder / f"{name}.parquet"
         if not path.is_file():
             continue
         try:
-            read = pl.read_parquet(path)
+            read = pl.read_parquet(path).rename({"seconds": "latency_s"}, strict=False)
             made = ({k: pl.sql_expr(sql) for k, sql in one.items()} for one in about["columns"])
             whole = pl.concat([read.with_columns(**columns) for columns in made])
             whole = whole.filter(pl.col("kernel").is_not_null())
@@ -152,8 +158,10 @@ def main() -> None:
     tables: dict[str, list[ShapeTable]] = defaultdict(list)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     errors: dict[str, list[float]] = defaultdict(list)
-    for name, measured in read_operators(arguments.folder):
+    for name, measured in read_operators(arguments.folder, (*SERVING, *TRAINING)):
         device, sms = DEVICES[name]
+        if "sent" in measured.columns:
+            measured = measured.only(measured.columns["nodes"] <= _FITTED_NODES)
         tables[device].append(fit_shapes(measured, sms))
         counts[device][f"rows of {measured.kernel.partition(':')[0]}"] += len(measured.seconds)
         found = cross_validate(measured, sms)
@@ -163,7 +171,10 @@ def main() -> None:
         folder = arguments.out / device
         folder.mkdir(parents=True, exist_ok=True)
         constants = tuple(Constant(**about) for about in CONSTANTS)
-        source = Source(**SOURCE, sample_counts=counts[device], constants=constants)
+        trains = any(table.kernel.startswith("rowwise") for table in fitted)
+        more = _WORDS["training_source"] if trains else {}
+        about = {key: text + more.get(key, "") for key, text in SOURCE.items()}
+        source = Source(**about, sample_counts=counts[device], constants=constants)
         save_shapes(folder, fitted, source)
     print(error_table(errors))
 

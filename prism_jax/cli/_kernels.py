@@ -166,7 +166,8 @@ def fit_kernels(given: Given) -> Output:
     table TABLE  a .csv or .parquet file with a row for each measured shape: kernel, dtype,
         latency_s, and m n k (gemm), batch sequence heads kv_heads head_dim window causal
         (attention), tokens hidden intermediate topk experts ep tp gated exponent (experts), or
-        bytes gpus (all_reduce and other collectives within a node)
+        bytes gpus (all_reduce and other collectives within a node); and perhaps the phase of a call
+        of training, backward or step
     --device DEVICE  the name of the device that was measured
     --sms N  its multiprocessors, for the waves of a product's tiles
     --software TEXT  with which software it was measured

@@ -87,6 +87,30 @@ for _name in ("deepep_dispatch", "deepep_combine"):
     KINDS[f"{_name}_nodes"] = _kind(
         "nodes tokens sms", "tokens", "nodes 3 tokens 3 sms 4 nodes*sms 5 nodes*tokens 4"
     )
+# Calls of training, of which PyTorch's are kept apart by a name after a colon.
+KINDS["batched_gemm"] = _kind(
+    "count m n k",
+    "count*m*n*k",
+    "count 4 m 5 n 7 k 7 count*m*n 6 count*m*n*k 7",
+)
+# The kernels of FlashAttention compute with heads whose size is a multiple of 32.
+KINDS["flash_attention"] = _kind(
+    "sequences sequence head_dim padded",
+    "sequences*sequence*sequence*head_dim",
+    "sequences 4 sequence 5 head_dim 7 sequences*sequence 6 sequences*sequence*sequence*head_dim 6 "
+    "padded/head_dim 4 padded 8",
+)
+KINDS["rowwise"] = _kind("rows width", "rows*width", "width 6 rows*width 8")
+KINDS["embedding"] = _kind(
+    "tokens hidden vocab",
+    "tokens*hidden",
+    "tokens 8 hidden 8 tokens*hidden 10 vocab 5 vocab*hidden 6 tokens/vocab 6",
+)
+for _name in ("all_gather_nodes", "all_reduce_nodes", "send_recv_nodes"):
+    # Beyond the largest number of nodes, the bandwidth of what a GPU sends stays.
+    KINDS[_name] = _kind(
+        "sent nodes gpus_per_node", "sent", "sent 8 nodes 3 gpus_per_node 3 nodes*sent 4"
+    )
 for _name in (
     *("prepare_two_sided", "dispatch_one_sided", "dispatch_two_sided", "combine_one_sided"),
     *("combine_two_sided", "combine_low_precision_two_sided"),
@@ -147,6 +171,11 @@ class Measured:
             name: np.asarray(self.columns[name], float) for name in find_kind(self.kernel).columns
         }
 
+    def only(self, rows: np.ndarray) -> "Measured":
+        """Some of the rows, with the columns that the kernel's table has."""
+        columns = {name: values[rows] for name, values in self.sizes().items()}
+        return dataclasses.replace(self, columns=columns, seconds=self.seconds[rows])
+
 
 def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
     """Fits the table of a kernel, by least squares of logarithms in which outliers count less.
@@ -195,14 +224,7 @@ def cross_validate(measured: Measured, sms: int = 0) -> Float[np.ndarray, " rows
     fold = _folds(np.stack(list(sizes.values()), -1))
     errors = np.full(len(fold), np.nan)
     for i in np.unique(fold) if fold.any() else ():
-        kept, left = (
-            dataclasses.replace(
-                measured,
-                columns={name: values[rows] for name, values in sizes.items()},
-                seconds=measured.seconds[rows],
-            )
-            for rows in (fold != i, fold == i)
-        )
+        kept, left = measured.only(fold != i), measured.only(fold == i)
         table = fit_shapes(kept, sms)
         errors[fold == i] = np.log(shape_latencies(table, left.columns) / left.seconds)
     return errors

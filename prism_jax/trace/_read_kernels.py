@@ -23,6 +23,8 @@ _DEFAULTS = {"window": 0, "causal": 1, "tp": 1, "gated": 1, "exponent": 0, "node
 # Zero is a value of these.
 _SWITCHES = ("window", "causal", "gated", "exponent")
 _DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp16": "bf16", "nvfp4": "fp4"}
+_TEXTS = ("kernel", "dtype", "phase")
+_PHASES = ("", "forward", "backward", "step")
 _KNOWN = ("", "fp32", "tf32", "bf16", "fp8", "fp8_block", "mxfp8", "fp4")
 _MOST, _MOST_SHAPES = 1e15, 10**6
 _ROW = "row of the table"  # A column with the number of each row; no kernel has one of this name.
@@ -34,7 +36,8 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     Its rows have `kernel`, `dtype` (which may be empty), `latency_s`, and the sizes of the kernel's
     shape; the columns of other kernels are empty. A kernel is `gemm`, `attention`, `mla`,
     `experts`, a collective within a node, `deepep_dispatch`, `deepep_combine`, or a part of an
-    `nvlink_` all-to-all. What follows a colon in its name keeps another implementation apart.
+    `nvlink_` all-to-all; or a call of training, whose `phase` is `forward` where it is empty,
+    `backward` or `step`. What follows a colon in its name keeps another implementation apart.
 
     **Raises:**
 
@@ -45,9 +48,9 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
         given = columns_of(frame, ["kernel", "latency_s"])
         check_columns(given)
         check_rows(frame, _MOST_SHAPES)
-        numbers = [name for name in given if name not in ("kernel", "dtype")]
+        numbers = [name for name in given if name not in _TEXTS]
         frame = with_numbers(frame, numbers, [])
-        texts = [pl.col(name).cast(pl.String) for name in given if name in ("kernel", "dtype")]
+        texts = [pl.col(name).cast(pl.String) for name in given if name in _TEXTS]
         floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
         table = collect(frame.select(*texts, *floats))
     return measured_kernels(table, shown(path))
@@ -55,7 +58,7 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
 
 def check_columns(given: Iterable[str]) -> None:
     """Raises a `ValueError` if a column is not one of `read_kernels`."""
-    known = {"kernel", "dtype", "latency_s", *(name for of in _GIVEN.values() for name in of)}
+    known = {*_TEXTS, "latency_s", *(name for of in _GIVEN.values() for name in of)}
     for name in given:
         if name not in known:
             raise ValueError(unknown_name("column", name, known))
@@ -74,7 +77,7 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
         table = table.with_columns(dtype=pl.lit(""))
     dtype = pl.col("dtype").fill_null("").replace(_DTYPES)
     table = table.with_columns(dtype=dtype, kernel=pl.col("kernel").fill_null(""))
-    table = table.with_row_index(_ROW, offset=1)
+    table = _with_phases(table.with_row_index(_ROW, offset=1), where)
     found = []
     for (name, dtype), rows in sorted(table.group_by("kernel", "dtype"), key=lambda one: one[0]):
         kind, colon, suffix = str(name).partition(":")
@@ -94,6 +97,20 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
             about = (f"{one}{colon}{suffix}", str(dtype), case)
             found.append(Measured(*about, columns, seconds[chosen]))
     return found
+
+
+def _with_phases(table: "pl.DataFrame", where: str) -> "pl.DataFrame":
+    """The rows with the phase after the name of the kernel, unless it is the forward."""
+    if "phase" not in table.columns:
+        return table
+    phase = pl.col("phase").fill_null("")
+    unknown = table.filter(~phase.is_in(_PHASES))
+    if len(unknown):
+        name = unknown["phase"][0]
+        first = f"{where}, row {unknown[_ROW][0]}"
+        raise ValueError(f"{first}: {unknown_name('phase', name, _PHASES[1:])}")
+    later = pl.when(phase.is_in(("", "forward"))).then(pl.lit("")).otherwise(":" + phase)
+    return table.with_columns(kernel=pl.col("kernel") + later)
 
 
 def _tables_and_cases(kind: str, sizes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
