@@ -39,7 +39,7 @@ def table():
     plan, key, sinks = run.plan, run.key, run.plan.structure.sinks
     ranks, after = plan.structure.ranks, (without_graph(plan), key)
     whole, ids = (np.int32,), (np.uint32,)
-    lead = leading_axes(program, plan, pilot_key(), importance=True)
+    lead = leading_axes(program, plan, pilot_key())
     real = plan.dtype
     ends = real, len(sinks.first)
     of_sinks, of_ids = jnp.zeros((len(sinks.first), 1)), jnp.zeros(1, np.uint32)

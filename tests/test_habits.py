@@ -88,7 +88,7 @@ def test_the_shell_completes_commands_options_and_names(shell, capsys):
 
     assert completed("prism-jax", "sim") == ["simulate"]
     assert completed("prism-jax", "simulate", "--samp") == ["--samples", "--sampling"]
-    assert completed("prism-jax", "simulate", "--sampling", "s") == ["sobol"]
+    assert completed("prism-jax", "simulate", "--sampling", "i") == ["importance"]
     named = [name for name in list_names("job") if "gpt3" in name]
     assert completed("prism-jax", "predict", "gpt3") == named
     assert "dgx-h100" in completed("prism-jax", "import", "--cluster", "dgx")

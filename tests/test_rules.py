@@ -155,12 +155,11 @@ def test_a_program_that_takes_no_time_has_a_law():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["importance", "sobol"])
-def test_the_exact_rule_takes_weighted_samples(sampling):
+def test_the_exact_rule_takes_weighted_samples():
     program = _tied(16)
     explicit = simulate(program, num_samples=30_000, key=jax.random.key(1), replicas="explicit")
-    found = simulate(program, num_samples=60_000, key=jax.random.key(2), sampling=sampling)
-    assert (found.replicas, found.sampling) == ("exact", sampling)
+    found = simulate(program, num_samples=60_000, key=jax.random.key(2), sampling="importance")
+    assert (found.replicas, found.sampling) == ("exact", "importance")
     noise = np.hypot(found.errors.mean, explicit.errors.mean)
     assert abs(found.mean - explicit.mean) < 4 * noise
     assert 4 * noise < 0.01 * explicit.mean

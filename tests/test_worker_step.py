@@ -99,7 +99,7 @@ def test_worker_step_factors_are_redrawn_where_gpus_are_kept():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["importance", "plain", "sobol"])
+@pytest.mark.parametrize("sampling", ["importance", "plain"])
 def test_the_vector_rule_equals_explicit_replicas(sampling):
     variability = Variability(
         residual={"gemm": lognormal(0.03), "send_recv": lognormal(0.3)},
@@ -117,18 +117,14 @@ def test_the_vector_rule_equals_explicit_replicas(sampling):
     assert abs(vector.quantile(0.95) - explicit.quantile(0.95)) < 2 * np.hypot(*half)
 
 
-@pytest.mark.slow
 def test_the_worker_step_leads_importance_where_it_alone_varies():
     program = pipeline_program(GPipe(1, 4), variability=Variability(worker_step=lognormal(0.1)))
-    lead = leading_axes(program, make_plan(program), jax.random.key(0), importance=True)
+    lead = leading_axes(program, make_plan(program), jax.random.key(0))
     assert lead.axes.worker_steps is not None
     assert lead.axes.worker_steps[0] == 0
     assert abs(lead.direction[0]) == pytest.approx(1.0)
-    # So that Sobol points leave little of the error of a mean.
-    law = simulate(program, num_samples=16_384, key=jax.random.key(3), sampling="sobol")
-    assert abs(law.mean - 12) < 0.1 * law.std / np.sqrt(16_384)
     without = pipeline_program(GPipe(1, 4))
-    lead = leading_axes(without, make_plan(without), jax.random.key(0), importance=True)
+    lead = leading_axes(without, make_plan(without), jax.random.key(0))
     assert lead.axes.worker_steps is None
 
 

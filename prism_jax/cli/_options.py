@@ -142,8 +142,8 @@ _SHARED = dict(
             shipped
         --allow-oom  continue if the job does not fit in memory
         --progress  report progress on stderr (the default on a terminal without --json)
-        --sampling {auto,plain,importance,sobol}  how samples of a replica are drawn: importance for
-            tails, sobol for means (auto)
+        --sampling {auto,plain,importance}  how samples of a replica are drawn: importance for tails
+            (auto)
         --allocations K  divide the steps among K sets of GPUs, and print how much they differ (by
             default, GPUs are drawn anew for each step)
         --quantiles Q,Q  further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always

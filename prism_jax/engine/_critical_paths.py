@@ -62,14 +62,12 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
             continue
         finished, factor = _barriers(run, chunk)
         samples = decision.samples(0, draws.steps)
-        given = draws.given(run)
         for start in range(0, len(mine), number):
             steps = mine[start : start + number]
             local = steps - draws.first
             ids = decision.kept.ids[samples[local]]
             # Short batches are padded, so that nothing is compiled twice.
-            inputs = (_padded(x, number) for x in (ids, *given(ids)))
-            drawn = _latencies((run.plan, draws.sampling.lead, run.key), *inputs)
+            drawn = _latencies((run.plan, draws.sampling.lead, run.key), _padded(ids, number))
             latency = np.asarray(drawn)[cell, : len(steps)]
             ends = op_ends(levels, latency)
             ready = finished[local].T
@@ -120,9 +118,9 @@ def _barriers(run: Run, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
 
 
 @eqx.filter_jit
-def _latencies(shared, ids, *points):
+def _latencies(shared, ids):
     """The latencies of all cells in some samples."""
     plan: Plan
     plan, lead, key = shared
-    drawn = replica_latencies(plan, led(plan, lead, ids, key, *points)[0], key)
+    drawn = replica_latencies(plan, led(plan, lead, ids, key)[0], key)
     return cell_latencies(plan.structure.graph.lanes, drawn, len(ids), plan.dtype)

@@ -232,13 +232,13 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
     """
     draws, kept = chunk.draws, chunk.decision.kept
     needed, sink = np.nonzero(of_ends.any(axis=2))
-    given, figures = draws.given(run), of_ends.shape[2]
+    figures = of_ends.shape[2]
 
     def inputs(first, count):
         some = slice(first, first + count)
         ids = kept.ids[needed[some]]
         weight = of_ends[needed[some], sink[some]].astype(kept.ends.dtype)
-        return ids, sink[some].astype(np.int32), weight, *given(ids)
+        return ids, sink[some].astype(np.int32), weight
 
     shared = (run.plan, draws.sampling.lead, run.key)
     options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed), figures)}
@@ -246,10 +246,10 @@ def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables)
         _add_tiles(sums, batch.by_tile())
 
 
-def _replica_vjp(shared, _, ids, sink, weight, *points):
+def _replica_vjp(shared, _, ids, sink, weight):
     plan: Plan
     plan, lead, key = shared
-    sampled, _ = led(plan, lead, ids, key, *points)
+    sampled, _ = led(plan, lead, ids, key)
 
     def forward(tables):
         return replica_end(dataclasses.replace(plan, tables=tables), sampled, sink, key)

@@ -90,13 +90,6 @@ class Draws:
         """How many samples are drawn."""
         return self.sampling.replicas(self.steps)
 
-    def given(self, run: Run) -> Callable[[np.ndarray], tuple[np.ndarray, ...]]:
-        """A function of ids: the scores of the leading axes of these samples, where they are not
-        drawn; else nothing.
-        """
-        points = self.sampling.points(run, self)
-        return lambda ids: () if points is None else (points[ids - np.uint32(self.first)],)
-
 
 def all_draws(run: Run, num_samples: int) -> list[Draws]:
     """The draws of the chunks of a run whose sampling has been chosen.

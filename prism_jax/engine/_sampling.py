@@ -9,18 +9,15 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from ..law import Law, merge_chunks, merge_randomisations
+from ..law import Law, merge_chunks
 from ..program import Program
 from ..replica import (
     Lead,
     leading_axes,
     led,
     mean_reductions,
-    num_axes,
     replica_ends,
-    sobol_scores,
     stratum_of,
     tiles,
     tiles_of,
@@ -30,8 +27,6 @@ from ..step import EXTREMES, RESERVOIR
 from ._run import Draws, Run, ids_of
 
 
-# Independent scramblings of the Sobol points.
-RANDOMISATIONS = 16
 _MOST_LAWS = 16
 # The pilots that find the leading axes and set the grid always use this key, so that results of
 # other keys can be merged.
@@ -68,10 +63,6 @@ class AbstractSampling(abc.ABC):
         """Of how many samples a step takes the slowest."""
         return program.num_replicas
 
-    def points(self, run: Run, draws: Draws) -> Float[np.ndarray, "samples axes"] | None:
-        """The scores of the leading axes of a chunk, where they are not drawn."""
-        del run, draws
-
     def merged(self, laws: list[Law]) -> Law:
         """The law of all chunks from the law of each."""
         return merge_chunks(laws)
@@ -85,12 +76,10 @@ class AbstractOfOneReplica(AbstractSampling):
     """Draws samples of one replica."""
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        # Short chunks share tiles. Only one that is drawn alone has scores that are given.
-        given, total = draws[0].given(run), sum(mine.replicas for mine in draws)
+        total = sum(mine.replicas for mine in draws)
 
         def inputs(first, count):
-            ids = ids_of(draws, first, count)
-            return ids, *given(ids)
+            return (ids_of(draws, first, count),)  # Short chunks share tiles.
 
         shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
         for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
@@ -98,10 +87,10 @@ class AbstractOfOneReplica(AbstractSampling):
             yield ends[:, : run.program.sinks.number], *rest
 
 
-def _replica_tile(shared, _, ids, *points):
+def _replica_tile(shared, _, ids):
     """One tile: ends `(samples, sinks)`, score, stratum and likelihood."""
     plan, lead, key = shared
-    sampled, likelihood = led(plan, lead, ids, key, *points)
+    sampled, likelihood = led(plan, lead, ids, key)
     ends = replica_ends(plan, sampled, key)
     score = jnp.max(ends + mean_reductions(plan)[:, sampled.regimes], axis=0)
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
@@ -136,38 +125,8 @@ class Importance(AbstractOfOneReplica):
         return -(-num_steps // 4)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sobol(AbstractOfOneReplica):
-    """By quasi-random points along the leading axes, scrambled anew for each chunk."""
-
-    name = "sobol"
-    lead: Lead
-
-    def chunks(self, program: Program, num_steps: int) -> int:
-        return min(RANDOMISATIONS, num_steps)
-
-    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        for mine in draws:  # Each has points of its own.
-            yield from super().samples(run, [mine])
-
-    def points(self, run: Run, draws: Draws) -> Float[np.ndarray, "samples axes"]:
-        seed = (*(int(word) for word in np.asarray(run.key)), draws.first)
-        number, room = num_axes(run.program), len(self.lead.direction)
-        return sobol_scores(number, room, draws.steps, seed, run.plan.dtype)
-
-    def merged(self, laws: list[Law]) -> Law:
-        return merge_randomisations(laws)
-
-    def compacted(self, laws: list[Law]) -> list[Law]:
-        return laws
-
-
 def named(name: str, run: Run) -> AbstractSampling:
-    """The sampling of a name, with the leading axes of a run: `"plain"`, `"importance"` or
-    `"sobol"`.
-    """
+    """The sampling of a name, `"plain"` or `"importance"`, with the leading axes of a run."""
     if name == Plain.name:
         return Plain()
-    kind = {one.name: one for one in (Importance, Sobol)}[name]
-    shifted = kind is Importance
-    return kind(leading_axes(run.program, run.plan, pilot_key(), importance=shifted))
+    return Importance(leading_axes(run.program, run.plan, pilot_key()))

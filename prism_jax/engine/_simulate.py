@@ -29,16 +29,13 @@ from ._run import (
 from ._sampling import AbstractSampling, named
 
 
-_MOST_SOBOL = 2**24
-
-
 def simulate(
     program: Program,
     *,
     num_samples: int = 1_000_000,
     key: "jax.Array",
     replicas: Literal["auto", "vector", "exact", "explicit"] = "auto",
-    sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
+    sampling: Literal["auto", "plain", "importance"] = "auto",
     allocations: int | None = None,
     progress: bool = False,
 ) -> Law:
@@ -63,10 +60,9 @@ def simulate(
         is importance sampling: half of the samples are shifted to be slow, along the mean gradient
         of the replica's end, and all are weighted. It suits extreme quantiles, and numbers of
         replicas too large for plain samples to resolve the slowest; it draws a quarter as many
-        samples as there are steps. `"sobol"` uses quasi-random points for the axes that matter
-        most, in 16 randomisations, whose scatter gives the intervals. It suits means. `"auto"` is
-        plain sampling unless fewer than 20 samples would lie beyond the 95 % quantile of the
-        slowest replica and a pilot run finds that importance sampling has more support there.
+        samples as there are steps. `"auto"` is plain sampling unless fewer than 20 samples would
+        lie beyond the 95 % quantile of the slowest replica and a pilot run finds that importance
+        sampling has more support there.
     - `allocations`: by default, the factors of the GPUs are drawn anew for each step. With a number
         `K`, `K` sets of GPUs (allocations) are drawn, the steps are divided among them (at least
         two to each), and all replicas are simulated. The law is then of all these steps, and
@@ -194,12 +190,10 @@ def _check_options(program, num_samples, replicas, sampling) -> None:
         raise ValueError(
             f"`replicas={replicas!r}` must be 'auto', 'vector', 'exact' or 'explicit'."
         )
-    if not isinstance(sampling, str) or sampling not in ("auto", "plain", "importance", "sobol"):
-        raise ValueError(
-            f"`sampling={sampling!r}` must be 'auto', 'plain', 'importance' or 'sobol'."
-        )
+    if not isinstance(sampling, str) or sampling not in ("auto", "plain", "importance"):
+        raise ValueError(f"`sampling={sampling!r}` must be 'auto', 'plain' or 'importance'.")
     if replicas == "explicit":
-        if sampling in ("importance", "sobol"):
+        if sampling == "importance":
             raise ValueError(
                 f"`sampling={sampling!r}` draws samples of one replica, so it does not go with "
                 "`replicas='explicit'`."
@@ -209,8 +203,3 @@ def _check_options(program, num_samples, replicas, sampling) -> None:
                 f"{num_samples} steps of {program.num_replicas} explicit replicas are too many; "
                 "their product must be below 2^32."
             )
-    if sampling == "sobol" and num_samples > _MOST_SOBOL:
-        raise ValueError(
-            f"`sampling='sobol'` holds the points of a sixteenth of its steps in memory and takes "
-            f"up to {_MOST_SOBOL:,} steps, not {num_samples:,}; lower them, or use 'plain'."
-        )

@@ -26,5 +26,4 @@ from ._merge import (
     merge_allocations as merge_allocations,
     merge_chunks as merge_chunks,
     merge_laws as merge_laws,
-    merge_randomisations as merge_randomisations,
 )

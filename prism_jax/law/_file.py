@@ -58,7 +58,7 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     edges: tuple[_Finite, _Finite]
     errors: _Errors
     allocations: _Allocations | None
-    sampling: Literal["plain", "importance", "sobol", "mixed"]
+    sampling: Literal["plain", "importance", "mixed"]
     replicas: Literal["vector", "exact", "explicit", "mixed"]
     effective_samples: _NonNegative
     program: str

@@ -54,24 +54,6 @@ def merge_chunks(laws: Sequence[Law]) -> Law:
     return laws[0] if len(laws) == 1 else _pool(laws, laws[0].keys)
 
 
-def merge_randomisations(laws: Sequence[Law]) -> Law:
-    """Merges the laws of independent randomisations of the same points. The scatter of the
-    randomisations gives the standard errors.
-    """
-    law, count = merge_chunks(laws), len(laws)
-    errors = law.errors
-    if count < 2:
-        none = 0 * errors.level_support
-        unknown = dataclasses.replace(errors, support=0.0, level_support=none)
-        return dataclasses.replace(law, errors=unknown)
-
-    # Each is a mean over many samples, so its contributions are nearly normal.
-    error = np.std(_contributions(law, laws), axis=0, ddof=1) / np.sqrt(count)
-    found = [Scatter(float(one), degrees=count - 1.0) for one in error]
-    errors = errors_of_figures(found, errors.support, errors.level_support)
-    return dataclasses.replace(law, errors=errors)
-
-
 def merge_allocations(laws: Sequence[Law]) -> Law:
     """Merges the laws of the steps on several allocations of GPUs. Allocations are the independent
     samples: if they differ more than the steps on each, most lie wholly on one side of a quantile.

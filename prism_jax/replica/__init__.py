@@ -17,9 +17,7 @@ from ._lead import (
     Lead as Lead,
     leading_axes as leading_axes,
     led as led,
-    num_axes as num_axes,
     redirected as redirected,
-    sobol_scores as sobol_scores,
 )
 from ._op_law import (
     SCORE_RANGE as SCORE_RANGE,

@@ -1,5 +1,5 @@
 """The leading axes, whose scores do not come from the stream of each op but from importance
-sampling or quasi-random points.
+sampling.
 
 A replica sample is a function of independent standard normals: one for each op, each pipeline
 rank's slowest GPU, each microbatch, each rank in its step, and the loads of each stage and
@@ -9,7 +9,6 @@ fastest, on average, lead.
 
 import statistics
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -37,8 +36,6 @@ _PILOT_SAMPLES = 1024
 _PILOT_NUMBERS = 2**19
 _FOR_DIRECTION = 16
 _AT_ONCE = 2**15
-# Sobol points that are made at once, a power of two.
-_POINTS = 2**14
 # Importance sampling aims at this quantile of the step, from the top.
 _AIM = 0.01
 
@@ -52,7 +49,7 @@ class Lead(eqx.Module):
     - `order`: the same draws by number, the one along which the end rises fastest first; -1 for
         none.
     - `direction`: the mean gradient of a replica's end along them, of unit length.
-    - `shift`: how far half of the samples are shifted along it; zero for no shift.
+    - `shift`: how far half of the samples are shifted along it.
     """
 
     axes: Axes
@@ -61,14 +58,14 @@ class Lead(eqx.Module):
     shift: Float[Array, ""]
 
 
-def leading_axes(program: Program, plan: Plan, key: "jax.Array", *, importance: bool) -> Lead:
+def leading_axes(program: Program, plan: Plan, key: "jax.Array") -> Lead:
     """Finds the leading axes by the mean gradient of a replica's end."""
     gradient = _gradient(program, plan, key)
-    # Axes of zero gradient are kept: the number of Sobol axes must not depend on values.
-    leading = np.argsort(-np.abs(gradient), kind="stable")[: num_axes(program)]
+    # Axes of zero gradient are kept: along them the end may rise with other parameters.
+    leading = np.argsort(-np.abs(gradient), kind="stable")[:_MOST_AXES]
     order = np.append(leading, np.full(_MOST_AXES - len(leading), -1)).astype(np.int32)
     share = _AIM / program.num_replicas
-    shift = -statistics.NormalDist().inv_cdf(share) if importance else 0.0
+    shift = -statistics.NormalDist().inv_cdf(share)
     row = np.full(len(gradient), _MOST_AXES)
     row[leading] = np.arange(len(leading))
     return Lead(
@@ -158,11 +155,6 @@ def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Arr
     return jax.device_put(np.asarray(leading / (length if length > 0 else 1), plan.dtype))
 
 
-def num_axes(program: Program) -> int:
-    """The number of leading axes."""
-    return min(sum(_counts(program)), _MOST_AXES)
-
-
 def _counts(program: Program) -> tuple[int, int, int, int, int]:
     """The numbers of ops, ranks, microbatches, ranks with a factor in each step, and loads."""
     worker_steps = 0 if program.variability.worker_step is None else program.num_ranks
@@ -209,37 +201,11 @@ def shifted_scores(
 
 
 def led(
-    plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData, *points: Any
+    plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> tuple[Sampled, Float[Array, " samples"]]:
-    """Samples with the scores of their leading axes, if there are any, and their likelihoods.
-    Quasi-random `points`, of shape `(samples, axes)`, replace drawn ones.
-    """
+    """Samples with the scores of their leading axes, if there are any, and their likelihoods."""
     given, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
-    if lead is not None and points:
-        given = lead.axes, points[0].T
-    elif lead is not None:
+    if lead is not None:
         scores, likelihood = shifted_scores(lead, sample_ids, key)
         given = lead.axes, scores
     return by_strata(plan, sample_ids, given), likelihood.astype(jnp.float32)
-
-
-def sobol_scores(
-    number: int, room: int, count: int, seed: tuple[int, ...], dtype: Any
-) -> Float[np.ndarray, "count room"]:
-    """Scores of `count` points of a scrambled Sobol sequence of `number` axes, and zeros for
-    further axes for which there is room.
-
-    Source: `scipy.stats.qmc.Sobol`, with linear matrix scrambling and a digital shift.
-    """
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    sequence = qmc.Sobol(number, scramble=True, rng=np.random.default_rng(seed))
-    scores = np.zeros((count, room), dtype)
-    # A power of two at a time, so that memory holds little but the scores.
-    for start in range(0, count, _POINTS):
-        points = sequence.random(min(_POINTS, 2 ** max(count - 1, 1).bit_length()))
-        # The points lie on a grid of 2^-30, which holds zero.
-        points = ndtri(np.clip(points, 2.0**-31, 1 - 2.0**-31))
-        scores[start : start + _POINTS, :number] = points[: count - start]
-    return scores

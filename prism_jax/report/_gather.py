@@ -117,7 +117,7 @@ def gather(
     *,
     num_samples: int = 65_536,
     key: "jax.Array",
-    sampling: Literal["auto", "plain", "importance", "sobol"] = "auto",
+    sampling: Literal["auto", "plain", "importance"] = "auto",
     allocations: int | None = None,
     levels: Mapping[str, float] = QUANTILES,
     objective: AbstractObjective | None = None,
