@@ -18,15 +18,14 @@ from typing import Any
 
 from prism_jax import data
 from prism_jax.data import load_job, make_job
-from prism_jax.importers._documents import document
 from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
 from prism_jax.prediction import Memory, memory
 
 from ._published import BYTES_OF_UNITS, published
-from ._published_jobs import of_steps
-from ._published_models import cluster_of, device_of
+from ._published_models import device_of
 from ._rows import WORDS, attempt, count, job_of, number, read
+from ._searches import ENDED, NOT_OF_MEMORY, layout_of, name_of_layout
 from ._tables import Folder, Row, Rows, by, error_of
 
 
@@ -219,28 +218,6 @@ def _is_sharded(training: Any) -> bool:
 
 
 _LAYOUT = ("framework", "gpus", "tp", "dp", "pp", "ep", "zero", "seq")
-# Failures that are of the machine or of the launch.
-_NOT_OF_MEMORY = ("scheduler", "no GPU visible")
-# What the searches of `layouts_a100.csv` train, as flags of Megatron-LM (ccl-bench@1d257f0,
-# agent/megatron_llama8b/scripts/run.sh and run_dsv2lite.sh), and for torchtitan in the columns of
-# published steps.
-_COMMON = "--bf16 --swiglu --position-embedding-type rope --no-gradient-accumulation-fusion "
-_COMMANDS = {
-    "Llama-3.1-8B": _COMMON
-    + "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
-    "--group-query-attention --num-query-groups 8 --vocab-size 128256",
-    "DeepSeek-V2-Lite": _COMMON
-    + "--num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 "
-    "--kv-channels 16 --normalization RMSNorm --disable-bias-linear --qk-layernorm "
-    "--untie-embeddings-and-output-weights --sequence-parallel --vocab-size 102400 "
-    "--multi-latent-attention --kv-lora-rank 512 --moe-layer-freq ([0]+[1]*26) --num-experts 64 "
-    "--moe-ffn-hidden-size 1408 --moe-router-topk 6 --moe-shared-expert-intermediate-size 2816 "
-    "--moe-token-dispatcher-type alltoall",
-}
-_LLAMA = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}
-_COUNTS = {"tp": "tensor-model-parallel-size", "pp": "pipeline-model-parallel-size"}
-_COUNTS |= {"micro_batch": "micro-batch-size", "global_batch": "global-batch-size"}
-_COUNTS |= {"seq": "seq-length", "ep": "expert-model-parallel-size"}
 
 
 def _layouts(folder: Folder) -> Rows:
@@ -252,48 +229,21 @@ def _layouts(folder: Folder) -> Rows:
     that never ran with 8 GB of states, it is not known.
     """
     rows = read(folder / "layouts_a100.csv")
-    sizes, ended = defaultdict(list), {"1": True, "1.0": True, "true": True}
-    ended |= {"0": False, "0.0": False, "false": False}
+    sizes = defaultdict(list)
     for row in rows:
-        if ended.get(row["ran"].lower()):
+        if ENDED.get(row["ran"].lower()):
             sizes[tuple(row[key] for key in _LAYOUT)].append(number(row["micro_batch"]) or 0)
     for row in rows:
-        ran = ended.get(row["ran"].lower())
+        ran = ENDED.get(row["ran"].lower())
         own, size = sizes[tuple(row[key] for key in _LAYOUT)], number(row["micro_batch"])
         if ran is False:
             too_much = (number(row["state_bytes_per_gpu"]) or 0) > _bytes_of(row["device"])
             grew = size and own and min(own) < size and max(own) < size
-            other = row["configuration_fault"] or row["failure"] in _NOT_OF_MEMORY
+            other = row["configuration_fault"] or row["failure"] in NOT_OF_MEMORY
             ran = False if (too_much or grew) and not other else None
-        job, reason = attempt(job_of, _of_layout, row)
-        degrees = " ".join(f"{key}{row[key]}" for key in ("tp", "pp", "dp"))
-        more = " ".join(filter(None, (row["recompute"], "compiled" * (row["compile"] == "1"))))
-        name = f"{row['framework']} {degrees} batch {row['micro_batch']} {more}, {row['search']}"
+        job, reason = attempt(job_of, layout_of, row)
+        name = f"{name_of_layout(row)}, {row['search']}"
         yield _row("layouts, A100 of 40 GB", name, row["device"], job, ran=ran, reason=reason)
-
-
-def _of_layout(row: dict[str, str]) -> data.Job:
-    command = next((flags for name, flags in _COMMANDS.items() if name in row["model"]), "")
-    if row["framework"] == "Megatron-LM" and command:
-        arguments = dict(document("job.sh", command).keys) | {
-            name: count(row, key) for key, name in _COUNTS.items()
-        }
-        arguments["max-position-embeddings"] = arguments["seq-length"]
-        arguments["use-distributed-optimizer"] = row["zero"] not in ("", "0")
-        arguments["recompute-granularity"] = row["recompute"] or "none"
-        gpus = count(row, "gpus")
-        raw = read_megatron(megatron_reader(arguments), gpus)
-        nodes = -(-gpus // 4)
-        return make_job(raw | {"cluster": cluster_of(row["device"]), "num_nodes": nodes}, _NOWHERE)
-    batch = row["micro_batch"]
-    if not batch:  # Without a pipeline it does not accumulate; with one, microbatches are of one.
-        batch = count(row, "global_batch") // count(row, "dp") if count(row, "pp") == 1 else 1
-    known = {key: str(value) for key, value in _LLAMA.items() if "Llama-3.1-8B" in row["model"]}
-    known |= {"source": row["framework"], "model": row["model"], "cp": "1", "vpp": "1"}
-    keys = ("gpus", "tp", "pp", "ep", "global_batch", "seq", "zero", "recompute")
-    known |= {key: row[key] for key in keys}
-    known |= {"dtype": "bf16", "gpu_type": row["device"], "micro_batch": str(batch), "note": ""}
-    return of_steps(defaultdict(str, known))
 
 
 @ft.cache

@@ -30,11 +30,13 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `memory`: peaks of memory in `megatron_golden/`, `published/`, `steps/` and `../cases`, and which
     runs fitted; see `_memory.py`.
 - `plain`: plain PyTorch on one H200, `plain_h200/`, or a folder with its tables; see `_plain.py`.
+- `searches`: `steps/layouts_a100.csv`; see `_searches.py`.
 - `collectives`: `collectives/`; see `_parts.py`.
 """
 
 import importlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -53,7 +55,7 @@ _MODULES = {
 _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machine"}
 _MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
-_MODULES |= {"_training_operators": "training_operators"}
+_MODULES |= {"_training_operators": "training_operators", "_searches": "searches"}
 _MODULES |= {"_plain": "plain", "_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.
@@ -70,7 +72,7 @@ def main() -> None:
     use_all_cores()
     result = {}
     for name in given.only or _PARTS:
-        folder, start = _FOLDERS.get(name, ""), name.replace("-", "_").removesuffix("s")
+        folder, start = _FOLDERS.get(name, ""), re.sub("(?<=ch)es$|s$", "", name.replace("-", "_"))
         if not (given.data / folder).is_dir():
             print(f"{name}: there is no folder {folder}", file=sys.stderr)
             continue

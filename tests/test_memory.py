@@ -395,19 +395,22 @@ def test_usable_is_what_the_fullest_run_had_allocated():
 
 
 @pytest.mark.parametrize(
-    ("layout", "pairs", "more"),
+    ("layout", "pairs", "more", "far_pairs", "far"),
     [
-        ("tp=8 pp=8 dp=1", 0, 2),
-        ("tp=8 pp=4 dp=2", 1, 2),
-        ("tp=4 pp=4 cp=2 dp=2", 1, 3),  # The replicas of the parameters are cp times dp.
-        ("tp=1 pp=1 dp=64", 0, 1),
+        ("tp=8 pp=8 dp=1", 0, 1, 0, 1),
+        ("tp=8 pp=4 dp=2", 0, 1, 1, 1),
+        ("tp=4 pp=4 cp=2 dp=2", 1, 1, 0, 2),  # The replicas of the parameters are cp times dp.
+        ("tp=1 pp=1 dp=64", 0, 0, 0, 1),
     ],
 )
-def test_each_group_of_a_layout_has_a_communicator(layout, pairs, more):
+def test_each_group_of_a_layout_has_a_communicator(layout, pairs, more, far_pairs, far):
+    """Those beyond a node of A100 have channels for 8 x 25 of the 300 GB/s within it."""
     degrees = [f"layout.{degree}" for degree in layout.split()]
     plain = ["schedule.kind=1f1b", "schedule.virtual_stages=1", "training.sequence_parallel=false"]
     found = prism.memory(_job(*plain, *degrees))
-    assert found.reserved["communicators"] == (544 * pairs + 688 * more) * 2**20
+    assert found.reserved["communicators"] == pytest.approx(
+        (544 * (pairs + far_pairs * 2 / 3) + 688 * (more + far * 2 / 3)) * 2**20
+    )
     parts = sum(found.reserved.values())
     assert found.usable_bytes == pytest.approx(found.device_bytes - parts, rel=1e-12)
 

@@ -143,7 +143,9 @@ def collective_latency(
     domains = math.ceil(n / local)
     share = num_bytes if kind in ("all_to_all", *DISPATCHERS) else num_bytes / local
     share = share if outside_bytes is None else outside_bytes
-    outside = factor * (domains - 1) / domains * share / _bandwidth(kind, link, num_bytes, kernels)
+    # A ring takes all that each other rank has past every link; an exchange does not.
+    parts = domains if kind in ("all_to_all", *DISPATCHERS) else n
+    outside = factor * (parts - 1) / parts * share / _bandwidth(kind, link, num_bytes, kernels)
     inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
     moved = passes * max(outside, inside)
     hop = factor * link.latency_s

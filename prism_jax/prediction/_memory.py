@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from .._summary import GIB, Column, Shown, Table
-from ..data import Job
+from ..cluster import Group, find_link, group_of
+from ..data import Cluster, Job
 from ..lowering import parts_of
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import (
@@ -175,17 +176,26 @@ def memory(job: Job) -> Memory:
 def _reserved(parts: Costs) -> dict[str, float]:
     """What no tensor can have of a device, by what has it."""
     layout, device_bytes = parts.layout, parts.cluster.device.memory_bytes
-    ranks = layout.tp * layout.cp * layout.dp
-    sizes = [layout.tp, layout.cp, layout.pp, layout.cp * layout.dp * (layout.dp > 1)]
-    if layout.ep > 1:
-        sizes += [layout.ep, ranks // (layout.ep * layout.expert_tp)]
-    buffers = float(sum(_OF_TWO if size == 2 else _OF_MORE for size in sizes if size > 1))
+    names = ["tp", "cp", *["dp"] * (layout.dp > 1), *["ep", "edp"] * (layout.ep > 1)]
+    groups = [group_of(name, layout) for name in names]
+    groups.append(Group("pp", layout.pp, layout.tp * layout.cp * layout.dp))
+    buffers = sum(_buffers(group, parts.cluster) for group in groups)
     fragmentation = (device_bytes - _CONTEXT - buffers) * _FRAGMENTED
     if parts.training.plain:
         # The largest tensors of such a step are of float32 logits.
         largest = 4 * parts.tokens * parts.model.vocab_size
         fragmentation = max(fragmentation, _SPLIT * largest)
     return {"context": _CONTEXT, "communicators": buffers, "fragmentation": fragmentation}
+
+
+def _buffers(group: Group, cluster: Cluster) -> float:
+    """Of a communicator. A ring beyond a node has as many channels as its node's network needs."""
+    if group.size == 1:
+        return 0.0
+    inner, link = cluster.links[0], find_link(cluster, group)
+    network = cluster.devices_per_node * link.bandwidth_bytes_per_s
+    share = min(1.0, network / inner.bandwidth_bytes_per_s) if link.name != inner.name else 1.0
+    return share * (_OF_TWO if group.size == 2 else _OF_MORE)
 
 
 def fits(job: Job, margin: float = 0.0) -> bool:
