@@ -65,8 +65,9 @@ def of_steps(row: dict[str, str], model: data.Model | None = None) -> data.Job:
     """The job of a row, of a model if it is given, or else of the one that the row names."""
     source = _source_of(row)
     stack = source["software"]
-    if stack == "megatron-bridge-2025" and row.get("release", "") >= "26.06":
-        stack = "megatron-bridge-2026"
+    if stack == "megatron-bridge-2025":
+        row = _as_recipe(row)
+        stack = "megatron-bridge-2026" if row["release"] >= "26.06" else stack
     if "mp mode PURE" in row["note"]:
         stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
     row = _as_assumed(row, source.get("assumed"))
@@ -146,6 +147,23 @@ def _tuned(row: dict[str, str], source: dict[str, Any]) -> dict[str, Any]:
     if (adapted or "SFT" in note) and tuned.get("packed"):
         keys["packed"] = msgspec.convert(_ASSUMED["packed"], data.Packed)
     return keys
+
+
+def _as_recipe(row: dict[str, str]) -> dict[str, str]:
+    """A row with its release, which may stand in its source alone, and, if its columns do not say
+    what its recipe switches on and its model has experts, what the recipes of this release do."""
+    named = re.search(r"release (\S+)", row["source"])
+    release = row.get("release") or (named[1] if named else "")
+    row = row | {"release": release}
+    if row.get("cuda_graph") or not models.has_experts(row):
+        return row
+    texts = {"model": models.plain_name(row["model"]), "machine": row["gpu_type"]}
+    texts["dtype"] = _dtype(row)
+    for recipe in WORDS["recipes"]:
+        fits = all(re.search(recipe[key], text) for key, text in texts.items())
+        if fits and release >= recipe["release"]:
+            return row | {key: row.get(key) or text for key, text in recipe["is"].items()}
+    return row
 
 
 def _as_assumed(row: dict[str, str], assumed: str | None) -> dict[str, str]:

@@ -102,7 +102,7 @@ def test_one_rank_per_node(h100):
 
 
 def test_several_ranks_per_node_share_the_way_out(h100):
-    # Eight adapters per node, each with a ring for an eighth of the tensor, which passes every rank.
+    # Eight adapters per node, each with a ring past every rank for an eighth.
     found = collective_latency("all_gather", 8e9, Group("dp", 64, 1), h100, _perfect())
     assert found == pytest.approx(max(63 / 64 * 1e9 / 50e9, 7 / 8 * 8e9 / 450e9))
     # All-to-all has no such shortcut.

@@ -439,10 +439,10 @@ def test_failures_are_of_memory_where_states_are_too_large_or_a_smaller_microbat
     larger = _TRIED | {"micro_batch": 4, "ran": 0, "failure": "segmentation fault"}
     rows = [_TRIED | {"micro_batch": 2}, larger, larger | {"failure": "scheduler"}]
     rows += [larger | {"pp": 4, "tp": 1}, larger | {"pp": 4, "tp": 1, "state_bytes_per_gpu": 5e10}]
-    rows += [larger | {"configuration_fault": "a port"}, larger | {"micro_batch": ""}]
+    rows += [larger | {"configuration_fault": "a port"}, larger | {"gpus": ""}]
     found = _memory_of(tmp_path, steps__layouts_a100_csv=rows)
     assert [row["ran"] for row in found["rows"]] == [True, False, None, None, False, None]
-    assert [row["reason"] for row in found["refused"]] == ["`micro_batch` is not given"]
+    assert [row["reason"] for row in found["refused"]] == ["`gpus` is not given"]
     assert "false fits: 0 of 2 runs that ran out of memory (0.0%)" in memory_table(found)
 
 
