@@ -13,7 +13,6 @@ one model of one source, on all machines.
 """
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ import prism_jax as prism
 from prism_jax import data
 from prism_jax.workload import has_experts
 
-from ._published import Published, of_other_machines, published
+from ._published import Published, published
 from ._rows import predicted, reason_lines, slower, with_kernels
 from ._tables import Folder, Row, Rows, by, error_of, percent, table, table_of
 
@@ -39,28 +38,10 @@ _CALLS = 3  # The shortest of so many counts, because other work on the machine 
 def mean_rows(folder: Folder) -> Rows:
     """A row for each published step below a folder. One that cannot be written as a job has a
     `reason`."""
-    return _beside(published(folder))
-
-
-def _beside(steps: Iterable[Published]) -> Rows:
-    for one in steps:
+    for one in published(folder):
         row = {"table": one.table, "name": one.name, "measured": one.seconds}
         mean, reason = predicted(one.job, one.reason)
         yield row | ({"predicted": VARIABILITY * mean} if mean else {"reason": reason})
-
-
-def machine_rows(folder: Folder) -> Rows:
-    """The same for each step of other machines."""
-    return _beside(of_other_machines(folder))
-
-
-def machine_table(rows: list[Row]) -> str:
-    """In Markdown."""
-    expressed = [row | {"error": error_of(row)} for row in rows if "predicted" in row]
-    columns = {"published step": "{table}: {name}", "measured (s)": "{measured:.4g}"}
-    columns |= {"predicted (s)": "{predicted:.4g}", "error": "{error:+.0%}"}
-    text = f"{len(rows) - len(expressed):,} of {len(rows):,} rows cannot be written as jobs:\n"
-    return "\n".join([table_of(expressed, columns), "", text, *reason_lines(rows)])
 
 
 def mean_table(rows: list[Row]) -> str:

@@ -36,6 +36,7 @@ class Published(msgspec.Struct, frozen=True):
     - `median`: whether a median was published.
     - `family`: the rows that are left out together when a law is fitted; by default the table.
     - `device`: what the row calls its device.
+    - `note`: what the row says besides.
     - `peak_bytes`: the peak of memory that its note has, 0 without one; what the allocator has
         `reserved` of the device, or what was allocated in it.
     """
@@ -48,6 +49,7 @@ class Published(msgspec.Struct, frozen=True):
     median: bool = False
     family: str = ""
     device: str = ""
+    note: str = ""
     peak_bytes: float = 0.0
     reserved: bool = False
 
@@ -98,7 +100,12 @@ def _expressed(table, name, of_row, row, column="step_time_s", per_second=1, med
     # A column of torchtitan is in GiB, and of what torch's allocator has reserved.
     kind, size, unit = said.groups() if (said := _PEAK.search(row["note"])) else ("", 0, "")
     peak = (number(size) or 0.0) * BYTES_OF_UNITS[unit or "GiB"]
-    more = {"device": device, "peak_bytes": peak, "reserved": kind in ("mem", "reserved")}
+    more = {
+        "device": device,
+        "note": row["note"],
+        "peak_bytes": peak,
+        "reserved": kind in ("mem", "reserved"),
+    }
     return Published(table, name, time / per_second, job, reason, median, family, **more)
 
 

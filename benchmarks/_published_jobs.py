@@ -23,6 +23,7 @@ _NO_SOURCE = {"table": "", "software": ""}
 # What the recipes of these print (recipes/gpt_oss/gpt_oss.py and kimi/kimi_k2.py of megatron-bridge
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("gptoss", "kimik2")
+_NUMBERS = {"one": "1", "two": "2", "three": "3", "four": "4"}
 _OFFLOADED = re.compile(r"activations of (\d+) layers to the CPU")
 
 
@@ -109,22 +110,39 @@ def _options(row: dict[str, str], stack: str, switches: dict[str, Any], layout: 
     options |= {key: row[name] == "1" for name, key in stated.items() if row.get(name)}
     if graphs := row.get("cuda_graph", "").partition(":")[0]:
         options["cuda_graphs"] = WORDS["cuda_graphs"].get(graphs, "none")
-    if found := row.get("recompute_modules", "").split():
+    found = row.get("recompute_modules", "").split()
+    if found and stack.startswith("maxtext"):
+        options |= _made_again(found)
+    elif found:
         names = WORDS["recompute_modules"]
         options["recompute_modules"] = tuple(names.get(one, one) for one in found)
     if layers := count(row, "recompute_layers", 0):
         options |= {"recompute_method": "block", "recompute_layers": layers}
-    if away := _OFFLOADED.fullmatch(row.get("offload", "")):
+    if not stack.startswith("maxtext") and (away := _OFFLOADED.fullmatch(row.get("offload", ""))):
         options |= {"offload": ("activations",), "offload_layers": int(away[1])}
     if "all-to-all" in note:
         options["cp_comm_type"] = "a2a"
     if row["zero"]:
         options["zero"] = WORDS["zero"][row["zero"]]
     # Within how many replicas the optimizer or the parameters are sharded, where a note says it.
+    slices = re.search(r"(\w+) slices", note)
+    if slices and (number := _NUMBERS.get(slices[1], slices[1])):
+        options["optimizer_instances"] = int(number)
     within = re.search(r"zero1=(\d+)|FSDP over (\d+) GPUs|FSDP group (\d+)", note)
     if within and (group := int(next(filter(None, within.groups())))) < layout.dp:
         options["optimizer_instances"] = layout.dp // group
     return options
+
+
+def _made_again(kept: list[str]) -> dict[str, Any]:
+    """What a policy of MaxText makes again for the backward, by the names of what it keeps: without
+    projections all of a layer; otherwise norms and MLPs, and attention unless its result is kept.
+    """
+    if not any(re.search("proj|dots", name) for name in kept):
+        return {"recompute": "full"}
+    attention = ("fused_attn",) * ("context" not in kept)
+    modules = ("layernorm", "mlp", "moe", *attention)
+    return {"recompute": "selective", "recompute_modules": modules}
 
 
 def _tuned(row: dict[str, str], source: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +239,9 @@ def _check(row: dict[str, str], stack: str, is_known: bool) -> None:
     reasons["`vpp` is not given"] = pp > 1 and not row["vpp"]
     reasons["the software is not known here"] = not stack
     away = row.get("offload", "")
-    reasons[f"offloading that jobs do not have: {away}"] = away and not _OFFLOADED.fullmatch(away)
+    # What MaxText sends to the host goes beside the compute.
+    unknown = away and not stack.startswith("maxtext") and not _OFFLOADED.fullmatch(away)
+    reasons[f"offloading that jobs do not have: {away}"] = unknown
     reasons["a kind of recomputation that jobs do not have"] = row["recompute"] not in kinds
     if reason := next((reason for reason, is_so in reasons.items() if is_so), ""):
         raise ValueError(reason)

@@ -70,6 +70,8 @@ def _described(row: dict[str, str]) -> data.Model:
     sizes = {key: number(column) for column, key in WORDS["sizes"].items()}
     positions = number("seq") if kind.get("positions") == "seq" else 2048
     layers = _layers_with_experts(number) if has_experts(row) else {}
+    if windows := kind.get("windows"):
+        layers = _layers_with_windows(number("layers"), *windows)
     head_size = number("head_dim", 0, 0) or None
     return data.Model(**sizes, head_size=head_size, max_positions=positions, **keys, **layers)
 
@@ -82,6 +84,13 @@ def _layers_with_experts(number: Any) -> dict[str, Any]:
     if shared := number("shared_ffn", 0, 0):
         moe["shared_ffn_size"] = shared
     return {"layers": tuple(layers), "modules": {"moe": moe}}
+
+
+def _layers_with_windows(layers: int, window: int, local: int) -> dict[str, Any]:
+    """So many layers with a window before each without, and those that are left."""
+    pairs = [("local", "mlp")] * local + [("attention", "mlp")]
+    each = [data.Layer(pairs[i % len(pairs)], 1) for i in range(layers)]
+    return {"layers": tuple(each), "modules": {"local": {"kind": "attention", "window": window}}}
 
 
 def _variant(model: Any, row: dict[str, str]) -> data.Model:

@@ -14,7 +14,7 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `experts`: the rows with experts, with their constants fitted without a family; see `_means.py`.
 - `times`: how long `predict` takes for the same rows; see `_means.py`.
 - `flagships`: the shipped jobs of well-known runs, with their `[measured]`; see `_shipped_jobs.py`.
-- `machines`: the steps of other machines in `steps/more_machines.csv`; see `_means.py`.
+- `machines`: the steps of other machines in `steps/more_machines.csv`; see `_machines.py`.
 - `recommenders`, `adapters`, `images`: the shipped recommender, Llama 2 70B with adapters, and
   FLUX.1, by what is assumed of them; published steps with adapters; and shares of convolution and
   of attention across frames.
@@ -48,7 +48,7 @@ from benchmarks._tables import options, use_all_cores
 
 # The parts of each module, whose functions `..._rows` and `..._table` have their names without `s`.
 _MODULES = {
-    "_means": "means machines experts times",
+    "_means": "means experts times",
     "expected_error": "expected",
     "_power": "power",
 }
@@ -56,6 +56,7 @@ _MODULES |= {"_shipped_jobs": "flagships recommenders adapters images own-machin
 _MODULES |= {"_growth": "growth", "_imported": "imported"}
 _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators": "operators"}
 _MODULES |= {"_training_operators": "training_operators", "_searches": "searches"}
+_MODULES |= {"_machines": "machines"}
 _MODULES |= {"_plain": "plain", "_faults": "faults", "_tails": "systems", "own_traces": "traces"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.

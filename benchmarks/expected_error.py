@@ -18,6 +18,7 @@ data, or whole sources.
 """
 
 import functools as ft
+import itertools as it
 import sys
 from collections import Counter
 from typing import Any
@@ -28,6 +29,7 @@ from scipy.special import stdtrit
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
+from benchmarks._machines import is_scored, timed_steps
 from benchmarks._means import VARIABILITY
 from benchmarks._published import published
 from benchmarks._rows import MEASUREMENTS, ROOT, note, predicted
@@ -47,9 +49,10 @@ _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_e
 def rows_of(folder: Folder) -> list[Row]:
     """The logarithms of measured over predicted seconds."""
     found = []
-    for one in published(folder):
+    known = ((one, predicted(one.job)[0]) for one in published(folder))
+    others = ((one, mean) for one, mean, _ in timed_steps(folder) if mean and is_scored(one))
+    for one, mean in it.chain(known, others):
         job: Any = one.job
-        mean, _ = predicted(job)
         if mean:
             error = float(np.log(one.seconds / mean))
             kind = ("experts" if has_experts(job.model) else "dense", job.training.zero == 3)

@@ -15,7 +15,7 @@ from prism_jax.cluster import (
     group_of,
     send_recv_latency,
 )
-from prism_jax.cluster._collective import ranks_per_domain
+from prism_jax.cluster._collective import ranks_per_domain, torus_share
 from prism_jax.data import Cluster, Kernels, Layout, list_names, load_cluster, load_kernels
 from prism_jax.data._kernels import Efficiency, Overlap
 
@@ -170,6 +170,35 @@ def test_parts_met_are_those_of_all_choices(routing, parts):
     assert routing.parts_met(parts) == pytest.approx(np.mean(met), abs=1e-12)
 
 
+_V5P, _V6E = load_cluster("tpu-v5p", 128), load_cluster("tpu-v6e", 16)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "size", "share"),
+    [
+        (_V5P, 512, 1),  # All three axes of 8 x 8 x 8.
+        (_V5P, 64, 2 / 3),
+        (_V5P, 8, 1 / 3),
+        (_V6E, 64, 1 / 2),  # 8 x 8 chips are lines, whose ends are not joined.
+        (load_cluster("tpu-v6e", 64), 256, 1),
+        (load_cluster("dgx-h100", 4), 8, 1),
+    ],
+)
+def test_a_group_has_its_axes_of_a_torus(cluster, size, share):
+    kernels = Kernels((), (), Overlap(contention=0.0, data_parallel=1.0), ())
+    link, group = cluster.links[0], Group("dp", size)
+    assert find_link(cluster, group) is link
+    rate = share * link.bandwidth_bytes_per_s
+    expected = (size - 1) / size * 1e12 / rate
+    found = collective_latency("all_gather", 1e12, group, cluster, kernels)
+    assert found == pytest.approx(expected + (size - 1) * link.latency_s)
+
+
+def test_all_to_all_crosses_a_quarter_of_each_ring():
+    """Each of 512 chips sends to all; on a ring of 8 the mean distance is 2, on three axes 6."""
+    assert torus_share("all_to_all", _V5P.links[0], 512, _V5P) == pytest.approx(1 / 6)
+
+
 def test_latency_counts_hops():
     cluster = load_cluster("dgx-h100", 512)
     found = collective_latency("all_gather", 1e-9, Group("dp", 16, 4), cluster, _perfect())
@@ -277,4 +306,5 @@ def test_what_no_switch_reduces_is_no_faster_than_its_link():
         bus = 2 * (ranks - 1) / ranks * num_bytes / all_reduce
         # Switches of NVLink reduce, so that a device sends less than without them.
         most = 1.1 if link.name == "nvlink" else 1.0
-        assert 0.5 < bus / link.bandwidth_bytes_per_s < most, name
+        rate = link.bandwidth_bytes_per_s * torus_share("all_reduce", link, ranks, machine)
+        assert 0.5 < bus / rate < most, name

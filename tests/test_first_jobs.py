@@ -52,7 +52,7 @@ def test_a_first_job_has_eight_keys_with_a_comment_on_each(tmp_path, capsys):
         (["--set", "training.zero=0"], "megatron-core-2024"),
         (["--set", "layout.tp=8", "--set", "training.zero=3"], "torchtitan"),
         (["--cluster", "dgx-a100"], "llm-foundry"),
-        (["--cluster", "tpu-v6e"], "maxtext"),
+        (["--cluster", "tpu-v6e"], "maxtext-tpu"),
         (["--model", "mixtral-8x7b", "--set", "layout.ep=8"], "automodel"),
         (["--model", "mixtral-8x7b", "--set", "layout.pp=4"], "megatron-bridge-2025"),
         (["--set", "training.software=nemo-2024"], "nemo-2024"),

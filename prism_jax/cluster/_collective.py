@@ -83,7 +83,8 @@ def find_link(cluster: Cluster, group: Group) -> Link:
     """
     span = group.size * group.stride
     for link in cluster.links:
-        if group.size == 1 or (span <= link.group and link.group % span == 0):
+        nests = link.axes or link.group % span == 0  # A slice of a torus has any shape.
+        if group.size == 1 or (span <= link.group and nests):
             return link
     return cluster.links[-1]
 
@@ -133,7 +134,8 @@ def collective_latency(
     passes = 2 if kind == "all_reduce" else 1
     factor = _between_nodes(link, cluster, kernels)
     if not inner:
-        seconds = passes * (n - 1) / n * num_bytes / _bandwidth(kind, link, num_bytes, kernels)
+        rate = _bandwidth(kind, link, num_bytes, kernels) * torus_share(kind, link, n, cluster)
+        seconds = passes * (n - 1) / n * num_bytes / rate
         hops = n - 1
         if kind not in ("all_gather", "reduce_scatter") and link.name == cluster.links[0].name:
             hops = min(hops, _SWITCHED)
@@ -146,7 +148,8 @@ def collective_latency(
     # A ring takes all that each other rank has past every link; an exchange does not.
     parts = domains if kind in ("all_to_all", *DISPATCHERS) else n
     outside = factor * (parts - 1) / parts * share / _bandwidth(kind, link, num_bytes, kernels)
-    inside = (local - 1) / local * num_bytes / _bandwidth(kind, domain, num_bytes, kernels)
+    rate = _bandwidth(kind, domain, num_bytes, kernels) * torus_share(kind, domain, local, cluster)
+    inside = (local - 1) / local * num_bytes / rate
     moved = passes * max(outside, inside)
     hop = factor * link.latency_s
     ring = moved + passes * ((domains - 1) * hop + (n - domains) * domain.latency_s)
@@ -156,6 +159,25 @@ def collective_latency(
     depth = math.ceil(math.log2(domains))
     tree = 2 * moved + passes * (depth * hop + (local - 1) * domain.latency_s)
     return min(ring, tree)
+
+
+def torus_share(kind: str, link: Link, size: int, cluster: Cluster) -> float:
+    """The share of a link's bandwidth that a collective of `size` ranks has; 1 unless the link is a
+    torus.
+
+    A slice of N devices with equal axes gives a group of n of them log n / log N of these, on whose
+    rings both directions carry a part. Between the ends of lines only one does. In an `all_to_all`,
+    what is sent crosses a quarter of a ring of each axis, and a half of a line counts.
+    """
+    slice_size = min(link.group, cluster.num_devices)
+    if not link.axes or size == 1:
+        return 1.0
+    used = min(1.0, math.log(size) / math.log(slice_size))
+    share = used if slice_size >= link.rings_from else used / 2
+    if kind not in ("all_to_all", *DISPATCHERS):
+        return share
+    axes = max(1.0, used * link.axes)
+    return share / max(1.0, axes * size ** (1 / axes) / 4)
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -236,7 +258,8 @@ def dispatch_latency(
 
 def send_recv_latency(num_bytes: float, link: Link, cluster: Cluster, kernels: Kernels) -> float:
     """The mean latency of sending `num_bytes` to one other rank over a link, in seconds."""
-    seconds = num_bytes / _bandwidth("send_recv", link, num_bytes, kernels) + link.latency_s
+    rate = _bandwidth("send_recv", link, num_bytes, kernels) / (2 * link.axes or 1)
+    seconds = num_bytes / rate + link.latency_s
     return _between_nodes(link, cluster, kernels) * seconds
 
 

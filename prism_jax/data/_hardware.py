@@ -109,12 +109,17 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `group`: how many consecutive ranks it joins.
     - `bandwidth_bytes_per_s`: the bandwidth per device and direction.
     - `latency_s`: the latency of one hop.
+    - `axes`: of a torus, how many axes it has, over whose links, two for each, the bandwidth is
+        shared out; 0 for a switch.
+    - `rings_from`: of how many devices on the axes are rings; those of fewer are lines.
     """
 
     name: Name
     group: Count
     bandwidth_bytes_per_s: Positive
     latency_s: NonNegative = 1e-5
+    axes: Annotated[int, msgspec.Meta(ge=0, le=6)] = 0
+    rings_from: Count = 1
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

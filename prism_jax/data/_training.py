@@ -23,7 +23,14 @@ _OF_A_JOB = (
 
 
 RecomputedModule: TypeAlias = Literal[
-    "core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj"
+    "core_attn",
+    "fused_attn",
+    "layernorm",
+    "mlp",
+    "moe",
+    "moe_act",
+    "shared_experts",
+    "mla_up_proj",
 ]
 
 
@@ -51,7 +58,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         product, of fused attention, and of its reduce_scatters and all_to_alls (`by-op`, which
         torchtitan calls `selective`), or whole layers (`full`).
     - `recompute_modules`: which modules are recomputed with `selective`, as in Megatron-LM:
-        `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`, `shared_experts`, `mla_up_proj`.
+        `core_attn`, `layernorm`, `mlp`, `moe`, `moe_act`, `shared_experts`, `mla_up_proj`; or
+        `fused_attn`, the fused kernel of attention, as with policies of JAX that keep the results
+        of products alone.
     - `recompute_method`: how whole layers are recomputed: `uniform` keeps the input of every
         `recompute_layers` layers, `block` recomputes the first `recompute_layers` layers of each
         stage.

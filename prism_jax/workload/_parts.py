@@ -30,6 +30,14 @@ def without(kernels: Row, one: Kernel) -> Row:
     return tuple((+counts).items())
 
 
+def without_end(segments: Segments, product: Kernel) -> Segments:
+    """The segments of a module before its last product, with which its output is scattered."""
+    *rest, last = segments
+    if product in dict(last.kernels):
+        return [*rest, Segment(without(last.kernels, product), None, last.branches)]
+    return [*rest, Segment(last.kernels, None, last.branches[:-1])]
+
+
 def block(parts: Iterable[tuple[Segments, int]]) -> Block:
     """A block of lists of segments, each with how often it occurs.
 

@@ -22,7 +22,7 @@ from ._block import Block, Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
 from ._listed import listed, waits_for_host
-from ._parts import block, block_mean, segment, until_all, without
+from ._parts import block, block_mean, segment, until_all, without_end
 from ._residual import around, mixing_of
 from ._split import Held, held_of
 from .modules import Head, PatchHead
@@ -85,16 +85,8 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
         before = kernels.after
     last = part.modules[-1].last_product(costs)
     if again and last is not None and costs.training.recompute_early_stop:
-        return _without_end(segments, last)
+        return without_end(segments, last)
     return [*segments, segment(before)]
-
-
-def _without_end(segments: Segments, product: Kernel) -> Segments:
-    """The segments of a module before its last product, with which its output is scattered."""
-    *rest, last = segments
-    if product in dict(last.kernels):
-        return [*rest, Segment(without(last.kernels, product), None, last.branches)]
-    return [*rest, Segment(last.kernels, None, last.branches[:-1])]
 
 
 def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Segments:

@@ -11,7 +11,7 @@ from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
 from .._block import Kernel, Linear, Open, Result, Segments, weights_of
 from .._costs import Costs
-from .._parts import segment
+from .._parts import segment, without_end
 from ._gather import (
     cast,
     cast_gradient,
@@ -199,6 +199,8 @@ class AbstractPairModule(AbstractModule):
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         first, last, *_ = self.linears(costs)
         again = self.forward(costs, []) if costs.recomputes(self.kind) else []
+        if again and costs.training.recompute_early_stop:
+            again = without_end(again, last.forward)
         made = cast_gradient(costs, costs.tokens * costs.model.hidden_size)
         made += gradients(last, weights)
         segments, left = self.between(costs, made, backward=True, weights=weights)

@@ -82,7 +82,9 @@ class Core(NamedTuple):
     def kernels(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         """The kernels of its forward, or its backward."""
         if costs.training.attention != "unfused":
-            return [self._fused(costs, backward=backward)]
+            again = backward and costs.recomputes("fused_attn")
+            forward = [self._fused(costs, backward=False)] * again
+            return [*forward, self._fused(costs, backward=backward)]
         batch, queries, keys = self.sequences * self.num_heads, self.queries, self.keys
         dtype, scores = costs.base_dtype, batch * queries * keys
         size = costs.activation_bytes
