@@ -181,14 +181,16 @@ def job_on(model, layout, schedule, training, cluster: str, note: str = "") -> d
         last = msgspec.structs.replace(last, bandwidth_bytes_per_s=bandwidth)
         machine = msgspec.structs.replace(machine, links=(*inner, last))
     if training.zero < 2 and layout.ep == 1:
-        _check_memory(model, layout, machine)
+        _check_memory(model, layout, machine, 4 if training.adapters is None else 2)
     about = {"name": "published", "model": model, "training": training}
     return data.Job(layout, schedule, cluster=machine, kernels=kernels, **about)
 
 
-def _check_memory(model: data.Model, layout: data.Layout, machine: data.Cluster) -> None:
-    """Refuses what only sharded parameters can have run: two bytes of each parameter and of its
-    gradient alone are more than a device holds."""
-    held = 4 * count_parameters(model) / (layout.tp * layout.pp)
+def _check_memory(
+    model: data.Model, layout: data.Layout, machine: data.Cluster, num_bytes: int
+) -> None:
+    """Refuses what only sharded parameters can have run: two bytes of each parameter and, where it
+    is trained, of its gradient alone are more than a device holds."""
+    held = num_bytes * count_parameters(model) / (layout.tp * layout.pp)
     if held > machine.device.memory_bytes:
         raise ValueError("parameters must have been sharded, for they do not fit")

@@ -9,8 +9,9 @@ The law of a class is a mixture: its families, each with the weight n / (n + 8) 
 no family drowns the others, and the law of the class above it with half the weight of a family: a
 further family may be like one of its class, or like any other. The bias is the median of the
 mixture. The spread is that of Student's law whose 90 % interval holds 90 % of the mixture, times
-the root of 1 + 1 / F, because the bias is known from F families only. Degrees of freedom: 3, with
-which intervals of 50 to 99 % hold about as many rows.
+the root of 1 + 1 / F, because the bias is known from F families only; where three constants of
+each chip are as well, 1 + 4 / F. Degrees of freedom: 3, with which intervals of 50 to 99 % hold
+about as many rows.
 
 Left out together are the rows of a family of the data (one model of one source, on all machines);
 where the data names none, those of one model of a source. The weighed families are those of the
@@ -42,6 +43,7 @@ _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
 _FAR = float(stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 # With the last, the law of a kind holds 95 % and more of a generation that is left out whole.
 _WHOLE = 4  # The parts of a class: the kind of model, FSDP, the generation and the software.
+_CONSTANTS = {"TPU": 3}  # Of each chip, chosen with the rows of the class (`_machines.py`).
 _HALF, _ABOVE = 8, 0.5  # Rows with which a family weighs a half; the weight of the class above.
 _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_error.py)"
 
@@ -81,7 +83,8 @@ def law_of(rows: list[Row], classes: list[tuple[Any, ...]]) -> tuple[float, floa
         weights = np.concatenate([weights * _ABOVE, *each])
         weights = weights / weights.sum()
     bias = _quantile(errors, weights, 0.5)
-    wider = np.sqrt(1 + 1 / max(1, len(families)))
+    known_from = 1 + _CONSTANTS.get(classes[-1][2] if len(classes[-1]) > 2 else "", 0)
+    wider = np.sqrt(1 + known_from / max(1, len(families)))
     half = _quantile(np.abs(errors - bias), weights, _LEVEL) * wider
     return bias, float(half / _FAR)
 
