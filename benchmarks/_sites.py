@@ -4,6 +4,8 @@ import numpy as np
 import polars as pl
 from scipy.stats import chi2, t
 
+from prism_jax import data
+
 from ._tables import Folder, Row, table_of
 
 
@@ -55,3 +57,28 @@ def sites_text(folder: Folder) -> str:
     low, high = (spread * np.sqrt(degrees / chi2.ppf(q, degrees)) for q in (0.95, 0.05))
     about = f"Between sites: {100 * spread:.2f} % (90 %: {100 * low:.2f} to {100 * high:.2f} %)"
     return f"{table_of(rows, columns)}\n\n{about}, of {degrees} degrees of freedom."
+
+
+def site_rows(folder: Folder) -> dict[str, list[Row]]:
+    """The spread between systems of one configuration, for each GPU that several have, and pooled
+    over all; predicted by the shipped prior of sites."""
+    sites = pl.read_csv(folder / "fleet" / "sites_llama31_8b.csv", infer_schema_length=None)
+    sites = sites.drop_nulls(["system", "step_p50_s"])
+    same = ("gpu", "gpus", "precision", "global_batch", "micro_batch")
+    systems = sites.group_by(*same, "system", maintain_order=True).agg(pl.median("step_p50_s"))
+    found = []
+    for (gpu, *_), group in systems.group_by(*same, maintain_order=True):
+        if len(group) > 1:
+            found.append({"gpu": gpu, "logs": np.log(group["step_p50_s"].to_numpy())})
+    predicted, rows = data.load_priors().sites.deviation, []
+    for gpu in [*dict.fromkeys(row["gpu"] for row in found), "all"]:
+        measured, _ = spread_of_sites([row for row in found if gpu in (row["gpu"], "all")])
+        row = {"figure": "site_sigma", "machine": gpu, "measured": measured}
+        rows.append(row | {"predicted": predicted})
+    return {"rows": rows}
+
+
+def site_table(result: dict[str, list[Row]]) -> str:
+    """In Markdown."""
+    columns = {"between systems of": "{machine}", "measured": "{measured:.2%}"}
+    return table_of(result["rows"], columns | {"predicted": "{predicted:.2%}"})

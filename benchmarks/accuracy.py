@@ -25,6 +25,8 @@ where that is missing. `--json` prints one JSON object with a key for each part.
   `_training_operators.py`.
 - `power`: `gemm_variability/` and `operators/power.parquet`; see `_power.py`.
 - `faults`: `faults/`; see `_faults.py`.
+- `fleet`: shared networks and GPUs of two fleets in `fleet/`; see `_fleet.py`.
+- `sites`: systems of one configuration in `fleet/`; see `_sites.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
 - `own-machine`: no data, but a training step on this machine's CPU; see `_shipped_jobs.py`.
 - `memory`: peaks of memory in `megatron_golden/`, `published/`, `steps/` and `../cases`, and which
@@ -58,6 +60,7 @@ _MODULES |= {"_parts": "layers collectives", "_memory": "memory", "fit_operators
 _MODULES |= {"_training_operators": "training_operators", "_searches": "searches"}
 _MODULES |= {"_machines": "machines"}
 _MODULES |= {"_plain": "plain", "_faults": "faults", "_tails": "systems", "own_traces": "traces"}
+_MODULES |= {"_fleet": "fleet", "_sites": "sites"}
 _PARTS = {part: module for module, parts in _MODULES.items() for part in parts.split()}
 # The folders below the data of those that do not read several.
 _FOLDERS = {"layers": "steps", "operators": "operators", "collectives": "collectives"}

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks import _growth, _priors, _sites, _tails
+from benchmarks import _fleet, _growth, _priors, _sites, _tails
 from benchmarks._families import calibrated_to, families
 from benchmarks._rows import DATA, MEASUREMENTS
 from benchmarks._tables import Folder, Row, Rows, cells, options, percent, table_of, use_all_cores
@@ -130,6 +130,8 @@ def main() -> None:
     parts["short"] = (0, "the tail after few steps", _priors.short_table)
     parts["systems"] = (1, "the tail of unmeasured systems", _tails.systems_text)
     parts["sites"] = (1, "sites of one machine", _sites.sites_text)
+    parts["networks"] = (1, "the law of shared networks", _fleet.networks_text)
+    parts["gpus"] = (1, "the laws of GPUs of a fleet", _fleet.gpus_text)
     keys: Any = {"dest": "text_of", "action": "store_const"}
     known: Any = {n: keys | {"const": (up, of), "help": t} for n, (up, t, of) in parts.items()}
     data = MEASUREMENTS | {"default": str(DATA / "mlperf")}

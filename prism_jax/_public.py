@@ -69,6 +69,7 @@ from .program import (
     Network as Network,
     Op as Op,
     Program as Program,
+    SharedNetwork as SharedNetwork,
     Stall as Stall,
     Variability as Variability,
     compile_graph as compile_graph,

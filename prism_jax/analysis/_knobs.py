@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray, unknown_name
 from ..host import on_host, vjp_on_host
 from ..latency import scale_spread
-from ..program import Adjustment, Network, Program
+from ..program import Adjustment, Program
 
 
 _SHARED = ("rank", "step", "worker_step", "microbatch")
@@ -106,8 +106,7 @@ def _turned(program: Program, knobs: Knobs) -> Program:
         for kind, stall in variability.stalls.items()
     }
     if (network := variability.network) is not None:
-        slowdown = 1 + (network.slowdown - 1) * knobs["shared factor", "network", "spread"]
-        changed["network"] = Network(network.probability, slowdown)
+        changed["network"] = network.with_spread(knobs["shared factor", "network", "spread"])
     loads = program.loads
     if loads is not None:
         spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]

@@ -9,7 +9,7 @@ import prism_jax as prism
 from .._estimate import Estimate
 from .._misc import counted
 from .._summary import Column, Table, picked, plain
-from ..data import load_failures
+from ..data import at_age, load_failures
 from . import _load
 from ._compare import cost
 from ._options import Given, Output, command
@@ -30,10 +30,11 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         "--tokens": tokens,
         "--deadline": number(1e-9, "days above 0, up to 1e9"),
         "--failures": (str, "llama-3"),
+        "--age": number(0, "years from 0 to 1e9"),
         **{f"--{name}": _SECONDS for name in _COSTS},
         "--spares": whole(0),
         "--find-slow": _SECONDS,
-        "--autocorrelation": (number(1, "steps from 1 to 1e9"), 1.0),
+        "--autocorrelation": number(1, "steps from 1 to 1e9"),
         "--level": number(0, "a share from 0 to 1"),
         "--runs": (count, 100_000),
     },
@@ -47,6 +48,7 @@ def run(given: Given) -> Output:
     --deadline DAYS  print the probability that a run ends within this many days
     --failures FAILURES  counts of interruptions: the name of shipped ones, or a .toml file
         (llama-3)
+    --age YEARS  age of the GPUs, where --failures has rates by age (as counted)
     --interval S  seconds: work between two checkpoints (the best)
     --blocking S  seconds: for how long a checkpoint blocks the job (that of --failures)
     --background S  seconds: for how long a checkpoint is then written in the background (0)
@@ -56,8 +58,8 @@ def run(given: Given) -> Output:
     --evaluation S  seconds: for evaluations in each interval (0)
     --spares K  spare nodes (unlimited)
     --find-slow S  seconds until a slow node is found and replaced (never)
-    --autocorrelation STEPS  autocorrelation time of the steps on the same GPUs, in steps (1:
-        independent)
+    --autocorrelation STEPS  autocorrelation time of the steps on the same GPUs, in steps (twice a
+        spell of congestion on a shared network, else 1: independent)
     --level SD  standard deviation of the logarithm of a run's level (that of runs of other systems)
     --runs M  runs to simulate (100000)
     --derivatives  print the derivatives of the days with respect to rates and costs
@@ -66,6 +68,7 @@ def run(given: Given) -> Output:
     """
     job = _load.load(given)
     failures, world_size = load_failures(given.failures), job.layout.world_size
+    failures = failures if given.age is None else at_age(failures, given.age)
     known = _load.job_of(job)
     steps, costs = _steps(given, known), _costs(given, failures, world_size)
     program, options = _load.compiled(given, job)
@@ -77,7 +80,7 @@ def run(given: Given) -> Output:
         failures=failures,
         costs=costs,
         num_spares=given.spares,
-        autocorrelation_time=given.autocorrelation,
+        autocorrelation_time=given.autocorrelation or _spell_steps(known),
         level=level,
         drift=drift,
         find_slow_s=given.find_slow,
@@ -125,6 +128,16 @@ def run(given: Given) -> Output:
         result["derivatives_days"] = plain(law.derivatives)
         blocks.append(_derivatives(law.derivatives))
     return Output(result, [*blocks, f"failures: {failures.source}"])
+
+
+def _spell_steps(job: Any) -> float:
+    """The autocorrelation time of steps in spells of congestion whose length is exponential, in
+    steps; at least one.
+    """
+    if job is None or (network := job.kernels.find_variation("network")) is None:
+        return 1.0
+    spell_s = network.parameters.get("spell_s", 0.0)
+    return max(1.0, 2 * spell_s / prism.predict(job).mean) if spell_s else 1.0
 
 
 def _steps(given: Given, job: Any) -> int:

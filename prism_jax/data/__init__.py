@@ -11,6 +11,7 @@ from ._failures import (
     Slow as Slow,
     UnequalNodes as UnequalNodes,
     UnequalWeeks as UnequalWeeks,
+    at_age as at_age,
     load_failures as load_failures,
 )
 from ._finetuning import Adapters as Adapters, Lengths as Lengths, Packed as Packed
@@ -45,6 +46,7 @@ from ._load import (
 )
 from ._load_kernels import (
     load_kernels as load_kernels,
+    load_network as load_network,
     load_source as load_source,
     load_variability as load_variability,
     save_shapes as save_shapes,

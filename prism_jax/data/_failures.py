@@ -99,6 +99,8 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `repair_power`: how much repairs differ; see `RunCosts`.
     - `nodes`, `weeks`: how much nodes differ, and weeks; `None` if all are alike.
     - `slow`: the kinds of events that slow a job for a while, counted over the same device-hours.
+    - `by_age`: the rate in each year of the devices' age over that of all years; the last is that
+        of all later ones. Empty if it is not known.
     """
 
     device_hours: Positive
@@ -111,6 +113,23 @@ class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: UnequalNodes | None = None
     weeks: UnequalWeeks | None = None
     slow: tuple[Slow, ...] = ()
+    by_age: tuple[Positive, ...] = ()
+
+
+def at_age(failures: Failures, years: float) -> Failures:
+    """The failures of devices that are so many years old.
+
+    **Raises:**
+
+    A `ValueError` of one sentence if rates by age are not known.
+    """
+    if not failures.by_age:
+        raise ValueError(
+            "these failures have no rates `by_age`; take titan-old or titan-new, or leave the age "
+            "out."
+        )
+    rate = failures.by_age[min(int(years), len(failures.by_age) - 1)]
+    return msgspec.structs.replace(failures, device_hours=failures.device_hours / rate)
 
 
 def load_failures(name: str | os.PathLike[str]) -> Failures:

@@ -17,6 +17,7 @@ from ._types import (
     Text,
     Watts,
 )
+from ._variations import Law
 
 
 _MOST = 10**9  # The largest value of any count in a file.
@@ -87,6 +88,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `source`: where the numbers are from.
     - `power`: what it draws; `None` if that was not measured.
     - `host`: the host's memory and the link to it; `None` if they are not known.
+    - `laws`: laws of this device in place of those of its kernels: how much its GPUs differ.
     """
 
     memory_bytes: Positive
@@ -98,6 +100,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
     power: Power | None = None
     host: Host | None = None
+    laws: tuple[Law, ...] = ()
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,6 +138,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `kernels`: the folder of `kernels/` with the efficiencies and variability of its collectives,
         or the path of one, seen from the cluster's file.
     - `source`: where the numbers are from.
+    - `network`: the class of the network, a file of `kernels/networks/`: `dedicated` to the job, or
+        `shared` with others; or the path of one, seen from the cluster's file.
+    - `load`: how many nodes others keep busy in the job's part of a shared network, over the usual
+        number.
     """
 
     device: Device
@@ -144,6 +151,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Label = ""
     kernels: Text | None = None
     source: str = ""
+    network: Text = "dedicated"
+    load: NonNegative = 1.0
 
     @property
     def num_devices(self) -> int:

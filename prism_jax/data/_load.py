@@ -257,13 +257,13 @@ def _cluster_table(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _table(kind: str, path: pathlib.Path) -> dict[str, Any]:
-    """The table of a file, by default named as the file, where a path of kernels is seen from the
-    folder of the file.
+    """The table of a file, by default named as the file, where paths of kernels and of a network
+    are seen from the folder of the file.
     """
     raw = read_toml(path, kind)
-    kernels = raw.get("kernels")
-    if isinstance(kernels, str) and is_path(kernels):
-        raw["kernels"] = os.path.abspath(path.parent / kernels)
+    for key in ("kernels", "network"):
+        if isinstance(raw.get(key), str) and is_path(raw[key]):
+            raw[key] = os.path.abspath(path.parent / raw[key])
     raw.setdefault("name", quoted(path.stem))
     return raw
 

@@ -14,10 +14,19 @@ from ._hardware import Cluster, Device
 from ._kernels import Efficiency, Kernels, Overlap, Source
 from ._operators import Operators
 from ._priors import load_priors
-from ._read import data_folder, is_path, list_names, read_rows, read_struct, write_toml
+from ._read import (
+    data_folder,
+    find_file,
+    is_path,
+    list_names,
+    located,
+    read_rows,
+    read_struct,
+    write_toml,
+)
 from ._shapes import Shapes, ShapeTable, read_shapes, write_shapes
-from ._types import Label, Name, NonNegative, Positive
-from ._variations import Variation, read_variations, replace_variations
+from ._types import Label, Name, NonNegative, Positive, Text
+from ._variations import Law, Variation, check_variation, read_variations, replace_variations
 
 
 # Used for machines without a folder of their own, because efficiencies and factors have no unit.
@@ -58,6 +67,32 @@ class CollectiveRow(
     latency_s: ClassVar[float] = 0.0
 
 
+class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A class of networks; its laws replace those of the cluster's kernels."""
+
+    source: Text
+    laws: tuple[Law, ...] = ()
+
+
+def load_network(name: str | os.PathLike[str], load: float = 1.0) -> tuple[Variation, ...]:
+    """The laws of a class of networks by its name or the path of a file. The more others load a
+    shared one, the longer spells of congestion last, in proportion.
+
+    **Raises:**
+
+    A `ValueError` of one sentence that names the file and the key.
+    """
+    path = find_file("network", name)
+    laws = [one.variation for one in read_struct(path, "network", Network).laws]
+    with located(shown(path)):
+        for i, law in enumerate(laws):
+            check_variation(law)
+            if "spell_s" in (of := law.parameters):
+                longer = {**of, "spell_s": load * of["spell_s"]}
+                laws[i] = msgspec.structs.replace(law, parameters=longer)
+    return tuple(laws)
+
+
 def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernels:
     """Loads the profile of a cluster: the compute kernels of its device and its collectives. With
     `operators`, the device has the kernels of their libraries; where these were not measured, its
@@ -94,6 +129,11 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
                 f"{shown(path)}: `{quoted(kernel) or 'all kernels'}` has two rows for "
                 f"`{component}`; keep one."
             )
+    new = [law.variation for law in cluster.device.laws]
+    for law in new:
+        check_variation(law)
+    new += load_network(cluster.network, cluster.load)
+    variability = replace_variations(variability, new)
     priors = load_priors()
     return Kernels(
         efficiency,

@@ -38,6 +38,7 @@ _FOLDERS = {
     "count of failures": "hardware/failures",
     "profile of kernels": "kernels",
     "software stack": "kernels/software",
+    "network": "kernels/networks",
     "list of operators": "kernels/operators",
 }
 
@@ -56,7 +57,7 @@ def list_names(what: str) -> tuple[str, ...]:
 
     - `what`: of which kind, as messages call it: `job`, `model`, `device`, `cluster` (families of
         them), `count of failures`, `profile of kernels` (of devices and of clusters), `software
-        stack`, or `list of operators`.
+        stack`, `network` (classes of them), or `list of operators`.
     """
     folder = data_folder(_FOLDERS[what])
     if what == "profile of kernels":

@@ -24,7 +24,12 @@ SHARED = COMPONENTS[:5]
 # those of models with experts, and the largest share of a step that they are.
 SECONDS = ("seconds", "experts_seconds", "seconds_share")
 # Parameters of other components besides those of their laws.
-_OWN = {"network": ("probability", "slowdown"), "stall": ("rate", "median_s")}
+_OWN = {"stall": ("rate", "median_s")}
+# Those of a network, by its family.
+_NETWORKS = {
+    "two-regimes": ("probability", "slowdown"),
+    "spells": ("slowdown", "sigma", "spell_s", "calm_sigma"),
+}
 # One that the network may have besides: the most that its slowdown adds to a step, as a share.
 STEP_EXCESS = "step_excess"
 
@@ -38,10 +43,12 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `component`: `residual` (the noise of each call), `stall`, or a shared component: `rank`,
         `step`, `worker_step`, `microbatch`, `network`.
     - `family`: the family of the law of the factor, or of the duration of a stall; `two-regimes`
-        for `network`.
+        or `spells` for `network`.
     - `parameters`: the parameters of the law. Stalls also have `rate` (stalls per call) and
-        `median_s`; the network has `probability` and `slowdown`, and may have `step_excess`, the
-        largest share of a step by which congestion makes it longer. The `sigma` of a log-normal
+        `median_s`; a network of two regimes has `probability` and `slowdown`, and may have
+        `step_excess`, the largest share of a step by which congestion makes it longer; one of
+        `spells` has those of `SharedNetwork`, where a step of T seconds is congested with
+        probability exp(-T / `spell_s`). The `sigma` of a log-normal
         `step` may have `seconds` beside it, the part of the standard deviation that is as many
         seconds whatever a step takes, `experts_seconds` for models with experts, and
         `seconds_share`, the largest share of a step that these seconds are. The two parts add as
@@ -70,8 +77,8 @@ def law_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -
 
 
 def has_seconds(variations: Iterable[Variation]) -> bool:
-    """Whether a spread of steps is partly given in seconds."""
-    return any({*SECONDS} & v.parameters.keys() for v in variations)
+    """Whether a law depends on how many seconds a step takes."""
+    return any({*SECONDS, "spell_s"} & v.parameters.keys() for v in variations)
 
 
 def replace_variations(
@@ -81,6 +88,25 @@ def replace_variations(
     replaced = {(v.kernel, v.component): v for v in new}
     kept = (v for v in variations if (v.kernel, v.component) not in replaced)
     return (*kept, *replaced.values())
+
+
+class Law(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A law of a device or a network in its `.toml` file.
+
+    **Attributes:**
+
+    - `component`, `family`, `parameters`, `source`, `kernel`: as in `variability.csv`.
+    """
+
+    component: _Component
+    family: Name
+    parameters: dict[Name, float]
+    source: Text
+    kernel: Label = ""
+
+    @property
+    def variation(self) -> Variation:
+        return Variation(self.kernel, self.component, self.family, self.parameters, self.source)
 
 
 class VariationRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,19 +177,20 @@ def check_variation(variation: Variation) -> None:
     if (component in SHARED) != (variation.kernel == ""):
         wrong = "is shared; leave `kernel` empty" if variation.kernel else "needs a `kernel`"
         raise ValueError(f"the component `{component}` {wrong}.")
-    if family != "constant" and (family == "two-regimes") != (component == "network"):
+    if family != "constant" and (family in _NETWORKS) != (component == "network"):
         raise ValueError(
             f"the component `{component}` cannot have the family `{quoted(family)}`; `network` "
-            "takes `two-regimes` or `constant`, all others any but `two-regimes`."
+            "takes `two-regimes`, `spells` or `constant`, all others any but the first two."
         )
     if family == "power" and (component != "rank" or parameters):
         raise ValueError(
             "`power` is the law of the component `rank` alone and has no parameters; it follows "
             "from the device's `[power]`."
         )
-    own = () if component == "network" and family == "constant" else _OWN.get(component, ())
+    own = _NETWORKS.get(family, ()) if component == "network" else _OWN.get(component, ())
+    allowed = (*own, *[STEP_EXCESS] * (family == "two-regimes"))
     for name, number in parameters.items():
-        if component == "network" and name not in (allowed := (*own, *[STEP_EXCESS] * bool(own))):
+        if component == "network" and name not in allowed:
             raise ValueError(unknown_name("parameter", name, allowed))
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(

@@ -24,6 +24,7 @@ from ._table import (
 from ._variability import (
     Network as Network,
     Sets as Sets,
+    SharedNetwork as SharedNetwork,
     Stall as Stall,
     Variability as Variability,
     all_laws as all_laws,

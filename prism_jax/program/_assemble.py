@@ -261,9 +261,8 @@ def _make_strata(
     """The strata: half of the samples follow the law, the other half is spread over rare events."""
     regimes = np.ones(1)
     if variability.network is not None:
-        congested = float(variability.network.probability)
-        regimes = np.array([1 - congested, congested])
-        regimes = (regimes + 0.5) / 2
+        regimes = np.asarray(variability.network.probabilities(), np.float64)
+        regimes = (regimes + 1 / len(regimes)) / 2
     stalls = np.ones(1)
     if len(kind):
         rates = [float(stall.rate) for _, stall in sorted(variability.stalls.items())]

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from jax.scipy.stats import norm
 from jaxtyping import Array, Float
+from scipy.special import ndtri
 
 from ..data import SECONDS, Variation
 from ..latency import AbstractLatency, Empirical, Scaled, check, make_latency, scale_spread
@@ -103,6 +105,53 @@ class Network(eqx.Module):
     def probabilities(self) -> Float[Array, "2"]:
         return jnp.stack([1 - self.probability, self.probability])
 
+    def with_spread(self, factor: Float[Array, ""]) -> "Network":
+        """The network whose congestion adds so many times as much."""
+        return Network(self.probability, 1 + (self.slowdown - 1) * factor)
+
+
+# Up to which share of congested steps each regime goes, and deviations of calm ones, with weights.
+_SHARES = np.array([0, 0.3, 0.55, 0.75, 0.9, 0.97, 1.0])
+_CALM, _CALM_SHARES = np.array([-1, 0, 1]) * 3**0.5, np.array([1, 4, 1]) / 6
+
+
+class SharedNetwork(eqx.Module):
+    r"""A network that a job shares with others. What congestion adds to the latency of
+    communication between nodes is log-normal, from step to step; here in steps of its quantiles,
+    each with the mean of its part. Unlike that of a [`Network`][], a factor is over the calm
+    network, of which tables of collectives are, so that congestion makes steps longer on average.
+
+    **Attributes:**
+
+    - `probability`: the share of congested steps.
+    - `slowdown`: the median latency of communication between nodes in a congested step, over that
+        in a calm step.
+    - `sigma`: the standard deviation of the logarithm of what congestion adds.
+    - `calm_sigma`: the standard deviation of the factor in calm steps.
+    """
+
+    probability: Float[Array, ""]
+    slowdown: Float[Array, ""]
+    sigma: Float[Array, ""]
+    calm_sigma: Float[Array, ""]
+
+    def factors(self) -> Float[Array, "regimes"]:
+        """The factor on communication in each regime; first the calm ones."""
+        ends = norm.cdf(jnp.asarray(ndtri(_SHARES), self.sigma.dtype) - self.sigma)
+        means = jnp.exp(self.sigma**2 / 2) * jnp.diff(ends) / np.diff(_SHARES)
+        congested = 1 + (self.slowdown - 1) * means.astype(self.sigma.dtype)
+        return jnp.concatenate([1 + self.calm_sigma * _CALM, congested]).astype(self.sigma.dtype)
+
+    def probabilities(self) -> Float[Array, "regimes"]:
+        calm, congested = (1 - self.probability) * _CALM_SHARES, self.probability * np.diff(_SHARES)
+        return jnp.concatenate([calm, congested]).astype(self.probability.dtype)
+
+    def with_spread(self, factor: Float[Array, ""]) -> "SharedNetwork":
+        """The network whose congestion adds so many times as much, and whose calm steps vary so
+        many times as much."""
+        slowdown = 1 + (self.slowdown - 1) * factor
+        return SharedNetwork(self.probability, slowdown, self.sigma, self.calm_sigma * factor)
+
 
 class Stall(eqx.Module):
     """A rare long pause of a kernel.
@@ -147,7 +196,7 @@ class Variability(eqx.Module):
     step: AbstractLatency | None = None
     worker_step: AbstractLatency | None = None
     microbatch: AbstractLatency | Sets | None = None
-    network: Network | None = None
+    network: Network | SharedNetwork | None = None
     stalls: dict[str, Stall] = eqx.field(default_factory=dict)
 
 
@@ -186,7 +235,7 @@ def variability_of(
         elif variation.family == "constant":
             continue
         elif variation.component == "network":
-            shared["network"] = _network(variation, excess)
+            shared["network"] = _network(variation, excess, step_s)
         elif variation.component == "residual":
             residual[variation.kernel] = _law(variation)
         elif variation.component == "rank" and variation.family == "power" and by_power:
@@ -216,8 +265,15 @@ def _law(variation: Variation) -> AbstractLatency:
         raise ValueError(f"the law of the {variation.component}{of}: {error}") from None
 
 
-def _network(variation: Variation, excess: Callable[[float], float] | None) -> Network:
+def _network(
+    variation: Variation, excess: Callable[[float], float] | None, step_s: float
+) -> Network | SharedNetwork:
     parameters = variation.parameters
+    if variation.family == "spells":
+        lasts = parameters["spell_s"]
+        congested = math.exp(-step_s / lasts) if lasts else 0.0
+        others = (parameters[name] for name in ("slowdown", "sigma", "calm_sigma"))
+        return SharedNetwork(_parameter(congested), *map(_parameter, others))
     slowdown, most = parameters["slowdown"], parameters.get("step_excess")
     if most is not None and excess is not None and (longer := excess(slowdown)) > most:
         # A step is convex in the latencies of its kernels, so it takes no longer than this.
@@ -266,7 +322,7 @@ def check_variability(variability: Variability) -> None:
             )
     network = variability.network
     if network is not None and not (
-        0 <= float(network.probability) < 1 and float(network.slowdown) > 0
+        0 <= float(network.probability) < 1 and float(jnp.min(network.factors())) > 0
     ):
         raise ValueError(
             f"The network is congested with probability {float(network.probability)} and slowdown "

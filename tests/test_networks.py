@@ -1,0 +1,120 @@
+"""Classes of networks: what a shared one adds to a step, and how much GPUs of a fleet differ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import prism_jax as prism
+from benchmarks import _fleet
+from prism_jax.data import Variation, at_age, load_device, load_failures, load_network
+from prism_jax.latency import make_latency
+from prism_jax.program import SharedNetwork, variability_of
+from prism_jax.schedule import OneFOneB
+
+from .helpers import pipeline_program
+
+
+_SPELLS = {"slowdown": 1.4, "sigma": 0.7, "spell_s": 4.0, "calm_sigma": 0.02}
+
+
+def _network(step_s: float, parameters=_SPELLS) -> SharedNetwork:
+    law = Variation("", "network", "spells", parameters)
+    network = variability_of([law], step_s=step_s).network
+    assert isinstance(network, SharedNetwork)
+    return network
+
+
+def test_regimes_have_the_moments_of_the_law():
+    network = _network(3.0)
+    factors, shares = np.asarray(network.factors()), np.asarray(network.probabilities())
+    congested = np.exp(-3 / 4)
+    assert np.isclose(shares.sum(), 1)
+    assert np.isclose(network.probability, congested)
+    assert np.isclose(shares @ factors, 1 + congested * 0.4 * np.exp(0.7**2 / 2))
+    assert np.isclose(shares[:3] @ (factors[:3] - 1) ** 2, (1 - congested) * 0.02**2)
+
+
+def test_long_steps_see_no_congestion_and_none_is_left_without_spells():
+    assert float(_network(1e3).probability) < 1e-9
+    assert float(_network(1.0, {**_SPELLS, "spell_s": 0.0}).probability) == 0
+    still = _network(1.0).with_spread(jnp.zeros(()))
+    np.testing.assert_array_equal(np.asarray(still.factors()), 1)
+
+
+def test_a_step_is_as_long_as_its_regimes_say():
+    """Two stages with two transfers of 0.5 s between them; nothing else varies."""
+    network = _network(3.0)
+    program = pipeline_program(
+        OneFOneB(2, 1),
+        send_recv=0.5,
+        variability=prism.Variability(network=network),
+        network_links=("network",),
+    )
+    law = prism.simulate(program, num_samples=40_000, key=jax.random.key(0))
+    shares, factors = np.asarray(network.probabilities()), np.asarray(network.factors())
+    mean = shares @ factors
+    assert abs(law.mean - (6 + mean)) < 5 * law.errors.mean
+    assert abs(law.std - np.sqrt(shares @ (factors - mean) ** 2)) < 5 * law.errors.std
+    slopes = prism.sensitivity(program, prism.Std(), num_samples=8192, key=jax.random.key(0)).parts
+    (spread,) = (part.spread for part in slopes if part.name == "network")
+    assert spread is not None
+    assert np.isclose(spread.value, law.std, rtol=0.1)  # It is all that varies.
+
+
+@pytest.mark.parametrize("load", [0.5, 2.0])
+def test_spells_last_longer_the_more_others_load_the_network(load):
+    (usual,), (loaded,) = load_network("shared"), load_network("shared", load)
+    assert loaded.parameters["spell_s"] == load * usual.parameters["spell_s"]
+    assert load_network("dedicated", load) == ()
+
+
+def test_a_cluster_names_its_network(tmp_path):
+    job = prism.load_job("examples/job.toml", ["cluster.network=shared", "cluster.load=2"])
+    (law,) = load_network("shared", 2.0)
+    assert job.kernels is not None
+    assert job.kernels.find_variation("network") == law
+    path = tmp_path / "job.toml"
+    prism.save_job(job, path)
+    assert prism.load_job(path).kernels == job.kernels
+    with pytest.raises(ValueError, match="`shared`"):
+        prism.load_job("examples/job.toml", ["cluster.network=shard"])
+    law = 'component = "network"\nfamily = "spells"\nsource = "x"\nparameters = {slowdown = 2}\n'
+    path.write_text(f'kind = "network"\nsource = "x"\n[[laws]]\n{law}')
+    with pytest.raises(ValueError, match="no `sigma`"):
+        load_network(path)
+
+
+_ALIKE = {"sigma": 0.02, "slow_weight": 0.0, "slow_factor": 1.0}
+
+
+@pytest.mark.parametrize("drawn", [1, 8, 64])
+def test_the_slowest_of_gpus_of_a_law(drawn):
+    """Against quantiles, and of numbers against draws of them all."""
+    law = make_latency("lognormal-mixture", _ALIKE)
+    levels = (np.arange(20_000) + 0.5) / 20_000
+    values = np.exp(0.02 * norm.ppf(levels ** (1 / drawn)))
+    expected = values.mean() / np.exp(0.02**2 / 2)
+    assert np.isclose(_fleet.largest_of_law(law, drawn), expected, atol=2e-5)
+    times = np.random.default_rng(0).uniform(1, 2, 64)
+    every = {1: 1.0, 8: None, 64: times.max() / times.mean()}[drawn]
+    assert every is None or np.isclose(_fleet.largest_of(times, drawn), every)
+
+
+def test_devices_of_fleets_have_laws_of_their_own():
+    for cluster, device in (("mi250x", "mi250x"), ("dgx-a100-40g", "a100-40g-sxm")):
+        kernels = prism.load_job("examples/job.toml", {"cluster": cluster, "num_nodes": 4}).kernels
+        assert kernels is not None
+        assert kernels.find_variation("rank") == load_device(device).laws[0].variation
+
+
+@pytest.mark.parametrize("name", ["titan-old", "titan-new"])
+def test_rates_by_age_are_over_those_of_all_years(name):
+    counted = load_failures(name)
+    rates = [counted.device_hours / at_age(counted, years).device_hours for years in range(9)]
+    assert np.allclose(rates[: len(counted.by_age)], counted.by_age)
+    assert min(rates) < 1 < max(rates) == rates[-1]
+    assert at_age(counted, 1.9) == at_age(counted, 1.0)
+    with pytest.raises(ValueError, match="no rates `by_age`"):
+        at_age(load_failures("llama-3"), 1.0)
