@@ -165,14 +165,14 @@ def torus_share(kind: str, link: Link, size: int, cluster: Cluster) -> float:
     """The share of a link's bandwidth that a collective of `size` ranks has; 1 unless the link is a
     torus.
 
-    A slice of N devices with equal axes gives a group of n of them log n / log N of these, on whose
-    rings both directions carry a part. Between the ends of lines only one does. In an `all_to_all`,
+    A slice of N devices with equal axes gives a group of n of them log n / log N of these, but one
+    at least, on whose rings both directions carry a part. Between the ends of lines only one does. In an `all_to_all`,
     what is sent crosses a quarter of a ring of each axis, and a half of a line counts.
     """
     slice_size = min(link.group, cluster.num_devices)
     if not link.axes or size == 1:
         return 1.0
-    used = min(1.0, math.log(size) / math.log(slice_size))
+    used = min(1.0, max(1 / link.axes, math.log(size) / math.log(slice_size)))
     share = used if slice_size >= link.rings_from else used / 2
     if kind not in ("all_to_all", *DISPATCHERS):
         return share
