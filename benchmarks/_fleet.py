@@ -51,8 +51,9 @@ def _runs(folder: Folder, job: Row) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0), np.empty(0)
     runs = pl.read_csv(path, infer_schema_length=None)
     runs = runs.with_columns(pl.exclude("row").cast(pl.Float64, strict=False))
-    runs = runs.drop_nulls("total_s")
     names = [name for name in runs.columns if name.endswith("_s") and name not in _OTHERS]
+    names = [name for name in names if runs[name].null_count() < len(runs)]
+    runs = runs.drop_nulls([*names, "total_s"])
     return runs.select(pl.sum_horizontal(names)).to_series().to_numpy(), runs["total_s"].to_numpy()
 
 

@@ -63,7 +63,7 @@ def site_rows(folder: Folder) -> dict[str, list[Row]]:
     """The spread between systems of one configuration, for each GPU that several have, and pooled
     over all; predicted by the shipped prior of sites."""
     sites = pl.read_csv(folder / "fleet" / "sites_llama31_8b.csv", infer_schema_length=None)
-    sites = sites.drop_nulls(["system", "step_p50_s"])
+    sites = sites.drop_nulls(["gpu", "system", "step_p50_s"])
     same = ("gpu", "gpus", "precision", "global_batch", "micro_batch")
     systems = sites.group_by(*same, "system", maintain_order=True).agg(pl.median("step_p50_s"))
     found = []

@@ -78,6 +78,10 @@ def test_a_cluster_names_its_network(tmp_path):
     path = tmp_path / "job.toml"
     prism.save_job(job, path)
     assert prism.load_job(path).kernels == job.kernels
+    still = prism.load_job(path, ["kernels.network.slowdown=1", "kernels.network.calm_sigma=0"])
+    network = prism.compile_job(still).variability.network
+    assert network is not None
+    np.testing.assert_array_equal(np.asarray(network.factors()), 1)
     with pytest.raises(ValueError, match="`shared`"):
         prism.load_job("examples/job.toml", ["cluster.network=shard"])
     law = 'component = "network"\nfamily = "spells"\nsource = "x"\nparameters = {slowdown = 2}\n'
