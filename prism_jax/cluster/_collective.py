@@ -166,8 +166,8 @@ def torus_share(kind: str, link: Link, size: int, cluster: Cluster) -> float:
     torus.
 
     A slice of N devices with equal axes gives a group of n of them log n / log N of these, but one
-    at least, on whose rings both directions carry a part. Between the ends of lines only one does. In an `all_to_all`,
-    what is sent crosses a quarter of a ring of each axis, and a half of a line counts.
+    at least, on whose rings both directions carry a part. Between the ends of lines only one does.
+    In an `all_to_all`, what is sent crosses a quarter of a ring of each axis.
     """
     slice_size = min(link.group, cluster.num_devices)
     if not link.axes or size == 1:
