@@ -10,13 +10,14 @@ import pytest
 import scipy.stats
 
 from prism_jax.analysis import Exceedance, Std, estimate
+from prism_jax.data import load_job
 from prism_jax.engine import simulate
 from prism_jax.program import Network, Variability
 from prism_jax.program._assemble import assemble
 from prism_jax.replica import sample_replica_ends
 from prism_jax.workload import Branches, Kernel, Segment
 
-from .helpers import graph_of, lognormal, one_kernel
+from .helpers import compile_with, graph_of, lognormal, one_kernel
 
 
 _SIGMA = 0.1
@@ -145,3 +146,19 @@ def test_the_slowest_worker_of_a_group_decides(laws):
     assert law.mean == pytest.approx(exact.mean(), rel=5e-4)
     assert law.std == pytest.approx(exact.std(), rel=0.03)
     assert law.quantile(0.99) == pytest.approx(np.quantile(exact, 0.99), rel=2e-3)
+
+
+@pytest.mark.parametrize(("zero", "together"), [(1, 2), (3, 1)])
+def test_replicas_wait_for_the_slowest_microbatches_between_two_meetings(zero, together):
+    """Of 64 replicas: of two microbatches after a step or, in FSDP, of one at a time."""
+    changes = "layout.tp=1", "layout.pp=1", "layout.dp=64", "num_nodes=8", "schedule.kind=1f1b"
+    changes += "schedule.virtual_stages=1", "model=llama-3.1-8b", "model.num_layers=4"
+    changes += "schedule.num_microbatches=2", "training.microbatch_size=8", f"training.zero={zero}"
+    job = load_job("gpt3-175b-h100-768", changes)
+    laws = Variability(), Variability(microbatch=lognormal(0.05))
+    programs = [compile_with(job, one) for one in laws]
+    usual, uneven = (simulate(one, num_samples=2**14, key=_KEY).mean for one in programs)
+    factors = np.random.default_rng(0).lognormal(-(0.05**2) / 2, 0.05, (20_000, 64, together))
+    slowest = factors.mean(axis=2).max(axis=1).mean()
+    # Up to a tenth of the step is communication that nothing hides.
+    assert 0.9 * (slowest - 1) < uneven / usual - 1 < 1.01 * (slowest - 1)

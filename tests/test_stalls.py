@@ -12,6 +12,10 @@ import scipy.stats
 import prism_jax as prism
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Stall, Variability
+from prism_jax.program._assemble import assemble
+from prism_jax.workload import Branches, Kernel, Segment
+
+from .helpers import graph_of
 
 
 OPS, SIGMA, RATE = 6, 0.01, 2e-3
@@ -56,6 +60,30 @@ def test_each_kind_of_stall_has_its_own_derivative(num_replicas):
         expected = (high - low) / 2e-3
         assert abs(np.mean(rates) - expected) < 4 * error + 0.003 * expected
         assert error < 0.3 * expected
+
+
+_COMPUTE = Kernel("gemm", "one", 1.0)
+_BESIDE = Branches(((_COMPUTE, 1),), (((Kernel("all_gather", "one", 1.5), 1),),))
+
+
+@pytest.mark.parametrize(
+    ("segment", "rate", "size", "expected"),
+    [
+        # Collectives beside it hide half a second of each.
+        (Segment((), None, (_BESIDE,)), 0.002, 0.8, (0.8 - 0.5) * -np.expm1(-16 * 0.002)),
+        (Segment((), None, (_BESIDE,)), 0.002, 0.4, 0.0),
+        # Of several at once, the longest counts.
+        (Segment(((_COMPUTE, 1),), members=16), 0.02, 0.5, 0.5 * -np.expm1(-16 * 0.02)),
+    ],
+)
+def test_what_waits_hide_of_stalls(segment, rate, size, expected):
+    """Of sixteen members, where two stalls of one member are rare."""
+    stalls = {"gemm": Stall(jnp.asarray(rate), LogNormal(jnp.asarray(size), jnp.asarray(1e-3)))}
+    means = []
+    for laws in (Variability(), Variability(stalls=stalls)):
+        program = assemble(graph_of([()]), [((segment, 1),)], variability=laws, group_size=16)
+        means.append(prism.simulate(program, num_samples=2**16, key=jax.random.key(0)).mean)
+    assert means[1] - means[0] == pytest.approx(expected, rel=0.03, abs=1e-4)
 
 
 def _mean(num_replicas: int, rates: np.ndarray) -> float:

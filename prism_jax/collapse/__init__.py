@@ -15,4 +15,5 @@ from ._lay_out import (
     lay_out as lay_out,
 )
 from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors
+from ._stalls import Stalls as Stalls
 from ._workers import slowest_workers as slowest_workers

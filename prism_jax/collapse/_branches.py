@@ -59,8 +59,12 @@ def branch_moments(
     part: Float[Array, "3 inner regimes"] | None = None,
     *,
     apart: bool = False,
-) -> tuple[Float[Array, "4 classes regimes nodes"], Float[Array, "3 classes regimes"] | None]:
-    """The contribution of branches to each class. Differentiable with respect to everything except
+) -> tuple[
+    Float[Array, "4 branches regimes nodes"],
+    Float[Array, "3 branches regimes"] | None,
+    Float[Array, "branches regimes"],
+]:
+    """When branches have ended after their start. Differentiable with respect to everything except
     indices.
 
     **Arguments:**
@@ -76,8 +80,10 @@ def branch_moments(
 
     The cumulants and the shared deviation from other GPUs, as in `segment_maxima`; and the part of
     communication in the cumulants at the middle node, that is, their derivative with respect to a
-    factor on all communication, over their order.
+    factor on all communication, over their order; and how long the mean compute then waits for
+    collectives.
     """
+    middle = inner.shape[-1] // 2
     compute, rows = _beside(overlaps, cumulants, network, inner)
     inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
     if part is not None:
@@ -89,16 +95,17 @@ def branch_moments(
         for j in range(1, rows.shape[1]):
             communication = _longest(communication, rows[:, j])
 
-        if not apart:
-            return together(compute, communication[:, :, None], slowdowns), None
-        found = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
-        return found[:4], found[4:, :, compute.shape[-1] // 2]
+        if apart:
+            found = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
+        else:
+            found = together(compute, communication[:, :, None], slowdowns)
+        waits = found[0, :, middle] - compute[0, :, middle] - slowdowns[0] * communication[0]
+        return found[:4], found[4:, :, middle] if apart else None, waits
 
     # One after the other, and computed again for the derivative, because it is large to keep.
     every = compute, rows, inside, overlaps.slowdowns
-    found, parts = jax.lax.map(jax.checkpoint(one), every)
-    found = jnp.einsum("cb,birn->icrn", overlaps.classes, found)
-    return found, jnp.einsum("cb,bir->icr", overlaps.classes, parts) if apart else None
+    found, parts, waits = jax.lax.map(jax.checkpoint(one), every)
+    return jnp.moveaxis(found, 0, 1), parts if parts is None else jnp.moveaxis(parts, 0, 1), waits
 
 
 def _beside(overlaps: Overlaps, cumulants, network, inner):
@@ -122,7 +129,7 @@ def branch_sways(
     inner: Float[Array, "4 inner *regimes nodes"],
     of_inner: Float[Array, "4 inner #regimes"],
     of_kernels: Float[Array, "2 kernels"],
-) -> Float[Array, "4 classes regimes"]:
+) -> Float[Array, "4 branches regimes"]:
     """How far branches go with loads, as in `_sways`: compute and collectives each as far as the
     mean end goes with their means.
 
@@ -150,8 +157,7 @@ def branch_sways(
 
     of_compute = jnp.broadcast_to(of_compute, (*of_compute.shape[:2], rows.shape[-1]))
     every = compute, rows, overlaps.slowdowns, of_compute, of_rows
-    found = jax.lax.map(jax.checkpoint(one), every)
-    return jnp.einsum("cb,bir->icr", overlaps.classes, found)
+    return jnp.moveaxis(jax.lax.map(jax.checkpoint(one), every), 0, 1)
 
 
 def together(

@@ -27,9 +27,9 @@ from .._misc import FrozenArray
 from ..latency import root, shape_of
 from ..loads import Fullest
 from ._branches import Overlaps, branch_moments, branch_sways
-from ._segment import Group, group_maxima, segment_alone, segment_maxima
+from ._segment import NODE_SCORES, Group, group_maxima, mean_factor, segment_alone, segment_maxima
+from ._stalls import Hidden, Stalls, hidden
 from ._sways import (
-    Sways,
     apart_from_loads,
     of_pieces,
     share_of_load,
@@ -86,12 +86,14 @@ class Waits(eqx.Module):
     **Attributes:**
 
     - `within`, `count`: the class, and how many groups run it.
+    - `others`: how many GPUs the other groups have.
     - `group`: the group of GPUs of which these groups are parts.
     - `classes`: how often a class contains the wait.
     """
 
     within: Int[Array, " waits"]
     count: Float[Array, " waits"]
+    others: Float[Array, " waits"]
     group: Int[Array, " waits"]
     classes: Float[Array, "waits classes"]
 
@@ -109,6 +111,7 @@ class Collapse(eqx.Module):
     - `waits`: `None` if there are none.
     - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
     - `layers`: for each class, how many layers of its stage have loads; `None` if none have.
+    - `stalls`: `(kinds, kernels)`, one if the kernel has stalls of the kind; `None` if none has.
     """
 
     segments: Float[Array, "segments kernels"]
@@ -121,6 +124,7 @@ class Collapse(eqx.Module):
     waits: Waits | None
     loads: Float[Array, "loads kernels"] | None
     layers: Float[Array, " classes"] | None = None
+    stalls: Float[Array, "kinds kernels"] | None = None
 
 
 class Deciding(NamedTuple):
@@ -151,6 +155,7 @@ def class_moments(
     network: Float[Array, " kernels regimes"],
     groups: Group,
     load: Fullest | None = None,
+    stalls: Stalls | None = None,
     *,
     apart: bool = False,
 ) -> tuple[
@@ -158,13 +163,15 @@ def class_moments(
     Float[Array, "classes regimes nodes"],
     Float[Array, "3 classes regimes"] | None,
     Float[Array, "2 classes regimes"] | None,
+    Float[Array, "kinds classes regimes"] | None,
 ]:
     """Moments of each class, for each regime of the network, given the factor of the slowest GPU at
     `NODE_SCORES`: the mean, the standard deviation and the skewness of the part that each op draws
     anew; the standard deviation of the part that all ops of a rank share in a sample, because its
     other GPUs are the same; the first three for the communication of each class alone, on which
-    factors of GPUs do not act; and the standard deviation and the skewness of the part that all ops
-    of a stage and microbatch share, because each of its layers has one load there.
+    factors of GPUs do not act; the standard deviation and the skewness of the part that all ops of
+    a stage and microbatch share, because each of its layers has one load there; and the slack that
+    hides stalls of each kind, of `_stalls`.
 
     The shared parts of segments are taken to be fully correlated, even between segments of
     different spreads, whose correlation is slightly below one. Overlapped collectives count as
@@ -179,17 +186,17 @@ def class_moments(
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
     - `load`: the laws of the loads of their members, if `collapse` has loads.
+    - `stalls`: of the kernels, if they stall.
     - `apart`: whether to return the figures of communication alone.
 
     **Returns:**
 
     Latencies in the unit of the cumulants.
     """
-    serial = cumulants @ collapse.segments.T
-    sways = None
+    members, means = cumulants @ collapse.segments.T, cumulants[0]
     decide = Deciding(jnp.ones_like(collapse.members), None)
     if load is not None and collapse.loads is not None:
-        serial = serial + added_load(collapse.loads, cumulants, collapse.segments, load)
+        members = members + added_load(collapse.loads, cumulants, collapse.segments, load)
         decide = deciding(collapse.loads, collapse.segments, load)
     of_members = jax.tree.map(lambda x: x[collapse.group], groups)
 
@@ -199,20 +206,20 @@ def class_moments(
         alone = members[0] <= 1
         return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
-    segments = serial.T, of_members, collapse.members, decide.share
+    every = members.T, of_members, collapse.members, decide.share
     # Computed again for the derivative, which is faster than keeping it for all rows.
-    slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), segments), 0, 1)
+    slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), every), 0, 1)
+    of_kernels = of_segments = of_classes = in_segments = hides = None
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
         (mean,) = _loaded(collapse.loads, cumulants[:1], collapse.segments)
         by_load = jnp.sum(mean**2 * load.member[1][:, None], axis=0)
-        follows = share_of_load(serial[1], by_load, decide.share * collapse.members)
+        follows = share_of_load(members[1], by_load, decide.share * collapse.members)
         of_kernels = sways_of_kernels(collapse.loads, cumulants[0], load)
         of_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
         of_collectives = of_pieces(of_kernels[:, :, None] * network[None])
         of_classes = jnp.einsum("cs,isr->icr", collapse.class_segments, of_segments)
         of_classes += jnp.einsum("ck,ikr->icr", collapse.class_collectives, of_collectives)
-        sways = Sways(of_kernels, of_segments, of_classes)
         cumulants = at_fullest(collapse.loads, cumulants, load)
     compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest[:3])
     shared = _shared(collapse.class_segments, slowest[3], decide)
@@ -220,68 +227,133 @@ def class_moments(
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
     whole = compute[:, :, None, :] + part[:, :, :, None]
     whole = jnp.concatenate([whole, jnp.broadcast_to(shared[None, :, None], (1, *whole.shape[1:]))])
-    kernels = cumulants, network
-    whole, part, sways = _joined(collapse, kernels, groups, slowest, (whole, part, sways), apart)
+    if stalls is not None:
+        own = collapse.segments @ means * mean_factor(of_members, collapse.members)
+        waits = slowest[0, :, len(NODE_SCORES) // 2] - own
+        calls, others = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
+        in_segments = hidden(stalls, calls, waits[None, :, None], others)
+        collectives = stalls.kernels @ collapse.class_collectives.T
+        none = hidden(stalls, collectives, jnp.zeros((1, 1, network.shape[1]), waits.dtype))
+        hides = none.plus(in_segments, collapse.class_segments)
+    figures = _joined(
+        collapse,
+        _Kernels(cumulants, network, of_kernels, stalls),
+        groups,
+        _Figures(slowest, None, of_segments, in_segments),
+        _Figures(whole, part, of_classes, hides),
+        apart=apart,
+    )
+    whole, joined, sways, hides = figures
+    part = part if joined is None else joined
     of_ops, (whole, shared) = None, (whole[:3], whole[3])
     if sways is not None and collapse.layers is not None:
-        whole = apart_from_loads(whole, sways.classes)
-        of_ops = shared_by_ops(sways.classes, collapse.layers)
+        whole = apart_from_loads(whole, sways)
+        of_ops = shared_by_ops(sways, collapse.layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
         part = part.at[1].set(jnp.minimum(part[1], whole[1].min(axis=-1)))
-    return _moments(whole), shared, _moments(part) if apart else None, of_ops
+    slack = None if hides is None or stalls is None else hides.slack(stalls)
+    return _moments(whole), shared, _moments(part) if apart else None, of_ops, slack
 
 
-def _joined(collapse: Collapse, kernels, groups: Group, slowest, figures, apart: bool):
-    """The figures of classes, the part of communication in them, and `Sways`, if there are any,
-    with branches and waits. Waits may contain branches, as those of experts do, and branches waits,
-    as units of FSDP do: two rounds, each with the contents that the one before has found.
+class _Figures(NamedTuple):
+    """Of segments or classes.
+
+    **Attributes:**
+
+    - `whole`: as of `segment_maxima`, by regime of the network.
+    - `part`: the part of communication in the first three, at the middle node.
+    - `sways`, `hidden`: how far they go with loads, as in `_sways`, and what they hide of stalls.
+        `None` if loads are equal, or if nothing stalls.
     """
 
-    def with_branches(figures, sides, inner, of_inner):
+    whole: Float[Array, "4 classes *regimes nodes"]
+    part: Float[Array, "3 classes regimes"] | None
+    sways: Float[Array, "4 classes #regimes"] | None
+    hidden: Hidden | None
+
+
+class _Kernels(NamedTuple):
+    """What is known of kernels: their cumulants, the factors of the network, how far they go with
+    loads, and their stalls.
+    """
+
+    cumulants: Float[Array, "3 kernels"]
+    network: Float[Array, "kernels regimes"]
+    sways: Float[Array, "2 kernels"] | None
+    stalls: Stalls | None
+
+
+def _joined(
+    collapse: Collapse,
+    kernels: _Kernels,
+    groups: Group,
+    segments: _Figures,
+    serial: _Figures,
+    *,
+    apart: bool,
+) -> _Figures:
+    """The figures of classes with branches and waits, from those with segments and collectives.
+    Waits may contain branches, as those of experts do, and branches waits, as units of FSDP do: two
+    rounds, each with the contents that the one before has found.
+    """
+
+    def with_branches(figures: _Figures, sides: Overlaps | None, inner: _Figures) -> _Figures:
         if sides is None:
             return figures
-        whole, part, sways = figures
-        more, of_part = branch_moments(sides, cumulants, network, *inner, apart=apart)
-        if sways is not None:
-            of_loads = branch_sways(sides, cumulants, network, inner[0], of_inner, sways.kernels)
-            sways = sways._replace(classes=sways.classes + of_loads)
-        return whole + more, part if of_part is None else part + of_part, sways
+        whole, part, sways, hides = figures
+        cumulants, network, of_kernels, stalls = kernels
+        of_inner, hidden_inside = inner.sways, inner.hidden
+        more, of_part, waits = branch_moments(
+            sides, cumulants, network, inner.whole, inner.part, apart=apart
+        )
+        whole += jnp.einsum("cb,ibrn->icrn", sides.classes, more)
+        if of_part is not None and part is not None:
+            part += jnp.einsum("cb,ibr->icr", sides.classes, of_part)
+        if sways is not None and of_inner is not None and of_kernels is not None:
+            of_loads = branch_sways(sides, cumulants, network, inner.whole, of_inner, of_kernels)
+            sways += jnp.einsum("cb,ibr->icr", sides.classes, of_loads)
+        if stalls is not None and hides is not None and hidden_inside is not None:
+            hides = hides.plus(hidden_inside.within(stalls, sides.compute, waits), sides.classes)
+        return _Figures(whole, part, sways, hides)
 
-    (cumulants, network), (*_, sways) = kernels, figures
-    alone = with_branches(figures, collapse.overlaps, (slowest,), sways and sways.segments)
-    figures = _until_met(collapse.waits, groups, alone)
+    alone = with_branches(serial, collapse.overlaps, segments)
+    figures = _until_met(collapse.waits, groups, kernels.stalls, alone)
     for _ in range(1 if collapse.waits is None else 2):
-        whole, part, sways = figures
-        of_classes = sways and sways.classes
-        figures = with_branches(alone, collapse.outer_overlaps, (whole, part), of_classes)
-        figures = _until_met(collapse.waits, groups, figures)
+        figures = with_branches(alone, collapse.outer_overlaps, figures)
+        figures = _until_met(collapse.waits, groups, kernels.stalls, figures)
     return figures
 
 
-def _until_met(waits: Waits | None, groups: Group, figures):
-    """The figures of classes, the part of communication in them, and `Sways`, if there are any,
-    with the waits in classes.
-    """
+def _until_met(
+    waits: Waits | None, groups: Group, stalls: Stalls | None, figures: _Figures
+) -> _Figures:
+    """The figures of classes with the waits in them."""
     if waits is None:
         return figures
-    *_, sways = figures
 
-    def add(figures, wait: Waits):
-        whole, part, of_loads = figures
+    def add(figures: _Figures, wait: Waits):
+        whole, part, sways, hides = figures
+        assert part is not None
         group = jax.tree.map(lambda x: x[wait.group], groups)
         inner = whole[:, wait.within], part[:, wait.within]
         slowest, fixed, left = group_maxima(*inner, group, wait.count)
         whole += jnp.einsum("c,irn->icrn", wait.classes, slowest)
         part += jnp.einsum("c,ir->icr", wait.classes, fixed)
-        if of_loads is not None:
-            of_wait = of_loads[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
-            of_loads += jnp.einsum("c,ir->icr", wait.classes, of_wait)
-        return (whole, part, of_loads), None
+        if sways is not None:
+            of_wait = sways[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
+            sways += jnp.einsum("c,ir->icr", wait.classes, of_wait)
+        if stalls is not None and hides is not None:
+            middle = whole.shape[-1] // 2
+            share = mean_factor(group, wait.count) / group.slowest[middle]
+            apart = inner[1][0]
+            own = apart + share * (inner[0][0, :, middle] - apart)
+            contained = jax.nn.one_hot(wait.within, whole.shape[1], dtype=own.dtype)[None]
+            waited = (slowest[0, :, middle] - own)[None]
+            more = hides.within(stalls, contained, waited, wait.others[None])
+            hides = hides.plus(more, wait.classes[:, None])
+        return _Figures(whole, part, sways, hides), None
 
-    whole, part, _ = figures
-    carry = whole, part, None if sways is None else sways.classes
-    (whole, part, of_loads), _ = jax.lax.scan(jax.checkpoint(add), carry, waits)
-    return whole, part, None if sways is None else sways._replace(classes=of_loads)
+    return jax.lax.scan(jax.checkpoint(add), figures, waits)[0]
 
 
 def _shared(

@@ -259,6 +259,14 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
     return jnp.maximum((_COARSE * step) ** 2 * total, 0)
 
 
+def mean_factor(group: Group, count: Float[Array, "*groups"]) -> Float[Array, "*groups"]:
+    """The mean factor of all of `count` members, at the middle node."""
+    middle = len(NODE_SCORES) // 2
+    slowest, others = group.slowest[..., middle], group.others[..., middle, :]
+    number = jnp.maximum(count, 1)
+    return (slowest + (number - 1) * (others @ jnp.asarray(_BELOW_WEIGHTS, others.dtype))) / number
+
+
 def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:
     """The same for a single member, or for padding."""
     del count, share

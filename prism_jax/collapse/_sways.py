@@ -8,32 +8,16 @@ With `n` layers in a stage, whose pieces are alike, the sum over layers is `S / 
 their `n` variates: `S / sqrt(n)` times one standardised variate, which all ops of the stage and
 microbatch share. Where a class has the pieces of some layers only, this is its part in the sum.
 
-`Sways` have four rows: sums over pieces of `s`, of `s` times the skewness of the load, of
+The arrays here have four rows: sums over pieces of `s`, of `s` times the skewness of the load, of
 `s^2` and of `s^3` times that skewness. The last two are contained in the cumulants of the class, in
 which pieces are independent, and are taken out of them.
 """
-
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..latency import shape_of
 from ..loads import Fullest
-
-
-class Sways(NamedTuple):
-    """How far latencies go with loads; see above.
-
-    **Attributes:**
-
-    - `kernels`: the first two rows, of one call of each kernel.
-    - `segments`, `classes`: of each segment, and of each class of ops, by regime of the network.
-    """
-
-    kernels: Float[Array, "2 kernels"]
-    segments: Float[Array, "4 segments 1"]
-    classes: Float[Array, "4 classes regimes"]
 
 
 # What is left without loads may be nearly constant; its third moment is then rounding.

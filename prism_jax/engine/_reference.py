@@ -89,6 +89,9 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         stall = laws_of.stalls[kinds[kind]]
         step = np.repeat(np.arange(shape[1]), rng.poisson(float(stall.rate) * calls, shape[1]))
         sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
+        if laws.slack is not None:
+            class_ = program.rows.class_.value[ops.row.value[op]]
+            sizes = np.maximum(sizes - np.asarray(laws.slack)[kind, class_, regime[step]], 0)
         np.add.at(seconds[op], step, sizes)
     return op_ends(program.levels, seconds)[program.levels.sink_ops.value].max(axis=1)
 

@@ -13,6 +13,7 @@ from ..collapse import (
     Collapse,
     Overlaps,
     Sides,
+    Stalls,
     Waits,
     class_moments,
     gpu_factors,
@@ -31,6 +32,8 @@ from ._variability import Variability
 SCORES = np.linspace(-6.0, 6.0, 241)
 # So many nodes before and after the middle one, between which a slope is taken.
 _ABOUT = 2
+# So many sizes of stalls stand for their law.
+_SIZES = 64
 
 
 class BlockLaws(eqx.Module):
@@ -47,6 +50,8 @@ class BlockLaws(eqx.Module):
         the share of its compute; or, for a single kernel, its loading.
     - `load`: the standard deviation in seconds and the skewness of what the ops of a stage and
         microbatch share because their layers have the same loads; `None` if loads are equal.
+    - `slack`: how much of a stall of each kind is hidden in a class, in seconds, by regime; `None`
+        if nothing stalls.
     - `skewness`: of the segments that members run by themselves.
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
@@ -61,6 +66,7 @@ class BlockLaws(eqx.Module):
     communication: Float[Array, "3 classes regimes"] | None
     loading: Float[Array, "classes regimes"] | None
     load: Float[Array, "2 classes regimes"] | None
+    slack: Float[Array, "kinds classes regimes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
@@ -117,7 +123,7 @@ def block_laws(
         slowest = slowest_workers(laws, worker, counts, sizes, scores)
         groups, at_scores = slowest.groups, slowest.at_scores
         in_step, of_data = slowest.in_step, slowest.of_data
-    load = of_load = None
+    load = of_load = slack = None
     if loads is not None and unevenness is not None:
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
     by_data = variability.microbatch is not None
@@ -127,8 +133,11 @@ def block_laws(
         shared, communication = moments[0], moments[..., 0] if apart else None
         skewness = jnp.zeros((1,), dtype)
     else:
-        moments, shared, communication, of_load = class_moments(
-            collapse, cumulants, network, groups, load, apart=apart
+        stalls = None
+        if collapse.stalls is not None:
+            stalls = Stalls(*_stalls_of(variability, unit), collapse.stalls)
+        moments, shared, communication, of_load, slack = class_moments(
+            collapse, cumulants, network, groups, load, stalls, apart=apart
         )
         skewness = segment_skewness(collapse, cumulants)
     if slowest is not None:
@@ -143,6 +152,7 @@ def block_laws(
         communication=None if communication is None else communication * seconds,
         loading=_loadings(moments, communication, direct, loading, slopes) if by_data else None,
         load=None if of_load is None else of_load * seconds[1:],
+        slack=None if slack is None else slack * unit,
         skewness=skewness,
         nodes=groups.slowest[:2],
         at_scores=at_scores[:2],
@@ -203,6 +213,15 @@ def _loadings(moments, communication, direct, loading, slopes) -> Float[Array, "
     return jnp.where(direct[:, None] >= 0, single, share)
 
 
+def _stalls_of(variability: Variability, unit) -> tuple[Float[Array, " kinds"], Array]:
+    """The rates of stalls, and equally likely sizes of those of each kind."""
+    scores = jax.scipy.special.ndtri((jnp.arange(_SIZES, dtype=unit.dtype) + 0.5) / _SIZES)
+    stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
+    sizes = [one.size.from_normal(scores.astype(one.size.dtype)) for one in stalls]
+    sizes = jnp.stack([jnp.broadcast_to(one, scores.shape) for one in sizes])
+    return jnp.stack([one.rate for one in stalls]).astype(unit.dtype), sizes / unit
+
+
 def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     """The standard deviation of a GPU's factor over its mean."""
     if law is None:
@@ -234,7 +253,18 @@ def collapse_of(program: Program) -> Collapse | None:
         waits=_waits(program),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
         layers=program.loads and _matrix(program.loads.layers.value, (num_classes,), dtype),
+        stalls=_stalls(program),
     )
+
+
+def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
+    """Which kernels have stalls of each kind."""
+    if not len(program.stall_ops.value):
+        return None
+    table, kinds = program.latencies, sorted(program.variability.stalls)
+    of_kernels = np.array(table.kinds)[table.kind.value]
+    there = np.array([of_kernels == kind for kind in kinds])
+    return _matrix(there, (len(kinds), kernels_of(program)), table.mean.dtype)
 
 
 def groups_of(program: Program) -> tuple[Float[Array, "2 groups"], Float[Array, ""] | None]:
@@ -280,6 +310,7 @@ def _waits(program: Program) -> Waits | None:
     return Waits(
         within=_matrix(waits[:, 0], room, np.int32),
         count=_matrix(waits[:, 1], room, dtype),
+        others=_matrix((waits[:, 1] - 1) * waits[:, 2], room, dtype),
         group=_matrix(group, room, np.int32),
         classes=_matrix(classes, (*room, classes_of(program)), dtype),
     )

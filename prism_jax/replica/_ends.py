@@ -158,7 +158,9 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         # The last row stands for "not given".
         law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
         rows = replace(rows, given=axes.ops)
-    common = Common(plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.stalls, key))
+    common = Common(
+        plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.regimes, sampled.stalls, key)
+    )
     return Latencies(
         tables=law,
         rows=rows,

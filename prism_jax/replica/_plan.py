@@ -48,6 +48,7 @@ class Tables(eqx.Module):
         microbatch share by the loads of their layers, for each class, by regime; `None` if loads
         are equal.
     - `stall_shares`: the share of each entry of `Graph.stall_op`; `stall_sizes` by kind.
+    - `stall_slack`: by kind, class and regime, how much of a stall is hidden, in seconds.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
@@ -72,6 +73,7 @@ class Tables(eqx.Module):
     step: Table | None
     stall_shares: Float[Array, " stalls"] | None
     stall_sizes: Float[Array, "stall_kinds scores"] | None
+    stall_slack: Float[Array, "stall_kinds classes regimes"] | None
     stall_counts: Float[Array, " counts"]
     network: Float[Array, " regimes"]
     latency_factor: Float[Array, " groups"] | None
@@ -212,6 +214,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
+        stall_slack=None if rates is None else found.slack,
         stall_counts=_counts(rates, classes, dtype),
         network=found.probabilities,
         latency_factor=parameters.latency_factor,

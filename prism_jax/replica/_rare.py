@@ -75,10 +75,11 @@ def regimes_and_stalls(
 def pauses_of(
     plan: "Plan",
     sample_ids: UInt32[Array, " samples"],
+    regimes: Int[Array, " samples"],
     number: Int[Array, " samples"],
     key: KeyData,
 ) -> tuple[Pause, ...]:
-    """The stalls of samples with a given number of stalls."""
+    """The stalls of samples with given regimes of the network and numbers of stalls."""
     ops, kinds = plan.structure.graph.stall_op, plan.structure.classes.stall_kind
     if ops is None or kinds is None:
         return ()
@@ -87,6 +88,11 @@ def pauses_of(
     z = normals(fold(key, Stream.STALLS), sample_ids, counter, plan.dtype)
     op = jnp.where(entries >= 0, ops[entries], -2)
     seconds = look_up(plan.tables.stall_sizes, kinds[entries], z)
+    if (slack := plan.tables.stall_slack) is not None:
+        class_ = plan.structure.classes.stall_class
+        assert class_ is not None
+        hidden = slack[kinds[entries], class_[entries], regimes[None, :]]
+        seconds = jnp.maximum(seconds - hidden, 0)
     return tuple(Pause(op[j : j + 1], seconds[j : j + 1]) for j in range(len(op)))
 
 

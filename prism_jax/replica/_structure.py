@@ -39,7 +39,8 @@ class Classes(eqx.Module):
     - `collapse`: the contents of the classes; `None` if each is one kernel.
     - `members`, `worker`: groups of GPUs, as of `groups_of`.
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
-    - `stall_kind`, `stall_calls`: the kind and the calls of each entry of `Graph.stall_op`.
+    - `stall_kind`, `stall_class`, `stall_calls`: the kind, the class of ops and the calls of each
+        entry of `Graph.stall_op`.
     - `most_stalls`: the largest number of stalls of any stratum.
     - `tables`: whether some op needs the table of a law.
     - `stall_counts`: how many stalls of a sample there is room for.
@@ -54,6 +55,7 @@ class Classes(eqx.Module):
     worker: Float[Array, ""] | None
     loads: Loads | None
     stall_kind: Int[Array, " stalls"] | None
+    stall_class: Int[Array, " stalls"] | None
     stall_calls: Float[Array, " stalls"] | None
     most_stalls: Int[Array, ""]
     tables: bool = eqx.field(static=True)
@@ -212,6 +214,7 @@ def _classes(program: Program) -> Classes:
     kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
     room = bucket(len(kind), 64, 4)
     stalls = bool(len(kind))
+    class_ = program.rows.class_.value[program.ops.row.value][program.stall_ops.value]
     members, worker = groups_of(program)
     most = max(stratum.stalls for stratum in program.strata)
     return Classes(
@@ -224,6 +227,7 @@ def _classes(program: Program) -> Classes:
         worker=worker,
         loads=program.loads and program.loads.laws(dtype),
         stall_kind=padded(kind, room, int(kind[-1])) if stalls else None,
+        stall_class=padded(class_, room) if stalls else None,
         stall_calls=padded(calls, room) if stalls else None,
         most_stalls=jax.device_put(np.int32(most)),
         tables=_needs_tables(program),

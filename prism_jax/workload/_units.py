@@ -171,12 +171,15 @@ def row_of_units(
         for numbers, times in neighbours.items()
     ]
     ranks = costs.expert_ranks or 1
-    if meets or ranks <= _worker(costs):
-        return block(parts)
-    # Units without experts, whose ranks wait at the exchange after them.
-    dense = [part for part in parts if not any(one.members == ranks for one in part[0])]
-    experts = [part for part in parts if part not in dense]
-    return block([*experts, (until_all(dense, segment([], members=ranks)), 1)])
+    if not meets and ranks > _worker(costs):
+        # Units without experts, whose ranks wait at the exchange after them.
+        dense = [part for part in parts if not any(one.members == ranks for one in part[0])]
+        experts = [part for part in parts if part not in dense]
+        parts = [*experts, (until_all(dense, segment([], members=ranks)), 1)]
+    if not meets and overlaps_layers(costs.training):
+        # All wait where the next gradients are reduced.
+        parts = [(until_all(parts, segment([], members=_every(costs))), 1)]
+    return block(parts)
 
 
 def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Segment]:
@@ -200,7 +203,6 @@ def _until_met(costs: Costs, unit: Unit, meets: bool) -> Segments:
     these. What runs behind its last exchange otherwise waits for the first one of the next unit.
     """
     segments, ranks, worker = unit.segments, costs.expert_ranks, _worker(costs)
-    every = worker * costs.layout.dp // costs.training.optimizer_instances
     ends = [i for i, part in enumerate(segments) if ranks and part.members == ranks > worker]
     after, met = segments[ends[-1] + 1 :] if ends else segments, []
     for begin, end in it.pairwise([-1, *ends]):
@@ -208,9 +210,14 @@ def _until_met(costs: Costs, unit: Unit, meets: bool) -> Segments:
         met += until_all([([*before, *segments[begin + 1 : end]], 1)], segments[end])
     if not meets:
         return met if ends else after
-    if ranks != every:
+    if ranks != _every(costs):
         met, after = [], [*met, *after]
-    return [*met, *until_all([(after, 1)], segment([], members=every))]
+    return [*met, *until_all([(after, 1)], segment([], members=_every(costs)))]
+
+
+def _every(costs: Costs) -> int:
+    """The ranks that share parameters or reduce gradients within a microbatch."""
+    return _worker(costs) * costs.layout.dp // costs.training.optimizer_instances
 
 
 def _worker(costs: Costs) -> int:
