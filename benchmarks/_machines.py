@@ -81,7 +81,7 @@ def machine_table(found: dict[str, list[Row]]) -> str:
     columns |= {"predicted (s)": "{predicted:.4g}", "error": "{error:+.0%}"}
     rows, lines = found["rows"], [table_of(found["rows"] + found["others"], columns), ""]
     cells = []
-    for kind, of_kind in [*sorted(by("kind", rows).items()), ("all", rows)]:
+    for kind, of_kind in [*sorted(by("kind", rows).items()), *[("all", rows)] * bool(rows)]:
         for name, of_chip in [*sorted(by("table", of_kind).items()), ("all", of_kind)]:
             errors = np.array([error_of(row) for row in of_chip])
             inside = np.mean([row["low"] <= row["measured"] <= row["high"] for row in of_chip])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from msgspec.structs import replace
 
 from benchmarks._training_operators import training_operator_rows
 from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
@@ -28,6 +29,7 @@ from prism_jax.data import (
     Source,
     load_cluster,
     load_device,
+    load_job,
     load_kernels,
     outside,
     parse_product,
@@ -36,7 +38,9 @@ from prism_jax.data import (
 )
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import read_shapes
+from prism_jax.lowering import parts_of
 from prism_jax.trace import read_kernels
+from prism_jax.workload.modules._convolution import convolve
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -401,6 +405,23 @@ def test_calls_of_training_are_scored(tmp_path):
     assert [row["table"] for row in found] == ["forward", "backward"]
     for row in found:
         assert row["predicted"] == pytest.approx(row["measured"], rel=0.15)
+
+
+def test_convolutions_have_the_operations_of_measured_ones(shared):
+    """Their times are of float32 without tensor cores, which no table has."""
+    rows = pl.read_parquet(shared / "data" / "operators" / "convolutions.parquet")
+    costs = parts_of(load_job("stable-diffusion-2-a100-8"))
+    for row in rows.sample(20, seed=0).iter_rows(named=True):
+        sizes = {"microbatch_size": row["batch"], "sequence_length": row["out_size"] ** 2}
+        training = replace(costs.training, **sizes)
+        linear = convolve(
+            replace(costs, training=training),
+            row["out_channels"],
+            row["in_channels"],
+            row["kernel"],
+            row["stride"],
+        )
+        assert linear.forward.flop == row["flops"]
 
 
 def test_measured_communication_is_met(shared, tmp_path):

@@ -24,13 +24,13 @@ _OF_A_JOB = (
 
 RecomputedModule: TypeAlias = Literal[
     "core_attn",
-    "fused_attn",
     "layernorm",
     "mlp",
     "moe",
     "moe_act",
     "shared_experts",
     "mla_up_proj",
+    "fused_attn",
 ]
 
 
