@@ -1,6 +1,7 @@
 """The effects of variability that PRISM (arXiv:2510.15596) reports, measured on shipped jobs.
 
-    python benchmarks/findings.py         # tables in Markdown (some ten minutes)
+    python benchmarks/findings.py              # tables in Markdown (some ten minutes)
+    python benchmarks/findings.py --prism      # its headlines, and those of its neighbours
 
 The share of a group of parts in the spread of the step time is its Shapley value among two groups,
 this group and all other parts: the mean of the gain of removing it first and of removing it last.
@@ -17,7 +18,8 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import print_parts, table
+from benchmarks._prism import NAMES, headlines_text
+from benchmarks._tables import options, table, use_all_cores
 from benchmarks.placement import figures_of, program_of
 from prism_jax.analysis._estimate import figure
 from prism_jax.analysis._knobs import ELEMENTARY, parts_of, varied
@@ -127,5 +129,13 @@ def _placements() -> Iterator[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    parts = (communication, ranks, slow_stages, placements)
-    print_parts(__doc__, {one.__name__: one for one in parts})
+    parts = {one.__name__: one for one in (communication, ranks, slow_stages, placements)}
+    only: dict[str, Any] = {"choices": [*parts, *NAMES], "help": "one table or headline only"}
+    given = options(__doc__, prism=(False, "headlines, as docs/prism.md has them"), only=only)
+    use_all_cores()
+    if given.prism or given.only in NAMES:
+        print(headlines_text(given.only))
+    else:
+        for name, text_of in parts.items():
+            if given.only in (None, name):
+                print(text_of(), end="\n\n", flush=True)
