@@ -231,7 +231,7 @@ def test_machines_are_listed_by_groups_on_two_screens(capsys):
         assert [group for group, _ in cells if group] == expected
         # All of a group stand together.
         of_amd = [group for group, name in cells if name.startswith("mi")]
-        assert of_amd == ["AMD", "", "", ""]
+        assert of_amd == ["AMD", "", "", "", ""]
 
 
 def test_the_command_itself_and_a_clean_exit(tmp_path):
