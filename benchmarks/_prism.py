@@ -1,7 +1,6 @@
 """The headlines of PRISM (arXiv:2510.15596) and of its neighbours, beside the same figures here."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import msgspec
@@ -14,24 +13,12 @@ from prism_jax.data import list_names
 from prism_jax.workload import widen
 from tests import test_trends as toy
 
-from ._rows import DATA
+from ._rows import DATA, words
 from ._shipped_jobs import image_rows
 from ._tables import table
 from ._tails import system_rows
 from .own_traces import trace_rows
 from .placement import program_of
-
-
-class Headline(NamedTuple):
-    """A figure: what it is called in `--only`, what it is of, theirs, how ours is found, on what
-    data, and the command that has more of it."""
-
-    name: str
-    title: str
-    theirs: str
-    ours: Callable[[], str]
-    data: str
-    command: str
 
 
 def _sampled(number: int | None = None) -> Any:
@@ -179,120 +166,27 @@ def _tiles() -> str:
     return f"mean error over that of whole attention: {', '.join(errors)}"
 
 
-_OF = "python benchmarks/"
-_MLPERF = "MLPerf Training v3.0 to v6.0, systems written as jobs, each without its machine"
-_PLACED = "1F1B of 8 stages and 4 replicas on 32 nodes, simulated"
-_HEADLINES = (
-    Headline(
-        "ks",
-        "KS distance of the step time",
-        "20.8 % (v1)",
-        _ks,
-        "traces of two jobs (ByteDance), other steps than those fitted",
-        _OF + "accuracy.py --traces",
-    ),
-    Headline(
-        "p95",
-        "p95 of the step time",
-        "within 4.3 % over 748 runs (v2), 5.4 % over 14 configurations (v3)",
-        _p95,
-        _MLPERF,
-        _OF + "accuracy.py --systems",
-    ),
-    Headline(
-        "placement",
-        "gain of placement",
-        "up to 1.26 times (v1)",
-        _placement,
-        _PLACED,
-        _OF + "findings.py --only placements",
-    ),
-    Headline(
-        "collectives",
-        "collectives that matter most",
-        "AllGather and ReduceScatter",
-        _collectives,
-        "GPT-3 175B on 768 H100, simulated; runs on Frontier and Perlmutter, measured",
-        _OF + "findings.py --only communication",
-    ),
-    Headline(
-        "scale",
-        "spread of the step time at 64K GPUs",
-        "9 % (v1, v2), 12 % (v3); 18.6, 18.8, 19.3 s",
-        _at_scale,
-        "Llama 3.1 405B on 65,536 H100, simulated, without a level of its own",
-        "prism-jax simulate llama-3.1-405b-h100-65536",
-    ),
-    Headline(
-        "gemm",
-        "variation of a GEMM between GPUs",
-        "1.6 to 14 %",
-        _gemm,
-        "A100 of Perlmutter, MI250X of Frontier, measured",
-        _OF + "accuracy.py --fleet",
-    ),
-    Headline(
-        "probability",
-        "probability of a slow-down by scale",
-        "grows with the number of GPUs; no figure known here",
-        _probability,
-        "GEMMs of the A100 of Perlmutter, drawn independently",
-        _OF + "accuracy.py --fleet",
-    ),
-    Headline(
-        "slow_rank",
-        "p95 with one slow rank",
-        "8.0 to 15.6 %, by its stage (v2)",
-        _slow_rank,
-        "1F1B of 8 stages and 16 microbatches, one stage 20 % slower, simulated",
-        _OF + "findings.py --only slow_stages",
-    ),
-    Headline(
-        "exposed",
-        "exposed communication (MAD-Max, 2310.02784)",
-        "14 to 32 % of GPU hours",
-        _exposed,
-        "all shipped jobs, predicted",
-        "prism-jax predict JOB",
-    ),
-    Headline(
-        "fsdp",
-        "best layout over FSDP (MAD-Max)",
-        "up to 2.24 times",
-        _over_fsdp,
-        "layouts of GPT-3 175B on 64 A100 that fit, 1F1B in microbatches of one, predicted",
-        "prism-jax layouts JOB",
-    ),
-    Headline(
-        "shares",
-        "shares of time in images and video (2312.14385)",
-        "convolution up to 44 %, temporal attention over 60 %",
-        _shares,
-        "Stable Diffusion 2 and Latte-XL/2 on 8 A100, predicted",
-        _OF + "accuracy.py --images",
-    ),
-    Headline(
-        "hybrids",
-        "speed of hybrids at equal parameters (Composer, 2510.00379)",
-        "faster in training; no figure known here",
-        _hybrids,
-        "8 billion parameters on 32 GPUs, Mamba-2 in three layers of four, predicted",
-        "prism-jax compare examples/job.toml --over layers=...",
-    ),
-    Headline(
-        "tiles",
-        "deviation of tiled attention in bf16 (2405.02803)",
-        "about ten times that of whole attention",
-        _tiles,
-        "random inputs, 1,024 tokens, sums in bf16, too; JAX on a CPU",
-        "python examples/tiled_attention.py",
-    ),
-)
-NAMES = [one.name for one in _HEADLINES]
+_OURS = {
+    "ks": _ks,
+    "p95": _p95,
+    "placement": _placement,
+    "collectives": _collectives,
+    "scale": _at_scale,
+    "gemm": _gemm,
+    "probability": _probability,
+    "slow_rank": _slow_rank,
+    "exposed": _exposed,
+    "fsdp": _over_fsdp,
+    "shares": _shares,
+    "hybrids": _hybrids,
+    "tiles": _tiles,
+}
+NAMES = [*_OURS]
 
 
 def headlines_text(only: str | None = None) -> str:
-    """In Markdown."""
-    shown = [one for one in _HEADLINES if only in (None, one.name)]
-    rows = [(x.title, x.theirs, x.ours(), x.data, f"`{x.command}`") for x in shown]
+    """In Markdown: `prism.toml` beside our figures; all, or one by name."""
+    theirs = words("prism")
+    shown = [(theirs[name], ours) for name, ours in _OURS.items() if only in (None, name)]
+    rows = [(x["title"], x["theirs"], ours(), x["data"], f"`{x['command']}`") for x, ours in shown]
     return table(("what", "theirs", "ours", "on what data", "command"), rows)
