@@ -14,11 +14,11 @@ import numpy as np
 
 from prism_jax.engine import prepare
 from prism_jax.engine._explicit import Explicit
-from prism_jax.engine._run import all_draws, decided_chunks, errors_of, step_times
-from prism_jax.law import Accumulator, Law, figures, grid_of, merge_allocations, merge_chunks
+from prism_jax.engine._run import all_draws, decided_chunks, step_times
+from prism_jax.law import Law, counted, figures, grid_of, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
-from tests.helpers import lognormal, pipeline_program
+from tests.helpers import lognormal, made_law, pipeline_program
 
 from ._coverage import coverage, repeated
 from ._tables import options
@@ -57,14 +57,12 @@ def _population() -> list[Law]:
     run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
     chunks = list(decided_chunks(run, all_draws(run, _POPULATION * _STEPS)))
     steps = np.concatenate(list(step_times(run, chunks))).reshape(_POPULATION, _STEPS)
-    errors = errors_of(chunks[0].decision, steps[0].copy())
     about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
     about |= {"requested": _STEPS, "effective_samples": float(_STEPS)}
-    grid, population = grid_of(steps.ravel()), []
+    # The law of several allocations takes nothing from the errors of each.
+    grid, errors, population = grid_of(steps.ravel()), made_law().errors, []
     for mine in steps:
-        accumulator = Accumulator(grid)
-        accumulator.add(mine)
-        population.append(accumulator.law(errors, **about))
+        population.append(law_of(counted(mine, _STEPS, grid, np), _STEPS, grid, errors, **about))
     return population
 
 

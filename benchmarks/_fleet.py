@@ -25,7 +25,8 @@ _DEVICES = {"perlmutter": "a100-40g-sxm", "frontier": "mi250x"}
 _DRAWN = (8, 64, 512)
 _FURTHER = 4096  # Without a measured figure.
 _BEYOND = 1.1
-_OTHERS = ("compute_s", "memory_ops_s", "other_s", "total_s")
+_OTHERS = ("compute_s", "memory_ops_s", "other_s")
+_FIGURES = ("communication_share", "p95_over_p50", f"share_above_{_BEYOND}")
 _LEVELS = (np.arange(20_000) + 0.5) / 20_000
 _FACTORS = np.linspace(0.7, 1.6, 9001)
 # By how much what is no communication varies between runs: as steps do on a quiet pod.
@@ -35,7 +36,7 @@ Spells = dict[str, float]  # The parameters, `excess` in place of `slowdown`.
 
 
 def _jobs() -> list[Row]:
-    return [{"staged": 0.0, **one} for one in words("fleet")["jobs"]]
+    return [{"staged": 0.0, **job} for job in words("fleet")["jobs"]]
 
 
 def _shipped() -> Spells:
@@ -44,17 +45,16 @@ def _shipped() -> Spells:
 
 
 def _runs(folder: Folder, job: Row) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of collectives, and of all, of the runs of a job; none if there is no such table."""
+    """Seconds of collectives, and of all, of the runs of a job; none if there is no such table.
+    Those of collectives are what other parts leave of all, not a number where a part is empty."""
     path = folder / "fleet" / f"breakdown_{job['machine']}_{job['job']}.csv"
     if not path.is_file():
         note(f"{path} is missing and left out")
         return np.empty(0), np.empty(0)
-    runs = pl.read_csv(path, infer_schema_length=None)
-    runs = runs.with_columns(pl.exclude("row").cast(pl.Float64, strict=False))
-    names = [name for name in runs.columns if name.endswith("_s") and name not in _OTHERS]
-    names = [name for name in names if runs[name].null_count() < len(runs)]
-    runs = runs.drop_nulls([*names, "total_s"])
-    return runs.select(pl.sum_horizontal(names)).to_series().to_numpy(), runs["total_s"].to_numpy()
+    runs = pl.read_csv(path, infer_schema=False)
+    runs = runs.with_columns(pl.all().cast(pl.Float64, strict=False)).drop_nulls("total_s")
+    total, others = runs["total_s"].to_numpy(), runs.select(_OTHERS).to_numpy().sum(axis=1)
+    return total - others, total
 
 
 def _between(total: np.ndarray) -> list[float]:
@@ -99,15 +99,15 @@ def fitted(runs: Sequence[tuple[np.ndarray, float]]) -> Spells:
 
     levels = np.log([np.median(seconds) for seconds, _ in runs])
     options = {"maxiter": 40_000, "maxfev": 40_000, "adaptive": True}
-    found: list[Any] = []
+    fits: list[Any] = []
     for *law, low in (
         (5, 0.3, 1.2, 0.03, 0.8),
         (3, 0.5, 1.2, 0.03, 0.9),
         (8, 0.2, 1.2, 0.03, 0.97),
     ):
         start = [*np.log(law), *(levels + np.log(low))]
-        found.append(minimize(loss, start, method="Nelder-Mead", options=options))
-    best = min(found, key=lambda fit: fit.fun)
+        fits.append(minimize(loss, start, method="Nelder-Mead", options=options))
+    best = min(fits, key=lambda fit: fit.fun)
     return dict(zip(_PARAMETERS, np.exp(best.x[:4]).tolist(), strict=True))
 
 
@@ -126,8 +126,12 @@ def largest_of_law(law: AbstractLatency, drawn: int) -> float:
 
 
 def gpus_of(folder: Folder, machine: str) -> pl.DataFrame:
-    """The median time of each GPU, with its node."""
-    rows = pl.read_parquet(folder / "fleet" / f"gemm_{machine}.parquet")
+    """The median time of each GPU, with its node; none if there is no such table."""
+    path = folder / "fleet" / f"gemm_{machine}.parquet"
+    if not path.is_file():
+        note(f"{path} is missing and left out")
+        return pl.DataFrame(schema={"node": int, "gpu": int, "time_s": float})
+    rows = pl.read_parquet(path)
     if "memory_gb" in rows.columns:
         rows = rows.filter(pl.col("memory_gb").cast(pl.Float64).fill_null(40.0) == 40)
     rows = rows.drop_nulls(["node", "gpu", "time_s"])
@@ -135,20 +139,22 @@ def gpus_of(folder: Folder, machine: str) -> pl.DataFrame:
 
 
 def _rank(device: str) -> AbstractLatency:
-    (law,) = (one for one in data.load_device(device).laws if one.component == "rank")
+    (law,) = (law for law in data.load_device(device).laws if law.component == "rank")
     return make_latency(law.family, law.parameters)
 
 
 def fleet_rows(folder: Folder) -> dict[str, list[Row]]:
     """A row for each figure in `fleet/` of a folder like `../shared/data`."""
-    rows, law, names = [], _shipped(), ("communication_share", "p95_over_p50", "share_above_1.1")
+    rows, law = [], _shipped()
     for job in _jobs():
         collectives, total = _runs(folder, job)
-        if len(total) < 3:
+        whole = np.isfinite(collectives)
+        if np.count_nonzero(whole) < 3:
             continue
-        share = np.cov(collectives, total)[0, 1] / np.var(total, ddof=1)
-        values = zip(names, [float(share), *_between(total)], _predicted(law, job), strict=True)
-        rows += [_row(name, job["machine"], job["job"], *pair) for name, *pair in values]
+        covariance = np.cov(collectives[whole], total[whole])
+        measured = [float(covariance[0, 1] / covariance[1, 1]), *_between(total)]
+        for figure, *pair in zip(_FIGURES, measured, _predicted(law, job), strict=True):
+            rows.append(_row(figure, job["machine"], job["job"], *pair))
     for machine, device in _DEVICES.items():
         times, of_gpus = gpus_of(folder, machine)["time_s"].to_numpy(), _rank(device)
         for drawn in (n for n in _DRAWN if n <= len(times)):

@@ -35,19 +35,19 @@ def machine_rows(folder: Folder) -> dict[str, list[Row]]:
     and `predicted` seconds, and the 90 % interval of these, `low` to `high`. `others` are those of
     other machines, and `refused` what cannot be expressed as a job, each with the `reason`.
     """
-    found: dict[str, list[Row]] = {"rows": [], "others": [], "refused": []}
+    parts: dict[str, list[Row]] = {"rows": [], "others": [], "refused": []}
     for step, seconds, reason in timed_steps(folder):
         row = {"table": step.device, "name": step.name, "measured": step.seconds}
         if not seconds:
-            found["refused"].append(row | {"reason": reason})
+            parts["refused"].append(row | {"reason": reason})
             continue
         job: Any = step.job
         low, high = prism.expected_error(job).interval(_LEVEL)
         row["table"] = job.cluster.device.title
         row |= {"predicted": VARIABILITY * seconds, "low": low * seconds, "high": high * seconds}
         row["kind"] = "experts" if has_experts(job.model) else "dense"
-        found["rows" if is_scored(step) else "others"].append(row)
-    return found
+        parts["rows" if is_scored(step) else "others"].append(row)
+    return parts
 
 
 def timed_steps(folder: Folder) -> Iterator[tuple[Published, float, str]]:
@@ -75,11 +75,11 @@ def _seconds(step: Published) -> tuple[float, str]:
     return (mean + evaluation * forwards / trained, "") if evaluation else (0.0, reason)
 
 
-def machine_table(found: dict[str, list[Row]]) -> str:
+def machine_table(parts: dict[str, list[Row]]) -> str:
     """In Markdown: all steps, mean absolute errors by chip, and what intervals hold."""
     columns = {"published step": "{table}: {name}", "measured (s)": "{measured:.4g}"}
     columns |= {"predicted (s)": "{predicted:.4g}", "error": "{error:+.0%}"}
-    rows, lines = found["rows"], [table_of(found["rows"] + found["others"], columns), ""]
+    rows, lines = parts["rows"], [table_of(parts["rows"] + parts["others"], columns), ""]
     cells = []
     for kind, of_kind in [*sorted(by("kind", rows).items()), *[("all", rows)] * bool(rows)]:
         for name, of_chip in [*sorted(by("table", of_kind).items()), ("all", of_kind)]:
@@ -90,5 +90,5 @@ def machine_table(found: dict[str, list[Row]]) -> str:
             shares = percent(float(inside), form=".0"), percent(float(width), form=".0")
             cells.append((kind, name, len(errors), percent(float(errors.mean())), size, *shares))
     header = ("steps", "chip", "rows", "mean error", "mean absolute error", "inside 90 %", "width")
-    lines += [table(header, cells), "", f"{len(found['refused'])} rows cannot be written as jobs:"]
-    return "\n".join([*lines, *reason_lines(found["refused"])])
+    lines += [table(header, cells), "", f"{len(parts['refused'])} rows cannot be written as jobs:"]
+    return "\n".join([*lines, *reason_lines(parts["refused"])])

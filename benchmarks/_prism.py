@@ -13,6 +13,7 @@ from prism_jax.data import list_names
 from prism_jax.workload import widen
 from tests import test_trends as toy
 
+from ._fleet import gpus_of
 from ._rows import DATA, words
 from ._shipped_jobs import image_rows
 from ._tables import table
@@ -23,9 +24,6 @@ from .placement import program_of
 
 def _sampled(number: int | None = None) -> Any:
     return {"key": jax.random.key(0)} | ({"num_samples": number} if number else {})
-
-
-_FLEET = DATA / "fleet"
 
 
 def _ks() -> str:
@@ -51,8 +49,8 @@ def _placement() -> str:
         schedule = prism.schedules.OneFOneB(8, 64)
         program = program_of(schedule, 4, 8, backward=2 * forward, forward=forward)
         factors = np.array([factor, *[1.0] * 31])
-        found = prism.place(program, factors, devices_per_node=8, **_sampled())
-        gains.append(f"{found.worst.value / found.after.value:.2f} ({last} and {factor})")
+        placed = prism.place(program, factors, devices_per_node=8, **_sampled())
+        gains.append(f"{placed.worst.value / placed.after.value:.2f} ({last} and {factor})")
     return f"by how long the last stage and one node take: {', '.join(gains)}"
 
 
@@ -60,16 +58,16 @@ def _collectives() -> str:
     job = prism.load_job("gpt3-175b-h100-768")
     program = prism.compile_job(job)
     parts = prism.sensitivity(program, prism.Quantile(0.95), parts=[], **_sampled(8192))
-    costs = {one.name: one.spread.value for one in parts.parts if one.spread}
+    costs = {part.name: part.spread.value for part in parts.parts if part.spread}
     kinds = ("all_gather", "reduce_scatter", "all_reduce", "send_recv")
     first = max((kind for kind in kinds if kind in costs), key=lambda kind: costs[kind])
     shares = []
     for name in ("frontier_nanogpt", "frontier_deepcam", "perlmutter_nanogpt"):
-        runs = pl.read_csv(_FLEET / f"breakdown_{name}.csv")
-        names = [one for one in runs.columns if one.startswith("all")]
-        sizes = {one: np.cov(runs[one], runs["total_s"])[0, 1] for one in names}
-        most = max(sizes, key=lambda one: sizes[one])
-        share = sizes[most] / np.var(runs["total_s"].to_numpy(), ddof=1)
+        runs = pl.read_csv(DATA / "fleet" / f"breakdown_{name}.csv")
+        kinds = [kind for kind in runs.columns if kind.startswith("all")]
+        covariances = {kind: np.cov(runs[kind], runs["total_s"])[0, 1] for kind in kinds}
+        most = max(kinds, key=lambda kind: covariances[kind])
+        share = covariances[most] / np.var(runs["total_s"].to_numpy(), ddof=1)
         shares.append(f"{most[:-2]} {100 * share:.0f} % ({name.replace('_', ', ')})")
     return f"dedicated: {first}; shared, of the variance between runs: {', '.join(shares)}"
 
@@ -81,28 +79,23 @@ def _at_scale() -> str:
     return f"{100 * (p95 - p5) / p50:.1f} % from p5 to p95 ({p5:.1f}, {p50:.1f}, {p95:.1f} s)"
 
 
-def _gpus(name: str) -> pl.DataFrame:
-    """The mean time of each GPU over that of all with as much memory."""
-    rows = pl.read_parquet(_FLEET / f"gemm_{name}.parquet")
-    keys = [one for one in ("node", "gpu", "memory_gb") if one in rows.columns]
-    gpus = rows.group_by(keys).agg(pl.median("time_s"))
-    kinds = gpus.columns[2:3] if "memory_gb" in keys else []
-    mean = pl.mean("time_s").over(kinds) if kinds else pl.mean("time_s")
-    return gpus.with_columns(factor=pl.col("time_s") / mean)
+def _gpus(machine: str) -> np.ndarray:
+    """The median time of each GPU over the mean of all."""
+    times = gpus_of(DATA, machine)["time_s"].to_numpy()
+    return times / times.mean()
 
 
 def _gemm() -> str:
     parts = []
     for name, device in (("perlmutter", "A100"), ("frontier", "MI250X")):
-        factors = _gpus(name)["factor"].to_numpy()
+        factors = _gpus(name)
         spread, reach = factors.std(), factors.max() / factors.min() - 1
         parts.append(f"{device}: {100 * spread:.1f} % (CV), {100 * reach:.0f} % from end to end")
     return "; ".join(parts)
 
 
 def _probability() -> str:
-    factors = _gpus("perlmutter")["factor"].to_numpy()
-    slow = (factors > 1.05).mean()
+    slow = (_gpus("perlmutter") > 1.05).mean()
     sizes = (8, 64, 512, 4096)
     chances = (f"{100 * (1 - (1 - slow) ** n):.0f} % of {n:,}" for n in sizes)
     return f"that a GPU is 5 % slower than the mean: {', '.join(chances)}"
@@ -111,9 +104,9 @@ def _probability() -> str:
 def _slow_rank() -> str:
     law = prism.latency.Normal(1.0, 0.02)
     at = toy._program_of_costs(16, prism.Variability(residual={"gemm": law}))
-    stages = [at(toy._slow(one, 1.2, 1.0)) for one in (None, 0, 7)]
-    laws = (prism.simulate(one, **_sampled(65_536)) for one in stages)
-    base, first, last = (float(one.quantile(0.95)) for one in laws)
+    programs = [at(toy._slow(stage, 1.2, 1.0)) for stage in (None, 0, 7)]
+    laws = (prism.simulate(program, **_sampled(65_536)) for program in programs)
+    base, first, last = (float(law.quantile(0.95)) for law in laws)
     return f"{100 * (first / base - 1):.1f} to {100 * (last / base - 1):.1f} %, by its stage"
 
 
@@ -132,10 +125,10 @@ def _over_fsdp() -> str:
     space = prism.LayoutSpace(zero=(1, 3), schedule=("1f1b",), microbatch_size=(1,), cp=(1,))
     keys = {key: getattr(job, key) for key in ("training", "batch_size", "kernels")}
     sizes = job.model, job.cluster, job.layout.world_size
-    found: Any = prism.enumerate_layouts(*sizes, space=space, **keys)
-    seconds = [(one, prism.predict(one).mean) for one in found]
-    alone = [s for one, s in seconds if one.training.zero == 3 and one.layout.dp == sizes[-1]]
-    return f"{min(alone) / min(s for _, s in seconds):.2f} times"
+    jobs: Any = prism.enumerate_layouts(*sizes, space=space, **keys)
+    seconds = [(job, prism.predict(job).mean) for job in jobs]
+    fsdp = [s for job, s in seconds if job.training.zero == 3 and job.layout.dp == sizes[-1]]
+    return f"{min(fsdp) / min(s for _, s in seconds):.2f} times"
 
 
 def _shares() -> str:
@@ -160,10 +153,10 @@ def _hybrids() -> str:
 
 
 def _tiles() -> str:
-    found = distances()
-    whole = found["whole"][1]
-    errors = (f"{name} {off / whole:.1f}" for name, (_, off) in found.items() if name != "whole")
-    return f"mean error over that of whole attention: {', '.join(errors)}"
+    errors = {name: error for name, (_, error) in distances().items()}
+    whole = errors.pop("whole")
+    texts = (f"{name} {error / whole:.1f}" for name, error in errors.items())
+    return f"mean error over that of whole attention: {', '.join(texts)}"
 
 
 _OURS = {

@@ -73,20 +73,27 @@ def search_rows(folder: Folder) -> dict[str, Any]:
     rows, left_out = [], Counter()
     for row in read(folder / "steps" / "layouts_a100.csv"):
         ran = ENDED.get(row["ran"].lower())
-        if ran is False and (row["configuration_fault"] or row["failure"] in NOT_OF_MEMORY):
-            left_out[row["configuration_fault"] or row["failure"]] += 1
+        fault = row["configuration_fault"] or row["failure"]
+        if ran is None:
+            left_out["it is not said whether it ran"] += 1
             continue
-        job, reason = attempt(job_of, layout_of, row)
-        mean, wrong = attempt(predict, job) if job else (None, reason)
-        if not mean:
-            left_out[wrong] += 1
+        if not ran and (row["configuration_fault"] or fault in NOT_OF_MEMORY):
+            left_out[fault] += 1
+            continue
+        figures, reason = attempt(_predicted, row)
+        if not figures:
+            left_out[reason] += 1
             continue
         rate = number(row["sequences_per_s"]) if ran else None
-        seconds = mean.mean / count(row, "global_batch")
-        one: Row = {"table": row["search"], "name": name_of_layout(row)}
-        one |= {"measured": 1 / rate if rate else None, "predicted": seconds}
-        rows.append(one | {"ran": ran, "fits": memory(job).fits})
+        measured = {"measured": 1 / rate if rate else None, "ran": ran}
+        rows.append({"table": row["search"], "name": name_of_layout(row)} | measured | figures)
     return {"rows": rows, "left_out": dict(left_out)}
+
+
+def _predicted(row: dict[str, str]) -> Row:
+    """Seconds a sequence of a row's layout, and whether it fits."""
+    job = job_of(layout_of, row)
+    return {"predicted": predict(job).mean / count(row, "global_batch"), "fits": memory(job).fits}
 
 
 def name_of_layout(row: dict[str, str]) -> str:
@@ -99,29 +106,28 @@ def _is_compiled(row: dict[str, str]) -> bool:
     return bool(ENDED.get(row["compile"].lower()))
 
 
-def search_table(found: dict[str, Any]) -> str:
+def search_table(result: dict[str, Any]) -> str:
     """In Markdown: a line for each search and their mean; and the rows that were left out."""
     lines, taus, regrets = [], [], []
-    for name, rows in by("table", found["rows"]).items():
+    for name, rows in by("table", result["rows"]).items():
         timed = [row for row in rows if row["measured"]]
-        tau, regret = math.nan, math.nan
+        figures = ("", "")
         if len({row["measured"] for row in timed}) > 1:
             measured, predicted = ([row[key] for row in timed] for key in ("measured", "predicted"))
-            tau, _ = kendalltau(measured, predicted)
-            regret = measured[int(np.argmin(predicted))] / min(measured) - 1
-            taus.append(tau)
-            regrets.append(regret)
+            ranks: Any = kendalltau(measured, predicted)
+            taus.append(ranks.statistic)
+            regrets.append(measured[int(np.argmin(predicted))] / min(measured) - 1)
+            figures = f"{taus[-1]:.2f}", percent(regrets[-1])
         right = sum(row["fits"] == row["ran"] for row in rows)
         refused = sum(row["ran"] and not row["fits"] for row in rows)
-        cells = (name, len(rows), len(timed), f"{tau:.2f}", percent(regret), right, refused)
-        lines.append(cells)
-    rows = found["rows"]
+        lines.append((name, len(rows), len(timed), *figures, right, refused))
+    rows = result["rows"]
     right = sum(row["fits"] == row["ran"] for row in rows) / len(rows) if rows else math.nan
     middle = f"{np.mean(taus or [math.nan]):.2f}", percent(float(np.mean(regrets or [math.nan])))
     lines.append(("mean", len(rows), "", *middle, percent(right), ""))
     header = ("search", "rows", "ran", "Kendall's tau", "regret of the first choice")
     header += ("memory right", "refused that ran")
-    left_out = [f"- {n}: {reason}" for reason, n in found["left_out"].items()]
+    left_out = [f"- {n}: {reason}" for reason, n in result["left_out"].items()]
     return "\n".join([table(header, lines), "", "Left out:", "", *left_out])
 
 

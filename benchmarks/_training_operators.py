@@ -28,31 +28,30 @@ def training_operator_rows(folder: Folder) -> dict[str, list[Row]]:
     shape as `name`; and `measured` and `predicted` seconds."""
     rows = []
     for device, measured in read_operators(folder, TRAINING):
-        last = measured.kernel.rpartition(":")[2]
-        table = last if last in _PHASES else "forward"
+        phase = measured.kernel.rpartition(":")[2]
+        table = phase if phase in _PHASES else "forward"
         if "sent" in measured.columns:
             measured = measured.only(measured.columns["nodes"] == _MOST_NODES)
             table = f"collectives_{_MOST_NODES}_nodes"
         shapes = load_shapes(DEVICES[device][0])
         (fitted,) = shapes.get(shape_key(measured.kernel, measured.dtype)) or (None,)
         if fitted is None:
-            note(
-                f"{len(measured.seconds)} rows are left out: no table of {device} {measured.kernel}"
-            )
+            left_out = f"{len(measured.seconds)} rows are left out"
+            note(f"{left_out}: no table of {device} {measured.kernel}")
             continue
         predicted = shape_latencies(fitted, measured.columns).tolist()
         for name, seconds, latency in zip(
             names_of(measured), measured.seconds.tolist(), predicted, strict=True
         ):
-            about = {"table": table, "name": f"{device} {name}"}
-            rows.append(about | {"measured": seconds, "predicted": latency})
+            row = {"table": table, "name": f"{device} {name}"}
+            rows.append(row | {"measured": seconds, "predicted": latency})
     return {"rows": rows}
 
 
-def training_operator_table(found: dict[str, list[Row]]) -> str:
+def training_operator_table(result: dict[str, list[Row]]) -> str:
     """The errors of each table, and of each kernel in it, in Markdown."""
     errors: dict[str, Any] = {}
-    for name, rows in by("table", found["rows"]).items():
+    for name, rows in by("table", result["rows"]).items():
         errors[name] = [np.log1p(error_of(row)) for row in rows]
         for row in rows:
             kernel = " ".join(row["name"].split()[:2])

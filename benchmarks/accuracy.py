@@ -21,18 +21,18 @@ where that is missing. `--json` prints one JSON object with a key for each part.
 - `growth`: `steps/growth.csv`; see `_growth.py`.
 - `layers`: `steps/moe_layers.csv`; see `_parts.py`.
 - `operators`: `operators/`; see `fit_operators.py`.
-- `training-operators`: calls of training and collectives in `operators/`; see
-  `_training_operators.py`.
+- `training-operators`: forward, backward and optimizer kernels, and collectives over eight nodes,
+  `operators/`; see `_training_operators.py`.
 - `power`: `gemm_variability/` and `operators/power.parquet`; see `_power.py`.
 - `faults`: `faults/`; see `_faults.py`.
-- `fleet`: shared networks and GPUs of two fleets in `fleet/`; see `_fleet.py`.
-- `sites`: systems of one configuration in `fleet/`; see `_sites.py`.
+- `fleet`: runs on shared networks, and the slowest of many GPUs, `fleet/`; see `_fleet.py`.
+- `sites`: by how much systems with one configuration differ, `fleet/`; see `_sites.py`.
 - `systems`: the steps of `mlperf/` and `mlperf_v6/`; see `_tails.py`.
 - `own-machine`: no data, but a training step on this machine's CPU; see `_shipped_jobs.py`.
 - `memory`: peaks of memory in `megatron_golden/`, `published/`, `steps/` and `../cases`, and which
     runs fitted; see `_memory.py`.
 - `plain`: plain PyTorch on one H200, `plain_h200/`, or a folder with its tables; see `_plain.py`.
-- `searches`: `steps/layouts_a100.csv`; see `_searches.py`.
+- `searches`: layouts that searches tried, `steps/layouts_a100.csv`; see `_searches.py`.
 - `collectives`: `collectives/`; see `_parts.py`.
 """
 
@@ -80,15 +80,15 @@ def main() -> None:
         if not (given.data / folder).is_dir():
             print(f"{name}: there is no folder {folder}", file=sys.stderr)
             continue
-        found = importlib.import_module(f"benchmarks.{_PARTS[name]}")
+        module = importlib.import_module(f"benchmarks.{_PARTS[name]}")
         try:
-            rows = getattr(found, f"{start}_rows")(given.data / folder)
+            rows = getattr(module, f"{start}_rows")(given.data / folder)
             result[name] = rows if isinstance(rows, dict) else list(rows)
         except FileNotFoundError as error:
-            print(f"{name}: there is no file {error.filename}", file=sys.stderr)
+            print(f"{name}: there is no file {error.filename or error}", file=sys.stderr)
             continue
         if not given.json:
-            print(getattr(found, f"{start}_table")(result[name]), end="\n\n", flush=True)
+            print(getattr(module, f"{start}_table")(result[name]), end="\n\n", flush=True)
     if given.json:
         print(json.dumps(result))
 

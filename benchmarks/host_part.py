@@ -1,8 +1,8 @@
 """How long the host takes for a step of `simulate`: python benchmarks/host_part.py
 
-The devices take no time: what they compute for a batch of some shape is kept, and given again for
-every other batch of this shape. What is left is the work of the host. The steps are those of a
-batch again and again, so the law has no meaning.
+The work is cut up as for one accelerator, which takes no time: what it computes from arrays of some
+shape is kept, and given again for all others of this shape. What is left is the work of the host.
+The steps are those of a batch again and again, so the law has no meaning.
 """
 
 import functools as ft
@@ -13,13 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _baselines, _with_engine
 from benchmarks._tables import Row, options, table_of
 from prism_jax import Program, compile_job, load_job, simulate
+from prism_jax.engine import _pools
 from prism_jax.replica import _tiles
+from prism_jax.step import _pool
 
 
 _REPLICAS, _STEPS = (1, 64, 1024), 2_000_000
@@ -30,7 +33,7 @@ _REPEATS, _FEW = 3, 4096
 def main() -> None:
     """Prints a table in Markdown."""
     given = options(__doc__, json=(False, "print the rows as JSON"))
-    _tiles._jitted = given_again(_tiles._jitted)
+    as_for_an_accelerator()
     rows = list(host_rows())
     columns = {"program": "{program}", "replicas": "{replicas}", "ns a step": "{ns_a_step:.0f}"}
     print(json.dumps(rows, indent=1) if given.json else table_of(rows, columns))
@@ -61,27 +64,32 @@ def ns_a_step(program: Program, steps: int) -> float:
     return 1e9 * (min(many) - min(few)) / (steps - _FEW)
 
 
+def as_for_an_accelerator() -> None:
+    """What the engine gives to devices is cut up as for an accelerator, and computed once."""
+    _tiles.on_accelerator = lambda: True
+    _tiles._fitting = lambda call, args, room: room
+    of_tiles = _tiles._jitted
+    _tiles._jitted = ft.cache(lambda f, backend, _: given_again(of_tiles(f, backend, False)))
+    _tiles._flat = given_again(_tiles._flat)
+    _pool._arrange_on_device = given_again(_pool._arrange_on_device)
+    _pools._counted = given_again(_pools._counted)
+    _pools._group_sums = given_again(_pools._group_sums)
+
+
 def given_again(jitted: Any) -> Any:
-    """What compiles functions of tiles, so that a function runs once for each shape of its
-    arguments and number of tiles.
-    """
+    """A compiled function that runs once for each shape of its arguments."""
     kept: dict[Any, Any] = {}
 
-    @ft.cache
-    def compiled(function, backend, wide):
-        call = jitted(function, backend, wide)
+    def run(*args):
+        leaves, tree = jax.tree.flatten(args)
+        arrays = (jax.Array, np.ndarray, np.generic)
+        shapes = [(x.shape, x.dtype) if isinstance(x, arrays) else x for x in leaves]
+        place = tree, *shapes
+        if place not in kept:
+            kept[place] = jax.block_until_ready(jitted(*args))
+        return kept[place]
 
-        def run(static, arrays, turns, ids, inputs):
-            leaves = jax.tree.leaves((arrays, inputs))
-            shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-            place = function, static, shapes, turns.tobytes()
-            if place not in kept:
-                kept[place] = jax.block_until_ready(call(static, arrays, turns, ids, inputs))
-            return kept[place]
-
-        return run
-
-    return compiled
+    return run
 
 
 if __name__ == "__main__":

@@ -57,18 +57,24 @@ def interval_rows(given: Any) -> Iterator[Row]:
     """A row for each work, number of replicas, way of sampling and figure."""
     for job, program, truth in works(given.job, given.replicas, given.steps):
         for sampling in given.sampling:
-
-            def found(seed: int, program=program, sampling=sampling) -> Figures:
-                key = jax.random.key(seed)
-                options: Any = {"num_samples": given.steps, "sampling": sampling}
-                return figures_of(simulate(program, key=key, **options))
-
-            each = repeated(found, range(given.keys))
             about = {"job": job, "replicas": program.num_replicas, "sampling": sampling}
-            for name, value in truth.items():
-                row = about | {"figure": name, "keys": given.keys} | covered(each[name], value)
-                print(*row.values(), file=sys.stderr, flush=True)
-                yield row
+            for row in cell_rows(program, truth, given.keys, given.steps, sampling):
+                print(*about.values(), *row.values(), file=sys.stderr, flush=True)
+                yield about | row
+
+
+def cell_rows(
+    program: Program, truth: dict[str, float], keys: int, steps: int, sampling: Any = "auto"
+) -> Iterator[Row]:
+    """A row for each figure of a program, simulated with many keys."""
+
+    def found(seed: int) -> Figures:
+        key = jax.random.key(seed)
+        return figures_of(simulate(program, num_samples=steps, key=key, sampling=sampling))
+
+    by_figure = repeated(found, range(keys))
+    for name, value in truth.items():
+        yield {"figure": name, "keys": keys} | covered(by_figure[name], value)
 
 
 def works(

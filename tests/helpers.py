@@ -15,7 +15,7 @@ import numpy as np
 from prism_jax.data import Job, Model
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
-from prism_jax.law import LEVELS, Accumulator, Errors, Law, grid_of
+from prism_jax.law import LEVELS, Errors, Law, counted, grid_of, law_of
 from prism_jax.lowering import parts_of
 from prism_jax.lowering._sinks import Sink
 from prism_jax.program import Network, Program, Stall, Variability, compile_program
@@ -203,12 +203,12 @@ def made_law(steps: np.ndarray | None = None) -> Law:
     """A law of made steps, which takes no simulation."""
     if steps is None:
         steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
-    found = Accumulator(grid_of(steps))
-    found.add(steps)
+    steps, grid = np.asarray(steps, float), grid_of(steps)
     levels = (np.full(len(LEVELS), each) for each in (0.01, 0.0, 40.0, 20.0))
     errors = Errors(0.1, 0.1, 0.0, 0.0, 40.0, 40.0, 500.0, *levels)
     about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
-    return found.law(errors, **about, compile_s=0.0, run_s=1.0)
+    about |= {"compile_s": 0.0, "run_s": 1.0}
+    return law_of(counted(steps, len(steps), grid, np), len(steps), grid, errors, **about)
 
 
 def claimed_over_scatter(laws) -> dict[str, float]:

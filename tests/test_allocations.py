@@ -10,10 +10,12 @@ import pytest
 
 from prism_jax.cli import main
 from prism_jax.engine import gpu_set_factors, prepare, simulate
+from prism_jax.engine._reference import reference_steps
 from prism_jax.law import (
-    Accumulator,
     Allocations,
+    counted,
     grid_of,
+    law_of,
     load_law,
     merge_allocations,
     merge_chunks,
@@ -94,9 +96,9 @@ def _laws_of_allocations(number: int, steps_each: int = 50, between: float = 1.0
     steps = steps + 0.3 * rng.standard_normal((number, steps_each))
     about = {"requested": steps_each, "effective_samples": 1.0, "program": "", "keys": ((0, 0),)}
     for mine in steps:
-        found = Accumulator(grid_of(steps.ravel()))
-        found.add(mine)
-        yield found.law(made_law().errors, **about, compile_s=0.0, run_s=0.0)
+        grid = grid_of(steps.ravel())
+        part = counted(mine, len(mine), grid, np)
+        yield law_of(part, len(mine), grid, made_law().errors, **about, compile_s=0.0, run_s=0.0)
 
 
 @ft.cache
@@ -175,13 +177,13 @@ def test_the_mean_of_a_run_whose_steps_resemble_those_before(between, remembered
 @pytest.mark.slow
 def test_kept_and_redrawn_allocations_have_the_same_law():
     program = _program(OneFOneB(4, 8), num_replicas=8)
-    anew = simulate(program, num_samples=40_000, key=jax.random.key(1), replicas="explicit")
+    anew = reference_steps(program, 40_000, 0)
     kept = simulate(program, num_samples=40_000, key=jax.random.key(2), allocations=200)
-    error = np.hypot(anew.errors.mean, kept.errors.mean)
-    assert abs(anew.mean - kept.mean) < 4 * error
-    assert kept.std == pytest.approx(anew.std, rel=4 / np.sqrt(2 * 200))
+    error = np.hypot(anew.std() / np.sqrt(len(anew)), kept.errors.mean)
+    assert abs(anew.mean() - kept.mean) < 4 * error
+    assert kept.std == pytest.approx(anew.std(), rel=4 / np.sqrt(2 * 200))
     # But runs of kept GPUs differ far more than those of GPUs drawn anew at each step.
-    assert kept.run_mean_std(10_000) > 50 * anew.std / np.sqrt(10_000)
+    assert kept.run_mean_std(10_000) > 50 * anew.std() / np.sqrt(10_000)
 
 
 def test_steps_of_an_allocation_run_on_the_same_gpus():
@@ -213,8 +215,9 @@ def test_bad_allocations_are_refused():
     for allocations in (0, 51, 101):
         with pytest.raises(ValueError, match="at least 1"):
             simulate(program, num_samples=100, key=key, allocations=allocations)
-    with pytest.raises(ValueError, match="leave out `replicas='exact'`"):
-        simulate(program, num_samples=100, key=key, allocations=2, replicas="exact")
+    many = dataclasses.replace(program, num_replicas=4096)
+    with pytest.raises(ValueError, match="below 2\\^32"):
+        simulate(many, num_samples=2**21, key=key, allocations=2)
     with pytest.raises(ValueError, match="leave out `sampling='importance'`"):
         simulate(program, num_samples=100, key=key, allocations=2, sampling="importance")
     equal = pipeline_program(OneFOneB(1, 1))

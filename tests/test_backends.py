@@ -14,6 +14,14 @@ import prism_jax as prism
 from prism_jax.engine._critical_paths import _latencies
 from prism_jax.engine._explicit import _explicit_tile
 from prism_jax.engine._gradient import _replica_vjp, _step_vjp
+from prism_jax.engine._pools import (
+    _counted,
+    _group_sums,
+    _pilot,
+    _step_tile,
+    pool_of,
+    room_of,
+)
 from prism_jax.engine._run import prepare, step_tile
 from prism_jax.engine._sampling import _replica_tile, pilot_key
 from prism_jax.engine._weights import _entries_tile
@@ -22,6 +30,7 @@ from prism_jax.replica import leading_axes, without_graph, without_ops, without_
 from prism_jax.replica._tiles import _jitted
 from prism_jax.schedule import GPipe
 from prism_jax.step import step_parts
+from prism_jax.step._pool import _arrange_on_device
 
 from .helpers import rich_program
 
@@ -47,6 +56,8 @@ def table():
         lambda: step_parts(without_graph(plan), of_sinks, of_ids, key, jnp.zeros(1, np.int32))[1]
     )
     figures = [(x.dtype, *x.shape[-2::-1], 1) for x in jax.tree.leaves(parts)]
+    piloted, drawn = _pilot(run)
+    pool = pool_of(piloted, drawn, 2, room_of(piloted, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
@@ -55,6 +66,7 @@ def table():
         _replica_vjp: ((plan, lead, key), ids, whole, (real, 1)),
         _entries_tile: ((plan, key), ids, whole),
         _latencies.__wrapped__: ((plan, lead, key),),
+        _step_tile: ((without_ops(plan), pool, key),),
         _explicit_tile: ((without_steps(plan), key), ids, ids),
         _last_tile: (after, whole),
         _ready_tile: on_gpus,
@@ -80,4 +92,16 @@ def test_what_runs_in_tiles_lowers_for_cuda_and_tpu(table, wide):
         turns = np.ones(len(jax.devices()), np.int32)
         run = _jitted(function, "cuda", wide)
         traced = run.trace((tuple(leaves), tree), arrays, turns, tiled[0], tiled[1:])
+        traced.lower(lowering_platforms=("cuda", "tpu"))
+
+
+def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
+    number = 256
+    times, whole = jnp.ones(number, jnp.float32), jnp.ones(number, jnp.int32)
+    ends = jnp.ones((number, 3), jnp.float32)
+    for traced in (
+        _arrange_on_device.trace(ends, times, whole, np.uint32(0), (2 * number, 4)),
+        _counted.trace(times, number, (0.0, 2.0)),
+        _group_sums.trace(times, times, whole, whole, times[0], times[:21], 32),
+    ):
         traced.lower(lowering_platforms=("cuda", "tpu"))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.engine import simulate
+from prism_jax.engine import _pools, simulate
 from prism_jax.latency import Gamma, LogNormal, Scaled
 from prism_jax.program import Op, Stall, Variability, compile_graph
 from prism_jax.program._assemble import assemble
@@ -118,8 +118,8 @@ with jax.enable_x64(True):
         kept.append(np.asarray(chunk.decision.kept.ends[:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())
-    for replicas, steps in (("vector", 20_000), ("exact", 9_000), ("explicit", 3_000)):
-        add(simulate(program, num_samples=steps, key=key, replicas=replicas))
+    for options in ({}, {"sampling": "importance"}, {"allocations": 3}):
+        add(simulate(program, num_samples=9_000, key=key, **options))
 print(digest.hexdigest())
 """
 
@@ -326,7 +326,7 @@ def test_bad_programs_are_refused():
         assemble(graph, block, num_replicas=0)
     with pytest.raises(ValueError, match="must be 'auto'"):
         unchecked(simulate)(
-            assemble(graph, block), num_samples=1, key=jax.random.key(0), replicas="all"
+            assemble(graph, block), num_samples=1, key=jax.random.key(0), sampling="all"
         )
     wide = Variability(residual={"gemm": lognormal(1.5)})
     two = ((Segment(((Kernel("gemm", "a", 1.0), 2),)), 1),)
@@ -372,7 +372,7 @@ def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
     with jax.enable_x64(False):
         program = rich_program(8)
         law, gradient = found()
-        monkeypatch.setattr(_tiles, "_wide", lambda: True)
+        monkeypatch.setattr(_tiles, "on_accelerator", lambda: True)
         wide, of_wide = found()
     # XLA may contract a product and a sum into one operation here and not there: one ulp.
     ulp = float(np.finfo(np.float32).eps)
@@ -404,36 +404,35 @@ def _interrupted_after(monkeypatch, owner, name, calls):
     monkeypatch.setattr(owner, name, interrupt)
 
 
-@pytest.mark.parametrize("calls", [3, 6])  # In the first part, and at the end of one.
-def test_ctrl_c_keeps_the_steps_simulated_so_far(monkeypatch, calls):
-    from prism_jax.step import Reservoir
+@pytest.mark.parametrize("batches", [3, 12])  # Of the first pool, and of a later one.
+def test_ctrl_c_keeps_the_steps_simulated_so_far(monkeypatch, ctrl_c, batches):
+    original = _pools.by_chunk
 
-    program = rich_program(8)
-    _interrupted_after(monkeypatch, Reservoir, "add", calls)
-    law = simulate(program, num_samples=3_000_000, key=jax.random.key(0))
+    def by_chunk(draws, samples):
+        for number, part in enumerate(original(draws, samples)):
+            if len(draws) > 1 and number == batches:  # The pilot has one pool.
+                ctrl_c()
+            yield part
+
+    monkeypatch.setattr(_pools, "by_chunk", by_chunk)
+    law = simulate(rich_program(8), num_samples=1_200_000, key=jax.random.key(0))
     assert law.interrupted
-    assert 0 < law.num_samples < law.requested == 3_000_000
+    assert 0 < law.num_samples < law.requested == 1_200_000
     assert np.isfinite(law.mean)
 
 
-def test_ctrl_c_between_the_phases_loses_nothing(monkeypatch, ctrl_c):
-    from prism_jax.engine import _run
+def test_ctrl_c_while_samples_become_steps_loses_none_of_them(monkeypatch, ctrl_c):
+    original = _pools.pool_of
 
-    decide, calls = _run.decide, 0
-
-    def interrupt(*arguments, **keywords):
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # The first is the pilot's.
+    def interrupt(run, drawn, *rest):
+        if drawn.draws.steps == 20_000:
             ctrl_c()
-        return decide(*arguments, **keywords)
+        return original(run, drawn, *rest)
 
-    monkeypatch.setattr(_run, "decide", interrupt)
-    law = simulate(
-        rich_program(8), num_samples=50_000, key=jax.random.key(0), sampling="importance"
-    )
-    assert calls == 2
-    assert law.num_samples == 50_000
+    monkeypatch.setattr("prism_jax.engine._simulate.pool_of", interrupt)
+    law = simulate(rich_program(8), num_samples=20_000, key=jax.random.key(0))
+    assert law.num_samples == 20_000
+    assert not law.interrupted
 
 
 def test_an_estimate_of_some_of_the_steps_is_none(monkeypatch):

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 
 import jax
@@ -5,41 +6,31 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from prism_jax import Variability, load_law, merge_laws, save_law, simulate
 from prism_jax._estimate import Estimate, rounded
-from prism_jax.engine._run import errors_of
-from prism_jax.law import Accumulator, Allocations, grid_of
+from prism_jax.law import Allocations, counted, errors_by_group, grid_of, group_sums, law_of
 from prism_jax.law._histogram import NUM_BINS, merge_histograms
-from prism_jax.step import VectorRule
-from prism_jax.step._reservoir import Replicas
-from prism_jax.step._selection import select
-from prism_jax.step._systematic import Systematic
+from prism_jax.schedule import OneFOneB
+from prism_jax.step import GROUPS
 
-from .helpers import made_law
+from .helpers import lognormal, made_law, pipeline_program
 
 
 _ABOUT = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 1.0}
 
 
-def _law(steps, batches=7):
-    """A law of given steps, each decided by a replica sample of its own."""
+def _law(steps):
+    """A law of given steps, each decided by a replica sample of its own, the slowest first."""
     steps = np.asarray(steps, float)
-    n = len(steps)
-    kept = Replicas(
-        ids=np.arange(n, dtype=np.uint32),
-        ends=steps[:, None],
-        score=steps,
-        stratum=np.zeros(n, np.int32),
-        likelihood=np.ones(n, np.float32),
-        counts=np.array([n]),
-    )
-    selection = select(kept, np.full(n, 1 / n), np.ones(n, bool), 1)
-    decision = VectorRule(kept, Systematic(np.ones(1), n, (0, 0), 0), (selection,))
-    ordered = steps[decision.samples(0, n)]
-    accumulator = Accumulator(grid_of(steps[:4096]))
-    for part in np.array_split(ordered, batches):
-        accumulator.add(part)
-    return accumulator.law(
-        errors_of(decision, accumulator.first_steps()),
+    order, n, grid = np.argsort(-steps, kind="stable"), len(steps), grid_of(steps[:4096])
+    part = counted(steps, n, grid, np)
+    arrays = steps[order], np.full(n, np.nan), order // 2 % GROUPS, np.arange(n)
+    sums = group_sums(*arrays, part.centre, part.quantiles, num_groups=GROUPS, xp=np)
+    return law_of(
+        part,
+        n,
+        grid,
+        errors_by_group(sums, GROUPS),
         requested=n,
         effective_samples=float(n),
         **_ABOUT,
@@ -70,11 +61,9 @@ def test_extremes_beyond_the_grid_are_exact():
 
 def _counted(steps, grid):
     """The histogram of given steps, on a given grid."""
-    accumulator = Accumulator(grid)
-    accumulator.add(steps)
-    return accumulator.law(
-        made_law().errors, requested=len(steps), effective_samples=1.0, **_ABOUT
-    ).histogram
+    part = counted(steps, len(steps), grid, np)
+    about = {"requested": len(steps), "effective_samples": 1.0, **_ABOUT}
+    return law_of(part, len(steps), grid, made_law().errors, **about).histogram
 
 
 @pytest.mark.parametrize("grid", [(1.0, 1.2), (0.9, 1.1), (0.0, 9.0), (1.09, 1.091), (5.0, 6.0)])
@@ -143,16 +132,17 @@ def test_intervals_cover():
     assert np.all(np.abs(hits / 300 - 0.95) < 0.038)
 
 
-def test_support_is_the_number_of_samples_beyond():
+def test_support_is_twice_the_groups_that_have_steps_beyond():
     law = _law(np.random.default_rng(0).standard_normal(10_000) + 10)
-    assert law.support(0.95) == pytest.approx(500, rel=0.02)
-    assert law.support(0.05) == pytest.approx(500, rel=0.02)
-    assert law.support(0.9995) < 20
+    assert law.support(0.95) == law.support(0.05) == 2 * GROUPS
+    # Of five steps beyond, no more than five groups have one.
+    assert 0 < law.support(0.9995) <= 10
     assert np.isnan(law.quantile_interval(0.9995)[0])
+    assert "independent replica samples lie beyond it" in str(law.why_unknown(0.9995))
 
 
 def test_one_step_says_nothing_about_the_spread():
-    law = _law([2.5], batches=1)
+    law = _law([2.5])
     assert law.mean == law.quantile(0.9) == 2.5
     for interval in (law.mean_interval(), law.std_interval(), law.quantile_interval(0.5)):
         assert all(np.isnan(x) for x in interval)
@@ -232,3 +222,60 @@ def test_an_estimate_has_an_interval():
     assert str(Estimate(2.0, float("nan"))) == "2"
     with pytest.raises(ValueError, match="confidence level 95"):
         Estimate(2.0, 0.5).interval(95)
+
+
+def _program(num_replicas, sigma=0.05):
+    variability = Variability(residual={"gemm": lognormal(sigma)})
+    return pipeline_program(OneFOneB(3, 6), variability=variability, num_replicas=num_replicas)
+
+
+def test_merged_laws_are_the_law_of_all_steps():
+    program = _program(4)
+    laws = [simulate(program, num_samples=30_000, key=jax.random.key(k)) for k in range(4)]
+    merged = merge_laws(laws)
+    assert merged.num_samples == 120_000
+    assert merged.mean == pytest.approx(np.mean([law.mean for law in laws]), rel=1e-12)
+    assert merged.errors.mean == pytest.approx(laws[0].errors.mean / 2, rel=0.1)
+    assert merged.quantile(1.0) == max(law.quantile(1.0) for law in laws)
+    quantiles = np.array([law.quantile(0.95) for law in laws], float)
+    assert abs(merged.quantile(0.95) - quantiles.mean()) < quantiles.std()
+    with pytest.raises(ValueError, match="share a key"):
+        merge_laws([laws[0], laws[0]])
+    other = simulate(_program(4, sigma=0.06), num_samples=1_000, key=jax.random.key(7))
+    with pytest.raises(ValueError, match="different programs"):
+        merge_laws([laws[0], other])
+    with pytest.raises(ValueError, match="at least one law"):
+        merge_laws([])
+
+
+def test_laws_in_other_bins_do_not_merge():
+    law = simulate(_program(2), num_samples=5_000, key=jax.random.key(0))
+    other = simulate(_program(2), num_samples=5_000, key=jax.random.key(1))
+    low, high = other.histogram.edges
+    wider = dataclasses.replace(other.histogram, edges=(low, high * 1.01))
+    with pytest.raises(ValueError, match="different bins"):
+        merge_laws([law, dataclasses.replace(other, histogram=wider)])
+    assert merge_laws(iter([law, other])).num_samples == 10_000
+
+
+def test_a_saved_law_is_read_back(tmp_path):
+    law = simulate(_program(2), num_samples=5_000, key=jax.random.key(0))
+    save_law(law, tmp_path / "law.npz")
+    again = load_law(tmp_path / "law.npz")
+    assert again == law
+    assert (again.compile_s, again.run_s) == (law.compile_s, law.run_s)
+    assert [file.name for file in tmp_path.iterdir()] == ["law.npz"]
+    (tmp_path / "bad.npz").write_text("no law")
+    with pytest.raises(ValueError, match="is not a law"):
+        load_law(tmp_path / "bad.npz")
+    whole = (tmp_path / "law.npz").read_bytes()
+    rng = np.random.default_rng(0)
+    for bit in rng.integers(8 * len(whole), size=60).tolist():
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "bad.npz").write_bytes(damaged)
+        with contextlib.suppress(ValueError):  # Nothing else is raised.
+            assert load_law(tmp_path / "bad.npz").mean == law.mean
+    np.savez(tmp_path / "other.npz", a=np.zeros(2))
+    with pytest.raises(ValueError, match="is not a law"):
+        load_law(tmp_path / "other.npz")

@@ -16,6 +16,7 @@ from benchmarks._memory import memory_rows, memory_table
 from benchmarks._parts import layer_rows, layer_table
 from benchmarks._published import published
 from benchmarks._published_models import has_experts
+from benchmarks._searches import search_rows, search_table
 from benchmarks._shipped_jobs import adapter_rows, adapter_table
 from benchmarks._systems import systems
 from benchmarks._tails import system_rows, system_table
@@ -445,6 +446,20 @@ def test_failures_are_of_memory_where_states_are_too_large_or_a_smaller_microbat
     assert [row["ran"] for row in found["rows"]] == [True, False, None, None, False, None]
     assert [row["reason"] for row in found["refused"]] == ["`gpus` is not given"]
     assert "false fits: 0 of 2 runs that ran out of memory (0.0%)" in memory_table(found)
+
+
+def test_tried_layouts_are_rows_of_their_search_or_counted(tmp_path):
+    timed = _TRIED | {"search": "a", "micro_batch": 2, "gpus": "4.0", "sequences_per_s": "2.0"}
+    failed = timed | {"ran": "0.0", "failure": "segmentation fault", "sequences_per_s": ""}
+    odd = [{"failure": "scheduler"}, {"configuration_fault": "a port"}, {"ran": ""}, {"gpus": ""}]
+    rows = [timed, failed, *(failed | changes for changes in odd), timed | {"global_batch": ""}]
+    _write(tmp_path / "steps" / "layouts_a100.csv", rows)
+    result = search_rows(tmp_path)
+    assert [(row["measured"], row["ran"]) for row in result["rows"]] == [(0.5, True), (None, False)]
+    assert all(row["table"] == "a" and row["fits"] for row in result["rows"])
+    assert sum(result["left_out"].values()) == 5
+    assert result["left_out"]["`global_batch` is not given"] == 1
+    assert "| a | 2 | 1 |" in search_table(result)
 
 
 def test_odd_rows_of_memory_have_a_reason(tmp_path):

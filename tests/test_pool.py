@@ -1,98 +1,209 @@
-"""The prototype of pools: picks without replacement, and a step with what it looks at."""
+"""Pools: how steps pick among samples of one replica, and errors by leaving groups out."""
 
 import dataclasses
 import itertools as it
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from benchmarks import _pool, intervals
+from benchmarks import intervals
 from prism_jax.engine import Plain, prepare
-from prism_jax.latency import LogNormal
-from prism_jax.replica import without_ops
+from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
+from prism_jax.engine._run import Draws
+from prism_jax.law import LEVELS, counted, group_sums
+from prism_jax.program import Variability
+from prism_jax.schedule import OneFOneB
+from prism_jax.step import GROUPS, Chances, Pool, Ranks, make_pool, pool_weights
+from prism_jax.step._pool import picked
 
 from .helpers import lognormal, one_kernel, pipeline_program
 
 
-def test_the_slowest_of_a_pool_has_the_chance_of_a_draw_without_replacement():
-    """Against all sets of R of n samples: of the slowest, and of the second after each."""
-    for n, R in ((7, 1), (7, 3), (6, 6)):
-        picks = _pool._equal((n,), (1000,), R, min(2, R))
-        sets = list(it.combinations(range(n), R))
-        slowest = np.bincount([one[0] for one in sets], minlength=n) / math.comb(n, R)
-        reached = (np.asarray(picks.steps) + np.asarray(picks.part)) / 1000
-        np.testing.assert_allclose(np.diff(reached, prepend=0), slowest, atol=2e-6)
-        for later, first in it.product(picks.later, range(n - R + 1)):
-            second = [one[1] for one in sets if one[0] == first]
-            beyond = [np.mean(np.array(second) > k) for k in range(first, n)]
-            found = np.exp(np.asarray(later)[first:] - later[first])
-            np.testing.assert_allclose(found, beyond, atol=1e-5)
+_ALONE = Chances(np.zeros(1, int), np.ones(1), np.ones(1), np.ones(1))
+# A network that is congested once in ten steps, in half of the samples.
+_NETWORK = Chances(np.arange(2), np.full(2, 0.5), np.ones(2), np.array([0.9, 0.1]))
+# No stall nine times in ten, but in two of five samples only.
+_STALLS = Chances(
+    np.zeros(2, int), np.array([0.4, 0.6]), np.array([0.9, 0.1]) / [0.4, 0.6], np.ones(1)
+)
 
 
-def test_steps_take_every_sample_as_often_as_its_chance():
-    run = _run(_pipeline(4), 0)
-    pool = _pool.draw(run, 0, 64)
-    picks = _pool.picks_of(run, pool, 4096, 2)
-    steps = _pool.steps_of(
-        without_ops(run.plan), run.key, pool, picks, jnp.arange(4096, dtype=jnp.uint32)
+_picked = jax.jit(picked, static_argnums=3)
+
+
+def _pool(score, ranks: Ranks, chances=_ALONE, stratum: Any = None, likelihood: Any = None) -> Pool:
+    """The pool of replicas with one sink, which ends at the score of each."""
+    score, number = np.asarray(score, np.float32), len(score)
+    stratum = np.zeros(number, np.int32) if stratum is None else np.asarray(stratum, np.int32)
+    likelihoods = np.ones(number, np.float32) if likelihood is None else likelihood
+    samples = score[:, None], score, stratum, likelihoods
+    by_law, room = likelihood is None, (max(number, 1024), 1)
+    return make_pool(chances, samples, 0, ranks, room, by_their_law=by_law)
+
+
+@pytest.mark.parametrize(("n", "R"), [(7, 1), (7, 3), (6, 6)])
+def test_the_slowest_of_a_pool_has_the_chance_of_a_draw_without_replacement(n, R):
+    """`C(n - k - 1, R - 1) / C(n, R)`, and all sets of R of n samples for the second after each."""
+    steps = 10**6
+    pool = _pool(range(n, 0, -1), Ranks(range(steps), 0.5, R, 2))
+    chance = np.diff(np.asarray(pool.reached)[:n], prepend=0) / steps
+    exact = [math.comb(n - k - 1, R - 1) / math.comb(n, R) for k in range(n)]
+    np.testing.assert_allclose(chance, exact, atol=2 / steps)
+    sets = list(it.combinations(range(n), R))
+    for later, first in it.product(np.asarray(pool.later), range(n - R + 1)):
+        second = np.array([ranks[1] for ranks in sets if ranks[0] == first])
+        beyond = [np.mean(second > k) for k in range(first, n)]
+        np.testing.assert_allclose(np.exp(later[first] - later[first:n]), beyond, atol=1e-5)
+
+
+def test_a_step_can_look_at_many_replicas():
+    """At the mean rank of each, `m (n + 1) / (R + 1)`, and half as far again, its chance is still
+    that of a draw without replacement, and below what leads to the next regime.
+    """
+    n, R, looks = 1024, 512, 256
+    pool = _pool(
+        range(2 * n, 0, -1), Ranks(range(64), 0.5, R, looks), _NETWORK, np.arange(2 * n) % 2
     )
-    reached = np.asarray(picks.steps) + np.asarray(picks.part)
-    taken = np.cumsum(np.bincount(np.asarray(steps.first), minlength=64))
-    assert np.abs(taken - reached).max() < 1
+    later = np.asarray(pool.later)[:, : 2 * n].reshape(-1, 2, n)
+    for m, (calm, congested) in enumerate(later, 1):
+        for k in int(m * (n + 1) / (R + 1)), int(1.5 * m * (n + 1) / (R + 1)):
+            expected = -np.log1p(-(R - m) / (n - k))
+            assert calm[k] - calm[k - 1] == pytest.approx(expected, abs=1e-3)
+        assert calm[-1] < congested[0]
+
+
+def test_weights_are_picked_by_their_share():
+    """With replacement; equal weights are picked as without, to within one over their number."""
+    n, R, steps = 1000, 8, 10**6
+    likelihood = np.random.default_rng(0).exponential(size=n).astype(np.float32)
+    ranks, scores = Ranks(range(steps), 0.5, R, 2), np.arange(n, 0, -1)
+    share = np.cumsum(likelihood, dtype=float) / likelihood.sum(dtype=float)
+    reached = np.asarray(_pool(scores, ranks, likelihood=likelihood).reached)[:n] / steps
+    np.testing.assert_allclose(reached, 1 - (1 - share) ** R, atol=2 / steps)
+    equal = _pool(scores, ranks, likelihood=np.ones(n, np.float32)), _pool(scores, ranks)
+    by_weight, without = (np.asarray(pool.reached)[:n] / steps for pool in equal)
+    assert 0 < np.abs(by_weight - without).max() < R / n
+
+
+def test_weights_of_samples_by_hand():
+    """Those of a stratum share its probability; regimes of the network do not mix."""
+    weights = pool_weights(_STALLS, np.array([0, 1, 1, 0]), np.array([1, 1, 3, 3]))
+    np.testing.assert_allclose(weights, [0.9 / 4, 0.1 / 4, 0.1 * 3 / 4, 0.9 * 3 / 4])
+    weights = pool_weights(_NETWORK, np.array([0, 1, 1, 0, 0]), np.ones(5))
+    np.testing.assert_allclose(weights, [1 / 3, 1 / 2, 1 / 2, 1 / 3, 1 / 3])
+    # What was not drawn has no weight.
+    np.testing.assert_allclose(pool_weights(_STALLS, np.zeros(3, int), np.ones(3)), [1 / 3] * 3)
+
+
+@pytest.mark.parametrize("times", [1, 2, 8])
+def test_the_share_of_steps_up_to_a_time_is_unbiased(times):
+    """At n = R, 2 R and 8 R samples of each regime, of which the second ends a tenth later: over
+    400 keys, within four errors of the power of R.
+    """
+    R, steps, keys, rng = 16, 64, 400, np.random.default_rng(0)
+    at, stratum = np.array([0.05, 0.5, 0.95]) ** (1 / R), np.arange(2 * times * R) % 2
+    truth = _NETWORK.network @ [at**R, np.maximum(at - 0.1, 0) ** R]
+    found, words = np.zeros((keys, 3)), jnp.zeros(2, jnp.uint32)  # The first pick uses no numbers.
+    for key in range(keys):
+        score, offset = rng.random(len(stratum)) + 0.1 * stratum, rng.random()
+        pool = _pool(score, Ranks(range(steps), offset, R, 1), _NETWORK, stratum)
+        (first,), _ = _picked(
+            pool, jnp.arange(steps, dtype=jnp.uint32), words, np.dtype(np.float32)
+        )
+        found[key] = (np.asarray(pool.ends)[first] <= at).mean(axis=0)
+    error = found.std(axis=0, ddof=1) / np.sqrt(keys)
+    assert np.all(np.abs(found.mean(axis=0) - truth) < 4 * error)
+
+
+def test_pools_of_a_run_have_every_step_and_enough_samples():
+    for num_replicas, number in it.product((1, 64, 1024, 65_536), (1, 5_000, 3_000_001)):
+        run = dataclasses.replace(
+            prepare(_pipeline(num_replicas), jax.random.key(0)), sampling=Plain()
+        )
+        draws = pool_draws(run, number)
+        assert sum(pool.steps for pool in draws) == number
+        assert [pool.first for pool in draws[1:]] == [
+            pool.first + pool.steps for pool in draws[:-1]
+        ]
+        assert all(pool.replicas >= min(64 * num_replicas, 2**18) for pool in draws)
+        assert max(pool.replicas for pool in draws) <= room_of(run, draws) <= 2**19
+
+
+def _run(program, seed: int):
+    return dataclasses.replace(prepare(program, jax.random.key(seed)), sampling=Plain())
+
+
+def _decided(run, steps: int, looks: int):
+    """A pool of as many samples as steps, and these."""
+    (drawn,) = drawn_pools(run, [Draws(run.sampling, 0, steps)])
+    pool = pool_of(run, drawn, looks, room_of(run, [drawn.draws]))
+    return pool, pooled_steps(run, pool, steps)
+
+
+def _pipeline(num_replicas: int, **laws):
+    """Ranks whose reductions do not vary, and a step factor."""
+    variability = Variability(
+        residual={"gemm": lognormal(0.05)}, **{"step": lognormal(0.01), **laws}
+    )
+    options: Any = {"variability": variability, "num_replicas": num_replicas}
+    options["reduction"] = one_kernel("reduce_scatter", 0.5, "network")
+    return pipeline_program(OneFOneB(3, 4), **options)
 
 
 def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant():
     run = _run(_pipeline(16), 1)
-    one, eight = (
-        _pool.simulate_pool(run, samples=512, steps=2048, most=most).steps for most in (1, 8)
-    )
-    np.testing.assert_array_equal(one.times, eight.times)
-    np.testing.assert_array_equal(one.sample, eight.sample)
-
-
-def test_the_host_sorts_as_the_device_does():
-    rng = np.random.default_rng(0)
-    score = rng.integers(5, size=500).astype(np.float32)
-    regime = rng.integers(2, size=500).astype(np.int32)
-    found = _pool.order_on_host(score, regime)
-    np.testing.assert_array_equal(found, _pool.order_on_device(score, regime))
+    (pool, one), (_, eight) = (_decided(run, 1024, looks) for looks in (1, 8))
+    np.testing.assert_array_equal(one.of("times"), eight.of("times"))
+    np.testing.assert_array_equal(one.of("slowest"), eight.of("slowest"))
+    # Every sample is taken as often as its chance.
+    taken = np.cumsum(np.bincount(one.of("slowest"), minlength=1024))
+    np.testing.assert_array_equal(taken, np.asarray(pool.reached)[:1024])
 
 
 def test_a_group_that_is_left_out_leaves_its_steps_to_the_next_slowest():
-    """The times without a group are never above, and belong to a sample of another group."""
+    """At every sink, by NumPy, where all replicas are looked at and steps have no own draws."""
+    run = _run(_pipeline(16, step=None), 2)
+    pool, steps = _decided(run, 1024, 16)
+    samples, _ = picked(pool, jnp.arange(1024, dtype=jnp.uint32), run.key, run.plan.dtype)
+    ends, group = (np.asarray(x)[samples] for x in (pool.ends, pool.group))
+    times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "group"))
+    reduced = ends[..., : run.program.sinks.number].max(axis=2)
+    after = times - reduced.max(axis=0)
+    np.testing.assert_allclose(after, after[0], rtol=1e-5)
+    np.testing.assert_array_equal(decider, np.choose(reduced.argmax(axis=0), group))
+    left = np.where(group == decider, -np.inf, reduced).max(axis=0)
+    np.testing.assert_allclose(without, left + after, rtol=1e-6)
+
+
+def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     run = _run(intervals.sinks_that_tie(16), 2)
-    steps = _pool.simulate_pool(run, samples=512, steps=1024, most=16).steps
-    assert np.all(np.asarray(steps.without) <= np.asarray(steps.times))
-    pool = _pool.draw(run, 0, 512)
-    group = np.asarray(pool.ids) // 2 % _pool.GROUPS
-    decided = np.asarray(steps.group)
-    np.testing.assert_array_equal(group[np.asarray(steps.sample)], decided)
-    assert np.all(group[np.asarray(steps.other)] != decided)
+    _, steps = _decided(run, 1025, 2)
+    arrays = [np.asarray(steps.of(name)) for name in ("times", "without", "group", "slowest")]
+    assert 0 < np.isnan(arrays[1]).sum() < 1025 / 4  # These looked at no other group.
+    part = counted(arrays[0], 1025, (0.0, 4.0), np)
+    found: Any = []
+    for xp in (np, jnp):
+        about: Any = (*map(xp.asarray, arrays), part.centre, part.quantiles)
+        found.append(group_sums(*about, num_groups=GROUPS, xp=xp))
+    for by_numpy, by_jax in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(by_numpy, by_jax, rtol=1e-4, atol=1e-6)
+    moments, counts = found[0].decided
+    assert moments[:, 0].tolist() == np.bincount(arrays[2], minlength=GROUPS).tolist()
+    np.testing.assert_allclose(counts.sum(axis=0).cumsum()[:-1] / 1025, LEVELS, atol=1 / 1025)
 
 
-def test_one_replica_has_the_error_of_independent_steps():
+@pytest.mark.parametrize("looks", [1, 2])
+def test_one_replica_has_the_error_of_independent_steps(looks):
     """Over 32 groups, an error of a mean is known to within an eighth, one standard error."""
     run = _run(_pipeline(1), 3)
-    pooled = _pool.simulate_pool(run, samples=4096, steps=4096, most=1)
-    times = np.asarray(pooled.steps.times, float)
-    error = pooled.moved.scatter(0).error
-    assert abs(error / (times.std() / 64) - 1) < 4 / 8
-
-
-def _run(program, seed: int):
-    run = prepare(program, jax.random.key(seed))
-    return dataclasses.replace(run, sampling=Plain())
-
-
-def _pipeline(num_replicas: int):
-    """Ranks whose reductions do not vary, and a step factor."""
-    from prism_jax.program import Variability
-    from prism_jax.schedule import OneFOneB
-
-    laws = {"gemm": lognormal(0.05), "reduce_scatter": LogNormal(jnp.ones(()), jnp.zeros(()))}
-    reduction = one_kernel("reduce_scatter", 0.5, "network")
-    variability = Variability(residual={**laws}, step=lognormal(0.01))
-    options = {"variability": variability, "num_replicas": num_replicas}
-    return pipeline_program(OneFOneB(3, 4), reduction=reduction, **options)
+    _, steps = _decided(run, 4096, looks)
+    times = np.asarray(steps.of("times"), float)
+    errors = steps.errors(steps.counted((0.0, 2 * float(times.max()))))
+    assert abs(errors.mean / (times.std() / 64) - 1) < 4 / 8
+    expected = np.sqrt(LEVELS * (1 - LEVELS) / 4096)
+    ratio = errors.levels / expected
+    assert abs(np.mean(ratio[3:-3]) - 1) < 4 / 8

@@ -50,7 +50,7 @@ def _alike(steps: np.ndarray, law: prism.Law) -> None:
 
 def test_all_factors_stalls_and_the_network_together():
     program = _program(4)
-    law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(1), replicas="exact")
+    law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(1))
     _alike(reference_steps(program, _STEPS, 0), law)
 
 
@@ -67,7 +67,7 @@ def test_collapsed_blocks_reductions_on_the_way_and_a_tail():
     assert len(program.sinks.rank.value) > program.num_ranks
     assert program.tail >= 0
     program = dataclasses.replace(program, num_replicas=2)
-    law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(1), replicas="exact")
+    law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(1))
     _alike(reference_steps(program, 1_000, 0), law)
 
 

@@ -213,15 +213,15 @@ def test_ctrl_c_keeps_the_parts_of_a_report_so_far(report, monkeypatch):
 
 
 def test_ctrl_c_after_the_last_step_of_the_law_ends_the_rest(monkeypatch, ctrl_c):
-    from prism_jax.engine import _simulate
+    from prism_jax.engine._pools import PooledSteps
 
-    errors_of = _simulate.errors_of
+    errors = PooledSteps.errors
 
     def interrupt(*arguments):
         ctrl_c()
-        return errors_of(*arguments)
+        return errors(*arguments)
 
-    monkeypatch.setattr(_simulate, "errors_of", interrupt)
+    monkeypatch.setattr(PooledSteps, "errors", interrupt)
     job = prism.load_job(*_JOB)
     found = reports.gather(job, num_samples=320, key=jax.random.key(5))
     assert found.law.num_samples == 320

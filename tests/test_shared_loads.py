@@ -91,7 +91,7 @@ def test_pipelines_and_replicas_are_those_that_are_simulated_one_by_one():
     laws: dict[str, AbstractLatency] = {kind: lognormal(sigma) for kind, sigma in each.items()}
     varied = Variability(residual=laws, rank=lognormal(0.02), microbatch=lognormal(0.03))
     program = _program(2, 4, varied, num_replicas=4)
-    law = prism.simulate(program, num_samples=8_000, key=jax.random.key(1), replicas="exact")
+    law = prism.simulate(program, num_samples=8_000, key=jax.random.key(1))
     _alike(reference_steps(program, 8_000, 0), law)
 
 

@@ -1,4 +1,4 @@
-"""Stalls of several kinds: each has a size and a rate of its own."""
+"""Stalls: how many there are, and of several kinds, each with a size and a rate of its own."""
 
 import itertools
 
@@ -13,9 +13,11 @@ import prism_jax as prism
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Stall, Variability
 from prism_jax.program._assemble import assemble
+from prism_jax.replica import make_plan
+from prism_jax.schedule import OneFOneB
 from prism_jax.workload import Branches, Kernel, Segment
 
-from .helpers import graph_of
+from .helpers import graph_of, lognormal, pipeline_program
 
 
 OPS, SIGMA, RATE = 6, 0.01, 2e-3
@@ -104,3 +106,98 @@ def _mean(num_replicas: int, rates: np.ndarray) -> float:
     order = np.argsort(steps)
     below = np.minimum(np.cumsum(weights[order]), 1) ** num_replicas
     return float(steps[order] @ np.diff(below, prepend=0))
+
+
+def _calls(rate) -> prism.Program:
+    """Twenty calls, one after the other, whose stalls last 1 s."""
+    stalls = {"gemm": Stall(jnp.asarray(rate), lognormal(0.0))}
+    return pipeline_program(OneFOneB(1, 10), variability=Variability(stalls=stalls))
+
+
+def test_stalls_occur_at_their_rate_and_add_their_size():
+    """A step of 30 s has 20 calls; half of the samples are of the few steps with stalls."""
+    quiet, rate, number = 30.0, 20 * 1e-3, 50_000
+    law = prism.simulate(_calls(1e-3), num_samples=number, key=jax.random.key(0))
+    assert law.quantile(0.5) == pytest.approx(quiet, abs=np.diff(law.histogram.edges)[0] / 2**16)
+    assert law.mean == pytest.approx(quiet + rate, rel=1e-4)
+    assert law.effective_samples == pytest.approx(number * np.exp(rate) / 2, rel=0.01)
+    # Ranks are stratified, so a probability is right to within about one step of all.
+    for stalls in (1, 2):
+        expected = scipy.stats.poisson.sf(stalls - 1, rate)
+        assert law.exceedance(quiet + stalls - 0.5) == pytest.approx(expected, abs=1.5 / number)
+
+
+@pytest.mark.parametrize("rate", [0.0, 19.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_number_of_stalls_is_poisson(rate, dtype):
+    """With dozens of strata too, whose powers and factorials alone overflow."""
+    program = _calls(rate / 20)
+    narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
+    program = jax.tree.unflatten(jax.tree.structure(program), narrow)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad(has_aux=True)
+    def mean(rate):
+        changed = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, rate)
+        counts = make_plan(changed).tables.stall_counts
+        return jnp.sum(counts * jnp.arange(len(counts), dtype=counts.dtype)), counts
+
+    (_, counts), slope = mean(program.variability.stalls["gemm"].rate)
+    found = np.asarray(counts)
+    most = max(stratum.stalls for stratum in program.strata)
+    assert not found[most + 1 :].any()
+    expected = scipy.stats.poisson.pmf(np.arange(most), rate)
+    np.testing.assert_allclose(found[:most], expected, rtol=1e-4, atol=1e-30)
+    assert rate < 5 or most > 15
+    np.testing.assert_allclose(slope, 20, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [1e-6, 1e-4, 1e-3, 0.03, 1.0])
+def test_chances_of_few_stalls_keep_their_digits(rate):
+    """In single precision, of the last stratum too, which stands for itself and more; and their
+    derivatives, against differences of the law in double precision.
+    """
+    calls = 20
+    single = jnp.asarray(rate / calls, jnp.float32)
+    with jax.enable_x64(False):
+        program = _calls(single)
+
+        @jax.jit  # Which leaves out all that the chances do not need.
+        def chances(rate):
+            given = eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, rate)
+            return make_plan(given).tables.stall_counts
+
+        counts, derivative = jax.jvp(chances, (single,), (jnp.ones_like(single),))
+    most = max(stratum.stalls for stratum in program.strata)
+    number = np.arange(most)
+    given = calls * float(single)
+
+    def law(rate):
+        return np.append(
+            scipy.stats.poisson.pmf(number, rate), scipy.stats.poisson.sf(most - 1, rate)
+        )
+
+    assert counts.dtype == np.float32
+    np.testing.assert_allclose(counts[: most + 1], law(given), rtol=5e-6)
+    step = 1e-4 * given
+    slope = calls * (law(given + step) - law(given - step)) / (2 * step)
+    # That of one stall is zero at a rate of one.
+    allowed = 1e-5 * (np.abs(slope) + calls * law(given))
+    assert np.all(np.abs(np.asarray(derivative)[: most + 1] - slope) <= allowed)
+
+
+def test_a_rate_of_stalls_that_was_zero_when_compiled():
+    program = _calls(0.0)
+
+    def with_rate(rate):
+        return eqx.tree_at(lambda p: p.variability.stalls["gemm"].rate, program, jnp.asarray(rate))
+
+    rare = prism.simulate(
+        with_rate(1e-4), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+    )
+    # Ranks are stratified, so the share of steps with a stall is right to within two steps.
+    assert rare.mean == pytest.approx(30 + 20 * 1e-4, abs=2 / 20_000)
+    with pytest.raises(ValueError, match="compile it with the new rate"):
+        prism.simulate(with_rate(0.05), num_samples=10, key=jax.random.key(0), sampling="plain")
+    with pytest.raises(ValueError, match="stall rate of `gemm`"):
+        prism.simulate(with_rate(-0.05), num_samples=10, key=jax.random.key(0), sampling="plain")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from benchmarks._sites import configurations, spread_of_sites
+from benchmarks._sites import configurations, of_gpt3, site_rows, site_table, spread_of_sites
 from benchmarks._systems import OF_SYSTEMS, fitted, systems
 from benchmarks._tails import system_table
 from prism_jax.calibration import epistemic, level_of_runs
@@ -92,9 +92,32 @@ def test_shipped_laws_of_systems_equal_those_fitted_to_the_logs(shared):
 
 
 def test_sites_differ_as_the_shipped_law_says(shared):
-    rows = configurations(shared / "data")
+    rows = [*configurations(shared / "data"), of_gpt3(shared / "data")]
     assert len(rows) >= 4
     assert load_priors().sites.deviation == pytest.approx(spread_of_sites(rows)[0], rel=0.01)
+
+
+def test_only_systems_of_one_configuration_are_compared(tmp_path):
+    """Whole numbers as decimals are the same; runs without a time do not count."""
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    head = "system,gpu,gpus,precision,global_batch,micro_batch,step_p50_s"
+    lines = [
+        "a,X,8,fp8,16,2,1.0",
+        "b,X,8.0,fp8,16.0,2,1.1",
+        "b,X,8,fp8,16,2,",
+        "a,X,8,fp8,16,2,n/a",
+    ]
+    others = ["c,X,16,fp8,16,2,3.0", "d,Y,8,fp8,16,2,2.0"]
+    table = folder / "sites_llama31_8b.csv"
+    table.write_text("\n".join([head, *lines, *others]))
+    rows = site_rows(tmp_path)["rows"]
+    assert [row["machine"] for row in rows] == ["X", "all"]
+    assert all(np.isclose(row["measured"], np.log(1.1) / np.sqrt(2)) for row in rows)
+    table.write_text("\n".join([head, *others]))
+    alone = site_rows(tmp_path)
+    assert alone == {"rows": []}
+    assert site_table(alone).count("\n") == 1
 
 
 def test_the_spread_between_sites_is_pooled_over_configurations():

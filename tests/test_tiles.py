@@ -17,7 +17,7 @@ def _columns(shared, ids):
 def test_only_the_tiles_that_are_needed_run_and_no_more_than_fit(monkeypatch, memory):
     """By the bytes that the backend says of the very program that runs."""
     lowered, compiled = [], _tiles._compiled
-    monkeypatch.setattr(_tiles, "_wide", lambda: True)
+    monkeypatch.setattr(_tiles, "on_accelerator", lambda: True)
     monkeypatch.setattr(_tiles, "_memory", lambda: memory)
     monkeypatch.setattr(_tiles, "_compiled", lambda *x: lowered.append(compiled(*x)) or lowered[-1])
     shared, size, devices = jnp.arange(64.0)[None], 16, len(jax.devices())

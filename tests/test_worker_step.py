@@ -14,6 +14,7 @@ from prism_jax.analysis._knobs import varied
 from prism_jax.data import Variation
 from prism_jax.data._variations import read_variations, write_variations
 from prism_jax.engine import simulate, simulated_steps
+from prism_jax.engine._reference import reference_steps
 from prism_jax.latency import Gamma
 from prism_jax.program import Variability, digest, load_program, save_program
 from prism_jax.program._assemble import assemble
@@ -100,7 +101,7 @@ def test_worker_step_factors_are_redrawn_where_gpus_are_kept():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["importance", "plain"])
-def test_the_vector_rule_equals_explicit_replicas(sampling):
+def test_pools_equal_every_replica_of_every_step(sampling):
     variability = Variability(
         residual={"gemm": lognormal(0.03), "send_recv": lognormal(0.3)},
         rank=lognormal(0.02),
@@ -108,13 +109,13 @@ def test_the_vector_rule_equals_explicit_replicas(sampling):
         step=lognormal(0.01),
     )
     program = pipeline_program(OneFOneB(4, 6), variability=variability, num_replicas=16)
-    explicit = simulate(program, num_samples=20_000, key=jax.random.key(1), replicas="explicit")
-    vector = simulate(program, num_samples=100_000, key=jax.random.key(2), sampling=sampling)
-    noise = np.hypot(explicit.errors.mean, vector.errors.mean)
-    # Without a reduction, the rule has no error of its own.
-    assert abs(vector.mean - explicit.mean) < 4 * noise
-    half = [np.diff(law.quantile_interval(0.95))[0] / 2 for law in (explicit, vector)]
-    assert abs(vector.quantile(0.95) - explicit.quantile(0.95)) < 2 * np.hypot(*half)
+    steps = reference_steps(program, 20_000, 0)
+    law = simulate(program, num_samples=100_000, key=jax.random.key(2), sampling=sampling)
+    noise = np.hypot(steps.std() / np.sqrt(len(steps)), law.errors.mean)
+    assert abs(law.mean - steps.mean()) < 4 * noise
+    # The law has more steps, but rests on fewer samples.
+    error = np.sqrt(2 * 0.95 * 0.05 / len(steps))
+    assert abs(np.mean(steps <= law.quantile(0.95)) - 0.95) < 4 * error
 
 
 def test_the_worker_step_leads_importance_where_it_alone_varies():

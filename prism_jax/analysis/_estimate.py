@@ -46,7 +46,7 @@ def estimate(
     backward pass, which runs the same samples again, gives the derivatives with respect to every
     mean, spread, factor and stall rate. `estimate` runs a loop on the host, so it does not work
     under `jax.jit` or `jax.vmap`; use the pure function `sample_replica_ends` there. Replicas
-    follow the vector rule, even where `simulate` uses the exact rule.
+    follow the vector rule, by which the slowest replica alone decides a step.
 
     **Arguments:**
 

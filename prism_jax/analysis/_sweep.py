@@ -192,7 +192,7 @@ def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array"
         row: Row = {}
         for name, (value, (low, high)) in figures(law).items():
             row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
-        rows.append(row | {x: getattr(law, x) for x in ("num_samples", "sampling", "replicas")})
+        rows.append(row | {x: getattr(law, x) for x in ("num_samples", "sampling")})
     return rows
 
 

@@ -159,7 +159,7 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
     if future is not None:
         lines.append(prism.law.about_noise(law, future.intervals()))
     lines.append(
-        f"{counted(law.num_samples, 'step')} ({law.sampling} sampling, replicas: {law.replicas}); "
+        f"{counted(law.num_samples, 'step')} ({law.sampling} sampling); "
         f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
         f"({result['samples_per_s']:,.0f} steps/s)"
     )

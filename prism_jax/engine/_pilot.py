@@ -11,13 +11,14 @@ from .._misc import dot
 from ..law import FEWEST
 from ..random import key_data
 from ..replica import redirected
-from ..step import ExactRule, decide, sample_weights
+from ..step import sample_weights
+from ._pools import pilot_steps
 from ._run import Chunk, Draws, Run, decided_chunks, step_times
 from ._sampling import AbstractSampling, Importance, Plain, named, pilot_key
 
 
 _SAMPLES = 4096
-# The exact rule of replicas is used if the vector rule is lower by more than this.
+# It is said if the vector rule is lower by more than this.
 _TOLERANCE = 5e-4
 # With less support in the pilot, nothing is decided.
 _LEAST_SUPPORT = 3
@@ -49,46 +50,22 @@ def draw_pilot(run: Run, sampling: str | None = None) -> Pilot:
     return Pilot(run, chunk)
 
 
-def vector_rule_is_low_by(pilot: Pilot) -> float:
-    """By which share the mean or the 95 % quantile by the vector rule, whichever differs more, is
-    below that by the exact rule. Both rules use the same replicas.
-    """
-    run, chunk = pilot.run, pilot.chunk
-    if _rules_are_one(run):
-        return 0.0
-    number = run.program.num_replicas
-    kept = chunk.decision.kept
-    exact = decide(run.chances, kept, run.key, chunk.steps, num_replicas=number, exact=True)
-    assert isinstance(exact, ExactRule)
-
-    rules = dataclasses.replace(exact, one_decides=True), exact
-    both = [dataclasses.replace(chunk, decision=rule) for rule in rules]
-    low, high = (
-        np.array([np.mean(steps, dtype=np.float64), np.quantile(steps, 0.95)])
-        for steps in np.split(np.concatenate([*step_times(run, both)]), 2)
-    )
-    return float(np.max(1 - low / high)) if np.all(high > 0) else 0.0
-
-
-def _rules_are_one(run: Run) -> bool:
-    return run.program.num_replicas == 1 or run.program.sinks.number == 1
-
-
-def rule_of_replicas(pilot: Pilot) -> str:
-    """`"vector"`, or `"exact"` if the rules differ."""
-    return "exact" if vector_rule_is_low_by(pilot) > _TOLERANCE else "vector"
-
-
 def vector_rule_notes(run: Run) -> tuple[str, ...]:
-    """A warning for figures that follow the vector rule; empty where the rule is accurate."""
-    low = 0.0
-    if not _rules_are_one(run):
-        low = vector_rule_is_low_by(draw_pilot(run))
-    if low <= _TOLERANCE:
+    """A warning for figures that follow the vector rule, by which one replica decides a step;
+    empty where the rule is accurate. It compares the mean or the 95 % quantile, whichever differs
+    more, with that of steps of which each sink has a slowest replica of its own.
+    """
+    number, sinks = run.program.num_replicas, run.program.sinks.number
+    if number == 1 or sinks == 1:
+        return ()
+    exact, slowest = pilot_steps(run)
+    high, low = (np.array([np.mean(x), np.quantile(x, 0.95)]) for x in (exact, slowest))
+    share = float(np.max(1 - low / high)) if np.all(high > 0) else 0.0
+    if share <= _TOLERANCE:
         return ()
     return (
-        f"Figures and derivatives follow the vector rule of replicas, which is {100 * low:.2g} % "
-        "low for this program; `simulate` takes the exact rule.",
+        f"Figures and derivatives follow the vector rule of replicas, which is {100 * share:.2g} % "
+        "low for this program; `simulate` looks at more than the slowest replica.",
     )
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Float
 
 from .._interrupt import check_interrupt, interruptible, working
 from ..host import on_host
-from ..law import LEVELS, Errors, errors_of_figures
 from ..program import Program
 from ..random import KeyData, key_data
 from ..replica import Batch, Plan, make_plan, tiles, without_ops
@@ -131,7 +130,7 @@ def ids_of(draws: Sequence[Draws], first: int, count: int) -> np.ndarray:
     )
 
 
-def _by_chunk(
+def by_chunk(
     draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """The samples of chunks, at most one chunk at a time, with their ids."""
@@ -160,7 +159,6 @@ def decided_chunks(
     run: Run,
     draws: Sequence[Draws],
     *,
-    exact: bool = False,
     num_replicas: int | None = None,
     advance: Advance = lambda steps: None,
 ) -> Iterator[Chunk]:
@@ -172,7 +170,7 @@ def decided_chunks(
     """
     replicas = num_replicas or draws[0].sampling.num_replicas(run.program)
     of_strata, sinks = len(run.program.strata), run.program.sinks.number
-    samples = _by_chunk(draws, draws[0].sampling.samples(run, draws))
+    samples = by_chunk(draws, draws[0].sampling.samples(run, draws))
     with interruptible() as interrupt:
         for mine in draws:
             reservoir = Reservoir(sinks, of_strata, run.plan.dtype, mine.first, mine.replicas)
@@ -180,16 +178,14 @@ def decided_chunks(
             try:
                 while reservoir.drawn < mine.replicas:
                     some = next(samples)
-                    reservoir.add(*some)
+                    reservoir.add(*map(np.asarray, some))
                     advance(len(some[0]) * mine.steps // mine.replicas)
             except KeyboardInterrupt:
                 interrupted = True
             kept = reservoir.replicas()
             if kept.drawn:
                 steps = kept.drawn if interrupted else mine.steps
-                decision = decide(
-                    run.chances, kept, run.key, steps, num_replicas=replicas, exact=exact
-                )
+                decision = decide(run.chances, kept, run.key, steps, num_replicas=replicas)
                 # Drawn samples still become steps; a Ctrl-C during the decision ends the run later.
                 interrupted |= interrupt.take()
                 yield Chunk(mine, decision, steps)
@@ -260,20 +256,3 @@ def step_tile(shared, _, ids, ends, regimes):
     plan, key = shared
     ready, of_steps = step_parts(plan, ends.T, ids, key, regimes)
     return of_steps.times(), ready.T, of_steps
-
-
-def errors_of(decision: AbstractDecision, steps: np.ndarray) -> Errors:
-    """How the figures of a law scatter, from the first steps of a chunk, which are used up."""
-    errors = decision.errors(len(steps))
-    thresholds = np.quantile(steps.copy(), LEVELS, overwrite_input=True)
-    levels, support = zip(*(errors.of_level(steps, t) for t in thresholds), strict=True)
-    # In place from here on.
-    steps -= np.mean(steps, dtype=np.float64).astype(steps.dtype)
-    mean = errors.of_mean(steps)
-    spread = np.std(steps, dtype=np.float64).astype(steps.dtype)
-    steps *= steps
-    steps -= spread**2
-    steps /= 2 * spread if spread > 0 else 1
-    return errors_of_figures(
-        [mean, errors.of_mean(steps), *levels], errors.support(), np.array(support)
-    )

@@ -83,7 +83,7 @@ class AbstractOfOneReplica(AbstractSampling):
 
         shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
         for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
-            ends, *rest = batch.samples()
+            ends, *rest = batch.kept(lambda arrays: arrays)
             yield ends[:, : run.program.sinks.number], *rest
 
 
@@ -98,9 +98,18 @@ def _replica_tile(shared, _, ids):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(AbstractOfOneReplica):
-    """By their law."""
+    """By their law.
+
+    **Attributes:**
+
+    - `least`: the least number of samples.
+    """
 
     name = "plain"
+    least: int = 0
+
+    def replicas(self, num_steps: int) -> int:
+        return max(num_steps, self.least)
 
     def chunks(self, program: Program, num_steps: int) -> int:
         # A short chunk leans: by R / 2 over its length, in the logarithm of the chance that no

@@ -1,4 +1,4 @@
-from ._accumulator import Accumulator as Accumulator, grid_of as grid_of
+from ._counted import Counted as Counted, counted as counted, grid_of as grid_of, law_of as law_of
 from ._distance import (
     crps as crps,
     crps_of_each as crps_of_each,
@@ -20,6 +20,7 @@ from ._figures import (
     law_table as law_table,
 )
 from ._file import load_law as load_law, save_law as save_law
+from ._groups import errors_by_group as errors_by_group, group_sums as group_sums
 from ._histogram import Histogram as Histogram
 from ._law import Allocations as Allocations, Law as Law
 from ._merge import (

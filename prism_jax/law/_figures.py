@@ -71,7 +71,7 @@ def law_table(
         columns.append(Column("error", _error, "+.1f", "%"))
     if measured and expected is not None:
         columns.append(Column("within", _within))
-    title = f"Law of {steps} ({law.sampling} sampling, replicas: {law.replicas})"
+    title = f"Law of {steps} ({law.sampling} sampling)"
     return Table(columns, rows, title, unknown)
 
 

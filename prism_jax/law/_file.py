@@ -59,7 +59,6 @@ class _About(msgspec.Struct, forbid_unknown_fields=True):
     errors: _Errors
     allocations: _Allocations | None
     sampling: Literal["plain", "importance", "mixed"]
-    replicas: Literal["vector", "exact", "explicit", "mixed"]
     effective_samples: _NonNegative
     program: str
     keys: Annotated[tuple[tuple[_Word, _Word], ...], Meta(min_length=1)]

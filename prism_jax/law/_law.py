@@ -69,8 +69,7 @@ class Law(Shown, AbstractCompared):
     - `errors`: the [`Errors`][] from which confidence intervals are computed.
     - `allocations`: the [`Allocations`][], if `simulate` was called with `allocations`; else
         `None`.
-    - `sampling`, `replicas`: how replica samples were drawn, and how the slowest replica was found;
-        see `simulate`.
+    - `sampling`: how replica samples were drawn; see `simulate`.
     - `effective_samples`: the effective sample size of the replica samples, that is, how many
         samples of equal weight are worth as much.
     - `program`: a digest of the program that was simulated. Laws of the same program can be merged.
@@ -93,7 +92,6 @@ class Law(Shown, AbstractCompared):
     compile_s: float = dataclasses.field(compare=False)
     run_s: float = dataclasses.field(compare=False)
     sampling: str = "plain"
-    replicas: str = "vector"
     allocations: Allocations | None = None
 
     def __hash__(self) -> int:
@@ -113,7 +111,7 @@ class Law(Shown, AbstractCompared):
                 unknown[name] = self.why_unknown(quantiles.get(name))
         step_time["confidence_level"] = 0.95
         step_time["quantiles"] = [[i / 200, self.quantile(i / 200)] for i in range(1, 200)]
-        names = ("num_samples", "sampling", "replicas", "effective_samples", "compile_s", "run_s")
+        names = ("num_samples", "sampling", "effective_samples", "compile_s", "run_s")
         result = {"step_time_s": step_time, **picked(self, *names)}
         result["requested_samples"] = self.requested
         result["samples_per_s"] = self.num_samples / max(self.run_s, 1e-9)

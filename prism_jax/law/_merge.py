@@ -128,5 +128,4 @@ def _pool(laws: Sequence[Law], keys) -> Law:
         compile_s=total("compile_s"),
         run_s=total("run_s"),
         sampling=common("sampling"),
-        replicas=common("replicas"),
     )

@@ -40,6 +40,7 @@ class Stream(enum.IntEnum):
     OTHER_GPUS = 7
     LOADS = 8
     STEPS = 100
+    REPLICAS = 101
     UNLIKE = 200  # Replicas that are unlike the others.
 
 

@@ -45,6 +45,8 @@ from ._rare import (
 from ._structure import loads_of as loads_of
 from ._tiles import (
     Batch as Batch,
+    on_accelerator as on_accelerator,
+    on_all_devices as on_all_devices,
     tile_size as tile_size,
     tiles as tiles,
     tiles_of as tiles_of,

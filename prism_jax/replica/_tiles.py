@@ -60,6 +60,12 @@ class Batch:
 
         return jax.tree.map(one, some(self.arrays))
 
+    def kept(self, some: Callable[[Any], Any]) -> Any:
+        """As `samples`, but an array of a single accelerator stays there."""
+        if not on_accelerator() or len(jax.devices()) > 1:
+            return self.samples(some)
+        return jax.tree.map(lambda x: _flat(x, self.count), some(self.arrays))
+
     def by_tile(self, some: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
         """All or some sums over each tile, on the host, in the order of ids."""
         number = -(-self.count // self.size)
@@ -108,11 +114,11 @@ def tiles(
 
     `KeyboardInterrupt` between batches, after Ctrl-C: see `interruptible`.
     """
-    devices, wide = len(jax.devices()), _wide()
+    devices, wide = len(jax.devices()), on_accelerator()
     assert wide or per_batch <= _MOST_TILES
     start, end, most = first, first + num_samples, per_batch
     in_hand: list[Batch] = []
-    call = _compiled(function, _on_all_devices(shared))
+    call = _compiled(function, on_all_devices(shared))
     with interruptible() as interrupt:
         while start < end:
             count = min(size * most * devices, end - start)
@@ -147,7 +153,7 @@ def tile_size(num_samples: int, figures: int = 1) -> int:
 
 def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
-    if _wide():
+    if on_accelerator():
         return _MOST_WIDE_TILES
     lanes = plan.structure.graph.lanes
     # Small enough that Ctrl-C is noticed soon.
@@ -177,9 +183,14 @@ def _memory() -> int:
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
 
 
-def _wide() -> bool:
+def on_accelerator() -> bool:
     """Whether tiles run side by side, and not one after the other."""
     return jax.default_backend() != "cpu"
+
+
+@ft.partial(jax.jit, static_argnums=1)
+def _flat(x, count: int):
+    return x.reshape(-1, *x.shape[2:])[:count]
 
 
 def _turns(count: int, size: int, devices: int) -> np.ndarray:
@@ -217,13 +228,22 @@ def _on_host(x) -> list[np.ndarray]:
     return [np.asarray(shard.data) for shard in x.addressable_shards]
 
 
-def _on_all_devices(shared: Any) -> Any:
-    """The same, copied to all devices at once rather than again for each batch."""
+def on_all_devices(shared: Any) -> Any:
+    """The same, copied to all devices at once rather than again for each batch. What is there stays
+    as it is.
+    """
     if jax.process_count() > 1:
         return shared
-    arrays, static = eqx.partition(shared, eqx.is_array)
     everywhere = NamedSharding(_mesh(), PartitionSpec())
-    return eqx.combine(jax.device_put(arrays, everywhere), static)
+    leaves, tree = jax.tree.flatten(shared)
+    places = [
+        k
+        for k, x in enumerate(leaves)
+        if eqx.is_array(x) and getattr(x, "sharding", None) != everywhere
+    ]
+    for k, x in zip(places, jax.device_put([leaves[k] for k in places], everywhere), strict=True):
+        leaves[k] = x
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _mesh() -> Mesh:
@@ -233,7 +253,7 @@ def _mesh() -> Mesh:
 def _compiled(function, shared) -> Callable[..., Any]:
     arrays, static = eqx.partition(shared, eqx.is_array)
     leaves, tree = jax.tree.flatten(static)
-    run = _jitted(function, jax.default_backend(), _wide())
+    run = _jitted(function, jax.default_backend(), on_accelerator())
     return ft.partial(run, (tuple(leaves), tree), arrays)
 
 

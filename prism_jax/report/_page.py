@@ -152,7 +152,7 @@ def _training(report: Report, found: Throughput) -> dict[str, str]:
 def _origin(report: Report) -> Iterable[Block]:
     """The command or the function, the samples and the seed of each figure; versions and date."""
     law = report.law
-    how = f"{law.sampling} sampling, replicas: {law.replicas}"
+    how = f"{law.sampling} sampling"
     every, some = law.num_samples, report.num_steps
     rows = [
         ("step time", "simulate", f"{counted(every, 'step')}; {how}"),

@@ -1,3 +1,4 @@
+from ._decided import Decided as Decided, decided_steps as decided_steps
 from ._decision import (
     AbstractDecision as AbstractDecision,
     AbstractOneDecides as AbstractOneDecides,
@@ -6,14 +7,20 @@ from ._decision import (
     Resampled as Resampled,
     SlowestOf as SlowestOf,
     VectorRule as VectorRule,
+    decide as decide,
 )
-from ._exact import ExactRule as ExactRule, decide as decide
+from ._pool import (
+    GROUPS as GROUPS,
+    Pool as Pool,
+    Ranks as Ranks,
+    make_pool as make_pool,
+    pool_weights as pool_weights,
+)
 from ._reservoir import EXTREMES as EXTREMES, RESERVOIR as RESERVOIR, Reservoir as Reservoir
 from ._selection import (
     Chances as Chances,
     Selection as Selection,
     chances_of as chances_of,
-    effective_samples as effective_samples,
     sample_weights as sample_weights,
 )
 from ._step import (

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .._misc import dot
-from ._errors import AbstractErrors, IndependentErrors, SelectionErrors
+from ..random import KeyData
 from ._reservoir import Replicas, resample_factors
-from ._selection import Selection
+from ._selection import Chances, Selection, sample_weights, select
 from ._systematic import BLOCK, Systematic
 
 
@@ -28,12 +28,6 @@ class AbstractDecision(abc.ABC):
     @abc.abstractmethod
     def ends(self, first: int, count: int) -> np.ndarray:
         """The ends of the sinks `(count, sinks)`; `first` is a multiple of `BLOCK`."""
-
-    def errors(self, num_steps: int) -> AbstractErrors:
-        """The standard errors of figures, from the first steps. Not known of the slower of two
-        decisions, of which no law is made.
-        """
-        raise NotImplementedError
 
     def inputs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The ends and regimes of `count` steps, from any first step on."""
@@ -103,9 +97,6 @@ class OneEach(AbstractOneDecides):
     def samples(self, first: int, count: int) -> np.ndarray:
         return np.arange(first, first + count)
 
-    def errors(self, num_steps: int) -> AbstractErrors:
-        return IndependentErrors(num_steps)
-
     def resample(self) -> Iterator[Resampled]:
         for factors in resample_factors(self.kept):
             counts = factors / np.mean(factors)
@@ -147,11 +138,6 @@ class VectorRule(AbstractOneDecides):
         """The concatenated orders of all selections, and where each starts."""
         orders = [selection.order for selection in self.selections]
         return np.concatenate(orders), np.cumsum([0, *(len(order) for order in orders[:-1])])
-
-    def errors(self, num_steps: int) -> AbstractErrors:
-        blocks = range(0, num_steps, BLOCK)
-        picks = [self.picks(start, min(BLOCK, num_steps - start)) for start in blocks]
-        return SelectionErrors(self.selections, picks, num_steps)
 
     def resample(self) -> Iterator[Resampled]:
         regimes, position = self.picks(0, self.systematic.num_steps)
@@ -230,3 +216,31 @@ class SlowestOf(AbstractWeighed):
     def of_samples(self, values: np.ndarray) -> np.ndarray:
         each = [one.of_samples(values) for one in self.decisions]
         return max(each, key=lambda x: dot(x, x))  # Of the replicas that fewer samples decide.
+
+
+def decide(
+    chances: Chances, kept: Replicas, key: KeyData, num_steps: int, *, num_replicas: int
+) -> VectorRule | OneEach:
+    """Sets up how steps are decided.
+
+    **Arguments:**
+
+    - `kept`: replica samples.
+    - `num_replicas`: the number of replicas in a step.
+    """
+    weights = sample_weights(chances, kept)
+    regime = chances.regime[kept.stratum]
+    probabilities = chances.network
+    present = np.bincount(regime, minlength=len(probabilities)) > 0
+    if not present.all():  # Only in runs of a handful of samples.
+        probabilities = np.where(present, probabilities, 0) / probabilities[present].sum()
+    first, second = (int(word) for word in np.asarray(key))
+    systematic = Systematic(probabilities, num_steps, (first, second), kept.first)
+    # A single replica whose samples weigh the same needs no picking, and their order none either.
+    one_each = num_replicas == len(probabilities) == len(kept.counts) == 1
+    if one_each and len(weights) == num_steps and bool(weights.min() == weights.max()):
+        return OneEach(kept, systematic)
+    selections = tuple(
+        select(kept, weights, regime == g, num_replicas) for g in range(len(probabilities))
+    )
+    return VectorRule(kept, systematic, selections)

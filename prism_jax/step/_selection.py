@@ -5,7 +5,6 @@ import functools as ft
 
 import numpy as np
 
-from .._misc import dot
 from ..program import Program
 from ..replica import Plan
 from ._reservoir import EXTREMES, RESERVOIR, Replicas
@@ -27,6 +26,11 @@ class Chances:
     share: np.ndarray
     weight: np.ndarray
     network: np.ndarray
+
+    @property
+    def alike(self) -> bool:
+        """Whether all samples of a regime weigh the same if they are drawn by their law."""
+        return len(self.regime) == len(self.network)
 
 
 def chances_of(program: Program, plan: Plan) -> Chances:
@@ -82,32 +86,6 @@ def sample_weights(chances: Chances, kept: Replicas) -> np.ndarray:
     return weights
 
 
-def effective_samples(chances: Chances, kept: Replicas) -> float:
-    """The effective sample size for the mean: the square of the sum of the weights over the sum of
-    their squares. The weight of a sample is its likelihood times the probability of its stratum,
-    over the share of the samples that are in the stratum.
-
-    **Arguments:**
-
-    - `chances`: of the program's strata.
-    """
-    # The first samples stand for the rest; of later ones those that are kept are unlike the rest.
-    early = kept.ids - np.uint32(kept.first) < RESERVOIR
-    stratum, likelihood = kept.stratum[early], kept.likelihood[early].astype(np.float64)
-    size = len(kept.counts)
-    number = np.bincount(stratum, minlength=size)
-    total = np.bincount(stratum, likelihood, size)
-    squares = np.bincount(stratum, likelihood * likelihood, size)
-    present = np.flatnonzero(total)
-    regime = chances.regime[present]
-    # As with `sample_weights`, the strata that were drawn share the probability of their regime.
-    probability = (chances.weight * chances.share)[present]
-    probability *= chances.network[regime] / np.bincount(regime, probability)[regime]
-    unevenness = (number * squares)[present] / total[present] ** 2
-    per_sample = probability**2 * unevenness / kept.counts[present]
-    return float(probability.sum() ** 2 / per_sample.sum())
-
-
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """The law of the replica that decides a step, by the vector rule, for one regime.
@@ -121,10 +99,6 @@ class Selection:
     - `stratum`: `(n,)`, their strata in this order.
     - `num_replicas`: R.
     - `mass`: `(strata,)`, the weight of all samples of each stratum.
-    - `rest`: `(strata,)`, the sum of the squared weights of samples that no step can pick.
-    - `side`: `(n,)`, as of [`Replicas`][].
-    - `tilt`: `(strata,)`, the sum of the weights of samples that no step can pick, times `side`.
-    - `number`: `(strata,)`, how many samples were drawn.
     """
 
     order: np.ndarray
@@ -132,10 +106,6 @@ class Selection:
     stratum: np.ndarray
     num_replicas: int
     mass: np.ndarray
-    rest: np.ndarray
-    side: np.ndarray
-    tilt: np.ndarray
-    number: np.ndarray
 
     def pick(self, rank: np.ndarray) -> np.ndarray:
         """Positions in `order`: the first sample for which the probability that a step picks it or
@@ -224,45 +194,11 @@ class Selection:
             change += moved
         return change
 
-    def influences(self, total: np.ndarray) -> tuple[float, float, float]:
-        """The sums of the second, third and fourth powers of the influence of each replica sample
-        on a mean over steps, by the infinitesimal jackknife, that is, resampling with Poisson
-        weights in the limit of many resamples. The first is the variance over newly drawn samples.
-
-        A sample that many steps picked counts once. How many samples there are in each stratum, and
-        how many of them are shifted, is fixed, so only the scatter within these counts.
-
-        **Arguments:**
-
-        - `total`: as in `weight_derivatives`.
-        """
-        change = self.weight_derivatives(total)
-        occupied = np.where(self.mass > 0, self.mass, 1)
-        if len(occupied) == 1:
-            centre = np.array([change.sum()]) / occupied
-            change -= self.weights * centre
-        else:
-            centre = np.bincount(self.stratum, change, len(self.mass)) / occupied
-            change -= self.weights * centre[self.stratum]
-        squares = change * change
-        # The higher powers of those that no step reaches are as good as zero.
-        variance = dot(change, change) + dot(self.rest, centre**2)
-        # By how much the influences of shifted samples sum to more than those of the others: both
-        # halves of a stratum have means of opposite signs, which do not scatter.
-        apart = np.bincount(self.stratum, self.side * change, len(self.mass)) - centre * self.tilt
-        variance = max(variance - float(np.sum(apart**2 / np.maximum(self.number, 1))), 0.0)
-        return variance, dot(squares, change), dot(squares, squares)
-
 
 def select(
-    kept: Replicas,
-    weights: np.ndarray,
-    members: np.ndarray,
-    num_replicas: int,
-    *,
-    whole: bool = False,
+    kept: Replicas, weights: np.ndarray, members: np.ndarray, num_replicas: int
 ) -> Selection:
-    """Orders the samples for which `members` holds: those that steps reach, or the `whole`."""
+    """Orders those of the samples for which `members` holds that steps reach."""
     chosen = np.flatnonzero(members)
     score = kept.score[chosen]
     # Ties are broken by id, so that the order does not depend on how the samples came.
@@ -274,21 +210,13 @@ def select(
     else:
         order = chosen[np.argsort(-score, kind="stable")]
     weight, stratum = weights[order], kept.stratum[order]
-    reached = len(order)
-    if not whole:
-        # Beyond this share from the top lies no decisive replica, but for one step in 1e11.
-        share = -np.expm1(-25 / num_replicas)
-        reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
-    strata = len(kept.counts)
-    side = kept.side[order]
+    # Beyond this share from the top lies no decisive replica, but for one step in 1e11.
+    share = -np.expm1(-25 / num_replicas)
+    reached = min(int(np.searchsorted(np.cumsum(weight), share)) + 1, len(order))
     return Selection(
         order=order[:reached].copy(),  # A view would keep the rest.
         weights=weight[:reached].copy(),
         stratum=stratum[:reached].copy(),
         num_replicas=num_replicas,
-        mass=np.bincount(stratum, weight, strata),
-        rest=np.bincount(stratum[reached:], weight[reached:] ** 2, strata),
-        side=side[:reached],
-        tilt=np.bincount(stratum[reached:], (weight * side)[reached:], strata),
-        number=kept.counts,
+        mass=np.bincount(stratum, weight, len(kept.counts)),
     )

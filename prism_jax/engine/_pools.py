@@ -1,0 +1,275 @@
+"""Runs as rows of pools: draws the samples of each, lets its steps pick, and counts these."""
+
+import dataclasses
+import functools as ft
+import itertools as it
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._interrupt import interruptible
+from .._misc import dot
+from ..law import Counted, Errors, counted, errors_by_group, group_sums
+from ..maxplus import bucket
+from ..random import key_data
+from ..replica import Batch, tiles, without_ops
+from ..step import GROUPS, STEP_TILES, Decided, Pool, Ranks, decided_steps, make_pool, pool_weights
+from ._explicit import Explicit
+from ._run import Advance, Draws, Run, all_draws, by_chunk, composed
+from ._sampling import Plain, pilot_key
+
+
+# A step looks at two of its replicas, to know its time without the slowest; if the last of those
+# that it looks at decides more steps than this, at four times as many: at 1 %, p5 would be low by a
+# third of its standard error.
+_LOOKS, _MORE, _LAST = 2, 4, 0.001
+# A pool has so many samples or fewer if they have many sinks, up to twice as many. A run has at
+# least so many for each replica of a step, which rests on some `2 n / R` of them, up to a bound.
+_SAMPLES, _ENDS = 2**18, 2**22
+_SAMPLES_A_REPLICA, _MOST = 64, 2**19
+# The steps of a pilot, and the room of small pools.
+_PILOT, _ROOM = 4096, 2**14
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """The samples of a pool: ends `(n, sinks)`, scores, strata and likelihoods, in the order of
+    ids; and how many steps they decide, fewer than requested after Ctrl-C.
+    """
+
+    draws: Draws
+    samples: tuple[Any, ...]
+    steps: int
+
+
+def drawn_pools(
+    run: Run, draws: Sequence[Draws], advance: Advance = lambda steps: None
+) -> Iterator[Drawn]:
+    """Draws the samples of pools, one after the other.
+
+    **Raises:**
+
+    `KeyboardInterrupt` after Ctrl-C, after a last pool of the samples drawn so far.
+    """
+    samples = by_chunk(draws, draws[0].sampling.samples(run, draws))
+    with interruptible():
+        for pool in draws:
+            parts, number, interrupted = [], 0, False
+            try:
+                while number < pool.replicas:
+                    _, *part = next(samples)
+                    parts.append(part)
+                    number += len(part[1])
+                    advance(len(part[1]) * pool.steps // pool.replicas)
+            except KeyboardInterrupt:
+                interrupted = True
+            if number:
+                steps = max(pool.steps * number // pool.replicas, 1)
+                yield Drawn(pool, tuple(map(_joined, zip(*parts, strict=True))), steps)
+            if interrupted:
+                raise KeyboardInterrupt
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    if len(arrays) == 1:
+        return arrays[0]
+    return (jnp if isinstance(arrays[0], jax.Array) else np).concatenate(arrays)
+
+
+def pool_draws(run: Run, num_steps: int) -> list[Draws]:
+    """How the pools of a run are drawn. Of a run of few steps the one pool has more samples than
+    steps if there are many replicas, of which each step takes the slowest.
+    """
+    sampling = run.sampling
+    if isinstance(sampling, Explicit):
+        return all_draws(run, num_steps)
+    assert sampling is not None
+    number = max(sampling.replicas(num_steps) // _samples(run), 1)
+    if number == 1 and isinstance(sampling, Plain):
+        replicas = run.program.num_replicas
+        sampling = Plain(max(min(_SAMPLES_A_REPLICA * replicas, _MOST), 2 * replicas))
+    ends = [num_steps * i // number for i in range(number + 1)]
+    return [Draws(sampling, first, last - first) for first, last in it.pairwise(ends)]
+
+
+def _samples(run: Run) -> int:
+    """The samples of a pool, where there are more: a power of two."""
+    fewest = bucket(_SAMPLES_A_REPLICA * run.program.num_replicas, 1) // 2
+    sinks = len(run.plan.structure.sinks.first)
+    most = max(_SAMPLES, bucket(2 * run.program.num_replicas, 1))
+    return min(max(_ENDS // sinks, fewest, _ROOM), most)
+
+
+def room_of(run: Run, draws: Sequence[Draws]) -> int:
+    """Room for the samples of any of some pools: few sizes, for which code is compiled."""
+    most = max(pool.replicas for pool in draws)
+    return _ROOM if most <= _ROOM else bucket(most, 2 * _samples(run))
+
+
+class PilotPool(NamedTuple):
+    """A few steps, `(n,)` in seconds, and how many of its replicas a step should look at."""
+
+    steps: np.ndarray
+    looks: int
+
+
+def draw_pilot_pool(run: Run, room: int = 0) -> PilotPool:
+    """A pilot with a key of its own, so that it depends on the program alone. Its pool has at least
+    the `room` of those that share its compiled code.
+    """
+    run, drawn = _pilot(run)
+    room = max(room, room_of(run, [drawn.draws]))
+    looks = looks_of(run, drawn, room)
+    steps = pooled_steps(run, pool_of(run, drawn, looks, room), _PILOT)
+    return PilotPool(np.asarray(steps.of("times")), looks)
+
+
+def _pilot(run: Run) -> tuple[Run, Drawn]:
+    sampling = Plain(max(_PILOT, 2 * run.program.num_replicas))
+    run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=sampling)
+    (drawn,) = drawn_pools(run, [Draws(sampling, 0, _PILOT)])
+    return run, drawn
+
+
+def pilot_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of a pilot, and the same if the slowest replica decides them at all sinks."""
+    run, drawn = _pilot(run)
+    room = room_of(run, [drawn.draws])
+    looks = looks_of(run, drawn, room)
+    pool = pool_of(run, drawn, looks, room)
+    steps = pooled_steps(run, pool, _PILOT)
+    times = np.asarray(steps.of("times"))
+    if looks <= 2:
+        return times, times
+    slowest = np.asarray(steps.of("slowest"))
+    ends, starts = np.asarray(pool.ends)[slowest], np.asarray(pool.starts)
+    sinks = len(run.plan.structure.sinks.first)
+    ends = np.pad(ends, ((0, 0), (0, sinks - ends.shape[1])))
+    regimes = np.searchsorted(starts, slowest, "right").astype(np.int32)
+
+    def inputs(first, count):
+        rows = slice(first, first + count)
+        return np.arange(first, first + count, dtype=np.uint32), ends[rows], regimes[rows]
+
+    batches = composed(run, _PILOT, inputs)
+    return times, np.concatenate([batch.samples(operator.itemgetter(0)) for batch in batches])
+
+
+def looks_of(run: Run, drawn: Drawn, room: int) -> int:
+    """How many of its replicas a step looks at: as many as the steps of a pilot need."""
+    assert run.sampling is not None
+    replicas, sinks = run.sampling.num_replicas(run.program), run.program.sinks
+    looks = min(_LOOKS, replicas)
+    if sinks.number == 1 or (sinks.reduction.value < 0).all():
+        return looks
+    while looks < replicas:
+        steps = pooled_steps(run, pool_of(run, drawn, looks, room), drawn.steps)
+        if float(np.mean(steps.of("last"))) <= _LAST:
+            break
+        looks = min(_MORE * looks, replicas)
+    return looks
+
+
+def pool_of(run: Run, drawn: Drawn, looks: int, room: int, number: int = 0) -> Pool:
+    """The pool of drawn samples.
+
+    **Arguments:**
+
+    - `looks`: how many of its replicas a step looks at.
+    - `room`: for samples, as of `room_of`.
+    - `number`: of the pool in a run: over pools, the ranks of their first steps are evenly spread.
+    """
+    assert run.sampling is not None
+    first = drawn.draws.first
+    seed = [int(word) for word in np.asarray(run.key)]
+    offset = (np.random.Generator(np.random.Philox(key=seed)).random() + _reversed(number)) % 1
+    steps, replicas = range(first, first + drawn.steps), run.sampling.num_replicas(run.program)
+    return make_pool(
+        run.chances,
+        drawn.samples,
+        first,
+        Ranks(steps, offset, replicas, looks),
+        (room, bucket(run.program.sinks.number, 1)),
+        by_their_law=run.sampling.lead is None,
+    )
+
+
+def _reversed(number: int) -> float:
+    """The radical inverse in base 2."""
+    return int(f"{number:064b}"[::-1], 2) / 2**64
+
+
+@dataclasses.dataclass(frozen=True)
+class PooledSteps:
+    """The `number` steps of a pool in some regimes of the network, on the host, or on the device
+    that computed them.
+    """
+
+    number: int
+    regimes: int
+    batches: tuple[Batch, ...]
+
+    def of(self, name: str) -> Any:
+        """An array of [`Decided`][], of all steps in order."""
+        return _joined([batch.kept(lambda steps: getattr(steps, name)) for batch in self.batches])
+
+    def counted(self, grid: tuple[float, float]) -> Counted:
+        """What a law keeps of them."""
+        times = self.of("times")
+        if isinstance(times, jax.Array):
+            return _counted(times, self.number, grid)
+        return counted(times, self.number, grid, np)
+
+    def errors(self, part: Counted) -> Errors:
+        """The errors of their law."""
+        names = "times", "without", "group", "slowest"
+        arrays = *(self.of(name) for name in names), part.centre, part.quantiles
+        on_device = isinstance(arrays[0], jax.Array)
+        sums = _group_sums if on_device else _group_sums_on_host
+        return errors_by_group(sums(*arrays, GROUPS * self.regimes), GROUPS)
+
+
+def pooled_steps(
+    run: Run, pool: Pool, number: int, advance: Advance = lambda steps: None
+) -> PooledSteps:
+    """So many steps of a pool. Ctrl-C ends the run after these: the first of them are the slowest,
+    so that a law needs all.
+    """
+    shared, first = (without_ops(run.plan), pool, run.key), int(pool.first_step)
+    batches = []
+    with interruptible() as interrupt:
+        came = False
+        for batch in tiles(_step_tile, shared, number, first=first, per_batch=STEP_TILES):
+            batches.append(batch)
+            advance(batch.count)
+            came |= interrupt.take()
+        interrupt.came |= came
+    return PooledSteps(number, len(run.chances.network), tuple(batches))
+
+
+_counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=(1, 2))
+_group_sums_on_host: Any = ft.partial(group_sums, xp=np)
+_group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=6)
+
+
+def _step_tile(shared, ids) -> Decided:
+    plan, pool, key = shared
+    return decided_steps(plan, pool, ids, key)
+
+
+def effective_samples(run: Run, drawn: Drawn) -> float:
+    """The effective sample size for the mean of replica samples: the square of the sum of their
+    weights over the sum of the squares.
+    """
+    chances = run.chances
+    _, score, stratum, likelihood = drawn.samples
+    if chances.alike and len(chances.network) == 1 and run.sampling and run.sampling.lead is None:
+        return float(len(score))
+    stratum = np.asarray(stratum)
+    weights = pool_weights(chances, stratum, np.asarray(likelihood))
+    weights *= chances.network[chances.regime[stratum]]
+    return float(weights.sum() ** 2 / dot(weights, weights))

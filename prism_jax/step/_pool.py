@@ -1,0 +1,258 @@
+"""A pool: samples of one replica, of which each step takes as many as it has replicas.
+
+A step of R replicas takes R of the n samples of its pool without replacement. The slowest of them
+is the k-th slowest of the pool with the chance `C(n - k, R - 1) / C(n, R)`, so the share of steps
+up to a time is unbiased for any n of at least R. The steps of a pool have evenly spread ranks, from
+a random one on, and look up the sample at their rank.
+
+Samples that weigh unlike each other, by importance sampling or because rare events are drawn more
+often, are picked with replacement, by cumulated weights: the slowest lies at the share
+`1 - (1 - u)^(1 / R)` of the weight, `u` uniform. This is biased as `1 / n`.
+
+A step looks at the K slowest of its replicas, and each sink ends when the latest of these does:
+where the reductions of sinks vary, another replica than the slowest may end last at some sink.
+"""
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, UInt32
+
+from ..random import KeyData, Stream, counters, fold, uniforms
+from ._selection import Chances
+
+
+# Samples are in so many groups. The error of a figure is how it moves if one is left out.
+GROUPS = 32
+
+
+class Pool(eqx.Module):
+    """Samples by regime of the network, the slowest first, and how steps pick among them. Padded,
+    so that pools of many sizes share compiled code.
+
+    **Attributes:**
+
+    - `ends`: when each sink ends, in seconds.
+    - `group`: the group of each sample, by its id. Those of a pair of ids, of which importance
+        sampling shifts one, are in one group.
+    - `reached`: how many steps have a slowest replica that is this sample or one before it.
+    - `later`: for each further replica that a step looks at, minus the logarithm of the chance that
+        it comes after each sample. After sample `j` it comes after `k` by
+        `exp(later[j] - later[k])`.
+    - `starts`: where the samples of each regime but the first start.
+    - `last`: the position of the last sample.
+    - `first_step`: the id of the pool's first step.
+    """
+
+    ends: Float[Array, "samples sinks"]
+    group: Int[Array, " samples"]
+    reached: Int[Array, " samples"]
+    later: Float[Array, "further samples"]
+    starts: Int[Array, " further_regimes"]
+    last: Int[Array, ""]
+    first_step: UInt32[Array, ""]
+
+
+class Ranks(NamedTuple):
+    """How the steps of a pool are ranked.
+
+    **Attributes:**
+
+    - `steps`: their ids.
+    - `offset`: the rank of the first, in (0, 1) of the distance between steps.
+    - `num_replicas`, `looks`: R and K.
+    """
+
+    steps: range
+    offset: float
+    num_replicas: int
+    looks: int
+
+
+def make_pool(
+    chances: Chances,
+    samples: tuple[Array | np.ndarray, ...],
+    first_sample: int,
+    ranks: Ranks,
+    room: tuple[int, int],
+    *,
+    by_their_law: bool,
+) -> Pool:
+    """The pool of some samples, on the host or a device.
+
+    **Arguments:**
+
+    - `samples`: the ends `(n, sinks)`, scores by which samples are sorted, strata and likelihoods,
+        in the order of ids.
+    - `first_sample`: the id of the first.
+    - `room`: for samples and for sinks.
+    - `by_their_law`: whether no sample is likelier than by its law.
+    """
+    ends, score, stratum, likelihood = samples
+    on_device, regimes = isinstance(score, jax.Array), len(chances.network)
+    regime = np.zeros(len(score), np.int32)
+    if regimes > 1:
+        regime = chances.regime[np.asarray(stratum)].astype(np.int32)
+    sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
+    counts = tuple(steps_by_regime(chances.network, sizes, ranks.steps))
+    arrange = _arrange_on_device if on_device else _arranged
+    rows, group, order = arrange(ends, score, regime, np.uint32(first_sample), room)
+    looks = min(ranks.looks, ranks.num_replicas)
+    how = sizes, counts, ranks.num_replicas, looks, room[0]
+    if by_their_law and chances.alike:
+        picks = _without_replacement(*how, on_device)
+    else:
+        weights = pool_weights(chances, np.asarray(stratum), np.asarray(likelihood))
+        picks = _by_weight(weights[np.asarray(order)], *how)
+    return Pool(
+        ends=jnp.asarray(rows),
+        group=jnp.asarray(group),
+        reached=jnp.asarray(picks.steps + (picks.part > np.float32(ranks.offset))),
+        later=jnp.asarray(picks.later),
+        starts=jax.device_put(np.cumsum(sizes)[:-1].astype(np.int32)),
+        last=jax.device_put(np.int32(len(score) - 1)),
+        first_step=jax.device_put(np.uint32(ranks.steps.start)),
+    )
+
+
+def _arranged(ends, score, regime, first_sample, room: tuple[int, int], xp: Any = np):
+    """The ends and groups of samples with room for more, by regime and the slowest first; and the
+    order of these. Of equals that with the lower id comes first.
+    """
+    if xp is not np:
+        number = jnp.arange(len(score), dtype=jnp.int32)
+        order = lax.sort((regime, -score, number), num_keys=3)[2]
+    elif score.dtype != np.float32 or score.min() < 0 or len(score) > 2**24:
+        order = np.lexsort((-score, regime))
+    else:
+        # The bits of a positive float are in its order: one sort of integers is the fastest.
+        keys = (~score.view(np.uint32)).astype(np.uint64) << np.uint64(24)
+        keys |= regime.astype(np.uint64) << np.uint64(56)
+        keys |= np.arange(len(score), dtype=np.uint64)
+        order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
+    more = room[0] - len(score)
+    group = ((first_sample + order.astype(np.uint32)) // 2 % GROUPS).astype(np.int32)
+    rows = xp.pad(ends[order], ((0, more), (0, room[1] - ends.shape[1])))
+    return rows, xp.pad(group, (0, more)), order
+
+
+_arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=4)
+
+
+def picked(
+    pool: Pool, step_ids: UInt32[Array, " steps"], key: KeyData, dtype
+) -> tuple[Int[Array, "looks steps"], Int[Array, " steps"]]:
+    """The samples that steps look at, from the slowest on, and the regimes of steps."""
+    number = (step_ids - pool.first_step).astype(jnp.int32)
+    first = jnp.searchsorted(pool.reached, number, side="right").astype(jnp.int32)
+    first = jnp.minimum(first, pool.last)
+    regime = jnp.sum(first[None] >= pool.starts[:, None], axis=0, dtype=jnp.int32)
+    stream = fold(key, Stream.REPLICAS)
+    u = uniforms(stream, step_ids, counters(len(pool.later)), dtype).astype(pool.later.dtype)
+
+    samples = [first]
+    for after, chance in zip(pool.later, -jnp.log(u), strict=True):
+        place = jnp.searchsorted(after, after[samples[-1]] + chance)
+        samples.append(jnp.clip(place, samples[-1], pool.last).astype(jnp.int32))
+    return jnp.stack(samples), regime
+
+
+def pool_weights(
+    chances: Chances, stratum: np.ndarray, likelihood: np.ndarray
+) -> Float[np.ndarray, " samples"]:
+    """The weight of each sample. Within a regime of the network they sum to one: the probability of
+    a stratum is divided among its samples.
+    """
+    weights = likelihood.astype(np.float64)
+    mass = np.bincount(stratum, weights, len(chances.regime))
+    there = mass > 0
+    regime, regimes = chances.regime, len(chances.network)
+    probability = np.where(there, chances.weight * chances.share, 0)
+    probability /= np.maximum(np.bincount(regime, probability, regimes), 1e-300)[regime]
+    return weights * (probability / np.where(there, mass, 1))[stratum]
+
+
+def steps_by_regime(
+    network: Float[np.ndarray, " regimes"], sizes: Sequence[int], steps: range
+) -> list[int]:
+    """How many of some steps are in each regime, dealt evenly over a run. A regime without samples,
+    which only runs of a handful have, has no steps.
+    """
+    there = np.where(np.asarray(sizes) > 0, network, 0)
+    bounds = np.cumsum(there / there.sum())
+    ends = (np.round(at * bounds).astype(int) for at in (steps.start, steps.stop))
+    first, last = ends
+    return np.diff(last - first, prepend=0).tolist()
+
+
+class _Picks(NamedTuple):
+    """How many steps have a slowest replica that is each sample or one before it: whole steps, and
+    the chance of one more. And `later` of [`Pool`][].
+    """
+
+    steps: Int[np.ndarray, " samples"] | Array
+    part: Float[np.ndarray, " samples"] | Array
+    later: Float[np.ndarray, "further samples"] | Array
+
+
+@ft.lru_cache(8)
+def _without_replacement(
+    sizes: tuple[int, ...],
+    counts: tuple[int, ...],
+    R: int,
+    looks: int,
+    room: int,
+    on_device: bool,
+) -> _Picks:
+    """None of r samples of n is among the first `k + 1` by the chance `C(n - k - 1, r) / C(n, r)`,
+    a product, whose logarithm is a sum.
+    """
+    logs = []
+    for size in sizes:
+        left = size - np.arange(size, dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            terms = [np.log1p(-np.minimum((R - i) / left, 1)) for i in range(looks)]
+        logs.append(np.cumsum(terms, axis=1))
+    picks = _picks(logs, counts, room)
+    return jax.device_put(picks) if on_device else picks
+
+
+def _by_weight(
+    weights: np.ndarray,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    R: int,
+    looks: int,
+    room: int,
+) -> _Picks:
+    logs = []
+    for of_regime in np.split(weights, np.cumsum(sizes)[:-1]):
+        share = np.cumsum(of_regime)
+        log = np.log1p(-np.minimum(share / max(share[-1:].sum(), 1e-300), 1 - 1e-16))
+        logs.append(np.array([(R - i) * log for i in range(looks)]))
+    return _picks(logs, counts, room)
+
+
+def _picks(logs: Sequence[np.ndarray], counts: Sequence[int], room: int) -> _Picks:
+    """From the logarithms of chances, for each regime `(looks, samples)`."""
+    reached = []
+    for before, count, log in zip(np.cumsum([0, *counts]), counts, logs, strict=False):
+        chance = -np.expm1(log[0])
+        chance[-1:] = 1.0
+        reached.append(before + count * chance)
+    steps = np.concatenate(reached)
+    # The m-th further replica comes at `m` or before, and hardly `m + 60` beyond. Logarithms of a
+    # further regime lie beyond any of the one before.
+    most = 60.0 + 2 * len(logs[0])
+    later = [np.minimum(-log[1:], most) + (most + 4) * g for g, log in enumerate(logs)]
+    more = room - len(steps)
+    arrays = np.floor(steps).astype(np.int32), (steps % 1).astype(np.float32)
+    steps, part = (np.pad(x, (0, more), mode="edge") for x in arrays)
+    later = np.concatenate(later, axis=1).astype(np.float32)
+    return _Picks(steps, part, np.pad(later, ((0, 0), (0, more)), mode="edge"))
