@@ -100,7 +100,7 @@ def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
     times, whole = jnp.ones(number, jnp.float32), jnp.ones(number, jnp.int32)
     ends = jnp.ones((number, 3), jnp.float32)
     for traced in (
-        _arrange_on_device.trace(ends, times, whole, np.uint32(0), (2 * number, 4)),
+        _arrange_on_device.trace(ends, times, whole, np.uint32(0), (2 * number, 4), True),
         _counted.trace(times, number, (0.0, 2.0)),
         _group_sums.trace(times, times, whole, whole, times[0], times[:21], 32),
     ):

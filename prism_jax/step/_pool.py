@@ -102,7 +102,10 @@ def make_pool(
     sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
     counts = tuple(steps_by_regime(chances.network, sizes, ranks.steps))
     arrange = _arrange_on_device if on_device else _arranged
-    rows, group, order = arrange(ends, score, regime, np.uint32(first_sample), room)
+    # One replica's samples are each a step's, in any order.
+    each_once = ranks.num_replicas == regimes == 1 and len(score) == len(ranks.steps)
+    by_end = not (each_once and by_their_law and chances.alike)
+    rows, group, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
     how = sizes, counts, ranks.num_replicas, looks, room[0]
     if by_their_law and chances.alike:
@@ -121,11 +124,13 @@ def make_pool(
     )
 
 
-def _arranged(ends, score, regime, first_sample, room: tuple[int, int], xp: Any = np):
-    """The ends and groups of samples with room for more, by regime and the slowest first; and the
-    order of these. Of equals that with the lower id comes first.
+def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: bool, xp: Any = np):
+    """The ends and groups of samples with room for more, as they came or `by_end`: by regime and
+    the slowest first, of equals that with the lower id; and the order of these.
     """
-    if xp is not np:
+    if not by_end:
+        order = xp.arange(len(score))
+    elif xp is not np:
         number = jnp.arange(len(score), dtype=jnp.int32)
         order = lax.sort((regime, -score, number), num_keys=3)[2]
     elif score.dtype != np.float32 or score.min() < 0 or len(score) > 2**24:
@@ -142,7 +147,7 @@ def _arranged(ends, score, regime, first_sample, room: tuple[int, int], xp: Any 
     return rows, xp.pad(group, (0, more)), order
 
 
-_arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=4)
+_arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
 
 
 def picked(
