@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from ..law import Law, merge_allocations, merge_chunks
+from ..law import Law, merge_allocations
 from ..program import Program
 from ..replica import (
     Sampled,
@@ -19,7 +19,7 @@ from ..replica import (
     without_steps,
 )
 from ._run import Draws, Run, composed
-from ._sampling import AbstractSampling, Plain
+from ._sampling import AbstractSampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,24 +29,23 @@ class Explicit(AbstractSampling):
 
     **Attributes:**
 
-    - `allocations`: on how many sets of GPUs the steps run, each chunk on its own; by default,
-        each step has its own GPUs.
+    - `allocations`: on how many sets of GPUs the steps run, each chunk on its own.
     """
 
     name = "plain"
-    allocations: int | None = None
+    allocations: int
 
     def chunks(self, program: Program, num_steps: int) -> int:
-        return self.allocations or Plain().chunks(program, num_steps)
+        return self.allocations
 
     def num_replicas(self, program: Program) -> int:
         return 1
 
     def merged(self, laws: list[Law]) -> Law:
-        return merge_chunks(laws) if self.allocations is None else merge_allocations(laws)
+        return merge_allocations(laws)
 
     def compacted(self, laws: list[Law]) -> list[Law]:
-        return super().compacted(laws) if self.allocations is None else laws
+        return laws
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
         regime, first = run.chances.regime, draws[0].first
@@ -54,8 +53,6 @@ class Explicit(AbstractSampling):
         ends = np.cumsum([mine.steps for mine in draws])
 
         def on_gpus(row):
-            if self.allocations is None:
-                return first + row, first + row
             return first + row, np.searchsorted(ends, row, side="right")
 
         for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
