@@ -164,26 +164,39 @@ def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant(
     np.testing.assert_array_equal(taken, np.asarray(pool.reached)[:1024])
 
 
-def test_a_group_that_is_left_out_leaves_its_steps_to_the_next_slowest():
+def test_without_the_sample_that_decides_a_step_ends_with_the_next_of_its_replicas():
     """At every sink, by NumPy, where all replicas are looked at and steps have no own draws."""
     run = _run(_pipeline(16, step=None), 2)
     pool, steps = _decided(run, 1024, 16)
     samples, _ = picked(pool, jnp.arange(1024, dtype=jnp.uint32), run.key, run.plan.dtype)
-    ends, group = (np.asarray(x)[samples] for x in (pool.ends, pool.group))
-    times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "group"))
-    reduced = ends[..., : run.program.sinks.number].max(axis=2)
+    ends = np.asarray(pool.ends)[samples][..., : run.program.sinks.number]
+    names = "times", "without", "decider", "sink"
+    times, without, decider, sink = (np.asarray(steps.of(x)) for x in names)
+    reduced = ends.max(axis=2)
     after = times - reduced.max(axis=0)
     np.testing.assert_allclose(after, after[0], rtol=1e-5)
-    np.testing.assert_array_equal(decider, np.choose(reduced.argmax(axis=0), group))
-    left = np.where(group == decider, -np.inf, reduced).max(axis=0)
+    look = reduced.argmax(axis=0)
+    np.testing.assert_array_equal(decider, np.choose(look, samples))
+    np.testing.assert_array_equal(sink, ends.max(axis=0).argmax(axis=1))
+    left = np.where(look == np.arange(16)[:, None], -np.inf, reduced).max(axis=0)
     np.testing.assert_allclose(without, left + after, rtol=1e-6)
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_step_that_looks_at_two_replicas_knows_its_time_without_one(looks):
+    """Also where a pool has as many samples as a step has replicas."""
+    run = _run(intervals.sinks_that_tie(16), 2)
+    for steps in 16, 4096:
+        without = np.asarray(_decided(run, steps, looks)[1].of("without"))
+        assert np.isnan(without).all() if looks == 1 else not np.isnan(without).any()
 
 
 def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     run = _run(intervals.sinks_that_tie(16), 2)
-    _, steps = _decided(run, 1025, 2)
-    arrays = [np.asarray(steps.of(name)) for name in ("times", "without", "group", "slowest")]
-    assert 0 < np.isnan(arrays[1]).sum() < 1025 / 4  # These looked at no other group.
+    pool, steps = _decided(run, 1025, 2)
+    names = "times", "without", "decider", "slowest"
+    arrays = [np.asarray(steps.of(name)) for name in names]
+    arrays[2] = np.asarray(pool.group)[arrays[2]]
     part = counted(arrays[0], 1025, (0.0, 4.0), np)
     found: Any = []
     for xp in (np, jnp):

@@ -205,12 +205,10 @@ def _reversed(number: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PooledSteps:
-    """The `number` steps of a pool in some regimes of the network, on the host, or on the device
-    that computed them.
-    """
+    """The `number` steps of a pool, on the host, or on the device that computed them."""
 
+    pool: Pool
     number: int
-    regimes: int
     batches: tuple[Batch, ...]
 
     def of(self, name: str) -> Any:
@@ -226,11 +224,12 @@ class PooledSteps:
 
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
-        names = "times", "without", "group", "slowest"
-        arrays = *(self.of(name) for name in names), part.centre, part.quantiles
-        on_device = isinstance(arrays[0], jax.Array)
+        times, without, decider, slowest = map(self.of, ("times", "without", "decider", "slowest"))
+        on_device, regimes = isinstance(times, jax.Array), len(self.pool.starts) + 1
+        group = (self.pool.group if on_device else np.asarray(self.pool.group))[decider]
         sums = _group_sums if on_device else _group_sums_on_host
-        return errors_by_group(sums(*arrays, GROUPS * self.regimes), GROUPS)
+        arrays = times, without, group, slowest, part.centre, part.quantiles
+        return errors_by_group(sums(*arrays, GROUPS * regimes), GROUPS)
 
 
 def pooled_steps(
@@ -248,7 +247,7 @@ def pooled_steps(
             advance(batch.count)
             came |= interrupt.take()
         interrupt.came |= came
-    return PooledSteps(number, len(run.chances.network), tuple(batches))
+    return PooledSteps(pool, number, tuple(batches))
 
 
 _counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=(1, 2))

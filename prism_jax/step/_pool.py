@@ -39,8 +39,8 @@ class Pool(eqx.Module):
     **Attributes:**
 
     - `ends`: when each sink ends, in seconds.
-    - `group`: the group of each sample, by its id. Those of a pair of ids, of which importance
-        sampling shifts one, are in one group.
+    - `group`: the group of each sample, by its id, counted through the regimes. Those of a pair of
+        ids, of which importance sampling shifts one, are in one group.
     - `reached`: how many steps have a slowest replica that is this sample or one before it.
     - `later`: for each further replica that a step looks at, minus the logarithm of the chance that
         it comes after each sample. After sample `j` it comes after `k` by
@@ -143,6 +143,7 @@ def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: 
         order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
     more = room[0] - len(score)
     group = ((first_sample + order.astype(np.uint32)) // 2 % GROUPS).astype(np.int32)
+    group = group + GROUPS * regime[order]
     rows = xp.pad(ends[order], ((0, more), (0, room[1] - ends.shape[1])))
     return rows, xp.pad(group, (0, more)), order
 
