@@ -158,6 +158,9 @@ def test_notes_name_the_tables_that_stand_in_for_others():
         ("wan2.1-t2v-14b", 14.288491584, 1e-9),
         ("gpt-oss-120b", 116.83, 1e-3),
         ("nemotron-3-nano", 31.6, 1e-3),
+        # 109 and 402 billion with the vision encoder of 0.9.
+        ("llama-4-scout", 108.1, 5e-3),
+        ("llama-4-maverick", 401.1, 5e-3),
         ("nemotron-h-8b", 8.1, 1e-3),
         ("megatron-22b", 22.0, 0.02),
         ("megatron-530b", 529.6, 0.005),

@@ -21,6 +21,7 @@ from benchmarks._shipped_jobs import adapter_rows, adapter_table
 from benchmarks._systems import systems
 from benchmarks._tails import system_rows, system_table
 from benchmarks.fit_operators import operator_rows, operator_table
+from prism_jax.data import load_model
 
 
 _LLAMA = {"source": "dgxc", "model": "Llama3-8B", "layers": "32", "hidden": "4096", "heads": "32"}
@@ -98,6 +99,7 @@ def _jobs(folder, *rows) -> list[Any]:
 
 def test_models_do_not_depend_on_how_they_are_spelled(tmp_path):
     names = ["DeepSeekV3", "DeepSeek-V3.1", "deepseek_v3", "DeepSeek R1", "DeepSeek-V3-671B"]
+    names.append("DeepSeek3-671B")
     first, *others = _jobs(tmp_path, *({**_EXPERTS, "model": name} for name in names))
     assert first is not None
     assert all(one == first for one in others)
@@ -113,6 +115,16 @@ def test_models_do_not_depend_on_how_they_are_spelled(tmp_path):
         one, other = _jobs(tmp_path, *(old | _EMPTY | {"model": name} for name in pair))
         assert one == other
         assert one.training.token_dispatcher == "alltoall"
+    for name, pair in {
+        "llama-4-scout": ["Llama-4-Scout-17B-16E", "Llama4 Scout"],
+        "llama-4-maverick": ["Llama-4-Maverick-17B-128E-Instruct", "llama4-17b-128e"],
+    }.items():
+        stated = {"layers": "48", "dense_layers": "24", "experts": "", "ep": "8", "topk": "1"}
+        rows = ({**old, **_EMPTY, **stated, "model": spelled} for spelled in pair)
+        one, other = _jobs(tmp_path, *rows)
+        assert one == other
+        assert one.model.name == name
+        assert one.model.layers == load_model(name).layers
 
 
 def test_columns_say_the_sizes_of_a_known_model(tmp_path):
