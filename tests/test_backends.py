@@ -66,7 +66,7 @@ def table():
         _replica_vjp: ((plan, lead, key), ids, whole, (real, 1)),
         _entries_tile: ((plan, key), ids, whole),
         _latencies.__wrapped__: ((plan, lead, key),),
-        _step_tile: ((without_ops(plan), pool, key),),
+        _step_tile: ((without_ops(plan), (pool,), key),),
         _explicit_tile: ((without_steps(plan), key), ids, ids),
         _last_tile: (after, whole),
         _ready_tile: on_gpus,

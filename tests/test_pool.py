@@ -1,6 +1,7 @@
 """Pools: how steps pick among samples of one replica, and errors by leaving groups out."""
 
 import dataclasses
+import functools
 import itertools as it
 import math
 from typing import Any
@@ -17,7 +18,7 @@ from prism_jax.engine._run import Draws
 from prism_jax.law import LEVELS, counted, group_sums
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
-from prism_jax.step import GROUPS, Chances, Pool, Ranks, make_pool, pool_weights
+from prism_jax.step import GROUPS, Chances, Pool, Ranks, group_of, make_pool, pool_weights
 from prism_jax.step._pool import picked
 
 from .helpers import lognormal, one_kernel, pipeline_program
@@ -32,7 +33,10 @@ _STALLS = Chances(
 )
 
 
-_picked = jax.jit(picked, static_argnums=3)
+@functools.partial(jax.jit, static_argnums=3)
+def _picked(pool, step_ids, key, dtype):
+    number = (step_ids - pool.first_step).astype(jnp.int32)
+    return picked(pool, number, step_ids, key, dtype)
 
 
 def _pool(score, ranks: Ranks, chances=_ALONE, stratum: Any = None, likelihood: Any = None) -> Pool:
@@ -141,7 +145,7 @@ def _decided(run, steps: int, looks: int):
     """A pool of as many samples as steps, and these."""
     (drawn,) = drawn_pools(run, [Draws(run.sampling, 0, steps)])
     pool = pool_of(run, drawn, looks, room_of(run, [drawn.draws]))
-    return pool, pooled_steps(run, pool, steps)
+    return pool, pooled_steps(run, (pool,), steps)
 
 
 def _pipeline(num_replicas: int, **laws):
@@ -168,7 +172,7 @@ def test_without_the_sample_that_decides_a_step_ends_with_the_next_of_its_replic
     """At every sink, by NumPy, where all replicas are looked at and steps have no own draws."""
     run = _run(_pipeline(16, step=None), 2)
     pool, steps = _decided(run, 1024, 16)
-    samples, _ = picked(pool, jnp.arange(1024, dtype=jnp.uint32), run.key, run.plan.dtype)
+    samples, _ = _picked(pool, jnp.arange(1024, dtype=jnp.uint32), run.key, run.plan.dtype)
     ends = np.asarray(pool.ends)[samples][..., : run.program.sinks.number]
     names = "times", "without", "decider", "sink"
     times, without, decider, sink = (np.asarray(steps.of(x)) for x in names)
@@ -196,7 +200,7 @@ def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     pool, steps = _decided(run, 1025, 2)
     names = "times", "without", "decider", "slowest"
     arrays = [np.asarray(steps.of(name)) for name in names]
-    arrays[2] = np.asarray(pool.group)[arrays[2]]
+    arrays[2] = group_of(np.asarray(pool.ids)[arrays[2]])
     part = counted(arrays[0], 1025, (0.0, 4.0), np)
     found: Any = []
     for xp in (np, jnp):

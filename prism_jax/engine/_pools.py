@@ -17,7 +17,18 @@ from ..law import Counted, Errors, counted, errors_by_group, group_sums
 from ..maxplus import bucket
 from ..random import key_data
 from ..replica import Batch, tiles, without_ops
-from ..step import GROUPS, STEP_TILES, Decided, Pool, Ranks, decided_steps, make_pool, pool_weights
+from ..step import (
+    GROUPS,
+    STEP_TILES,
+    Composed,
+    Decided,
+    Pool,
+    Ranks,
+    decided_steps,
+    group_of,
+    make_pool,
+    pool_weights,
+)
 from ._explicit import Explicit
 from ._run import Advance, Draws, Run, all_draws, by_chunk, composed
 from ._sampling import Plain, pilot_key
@@ -124,7 +135,7 @@ def draw_pilot_pool(run: Run, room: int = 0) -> PilotPool:
     run, drawn = _pilot(run)
     room = max(room, room_of(run, [drawn.draws]))
     looks = looks_of(run, drawn, room)
-    steps = pooled_steps(run, pool_of(run, drawn, looks, room), _PILOT)
+    steps = pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
     return PilotPool(np.asarray(steps.of("times")), looks)
 
 
@@ -135,13 +146,19 @@ def _pilot(run: Run) -> tuple[Run, Drawn]:
     return run, drawn
 
 
+def pilot_looks(run: Run, room: int) -> int:
+    """How many of its replicas a step of a run should look at."""
+    run, drawn = _pilot(run)
+    return looks_of(run, drawn, max(room, room_of(run, [drawn.draws])))
+
+
 def pilot_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The steps of a pilot, and the same if the slowest replica decides them at all sinks."""
     run, drawn = _pilot(run)
     room = room_of(run, [drawn.draws])
     looks = looks_of(run, drawn, room)
     pool = pool_of(run, drawn, looks, room)
-    steps = pooled_steps(run, pool, _PILOT)
+    steps = pooled_steps(run, (pool,), _PILOT)
     times = np.asarray(steps.of("times"))
     if looks <= 2:
         return times, times
@@ -167,14 +184,21 @@ def looks_of(run: Run, drawn: Drawn, room: int) -> int:
     if sinks.number == 1 or (sinks.reduction.value < 0).all():
         return looks
     while looks < replicas:
-        steps = pooled_steps(run, pool_of(run, drawn, looks, room), drawn.steps)
+        steps = pooled_steps(run, (pool_of(run, drawn, looks, room),), drawn.steps)
         if float(np.mean(steps.of("last"))) <= _LAST:
             break
         looks = min(_MORE * looks, replicas)
     return looks
 
 
-def pool_of(run: Run, drawn: Drawn, looks: int, room: int, number: int = 0) -> Pool:
+def pool_of(
+    run: Run,
+    drawn: Drawn,
+    looks: int,
+    room: int,
+    number: int = 0,
+    num_replicas: int | None = None,
+) -> Pool:
     """The pool of drawn samples.
 
     **Arguments:**
@@ -182,12 +206,14 @@ def pool_of(run: Run, drawn: Drawn, looks: int, room: int, number: int = 0) -> P
     - `looks`: how many of its replicas a step looks at.
     - `room`: for samples, as of `room_of`.
     - `number`: of the pool in a run: over pools, the ranks of their first steps are evenly spread.
+    - `num_replicas`: of how many samples a step takes the slowest, if not of those of the run.
     """
     assert run.sampling is not None
     first = drawn.draws.first
     seed = [int(word) for word in np.asarray(run.key)]
     offset = (np.random.Generator(np.random.Philox(key=seed)).random() + _reversed(number)) % 1
-    steps, replicas = range(first, first + drawn.steps), run.sampling.num_replicas(run.program)
+    steps = range(first, first + drawn.steps)
+    replicas = num_replicas or run.sampling.num_replicas(run.program)
     return make_pool(
         run.chances,
         drawn.samples,
@@ -205,15 +231,23 @@ def _reversed(number: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PooledSteps:
-    """The `number` steps of a pool, on the host, or on the device that computed them."""
+    """The `number` steps of a pool, or of several that meet, on the host, or on the device that
+    computed them.
+    """
 
-    pool: Pool
+    pools: tuple[Pool, ...]
     number: int
     batches: tuple[Batch, ...]
 
     def of(self, name: str) -> Any:
         """An array of [`Decided`][], of all steps in order."""
-        return _joined([batch.kept(lambda steps: getattr(steps, name)) for batch in self.batches])
+        return _joined([batch.kept(lambda x: getattr(x[0], name)) for batch in self.batches])
+
+    def on_host(self) -> tuple[Decided, Composed]:
+        """All of them."""
+        return jax.tree.map(
+            lambda *x: np.concatenate(x), *[batch.samples() for batch in self.batches]
+        )
 
     def counted(self, grid: tuple[float, float]) -> Counted:
         """What a law keeps of them."""
@@ -225,29 +259,41 @@ class PooledSteps:
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
         times, without, decider, slowest = map(self.of, ("times", "without", "decider", "slowest"))
-        on_device, regimes = isinstance(times, jax.Array), len(self.pool.starts) + 1
-        group = (self.pool.group if on_device else np.asarray(self.pool.group))[decider]
+        ids, starts = self.pools[0].ids, self.pools[0].starts
+        on_device = isinstance(times, jax.Array)
+        if not on_device:
+            ids, starts = np.asarray(ids), np.asarray(starts)
+        regime = sum((decider >= start).astype(np.int32) for start in starts)
+        group = group_of(ids[decider]) + np.int32(GROUPS) * regime
         sums = _group_sums if on_device else _group_sums_on_host
         arrays = times, without, group, slowest, part.centre, part.quantiles
-        return errors_by_group(sums(*arrays, GROUPS * regimes), GROUPS)
+        return errors_by_group(sums(*arrays, GROUPS * (len(starts) + 1)), GROUPS)
 
 
 def pooled_steps(
-    run: Run, pool: Pool, number: int, advance: Advance = lambda steps: None
+    run: Run,
+    pools: tuple[Pool, ...],
+    number: int,
+    advance: Advance = lambda steps: None,
+    ranks: Sequence[np.ndarray] = (),
 ) -> PooledSteps:
-    """So many steps of a pool. Ctrl-C ends the run after these: the first of them are the slowest,
-    so that a law needs all.
+    """So many steps of a pool, or of several: see `decided_steps`. Ctrl-C ends the run after these:
+    the first of them are the slowest, so that a law needs all.
     """
-    shared, first = (without_ops(run.plan), pool, run.key), int(pool.first_step)
+    shared, first = (without_ops(run.plan), pools, run.key), int(pools[0].first_step)
     batches = []
+
+    def inputs(begin: int, count: int) -> tuple[np.ndarray, ...]:
+        return tuple(x[begin - first : begin - first + count] for x in ranks)
+
     with interruptible() as interrupt:
         came = False
-        for batch in tiles(_step_tile, shared, number, first=first, per_batch=STEP_TILES):
+        for batch in tiles(_step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES):
             batches.append(batch)
             advance(batch.count)
             came |= interrupt.take()
         interrupt.came |= came
-    return PooledSteps(pool, number, tuple(batches))
+    return PooledSteps(pools, number, tuple(batches))
 
 
 _counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=(1, 2))
@@ -255,9 +301,10 @@ _group_sums_on_host: Any = ft.partial(group_sums, xp=np)
 _group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=6)
 
 
-def _step_tile(shared, ids) -> Decided:
-    plan, pool, key = shared
-    return decided_steps(plan, pool, ids, key)
+def _step_tile(shared, ids, *ranks) -> tuple[Decided, Composed]:
+    """One function for all that is asked of steps, because it takes seconds to compile."""
+    plan, pools, key = shared
+    return decided_steps(plan, pools, ids, key, *ranks)
 
 
 def effective_samples(run: Run, drawn: Drawn) -> float:

@@ -117,7 +117,7 @@ def _law(
                 # Whole pools of one run have the errors of the first.
                 whole = drawn.steps == drawn.draws.steps
                 pool = pool_of(run, drawn, looks, room, number)
-                steps = pooled_steps(of_steps, pool, drawn.steps, advance)
+                steps = pooled_steps(of_steps, (pool,), drawn.steps, advance)
                 part = steps.counted(grid)
                 errors = first if first is not None and whole else steps.errors(part)
                 first = errors if whole else first

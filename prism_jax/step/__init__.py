@@ -1,4 +1,8 @@
-from ._decided import Decided as Decided, decided_steps as decided_steps
+from ._decided import (
+    Composed as Composed,
+    Decided as Decided,
+    decided_steps as decided_steps,
+)
 from ._decision import (
     AbstractDecision as AbstractDecision,
     AbstractOneDecides as AbstractOneDecides,
@@ -13,6 +17,7 @@ from ._pool import (
     GROUPS as GROUPS,
     Pool as Pool,
     Ranks as Ranks,
+    group_of as group_of,
     make_pool as make_pool,
     pool_weights as pool_weights,
 )

@@ -5,14 +5,16 @@ than by its law, the mean of any function of the slowest of R replicas moves by 
 that this sample decides, of the function at the slowest minus that at the slowest of the others.
 """
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from ..random import KeyData
+from ..random import KeyData, Stream, fold
 from ..replica import Plan
 from ._pool import Pool, picked
-from ._step import step_parts
+from ._step import StepParts, step_parts
 
 
 class Decided(eqx.Module):
@@ -22,9 +24,10 @@ class Decided(eqx.Module):
 
     - `times`: in seconds.
     - `without`: the same without the replica that decided a step; `nan` if it looked at no other.
-    - `decider`: the position in the pool of the sample that decided it.
+    - `decider`: the position in the pool of the sample that decided it; of several pools, as if
+        they stood one after the other.
     - `sink`: the sink that decided it; of equals the first.
-    - `slowest`: the position in the pool of its slowest replica.
+    - `slowest`: the position in the first pool of its slowest replica.
     - `last`: whether the last of the replicas that it looked at decided it: then more should be.
     """
 
@@ -36,25 +39,60 @@ class Decided(eqx.Module):
     last: Bool[Array, " steps"]
 
 
+class Composed(eqx.Module):
+    """What decided steps consist of.
+
+    **Attributes:**
+
+    - `parts`: of each.
+    - `without`: its barrier without the replica that decided it; `nan` if it looked at no other.
+    - `regime`: of the network.
+    """
+
+    parts: StepParts
+    without: Float[Array, " steps"]
+    regime: Int[Array, " steps"]
+
+
 def decided_steps(
-    plan: Plan, pool: Pool, step_ids: UInt32[Array, " steps"], key: KeyData
-) -> Decided:
-    """The steps of a pool, by the ids of their own draws."""
-    samples, regimes = picked(pool, step_ids, key, plan.dtype)
-    ends = jnp.moveaxis(pool.ends[samples], 2, 1)
+    plan: Plan,
+    pools: Sequence[Pool],
+    step_ids: UInt32[Array, " steps"],
+    key: KeyData,
+    *ranks: Int[Array, " steps"],
+) -> tuple[Decided, Composed]:
+    """The steps of a pool, by the ids of their own draws; or of several, whose replicas differ.
+
+    **Arguments:**
+
+    - `ranks`: for each pool but the first, the rank of each step among those of the pool. In the
+        first they are in order.
+    """
+    places = (step_ids - pools[0].first_step).astype(jnp.int32), *ranks
+    samples, regimes = picked(pools[0], places[0], step_ids, key, plan.dtype)
+    slowest, ends, before = samples[0], pools[0].ends[samples], 0
+    for number in range(1, len(pools)):
+        before += len(pools[number - 1].ends)
+        own = fold(key, Stream.UNLIKE, number)
+        more, _ = picked(pools[number], places[number], step_ids, own, plan.dtype)
+        ends = jnp.concatenate([ends, pools[number].ends[more]])
+        samples = jnp.concatenate([samples, before + more])
+    ends = jnp.moveaxis(ends, 2, 1)
     latest = jnp.max(ends, axis=0)  # Of `(looks, sinks, steps)`.
-    room, number = len(plan.structure.sinks.first), len(latest)
-    padded = jnp.pad(latest, ((0, room - number), (0, 0)))
+    room, sinks = len(plan.structure.sinks.first), len(latest)
+    padded = jnp.pad(latest, ((0, room - sinks), (0, 0)))
     ready, parts = step_parts(plan, padded, step_ids, key, regimes)
-    ready = ready[:number]
+    ready = ready[:sinks]
     sink = jnp.argmax(ready, axis=0).astype(jnp.int32)
-    at_sink = sink[None] == jnp.arange(number, dtype=sink.dtype)[:, None]
+    at_sink = sink[None] == jnp.arange(sinks, dtype=sink.dtype)[:, None]
     look = jnp.argmax(jnp.any((ends == latest[None]) & at_sink[None], axis=1), axis=0)
     decides = look[None] == jnp.arange(len(samples), dtype=look.dtype)[:, None]
     decider = jnp.sum(jnp.where(decides, samples, 0), axis=0, dtype=samples.dtype)
-    without = jnp.full_like(parts.barrier, jnp.nan)
+    barrier = jnp.full_like(parts.barrier, jnp.nan)
     if len(samples) > 1:
         left = jnp.max(jnp.where(decides[:, None], -jnp.inf, ends), axis=0)
         barrier = jnp.max(left + (ready - latest), axis=0)
-        without = parts.factor * (barrier + parts.tail)
-    return Decided(parts.times(), without, decider, sink, samples[0], look == len(samples) - 1)
+    without = parts.factor * (barrier + parts.tail)
+    last = look == len(samples) - 1
+    steps = Decided(parts.times(), without, decider, sink, slowest, last)
+    return steps, Composed(parts, barrier, regimes)

@@ -39,8 +39,7 @@ class Pool(eqx.Module):
     **Attributes:**
 
     - `ends`: when each sink ends, in seconds.
-    - `group`: the group of each sample, by its id, counted through the regimes. Those of a pair of
-        ids, of which importance sampling shifts one, are in one group.
+    - `ids`: of the samples.
     - `reached`: how many steps have a slowest replica that is this sample or one before it.
     - `later`: for each further replica that a step looks at, minus the logarithm of the chance that
         it comes after each sample. After sample `j` it comes after `k` by
@@ -51,7 +50,7 @@ class Pool(eqx.Module):
     """
 
     ends: Float[Array, "samples sinks"]
-    group: Int[Array, " samples"]
+    ids: UInt32[Array, " samples"]
     reached: Int[Array, " samples"]
     later: Float[Array, "further samples"]
     starts: Int[Array, " further_regimes"]
@@ -105,7 +104,7 @@ def make_pool(
     # One replica's samples are each a step's, in any order.
     each_once = ranks.num_replicas == regimes == 1 and len(score) == len(ranks.steps)
     by_end = not (each_once and by_their_law and chances.alike)
-    rows, group, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
+    rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
     how = sizes, counts, ranks.num_replicas, looks, room[0]
     if by_their_law and chances.alike:
@@ -115,7 +114,7 @@ def make_pool(
         picks = _by_weight(weights[np.asarray(order)], *how)
     return Pool(
         ends=jnp.asarray(rows),
-        group=jnp.asarray(group),
+        ids=jnp.asarray(ids),
         reached=jnp.asarray(picks.steps + (picks.part > np.float32(ranks.offset))),
         later=jnp.asarray(picks.later),
         starts=jax.device_put(np.cumsum(sizes)[:-1].astype(np.int32)),
@@ -125,7 +124,7 @@ def make_pool(
 
 
 def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: bool, xp: Any = np):
-    """The ends and groups of samples with room for more, as they came or `by_end`: by regime and
+    """The ends and ids of samples with room for more, as they came or `by_end`: by regime and
     the slowest first, of equals that with the lower id; and the order of these.
     """
     if not by_end:
@@ -142,20 +141,34 @@ def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: 
         keys |= np.arange(len(score), dtype=np.uint64)
         order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
     more = room[0] - len(score)
-    group = ((first_sample + order.astype(np.uint32)) // 2 % GROUPS).astype(np.int32)
-    group = group + GROUPS * regime[order]
+    ids = first_sample + order.astype(np.uint32)
     rows = xp.pad(ends[order], ((0, more), (0, room[1] - ends.shape[1])))
-    return rows, xp.pad(group, (0, more)), order
+    return rows, xp.pad(ids, (0, more)), order
 
 
 _arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
 
 
+def group_of(ids: Any) -> Any:
+    """The group of samples, by their ids. Those of a pair, of which importance sampling shifts one,
+    are in one group.
+    """
+    return (ids // 2 % GROUPS).astype(np.int32)
+
+
 def picked(
-    pool: Pool, step_ids: UInt32[Array, " steps"], key: KeyData, dtype
+    pool: Pool,
+    number: Int[Array, " steps"],
+    step_ids: UInt32[Array, " steps"],
+    key: KeyData,
+    dtype,
 ) -> tuple[Int[Array, "looks steps"], Int[Array, " steps"]]:
-    """The samples that steps look at, from the slowest on, and the regimes of steps."""
-    number = (step_ids - pool.first_step).astype(jnp.int32)
+    """The samples that steps look at, from the slowest on, and the regimes of steps.
+
+    **Arguments:**
+
+    - `number`: the rank of each step among those of the pool, the slowest first.
+    """
     first = jnp.searchsorted(pool.reached, number, side="right").astype(jnp.int32)
     first = jnp.minimum(first, pool.last)
     regime = jnp.sum(first[None] >= pool.starts[:, None], axis=0, dtype=jnp.int32)
