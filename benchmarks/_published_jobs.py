@@ -24,6 +24,9 @@ _NO_SOURCE = {"table": "", "software": ""}
 # 0.3.1); and tokens are dropped with it alone (training/utils/moe_token_drop.py).
 _ALL_TO_ALL = ("gptoss", "kimik2")
 _NUMBERS = {"one": "1", "two": "2", "three": "3", "four": "4"}
+_COMPILED = re.compile(
+    "(?<!not )(?<!no )(?<!un)(?<!w/o )(?<!without )compile(?!d? off)|async", re.I
+)
 _OFFLOADED = re.compile(r"activations of (\d+) layers to the CPU")
 
 
@@ -79,7 +82,11 @@ def of_steps(row: dict[str, str], model: data.Model | None = None) -> data.Job:
     # The recipes of Megatron-Bridge split no experts; Megatron-Core's default is `tp`.
     etp = _degree(row, "etp") if row.get("etp") or "Bridge" in row["source"] else None
     layout = data.Layout(**degrees, etp=etp)
-    keys = _options(row, stack, source.get("switches", {}), layout)
+    switches = source.get("switches", {})
+    # 8 bits and asynchronous tensor parallelism take torch.compile.
+    if not (_COMPILED.search(row["note"]) or WORDS["dtypes"][_dtype(row)] == "fp8"):
+        switches = switches | source.get("uncompiled", {})
+    keys = _options(row, stack, switches, layout)
     keys |= {"dtype": WORDS["dtypes"][_dtype(row)], "software": stack}
     keys |= _tuned(row, source)
     training = data.Training(_degree(row, "micro_batch"), _degree(row, "seq"), **keys)

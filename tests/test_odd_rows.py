@@ -120,7 +120,7 @@ def test_models_do_not_depend_on_how_they_are_spelled(tmp_path):
         "llama-4-maverick": ["Llama-4-Maverick-17B-128E-Instruct", "llama4-17b-128e"],
     }.items():
         stated = {"layers": "48", "dense_layers": "24", "experts": "", "ep": "8", "topk": "1"}
-        rows = ({**old, **_EMPTY, **stated, "model": spelled} for spelled in pair)
+        rows = (old | _EMPTY | stated | {"model": spelled} for spelled in pair)
         one, other = _jobs(tmp_path, *rows)
         assert one == other
         assert one.model.name == name
@@ -137,6 +137,16 @@ def test_columns_say_the_sizes_of_a_known_model(tmp_path):
     moe = by_column.model.modules["moe"]
     assert [moe[key] for key in ("num_experts", "top_k", "expert_ffn_size")] == [64, 4, 1024]
     assert by_column.model.modules["mla"] == by_name.model.modules["mla"]
+
+
+def test_torchtitan_compiles_where_a_row_says_so(tmp_path):
+    row = _LLAMA | {"source": "torchtitan", "zero": "FSDP", "micro_batch": "2"}
+    compiled = [{"note": note} for note in ("compile, mem 77.0", "2D, torch.compile", "AsyncTP")]
+    compiled += [{"dtype": dtype} for dtype in ("float8", "float8-rowwise")]
+    not_compiled = [{"note": note} for note in ("", "2D", "no compile", "not compiled", "eager")]
+    jobs = _jobs(tmp_path, *(row | changes for changes in (*compiled, *not_compiled)))
+    shares = [one.training.eager_share for one in jobs]
+    assert shares == [1.0] * len(compiled) + [0.3] * len(not_compiled)
 
 
 @pytest.mark.parametrize("name", ["GLM-4.5-Air", "DBRX", "OLMoE", "Qwen3-Omni"])
