@@ -5,8 +5,9 @@ import re
 import pytest
 
 import prism_jax as prism
+from prism_jax.collapse import count_calls
 from prism_jax.lowering import parts_of
-from prism_jax.workload import count_parameters, memory_of_stages
+from prism_jax.workload import block_mean, count_parameters, memory_of_stages
 
 from .helpers import kernels_of, lower_job
 
@@ -42,6 +43,13 @@ def test_each_layer_is_gathered_twice_and_its_gradients_dealt_once(prefetch):
     # Nothing is left to do at the end of the step.
     assert work.reduce_scatter == ((),)
     assert _bytes(work.tail, "all_gather") == {}
+
+
+def test_a_forward_before_gradients_that_are_reduced_has_its_own_kernels():
+    """What the backward runs until replicas meet is in none of its calls, and takes no time."""
+    alone, waits = (lower_job(_job(f"training.zero={zero}")).forward[0] for zero in (1, 2))
+    assert count_calls(waits, 1) == count_calls(alone, 1)
+    assert block_mean(waits) == pytest.approx(block_mean(alone), rel=1e-12)
 
 
 def test_gradients_alone():

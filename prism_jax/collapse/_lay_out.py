@@ -160,7 +160,7 @@ def count_calls(block: Block, members: int) -> dict[Kernel, int]:
         for row, by_member in rows_of(segment):
             for kernel, count in row:
                 calls[kernel] += repeats * count * (members if by_member else 1)
-    return calls
+    return +calls
 
 
 def count_layers(block: Block) -> int:

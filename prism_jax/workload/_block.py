@@ -93,7 +93,8 @@ def weights_of(*linears: Linear) -> list[Kernel]:
 Row = tuple[tuple[Kernel, int], ...]  # Serial kernels in any order, each with how often it runs.
 
 
-Block = tuple[tuple["Segment", int], ...]  # Each segment with how often it occurs.
+# Each segment with how often it occurs; negative for one that is left out of what others contain.
+Block = tuple[tuple["Segment", int], ...]
 
 
 class Branches(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from ._architecture import Part, Parts, recomputed
-from ._block import Block, Kernel, Workload
+from ._block import Block, Kernel, Segments, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
 from ._memory import offloaded_bytes
@@ -86,7 +86,11 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
             (unit(part, again)._replace(copies=copies * _is_trained(part)), count)
             for part, count, again in found
         ]
-        whole = row_of_units(costs, runs[::-1] if back else runs)
+        then = None
+        if phase == "F" and not costs.training.forward_only:
+            for part, _, again in recomputed(parts, costs.training)[-1:]:
+                then = unit_of(costs, "B", part, again).segments
+        whole = row_of_units(costs, runs[::-1] if back else runs, then=then)
         if phase == "W":
             return whole
         passes = [(launched_units(costs, parts, back=one), one) for one in (False, True)]

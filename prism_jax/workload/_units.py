@@ -151,9 +151,10 @@ def row_of_units(
     units: Sequence[tuple[Unit, int]],
     before: Unit | None = None,
     after: Unit | None = None,
+    then: Segments | None = None,
 ) -> Block:
     """The block of units in the order in which they run, each with its number of repetitions, and
-    of what runs `before` and `after` them.
+    of what runs `before` and `after` them; `then` is what runs in the next block until all wait.
 
     Units with equal neighbours become one segment with its number of occurrences.
     """
@@ -177,8 +178,10 @@ def row_of_units(
         experts = [part for part in parts if part not in dense]
         parts = [*experts, (until_all(dense, segment([], members=ranks)), 1)]
     if not meets and overlaps_layers(costs.training):
-        # All wait where the next gradients are reduced.
-        parts = [(until_all(parts, segment([], members=_every(costs))), 1)]
+        # All wait where the next gradients are reduced: for the sum of these units and what runs
+        # until there, of which the next block has the wait for the latter alone.
+        end, later = segment([], members=_every(costs)), (then or [], 1)
+        parts = [(until_all([*parts, later], end), 1), (until_all([later], end), -1)]
     return block(parts)
 
 
