@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from ._architecture import Part, Parts, recomputed
-from ._block import Block, Kernel, Segments, Workload
+from ._block import Block, Kernel, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
 from ._memory import offloaded_bytes
