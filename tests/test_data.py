@@ -1,4 +1,3 @@
-import csv
 import itertools as it
 import math
 import pathlib
@@ -20,6 +19,7 @@ from prism_jax.data import (
     load_model,
     load_software,
     load_source,
+    load_variability,
     save_job,
 )
 from prism_jax.latency import families
@@ -233,12 +233,14 @@ def test_kernels_have_a_source(name):
     source = load_source(name)
     assert source.licence
     assert source.constants
-    with open(_ROOT / "kernels" / name / "variability.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows
-    for row in rows:
-        assert row["source"]
-        assert row["family"] in {*families(), "two-regimes"}
+    laws = load_variability(source.variability or name)
+    assert laws == load_variability(name)
+    assert laws
+    for law in laws:
+        assert law.source
+        assert law.family in {*families(), "two-regimes"}
+    of_another = source.variability is not None
+    assert of_another != (_ROOT / "kernels" / name / "variability.csv").exists()
 
 
 def test_efficiencies_are_sane_and_interpolated():

@@ -96,6 +96,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - `sample_counts`: how many samples each figure is from.
     - `constants`: the numbers that were chosen rather than measured, and why.
     - `overlap`: how well communication overlaps with compute; for clusters only.
+    - `variability`: the folder of `kernels/` whose laws these kernels have, which then have none of
+        their own.
     - `name`: the name of the folder.
     - `stands_in_for`: the machine without a folder of its own for which these numbers are used;
         empty if they are the machine's own.
@@ -108,6 +110,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sample_counts: dict[str, int]
     constants: tuple[Constant, ...] = ()
     overlap: Overlap | None = None
+    variability: Text | None = None
     name: str = ""
     stands_in_for: str = ""
 

@@ -117,7 +117,7 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
         efficiency += tuple(one for one in tables if one.kernel not in {*measured, *_PRODUCTS})
     efficiency += _tables(_by_place(_rows(network, CollectiveRow), cluster), network)
     path = network / "variability.csv"
-    variability, of_links = read_variations(device / "variability.csv"), read_variations(path)
+    variability, of_links = _variations(device, of_device), read_variations(path)
     if operators is not None:  # A process alone has other steps than one of a cluster.
         variability = replace_variations(of_links, variability)
     else:
@@ -212,8 +212,14 @@ def _source_of(folder: pathlib.Path) -> Source:
 
 def load_variability(name: str) -> tuple[Variation, ...]:
     """How much the kernels of `kernels/<name>/` vary."""
-    load_source(name)  # Raises where there is no such folder.
-    return read_variations(data_folder("kernels") / name / "variability.csv")
+    return _variations(data_folder("kernels") / name, load_source(name))
+
+
+def _variations(folder: pathlib.Path, source: Source) -> tuple[Variation, ...]:
+    """The laws of a folder, or of the one that has them for it."""
+    if source.variability is not None:
+        return load_variability(source.variability)
+    return read_variations(folder / "variability.csv")
 
 
 def _folder(what: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]:
