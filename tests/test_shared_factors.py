@@ -148,6 +148,18 @@ def test_the_slowest_worker_of_a_group_decides(laws):
     assert law.quantile(0.99) == pytest.approx(np.quantile(exact, 0.99), rel=2e-3)
 
 
+def test_gpus_of_workers_that_hardly_differ_wait_as_if_these_were_equal():
+    """Two GPUs of each of four workers, whose kernels vary as much as they do."""
+    block = ((Segment(((Kernel("gemm", "one", 1.0), 1),), members=8), 1),)
+    gpus: Any = {"residual": {"gemm": lognormal(0.02)}, "rank": lognormal(0.02)}
+    options: Any = {"group_size": 8, "members": 2}
+    variabilities = Variability(**gpus), Variability(**gpus, worker_step=lognormal(1e-6))
+    programs = [assemble(graph_of([()]), [block], variability=v, **options) for v in variabilities]
+    equal, differ = (simulate(one, num_samples=2**14, key=_KEY) for one in programs)
+    assert differ.mean == pytest.approx(equal.mean, rel=2e-4)
+    assert differ.std == pytest.approx(equal.std, rel=0.02)
+
+
 @pytest.mark.parametrize(("zero", "together"), [(1, 2), (3, 1)])
 def test_replicas_wait_for_the_slowest_microbatches_between_two_meetings(zero, together):
     """Of 64 replicas: of two microbatches after a step or, in FSDP, of one at a time."""

@@ -88,7 +88,9 @@ def slowest_workers(
 
     alone, at_scores = gpu_factors(rank, jnp.stack([worker, counts[1]]), scores)
     of_workers = jnp.broadcast_to(number, counts.shape)
-    groups, _ = slowest_and_others(product, of_workers, scores, sizes / worker)
+    # Members that are single GPUs: those of a worker differ as far as the factor of GPUs decides.
+    waiting = (sizes / worker) ** jnp.where(sizes < worker, squares[0], 1)
+    groups, _ = slowest_and_others(product, of_workers, scores, waiting)
     slowest = groups.slowest.at[1].set(alone.slowest[1])
     below = slowest[:2, :, None] * alone.others / alone.slowest[:, :, None]
     # What neither the rank nor its step shares is taken to be the microbatch's, on all ranks.

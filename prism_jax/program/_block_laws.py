@@ -269,8 +269,8 @@ def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
 
 def groups_of(program: Program) -> tuple[Float[Array, "2 groups"], Float[Array, ""] | None]:
     """The groups of GPUs of a rank, of all ranks, and of a rank again for each size of groups that
-    wait for one another within it: how many GPUs each has, and the size. And how many GPUs a worker
-    has, where workers have factors of their own and wait for one another.
+    wait for one another within it, or of single GPUs: how many GPUs each has, and the size. And how
+    many GPUs a worker has, where workers have factors of their own and wait for one another.
     """
     dtype, sizes = program.latencies.mean.dtype, _sizes(program)
     counts = [program.group_size, program.world_size, *[program.group_size] * len(sizes)]
@@ -285,16 +285,14 @@ def _differ(program: Program) -> bool:
 
 def _sizes(program: Program) -> list[int]:
     waits = set(program.blocks.waits.value[:, 2].tolist())
-    return sorted(waits | ({program.worker_size} if _differ(program) else set()))
+    return sorted(waits | ({1} if _differ(program) else set()))
 
 
 def _groups(program: Program, members: np.ndarray) -> np.ndarray:
     """The group whose factors the members of each segment have, of `groups_of`."""
     of_rank = 0
     if _differ(program):
-        of_rank = np.where(
-            members > program.worker_size, 2 + _sizes(program).index(program.worker_size), 0
-        )
+        of_rank = np.where(members > program.worker_size, 2 + _sizes(program).index(1), 0)
     if program.tail < 0:
         return of_rank + 0 * members
     return np.where(program.blocks.class_segments.value[program.tail] > 0, 1, of_rank)
