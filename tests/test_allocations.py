@@ -5,8 +5,10 @@ import functools as ft
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from prism_jax.cli import main
 from prism_jax.engine import gpu_set_factors, prepare, simulate
@@ -22,7 +24,7 @@ from prism_jax.law import (
     merge_laws,
     save_law,
 )
-from prism_jax.program import Variability
+from prism_jax.program import Network, Variability
 from prism_jax.schedule import OneFOneB
 
 from .helpers import lognormal, made_law, pipeline_program
@@ -81,6 +83,27 @@ def test_sets_of_gpus_of_several_replicas_differ_as_allocations_do():
     between = law.run_mean_std(10**9) / law.mean
     assert factors.std() == pytest.approx(between, rel=4 / np.sqrt(400))
     assert factors.mean() == pytest.approx(1, rel=1e-9)
+
+
+def test_steps_of_allocations_are_congested_as_often_as_the_network_is():
+    """Closed form: a step sends for 1 s, or for 3 s with the probability 0.1, independently of the
+    other steps of its allocation.
+    """
+    laws = Variability(rank=lognormal(0.01), network=Network(jnp.asarray(0.1), jnp.asarray(3.0)))
+    options = {"network_links": ("network",), "variability": laws, "num_replicas": 2}
+    program = pipeline_program(OneFOneB(2, 1), send_recv=1.0, **options)
+    number, each = 500, 4
+    law = simulate(program, num_samples=number * each, key=jax.random.key(3), allocations=number)
+    assert law.allocations is not None
+    calm, longer = law.quantile(0.5), law.quantile(1.0) - law.quantile(0.5)
+    means = np.array(law.allocations.means)
+    congested = (means - calm) * each / longer
+    assert np.abs(congested - np.round(congested)).max() < 0.2
+    counts = np.bincount(np.round(congested).astype(int), minlength=each + 1)
+    expected = number * binom.pmf(np.arange(each + 1), each, 0.1)
+    assert np.all(np.abs(counts - expected) < 4 * np.sqrt(expected) + 1)
+    share = np.round(congested).sum() / (number * each)
+    assert law.exceedance(calm + longer / 2) == pytest.approx(share, rel=1e-9)
 
 
 def _intervals(law):

@@ -102,6 +102,6 @@ def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
     for traced in (
         _arrange_on_device.trace(ends, times, whole, np.uint32(0), (2 * number, 4), True),
         _counted.trace(times, number, (0.0, 2.0)),
-        _group_sums.trace(times, times, whole, whole, times[0], times[:21], 32),
+        _group_sums.trace(times, times, whole, times[0], times[:21], (1, 32)),
     ):
         traced.lower(lowering_platforms=("cuda", "tpu"))

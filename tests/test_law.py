@@ -24,13 +24,13 @@ def _law(steps):
     steps = np.asarray(steps, float)
     order, n, grid = np.argsort(-steps, kind="stable"), len(steps), grid_of(steps[:4096])
     part = counted(steps, n, grid, np)
-    arrays = steps[order], np.full(n, np.nan), order // 2 % GROUPS, np.arange(n)
-    sums = group_sums(*arrays, part.centre, part.quantiles, num_groups=GROUPS, xp=np)
+    arrays = steps[order], np.full(n, np.nan), order // 2 % GROUPS
+    sums = group_sums(*arrays, part.centre, part.quantiles, (1, GROUPS), xp=np)
     return law_of(
         part,
         n,
         grid,
-        errors_by_group(sums, GROUPS),
+        errors_by_group(sums),
         requested=n,
         effective_samples=float(n),
         **_ABOUT,

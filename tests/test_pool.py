@@ -196,21 +196,31 @@ def test_a_step_that_looks_at_two_replicas_knows_its_time_without_one(looks):
 
 
 def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
+    """And the same as by loops over blocks of steps next to each other in rank."""
     run = _run(intervals.sinks_that_tie(16), 2)
     pool, steps = _decided(run, 1025, 2)
-    names = "times", "without", "decider", "slowest"
-    arrays = [np.asarray(steps.of(name)) for name in names]
-    arrays[2] = group_of(np.asarray(pool.ids)[arrays[2]])
-    part = counted(arrays[0], 1025, (0.0, 4.0), np)
+    times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "decider"))
+    group = group_of(np.asarray(pool.ids)[decider])
+    part = counted(times, 1025, (0.0, 4.0), np)
     found: Any = []
     for xp in (np, jnp):
-        about: Any = (*map(xp.asarray, arrays), part.centre, part.quantiles)
-        found.append(group_sums(*about, num_groups=GROUPS, xp=xp))
-    for by_numpy, by_jax in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(by_numpy, by_jax, rtol=1e-4, atol=1e-6)
-    moments, counts = found[0].decided
-    assert moments[:, 0].tolist() == np.bincount(arrays[2], minlength=GROUPS).tolist()
-    np.testing.assert_allclose(counts.sum(axis=0).cumsum()[:-1] / 1025, LEVELS, atol=1 / 1025)
+        arrays = map(xp.asarray, (times, without, group))
+        arguments: Any = *arrays, part.centre, part.quantiles, (1, GROUPS)
+        found.append(group_sums(*arguments, xp=xp))
+    for by_numpy, by_jax in zip(*found, strict=True):
+        np.testing.assert_allclose(by_numpy, by_jax, rtol=1e-4, atol=1e-5)
+    decided, moved = (x[0] for x in found[0])
+    assert decided[:, 0].tolist() == np.bincount(group, minlength=GROUPS).tolist()
+    np.testing.assert_allclose(decided[:, 3:].sum(axis=0) / 1025, LEVELS, atol=1 / 1025)
+    expected = np.zeros(GROUPS)
+    for first in range(0, 1025, GROUPS):
+        block = slice(first, first + GROUPS)
+        step, left = (x[block].astype(float) - part.centre for x in (times, without))
+        np.add.at(expected, group[block], step - left.mean())
+        share = np.bincount(group[block]) / len(step)
+        sets = (np.arange(len(step)) + first // GROUPS) % GROUPS
+        np.add.at(expected, sets, np.sqrt(share @ share) * step)
+    np.testing.assert_allclose(moved[:, 1], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("looks", [1, 2])

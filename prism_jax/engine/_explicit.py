@@ -4,20 +4,22 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from ..law import Law, merge_allocations
 from ..program import Program
+from ..random import Stream, fold, uniforms
 from ..replica import (
     Sampled,
     poisson_stalls,
-    regimes_and_stalls,
     replica_ends,
     tiles,
     tiles_of,
     without_steps,
 )
+from ..step import Chances
 from ._run import Draws, Run, composed
 from ._sampling import AbstractSampling
 
@@ -47,16 +49,19 @@ class Explicit(AbstractSampling):
     def compacted(self, laws: list[Law]) -> list[Law]:
         return laws
 
+    def chances(self, run: Run) -> Chances:
+        """Steps have stalls and a regime of the network by their law."""
+        network = run.chances.network
+        return Chances(np.arange(len(network)), network, np.ones(len(network)), network)
+
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        regime, first = run.chances.regime, draws[0].first
-        first_of = np.array([np.argmax(regime == g) for g in range(regime.max() + 1)], np.int32)
-        ends = np.cumsum([mine.steps for mine in draws])
+        first, ends = draws[0].first, np.cumsum([mine.steps for mine in draws])
 
         def on_gpus(row):
             return first + row, np.searchsorted(ends, row, side="right")
 
         for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
-            yield latest, latest.max(axis=1), first_of[regimes], np.ones(len(latest), np.float32)
+            yield latest, latest.max(axis=1), regimes, np.ones(len(latest), np.float32)
 
 
 def slowest_ends(
@@ -92,7 +97,10 @@ def slowest_ends(
 def _explicit_tile(shared, _, ids, gpu_ids):
     """One tile: ends `(samples, sinks)`, and the regime of each sample's step."""
     plan, key = shared
-    regimes, _ = regimes_and_stalls(plan.structure.strata, ids // plan.structure.num_replicas)
+    steps = ids // plan.structure.num_replicas
+    u = uniforms(fold(key, Stream.NETWORK), steps, jnp.zeros((), jnp.uint32), plan.dtype)
+    bounds = jnp.cumsum(plan.tables.network)[:-1]
+    regimes = jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)
     stalls = poisson_stalls(plan, ids, key)
     ends = replica_ends(plan, Sampled(ids, regimes, stalls, gpu_ids=gpu_ids), key)
     return ends.T, regimes
@@ -115,12 +123,9 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     # The slowness of the step is the same on all sets, so it is left out.
     times = _without_factor(run, ends, regimes, num_steps).reshape(num_sets, num_steps)
 
-    regimes, network = regimes[:num_steps], run.chances.network
-    weights = (network / np.maximum(np.bincount(regimes, minlength=len(network)), 1))[regimes]
-    weights /= weights.sum()
-    means = times @ weights
+    means = times.mean(axis=1)
     apart = times - times.mean(axis=1, keepdims=True) - times.mean(axis=0) + times.mean()
-    noise = (apart**2).sum() / ((num_sets - 1) * (num_steps - 1)) * (weights**2).sum()
+    noise = (apart**2).sum() / ((num_sets - 1) * (num_steps - 1) * num_steps)
     variance = means.var(ddof=1)
     shrunk = np.sqrt(max(variance - noise, 0.0) / variance) if variance else 0.0
     return 1 + shrunk * (means / means.mean() - 1)

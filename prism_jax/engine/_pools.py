@@ -215,7 +215,7 @@ def pool_of(
     steps = range(first, first + drawn.steps)
     replicas = num_replicas or run.sampling.num_replicas(run.program)
     return make_pool(
-        run.chances,
+        run.sampling.chances(run),
         drawn.samples,
         first,
         Ranks(steps, offset, replicas, looks),
@@ -258,7 +258,7 @@ class PooledSteps:
 
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
-        times, without, decider, slowest = map(self.of, ("times", "without", "decider", "slowest"))
+        times, without, decider = map(self.of, ("times", "without", "decider"))
         ids, starts = self.pools[0].ids, self.pools[0].starts
         on_device = isinstance(times, jax.Array)
         if not on_device:
@@ -266,8 +266,8 @@ class PooledSteps:
         regime = sum((decider >= start).astype(np.int32) for start in starts)
         group = group_of(ids[decider]) + np.int32(GROUPS) * regime
         sums = _group_sums if on_device else _group_sums_on_host
-        arrays = times, without, group, slowest, part.centre, part.quantiles
-        return errors_by_group(sums(*arrays, GROUPS * (len(starts) + 1)), GROUPS)
+        arrays = times, without, group, part.centre, part.quantiles
+        return errors_by_group(sums(*arrays, (len(starts) + 1, GROUPS)))
 
 
 def pooled_steps(
@@ -298,7 +298,7 @@ def pooled_steps(
 
 _counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=(1, 2))
 _group_sums_on_host: Any = ft.partial(group_sums, xp=np)
-_group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=6)
+_group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=5)
 
 
 def _step_tile(shared, ids, *ranks) -> tuple[Decided, Composed]:
@@ -311,9 +311,10 @@ def effective_samples(run: Run, drawn: Drawn) -> float:
     """The effective sample size for the mean of replica samples: the square of the sum of their
     weights over the sum of the squares.
     """
-    chances = run.chances
+    assert run.sampling is not None
+    chances = run.sampling.chances(run)
     _, score, stratum, likelihood = drawn.samples
-    if chances.alike and len(chances.network) == 1 and run.sampling and run.sampling.lead is None:
+    if chances.alike and len(chances.network) == 1 and run.sampling.lead is None:
         return float(len(score))
     stratum = np.asarray(stratum)
     weights = pool_weights(chances, stratum, np.asarray(likelihood))

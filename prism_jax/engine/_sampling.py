@@ -23,7 +23,7 @@ from ..replica import (
     tiles_of,
     without_steps,
 )
-from ..step import EXTREMES, RESERVOIR
+from ..step import EXTREMES, RESERVOIR, Chances
 from ._run import Draws, Run, ids_of
 
 
@@ -54,6 +54,10 @@ class AbstractSampling(abc.ABC):
         """The samples of chunks, one after the other and some at a time: ends `(n, sinks)`, scores,
         strata and likelihoods.
         """
+
+    def chances(self, run: Run) -> Chances:
+        """The probabilities of the strata that samples are in."""
+        return run.chances
 
     def replicas(self, num_steps: int) -> int:
         """How many samples a chunk of so many steps has."""

@@ -1,13 +1,15 @@
-"""Standard errors of the figures of a law, by leaving groups of replica samples out.
+"""Standard errors of the figures of a law, by groups of replica samples.
 
-The jackknife of groups: how far a figure moves without a group is what the group adds to it. Two
-corrections are needed. Steps of equal rank look at different samples, so the time that a step has
-without a group scatters by its pick: this is subtracted. And steps have draws of their own (factor,
-reductions, tail), which no group holds: their scatter is added. Both are sums over pairs of steps
-that are next to each other in rank. A step that looked at no other group is left out with its
-group, and its own draws with it.
+What a group adds to a figure is how the figure moves with the weight of its samples: the sum, over
+the steps that they decide, of a function of the step minus the same of the step without the sample
+that decides it. Which replica comes next is a draw, and a step has draws of its own (factor,
+reductions, tail), which no group holds. So the second is the mean over a block of steps next to
+each other in rank: the scatter of the next replica averages out, and the step's own draws stay in
+the first. If all steps of a block are one group's, their own draws cancel, and are added by sets of
+steps instead, one of each block. If a group has the share `s` of a block, `s^2` of them cancel.
 """
 
+import functools as ft
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,32 +27,27 @@ _MOST_SKEWNESS = 0.3
 
 
 class GroupSums(NamedTuple):
-    """Sums over steps. Those of pools add up.
+    """Sums over steps, for each regime of the network and each group: of weights, of deviations
+    from a centre, of the squares of these, and of how many steps are below each threshold.
 
     **Attributes:**
 
-    - `decided`, `without`: of the steps that each group decided, and of these without it:
-        `(groups, 3)`, their number, and the sums of deviations from a centre and of their squares;
-        and `(groups, thresholds + 1)`, how many are between each two thresholds.
-    - `picks`: by how much the differences between these two scatter among steps of equal rank:
-        `(2, 2)` for the sums of deviations and squares, and `(thresholds,)` for how many are below.
-    - `own`: the same of steps themselves.
+    - `decided`: over the steps that each group decided.
+    - `moved`: by how much sums over all steps move with the weight of the group's samples, if a
+        weight that is left is that of the mean of the regime.
     """
 
-    decided: tuple[AnyArray, AnyArray]
-    without: tuple[AnyArray, AnyArray]
-    picks: tuple[AnyArray, AnyArray]
-    own: tuple[AnyArray, AnyArray]
+    decided: Float[AnyArray, "regimes groups thresholds+3"]
+    moved: Float[AnyArray, "regimes groups thresholds+3"]
 
 
 def group_sums(
     times: Float[AnyArray, " steps"],
     without: Float[AnyArray, " steps"],
     group: Int[AnyArray, " steps"],
-    slowest: Int[AnyArray, " steps"],
     centre: Float[ArrayLike, ""],
     thresholds: Float[AnyArray, " thresholds"],
-    num_groups: int,
+    shape: tuple[int, int],
     *,
     xp: Any,
 ) -> GroupSums:
@@ -58,84 +55,54 @@ def group_sums(
 
     **Arguments:**
 
-    - `times`, `without`: in seconds; the second is `nan` for a step that looked at no other group.
-    - `group`: that decided each step; those of `num_groups` or more are no steps.
-    - `slowest`: equal for steps of equal rank.
+    - `times`, `without`: in seconds; the second is `nan` for steps that looked at no other replica.
+    - `group`: that decided each step, counted through the regimes.
     - `centre`: about the mean.
+    - `shape`: the number of regimes, and that of groups in each.
     - `xp`: `numpy` or `jax.numpy`, by which this is computed.
     """
-    there, other = group < num_groups, (group < num_groups) & ~xp.isnan(without)
-    both = xp.stack([times, xp.where(other, without, 0)])
-    kinds = len(thresholds) + 1
-    bucket = xp.searchsorted(xp.asarray(thresholds), both.reshape(-1)).reshape(both.shape)
-    deviation = both - centre
-    powers = xp.stack([deviation, deviation**2], axis=-1)
+    (regimes, groups), kinds, thresholds = shape, len(thresholds) + 1, xp.asarray(thresholds)
 
     def total(place, weight, length):
         if xp is np:
             return np.bincount(place, weight, length)
-        return jnp.zeros(length, weight.dtype).at[place].add(weight, mode="drop")
+        return jnp.zeros(length, weight.dtype).at[place].add(weight)
 
-    def by_group(of, there):
-        kept = xp.where(there, group, num_groups)
-        one = there.astype(powers.dtype)
-        weights = [one, *(one[None] * powers[of].T)]
-        moments = xp.stack([total(kept, w, num_groups + 1)[:-1] for w in weights], axis=1)
-        counts = total(kept * kinds + bucket[of], one, (num_groups + 1) * kinds)
-        return moments, counts.reshape(-1, kinds)[:-1]
+    def sums(steps, weight, place, length):
+        deviation, below = steps - centre, xp.searchsorted(thresholds, steps)
+        moments = [total(place, weight * deviation**power, length) for power in range(3)]
+        counts = total(place * kinds + below, weight, length * kinds).reshape(length, kinds)
+        return xp.concatenate([xp.stack(moments, 1), xp.cumsum(counts, 1)[:, :-1]], axis=1)
 
-    def of_pairs(x):
-        even = len(x) // 2 * 2
-        return x[:even:2], x[1:even:2]
+    def of_groups(weight, place):
+        return sums(times, weight, place, regimes * groups)
 
-    def between(low, high, weight):
-        """For each threshold, the weight of pairs of which it is between the two."""
-        weight = ((low < high) & weight).astype(powers.dtype)
-        changes = total(low, weight, kinds + 1) - total(high, weight, kinds + 1)
-        return xp.cumsum(changes)[:-2]
-
-    def products(x, weight):
-        return xp.einsum("ia,ib,i->ab", x, x, weight.astype(powers.dtype))
-
-    others, groups, ranks = (of_pairs(x) for x in (other, group, slowest))
-    pairs = others[0] & others[1]
-    same_rank = pairs & (ranks[0] == ranks[1])
-    same_group = same_rank & (groups[0] == groups[1])
-    (high, low), (first, second) = bucket, of_pairs(powers[0])
-    (low_1, low_2), (high_1, high_2) = of_pairs(low), of_pairs(high)
-    lost_1, lost_2 = of_pairs(powers[0] - powers[1])
-    # (a - b)^2 where both are of a group, else a^2 + b^2.
-    apart = same_rank & ~same_group
-    picks = (
-        products(lost_1 - lost_2, same_group) + products(lost_1, apart) + products(lost_2, apart)
-    )
-    counts = between(low_1, high_1, same_rank) + between(low_2, high_2, same_rank)
-    shared = between(xp.maximum(low_1, low_2), xp.minimum(high_1, high_2), same_group)
-    crossed = between(xp.minimum(high_1, high_2), xp.maximum(high_1, high_2), pairs)
-    return GroupSums(
-        by_group(0, there),
-        by_group(1, other),
-        (picks, counts - 2 * shared),
-        (products(first - second, pairs), crossed),
-    )
+    step, blocks = xp.arange(len(times), dtype=group.dtype), -(-len(times) // groups) * regimes
+    block = step // groups * regimes + group // groups  # Of steps of one regime.
+    one, others = xp.ones_like(times), ~xp.isnan(without)
+    of_block = sums(xp.where(others, without, centre), others.astype(times.dtype), block, blocks)
+    number = xp.maximum(of_block[:, :1], 1)
+    place = block * regimes * groups + group
+    share = total(place, others.astype(times.dtype), blocks * regimes * groups)
+    share = share.reshape(blocks, -1) / number
+    product = np.matmul if xp is np else ft.partial(jnp.matmul, precision="highest")
+    cancelled = xp.sqrt(xp.sum(share**2, axis=1))[block]
+    of_set = group // groups * groups + (step + block) % groups
+    decided = of_groups(one, group)
+    moved = decided - product(share.T, of_block) + of_groups(cancelled, of_set)
+    return GroupSums(*(x.reshape(regimes, groups, -1) for x in (decided, moved)))
 
 
-def errors_by_group(sums: GroupSums, num_groups: int) -> Errors:
+def errors_by_group(sums: GroupSums) -> Errors:
     """The errors of a law: of its mean, its standard deviation, and the share of steps up to each
-    threshold, which are those at `LEVELS`. The groups of `sums` are `num_groups` for each regime of
-    the network: how many steps are in a regime is set, so it does not scatter.
+    threshold, which are those at `LEVELS`. How many steps are in a regime of the network is set, so
+    it does not scatter.
     """
-    arrays: Any = [[np.asarray(x, np.float64) for x in part] for part in sums]
-    (moments, counts), (less, fewer), picks, own = arrays
-    decided = np.concatenate([moments, np.cumsum(counts, axis=1)[:, :-1]], axis=1)
-    without = np.concatenate([less, np.cumsum(fewer, axis=1)[:, :-1]], axis=1)
-    decided, without = (x.reshape(-1, num_groups, x.shape[1]) for x in (decided, without))
+    decided, moved = (np.asarray(x, np.float64) for x in sums)
     total = decided.sum(axis=1, keepdims=True)
-    # Steps that looked at no other group are replaced by the average step of their regime.
-    missing = decided[..., :1] - without[..., :1]
-    left = total - decided + without + missing * total / np.maximum(total[..., :1], 1)
-    left, decided = left.sum(axis=0), decided.sum(axis=0)
-    total, number = decided.sum(axis=0), decided[:, 0].sum()
+    moved = moved - moved[..., :1] * total / np.maximum(total[..., :1], 1)
+    moved, decided = moved.sum(axis=0), decided.sum(axis=0)
+    total, number, groups = decided.sum(axis=0), decided[:, 0].sum(), len(decided)
 
     def figures(x):
         shift, square = x[:, 1] / number, x[:, 2] / number
@@ -143,31 +110,18 @@ def errors_by_group(sums: GroupSums, num_groups: int) -> Errors:
             [shift, np.sqrt(np.maximum(square - shift**2, 0)), x[:, 3:] / number]
         )
 
-    apart = figures(left)
-    apart = (apart.mean(axis=0) - apart) * np.sqrt(num_groups / (num_groups - 1))
-    shift, std = figures(total[None])[0, :2]
-    slope = np.array([-shift, 0.5]) / std if std else np.zeros(2)  # Of the standard deviation.
-    by_picks, by_own = (
-        np.concatenate([[products[0, 0], slope @ products @ slope], counted]) / number**2
-        for products, counted in (picks, own)
-    )
-    scatters = [_scatter(*column) for column in zip(apart.T, by_picks, by_own, strict=True)]
+    apart = figures(total - moved)
+    apart = (apart.mean(axis=0) - apart) * np.sqrt(groups / (groups - 1))
     sides = np.array([decided[:, 3:], decided[:, :1] - decided[:, 3:]])
     # A group holds a pair of samples at least; but few steps look at only some of its samples.
     of_all = np.minimum(2 * (decided[:, 0] > 0).sum(), number)
     of_side = np.minimum(2 * (sides > 0).sum(axis=1), sides.sum(axis=1)).min(axis=0)
-    return errors_of_figures(scatters, of_all, of_side)
+    return errors_of_figures([_scatter(column) for column in apart.T], of_all, of_side)
 
 
-def _scatter(apart: np.ndarray, by_picks: float, by_own: float) -> Scatter:
+def _scatter(apart: Float[np.ndarray, " groups"]) -> Scatter:
     """The scatter of a figure, from what each group adds to it."""
-    by_groups = scatter(*(float(np.sum(apart**power)) for power in (2, 3, 4)))
-    square = by_groups.error**2
-    variance = max(square - by_picks, square / 4) + by_own
-    if variance <= 0:
-        return Scatter(0.0)
-    skewness = by_groups.skewness * (square / variance) ** 1.5
+    error, skewness, degrees = scatter(*(float(np.sum(apart**power)) for power in (2, 3, 4)))
     # The more of the scatter few groups hold, the less is known of it.
-    known = min(by_groups.degrees, len(apart) - 1)
-    degrees = known * (variance / square) ** 2 if square else float("inf")
-    return Scatter(variance**0.5, min(max(skewness, -_MOST_SKEWNESS), _MOST_SKEWNESS), degrees)
+    degrees = min(degrees, len(apart) - 1) if error else degrees
+    return Scatter(error, min(max(skewness, -_MOST_SKEWNESS), _MOST_SKEWNESS), degrees)

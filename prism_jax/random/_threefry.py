@@ -41,6 +41,7 @@ class Stream(enum.IntEnum):
     LOADS = 8
     STEPS = 100
     REPLICAS = 101
+    NETWORK = 102
     UNLIKE = 200  # Replicas that are unlike the others.
 
 

@@ -99,15 +99,18 @@ def make_pool(
     if regimes > 1:
         regime = chances.regime[np.asarray(stratum)].astype(np.int32)
     sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
-    counts = tuple(steps_by_regime(chances.network, sizes, ranks.steps))
+    counts, alike = sizes, by_their_law and chances.alike
+    # One replica's samples are each a step's, in any order, if its regimes are as likely as these.
+    each_once = ranks.num_replicas == 1 and len(score) == len(ranks.steps)
+    each_once &= alike and np.array_equal(chances.share, chances.network)
+    if not each_once:
+        counts = tuple(steps_by_regime(chances.network, sizes, ranks.steps))
+    by_end = not (each_once and regimes == 1)
     arrange = _arrange_on_device if on_device else _arranged
-    # One replica's samples are each a step's, in any order.
-    each_once = ranks.num_replicas == regimes == 1 and len(score) == len(ranks.steps)
-    by_end = not (each_once and by_their_law and chances.alike)
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
     how = sizes, counts, ranks.num_replicas, looks, room[0]
-    if by_their_law and chances.alike:
+    if alike:
         picks = _without_replacement(*how, on_device)
     else:
         weights = pool_weights(chances, np.asarray(stratum), np.asarray(likelihood))
