@@ -1,6 +1,7 @@
 """Exchanges with experts beside the compute of another microbatch."""
 
 import itertools as it
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -126,7 +127,9 @@ def test_without_exchanges_there_is_nothing_to_overlap():
 
 @pytest.mark.parametrize("contention", [(0.0, 0.0), (0.2, 0.0)])
 def test_a_pair_equals_every_kernel_drawn(contention):
-    """Of four ranks with GPUs of their own, whose slowest all wait for after each column."""
+    """Of four ranks with GPUs of their own, whose slowest all wait for after each column; what is
+    behind the last one is waited for at the first of the next pair.
+    """
     rng, samples, sigma, gpu = np.random.default_rng(0), 40_000, 0.03, 0.02
     forward, backward = np.random.default_rng(1).uniform(0.8e-3, 1.2e-3, (2, 2, 5))
     block = pair(_passes(forward, backward, contention), 0, 0)
@@ -150,14 +153,13 @@ def test_a_pair_equals_every_kernel_drawn(contention):
     def column(seconds, *means):
         return side_by_side(compute(*means), draw(seconds, 3 * sigma), contention)
 
-    total = compute(backward[0, 0])
+    total = compute(backward[0, 0], forward[1, 4])
     for i in range(2):
         f, b = forward[i], backward[i]
         total += column(b[1], *([f[0]] if i == 0 else [forward[0, 4], f[0]]))
         total += column(f[1], b[2])
         total += column(b[3], f[2])
         total += column(f[3], *([b[4], backward[1, 0]] if i == 0 else [b[4]]))
-    total += compute(forward[1, 4])
     slowest = gpus.max(axis=0)
     mean, std, shared = (
         np.interp(slowest, np.asarray(tables.nodes), np.asarray(values))
@@ -167,6 +169,32 @@ def test_a_pair_equals_every_kernel_drawn(contention):
     whole = np.sqrt(np.var(mean) + np.mean(std**2 + shared**2))
     assert whole == pytest.approx(np.std(total), rel=0.03)
     assert jnp.all(jnp.isfinite(tables.moments))
+
+
+def test_tensor_parallel_groups_wait_for_one_another_at_exchanges():
+    """Two groups of two ranks each: of each, the slowest sum up to an exchange counts."""
+    rng, samples, sigma = np.random.default_rng(0), 40_000, 0.05
+    inner = Segment(((_gemm("inner", 1e-3), 1),), Kernel("all_gather", "tp", 1e-5))
+    forward, backward = (((inner, *_layer(name, [1e-3] * 5)), 1) for name in "FB")
+    passes = Passes((((forward,), 0.0),), (((backward,), 0.0),), (0.0, 0.0))
+    block = pair(passes, 0, 0)
+    assert block is not None
+    variability = Variability(residual={"gemm": lognormal(sigma)})
+    sizes: Any = {"members": _MEMBERS // 2, "group_size": _MEMBERS}
+    program = assemble(graph_of([()]), [block], variability=variability, **sizes)
+
+    def draw():
+        return 1e-3 * np.exp(sigma * rng.standard_normal((_MEMBERS, samples)) - sigma**2 / 2)
+
+    def until_exchange(before: Any = 0.0):
+        pairs = (before + draw()).reshape(2, 2, samples).max(axis=1)
+        return (np.repeat(pairs, 2, axis=0) + 1e-5 + draw()).max(axis=0)
+
+    total = until_exchange(draw()) + np.maximum(until_exchange(), 1e-3)
+    total += sum(np.maximum(draw().max(axis=0), 1e-3) for _ in range(3))
+    (moments,) = make_plan(program).tables.moments[:2, 0, 0].T[:1]
+    assert moments[0] == pytest.approx(total.mean(), rel=5e-4)
+    assert moments[1] == pytest.approx(total.std(), rel=0.02)
 
 
 _EXPERTS = ("model=qwen3-30b-a3b", "layout.tp=1", "layout.ep=8", "schedule.num_microbatches=16")

@@ -23,7 +23,7 @@ import msgspec
 from ._architecture import Parts, recomputed
 from ._block import Block, Branches, Kernel, Ordered, Passes, Segment, Segments
 from ._costs import Costs
-from ._parts import block
+from ._parts import block, closes, segment, until_all
 from ._split import Stages
 from ._units import backward_part, forward_part, launched, launches, overlaps_layers
 
@@ -47,13 +47,13 @@ def passes_of(costs: Costs, stages: Stages) -> Passes | None:
     @ft.cache
     def in_order(parts: Parts, back: bool) -> tuple[Ordered, float]:
         """The segments of a stage, and how long the host takes to launch them."""
-        found: list[tuple[tuple[Segment, ...], int]] = []
+        runs: list[tuple[tuple[Segment, ...], int]] = []
         seconds = 0.0
         for part, count, again in recomputed(parts, training, back=back):
-            both = backward_part(costs, part, again) if back else forward_part(costs, part)
-            found.append((tuple(both), count))
+            of_part = backward_part(costs, part, again) if back else forward_part(costs, part)
+            runs.append((tuple(of_part), count))
             seconds += count * (1 + (back and again)) * launches(costs, part)
-        return tuple(found[::-1] if back else found), _IN_PAIRS * seconds
+        return tuple(runs[::-1] if back else runs), _IN_PAIRS * seconds
 
     forward, backward = (
         tuple(in_order(parts, back) for parts in stages.parts) for back in (False, True)
@@ -65,54 +65,59 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
     """The block of a forward of one stage and a backward of the same or another stage; `None` if
     one of them has no exchanges. If one has more exchanges than the other, these are exposed.
     """
-    both = passes.forward[forward], passes.backward[backward]
-    rows = [[one for segments, n in ordered for one in segments * n] for ordered, _ in both]
-    places = [[i for i, one in enumerate(row) if _exchange(one)] for row in rows]
+    ordered = passes.forward[forward], passes.backward[backward]
+    rows = [[part for segments, n in parts for part in segments * n] for parts, _ in ordered]
+    places = [[i for i, part in enumerate(row) if _exchange(part)] for row in rows]
     count = min(map(len, places))
     if count == 0:
         return None
-    (ours, our_rest), (theirs, their_rest) = (
-        _cut(row, found[:count]) for row, found in zip(rows, places, strict=True)
+    (ours, our_end), (theirs, their_end) = (
+        _cut(row, exchanges[:count]) for row, exchanges in zip(rows, places, strict=True)
     )
     # Up to the first exchange that no exchange of the forward overlaps.
-    more = next((i for i, one in enumerate(their_rest) if _exchange(one)), len(their_rest))
-    after = [*(compute for compute, _ in theirs[1:]), their_rest[:more]]
-    found = list(theirs[0][0])
-    for (mine, sent), (_, got), its in zip(ours, theirs, after, strict=True):
-        found.append(_column(mine, got, passes.contention))
-        found.append(_column(its, sent, passes.contention))
-    joined = _joined([*found, *our_rest, *their_rest[more:]])
-    seconds = both[0][1] + both[1][1]
-    return block([(launched(joined, seconds), 1)])
+    more = next((i for i, part in enumerate(their_end) if _exchange(part)), len(their_end))
+    last = segment([], members=rows[1][places[1][0]].members)
+    after = [*(compute for compute, _ in theirs[1:]), [*their_end[:more], last]]
+    # What follows the last exchange waits for the first one of the next pair.
+    *exposed, end = _joined([*our_end, *their_end[more:]])
+    columns = _until_all([end, *theirs[0][0]])
+    for (our_compute, sent), (_, got), compute in zip(ours, theirs, after, strict=True):
+        columns.append(_column(our_compute, got, passes.contention))
+        columns.append(_column(compute, sent, passes.contention))
+    seconds = sum(host for _, host in ordered)
+    return block([(launched([*columns, *exposed], seconds), 1)])
 
 
 def _column(compute: Segments, exchange: Kernel, contention: tuple[float, float]) -> Segment:
     """Compute that overlaps with an exchange, after which all meet."""
-    within = block([(_joined(compute), 1)])
+    within = block([(_until_all(compute), 1)])
     return Segment((), None, (Branches((), (((exchange, 1),),), contention, within),))
+
+
+def _until_all(compute: Segments) -> Segments:
+    """Compute at whose end all ranks of an exchange wait, those of smaller groups not before."""
+    *before, last = compute
+    return until_all([(before, 1)], last)
 
 
 def _joined(segments: Iterable[Segment]) -> Segments:
     """Segments in order, in which compute without a wait is merged into the segment after it:
     members are then as late as the slowest in both together, not as the slowest in each.
     """
-    found: Segments = []
+    closed: Segments = []
     loose: Counter[Kernel] = Counter()
-    for one in segments:
-        if loose and any(branches.within for branches in one.branches):
-            found.append(Segment(tuple(loose.items())))
-            loose.clear()
-        for kernel, count in one.kernels:
+    for part in segments:
+        for kernel, count in part.kernels:
             loose[kernel] += count
-        if one.collective or one.branches or one.members:
-            found.append(msgspec.structs.replace(one, kernels=tuple(loose.items())))
+        if closes(part):
+            closed.append(msgspec.structs.replace(part, kernels=tuple(loose.items())))
             loose.clear()
-    return [*found, Segment(tuple(loose.items()))]
+    return [*closed, Segment(tuple(loose.items()))]
 
 
-def _exchange(one: Segment) -> bool:
+def _exchange(part: Segment) -> bool:
     """Whether a segment ends with an exchange of tokens with experts."""
-    closing = one.collective
+    closing = part.collective
     return closing is not None and (closing.kind, closing.group) == ("all_to_all", "ep")
 
 
