@@ -45,6 +45,7 @@ class System(NamedTuple):
     tail: float
     levels: np.ndarray
     drift: float
+    std: float  # Over the median.
 
     @property
     def machine(self) -> str:
@@ -151,7 +152,8 @@ def _figures(runs: Sequence[np.ndarray]) -> tuple[Any, ...]:
     ends = [(run[: len(run) // 5 or 1], run[-(len(run) // 5 or 1) :]) for run in long]
     drift = np.median([np.log(np.median(first) / np.median(last)) for first, last in ends])
     median = float(np.median(levels))
-    return median, spread, share, excess, tail, np.log(levels / median), float(drift)
+    std = float(np.median([np.std(one) for one in relative]))
+    return median, spread, share, excess, tail, np.log(levels / median), float(drift), std
 
 
 def fitted(every: Sequence[System]) -> Laws:

@@ -69,6 +69,7 @@ def _row(one: System, laws: Laws | None, job: data.Job | None) -> Row:
     low, high = np.quantile([tail_of(steps) for steps in drawn], [0.05, 0.95]).tolist()
     row: Row = {"table": one.group, "name": one.name, "measured": one.seconds, **found}
     row |= {"measured_p95_over_p50": 1 + one.tail, "predicted_p95_over_p50": tail}
+    row["measured_std_over_p50"] = one.std
     row |= {"band": [low, high], "inside": low <= 1 + one.tail <= high}
     return row | {"left_out": laws is not None}
 
@@ -80,7 +81,9 @@ def _shipped(is_blackwell: bool) -> dict[str, float]:
 
 
 def _simulated(job: Any, laws: Laws | None, one: System) -> tuple[float, float, Row]:
-    """The spread, p95/p50 and, as `predicted`, the median of a job's steps."""
+    """The spread and p95/p50 of a job's steps; as `predicted`, their median; and their standard
+    deviation over it.
+    """
     if laws is not None:
         step = data.Variation("", "step", "lognormal", laws.parameters(one.is_blackwell))
         variability = data.replace_variations(job.kernels.variability, [step])
@@ -89,21 +92,25 @@ def _simulated(job: Any, laws: Laws | None, one: System) -> tuple[float, float, 
     law = prism.simulate(prism.compile_job(job), num_samples=_SAMPLES, key=key)
     median, high = (float(law.quantile(q)) for q in (0.5, 0.95))
     spread = upper_spread(np.asarray(law.quantile(_LEVELS)))
-    return spread, high / median, {"predicted": median}
+    std = float(law.std) / median
+    return spread, high / median, {"predicted": median, "predicted_std_over_p50": std}
 
 
 _COLUMNS = {"systems": "{table}", "system": "{name}", "p50": "{p50}"}
 _COLUMNS |= {"p50, measured": "{measured:.4g} s", "p95/p50": "{predicted_p95_over_p50:.4f}"}
 _COLUMNS["of 90 % of systems"] = "{band[0]:.4f} .. {band[1]:.4f}"
 _COLUMNS["p95/p50, measured"] = "{measured_p95_over_p50:.4f}{out}"
+_COLUMNS |= {"std": "{std}", "std, measured": "{measured_std_over_p50:.2%}"}
 
 
 def system_table(rows: Sequence[Row]) -> str:
     """In Markdown."""
     shown = []
     for row in rows:
-        p50 = f"{row['predicted']:.4g} s" if "predicted" in row else ""
-        shown.append(row | {"p50": p50, "out": " (out)" * (not row["inside"])})
+        simulated = "predicted" in row
+        p50 = f"{row['predicted']:.4g} s" if simulated else ""
+        std = f"{row['predicted_std_over_p50']:.2%}" if simulated else ""
+        shown.append(row | {"p50": p50, "std": std, "out": " (out)" * (not row["inside"])})
     groups = []
     for name, mine in [("all", rows), *sorted(by("table", rows).items())]:
         tails = [(r["predicted_p95_over_p50"], r["measured_p95_over_p50"]) for r in mine]

@@ -221,6 +221,7 @@ def test_the_command_has_the_level_of_other_systems(capsys):
 def test_a_table_of_systems_counts_those_in_their_band():
     row = {"table": "dense", "name": "one", "measured": 2.0, "predicted": 2.1, "inside": True}
     row |= {"measured_p95_over_p50": 1.01, "predicted_p95_over_p50": 1.012, "band": [1.0, 1.1]}
+    row |= {"measured_std_over_p50": 0.02, "predicted_std_over_p50": 0.03}
     rows = [row, {**row, "table": "experts", "inside": False, "measured_p95_over_p50": 1.2}]
     text = system_table(rows)
     assert "| all | 2 | 0.63 | 1 of 2 (50 %) |" in text
