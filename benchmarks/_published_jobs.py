@@ -74,6 +74,8 @@ def of_steps(row: dict[str, str], model: data.Model | None = None) -> data.Job:
         stack = "megatron-bridge-2026" if row["release"] >= "26.06" else stack
     if "mp mode PURE" in row["note"]:
         stack = "llm-foundry-2023"  # The older release, which does not know DEFAULT.
+    if group := source.get("fsdp_gpus", {}).get(models.plain_name(row["model"])):
+        row = row | {"note": f"{row['note']}; FSDP over {group} GPUs"}
     row = _as_assumed(row, source.get("assumed"))
     _check(row, stack, is_known=model is not None or models.is_known(row))
     model = model or models.model_of(row)
