@@ -189,7 +189,7 @@ def test_communication_and_compute_share_the_derivative_of_a_segments_end():
     """A little more of all compute adds the rest of each cumulant, times its order."""
     found = by_numpy(lambda factor: _of_kernels(_cumulants(0.05), factor, apart=True))
     step = 1e-4
-    (whole, apart, _), (more, *_), (less, *_) = (found(1 + k * step) for k in (0, 1, -1))
+    (whole, apart, *_), (more, *_), (less, *_) = (found(1 + k * step) for k in (0, 1, -1))
     growth = np.asarray(more - less)[:3, ..., 1] / (2 * step)
     rest = np.asarray(whole[:3, ..., 1] - apart)
     orders = np.arange(1, 4)[:, None, None]

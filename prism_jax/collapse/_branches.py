@@ -57,11 +57,13 @@ def branch_moments(
     network: Float[Array, " kernels regimes"],
     inner: Float[Array, "4 inner *regimes nodes"],
     part: Float[Array, "3 inner regimes"] | None = None,
+    sways: tuple[Float[Array, "4 inner #regimes"], Float[Array, "2 kernels"]] | None = None,
     *,
     apart: bool = False,
 ) -> tuple[
     Float[Array, "4 branches regimes nodes"],
     Float[Array, "3 branches regimes"] | None,
+    Float[Array, "4 branches regimes"] | None,
     Float[Array, "branches regimes"],
 ]:
     """When branches have ended after their start. Differentiable with respect to everything except
@@ -74,42 +76,19 @@ def branch_moments(
     - `network`: the factor on each kernel in each regime.
     - `inner`: the result of `segment_maxima` for each segment; or the same for classes, by regimes.
     - `part`: the part of communication in `inner`, if any.
+    - `sways`: how far the inner blocks and the kernels go with loads, as in `_sways`, if there are
+        any.
     - `apart`: whether to compute the part of communication as well.
 
     **Returns:**
 
-    The cumulants and the shared deviation from other GPUs, as in `segment_maxima`; and the part of
+    The cumulants and the shared deviation from other GPUs, as in `segment_maxima`; the part of
     communication in the cumulants at the middle node, that is, their derivative with respect to a
-    factor on all communication, over their order; and how long the mean compute then waits for
-    collectives.
+    factor on all communication, over their order; how far the branches go with loads, compute and
+    collectives each as far as the mean end goes with their means; and how long the mean compute
+    then waits for collectives.
     """
     middle = inner.shape[-1] // 2
-    compute, rows = _beside(overlaps, cumulants, network, inner)
-    inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
-    if part is not None:
-        inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
-
-    def one(branch):
-        compute, rows, inside, slowdowns = branch
-        communication = rows[:, 0]
-        for j in range(1, rows.shape[1]):
-            communication = _longest(communication, rows[:, j])
-
-        if apart:
-            found = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
-        else:
-            found = together(compute, communication[:, :, None], slowdowns)
-        waits = found[0, :, middle] - compute[0, :, middle] - slowdowns[0] * communication[0]
-        return found[:4], found[4:, :, middle] if apart else None, waits
-
-    # One after the other, and computed again for the derivative, because it is large to keep.
-    every = compute, rows, inside, overlaps.slowdowns
-    found, parts, waits = jax.lax.map(jax.checkpoint(one), every)
-    return jnp.moveaxis(found, 0, 1), parts if parts is None else jnp.moveaxis(parts, 0, 1), waits
-
-
-def _beside(overlaps: Overlaps, cumulants, network, inner):
-    """The figures of the compute of each of the branches, and the cumulants of its rows."""
     powers = jnp.stack([network, network**2, network**3])
     rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
     # Up to the end of the compute less up to its start: so the two together are the slowest of the
@@ -119,45 +98,44 @@ def _beside(overlaps: Overlaps, cumulants, network, inner):
     variance = jnp.maximum(compute[:, 1], 0)
     # If it hardly varies, the difference of two third moments is noise: no law is as skewed.
     most = _MOST_SKEWNESS * variance**1.5
-    return compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most)), rows
+    compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
+    inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
+    if part is not None:
+        inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
+    of_loads = None
+    if sways is not None:
+        of_compute = jnp.einsum("bs,isr->bir", overlaps.compute, sways[0])
+        of_compute = jnp.broadcast_to(of_compute, (*of_compute.shape[:2], rows.shape[-1]))
+        of_rows = jnp.einsum("bjk,ik,kr->bijr", overlaps.communication, sways[1], network)
+        of_loads = of_compute, of_rows
 
-
-def branch_sways(
-    overlaps: Overlaps,
-    cumulants: Float[Array, "3 kernels"],
-    network: Float[Array, " kernels regimes"],
-    inner: Float[Array, "4 inner *regimes nodes"],
-    of_inner: Float[Array, "4 inner #regimes"],
-    of_kernels: Float[Array, "2 kernels"],
-) -> Float[Array, "4 branches regimes"]:
-    """How far branches go with loads, as in `_sways`: compute and collectives each as far as the
-    mean end goes with their means.
-
-    **Arguments:**
-
-    - `overlaps`, `cumulants`, `network`, `inner`: as in `branch_moments`.
-    - `of_inner`, `of_kernels`: how far the inner blocks and the kernels go with them.
-    """
-    compute, rows = _beside(overlaps, cumulants, network, inner)
-    compute = compute[..., compute.shape[-1] // 2]
-    of_compute = jnp.einsum("bs,isr->bir", overlaps.compute, of_inner)
-    of_rows = jnp.einsum("bjk,ik,kr->bijr", overlaps.communication, of_kernels, network)
-
-    def one(branch):
-        compute, rows, slowdowns, of_compute, of_rows = branch
-        communication, sway = rows[:, 0], of_rows[:, 0]
+    def of_branch(branch):
+        compute, rows, inside, slowdowns, of_loads = branch
+        of_compute, of_rows = (None, None) if of_loads is None else of_loads
+        communication, sway = rows[:, 0], None if of_rows is None else of_rows[:, 0]
         for j in range(1, rows.shape[1]):
-            alone = jnp.concatenate([communication, jnp.zeros_like(communication[:1])])
-            own, other = _everywhere(_slopes, alone, rows[:, j], jnp.zeros_like(slowdowns))
-            sway = own[None] * sway + other[None] * of_rows[:, j]
+            if of_rows is not None:
+                alone = jnp.concatenate([communication, jnp.zeros_like(communication[:1])])
+                own, other = _everywhere(_slopes, alone, rows[:, j], jnp.zeros_like(slowdowns))
+                sway = own[None] * sway + other[None] * of_rows[:, j]
             communication = _longest(communication, rows[:, j])
-        by_compute, by_communication = _everywhere(_slopes, compute, communication, slowdowns)
-        orders = jnp.stack([by_compute, by_compute, by_compute**2, by_compute**3])
-        return orders * of_compute + of_pieces(by_communication[None] * sway)
+        if apart:
+            ends = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
+        else:
+            ends = together(compute, communication[:, :, None], slowdowns)
+        if of_compute is not None:
+            slopes = _everywhere(_slopes, compute[..., middle], communication, slowdowns)
+            by_compute, by_communication = slopes
+            orders = jnp.stack([by_compute, by_compute, by_compute**2, by_compute**3])
+            sway = orders * of_compute + of_pieces(by_communication[None] * sway)
+        waits = ends[0, :, middle] - compute[0, :, middle] - slowdowns[0] * communication[0]
+        return ends[:4], ends[4:, :, middle] if apart else None, sway, waits
 
-    of_compute = jnp.broadcast_to(of_compute, (*of_compute.shape[:2], rows.shape[-1]))
-    every = compute, rows, overlaps.slowdowns, of_compute, of_rows
-    return jnp.moveaxis(jax.lax.map(jax.checkpoint(one), every), 0, 1)
+    # One after the other, and computed again for the derivative, because it is large to keep.
+    every = compute, rows, inside, overlaps.slowdowns, of_loads
+    ends, *others, waits = jax.lax.map(jax.checkpoint(of_branch), every)
+    parts, sway = (x if x is None else jnp.moveaxis(x, 0, 1) for x in others)
+    return jnp.moveaxis(ends, 0, 1), parts, sway, waits
 
 
 def together(
@@ -208,8 +186,8 @@ def _with_part(numbers: Float[Array, "12"]) -> Float[Array, "7"]:
     orders = jnp.arange(1, 4, dtype=numbers.dtype)
     none = jnp.zeros_like(numbers[:1])
     grows = jnp.concatenate([orders * inside, none, orders * communication, none, none])
-    given = jnp.concatenate([compute, communication, slowdowns])
-    whole, grows = jax.jvp(_ended, (given,), (grows,))
+    figures = jnp.concatenate([compute, communication, slowdowns])
+    whole, grows = jax.jvp(_ended, (figures,), (grows,))
     return jnp.concatenate([whole, grows[:3] / orders])
 
 
@@ -225,11 +203,11 @@ def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:
         (mean_k, *shape_of(variance_k, third_k), 1 - alpha),
     )
     by_compute, by_communication = mean_c + alpha * mean_k, mean_k + beta * mean_c
-    about = jnp.maximum(by_compute, by_communication)
-    # Deviations from the constant value, because single precision resolves small numbers better.
+    constant = jnp.maximum(by_compute, by_communication)
+    # Deviations from the constant end, because single precision resolves small numbers better.
     late = jnp.maximum(
-        _wide(by_compute - about) + late_c + _wide(alpha) * late_k,
-        _wide(by_communication - about) + late_k + _wide(beta) * late_c,
+        _wide(by_compute - constant) + late_c + _wide(alpha) * late_k,
+        _wide(by_communication - constant) + late_k + _wide(beta) * late_c,
     )
 
     def mean(x):
@@ -242,7 +220,7 @@ def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:
     inverse = jnp.where(std_c > 0, 1 / jnp.where(std_c > 0, std_c, 1), 0)
     shares = mean(apart * (_wide(inverse) * late_c)) * (inverse * shared)
     variance = jnp.maximum(mean(apart**2) - shares**2, 0)
-    return jnp.stack([about + first, variance, mean(apart**3), shares])
+    return jnp.stack([constant + first, variance, mean(apart**3), shares])
 
 
 _both_ended = by_columns(_ended)

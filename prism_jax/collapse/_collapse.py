@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from .._misc import FrozenArray
 from ..latency import root, shape_of
 from ..loads import Fullest
-from ._branches import Overlaps, branch_moments, branch_sways
+from ._branches import Overlaps, branch_moments
 from ._segment import NODE_SCORES, Group, group_maxima, mean_factor, segment_alone, segment_maxima
 from ._stalls import Hidden, Stalls, hidden
 from ._sways import (
@@ -302,18 +302,19 @@ def _joined(
             return figures
         whole, part, sways, hides = figures
         cumulants, network, of_kernels, stalls = kernels
-        of_inner, hidden_inside = inner.sways, inner.hidden
-        more, of_part, waits = branch_moments(
-            sides, cumulants, network, inner.whole, inner.part, apart=apart
+        of_loads = None
+        if sways is not None and inner.sways is not None and of_kernels is not None:
+            of_loads = inner.sways, of_kernels
+        more, of_part, sway, waits = branch_moments(
+            sides, cumulants, network, inner.whole, inner.part, of_loads, apart=apart
         )
         whole += jnp.einsum("cb,ibrn->icrn", sides.classes, more)
         if of_part is not None and part is not None:
             part += jnp.einsum("cb,ibr->icr", sides.classes, of_part)
-        if sways is not None and of_inner is not None and of_kernels is not None:
-            of_loads = branch_sways(sides, cumulants, network, inner.whole, of_inner, of_kernels)
-            sways += jnp.einsum("cb,ibr->icr", sides.classes, of_loads)
-        if stalls is not None and hides is not None and hidden_inside is not None:
-            hides = hides.plus(hidden_inside.within(stalls, sides.compute, waits), sides.classes)
+        if sways is not None and sway is not None:
+            sways += jnp.einsum("cb,ibr->icr", sides.classes, sway)
+        if stalls is not None and hides is not None and inner.hidden is not None:
+            hides = hides.plus(inner.hidden.within(stalls, sides.compute, waits), sides.classes)
         return _Figures(whole, part, sways, hides)
 
     alone = with_branches(serial, collapse.overlaps, segments)
@@ -367,10 +368,10 @@ def _shared(
     """
     if decide.first is None:
         return class_segments @ shared
-    some = (decide.share < 1)[:, None]
-    alone = jnp.where(some, shared, 0)
+    is_known = (decide.share < 1)[:, None]
+    alone = jnp.where(is_known, shared, 0)
     of_each = jnp.einsum("cs,sn,sm->mcn", class_segments, alone, decide.first)
-    return class_segments @ jnp.where(some, 0, shared) + root(jnp.sum(of_each**2, axis=0))
+    return class_segments @ jnp.where(is_known, 0, shared) + root(jnp.sum(of_each**2, axis=0))
 
 
 def _moments(cumulants: Float[Array, "3 *shape"]) -> Float[Array, "3 *shape"]:

@@ -28,10 +28,10 @@ def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int])
     for block, members in todo:
         contained.append(tuple(Counter() for _ in range(5)))
         for segment, repeats in block:
-            for counts, found in zip(contained[-1], number.parts(segment, members), strict=True):
-                for which in found:
-                    counts[which] += repeats
-        compute.append(any(row and by for one, _ in block for row, by in rows_of(one)))
+            for counts, items in zip(contained[-1], number.parts(segment, members), strict=True):
+                for item in items:
+                    counts[item] += repeats
+        compute.append(any(row and by for part, _ in block for row, by in rows_of(part)))
         calls = count_calls(block, 1)
         single = sum(calls.values()) == 1 and (members == 1 or not compute[-1])
         direct.append(kernels[next(iter(calls))] if single else -1)
@@ -90,14 +90,14 @@ class _Numbers(NamedTuple):
         members = segment.members or members
         row, branches = segment.kernels, []
         before = alone = self._row(row, members)
-        for one in segment.branches:
-            if one.within:
+        for sides in segment.branches:
+            if sides.within:
                 break
             # Members do not wait for one another between branches.
-            row += one.compute
-            key = (before, before := self._row(row, members), one)
+            row += sides.compute
+            key = (before, before := self._row(row, members), sides)
             branches.append(self.branches.setdefault(key, len(self.branches)))
-        outer = [self._outer(one, members) for one in segment.branches if one.within]
+        outer = [self._outer(sides, members) for sides in segment.branches if sides.within]
         collectives = [] if segment.collective is None else [self.kernels[segment.collective]]
         if outer:
             return [], collectives, [], outer, []
@@ -106,19 +106,19 @@ class _Numbers(NamedTuple):
     def _row(self, row: Row, members: int) -> int:
         return self.segments.setdefault((row, members), len(self.segments)) if row else -1
 
-    def _wait(self, one: Segment, members: int) -> int:
+    def _wait(self, segment: Segment, members: int) -> int:
         # Those that are within it first, so that each follows those that it needs.
-        for inner, _ in one.before:
+        for inner, _ in segment.before:
             if inner.before:
                 self._wait(inner, members)
-        size = max(inner.members or members for inner, _ in one.before)
-        within = self.classes.setdefault((one.before, members), len(self.classes))
-        key = (within, (one.members or size) // size, size)
+        size = max(inner.members or members for inner, _ in segment.before)
+        within = self.classes.setdefault((segment.before, members), len(self.classes))
+        key = (within, (segment.members or size) // size, size)
         return self.waits.setdefault(key, len(self.waits))
 
-    def _outer(self, one: Branches, members: int) -> int:
-        within = self.classes.setdefault((one.within, members), len(self.classes))
-        return self.outer_branches.setdefault((-1, within, one), len(self.outer_branches))
+    def _outer(self, sides: Branches, members: int) -> int:
+        within = self.classes.setdefault((sides.within, members), len(self.classes))
+        return self.outer_branches.setdefault((-1, within, sides), len(self.outer_branches))
 
 
 def _sides(
@@ -126,20 +126,22 @@ def _sides(
 ) -> Sides:
     """Branches as arrays, with `inner` segments or classes as their compute."""
     compute = np.zeros((len(known), inner), np.int64)
-    most = max((len(one.communication) for _, _, one in known), default=0)
+    most = max((len(branches.communication) for *_, branches in known), default=0)
     communication = np.zeros((len(known), most, len(kernels)), np.int64)
-    for b, (alone, whole, one) in enumerate(known):
+    for b, (alone, whole, branches) in enumerate(known):
         if whole != alone:
             compute[b, whole] += 1
             if alone >= 0:
                 compute[b, alone] -= 1
-        for row, run in enumerate(one.communication):
+        for row, run in enumerate(branches.communication):
             for kernel, count in run:
                 communication[b, row, kernels[kernel]] += count
     return Sides(
         compute=FrozenArray(compute),
         communication=FrozenArray(communication),
-        slowdowns=FrozenArray(np.array([one.slowdowns for *_, one in known]).reshape(-1, 2)),
+        slowdowns=FrozenArray(
+            np.array([branches.slowdowns for *_, branches in known]).reshape(-1, 2)
+        ),
         classes=_counts(contained, len(known)),
     )
 
@@ -148,8 +150,8 @@ def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
     """How often each class contains each of `number` items."""
     counts = np.zeros((len(contained), number), np.int64)
     for c, contains in enumerate(contained):
-        for which, count in contains.items():
-            counts[c, which] = count
+        for item, count in contains.items():
+            counts[c, item] = count
     return FrozenArray(counts)
 
 
@@ -212,12 +214,12 @@ def expert_loads(
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
-    sizes = [(one.members, one.counts, one.experts, one.split, one.capacity) for one in loads]
+    sizes = [(x.members, x.counts, x.experts, x.split, x.capacity) for x in loads]
     return ExpertLoads(
         unevenness=Unevenness(
-            jnp.asarray([one.concentration for one in loads], dtype), jnp.ones(len(loads), dtype)
+            jnp.asarray([x.concentration for x in loads], dtype), jnp.ones(len(loads), dtype)
         ),
-        kernels=FrozenArray(np.array([[k.load == one for k in kernels] for one in loads])),
+        kernels=FrozenArray(np.array([[k.load == x for k in kernels] for x in loads])),
         layers=FrozenArray(np.array(layers)),
         shares=_shares(loads),
         sizes=FrozenArray(np.array(sizes, float).T),
@@ -226,12 +228,12 @@ def expert_loads(
 
 def _shares(loads: Sequence[Load]) -> FrozenArray | None:
     """The popularities of experts, by member, if some are known."""
-    if not any(one.popularity for one in loads):
+    if not any(load.popularity for load in loads):
         return None
-    room = (max(one.members for one in loads), max(one.experts for one in loads))
-    found = np.full((len(loads), *room), np.nan)
-    for row, one in zip(found, loads, strict=True):
-        if one.popularity:
-            shares = np.array(one.popularity) / np.sum(one.popularity)
-            row[: one.members, : one.experts] = shares.reshape(one.members, one.experts)
-    return FrozenArray(found)
+    room = (max(load.members for load in loads), max(load.experts for load in loads))
+    shares = np.full((len(loads), *room), np.nan)
+    for row, load in zip(shares, loads, strict=True):
+        if load.popularity:
+            of_experts = np.reshape(load.popularity, (load.members, load.experts))
+            row[: load.members, : load.experts] = of_experts / np.sum(of_experts)
+    return FrozenArray(shares)
