@@ -21,7 +21,7 @@ from ._families import tail_of
 from ._published import published
 from ._rows import attempt, note, with_kernels
 from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
-from ._tables import Folder, Row, by, table, table_of
+from ._tables import Folder, Row, by, percent, table, table_of
 
 
 _SAMPLES = 8192
@@ -109,7 +109,7 @@ def system_table(rows: Sequence[Row]) -> str:
     for row in rows:
         simulated = "predicted" in row
         p50 = f"{row['predicted']:.4g} s" if simulated else ""
-        std = f"{row['predicted_std_over_p50']:.2%}" if simulated else ""
+        std = percent(row["predicted_std_over_p50"], form=".2") if simulated else ""
         shown.append(row | {"p50": p50, "std": std, "out": " (out)" * (not row["inside"])})
     groups = []
     for name, mine in [("all", rows), *sorted(by("table", rows).items())]:
