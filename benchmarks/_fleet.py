@@ -16,7 +16,7 @@ from scipy.stats import norm
 from prism_jax import data
 from prism_jax.latency import AbstractLatency, make_latency
 
-from ._rows import note, words
+from ._rows import note, number, read, words
 from ._tables import Folder, Row, table
 
 
@@ -25,6 +25,7 @@ _DEVICES = {"perlmutter": "a100-40g-sxm", "frontier": "mi250x"}
 _DRAWN = (8, 64, 512)
 _FURTHER = 4096  # Without a measured figure.
 _BEYOND = 1.1
+_SPELL = 1.05
 _OTHERS = ("compute_s", "memory_ops_s", "other_s")
 _FIGURES = ("communication_share", "p95_over_p50", f"share_above_{_BEYOND}")
 _LEVELS = (np.arange(20_000) + 0.5) / 20_000
@@ -47,14 +48,10 @@ def _shipped() -> Spells:
 def _runs(folder: Folder, job: Row) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of collectives, and of all, of the runs of a job; none if there is no such table.
     Those of collectives are what other parts leave of all, not a number where a part is empty."""
-    path = folder / "fleet" / f"breakdown_{job['machine']}_{job['job']}.csv"
-    if not path.is_file():
-        note(f"{path} is missing and left out")
-        return np.empty(0), np.empty(0)
-    runs = pl.read_csv(path, infer_schema=False)
-    runs = runs.with_columns(pl.all().cast(pl.Float64, strict=False)).drop_nulls("total_s")
-    total, others = runs["total_s"].to_numpy(), runs.select(_OTHERS).to_numpy().sum(axis=1)
-    return total - others, total
+    rows = read(folder / "fleet" / f"breakdown_{job['machine']}_{job['job']}.csv")
+    seconds = [[number(row[key], 0.0) for key in ("total_s", *_OTHERS)] for row in rows]
+    total, *others = np.array([row for row in seconds if row[0]], float).reshape(-1, 4).T
+    return total - sum(others), total
 
 
 def _between(total: np.ndarray) -> list[float]:
@@ -127,15 +124,19 @@ def largest_of_law(law: AbstractLatency, drawn: int) -> float:
 
 def gpus_of(folder: Folder, machine: str) -> pl.DataFrame:
     """The median time of each GPU, with its node; none if there is no such table."""
+    rows = _products(folder, machine)
+    return rows.group_by("node", "gpu").agg(pl.median("time_s")).sort("node", "gpu")
+
+
+def _products(folder: Folder, machine: str) -> pl.DataFrame:
     path = folder / "fleet" / f"gemm_{machine}.parquet"
     if not path.is_file():
         note(f"{path} is missing and left out")
-        return pl.DataFrame(schema={"node": int, "gpu": int, "time_s": float})
+        return pl.DataFrame(schema={"node": int, "gpu": int, "job": int, "time_s": float})
     rows = pl.read_parquet(path)
     if "memory_gb" in rows.columns:
         rows = rows.filter(pl.col("memory_gb").cast(pl.Float64).fill_null(40.0) == 40)
-    rows = rows.drop_nulls(["node", "gpu", "time_s"])
-    return rows.group_by("node", "gpu").agg(pl.median("time_s")).sort("node", "gpu")
+    return rows.drop_nulls(["node", "gpu", "time_s"])
 
 
 def _rank(device: str) -> AbstractLatency:
@@ -216,7 +217,7 @@ def _fits(name: str, of: Iterable[Row], scored: Iterable[Row]) -> list[list[str]
 
 def gpus_text(folder: Folder) -> str:
     """In Markdown: the law of each device by all nodes, as its file has it, and by half of them for
-    the others."""
+    the others; and how times differ besides between the jobs that Perlmutter's GPUs had."""
     rows = []
     for machine, device in _DEVICES.items():
         gpus = gpus_of(folder, machine)
@@ -227,7 +228,24 @@ def gpus_text(folder: Folder) -> str:
             pairs = [(largest_of(scored, n), largest_of_law(made, n)) for n in _DRAWN]
             cells = [f"{x:.4g}" for x in law.values()], [f"{y / x - 1:+.2%}" for x, y in pairs]
             rows.append([device, name, *cells[0], *cells[1]])
-    return table(("device", "nodes", *law, *(f"error, slowest of {n}" for n in _DRAWN)), rows)
+    laws = table(("device", "nodes", *law, *(f"error, slowest of {n}" for n in _DRAWN)), rows)
+    return f"{laws}\n\n{_spells_text(_products(folder, 'perlmutter'))}"
+
+
+def _spells_text(rows: pl.DataFrame) -> str:
+    """How far the times of a GPU lie from their median: as a rule; those of the GPUs of a node in a
+    job together; and in spells, which are longer than any GPU differs as a rule."""
+    rows = rows.with_columns(over=pl.col("time_s") / pl.median("time_s").over("node", "gpu"))
+    spells, usual = rows.filter(pl.col("over") > _SPELL), rows.filter(pl.col("over") <= _SPELL)
+    nodes = usual.group_by("node", "job").agg(pl.mean("over"), pl.len()).filter(pl.col("len") > 3)
+    of_gpus, of_nodes = (100 * part["over"].to_numpy().std() for part in (usual, nodes))
+    met = 1 - (1 - len(spells) / len(rows)) ** _FURTHER
+    return (
+        f"From job to job a GPU differs by {of_gpus:.2f} %, the GPUs of a node together by "
+        f"{of_nodes:.2f} %. Spells of {spells['over'].to_numpy().mean():.3g} times: {len(spells)} "
+        f"of {len(rows):,} measurements, of {spells.n_unique(['node', 'gpu'])} GPUs, in "
+        f"{spells['job'].n_unique()} jobs; {_FURTHER:,} GPUs meet one with probability {met:.2f}."
+    )
 
 
 def _fitted_gpus(times: np.ndarray) -> dict[str, float]:
