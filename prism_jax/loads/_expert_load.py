@@ -33,8 +33,8 @@ Moments = Float[Array, "3 *loads"]  # Mean, variance and third central moment.
 
 # A prime, and a generator no power of which, up to the 512th, is a ratio of small numbers: experts
 # so many places apart would be correlated. Of forty such, with four shifts each, one of those whose
-# means and deviations are the closest in twenty-one cases.
-_DRAWS, _GENERATOR, _SEED = 4093, 1913, 3
+# means and deviations are the closest in thirty-one cases.
+_DRAWS, _GENERATOR, _SEED = 4093, 2202, 0
 # The cube of a normal variate approximates a law of a larger skewness badly, such as that of gamma
 # variates of a larger variance.
 _MOST_SKEWNESS, _MOST_VARIANCE = 2.8, 2.0
