@@ -66,13 +66,15 @@ def ns_a_step(program: Program, steps: int) -> float:
 
 def as_for_an_accelerator() -> None:
     """What the engine gives to devices is cut up as for an accelerator, and computed once."""
-    _tiles.on_accelerator = lambda: True
+    _tiles.on_accelerator = _pools.on_accelerator = lambda: True
     _tiles._fitting = lambda call, args, room: room
     of_tiles = _tiles._jitted
     _tiles._jitted = ft.cache(lambda f, backend, _: given_again(of_tiles(f, backend, False)))
     _tiles._flat = given_again(_tiles._flat)
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
+    _pools._joined_on_device = given_again(_pools._joined_on_device)
     _pools._counted = given_again(_pools._counted)
+    _pool._reached = given_again(_pool._reached)
     _pools._group_sums = given_again(_pools._group_sums)
 
 

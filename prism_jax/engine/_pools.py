@@ -16,7 +16,7 @@ from .._misc import dot
 from ..law import Counted, Errors, counted, errors_by_group, group_sums
 from ..maxplus import bucket
 from ..random import key_data
-from ..replica import Batch, tiles, without_ops
+from ..replica import Batch, on_accelerator, tiles
 from ..step import (
     GROUPS,
     STEP_TILES,
@@ -41,6 +41,8 @@ _LOOKS, _MORE, _LAST = 2, 4, 0.001
 # A pool has so many samples or fewer if they have many sinks, up to twice as many. A run has at
 # least so many for each replica of a step, which rests on some `2 n / R` of them, up to a bound.
 _SAMPLES, _ENDS = 2**18, 2**22
+# An accelerator takes so many times as many: between pools it waits for the host.
+_MORE_WIDE = 4
 _SAMPLES_A_REPLICA, _MOST = 64, 2**19
 # The steps of a pilot, and the room of small pools.
 _PILOT, _ROOM = 4096, 2**14
@@ -73,22 +75,31 @@ def drawn_pools(
             try:
                 while number < pool.replicas:
                     _, *part = next(samples)
-                    parts.append(part)
+                    parts.append(tuple(part))
                     number += len(part[1])
                     advance(len(part[1]) * pool.steps // pool.replicas)
             except KeyboardInterrupt:
                 interrupted = True
             if number:
                 steps = max(pool.steps * number // pool.replicas, 1)
-                yield Drawn(pool, tuple(map(_joined, zip(*parts, strict=True))), steps)
+                yield Drawn(pool, _joined(parts), steps)
             if interrupted:
                 raise KeyboardInterrupt
 
 
-def _joined(arrays: Sequence[Any]) -> Any:
-    if len(arrays) == 1:
-        return arrays[0]
-    return (jnp if isinstance(arrays[0], jax.Array) else np).concatenate(arrays)
+def _joined(parts: Sequence[Any]) -> Any:
+    """Arrays, or trees of these, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    on_device = isinstance(jax.tree.leaves(parts[0])[0], jax.Array)
+    return (_joined_on_device if on_device else _joined_by)(*parts)
+
+
+def _joined_by(*parts: Any, xp: Any = np) -> Any:
+    return jax.tree.map(lambda *x: xp.concatenate(x), *parts)
+
+
+_joined_on_device = jax.jit(ft.partial(_joined_by, xp=jnp))
 
 
 def pool_draws(run: Run, num_steps: int) -> list[Draws]:
@@ -109,10 +120,11 @@ def pool_draws(run: Run, num_steps: int) -> list[Draws]:
 
 def _samples(run: Run) -> int:
     """The samples of a pool, where there are more: a power of two."""
-    fewest = bucket(_SAMPLES_A_REPLICA * run.program.num_replicas, 1) // 2
-    sinks = len(run.plan.structure.sinks.first)
-    most = max(_SAMPLES, bucket(2 * run.program.num_replicas, 1))
-    return min(max(_ENDS // sinks, fewest, _ROOM), most)
+    replicas, sinks = run.program.num_replicas, len(run.plan.structure.sinks.first)
+    more = _MORE_WIDE if on_accelerator() else 1
+    fewest = max(bucket(_SAMPLES_A_REPLICA * replicas, 1) // 2, _ROOM)
+    most = max(more * _SAMPLES, bucket(2 * replicas, 1))
+    return min(max(more * _ENDS // sinks, fewest), most)
 
 
 def room_of(run: Run, draws: Sequence[Draws]) -> int:
@@ -245,9 +257,7 @@ class PooledSteps:
 
     def on_host(self) -> tuple[Decided, Composed]:
         """All of them."""
-        return jax.tree.map(
-            lambda *x: np.concatenate(x), *[batch.samples() for batch in self.batches]
-        )
+        return _joined([batch.samples() for batch in self.batches])
 
     def counted(self, grid: tuple[float, float]) -> Counted:
         """What a law keeps of them."""
@@ -280,7 +290,7 @@ def pooled_steps(
     """So many steps of a pool, or of several: see `decided_steps`. Ctrl-C ends the run after these:
     the first of them are the slowest, so that a law needs all.
     """
-    shared, first = (without_ops(run.plan), pools, run.key), int(pools[0].first_step)
+    shared, first = (run.plan_of_steps, pools, run.key), int(pools[0].first_step)
     batches = []
 
     def inputs(begin: int, count: int) -> tuple[np.ndarray, ...]:

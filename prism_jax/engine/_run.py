@@ -1,6 +1,7 @@
 """Runs: prepares a program, draws the samples of chunks, decides their steps, and composes them."""
 
 import dataclasses
+import functools as ft
 import itertools as it
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from .._interrupt import check_interrupt, interruptible, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Batch, Plan, make_plan, tiles, without_ops
+from ..replica import Batch, Plan, make_plan, on_all_devices, tiles, without_ops
 from ..step import (
     BLOCK,
     STEP_TILES,
@@ -53,6 +54,11 @@ class Run:
     key: KeyData
     chances: Chances
     sampling: "AbstractSampling | None" = None
+
+    @ft.cached_property
+    def plan_of_steps(self) -> Plan:
+        """What all batches of steps share, on all devices."""
+        return on_all_devices(without_ops(self.plan))
 
 
 def prepare(program: Program, key: "jax.Array") -> Run:
@@ -138,8 +144,8 @@ def by_chunk(
     for some in samples:
         ids, done = ids_of(draws, start, len(some[0])), 0
         for _, begin, end in parts(ends, start, len(ids)):
-            mine = slice(done, done + end - begin)
-            yield tuple(x[mine] for x in (ids, *some))
+            whole, mine = end - begin == len(ids), slice(done, done + end - begin)
+            yield (ids, *some) if whole else tuple(x[mine] for x in (ids, *some))
             done = mine.stop
         start += len(ids)
 
@@ -177,9 +183,9 @@ def decided_chunks(
             interrupted = False
             try:
                 while reservoir.drawn < mine.replicas:
-                    some = next(samples)
-                    reservoir.add(*map(np.asarray, some))
-                    advance(len(some[0]) * mine.steps // mine.replicas)
+                    ids, ends, *others = map(np.asarray, next(samples))
+                    reservoir.add(ids, ends[:, :sinks], *others)
+                    advance(len(ids) * mine.steps // mine.replicas)
             except KeyboardInterrupt:
                 interrupted = True
             kept = reservoir.replicas()
@@ -245,7 +251,7 @@ def composed(run: Run, number: int, inputs: Inputs) -> Iterator[Batch]:
     """What `step_tile` gives for so many steps, from their ids, their ends with room for all sinks,
     and their regimes.
     """
-    shared = without_ops(run.plan), run.key
+    shared = run.plan_of_steps, run.key
     return tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
 
 

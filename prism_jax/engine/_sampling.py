@@ -51,8 +51,8 @@ class AbstractSampling(abc.ABC):
 
     @abc.abstractmethod
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        """The samples of chunks, one after the other and some at a time: ends `(n, sinks)`, scores,
-        strata and likelihoods.
+        """The samples of chunks, one after the other and some at a time: ends `(n, sinks)` or with
+        room for more sinks, scores, strata and likelihoods.
         """
 
     def chances(self, run: Run) -> Chances:
@@ -87,8 +87,7 @@ class AbstractOfOneReplica(AbstractSampling):
 
         shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
         for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
-            ends, *rest = batch.kept(lambda arrays: arrays)
-            yield ends[:, : run.program.sinks.number], *rest
+            yield batch.kept(lambda arrays: arrays)
 
 
 def _replica_tile(shared, _, ids):

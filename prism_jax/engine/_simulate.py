@@ -12,7 +12,6 @@ from .._interrupt import interruptible, progress_bar
 from .._misc import whole_number
 from ..law import Errors, Law, grid_of, law_of
 from ..program import Program, digest
-from ..replica import on_all_devices, without_ops
 from ._check import check_num_samples, check_program
 from ._explicit import Explicit
 from ._pools import (
@@ -108,7 +107,6 @@ def _law(
     sampling = draws[0].sampling
     fields: Any = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
     fields |= {"sampling": sampling.name, "compile_s": 0.0, "run_s": 0.0}
-    of_steps = dataclasses.replace(run, plan=on_all_devices(without_ops(run.plan)))
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible() as interrupt:
@@ -117,7 +115,7 @@ def _law(
                 # Whole pools of one run have the errors of the first.
                 whole = drawn.steps == drawn.draws.steps
                 pool = pool_of(run, drawn, looks, room, number)
-                steps = pooled_steps(of_steps, (pool,), drawn.steps, advance)
+                steps = pooled_steps(run, (pool,), drawn.steps, advance)
                 part = steps.counted(grid)
                 errors = first if first is not None and whole else steps.errors(part)
                 first = errors if whole else first

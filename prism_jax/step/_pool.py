@@ -87,18 +87,18 @@ def make_pool(
 
     **Arguments:**
 
-    - `samples`: the ends `(n, sinks)`, scores by which samples are sorted, strata and likelihoods,
-        in the order of ids.
+    - `samples`: the ends `(n, sinks)`, of which those beyond the room are left out, scores by which
+        samples are sorted, strata and likelihoods, in the order of ids.
     - `first_sample`: the id of the first.
     - `room`: for samples and for sinks.
     - `by_their_law`: whether no sample is likelier than by its law.
     """
     ends, score, stratum, likelihood = samples
     on_device, regimes = isinstance(score, jax.Array), len(chances.network)
-    regime = np.zeros(len(score), np.int32)
+    regime, sizes = None, (len(score),)
     if regimes > 1:
         regime = chances.regime[np.asarray(stratum)].astype(np.int32)
-    sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
+        sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
     counts, alike = sizes, by_their_law and chances.alike
     # One replica's samples are each a step's, in any order, if its regimes are as likely as these.
     each_once = ranks.num_replicas == 1 and len(score) == len(ranks.steps)
@@ -115,15 +115,10 @@ def make_pool(
     else:
         weights = pool_weights(chances, np.asarray(stratum), np.asarray(likelihood))
         picks = _by_weight(weights[np.asarray(order)], *how)
-    return Pool(
-        ends=jnp.asarray(rows),
-        ids=jnp.asarray(ids),
-        reached=jnp.asarray(picks.steps + (picks.part > np.float32(ranks.offset))),
-        later=jnp.asarray(picks.later),
-        starts=jax.device_put(np.cumsum(sizes)[:-1].astype(np.int32)),
-        last=jax.device_put(np.int32(len(score) - 1)),
-        first_step=jax.device_put(np.uint32(ranks.steps.start)),
-    )
+    starts = np.cumsum(sizes)[:-1].astype(np.int32)
+    small = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
+    reached = _reached(picks, np.float32(ranks.offset))
+    return Pool(*jax.device_put((rows, ids, reached, picks.later, *small)))
 
 
 def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: bool, xp: Any = np):
@@ -134,17 +129,20 @@ def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: 
         order = xp.arange(len(score))
     elif xp is not np:
         number = jnp.arange(len(score), dtype=jnp.int32)
-        order = lax.sort((regime, -score, number), num_keys=3)[2]
+        keys = (-score, number) if regime is None else (regime, -score, number)
+        order = lax.sort(keys, num_keys=len(keys))[-1]
     elif score.dtype != np.float32 or score.min() < 0 or len(score) > 2**24:
-        order = np.lexsort((-score, regime))
+        order = np.lexsort((-score,) if regime is None else (-score, regime))
     else:
         # The bits of a positive float are in its order: one sort of integers is the fastest.
         keys = (~score.view(np.uint32)).astype(np.uint64) << np.uint64(24)
-        keys |= regime.astype(np.uint64) << np.uint64(56)
+        if regime is not None:
+            keys |= regime.astype(np.uint64) << np.uint64(56)
         keys |= np.arange(len(score), dtype=np.uint64)
         order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
     more = room[0] - len(score)
     ids = first_sample + order.astype(np.uint32)
+    ends = ends[:, : room[1]]
     rows = xp.pad(ends[order], ((0, more), (0, room[1] - ends.shape[1])))
     return rows, xp.pad(ids, (0, more)), order
 
@@ -221,6 +219,11 @@ class _Picks(NamedTuple):
     steps: Int[np.ndarray, " samples"] | Array
     part: Float[np.ndarray, " samples"] | Array
     later: Float[np.ndarray, "further samples"] | Array
+
+
+@jax.jit
+def _reached(picks: _Picks, offset) -> Int[Array, " samples"]:
+    return picks.steps + (picks.part > offset).astype(picks.steps.dtype)
 
 
 @ft.lru_cache(8)
