@@ -25,9 +25,10 @@ def test_intervals_hold_the_truth(num_replicas):
     rows = {row["figure"]: row for row in intervals.cell_rows(program, truth, 100, 4_096)}
     for name, row in rows.items():
         assert row["withheld"] == 0
-        assert row["coverage"] >= (0.84 if name in ("std", "p99") else 0.88), row
-        assert 0.8 < row["width"] < 1.45, row
-    assert 0.92 < np.mean([row["coverage"] for row in rows.values()]) < 0.98
+        least, widest = (0.88, 1.45) if name in ("std", "p99") else (0.91, 1.3)
+        assert row["coverage"] >= least, row
+        assert 0.9 < row["width"] < widest, row
+    assert 0.93 < np.mean([row["coverage"] for row in rows.values()]) < 0.97
 
 
 def test_the_interval_of_std_knows_that_regimes_are_dealt():

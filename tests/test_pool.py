@@ -234,3 +234,16 @@ def test_one_replica_has_the_error_of_independent_steps(looks):
     expected = np.sqrt(LEVELS * (1 - LEVELS) / 4096)
     ratio = errors.levels / expected
     assert abs(np.mean(ratio[3:-3]) - 1) < 4 / 8
+
+
+@pytest.mark.parametrize(("times", "known"), [(2, False), (64, True)])
+def test_errors_are_known_if_steps_rest_on_enough_samples(times, known):
+    """Of twice as many samples as replicas, a half of all steps takes the slowest of all, and a
+    quarter the next: `1 / (1 / 4 + 1 / 16 + ...)` is three samples.
+    """
+    run = _run(_pipeline(256), 4)
+    _, steps = _decided(run, times * 256, 2)
+    errors = steps.errors(steps.counted((0.0, 40.0)))
+    assert errors.known == known
+    if not known:
+        assert errors.support < 2 * 3.5

@@ -113,8 +113,9 @@ def errors_by_group(sums: GroupSums) -> Errors:
     apart = figures(total - moved)
     apart = (apart.mean(axis=0) - apart) * np.sqrt(groups / (groups - 1))
     sides = np.array([decided[:, 3:], decided[:, :1] - decided[:, 3:]])
-    # A group holds a pair of samples at least; but few steps look at only some of its samples.
-    of_all = np.minimum(2 * (decided[:, 0] > 0).sum(), number)
+    # A group holds a pair of samples at least; but few steps look at only some of its samples. As
+    # many groups of equally many steps would scatter as much.
+    of_all = min(2 * number**2 / np.sum(decided[:, 0] ** 2), number)
     of_side = np.minimum(2 * (sides > 0).sum(axis=1), sides.sum(axis=1)).min(axis=0)
     return errors_of_figures([_scatter(column) for column in apart.T], of_all, of_side)
 
