@@ -14,7 +14,7 @@ import numpy as np
 
 from prism_jax.engine import prepare
 from prism_jax.engine._explicit import Explicit
-from prism_jax.engine._run import all_draws, decided_chunks, step_times
+from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
 from prism_jax.law import Law, counted, figures, grid_of, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
@@ -55,8 +55,11 @@ def _population() -> list[Law]:
     laws = Variability(residual={"gemm": lognormal(0.01)}, rank=lognormal(0.03))
     program = pipeline_program(OneFOneB(1, 1), variability=laws, num_replicas=4)
     run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
-    chunks = list(decided_chunks(run, all_draws(run, _POPULATION * _STEPS)))
-    steps = np.concatenate(list(step_times(run, chunks))).reshape(_POPULATION, _STEPS)
+    draws, steps = pool_draws(run, _POPULATION * _STEPS), []
+    room = room_of(run, draws)
+    for drawn in drawn_pools(run, draws):
+        steps.append(pooled_steps(run, (pool_of(run, drawn, 1, room),), _STEPS).of("times"))
+    steps = np.stack(steps)
     about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
     about |= {"requested": _STEPS, "effective_samples": float(_STEPS)}
     # The law of several allocations takes nothing from the errors of each.

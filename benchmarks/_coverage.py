@@ -12,9 +12,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm, poisson
 
 import prism_jax as prism
-from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std, _estimate
-from prism_jax.analysis._bootstrap import Bootstrapped
-from prism_jax.analysis._estimate import figure, figure_value, gradients
+from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
+from prism_jax.analysis._derivative import figure_gradients
+from prism_jax.analysis._figure import dependence_of, figure, figure_value
+from prism_jax.analysis._jackknife import Jackknifed
 from prism_jax.engine import simulated_steps
 from prism_jax.latency import Gamma, LogNormal, Normal, Weibull
 from prism_jax.program import Network, Stall, Variability
@@ -81,8 +82,8 @@ _SIGMA, _RANK, _STEP, _STALLS, _SIZE = 0.05, 0.01, 0.005, 0.02, (0.1, 0.5)
 
 def name_of(objective: Any, found: Any) -> str:
     """The estimator of an objective's derivative."""
-    exceedance, left_open = found.simulated.exceedance, _estimate.left_open(found)
-    last = left_open[1] if left_open else exceedance.last if exceedance else ""
+    exceedance = dependence_of(found, found.value).simulated.exceedance
+    last = exceedance.last if exceedance else ""
     return NAMES[type(objective).__name__ + last]
 
 
@@ -138,10 +139,10 @@ def _of_estimators(repetitions: int) -> Iterator[Any]:
 
         def both(num_samples, key, program=program, objective=objective, label=label):
             found = figure(program, objective, num_samples=num_samples, key=key)
-            slopes, rests_on = gradients(found)
+            slopes, rests_on = figure_gradients(found)
             sigmas: Any = [one.variability.residual["gemm"] for one in slopes]
             sigmas = np.array([[float(law.sigma)] for law in sigmas])
-            derivative = Bootstrapped(sigmas[0], sigmas[1:], np.array([rests_on]))
+            derivative = Jackknifed(sigmas[0], sigmas[1:], np.array([rests_on]))
             estimates = (*figure_value(found).estimates(), *derivative.estimates())
             return dict(zip((f"{label}: value", f"{label}: derivative"), estimates, strict=True))
 

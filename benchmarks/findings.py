@@ -21,7 +21,7 @@ import prism_jax as prism
 from benchmarks._prism import NAMES, headlines_text
 from benchmarks._tables import options, table, use_all_cores
 from benchmarks.placement import figures_of, program_of
-from prism_jax.analysis._estimate import figure
+from prism_jax.analysis._figure import figure
 from prism_jax.analysis._knobs import ELEMENTARY, parts_of, varied
 from prism_jax.cluster import COLLECTIVES
 from tests import test_trends as toy

@@ -5,8 +5,8 @@
 
 A pair is a program, one of its parameters (or an array of them, changed in proportion) and an
 objective. Its derivative is compared with the central difference, with the same random numbers. The
-standard error of the difference of the two is that of 16 bootstrap resamples, so over it the
-difference is Student's t with 15 degrees of freedom; `z` is the normal deviate that is as
+standard error of the difference of the two is that of a jackknife of 32 groups, so over it the
+difference is Student's t with 31 degrees of freedom; `z` is the normal deviate that is as
 improbable. `relative error` is a standard error of a derivative relative to the largest derivative
 of the program: nine in ten do not exceed it. `cost` is the CPU time of value and derivatives of all
 parameters over that of the value.
@@ -26,8 +26,10 @@ sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _coverage
 from benchmarks._coverage import programs
 from benchmarks._tables import Row, Rows, by, options, table, table_of, use_all_cores
-from prism_jax.analysis import MARGIN, CVaR, Exceedance, Mean, Quantile, Std, _estimate
-from prism_jax.analysis._bootstrap import stacked
+from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
+from prism_jax.analysis._derivative import figure_gradient, figure_gradients
+from prism_jax.analysis._figure import figure, figure_of, figure_value
+from prism_jax.analysis._jackknife import stacked
 from prism_jax.engine import simulated_steps
 
 
@@ -61,10 +63,10 @@ class Parameters:
 def pairs_of(name: str, program: Any) -> Rows:
     """All parameters and objectives of a program."""
     parameters = Parameters(program)
-    found = _estimate.figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
+    found = figure(program, Mean(), num_samples=8192, key=jax.random.key(10))
     steps = found.simulated.steps
     moved = MOVED * float(np.std(steps))
-    slopes = parameters.relative(_estimate.figure_gradient(found))
+    slopes = parameters.relative(figure_gradient(found))
     changes = [min(STEP, moved / max(abs(slope), 1e-30)) for slope in slopes]
     objectives = [Mean(), Std(), Quantile(0.9), CVaR(0.9)]
     objectives.append(Exceedance(float(np.quantile(steps, 0.9))))
@@ -80,19 +82,19 @@ def pairs_of(name: str, program: Any) -> Rows:
 
 
 def _sampled() -> Any:
-    return {"num_samples": NUM_SAMPLES, "margin": MARGIN, "key": jax.random.key(3)}
+    return {"num_samples": NUM_SAMPLES, "key": jax.random.key(3)}
 
 
 def _derivatives(program, parameters: Parameters, objective) -> tuple[np.ndarray, str, Any]:
-    """Derivatives by parameter, in rows: of all samples, then of each resample; the estimator; and
-    the seconds of CPU time of the value, and of value and derivatives.
+    """Derivatives by parameter, in rows: of all samples, then without each group; the estimator;
+    and the seconds of CPU time of the value, and of value and derivatives.
     """
     start = time.process_time()
-    found = _estimate.figure(program, objective, **_sampled())
+    found = figure(program, objective, **_sampled())
     middle = time.process_time()
-    jax.block_until_ready(_estimate.figure_gradient(found))
+    jax.block_until_ready(figure_gradient(found))
     seconds = middle - start, time.process_time() - start
-    rows = np.array([parameters.relative(gradient) for gradient in _estimate.gradients(found)[0]])
+    rows = np.array([parameters.relative(gradient) for gradient in figure_gradients(found)[0]])
     return rows, _coverage.name_of(objective, found), seconds
 
 
@@ -100,13 +102,12 @@ def _central_differences(program, parameters: Parameters, by, objectives) -> np.
     """Central differences by row, as in `_derivatives`, objective and parameter, with common random
     numbers.
     """
-    like = simulated_steps(program, **_sampled())
 
     def figures(i, by):
-        simulated = simulated_steps(parameters.changed(i, by), like=like, **_sampled())
-        each = (_estimate.figure_of(simulated, objective) for objective in objectives)
-        found = stacked(*map(_estimate.figure_value, each))
-        return np.concatenate([found.values[None], found.resampled])
+        simulated = simulated_steps(parameters.changed(i, by), **_sampled())
+        each = (figure_of(simulated, objective) for objective in objectives)
+        found = stacked(*map(figure_value, each))
+        return np.concatenate([found.values[None], found.without])
 
     each = zip(parameters.varied, by, strict=True)
     found = [(figures(i, step) - figures(i, -step)) / (2 * step) for i, step in each]
@@ -118,7 +119,7 @@ def _compared(parameters: Parameters, ours: np.ndarray, theirs: np.ndarray) -> R
     largest = np.abs(ours[0]).max()
     for p, i in enumerate(parameters.varied):
         gap = ours[:, p] - theirs[:, p]
-        scatter, error = (float(x[1:].std(ddof=1)) for x in (gap, ours[:, p]))
+        scatter, error = (float(np.sqrt(len(x) - 1) * x[1:].std(ddof=1)) for x in (gap, ours[:, p]))
         # The error of single precision and of the third derivative.
         scatter = np.hypot(scatter, 2e-4 * max(abs(theirs[0, p]), 1e-3 * largest))
         t = float(gap[0] / scatter) if scatter > 0 else 0.0

@@ -32,13 +32,13 @@ def _errors_of(name: str) -> Iterator[np.ndarray]:
     moves of p95.
     """
     program = prism.compile_job(prism.load_job(name))
-    found, own = sliders(program, key=jax.random.key(0)), _steps(program, {}, None)
+    found, own = sliders(program, key=jax.random.key(0)), _steps(program, {})
     values = [{one.name: x} for one in found.sliders for x in _between(one.values)]
     # The first two sliders of factors, between points.
     smooth = [one for one in found.sliders if not isinstance(one, Rare)][:2]
     values.append({one.name: _between(one.values)[2] for one in smooth})
     for each in [*values, found.check.values]:
-        steps = _steps(program, each, own).steps
+        steps = _steps(program, each).steps
         simulated = np.quantile(steps, LEVELS) - (before := np.quantile(own.steps, LEVELS))
         by_slider = found.at(each) - found.law
         allowed = np.maximum(SHARE * np.abs(simulated), LEAST * before)
@@ -50,9 +50,9 @@ def _errors_of(name: str) -> Iterator[np.ndarray]:
         yield off
 
 
-def _steps(program, values: Mapping[str, float], like: SimulatedSteps | None) -> SimulatedSteps:
-    options: dict[str, Any] = {"num_samples": _SAMPLES, "key": jax.random.key(7), "margin": 16}
-    return simulated_steps(moved(program, values), like=like, **options)
+def _steps(program, values: Mapping[str, float]) -> SimulatedSteps:
+    options: dict[str, Any] = {"num_samples": _SAMPLES, "key": jax.random.key(7)}
+    return simulated_steps(moved(program, values), **options)
 
 
 def _between(values: np.ndarray) -> list[float]:

@@ -13,7 +13,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.engine._critical_paths import _latencies
 from prism_jax.engine._explicit import _explicit_tile
-from prism_jax.engine._gradient import _replica_vjp, _step_vjp
+from prism_jax.engine._gradient import _entries_tile, _replica_vjp, _step_vjp
 from prism_jax.engine._pools import (
     _counted,
     _group_sums,
@@ -24,12 +24,10 @@ from prism_jax.engine._pools import (
 )
 from prism_jax.engine._run import prepare, step_tile
 from prism_jax.engine._sampling import _replica_tile, pilot_key
-from prism_jax.engine._weights import _entries_tile
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
 from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
 from prism_jax.replica._tiles import _jitted
 from prism_jax.schedule import GPipe
-from prism_jax.step import step_parts
 from prism_jax.step._pool import _arrange_on_device
 
 from .helpers import rich_program
@@ -51,19 +49,14 @@ def table():
     lead = leading_axes(program, plan, pilot_key())
     real = plan.dtype
     ends = real, len(sinks.first)
-    of_sinks, of_ids = jnp.zeros((len(sinks.first), 1)), jnp.zeros(1, np.uint32)
-    parts = jax.eval_shape(
-        lambda: step_parts(without_graph(plan), of_sinks, of_ids, key, jnp.zeros(1, np.int32))[1]
-    )
-    figures = [(x.dtype, *x.shape[-2::-1], 1) for x in jax.tree.leaves(parts)]
     piloted, drawn = _pilot(run)
     pool = pool_of(piloted, drawn, 2, room_of(piloted, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
         step_tile: ((without_ops(plan), key), ids, ends, whole),
-        _step_vjp: (after, ids, ends, whole, *figures),
-        _replica_vjp: ((plan, lead, key), ids, whole, (real, 1)),
+        _step_vjp: ((after[0], None, key), ids, (real,), whole, whole, (real,)),
+        _replica_vjp: ((plan, lead, key), ids, whole, (real,)),
         _entries_tile: ((plan, key), ids, whole),
         _latencies.__wrapped__: ((plan, lead, key),),
         _step_tile: ((without_ops(plan), (pool,), key),),

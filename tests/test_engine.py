@@ -90,11 +90,12 @@ def test_the_first_samples_do_not_depend_on_how_many_there_are():
 
 
 _DEVICES = """
-import hashlib, sys, jax, numpy as np
+import dataclasses, hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
 from prism_jax.engine import Plain, prepare, simulate
-from prism_jax.engine._run import Draws, decided_chunks
+from prism_jax.engine._pools import drawn_pools
+from prism_jax.engine._run import Draws
 from tests.helpers import rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)
@@ -114,8 +115,10 @@ with jax.enable_x64(True):
     program = rich_program(8)
     kept = []
     for n in (5000, 20_000):
-        (chunk,) = decided_chunks(prepare(program, key), [Draws(Plain(), 0, n)])
-        kept.append(np.asarray(chunk.decision.kept.ends[:5000]))
+        draws = [Draws(Plain(), 0, n)]
+        run = dataclasses.replace(prepare(program, key), sampling=Plain())
+        (drawn,) = drawn_pools(run, draws)
+        kept.append(np.asarray(drawn.samples[0][:5000]))
     assert np.array_equal(*kept)
     digest.update(kept[0].tobytes())
     for options in ({}, {"sampling": "importance"}, {"allocations": 3}):
@@ -389,21 +392,6 @@ def test_a_stage_without_layers_takes_no_time():
     assert float(ends[0, 0]) == 3.0
 
 
-def _interrupted_after(monkeypatch, owner, name, calls):
-    """Ctrl-C at the end of the call of this number."""
-    original = getattr(owner, name)
-
-    def interrupt(*arguments, **keywords):
-        nonlocal calls
-        result = original(*arguments, **keywords)
-        calls -= 1
-        if calls == 0:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(owner, name, interrupt)
-
-
 @pytest.mark.parametrize("batches", [3, 12])  # Of the first pool, and of a later one.
 def test_ctrl_c_keeps_the_steps_simulated_so_far(monkeypatch, ctrl_c, batches):
     original = _pools.by_chunk
@@ -435,11 +423,14 @@ def test_ctrl_c_while_samples_become_steps_loses_none_of_them(monkeypatch, ctrl_
     assert not law.interrupted
 
 
-def test_an_estimate_of_some_of_the_steps_is_none(monkeypatch):
+def test_an_estimate_of_some_of_the_steps_is_none(monkeypatch, ctrl_c):
     from prism_jax.analysis import Mean, estimate
-    from prism_jax.step import Reservoir
 
-    _interrupted_after(monkeypatch, Reservoir, "add", 1)
+    def interrupt(run, drawn, *options):
+        ctrl_c()
+        return _pools.pool_of(run, drawn, *options)
+
+    monkeypatch.setattr("prism_jax.engine._simulated_steps.pool_of", interrupt)
     with pytest.raises(KeyboardInterrupt):
         estimate(rich_program(8), Mean(), num_samples=100_000, key=jax.random.key(0))
 

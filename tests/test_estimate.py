@@ -17,7 +17,7 @@ from prism_jax.analysis import (
     estimate,
     step_times,
 )
-from prism_jax.analysis._bootstrap import check_steps
+from prism_jax.analysis._check import check_steps
 from prism_jax.engine import simulate
 from prism_jax.engine._reference import reference_steps
 
@@ -97,6 +97,15 @@ def test_the_value_is_that_of_the_law():
     noise = np.sqrt(2 * counted * (1 - counted) / 9_000)
     found = float(estimate(program, Exceedance(20.5), **arguments))
     assert found == pytest.approx(counted, abs=3 * noise)
+
+
+def test_estimates_are_of_the_steps_that_are_simulated_with_the_same_key():
+    """Where these are so many that samples are plain."""
+    options = {"num_samples": 26_000, "key": jax.random.key(2)}
+    for program in (rich_program(1), rich_program(4)):
+        law = simulate(program, **options)
+        assert float(estimate(program, Mean(), **options)) == pytest.approx(law.mean, rel=1e-6)
+        assert float(estimate(program, Std(), **options)) == pytest.approx(law.std, rel=1e-5)
 
 
 def test_step_times_have_the_law_of_steps_in_an_order_that_tells_nothing():

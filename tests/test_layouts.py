@@ -219,7 +219,7 @@ def _rigged(monkeypatch, figures):
             objective, mean, std = figures(job)
             values = np.array([objective, mean, mean, mean, std])
             rows.append(
-                prism.analysis.Bootstrapped(values, values + np.zeros((3, 1)), np.full(5, 1e9))
+                prism.analysis.Jackknifed(values, values + np.zeros((3, 1)), np.full(5, 1e9))
             )
         return rows
 
@@ -373,7 +373,7 @@ def test_jobs_go_to_another_process(jobs):
     for one, other in zip(simulate_jobs(*task), simulate_jobs(*again), strict=True):
         assert not isinstance(one, str)
         assert not isinstance(other, str)
-        np.testing.assert_array_equal(one.resampled, other.resampled)
+        np.testing.assert_array_equal(one.without, other.without)
 
 
 def test_rankings_are_the_same_by_any_executor(jobs):

@@ -12,7 +12,8 @@ import scipy.optimize
 from scipy.special import factorial, ndtr
 
 from prism_jax.analysis import Exceedance, Quantile
-from prism_jax.analysis._estimate import figure_gradient, figure_of
+from prism_jax.analysis._derivative import figure_gradient
+from prism_jax.analysis._figure import figure_of
 from prism_jax.engine import simulated_steps
 from prism_jax.latency import LogNormal
 from prism_jax.program import Network, Stall, Variability

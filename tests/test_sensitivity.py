@@ -24,26 +24,19 @@ from prism_jax.analysis import (
     slow_rank,
     what_if,
 )
-from prism_jax.analysis._bootstrap import (
-    Bootstrapped,
-    bootstrapped,
+from prism_jax.analysis._derivative import figure_gradient, figure_gradients
+from prism_jax.analysis._figure import figure, figure_of, figure_value
+from prism_jax.analysis._jackknife import (
+    Jackknifed,
     combined,
-    evenly,
-    in_order,
+    jackknifed,
     stacked,
     withheld,
+    without_groups,
 )
-from prism_jax.analysis._estimate import (
-    figure,
-    figure_gradient,
-    figure_of,
-    figure_value,
-    gradients,
-)
-from prism_jax.analysis._knobs import slopes as slopes_of, turned, varied
+from prism_jax.analysis._knobs import slopes as slopes_of, turned
 from prism_jax.cli import main
-from prism_jax.engine import prepare, resample, simulated_steps
-from prism_jax.engine._pilot import sampled
+from prism_jax.engine import simulated_steps
 from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, scale_spread
 from prism_jax.maxplus import critical_ops, latest_ends, op_ends, to_levels
 from prism_jax.program import Op, Stall, Variability, compile_graph
@@ -71,8 +64,6 @@ def test_derivatives_are_those_of_differences():
         ("stage", "stage 2", "spread"),
         ("rank", "GPUs of rank 2", "spread"),
     ]
-
-    options |= {"like": simulated_steps(program, **options)}
     ends = [
         figure_value(figure(turned(program, {label: 1 + by}), objective, **options))
         for label in labels
@@ -234,7 +225,7 @@ def test_conditional_probabilities_have_derivatives(varying):
     for by in (1e-4, -1e-4):
         mean = program.latencies.mean * (1 + by)
         moved = eqx.tree_at(lambda p: p.latencies.mean, program, mean)
-        ends.append(figure(moved, Exceedance(threshold), like=simulated, **options)[0])
+        ends.append(figure(moved, Exceedance(threshold), **options)[0])
     by_all = float(jnp.sum(slopes * program.latencies.mean))
     assert by_all == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-2)
     assert figure(program, Exceedance(99.0), **options)[0] == 0
@@ -272,10 +263,10 @@ def test_intervals_cover_where_few_replica_samples_decide():
     for seed in range(100):
         options = {"num_samples": 10_000, "key": jax.random.key(seed)}
         found = figure(turned(program, {}), Quantile(0.95), **options)
-        slopes, rests_on = gradients(found)
+        slopes, rests_on = figure_gradients(found)
         each = (slopes_of(program, {}, one) for one in slopes)
         slopes = np.array([[one["kernel", "a", "spread"]] for one in each])
-        derivative = Bootstrapped(slopes[0], slopes[1:], np.array([rests_on]))
+        derivative = Jackknifed(slopes[0], slopes[1:], np.array([rests_on]))
         both = stacked(figure_value(found), derivative)
         low, high = np.array([one.interval() for one in both.estimates()]).T
         values.append(both.values)
@@ -289,62 +280,36 @@ def test_intervals_cover_where_few_replica_samples_decide():
     assert np.all((ratio > 0.8) & (ratio < 1.3))
 
 
-@pytest.mark.parametrize("values", [1, 50, 10**12])
-def test_equal_steps_stay_in_their_order(values):
-    steps = np.random.default_rng(0).integers(values, size=1000) / 7
-    order = np.argsort(steps, kind="stable")
-    times, places = in_order(steps, np.arange(1000))
-    assert np.array_equal(times, steps[order])
-    assert np.array_equal(places, order)
-
-
-def test_new_weights_of_samples_mean_new_picks_of_steps():
-    """Steps that keep their samples count as steps do that pick by the new weights, and these end
-    when their new samples do.
+@pytest.mark.parametrize("num_replicas", [1, 8])
+def test_without_a_group_of_samples_steps_have_the_law_of_the_others(num_replicas):
+    """Of a run without the group's samples, in closed form: a mean of one replica is that of the
+    others; the slowest of several is the next of them more often.
     """
-    program, *_ = _sum_of_normals(num_replicas=8)
+    program, *_ = _sum_of_normals(num_replicas)
     simulated = simulated_steps(program, num_samples=2**14, key=jax.random.key(0))
-    for again in resample(simulated):
-        ends = again.simulated.chunks[0].decision.ends(0, 2**14)[:, 0]
-        np.testing.assert_allclose(again.simulated.steps, ends, rtol=1e-5)
-        kept = evenly(*in_order(simulated.steps, again.counts))
-        for q in (0.05, 0.5, 0.95):
-            there = np.quantile(simulated.steps, q + np.array([-2e-3, 0, 2e-3]))
-            assert abs(np.quantile(kept, q) - np.quantile(ends, q)) < there[2] - there[0]
+    group, lost = simulated.deciders.group, simulated.steps - simulated.without
+    lost = np.where(np.isnan(lost), simulated.steps - simulated.steps.mean(), lost)
+    for number, steps in enumerate(without_groups(simulated)):
+        assert np.all(np.diff(steps) >= 0)
+        moved = simulated.steps.mean() - steps.mean()
+        expected = np.sum(lost[group == number]) / len(steps)
+        assert moved == pytest.approx(expected, abs=2e-4)
 
 
 def test_a_quantile_in_a_gap_of_the_law_has_a_known_error():
     """Which of two clusters of steps a quantile between them belongs to is uncertain, and so is its
-    derivative; some resampled ones lie where no step does.
+    derivative; without some groups it lies where no step does.
     """
     two = Mixture((0.952, 0.048), (LogNormal(1.0, 0.001), LogNormal(2.0, 0.001)))
     laws = Variability(residual={"a": two}, step=lognormal(0.002))
     program = compile_graph([Op(1.0, kind="a")], variability=laws)
-    found, rests_on = gradients(
+    found, rests_on = figure_gradients(
         figure(program, Quantile(0.95), num_samples=2_000, key=jax.random.key(0))
     )
     assert rests_on >= 20
     slopes = np.array([float(one.latencies.mean[0]) for one in found])
     assert np.isfinite(slopes).all()
     assert np.std(slopes[1:]) > 0.01  # Of a quantile within a cluster it would be 0.0005.
-
-
-def test_importance_shifts_of_a_changed_program_keep_the_axes():
-    """Along the same axes as the program that it is compared with."""
-    program, *_ = _sum_of_normals(num_replicas=64)
-    first = sampled(prepare(program, jax.random.key(0)), 1_000)
-    assert first.sampling is not None
-    assert first.sampling.name == "importance"
-    changed = varied(program, {"a": 0.0})
-    again = sampled(prepare(changed, jax.random.key(0)), 1_000, first)
-    assert again.sampling is not None
-    before, after = first.sampling.lead, again.sampling.lead
-    assert before is not None
-    assert after is not None
-    np.testing.assert_array_equal(after.order, before.order)
-    for lead, expected in ((before, [3**-0.5] * 3), (after, [0, 2**-0.5, 2**-0.5])):
-        along = np.asarray(lead.direction)[[list(lead.order).index(op) for op in range(3)]]
-        np.testing.assert_allclose(along, expected, atol=0.03)
 
 
 def test_too_few_samples_withhold_standard_errors():
@@ -371,7 +336,7 @@ def test_a_derivative_that_all_steps_share_has_no_error():
     (added_to,) = np.flatnonzero(table.kind.value == table.kinds.index("optimizer"))
     options = {"num_samples": 2_048, "key": jax.random.key(4)}
     for objective, expected in ((Mean(), 1), (Quantile(0.9), 1), (CVaR(0.9), 1), (Std(), 0)):
-        apart, _ = gradients(figure(program, objective, **options))
+        apart, _ = figure_gradients(figure(program, objective, **options))
         added = [float(np.asarray(one.latencies.mean)[added_to]) for one in apart]
         np.testing.assert_allclose(added, expected, atol=1e-4)
 
@@ -560,10 +525,10 @@ def test_where_no_step_counts_derivatives_are_zero(sigma, objective):
 
 
 def test_with_no_sample_beyond_it_the_error_of_a_figure_is_unknown():
-    """Also where it is zero in all resamples. A change that is zero in all of them is known."""
+    """Also where it is zero without any group. A change that always is zero is known."""
     program = compile_graph([Op(lognormal(0.1))], num_replicas=4)
     steps = simulated_steps(program, num_samples=60, key=jax.random.key(0))
-    found = bootstrapped(steps, [Exceedance(100.0)])
+    found = jackknifed(steps, [Exceedance(100.0)])
     assert np.isnan(found.standard_error).all()
     assert "far more steps" in withheld("It", float(found.support[0]))[0]
     assert (combined(np.subtract, found, found).standard_error == 0).all()

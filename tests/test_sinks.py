@@ -307,7 +307,7 @@ def test_a_single_reduction_is_fully_exposed(monkeypatch):
     def refuse(*run, **options):
         raise AssertionError("A pilot was drawn.")
 
-    monkeypatch.setattr("prism_jax.engine._pilot.draw_pilot", refuse)
+    monkeypatch.setattr("prism_jax.engine._pilot.importance_gain", refuse)
     program = assemble(
         graph_of([()]),
         [one_kernel("gemm", 1.0)],

@@ -1,12 +1,8 @@
-from ._bootstrap import (
-    MARGIN as MARGIN,
-    Bootstrapped as Bootstrapped,
-    bootstrapped as bootstrapped,
+from ._check import (
     check_num_steps as check_num_steps,
     check_objective as check_objective,
     check_reached as check_reached,
     check_steps as check_steps,
-    combined as combined,
 )
 from ._criticality import (
     Criticality as Criticality,
@@ -19,6 +15,11 @@ from ._improve import (
     Target as Target,
     improve as improve,
     target as target,
+)
+from ._jackknife import (
+    Jackknifed as Jackknifed,
+    combined as combined,
+    jackknifed as jackknifed,
 )
 from ._knobs import ranks_of_stages as ranks_of_stages
 from ._measured import CRPS as CRPS, Score as Score, Wasserstein as Wasserstein, score as score

@@ -20,7 +20,6 @@ from ..engine import (
     prepare,
     simulated_steps,
     steps_of_run,
-    vector_rule_notes,
 )
 from ..program import Program
 
@@ -53,7 +52,6 @@ class Criticality(Shown):
     - `num_steps`: the number of steps whose critical path was followed.
     - `num_replicas_seen`: the effective number of replica samples that decide these steps, from
         which standard errors come.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low.
     """
 
     ops: dict[str, np.ndarray]
@@ -63,7 +61,6 @@ class Criticality(Shown):
     exposed_data_parallel: Float[np.ndarray, " steps"]
     num_steps: int
     num_replicas_seen: float
-    notes: tuple[str, ...] = ()
 
     def table(self, of: str = "ops") -> Any:
         """A polars frame of the `ops`, `stages` or `ranks`, the most probable first."""
@@ -90,7 +87,7 @@ class Criticality(Shown):
             Column("on the critical path", "probability", "", "%", "standard_error", 100),
             Column("share of the step", "share", ".2f", "%", scale=100),
         )
-        return Table(columns, pl.DataFrame(getattr(self, of)).to_dicts(), title, self.notes)
+        return Table(columns, pl.DataFrame(getattr(self, of)).to_dicts(), title)
 
 
 def criticality(
@@ -169,8 +166,7 @@ def criticality(
     )
     ops = {**labels, **_means(total, number, seen)}
     waited = (exposed_of(simulated) / simulated.steps)[chosen]
-    notes = vector_rule_notes(simulated.run)
-    return Criticality(ops, stages, ranks, np.concatenate(exposed), waited, number, seen, notes)
+    return Criticality(ops, stages, ranks, np.concatenate(exposed), waited, number, seen)
 
 
 def op_labels(program: Program) -> dict[str, np.ndarray]:
@@ -213,15 +209,14 @@ def exposed_data_parallel(
 
     **Returns:**
 
-    The exposed seconds of each step, by the vector rule of replicas. Of the tail, the mean share of
-    communication counts.
+    The exposed seconds of each step. Of the tail, the mean share of communication counts.
     """
     number = min(num_samples, _MOST_EXPOSED)
     if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
     run = dataclasses.replace(prepare(program, key), sampling=Plain())
-    return exposed_of(steps_of_run(run, num_samples=number))
+    return exposed_of(steps_of_run(run, number))
 
 
 def exposed_of(simulated: SimulatedSteps) -> Float[np.ndarray, " steps"]:

@@ -13,10 +13,12 @@ import numpy as np
 from .._estimate import Estimate
 from .._interrupt import progress_bar
 from .._misc import bisect
-from ..engine import simulated_steps, vector_rule_notes
+from ..engine import simulated_steps
 from ..program import Program
-from ._bootstrap import MARGIN, check_figure, check_reached, combined, stacked, withheld
-from ._estimate import Figure, figure, figure_gradient, figure_of, figure_value
+from ._check import check_figure, check_reached
+from ._derivative import figure_gradient
+from ._figure import Figure, figure, figure_of, figure_value
+from ._jackknife import combined, stacked, withheld
 from ._knobs import check_parts, factor_slopes, varied
 from ._objectives import AbstractObjective
 
@@ -130,14 +132,13 @@ def improve(
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
-    options: dict[str, Any] = {"num_samples": count, "key": of_report, "margin": MARGIN}
+    options: dict[str, Any] = {"num_samples": count, "key": of_report}
     options["progress"] = progress
     was = figure(varied(program, {}), objective, **options)
     now = figure(varied(program, left(removed)), objective, like=was.simulated, **options)
     both = [figure_value(was), figure_value(now)]
     found = stacked(*both, combined(np.subtract, *both))
-    notes = vector_rule_notes(now.simulated.run)
-    notes += withheld(f"The gain of {objective}", float(found.support[2]))
+    notes = withheld(f"The gain of {objective}", float(found.support[2]))
     shares = dict(zip(costs, removed.tolist(), strict=True))
     before, after, gain = found.estimates()
     about = (str(objective), objective.unit, shares, float(removed @ prices))
@@ -261,7 +262,7 @@ def target(
         raise ValueError(f"The target {at} must be a number, in the unit of {objective}.")
     count = check_figure(program, objective, num_samples, key)
     check_parts(program, [part])
-    options: dict[str, Any] = {"num_samples": count, "key": key, "margin": MARGIN}
+    options: dict[str, Any] = {"num_samples": count, "key": key}
     base = simulated_steps(varied(program, {}), **options)
 
     def figure_at(factor: float) -> Figure:
@@ -287,7 +288,6 @@ def target(
     reached = figure_value(found)
     (there,) = reached.estimates()
     error = there.standard_error / abs(slope) if slope else math.nan
-    notes = vector_rule_notes(found.simulated.run)
-    notes += withheld(f"{objective}", float(reached.support[0]))
+    notes = withheld(f"{objective}", float(reached.support[0]))
     allowed = Estimate(factor, error, there.degrees)
-    return Target(allowed, found.value, as_it_is, without, len(base.steps), notes)
+    return Target(allowed, found.value, as_it_is, without, count, notes)

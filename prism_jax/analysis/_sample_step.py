@@ -86,7 +86,7 @@ def sample_step(
 
     **Returns:**
 
-    A [`SampledStep`][] of the replica that the step waits for, which is found by the vector rule.
+    A [`SampledStep`][] of the replica that the step waits for, which decides it.
 
     **Raises:**
 

@@ -13,19 +13,11 @@ import numpy as np
 from .._estimate import Estimate
 from .._interrupt import progress_bar
 from .._summary import Column, Shown, Table
-from ..engine import vector_rule_notes
 from ..program import Program
-from ._bootstrap import (
-    MARGIN,
-    Bootstrapped,
-    check_figure,
-    check_reached,
-    combined,
-    stacked,
-    sure_of_zeros,
-    withheld,
-)
-from ._estimate import Figure, figure, figure_value, gradients
+from ._check import check_figure, check_reached
+from ._derivative import figure_gradients
+from ._figure import Figure, figure, figure_value
+from ._jackknife import Jackknifed, combined, stacked, sure_of_zeros, withheld
 from ._knobs import ELEMENTARY, Label, check_parts, slopes_by_part, varied
 from ._objectives import AbstractObjective
 
@@ -79,8 +71,8 @@ class Sensitivity(Shown):
         their joint gain, averaged over all orders of removing them (Owen, "Sobol' indices and
         Shapley value", 2014).
     - `num_samples`: how many steps were simulated.
-    - `notes`: a warning where the vector rule of replicas, which all figures follow, is too low;
-        and which standard errors are withheld (`nan`), as too few replica samples decide a figure.
+    - `notes`: which standard errors are withheld (`nan`), as too few replica samples decide a
+        figure.
     """
 
     objective: str
@@ -145,7 +137,7 @@ def sensitivity(
     - `program`: the step.
     - `objective`: the figure.
     - `num_samples`: how many steps to simulate of each program. Standard errors come from the
-        bootstrap.
+        jackknife.
     - `key`: a `jax.random` key.
     - `parts`: names of the parts whose gain is simulated as well, such as `gemm`, `rank`,
         `stalls of gemm`, `stage 3` or `GPUs of rank 0`; by default the ten whose variability costs
@@ -166,13 +158,13 @@ def sensitivity(
     parts = None if parts is None else check_parts(program, parts)
     shapley = _check_shapley(program, shapley)
     options: dict[str, Any] = {"num_samples": count, "key": key}
-    before = figure(varied(program, {}), objective, margin=MARGIN, progress=progress, **options)
+    before = figure(varied(program, {}), objective, progress=progress, **options)
     check_reached(objective, before.value)
     value = figure_value(before)
     labels, derivatives = _derivatives(program, before)
     rows = _rows(labels, derivatives, value)
 
-    def gains(sets: list[tuple[str, ...]], what: str) -> Bootstrapped:
+    def gains(sets: list[tuple[str, ...]], what: str) -> Jackknifed:
         """By how much the figure falls without the variability of each set of parts."""
         found = []
         # One program after the other, so that memory holds the steps of one.
@@ -203,7 +195,6 @@ def sensitivity(
         shapley=_shapley(shapley, gains),
         num_samples=count,
         notes=(
-            *vector_rule_notes(before.simulated.run),
             *withheld(f"{objective}", float(value.support[0])),
             *withheld(f"The derivative of {objective}", float(derivatives.support.min())),
             *withheld("A gain", float(each.support.min())),
@@ -221,16 +212,16 @@ def _check_shapley(program: Program, names: Iterable[str]) -> list[str]:
     return names
 
 
-def _derivatives(program: Program, before: Figure) -> tuple[list[Label], Bootstrapped]:
+def _derivatives(program: Program, before: Figure) -> tuple[list[Label], Jackknifed]:
     """The derivatives of the figure with respect to all knobs, and what each is of."""
-    found, rests_on = gradients(before)
+    found, rests_on = figure_gradients(before)
     each = [slopes_by_part(program, gradient) for gradient in found]
     slopes = np.array([list(one.values()) for one in each])
     fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
-    return list(each[0]), Bootstrapped(slopes[0], slopes[1:], fewest)
+    return list(each[0]), Jackknifed(slopes[0], slopes[1:], fewest)
 
 
-def _rows(labels: list[Label], derivatives: Bootstrapped, value: Bootstrapped) -> list[Part]:
+def _rows(labels: list[Label], derivatives: Jackknifed, value: Jackknifed) -> list[Part]:
     """A row for each part, the most costly first."""
     relative = combined(lambda x, y: x / np.where(y == 0, np.nan, y), derivatives, value)
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}

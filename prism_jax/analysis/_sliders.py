@@ -13,10 +13,10 @@ from jaxtyping import Float
 
 from .._misc import unknown_name
 from ..cluster import COLLECTIVES
-from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
+from ..engine import SimulatedSteps, check_program, simulated_steps
 from ..latency import Mixture, scale_spread
 from ..program import Program
-from ._bootstrap import MARGIN, check_num_steps
+from ._check import check_num_steps
 from ._knobs import Label, parts_of, turned
 
 
@@ -144,14 +144,12 @@ class Sliders:
         p95 most.
     - `check`: how exact p95 is where the first two are moved together.
     - `num_samples`: how many steps each point is from.
-    - `notes`: as in [`Sensitivity`][].
     """
 
     law: Float[np.ndarray, " levels"]
     sliders: tuple[AbstractSlider, ...]
     check: Check
     num_samples: int
-    notes: tuple[str, ...]
 
     def at(self, values: Mapping[str, float]) -> Float[np.ndarray, " levels"]:
         """The quantiles at `LEVELS` in seconds, with some parameters at other values. What several
@@ -188,7 +186,7 @@ def sliders(
     latencies of collectives (0.5 to 2), and of the rate of stalls.
     """
     check_program(program, key)
-    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "margin": MARGIN}
+    options: dict[str, Any] = {"num_samples": check_num_steps(num_samples)}
     base = simulated_steps(moved(program, {}), key=key, **options)
 
     def law(values: Mapping[str, float], key: "jax.Array" = key) -> np.ndarray:
@@ -209,9 +207,7 @@ def sliders(
             found.append(Smooth(*about, (law({name: at + _NEAR}) - own) / _NEAR))
     middle = {slider.name: float(slider.values[1:].mean()) for slider in found[:2]}
     simulated = law(middle, jax.random.fold_in(key, 1))[P95]
-    result = Sliders(
-        own, (*found,), Check(middle, 0.0, 0.0), num_samples, vector_rule_notes(base.run)
-    )
+    result = Sliders(own, (*found,), Check(middle, 0.0, 0.0), num_samples)
     check = Check(middle, float(result.at(middle)[P95]), float(simulated))
     return dataclasses.replace(result, check=check)
 

@@ -12,10 +12,11 @@ import numpy as np
 from .._estimate import Estimate
 from .._misc import check_type, counted, unknown_name
 from .._summary import Column, Shown, Table
-from ..engine import SimulatedSteps, check_program, simulated_steps, vector_rule_notes
+from ..engine import SimulatedSteps, check_program, simulated_steps
 from ..law import QUANTILES
 from ..program import Program
-from ._bootstrap import MARGIN, Bootstrapped, bootstrapped, check_num_steps, combined, withheld
+from ._check import check_num_steps
+from ._jackknife import Jackknifed, combined, jackknifed, withheld
 from ._knobs import adjusted, turned
 from ._objectives import Mean, Quantile, Std
 
@@ -138,20 +139,20 @@ def what_if(
         _check_scenario(program, name, scenario)
 
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
-    options |= {"margin": MARGIN, "progress": progress}
+    options["progress"] = progress
     base = simulated_steps(_with_groups(program, scenarios), **options)
     figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
 
-    before, changes = bootstrapped(base, [*figures.values()]), {}
+    before, changes = jackknifed(base, [*figures.values()]), {}
     for name, scenario in scenarios.items():
-        after = bootstrapped(_simulated(scenario, base, options), [*figures.values()])
+        after = jackknifed(_simulated(scenario, base, options), [*figures.values()])
         changes[name] = combined(np.subtract, after, before)
-    notes = vector_rule_notes(base.run)
+    notes: tuple[str, ...] = ()
     for name, found in [("", before), *((f" by {name}", one) for name, one in changes.items())]:
         for figure, rests_on in zip(figures, found.support.tolist(), strict=True):
             notes += withheld(f"The change of {figure}{name}" if name else figure, rests_on)
 
-    def named(found: Bootstrapped) -> dict[str, Estimate]:
+    def named(found: Jackknifed) -> dict[str, Estimate]:
         return dict(zip(figures, found.estimates(), strict=True))
 
     each = {name: named(found) for name, found in changes.items()}

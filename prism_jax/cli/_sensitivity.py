@@ -129,7 +129,7 @@ def criticality(given: Given) -> Output:
         given.of: rows,
         "exposed_communication": exposed,
         "exposed_data_parallel": data_parallel,
-        **picked(found, "num_steps", "num_replicas_seen", "notes"),
+        **picked(found, "num_steps", "num_replicas_seen"),
     }
     title = f"{given.of} on the critical path"
     columns = [
@@ -145,7 +145,7 @@ def criticality(given: Given) -> Output:
         for what, shares in (("", exposed), (" of data parallelism", data_parallel))
     ]
     seen = counted(round(found.num_replicas_seen), "replica")
-    lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}", *found.notes]
+    lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}"]
     table = Table(columns, rows, title, most=given.top)
     return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 

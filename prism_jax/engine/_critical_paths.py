@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float
 
 from ..maxplus import cell_latencies, cells, critical_ops, latest_ends, op_ends
 from ..replica import TILE, Plan, led, replica_latencies
-from ..step import AbstractOneDecides
-from ._run import Chunk, Run, step_tiles
+from ._run import composed
 from ._simulated_steps import SimulatedSteps
 
 
@@ -50,71 +49,64 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     - `simulated`: from `simulated_steps`.
     - `chosen`: `(n,)`, the numbers of the steps, ascending.
     """
-    run = simulated.run
+    run, sinks = simulated.run, simulated.run.program.sinks.number
     lanes, levels = run.plan.structure.graph.lanes, run.program.levels
     cell = cells(levels, lanes.width)[: levels.num_ops]
     number = int(np.clip(_MOST_OPS // lanes.ops.size, 16, TILE))
-    for chunk in simulated.chunks:
-        draws, decision = chunk.draws, chunk.decision
-        assert isinstance(decision, AbstractOneDecides)
-        mine = chosen[(chosen >= draws.first) & (chosen < draws.first + draws.steps)]
-        if not len(mine):
-            continue
-        finished, factor = _barriers(run, chunk)
-        samples = decision.samples(0, draws.steps)
-        for start in range(0, len(mine), number):
-            steps = mine[start : start + number]
-            local = steps - draws.first
-            ids = decision.kept.ids[samples[local]]
-            # Short batches are padded, so that nothing is compiled twice.
-            drawn = _latencies((run.plan, draws.sampling.lead, run.key), _padded(ids, number))
-            latency = np.asarray(drawn)[cell, : len(steps)]
-            ends = op_ends(levels, latency)
-            ready = finished[local].T
-            reductions, sink = ready - decision.kept.ends[samples[local]].T, ready.argmax(axis=0)
-            critical = critical_ops(levels, ends, sink)
-            # A step takes no longer while each sink is ready when the last one is.
-            latest = latest_ends(levels, latency, ready.max(axis=0) - reductions)
-            yield CriticalPaths(
-                step=steps,
-                sample=ids,
-                critical=critical,
-                latency=latency,
-                slack=np.where(critical, 0, np.maximum(latest - ends[: len(latest)], 0)),
-                sink=sink,
-                reductions=reductions,
-                factor=factor[local],
-            )
+    every_ready, lead = _ready(simulated, chosen), run.sampling and run.sampling.lead
+    for start in range(0, len(chosen), number):
+        steps = chosen[start : start + number]
+        ids = simulated.deciders.ids[steps]
+        # Short batches are padded, so that nothing is compiled twice.
+        drawn = _latencies((run.plan, lead, run.key), _padded(ids, number))
+        latency = np.asarray(drawn)[cell, : len(steps)]
+        ends, ready = op_ends(levels, latency), every_ready[start : start + number].T
+        reductions = ready - simulated.deciders.ends[steps, :sinks].T
+        sink = ready.argmax(axis=0)
+        critical = critical_ops(levels, ends, sink)
+        # A step takes no longer while each sink is ready when the last one is.
+        latest = latest_ends(levels, latency, ready.max(axis=0) - reductions)
+        yield CriticalPaths(
+            step=steps,
+            sample=ids,
+            critical=critical,
+            latency=latency,
+            slack=np.where(critical, 0, np.maximum(latest - ends[: len(latest)], 0)),
+            sink=sink,
+            reductions=reductions,
+            factor=np.asarray(simulated.composed.parts.factor)[steps],
+        )
 
 
 def exposed_reductions(
     simulated: SimulatedSteps,
 ) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"]]:
-    """For each step, how long after the last backward all gradients are reduced, and when, in
-    seconds.
+    """For each step, how long after the last backward of the replica that decides it all gradients
+    are reduced, and when, in seconds.
     """
-    run, last = simulated.run, simulated.run.program.sinks.last
-    waited, ended = [], []
-    for chunk in simulated.chunks:
-        finished, factor = _barriers(run, chunk)
-        ends = chunk.decision.ends(0, chunk.steps)[:, last].max(axis=1)
-        barrier = finished.max(axis=1)
-        waited.append(factor * (barrier - ends))
-        ended.append(factor * barrier)
-    return np.concatenate(waited), np.concatenate(ended)
+    parts, last = simulated.composed.parts, simulated.run.program.sinks.last
+    ends = simulated.deciders.ends[:, last].max(axis=1)
+    factor, barrier = np.asarray(parts.factor), np.asarray(parts.barrier)
+    return factor * (barrier - ends), factor * barrier
 
 
 def _padded(x: np.ndarray, number: int) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[-1:], number - len(x), axis=0)])
 
 
-def _barriers(run: Run, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
-    """When each step has reduced its gradients, by each sink, and the step's factor."""
-    found = []
-    for batch in step_tiles(run, [chunk]):
-        found.append(batch.samples(lambda arrays: (arrays[1], arrays[2].factor)))
-    ready, factor = zip(*found, strict=True)
-    return np.concatenate(ready)[:, : run.program.sinks.number], np.concatenate(factor)
+def _ready(simulated: SimulatedSteps, chosen: np.ndarray) -> Float[np.ndarray, "chosen sinks"]:
+    """When the replicas that decide some steps have reduced their gradients, by each sink."""
+    run, ends = simulated.run, simulated.deciders.ends
+    room = len(run.plan.structure.sinks.first) - ends.shape[1]
+
+    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
+        steps = chosen[first : first + count]
+        rows = np.pad(ends[steps], ((0, 0), (0, room)))
+        return steps.astype(np.uint32), rows, simulated.deciders.regime[steps]
+
+    batches = composed(run, len(chosen), inputs)
+    ready = np.concatenate([batch.samples(lambda arrays: arrays[1]) for batch in batches])
+    return ready[:, : run.program.sinks.number]
 
 
 @eqx.filter_jit

@@ -37,9 +37,6 @@ class Explicit(AbstractSampling):
     name = "plain"
     allocations: int
 
-    def chunks(self, program: Program, num_steps: int) -> int:
-        return self.allocations
-
     def num_replicas(self, program: Program) -> int:
         return 1
 

@@ -1,253 +1,157 @@
 """Derivatives of figures of the step time with respect to a program's parameters.
 
-A parameter acts on a step in three ways: through the ends of the replica that decides the step;
-through the step's own draws (factor, reductions, tail); and through the weights of samples, which
-depend on stall rates and the network. Samples are not stored; they are drawn again.
+A parameter acts on a step in three ways: through the end of the sample that decides it; through the
+step's own draws (factor, reductions, tail); and through the weights of samples, which depend on
+stall rates and the network. Samples are not stored; they are drawn again, and each pair of a sample
+and a sink that decides is backpropagated along one path.
+
+All sums are by segments of the steps, such as the groups of the samples that decide them: a tile
+holds the steps of one segment, so that all segments take one pass.
 """
 
 import dataclasses
-import itertools as it
 import operator
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from ..host import vjp_on_host
-from ..program import Program
 from ..replica import (
-    TILE,
-    Plan,
     Tables,
-    gradients_of,
     led,
     replica_end,
+    stall_entries,
     tile_size,
     tiles,
     tiles_of,
     without_graph,
 )
-from ..step import (
-    BLOCK,
-    STEP_TILES,
-    AbstractOneDecides,
-    ConditionalExceedance,
-    LastTables,
-    StepParts,
-    VectorRule,
-    last_tables,
-    step_parts,
-    times_or_chances,
-)
-from ._run import Chunk, Run, composed, parts_of
+from ..step import STEP_TILES, last_tables, step_parts, times_or_chances
 from ._simulated_steps import SimulatedSteps
-from ._weights import through_weights
 
 
-# Steps whose slope is below this share of the mean slope are left out of derivatives.
-_LEAST_SLOPE = 1e-4
-# Derivatives with respect to the ends of samples are held for so many ends at once.
-_MOST_ENDS = 2**25
+# Steps that matter less than this share of the mean are left out of derivatives.
+_LEAST = 1e-4
 
 
-class Weighting(NamedTuple):
-    """How a figure depends on steps.
+class Derivatives(NamedTuple):
+    """Derivatives of a sum over steps, by segments of the steps, which are the first axis.
 
     **Attributes:**
 
-    - `simulated`: the steps, or probabilities given a threshold.
-    - `weights`: how much each of them counts; one on average.
-    - `slope`: the derivative of the figure with respect to each of them.
-    - `influence`: the derivative of the figure with respect to each weight.
-    - `weighed`: the same chunks, perhaps with new weights of their samples, on which the weights
-        of steps depend.
-    - `bounded`: whether no step can matter more than others beyond the same threshold: a figure of
-        probabilities, smoothed over steps or not.
+    - `tables`: with respect to the tables of the plan.
+    - `threshold`: with respect to that of probabilities, or zero.
     """
 
-    simulated: SimulatedSteps
-    weights: Float[np.ndarray, " n"]
-    slope: Float[np.ndarray, " n"]
-    influence: Float[np.ndarray, " n"]
-    weighed: tuple[Chunk, ...]
-    bounded: bool
-
-    def relevance(self) -> Float[np.ndarray, " n"]:
-        """How much each step matters to the derivative. A probability of zero or one does not."""
-        size = np.abs(self.slope)
-        steps = self.simulated.steps
-        return size if self.simulated.exceedance is None else size * steps * (1 - steps)
+    tables: Tables
+    threshold: Float[np.ndarray, " segments"]
 
 
-def pull_back(weightings: Iterable[Weighting]) -> list[tuple[Program, float]]:
-    """The derivatives of figures with respect to the parameters of the program that was simulated.
+def through_paths(
+    simulated: SimulatedSteps,
+    slope: Float[np.ndarray, " n"],
+    relevance: Float[np.ndarray, " n"],
+    segment: Int[np.ndarray, " n"],
+    segments: int,
+) -> Derivatives:
+    """Through the samples that decide steps and the steps' own draws.
 
     **Arguments:**
 
-    - `weightings`: one for each figure, all of one simulation, perhaps with other weights of its
-        samples.
-
-    **Returns:**
-
-    For each figure, a program whose parameters are the derivatives, with `None` for everything that
-    is not a float; and the derivative with respect to the threshold of its probabilities, or zero.
+    - `slope`: the derivative of the sum with respect to each step.
+    - `relevance`: how much each step matters, at least zero: those that matter least are left out.
+    - `segment`: of each step, below `segments`.
     """
-    rest, found = iter(weightings), []
-    first = next(rest)
-    size = max(chunk.decision.kept.ends.size for chunk in first.simulated.chunks)
-    some = [first, *it.islice(rest, max(_MOST_ENDS // size - 1, 0))]
-    while some:
-        found.append(_of_figures(some))
-        some = [*it.islice(rest, max(_MOST_ENDS // size, 1))]
-    tables, thresholds = jax.tree.map(lambda *x: np.concatenate(x), *found)
-    gradients = gradients_of(first.simulated.run.program, tables)
-    return list(zip(gradients, thresholds.tolist(), strict=True))
+    run, deciders = simulated.run, simulated.deciders
+    sums = jax.tree.map(lambda x: np.zeros((segments, *x.shape)), run.plan.tables)
+    derivatives = Derivatives(sums, np.zeros(segments))
+    steps = np.flatnonzero(relevance * len(relevance) > _LEAST * relevance.sum())
+    if not len(steps):
+        return derivatives
+    sink, owner = deciders.sink[steps], segment[steps]
+    ends, regimes = deciders.ends[steps, sink], deciders.regime[steps]
+    columns = steps.astype(np.uint32), ends, sink, regimes, slope[steps].astype(ends.dtype)
+    shared = without_graph(run.plan), simulated.exceedance, run.key
+    of_ends = _by_segment(_step_vjp, shared, columns, owner, derivatives, STEP_TILES)
+    # What the steps that a sample decides at a sink matter sums up before it is drawn again.
+    sinks = run.program.sinks.number
+    pair = (owner.astype(np.int64) * sinks + sink) << 32 | deciders.ids[steps]
+    pairs, inverse = np.unique(pair, return_inverse=True)
+    weights = np.bincount(inverse, of_ends).astype(ends.dtype)
+    owner, sink = np.divmod(pairs >> 32, sinks)
+    columns = (pairs & 0xFFFFFFFF).astype(np.uint32), sink.astype(np.int32), weights
+    assert run.sampling is not None
+    shared = run.plan, run.sampling.lead, run.key
+    _by_segment(_replica_vjp, shared, columns, owner, derivatives, tiles_of(run.plan))
+    return derivatives
 
 
-def _of_figures(every: Sequence[Weighting]) -> tuple[Tables, Float[np.ndarray, " figures"]]:
-    """The derivatives with respect to tables and to thresholds; figures are the first axis."""
-    run, chunks = every[0].simulated.run, every[0].simulated.chunks
-    sums = jax.tree.map(lambda x: np.zeros((len(every), *x.shape)), run.plan.tables)
-    of_thresholds = np.zeros(len(every))
-    for k, chunk in enumerate(chunks):
-        first = chunk.draws.first
-        mine = slice(first, first + chunk.steps)
-        of_ends = _through_steps(every, k, mine, sums, of_thresholds)
-        _through_replicas(run, chunk, of_ends, sums)
-        if isinstance(chunk.decision, VectorRule):
-            decisions = [one.weighed[k].decision for one in every]
-            influences = [(one.influence[mine], one.weights[mine], one.bounded) for one in every]
-            through_weights(run, chunk, decisions, influences, sums)
-    return sums, of_thresholds
+def _by_segment(
+    function: Callable[..., Any],
+    shared: Any,
+    columns: tuple[np.ndarray, ...],
+    owner: Int[np.ndarray, " entries"],
+    derivatives: Derivatives,
+    per_batch: int,
+) -> Float[np.ndarray, " entries"]:
+    """Adds the sums of tiles that hold entries of one segment each to the derivatives, one after
+    the other, for any number of devices alike; and returns what the function gives for entries.
 
+    **Arguments:**
 
-def _through_steps(
-    every: Sequence[Weighting], k: int, mine: slice, sums: Tables, of_thresholds: np.ndarray
-) -> Float[np.ndarray, "kept sinks figures"]:
-    """Backpropagates through the composition of the steps of chunk `k`: adds to the derivatives
-    with respect to tables and thresholds, and returns those with respect to the ends of kept
-    samples.
+    - `columns`: what each entry consists of; the last is its weight.
+    - `owner`: the segment of each.
     """
-    run, decision = every[0].simulated.run, every[0].simulated.chunks[k].decision
-    assert isinstance(decision, AbstractOneDecides)
-    kept, number, sinks = decision.kept, mine.stop - mine.start, run.program.sinks.number
-    of_ends = np.zeros((*kept.ends.shape, len(every)))
-    # Figures share the steps and the samples that decide these.
-    needed = np.flatnonzero(np.any([_that_count(one.relevance()[mine]) for one in every], axis=0))
-    samples = decision.samples(0, number)[needed]
-    regimes = decision.systematic.regimes(0, number)[needed]
+    segments = len(derivatives.threshold)
+    size = tile_size(len(owner) // segments)
+    order, counts = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=segments)
+    number = -(-counts // size)
+    before = np.cumsum(number * size) - number * size - (np.cumsum(counts) - counts)
+    slots = np.arange(len(owner)) + before[owner[order]]
+    entries = np.full(number.sum() * size, -1)
+    entries[slots] = order
+    of_tiles, found = np.repeat(np.arange(segments), number), np.zeros(len(owner))
 
-    def inputs(first, count):
-        these = slice(first, first + count)
-        ends = np.zeros((count, len(run.plan.structure.sinks.first)), run.plan.dtype)
-        ends[:, :sinks] = kept.ends[samples[these]]
-        return (kept.first + needed[these]).astype(np.uint32), ends, regimes[these]
+    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
+        entry = entries[first : first + count]
+        *others, weights = (x[entry] for x in columns)
+        return *others, np.where(entry >= 0, weights, 0)
 
-    if not len(needed):
-        return of_ends
-    parts = parts_of(composed(run, len(needed), inputs))
-    shared = without_graph(run.plan), run.key
-    options = {"per_batch": STEP_TILES, "size": tile_size(len(needed), len(every))}
-    # Some at a time, so that memory holds few of their derivatives.
-    most = max(BLOCK // len(every), TILE)
-    for start in range(0, len(needed), most):
-        block = np.arange(start, min(start + most, len(needed)))
-        of_last, of_parts, of_threshold = _through_last(every, parts, needed + mine.start, block)
-        of_thresholds += of_threshold
-        _add((sums.step, sums.residuals), (of_last.step, of_last.residuals))
-
-        def of_block(first, count, start=start, of_parts=of_parts):
-            return *inputs(start + first, count), *(x[first : first + count] for x in of_parts)
-
-        for batch in tiles(_step_vjp, shared, len(block), of_block, **options):
-            _add_tiles(sums, batch.by_tile(operator.itemgetter(0)))
-            of_steps = batch.samples(operator.itemgetter(1))[..., :sinks]
-            step, sink = np.nonzero(of_steps.any(axis=1))  # Mostly one each.
-            sample = samples[start + batch.first + step]
-            np.add.at(of_ends, (sample, sink), of_steps[step, :, sink])
-    return of_ends
+    for batch in tiles(function, shared, len(entries), inputs, per_batch=per_batch, size=size):
+        sums = batch.by_tile(operator.itemgetter(0))
+        of_batch = of_tiles[batch.first // size :]
+        jax.tree.map(
+            lambda total, x, to=of_batch: np.add.at(total, to[: len(x)], x), (*derivatives,), sums
+        )
+        entry = entries[batch.first : batch.first + batch.count]
+        found[entry[entry >= 0]] = batch.samples(operator.itemgetter(1))[entry >= 0]
+    return found
 
 
-def _add(sums, more) -> None:
-    """Adds arrays to those of the same structure."""
-    jax.tree.map(lambda total, x: np.add(total, x, out=total), sums, more)
-
-
-def _add_tiles(sums: Tables, of_tiles: Tables) -> None:
-    """Adds the sums of tiles, one after the other, for any number of devices alike."""
-    for k in range(len(jax.tree.leaves(of_tiles)[0])):
-        _add(sums, jax.tree.map(lambda x, k=k: x[k], of_tiles))
-
-
-def _that_count(size: np.ndarray) -> np.ndarray:
-    """Whether a step matters: those far from a quantile sum to next to nothing."""
-    return size * len(size) > _LEAST_SLOPE * size.sum()
-
-
-def _through_last(
-    every: Sequence[Weighting], parts: StepParts, steps: np.ndarray, block: np.ndarray
-):
-    """From a block of steps back to their parts, for each figure: the derivatives with respect to
-    the tables of the step's factor and of residuals; with respect to each array of `StepParts`,
-    `(steps, figures)`; and with respect to the threshold.
+def _step_vjp(shared, _, ids, end, sink, regimes, slope):
+    """Of one tile: the derivatives of the sum of steps by tables and threshold, and of each by its
+    end.
     """
-    # The last step fills up a tile, with no slope: for each other length, JAX would trace anew.
-    missing = -len(block) % TILE
-    padded = np.append(block, np.full(missing, block[-1]))
-    some, found = jax.tree.map(lambda x: x[padded], parts), []
-    for one in every:
-        parameters = last_tables(one.simulated.run.plan.tables), some, one.simulated.exceedance
-        _, backward = vjp_on_host(_times_or_chances, parameters)
-        found.append(backward(np.pad(one.slope[steps[block]], (0, missing))[None]))
-    of_last, of_parts, of_exceedance = jax.tree.map(lambda *x: np.concatenate(x), *found)
-    of_threshold = 0.0 if of_exceedance is None else of_exceedance.threshold
-    return of_last, [x.T[: len(block)] for x in jax.tree.leaves(of_parts)], of_threshold
+    plan, exceedance, key = shared
+    numbers = jnp.arange(len(plan.structure.sinks.first), dtype=sink.dtype)
+    others = numbers[:, None] != sink[None]
 
-
-def _times_or_chances(parameters: tuple[LastTables, StepParts, ConditionalExceedance | None]):
-    return times_or_chances(*parameters)
-
-
-def _step_vjp(shared, _, ids, ends, regimes, *of_parts):
-    plan, key = shared
-
-    def forward(tables, ends):
+    def forward(tables, exceedance, end):
+        ends = jnp.where(others, jnp.finfo(end.dtype).min / 4, end[None])
         whole = dataclasses.replace(plan, tables=tables)
-        _, parts = step_parts(whole, ends.T, ids, key, regimes)
-        return eqx.filter(parts, eqx.is_inexact_array)
+        parts = step_parts(whole, ends, ids, key, regimes)[1]
+        return times_or_chances(last_tables(tables), parts, exceedance)
 
-    parts, vjp = jax.vjp(forward, plan.tables, ends)
-    of_parts = jax.tree.unflatten(jax.tree.structure(parts), of_parts)
-    return jax.vmap(vjp, in_axes=1, out_axes=(0, 1))(of_parts)
-
-
-def _through_replicas(run: Run, chunk: Chunk, of_ends: np.ndarray, sums: Tables) -> None:
-    """Backpropagates through the replica samples that steps depend on: adds to the derivatives with
-    respect to tables.
-
-    Each pair of a sample and a deciding sink is backpropagated along one path, for all figures.
-    """
-    draws, kept = chunk.draws, chunk.decision.kept
-    needed, sink = np.nonzero(of_ends.any(axis=2))
-    figures = of_ends.shape[2]
-
-    def inputs(first, count):
-        some = slice(first, first + count)
-        ids = kept.ids[needed[some]]
-        weight = of_ends[needed[some], sink[some]].astype(kept.ends.dtype)
-        return ids, sink[some].astype(np.int32), weight
-
-    shared = (run.plan, draws.sampling.lead, run.key)
-    options = {"per_batch": tiles_of(run.plan), "size": tile_size(len(needed), figures)}
-    for batch in tiles(_replica_vjp, shared, len(needed), inputs, **options):
-        _add_tiles(sums, batch.by_tile())
+    _, vjp = jax.vjp(forward, plan.tables, exceedance, end)
+    of_tables, of_exceedance, of_end = vjp(slope)
+    return (of_tables, 0.0 if exceedance is None else of_exceedance.threshold), of_end
 
 
 def _replica_vjp(shared, _, ids, sink, weight):
-    plan: Plan
+    """Of one tile: the derivatives of the sum of ends by tables."""
     plan, lead, key = shared
     sampled, _ = led(plan, lead, ids, key)
 
@@ -255,4 +159,81 @@ def _replica_vjp(shared, _, ids, sink, weight):
         return replica_end(dataclasses.replace(plan, tables=tables), sampled, sink, key)
 
     _, vjp = jax.vjp(forward, plan.tables)
-    return jax.vmap(vjp, in_axes=1)(weight)[0]
+    return (*vjp(weight), jnp.zeros((), weight.dtype)), weight
+
+
+def through_weights(
+    simulated: SimulatedSteps,
+    influence: Float[np.ndarray, " n"],
+    lost: Float[np.ndarray, " n"],
+    segment: Int[np.ndarray, " n"],
+    segments: int,
+) -> Derivatives:
+    """Through how likely stalls of each kind, and a congested network, are.
+
+    If the law `p` of a replica becomes `p (1 + e s)`, the mean of a function of the slowest moves
+    by `e` times the mean of `s`, at the sample that decides, times what the function loses without
+    this sample: all other terms have a mean of zero.
+
+    **Arguments:**
+
+    - `influence`: the derivative of the figure with respect to the weight of each step.
+    - `lost`: the same without what it is without the sample that decides the step.
+    """
+    run, regime = simulated.run, simulated.deciders.regime
+    sums = jax.tree.map(lambda x: np.zeros((segments, *x.shape)), run.plan.tables)
+    derivatives, strata = Derivatives(sums, np.zeros(segments)), run.program.strata
+    if len(strata) == 1:
+        return derivatives
+
+    def total(x: np.ndarray, place: np.ndarray, number: int) -> np.ndarray:
+        return np.bincount(segment * number + place, x, segments * number).reshape(-1, number)
+
+    chances, network = run.chances, len(run.chances.network)
+    sums.network[:] = total(influence, regime, network) / chances.network
+    # The weights of samples sum to one in each regime.
+    share = chances.weight * chances.share
+    share = share / np.bincount(chances.regime, share, network)[chances.regime]
+    of_stratum = total(lost, simulated.deciders.stratum, len(strata))
+    of_stratum -= total(lost, regime, network)[:, chances.regime] * share
+    stalls = np.array([stratum.stalls for stratum in strata])
+    likely = np.asarray(run.plan.tables.stall_counts, np.float64)
+    for number in np.flatnonzero(likely > 0):
+        sums.stall_counts[:, number] = of_stratum[:, stalls == number].sum(axis=1) / likely[number]
+    if sums.stall_shares is not None:
+        sums.stall_shares[:] = _through_entries(simulated, stalls, lost, segment, segments)
+    return derivatives
+
+
+def _through_entries(
+    simulated: SimulatedSteps,
+    stalls: np.ndarray,
+    lost: np.ndarray,
+    segment: np.ndarray,
+    segments: int,
+) -> Float[np.ndarray, "segments entries"]:
+    """Through which op each stall of a sample pauses, given how many there are: of the logarithm of
+    a sample's likelihood, the derivative with respect to an entry's share is how many of its stalls
+    are that entry, over the share.
+    """
+    run, deciders = simulated.run, simulated.deciders
+    share = np.asarray(run.plan.tables.stall_shares, np.float64)
+    number = stalls[deciders.stratum].astype(np.int32)
+    steps, counts = np.flatnonzero((number > 0) & (lost != 0)), np.zeros((segments, len(share)))
+
+    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
+        at = steps[first : first + count]
+        return deciders.ids[at], number[at]
+
+    shared = run.plan, run.key
+    for batch in tiles(_entries_tile, shared, len(steps), inputs, per_batch=STEP_TILES):
+        entries = batch.samples()
+        step, stall = np.nonzero(entries >= 0)
+        at = steps[batch.first + step]
+        np.add.at(counts, (segment[at], entries[step, stall]), lost[at])
+    return np.divide(counts, share, out=np.zeros_like(counts), where=share > 0)
+
+
+def _entries_tile(shared, _, ids, stalls):
+    plan, key = shared
+    return stall_entries(plan, ids, stalls, key).T

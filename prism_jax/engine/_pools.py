@@ -3,7 +3,6 @@
 import dataclasses
 import functools as ft
 import itertools as it
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from .._interrupt import interruptible
 from .._misc import dot
 from ..law import Counted, Errors, counted, errors_by_group, group_sums
 from ..maxplus import bucket
+from ..program import Program
 from ..random import key_data
 from ..replica import Batch, on_accelerator, tiles
 from ..step import (
@@ -30,7 +30,7 @@ from ..step import (
     pool_weights,
 )
 from ._explicit import Explicit
-from ._run import Advance, Draws, Run, all_draws, by_chunk, composed
+from ._run import Advance, Draws, Run, by_chunk
 from ._sampling import Plain, pilot_key
 
 
@@ -107,11 +107,11 @@ def pool_draws(run: Run, num_steps: int) -> list[Draws]:
     steps if there are many replicas, of which each step takes the slowest.
     """
     sampling = run.sampling
-    if isinstance(sampling, Explicit):
-        return all_draws(run, num_steps)
     assert sampling is not None
     number = max(sampling.replicas(num_steps) // _samples(run), 1)
-    if number == 1 and isinstance(sampling, Plain):
+    if isinstance(sampling, Explicit):
+        number = sampling.allocations
+    elif number == 1 and isinstance(sampling, Plain):
         replicas = run.program.num_replicas
         sampling = Plain(max(min(_SAMPLES_A_REPLICA * replicas, _MOST), 2 * replicas))
     ends = [num_steps * i // number for i in range(number + 1)]
@@ -160,42 +160,23 @@ def _pilot(run: Run) -> tuple[Run, Drawn]:
 
 def pilot_looks(run: Run, room: int) -> int:
     """How many of its replicas a step of a run should look at."""
+    if _slowest_decides(run.program):
+        return min(_LOOKS, run.program.num_replicas)
     run, drawn = _pilot(run)
     return looks_of(run, drawn, max(room, room_of(run, [drawn.draws])))
 
 
-def pilot_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """The steps of a pilot, and the same if the slowest replica decides them at all sinks."""
-    run, drawn = _pilot(run)
-    room = room_of(run, [drawn.draws])
-    looks = looks_of(run, drawn, room)
-    pool = pool_of(run, drawn, looks, room)
-    steps = pooled_steps(run, (pool,), _PILOT)
-    times = np.asarray(steps.of("times"))
-    if looks <= 2:
-        return times, times
-    slowest = np.asarray(steps.of("slowest"))
-    ends, starts = np.asarray(pool.ends)[slowest], np.asarray(pool.starts)
-    sinks = len(run.plan.structure.sinks.first)
-    ends = np.pad(ends, ((0, 0), (0, sinks - ends.shape[1])))
-    regimes = np.searchsorted(starts, slowest, "right").astype(np.int32)
-
-    def inputs(first, count):
-        rows = slice(first, first + count)
-        return np.arange(first, first + count, dtype=np.uint32), ends[rows], regimes[rows]
-
-    batches = composed(run, _PILOT, inputs)
-    return times, np.concatenate([batch.samples(operator.itemgetter(0)) for batch in batches])
+def _slowest_decides(program: Program) -> bool:
+    """Whether no other replica than the slowest ends last at any sink that decides a step."""
+    return program.sinks.number == 1 or bool((program.sinks.reduction.value < 0).all())
 
 
 def looks_of(run: Run, drawn: Drawn, room: int) -> int:
     """How many of its replicas a step looks at: as many as the steps of a pilot need."""
     assert run.sampling is not None
-    replicas, sinks = run.sampling.num_replicas(run.program), run.program.sinks
+    replicas = run.sampling.num_replicas(run.program)
     looks = min(_LOOKS, replicas)
-    if sinks.number == 1 or (sinks.reduction.value < 0).all():
-        return looks
-    while looks < replicas:
+    while looks < replicas and not _slowest_decides(run.program):
         steps = pooled_steps(run, (pool_of(run, drawn, looks, room),), drawn.steps)
         if float(np.mean(steps.of("last"))) <= _LAST:
             break

@@ -1,9 +1,7 @@
-"""Runs: prepares a program, draws the samples of chunks, decides their steps, and composes them."""
+"""Runs: what is prepared of a program, how the samples of chunks are drawn, and what steps are."""
 
 import dataclasses
 import functools as ft
-import itertools as it
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,21 +9,17 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from .._interrupt import check_interrupt, interruptible, working
+from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
 from ..replica import Batch, Plan, make_plan, on_all_devices, tiles, without_ops
 from ..step import (
-    BLOCK,
     STEP_TILES,
-    AbstractDecision,
     Chances,
     ConditionalExceedance,
-    Reservoir,
     StepParts,
     chances_of,
-    decide,
     last_tables,
     step_parts,
     times_or_chances,
@@ -35,6 +29,9 @@ from ._check import check_plan, check_program
 
 if TYPE_CHECKING:
     from ._sampling import AbstractSampling
+
+# Probabilities are computed for so many steps at once, in little memory.
+_AT_ONCE = 2**15
 
 Advance = Callable[[int], object]
 Inputs = Callable[[int, int], tuple[np.ndarray, ...]]
@@ -96,19 +93,6 @@ class Draws:
         return self.sampling.replicas(self.steps)
 
 
-def all_draws(run: Run, num_samples: int) -> list[Draws]:
-    """The draws of the chunks of a run whose sampling has been chosen.
-
-    A chunk keeps all of its samples, so that longer runs make the whole law more accurate. With
-    more replicas, chunks are longer, to reach far enough into the tail; only the first and the
-    slowest samples are then kept.
-    """
-    assert run.sampling is not None
-    number = run.sampling.chunks(run.program, num_samples)
-    ends = [num_samples * i // number for i in range(number + 1)]
-    return [Draws(run.sampling, first, last - first) for first, last in it.pairwise(ends)]
-
-
 def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Splits a range of positions in consecutive chunks: the number of each chunk, and the
     range in it.
@@ -150,101 +134,15 @@ def by_chunk(
         start += len(ids)
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """One chunk of a run: how it was drawn, how its steps are decided, and their number, which is
-    lower than requested after Ctrl-C.
-    """
-
-    draws: Draws
-    decision: AbstractDecision
-    steps: int
-
-
-def decided_chunks(
-    run: Run,
-    draws: Sequence[Draws],
-    *,
-    num_replicas: int | None = None,
-    advance: Advance = lambda steps: None,
-) -> Iterator[Chunk]:
-    """Draws the chunks of a run, one after the other, and decides their steps.
-
-    **Raises:**
-
-    `KeyboardInterrupt` after Ctrl-C, after a last chunk of the steps drawn so far.
-    """
-    replicas = num_replicas or draws[0].sampling.num_replicas(run.program)
-    of_strata, sinks = len(run.program.strata), run.program.sinks.number
-    samples = by_chunk(draws, draws[0].sampling.samples(run, draws))
-    with interruptible() as interrupt:
-        for mine in draws:
-            reservoir = Reservoir(sinks, of_strata, run.plan.dtype, mine.first, mine.replicas)
-            interrupted = False
-            try:
-                while reservoir.drawn < mine.replicas:
-                    ids, ends, *others = map(np.asarray, next(samples))
-                    reservoir.add(ids, ends[:, :sinks], *others)
-                    advance(len(ids) * mine.steps // mine.replicas)
-            except KeyboardInterrupt:
-                interrupted = True
-            kept = reservoir.replicas()
-            if kept.drawn:
-                steps = kept.drawn if interrupted else mine.steps
-                decision = decide(run.chances, kept, run.key, steps, num_replicas=replicas)
-                # Drawn samples still become steps; a Ctrl-C during the decision ends the run later.
-                interrupted |= interrupt.take()
-                yield Chunk(mine, decision, steps)
-            if interrupted:
-                raise KeyboardInterrupt
-
-
-def step_times(
-    run: Run, chunks: Sequence[Chunk], advance: Advance = lambda steps: None
-) -> Iterator[np.ndarray]:
-    """The times of the steps of consecutive chunks, a batch at a time, in order."""
-    for batch in step_tiles(run, chunks):
-        yield batch.samples(operator.itemgetter(0))
-        advance(batch.count)
-
-
-def parts_of(batches: Iterable[Batch]) -> StepParts:
-    """What steps consist of, on the host, from what `step_tile` gives."""
-    parts = [batch.samples(operator.itemgetter(2)) for batch in batches]
-    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
-
-
 def chances(
     run: Run, parts: StepParts, exceedance: ConditionalExceedance
 ) -> Float[np.ndarray, " steps"]:
     """The probability of each step that it exceeds a threshold."""
     last, found = last_tables(run.plan.tables), []
-    for start in range(0, len(parts.barrier), BLOCK):  # In little memory.
-        some = jax.tree.map(lambda x, start=start: x[start : start + BLOCK], parts)
+    for start in range(0, len(parts.barrier), _AT_ONCE):
+        some = jax.tree.map(lambda x, start=start: x[start : start + _AT_ONCE], parts)
         found.append(on_host(times_or_chances, last, some, exceedance))
     return np.concatenate(found).astype(np.float64)
-
-
-def step_tiles(run: Run, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-    """What `step_tile` gives for the steps of chunks, one chunk after the other."""
-    last = np.cumsum([chunk.steps for chunk in chunks])
-    plan = run.plan
-
-    def inputs(first, count):
-        ids = np.zeros(count, np.uint32)
-        # With room for all sinks, and copied once.
-        ends = np.zeros((count, len(plan.structure.sinks.first)), plan.dtype)
-        regimes = np.zeros(count, np.int32)
-        start = 0
-        for k, begin, end in parts(last, first, count):
-            some = slice(start, start + end - begin)
-            ids[some] = np.arange(begin, end) + chunks[k].decision.kept.first
-            mine, regimes[some] = chunks[k].decision.inputs(begin, end - begin)
-            ends[some, : mine.shape[1]] = mine
-            start = some.stop
-        return ids, ends, regimes
-
-    return composed(run, int(last[-1]), inputs)
 
 
 def composed(run: Run, number: int, inputs: Inputs) -> Iterator[Batch]:

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -23,7 +22,7 @@ from ..replica import (
     tiles_of,
     without_steps,
 )
-from ..step import EXTREMES, RESERVOIR, Chances
+from ..step import Chances
 from ._run import Draws, Run, ids_of
 
 
@@ -44,10 +43,6 @@ class AbstractSampling(abc.ABC):
 
     name: ClassVar[str]  # For users, and in files of laws.
     lead: Lead | None = None  # The leading axes, if samples are not drawn by their law alone.
-
-    @abc.abstractmethod
-    def chunks(self, program: Program, num_steps: int) -> int:
-        """Into how many chunks a run is divided."""
 
     @abc.abstractmethod
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
@@ -114,13 +109,6 @@ class Plain(AbstractOfOneReplica):
     def replicas(self, num_steps: int) -> int:
         return max(num_steps, self.least)
 
-    def chunks(self, program: Program, num_steps: int) -> int:
-        # A short chunk leans: by R / 2 over its length, in the logarithm of the chance that no
-        # replica is slower. All samples that steps reach are kept up to the second length.
-        reach = math.sqrt(2 * program.num_replicas * num_steps)
-        reach = max(reach, program.num_replicas * EXTREMES / 25)
-        return math.ceil(num_steps / max(RESERVOIR, min(reach, num_steps)))
-
 
 @dataclasses.dataclass(frozen=True)
 class Importance(AbstractOfOneReplica):
@@ -128,9 +116,6 @@ class Importance(AbstractOfOneReplica):
 
     name = "importance"
     lead: Lead
-
-    def chunks(self, program: Program, num_steps: int) -> int:
-        return 1
 
     def replicas(self, num_steps: int) -> int:
         # A sample costs up to three times as much as a plain one.

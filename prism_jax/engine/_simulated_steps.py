@@ -1,13 +1,15 @@
-"""Simulated steps, with all that is needed to simulate them again."""
+"""Simulated steps, with all that is needed to simulate them again, or without some samples."""
 
 import dataclasses
+import itertools as it
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from .._interrupt import interruptible, progress_bar
 from .._misc import dot
@@ -15,30 +17,42 @@ from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import without_graph
-from ..step import (
-    AbstractWeighed,
-    ConditionalExceedance,
-    OneEach,
-    Resampled,
-    SlowestOf,
-    StepParts,
-    VectorRule,
-    last_spreads,
-)
+from ..step import Composed, ConditionalExceedance, Decided, Pool, group_of, last_spreads
 from ._check import check_num_samples
 from ._pilot import sampled
-from ._run import (
-    Advance,
-    Chunk,
-    Run,
-    all_draws,
-    chances,
-    decided_chunks,
-    parts_of,
-    prepare,
-    step_tiles,
-    step_times,
+from ._pools import (
+    Drawn,
+    drawn_pools,
+    pilot_looks,
+    pool_draws,
+    pool_of,
+    pooled_steps,
+    room_of,
 )
+from ._run import Advance, Run, chances, prepare
+
+
+# Steps of so many ranks in a row stand for each other without the samples that decide them.
+_BLOCK = 32
+
+
+class Deciders(NamedTuple):
+    """The samples that decide steps.
+
+    **Attributes:**
+
+    - `ids`: `(n,)`, those of the samples; `group`: `(n,)`, their groups.
+    - `stratum`, `regime`: `(n,)`.
+    - `ends`: `(n, sinks)`, when each sink of the sample ends, in seconds, with room for more.
+    - `sink`: `(n,)`, the sink that decides.
+    """
+
+    ids: np.ndarray
+    group: np.ndarray
+    stratum: np.ndarray
+    regime: np.ndarray
+    ends: np.ndarray
+    sink: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +62,21 @@ class SimulatedSteps:
     **Attributes:**
 
     - `steps`: `(n,)` step times in seconds, float64; with `exceedance`, probabilities.
+    - `without`: the same without the replica that decides each step; all `nan` of one replica.
+    - `block`: `(n,)`: the steps of a block have nearly equal ranks among those of a pool, or any if
+        there is one replica. Without the samples that decide them, each ends as any of these may.
+    - `composed`: what steps consist of.
+    - `deciders`: the samples that decide them.
     - `run`: the simulation.
-    - `chunks`: how each chunk of it was drawn, and what decided its steps.
     - `exceedance`: see [`ConditionalExceedance`][].
     """
 
     steps: Float[np.ndarray, " n"]
+    without: Float[np.ndarray, " n"]
+    block: Int[np.ndarray, " n"]
+    composed: Composed
+    deciders: Deciders
     run: Run
-    chunks: tuple[Chunk, ...]
     exceedance: ConditionalExceedance | None = None
 
 
@@ -66,109 +87,89 @@ def simulated_steps(
     key: "jax.Array",
     like: SimulatedSteps | None = None,
     unlike: tuple[Program, int] | None = None,
-    margin: int = 1,
     progress: bool = False,
 ) -> SimulatedSteps:
-    """Simulates steps by the vector rule of replicas, and keeps their times and the samples that
-    decide them.
+    """Simulates steps, and keeps their times and the samples that decide them.
 
     With `like`, steps of a program with the same graph, samples are drawn along the same leading
-    axes: see `sampled`. See `steps_of_run` for `unlike`.
-
-    **Arguments:**
-
-    - `margin`: the sampling is chosen as if so many times fewer steps were wanted.
-    """
-    num_samples = check_num_samples(num_samples)
-    run = sampled(prepare(program, key), max(num_samples // margin, 1), like and like.run)
-    other = unlike and (prepare(unlike[0], key), unlike[1])
-    # Each sample is drawn, then decides steps.
-    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
-        return steps_of_run(run, num_samples=num_samples, unlike=other, advance=advance)
-
-
-def steps_of_run(
-    run: Run,
-    *,
-    num_samples: int,
-    unlike: tuple[Run, int] | None = None,
-    advance: Advance = lambda steps: None,
-) -> SimulatedSteps:
-    """Simulates steps of a prepared run by the vector rule: one replica decides each step, and
-    derivatives go through it. See `vector_rule_notes` for where this is inaccurate.
-
-    With `unlike`, a number of the replicas are those of another run, whose program has the same
-    graph. Such steps have no derivative.
-
-    **Arguments:**
-
-    - `num_samples`: the number of steps.
+    axes: see `sampled`. With `unlike`, a number of the replicas are those of another program with
+    the same graph; all of them have the network of the first. Such steps have no derivative.
 
     **Raises:**
 
     `KeyboardInterrupt` after Ctrl-C, because a figure could not say that it is of fewer steps.
     """
-    num_samples, program = check_num_samples(num_samples), run.program
-    with interruptible():
-        run = sampled(run, num_samples)
-        draws = all_draws(run, num_samples)
-        number = program.num_replicas - (unlike[1] if unlike else 0)
-        chunks = tuple(decided_chunks(run, draws, num_replicas=number, advance=advance))
-        if unlike is not None:
-            other = dataclasses.replace(unlike[0], key=on_host(fold, run.key, Stream.UNLIKE))
-            theirs = tuple(decided_chunks(other, draws, num_replicas=unlike[1]))
-            chunks = _slower_of(chunks, theirs)
-        return _of(run, chunks, advance=advance)
+    num_samples = check_num_samples(num_samples)
+    run = sampled(prepare(program, key), num_samples, like and like.run)
+    other = unlike and (prepare(unlike[0], key), unlike[1])
+    # Each sample is drawn, then decides steps.
+    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance, interruptible():
+        return steps_of_run(run, num_samples, other, advance)
 
 
-def _of(
-    run: Run, chunks: tuple[Chunk, ...], advance: Advance = lambda steps: None
+def steps_of_run(
+    run: Run,
+    num_samples: int,
+    unlike: tuple[Run, int] | None = None,
+    advance: Advance = lambda steps: None,
 ) -> SimulatedSteps:
-    steps = np.concatenate([*step_times(run, chunks, advance)]).astype(np.float64)
-    return SimulatedSteps(steps, run, chunks)
+    """`simulated_steps` of a run with its way of sampling."""
+    draws = pool_draws(run, num_samples)
+    room = room_of(run, draws)
+    looks, num_replicas = pilot_looks(run, room), run.program.num_replicas
+    groups = [(run, num_replicas - (unlike[1] if unlike else 0))]
+    if unlike is not None:
+        key = on_host(fold, run.key, Stream.UNLIKE)
+        network = dataclasses.replace(unlike[0].chances, network=run.chances.network)
+        other = sampled(unlike[0], num_samples, run)
+        groups.append((dataclasses.replace(other, key=key, chances=network), unlike[1]))
+    rows = zip(*(drawn_pools(of, draws, advance) for of, _ in groups), strict=True)
+    parts = []
+    for number, drawn in enumerate(rows):
+        pools = tuple(
+            pool_of(of, samples, looks, room, number, replicas)
+            for (of, replicas), samples in zip(groups, drawn, strict=True)
+        )
+        # The ranks of a step among unlike replicas are independent, but for the network's regime.
+        ranks = [_shuffled(run, pools[0], drawn[0], k) for k in range(1, len(pools))]
+        steps = pooled_steps(run, pools, drawn[0].steps, advance, ranks)
+        decided, composed = steps.on_host()
+        parts.append((decided, composed, _deciders(pools, drawn, decided, composed)))
+    decided, composed, deciders = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    times, without = (x.astype(np.float64) for x in (decided.times, decided.without))
+    if np.isnan(without).all():
+        block = deciders.stratum.astype(np.int64)
+    else:
+        sizes = [-(-pool.steps // _BLOCK) for pool in draws]
+        numbers = zip(draws, np.cumsum([0, *sizes]).tolist(), strict=False)
+        block = np.concatenate([np.arange(pool.steps) // _BLOCK + start for pool, start in numbers])
+    return SimulatedSteps(times, without, block, composed, deciders, run)
 
 
-class Again(NamedTuple):
-    """Simulated steps with new weights of the replica samples.
-
-    **Attributes:**
-
-    - `simulated`: steps that pick samples anew.
-    - `chunks`: the new weights in each chunk.
-    """
-
-    simulated: SimulatedSteps
-    chunks: tuple[Resampled, ...]
-
-    @property
-    def own(self) -> Float[np.ndarray, " n"]:
-        """The weight of each step that picks anew, for its own draws."""
-        return np.concatenate([one.own for one in self.chunks])
-
-    @property
-    def counts(self) -> Float[np.ndarray, " n"]:
-        """The weight of each step that keeps its sample."""
-        return np.concatenate([one.counts() for one in self.chunks])
+def _deciders(
+    pools: Sequence[Pool], drawn: Sequence[Drawn], decided: Decided, composed: Composed
+) -> Deciders:
+    ids, ends, strata = [], [], []
+    for pool, samples in zip(pools, drawn, strict=True):
+        ids.append(np.asarray(pool.ids))
+        ends.append(np.asarray(pool.ends))
+        stratum = np.asarray(samples.samples[2])
+        number = ids[-1] - np.uint32(samples.draws.first)  # There is room for more.
+        strata.append(stratum[np.minimum(number, len(stratum) - 1)])
+    ids, ends, stratum = (np.concatenate(x)[decided.decider] for x in (ids, ends, strata))
+    sink, regime = np.asarray(decided.sink), np.asarray(composed.regime)
+    return Deciders(ids, group_of(ids), stratum, regime, ends, sink)
 
 
-def resample(simulated: SimulatedSteps) -> Iterator[Again]:
-    """The steps with new weights of the replica samples, several times. Where steps pick samples
-    anew, what programs with common random numbers have in common cancels in differences. A step is
-    then taken to be later by as much as the score of its sample; probabilities are computed again.
-    """
-    decisions = [_weighed(chunk) for chunk in simulated.chunks]
-    before = np.concatenate([one.scores() for one in decisions])
-    for each in zip(*(one.resample() for one in decisions), strict=True):
-        pairs = zip(simulated.chunks, each, strict=True)
-        chunks = tuple(dataclasses.replace(one, decision=new.decision) for one, new in pairs)
-        if simulated.exceedance is None:
-            after = np.concatenate([new.decision.scores() for new in each])
-            steps = simulated.steps + (after - before)
-        else:
-            parts = parts_of(step_tiles(simulated.run, chunks))
-            steps = chances(simulated.run, parts, simulated.exceedance)
-        again = dataclasses.replace(simulated, steps=steps, chunks=chunks)
-        yield Again(again, each)
+def _shuffled(run: Run, pool: Pool, drawn: Drawn, number: int) -> np.ndarray:
+    """The ranks of steps in random order, but each in its regime of the network."""
+    seed = [int(word) for word in np.asarray(run.key)]
+    counter = [0, 0, number, drawn.draws.first]
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=counter))
+    reached = np.asarray(pool.reached)[np.asarray(pool.starts, int) - 1]
+    bounds = [0, *reached.tolist(), drawn.steps]
+    ranks = [start + rng.permutation(end - start) for start, end in it.pairwise(bounds)]
+    return np.concatenate(ranks).astype(np.int32)
 
 
 def support(simulated: SimulatedSteps, values: Float[np.ndarray, " n"]) -> float:
@@ -179,30 +180,10 @@ def support(simulated: SimulatedSteps, values: Float[np.ndarray, " n"]) -> float
 
     - `values`: what each step contributes. Infinite if that is nothing.
     """
-    total = squares = 0.0
-    for chunk in simulated.chunks:
-        first = chunk.draws.first
-        each = _weighed(chunk).of_samples(values[first : first + chunk.steps])
-        total, squares = total + float(each.sum()), squares + dot(each, each)
-    return total**2 / squares if squares > 0 else math.inf
-
-
-def _weighed(chunk: Chunk) -> AbstractWeighed:
-    assert isinstance(chunk.decision, AbstractWeighed)
-    return chunk.decision
-
-
-def _slower_of(chunks: tuple[Chunk, ...], theirs: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-    """Stretches in which each step is the slower of two decisions."""
-
-    def slower(chunk: Chunk, their: Chunk) -> Chunk:
-        decision = their.decision
-        assert isinstance(decision, OneEach | VectorRule)
-        systematic = dataclasses.replace(decision.systematic, shuffled=True)
-        decision = dataclasses.replace(decision, systematic=systematic)
-        return dataclasses.replace(chunk, decision=SlowestOf((_weighed(chunk), decision)))
-
-    return tuple(slower(*both) for both in zip(chunks, theirs, strict=True))
+    _, sample = np.unique(simulated.deciders.ids, return_inverse=True)
+    of_samples = np.bincount(sample, values)
+    squares = dot(of_samples, of_samples)
+    return float(of_samples.sum()) ** 2 / squares if squares > 0 else math.inf
 
 
 def last_draw(simulated: SimulatedSteps, at: float, narrowest: float) -> str | None:
@@ -215,18 +196,18 @@ def last_draw(simulated: SimulatedSteps, at: float, narrowest: float) -> str | N
     return None if last is None or spreads[last] <= narrowest else last
 
 
-def step_parts_of(simulated: SimulatedSteps) -> StepParts:
-    """What simulated steps consist of, on the host."""
-    return parts_of(step_tiles(simulated.run, simulated.chunks))
-
-
 def conditional_exceedances(
-    simulated: SimulatedSteps, parts: StepParts, threshold: float, last: str
+    simulated: SimulatedSteps, threshold: float, last: str
 ) -> SimulatedSteps:
     """The same steps as probabilities of taking longer than a threshold in seconds, given all draws
-    of a step except `last`: see `last_draw`; and what the steps consist of.
+    of a step except `last`: see `last_draw`.
     """
     at = jax.device_put(np.asarray(threshold, simulated.run.plan.dtype))
-    exceedance = ConditionalExceedance(at, last)
+    exceedance, parts = ConditionalExceedance(at, last), simulated.composed.parts
+    barrier = simulated.composed.without
+    there = ~np.isnan(barrier)
     steps = chances(simulated.run, parts, exceedance)
-    return dataclasses.replace(simulated, steps=steps, exceedance=exceedance)
+    barrier = np.where(there, barrier, parts.barrier)
+    others = eqx.tree_at(lambda parts: parts.barrier, parts, barrier)
+    without = np.where(there, chances(simulated.run, others, exceedance), np.nan)
+    return dataclasses.replace(simulated, steps=steps, without=without, exceedance=exceedance)

@@ -16,17 +16,16 @@ import numpy as np
 from .._interrupt import interruptible, left_working, said_how_far, say_how_far
 from .._misc import check_type, whole_number
 from ..analysis import (
-    MARGIN,
     AbstractObjective,
-    Bootstrapped,
+    Jackknifed,
     Mean,
     Quantile,
     Std,
     alike,
-    bootstrapped,
     check_num_steps,
     check_objective,
     check_steps,
+    jackknifed,
     open_parts,
     write_part,
 )
@@ -193,26 +192,26 @@ def _simulate_all(
 
 def simulate_jobs(
     jobs: Sequence[Job], objective: AbstractObjective, num_samples: int, key: "jax.Array"
-) -> list[Bootstrapped | str]:
+) -> list[Jackknifed | str]:
     """The `FIGURES` of each job; of one that cannot be simulated, why.
 
     All have the same key and ids of steps, so that what the steps of two jobs share, such as the
     step's own factor and the network's regime, cancels in their difference.
     """
     figures = [objective, Mean(), Quantile(0.95), Quantile(0.99), Std()]
-    options: dict[str, Any] = {"num_samples": num_samples, "key": key, "margin": MARGIN}
-    found: list[Bootstrapped | str] = []
+    options: dict[str, Any] = {"num_samples": num_samples, "key": key}
+    found: list[Jackknifed | str] = []
     for job in jobs:
         try:
             simulated = simulated_steps(compile_job(job), **options)
         except ValueError as error:
             found.append(str(error))
         else:
-            found.append(bootstrapped(simulated, figures))
+            found.append(jackknifed(simulated, figures))
     return found
 
 
-def _row(search: Search, number: int, found: Bootstrapped | str) -> dict[str, Any]:
+def _row(search: Search, number: int, found: Jackknifed | str) -> dict[str, Any]:
     """What a folder keeps of a layout."""
     job = search.jobs[number]
     row: dict[str, Any] = {
@@ -224,16 +223,16 @@ def _row(search: Search, number: int, found: Bootstrapped | str) -> dict[str, An
     }
     if not isinstance(found, str):
         row |= {f"{name}_s": x for name, x in zip(FIGURES, found.values.tolist(), strict=True)}
-        row |= {"resampled": found.resampled.tolist(), "support": found.support.tolist()}
+        row |= {"without": found.without.tolist(), "support": found.support.tolist()}
     return row
 
 
-def _figures(row: dict[str, Any]) -> Bootstrapped | str:
+def _figures(row: dict[str, Any]) -> Jackknifed | str:
     """The figures of a layout that is kept; of one that cannot be simulated, why."""
     if row["refused"]:
         return row["refused"]
-    columns = [row[f"{name}_s"] for name in FIGURES], row["resampled"], row["support"]
-    return Bootstrapped(*map(np.array, columns))
+    columns = [row[f"{name}_s"] for name in FIGURES], row["without"], row["support"]
+    return Jackknifed(*map(np.array, columns))
 
 
 def _digest(search: Search, key: "jax.Array") -> str:

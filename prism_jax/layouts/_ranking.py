@@ -9,7 +9,7 @@ from typing import Any
 from .._estimate import Estimate
 from .._misc import counted
 from .._summary import GIB
-from ..analysis import Bootstrapped, combined
+from ..analysis import Jackknifed, combined
 from ..data import Job
 from ..prediction import Prediction, memory
 from ._search import Search
@@ -173,7 +173,7 @@ def made(search: Search) -> Ranking:
     )
 
 
-def _difference(search: Search, number: int, other: int) -> Bootstrapped:
+def _difference(search: Search, number: int, other: int) -> Jackknifed:
     """By how much the objective of one job is above that of another, from the same steps."""
     a, b = search.scaled(1.0, number), search.scaled(1.0, other)
     found = search.found

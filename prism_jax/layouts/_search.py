@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .._interrupt import Interrupt
 from .._misc import counted
-from ..analysis import AbstractObjective, Bootstrapped, CVaR, Mean
+from ..analysis import AbstractObjective, CVaR, Jackknifed, Mean
 from ..data import Job
 from ..prediction import Passes, Prediction, fits, least_seconds, predict
 
@@ -84,7 +84,7 @@ class Search:
     predictions: dict[int, Prediction] = dataclasses.field(default_factory=dict)
     refused: dict[int, str] = dataclasses.field(default_factory=dict)
     num_too_large: int = 0
-    found: dict[int, Bootstrapped] = dataclasses.field(default_factory=dict)
+    found: dict[int, Jackknifed] = dataclasses.field(default_factory=dict)
     excess: dict[int, float] = dataclasses.field(default_factory=dict)
     order: list[int] = dataclasses.field(default_factory=list)
     ended: str = ""
@@ -141,7 +141,7 @@ class Search:
         spread = max(float(one.values[std] / one.values[mean]) for one in self.found.values())
         return 1 - math.sqrt((1 - level) / level) * spread
 
-    def add(self, number: int, found: Bootstrapped | str) -> None:
+    def add(self, number: int, found: Jackknifed | str) -> None:
         """Adds the figures of a job, or why it cannot be simulated."""
         if isinstance(found, str):
             self.refused[number] = found

@@ -20,7 +20,11 @@ from ..replica import (
     tiles_of,
     without_graph,
 )
-from ..step import SILVER, step_parts
+from ..step import step_parts
+
+
+# An irrational stride, which distributes regimes evenly over any range of steps.
+_SILVER = np.sqrt(2) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +161,7 @@ def placed(program: Program, *, num_samples: int, key: "jax.Array") -> Placed:
     num_samples = check_num_samples(num_samples)
     run = prepare(program, key)
     # Each of the regimes in its share of any run of steps.
-    place = np.modf(np.arange(num_samples) * SILVER)[0]
+    place = np.modf(np.arange(num_samples) * _SILVER)[0]
     regimes = np.searchsorted(np.cumsum(run.chances.network)[:-1], place, "right").astype(np.int32)
 
     def inputs(first, count):

@@ -25,7 +25,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..random import KeyData, Stream, counters, fold, uniforms
-from ._selection import Chances
+from ._chances import Chances
 
 
 # Samples are in so many groups. The error of a figure is how it moves if one is left out.

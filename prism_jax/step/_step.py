@@ -24,6 +24,10 @@ from ..replica import (
 )
 
 
+# So many tiles of steps make a batch for a device.
+STEP_TILES = 8
+
+
 class StepParts(eqx.Module):
     """What steps consist of: each takes `factor * (barrier + tail)`, in seconds.
 

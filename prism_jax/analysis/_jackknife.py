@@ -1,0 +1,178 @@
+"""Standard errors by the jackknife, for every figure of the step time and its derivatives.
+
+Replica samples are in groups by their ids. The law of steps without a group is that of the other
+steps, and of what those that the group decided would be without the sample that decides them. A
+figure of this law is computed as that of all steps is, and its standard error follows from how it
+differs from group to group. Programs with common random numbers have common groups, so what they
+have in common cancels in differences.
+"""
+
+import dataclasses
+import functools as ft
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from .._estimate import Estimate
+from .._misc import counted
+from ..engine import GROUPS, SimulatedSteps, support
+from ..law import FEWEST, more_steps
+from ._objectives import AbstractObjective, bandwidth
+
+
+# Of the steps beyond a quantile, the share that lies next to it.
+_NEAR = 1 / 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Jackknifed:
+    """Figures of simulated steps, and the same figures without each group of samples.
+
+    **Attributes:**
+
+    - `values`: `(figures,)`, the figures themselves.
+    - `without`: `(groups, figures)`, without each group.
+    - `support`: `(figures,)`, how many independent replica samples each figure rests on. With too
+        few, its standard error is not known.
+    """
+
+    values: Float[np.ndarray, " figures"]
+    without: Float[np.ndarray, "groups figures"]
+    support: Float[np.ndarray, " figures"]
+
+    @property
+    def scatter(self) -> Float[np.ndarray, " figures"]:
+        """The standard error of each figure, however few samples it rests on. A group's share of a
+        sum is what the sum loses without it, for steps of all groups take the place of its own.
+        """
+        return np.sqrt(len(self.without)) * np.std(self.without, axis=0, ddof=1)
+
+    @property
+    def standard_error(self) -> Float[np.ndarray, " figures"]:
+        """The standard error of each figure; `nan` where it is not known."""
+        return np.where(self.support >= FEWEST, self.scatter, np.nan)
+
+    @property
+    def degrees(self) -> Float[np.ndarray, " figures"]:
+        """The degrees of freedom of each standard error: few groups and few samples both make it
+        uncertain.
+        """
+        return 1 / (1 / (len(self.without) - 1) + 1 / np.maximum(self.support, 1))
+
+    def estimates(self) -> list[Estimate]:
+        """An `Estimate` of each figure, in their order."""
+        columns = (self.values, self.standard_error, self.degrees)
+        return [Estimate(*map(float, row)) for row in zip(*columns, strict=True)]
+
+
+def combined(function: Callable[..., np.ndarray], *parts: Jackknifed) -> Jackknifed:
+    """Figures computed from others: `function` takes rows of figures, one array of rows for each
+    argument, and returns rows. What rests on few samples in one argument does so in the result.
+    """
+    values = np.asarray(function(*(part.values[None] for part in parts))[0])
+    fewest = ft.reduce(np.minimum, (part.support for part in parts))
+    if fewest.shape != values.shape:
+        fewest = np.full(values.shape, fewest.min(initial=np.inf))
+    without = np.asarray(function(*(part.without for part in parts)))
+    return Jackknifed(values, without, sure_of_zeros(values, without, fewest))
+
+
+def sure_of_zeros(values: np.ndarray, without: np.ndarray, fewest: np.ndarray) -> np.ndarray:
+    """The support of changes and derivatives: those that are zero without any group, such as by
+    what does not vary, need no samples.
+    """
+    return np.where((values == 0) & (without == 0).all(axis=0), np.inf, fewest)
+
+
+def stacked(*parts: Jackknifed) -> Jackknifed:
+    """Several figures in one row."""
+    return Jackknifed(
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.without for part in parts], axis=1),
+        np.concatenate([part.support for part in parts]),
+    )
+
+
+def jackknifed(simulated: SimulatedSteps, objectives: Sequence[AbstractObjective]) -> Jackknifed:
+    """Figures of simulated steps."""
+    values = [objective.value(simulated.steps) for objective in objectives]
+    without = [
+        [_value(objective, steps) for objective in objectives]
+        for steps in without_groups(simulated)
+    ]
+    rests_on = [support_of(simulated, objective) for objective in objectives]
+    return Jackknifed(np.array(values), np.array(without), np.array(rests_on))
+
+
+def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"]]:
+    """As many steps as were simulated, evenly spaced in their law without each group of samples, in
+    ascending order. They may lie between two of the law: quantiles of programs that hardly differ
+    must not differ by the distance of two steps.
+
+    What a step would be without the sample that decides it scatters by which replica comes next,
+    so it is taken from all steps of its block, of the ranks next to its own. If these are of the
+    same group, the draws of the steps' own stay, whose scatter is not then that of groups: each
+    group leaves out one step of each block as well, by as much of it as stays.
+    """
+    steps, group, block = simulated.steps, simulated.deciders.group, simulated.block
+    size, shares = np.bincount(block), _shares(group, block)
+    if np.isnan(simulated.without).all():  # Of one replica, others of its block are instead.
+        others, own, number = steps, np.zeros(len(steps)), group
+    else:
+        others, own = simulated.without, np.sqrt(np.sum(shares**2, axis=0))[block]
+        number = (np.arange(len(steps)) - np.searchsorted(block, block) + block) % GROUPS
+    times = np.concatenate([steps, others])
+    order = np.argsort(times, kind="stable")
+    times, places = times[order], np.arange(len(steps)) + 0.5
+    for left_out, share in enumerate(shares):
+        kept = 1 + own * (1 / size[block] - (number == left_out))
+        weights = np.concatenate([kept * (group != left_out), kept * share[block]])[order]
+        there = weights > 0
+        weights = weights[there]
+        yield np.interp(places, np.cumsum(weights) - weights / 2, times[there])
+
+
+def _shares(
+    group: Int[np.ndarray, " n"], block: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "groups blocks"]:
+    """The share of each group in the steps of each block."""
+    blocks = int(block.max()) + 1
+    counts = np.bincount(group * blocks + block, minlength=GROUPS * blocks).reshape(GROUPS, -1)
+    return counts / np.maximum(np.bincount(block), 1)
+
+
+def _value(objective: AbstractObjective, steps: Float[np.ndarray, " n"]) -> float:
+    """A figure of steps in ascending order. A quantile would move by the distance of two steps,
+    which scatters; so it is taken of means of steps about each.
+    """
+    if objective.level is not None:
+        from scipy.ndimage import uniform_filter1d
+
+        near = int(objective.share * len(steps) * _NEAR) + 1
+        steps = uniform_filter1d(steps, near, mode="nearest")
+    return objective.value(steps)
+
+
+def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float:
+    """How many independent replica samples a figure rests on. For a quantile far out, it is about
+    the number beyond it.
+    """
+    influence = objective.influence(simulated.steps, bandwidth(simulated.steps, objective))
+    largest = np.abs(influence).max()
+    if largest > 0:
+        return support(simulated, (influence / largest) ** 2)
+    # Steps that are all equal are known; of steps that vary, none lies beyond the figure.
+    return math.inf if np.ptp(simulated.steps) == 0 else 0.0
+
+
+def withheld(what: str, rests_on: float) -> tuple[str, ...]:
+    """A note for a figure whose standard error is not known; empty if it is."""
+    if rests_on >= FEWEST:
+        return ()
+    few = counted(round(rests_on), "independent replica sample")
+    return (
+        f"{what} rests on {few}, and a standard error needs {FEWEST}: simulate "
+        f"{more_steps(rests_on)}.",
+    )
