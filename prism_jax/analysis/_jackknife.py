@@ -17,8 +17,9 @@ from jaxtyping import Float, Int
 
 from .._estimate import Estimate
 from .._misc import counted
-from ..engine import GROUPS, SimulatedSteps, support
+from ..engine import SimulatedSteps, support
 from ..law import FEWEST, more_steps
+from ..step import GROUPS
 from ._objectives import AbstractObjective, bandwidth
 
 

@@ -1,4 +1,3 @@
-from ..step import GROUPS as GROUPS
 from ._check import check_num_samples as check_num_samples, check_program as check_program
 from ._critical_paths import (
     critical_paths as critical_paths,
