@@ -162,9 +162,9 @@ def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant(
     run = _run(_pipeline(16), 1)
     (pool, one), (_, eight) = (_decided(run, 1024, looks) for looks in (1, 8))
     np.testing.assert_array_equal(one.of("times"), eight.of("times"))
-    np.testing.assert_array_equal(one.of("slowest"), eight.of("slowest"))
+    np.testing.assert_array_equal(one.of("decider"), eight.of("decider"))
     # Every sample is taken as often as its chance.
-    taken = np.cumsum(np.bincount(one.of("slowest"), minlength=1024))
+    taken = np.cumsum(np.bincount(one.of("decider"), minlength=1024))
     np.testing.assert_array_equal(taken, np.asarray(pool.reached)[:1024])
 
 

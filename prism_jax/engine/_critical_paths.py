@@ -1,5 +1,6 @@
 """The critical paths of single steps: which ops are on them, and the slack of all ops."""
 
+import operator
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -105,7 +106,7 @@ def _ready(simulated: SimulatedSteps, chosen: np.ndarray) -> Float[np.ndarray, "
         return steps.astype(np.uint32), rows, simulated.deciders.regime[steps]
 
     batches = composed(run, len(chosen), inputs)
-    ready = np.concatenate([batch.samples(lambda arrays: arrays[1]) for batch in batches])
+    ready = np.concatenate([batch.samples(operator.itemgetter(0)) for batch in batches])
     return ready[:, : run.program.sinks.number]
 
 

@@ -140,5 +140,5 @@ def _without_factor(
         ids = np.arange(first, first + count) % num_steps
         return ids.astype(np.uint32), ends[some], regimes[some]
 
-    parts = [batch.samples(operator.itemgetter(2)) for batch in composed(run, len(ends), inputs)]
+    parts = [batch.samples(operator.itemgetter(1)) for batch in composed(run, len(ends), inputs)]
     return np.concatenate([one.barrier + one.tail for one in parts], dtype=np.float64)

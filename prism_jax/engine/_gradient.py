@@ -29,7 +29,7 @@ from ..replica import (
     tiles_of,
     without_graph,
 )
-from ..step import STEP_TILES, last_tables, step_parts, times_or_chances
+from ..step import STEP_TILES, step_parts, times_or_chances
 from ._simulated_steps import SimulatedSteps
 
 
@@ -143,7 +143,7 @@ def _step_vjp(shared, _, ids, end, sink, regimes, slope):
         ends = jnp.where(others, jnp.finfo(end.dtype).min / 4, end[None])
         whole = dataclasses.replace(plan, tables=tables)
         parts = step_parts(whole, ends, ids, key, regimes)[1]
-        return times_or_chances(last_tables(tables), parts, exceedance)
+        return times_or_chances(tables.step, tables.residuals, parts, exceedance)
 
     _, vjp = jax.vjp(forward, plan.tables, exceedance, end)
     of_tables, of_exceedance, of_end = vjp(slope)

@@ -12,7 +12,7 @@ from ..law import FEWEST
 from ..random import key_data
 from ..replica import redirected
 from ..step import pool_weights
-from ._pools import drawn_pools
+from ._pools import drawn_pools, pool_draws
 from ._run import Draws, Run
 from ._sampling import AbstractSampling, Importance, Plain, named, pilot_key
 
@@ -27,7 +27,7 @@ _LEAST_SUPPORT = 3
 
 def sampled(run: Run, num_samples: int, like: Run | None = None) -> Run:
     """The run with its way of sampling: importance sampling where the slowest of the replicas lie
-    beyond so many plain samples, and it has more support there; else plain sampling.
+    beyond so many plain samples, and its samples have more support there; else plain sampling.
 
     It is that of `like`, of a program of the same graph and with the same axes, so that the same
     random numbers mean the same; but the shift along them is for a number of replicas, and another
@@ -47,13 +47,22 @@ def _chosen(run: Run, num_samples: int) -> AbstractSampling:
         return Plain()
     importance = named("importance", run)
     pilot = dataclasses.replace(run, key=key_data(pilot_key()), sampling=importance)
-    return importance if importance_gain(pilot) > 1 else Plain()
+    # A run of few steps draws more plain samples than steps, but no more weighted ones.
+    few, many = (_samples(run, how, num_samples) for how in (importance, Plain()))
+    return importance if importance_gain(pilot) * few > many else Plain()
+
+
+def _samples(run: Run, sampling: AbstractSampling, num_steps: int) -> int:
+    """How many samples a run of so many steps draws."""
+    return sum(
+        pool.replicas for pool in pool_draws(dataclasses.replace(run, sampling=sampling), num_steps)
+    )
 
 
 def importance_gain(run: Run) -> float:
-    """The support of importance sampling relative to plain sampling with four times as many
-    samples, in the upper quarter of the law of the slowest replica, from a few samples of a run
-    with importance sampling. Support is the effective number of samples.
+    """The support of importance sampling relative to that of as many plain samples, in the upper
+    quarter of the law of the slowest replica, from a few samples of a run with importance sampling.
+    Support is the effective number of samples.
     """
     assert run.sampling is not None
     (drawn,) = drawn_pools(run, [Draws(run.sampling, 0, _SAMPLES)])
@@ -69,7 +78,7 @@ def importance_gain(run: Run) -> float:
     squares = dot(weights, weights)
     if weights.sum() ** 2 < _LEAST_SUPPORT * squares:
         return 0.0
-    # Plain samples, which are four times as many, have equal weights within a stratum.
+    # Plain samples have equal weights within a stratum.
     likely = np.bincount(chances.regime, chances.share)[chances.regime]
     plain = chances.network[chances.regime] * chances.weight / likely
-    return dot(weights, plain[stratum[beyond]]) / (4 * len(score) * squares)
+    return dot(weights, plain[stratum[beyond]]) / (len(score) * squares)

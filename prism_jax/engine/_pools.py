@@ -74,8 +74,7 @@ def drawn_pools(
             parts, number, interrupted = [], 0, False
             try:
                 while number < pool.replicas:
-                    _, *part = next(samples)
-                    parts.append(tuple(part))
+                    parts.append(part := next(samples))
                     number += len(part[1])
                     advance(len(part[1]) * pool.steps // pool.replicas)
             except KeyboardInterrupt:

@@ -20,7 +20,6 @@ from ..step import (
     ConditionalExceedance,
     StepParts,
     chances_of,
-    last_tables,
     step_parts,
     times_or_chances,
 )
@@ -123,25 +122,25 @@ def ids_of(draws: Sequence[Draws], first: int, count: int) -> np.ndarray:
 def by_chunk(
     draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """The samples of chunks, at most one chunk at a time, with their ids."""
+    """The samples of chunks, at most one chunk at a time."""
     ends, start = np.cumsum([mine.replicas for mine in draws]), 0
     for some in samples:
-        ids, done = ids_of(draws, start, len(some[0])), 0
-        for _, begin, end in parts(ends, start, len(ids)):
-            whole, mine = end - begin == len(ids), slice(done, done + end - begin)
-            yield (ids, *some) if whole else tuple(x[mine] for x in (ids, *some))
+        count, done = len(some[0]), 0
+        for _, begin, end in parts(ends, start, count):
+            mine = slice(done, done + end - begin)
+            yield some if end - begin == count else tuple(x[mine] for x in some)
             done = mine.stop
-        start += len(ids)
+        start += count
 
 
 def chances(
     run: Run, parts: StepParts, exceedance: ConditionalExceedance
 ) -> Float[np.ndarray, " steps"]:
     """The probability of each step that it exceeds a threshold."""
-    last, found = last_tables(run.plan.tables), []
+    tables, found = run.plan.tables, []
     for start in range(0, len(parts.barrier), _AT_ONCE):
         some = jax.tree.map(lambda x, start=start: x[start : start + _AT_ONCE], parts)
-        found.append(on_host(times_or_chances, last, some, exceedance))
+        found.append(on_host(times_or_chances, tables.step, tables.residuals, some, exceedance))
     return np.concatenate(found).astype(np.float64)
 
 
@@ -154,9 +153,7 @@ def composed(run: Run, number: int, inputs: Inputs) -> Iterator[Batch]:
 
 
 def step_tile(shared, _, ids, ends, regimes):
-    """One tile: the times of steps, when each sink is reduced, `(steps, sinks)`, and the parts of
-    steps. One function for all that is asked of steps, because it takes seconds to compile.
-    """
+    """One tile: when each sink is reduced, `(steps, sinks)`, and the parts of steps."""
     plan, key = shared
     ready, of_steps = step_parts(plan, ends.T, ids, key, regimes)
-    return of_steps.times(), ready.T, of_steps
+    return ready.T, of_steps

@@ -144,11 +144,9 @@ def tiles(
             interrupt.check()
 
 
-def tile_size(num_samples: int, figures: int = 1) -> int:
-    """For so many samples: a tile takes as long as there is room in it, filled or not. With the
-    derivatives of several figures in it, a small one takes as much memory as a large one with one.
-    """
-    return TILE if num_samples >= TILE and figures == 1 else _SMALL_TILE
+def tile_size(num_samples: int) -> int:
+    """For so many samples: a tile takes as long as there is room in it, filled or not."""
+    return TILE if num_samples >= TILE else _SMALL_TILE
 
 
 def tiles_of(plan: Plan) -> int:

@@ -15,10 +15,8 @@ from ._pool import (
 from ._step import (
     STEP_TILES as STEP_TILES,
     ConditionalExceedance as ConditionalExceedance,
-    LastTables as LastTables,
     StepParts as StepParts,
     last_spreads as last_spreads,
-    last_tables as last_tables,
     step_parts as step_parts,
     times_or_chances as times_or_chances,
 )

@@ -27,7 +27,6 @@ class Decided(eqx.Module):
     - `decider`: the position in the pool of the sample that decided it; of several pools, as if
         they stood one after the other.
     - `sink`: the sink that decided it; of equals the first.
-    - `slowest`: the position in the first pool of its slowest replica.
     - `last`: whether the last of the replicas that it looked at decided it: then more should be.
     """
 
@@ -35,7 +34,6 @@ class Decided(eqx.Module):
     without: Float[Array, " steps"]
     decider: Int[Array, " steps"]
     sink: Int[Array, " steps"]
-    slowest: Int[Array, " steps"]
     last: Bool[Array, " steps"]
 
 
@@ -70,7 +68,7 @@ def decided_steps(
     """
     places = (step_ids - pools[0].first_step).astype(jnp.int32), *ranks
     samples, regimes = picked(pools[0], places[0], step_ids, key, plan.dtype)
-    slowest, ends, before = samples[0], pools[0].ends[samples], 0
+    ends, before = pools[0].ends[samples], 0
     for number in range(1, len(pools)):
         before += len(pools[number - 1].ends)
         own = fold(key, Stream.UNLIKE, number)
@@ -94,5 +92,5 @@ def decided_steps(
         barrier = jnp.max(left + (ready - latest), axis=0)
     without = parts.factor * (barrier + parts.tail)
     last = look == len(samples) - 1
-    steps = Decided(parts.times(), without, decider, sink, slowest, last)
+    steps = Decided(parts.times(), without, decider, sink, last)
     return steps, Composed(parts, barrier, regimes)

@@ -15,7 +15,6 @@ from ..replica import (
     ClassLaw,
     Plan,
     Table,
-    Tables,
     class_laws,
     look_up_one,
     reduction_laws,
@@ -116,40 +115,34 @@ class ConditionalExceedance(eqx.Module):
     last: str = eqx.field(static=True)
 
 
-class LastTables(eqx.Module):
-    """The tables of the last draws: of the factor of the step, and of laws without a closed form.
-    `None` for none.
-    """
-
-    step: Table | None
-    residuals: Float[Array, "kinds scores"] | None
-
-
-def last_tables(tables: Tables) -> LastTables:
-    """Those of a plan."""
-    return LastTables(tables.step, tables.residuals)
-
-
 def times_or_chances(
-    tables: LastTables, parts: StepParts, exceedance: ConditionalExceedance | None
+    step: Table | None,
+    residuals: Float[Array, "kinds scores"] | None,
+    parts: StepParts,
+    exceedance: ConditionalExceedance | None,
 ) -> Float[Array, " steps"]:
     """The times of steps or, with `exceedance`, a probability for each: conditional Monte Carlo
     (Fu, Hong and Hu, "Conditional Monte Carlo estimation of quantile sensitivities", 2009). The
     probability is the conditional mean of an indicator function but, unlike this, has a derivative.
+
+    **Arguments:**
+
+    - `step`, `residuals`: the tables of the last draws: of the factor of the step, and of laws
+        without a closed form; `None` for none.
     """
     if exceedance is None:
         return parts.times()
     threshold = jnp.asarray(exceedance.threshold)
     if exceedance.last == "step":
-        assert tables.step is not None
+        assert step is not None
         whole = parts.barrier + parts.tail
         # Steps may take no time.
         whole = jnp.where(whole > 0, whole, threshold)
-        score = table_score(tables.step, threshold / whole)
+        score = table_score(step, threshold / whole)
     else:
         assert parts.tail_law is not None
         left = threshold / parts.factor - parts.barrier
-        score = parts.tail_law.score(left, tables.residuals)
+        score = parts.tail_law.score(left, residuals)
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 
