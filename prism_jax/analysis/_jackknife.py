@@ -112,24 +112,28 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     ascending order. They may lie between two of the law: quantiles of programs that hardly differ
     must not differ by the distance of two steps.
 
-    What a step would be without the sample that decides it scatters by which replica comes next,
-    so it is taken from all steps of its block, of the ranks next to its own. If these are of the
-    same group, the draws of the steps' own stay, whose scatter is not then that of groups: each
-    group leaves out one step of each block as well, by as much of it as stays.
+    The steps of a block, of ranks next to each other, stand for each other: a group that decides a
+    share of them takes that share of each, and what all of them would be without the samples that
+    decide them comes instead. So which replica comes next, and the draws of the steps' own, whose
+    scatter is not that of groups, average out. Of the scatter within a block, each group leaves out
+    one step of it, the same one for every program: draws that programs have in common cancel.
     """
     steps, group, block = simulated.steps, simulated.deciders.group, simulated.block
     size, shares = np.bincount(block), _shares(group, block)
-    if np.isnan(simulated.without).all():  # Of one replica, others of its block are instead.
-        others, own, number = steps, np.zeros(len(steps)), group
-    else:
-        others, own = simulated.without, np.sqrt(np.sum(shares**2, axis=0))[block]
-        number = (np.arange(len(steps)) - np.searchsorted(block, block) + block) % GROUPS
-    times = np.concatenate([steps, others])
+    # Of one replica, others of its block are instead.
+    single = bool(np.isnan(simulated.without).all())
+    times = np.concatenate([steps, steps if single else simulated.without])
     order = np.argsort(times, kind="stable")
     times, places = times[order], np.arange(len(steps)) + 0.5
+    number = (np.arange(len(steps)) - np.searchsorted(block, block) + block) % GROUPS
     for left_out, share in enumerate(shares):
-        kept = 1 + own * (1 / size[block] - (number == left_out))
-        weights = np.concatenate([kept * (group != left_out), kept * share[block]])[order]
+        if single:
+            weights = [group != left_out, share[block]]
+        else:
+            own = number == left_out
+            kept = 1 - own + (np.bincount(block, own) / size)[block]
+            weights = [kept * (1 - share[block]), kept * share[block]]
+        weights = np.concatenate(weights)[order]
         there = weights > 0
         weights = weights[there]
         yield np.interp(places, np.cumsum(weights) - weights / 2, times[there])

@@ -123,9 +123,9 @@ def steps_of_run(
         network = dataclasses.replace(unlike[0].chances, network=run.chances.network)
         other = sampled(unlike[0], num_samples, run)
         groups.append((dataclasses.replace(other, key=key, chances=network), unlike[1]))
-    rows = zip(*(drawn_pools(of, draws, advance) for of, _ in groups), strict=True)
+    pools_of = (drawn_pools(of, pool_draws(of, num_samples), advance) for of, _ in groups)
     parts = []
-    for number, drawn in enumerate(rows):
+    for number, drawn in enumerate(zip(*pools_of, strict=True)):
         pools = tuple(
             pool_of(of, samples, looks, room, number, replicas)
             for (of, replicas), samples in zip(groups, drawn, strict=True)
@@ -143,6 +143,8 @@ def steps_of_run(
         sizes = [-(-pool.steps // _BLOCK) for pool in draws]
         numbers = zip(draws, np.cumsum([0, *sizes]).tolist(), strict=False)
         block = np.concatenate([np.arange(pool.steps) // _BLOCK + start for pool, start in numbers])
+        regimes = len(run.chances.network)  # Of one regime: how many steps each has is set.
+        block = np.unique(block * regimes + deciders.regime, return_inverse=True)[1]
     return SimulatedSteps(times, without, block, composed, deciders, run)
 
 
