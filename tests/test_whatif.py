@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax.engine import prepare
+from prism_jax.engine._pilot import sampled
+from prism_jax.engine._pools import pool_draws
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Variability
+from prism_jax.schedule import GPipe
+
+from .helpers import lognormal, rich_program
 
 
 KEY = jax.random.key(5)
@@ -59,3 +65,20 @@ def test_the_value_is_of_all_steps():
     many = prism.what_if(program, {}, num_samples=96_000, key=KEY)
     error = found.before["p95"].standard_error
     assert abs(found.before["p95"].value - many.before["p95"].value) < 3 * error
+
+
+def test_factors_of_steps_that_programs_have_in_common_cancel_in_the_error_of_a_change():
+    """Also where the change lets other samples decide steps."""
+    errors = []
+    for step in (None, lognormal(0.05)):
+        program = rich_program(2, schedule=GPipe(2, 2), network=None, stalls={}, step=step)
+        scenarios = {"faster": prism.scale_kernel(program, "gemm", 0.9)}
+        found = prism.what_if(program, scenarios, num_samples=4096, key=KEY)
+        errors.append(found.changes["faster"]["mean"].standard_error)
+    assert errors[1] < 2 * errors[0]
+
+
+def test_few_steps_of_many_replicas_rest_on_many_samples():
+    """Weighted ones, of which there would be eight, are worth less."""
+    run = sampled(prepare(_program(64), KEY), 32)
+    assert sum(pool.replicas for pool in pool_draws(run, 32)) == 64 * 64

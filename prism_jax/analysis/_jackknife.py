@@ -125,7 +125,8 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     times = np.concatenate([steps, steps if single else simulated.without])
     order = np.argsort(times, kind="stable")
     times, places = times[order], np.arange(len(steps)) + 0.5
-    number = (np.arange(len(steps)) - np.searchsorted(block, block) + block) % GROUPS
+    number = np.arange(len(steps))
+    number = (number + number // GROUPS) % GROUPS
     for left_out, share in enumerate(shares):
         if single:
             weights = [group != left_out, share[block]]

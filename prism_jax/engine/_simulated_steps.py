@@ -63,8 +63,9 @@ class SimulatedSteps:
 
     - `steps`: `(n,)` step times in seconds, float64; with `exceedance`, probabilities.
     - `without`: the same without the replica that decides each step; all `nan` of one replica.
-    - `block`: `(n,)`: the steps of a block have nearly equal ranks among those of a pool, or any if
-        there is one replica. Without the samples that decide them, each ends as any of these may.
+    - `block`: `(n,)`: the steps of a block have one regime of the network, and nearly equal ranks
+        among those of a pool, or any if there is one replica. Without the samples that decide them,
+        each ends as any of these may.
     - `composed`: what steps consist of.
     - `deciders`: the samples that decide them.
     - `run`: the simulation.
@@ -134,8 +135,10 @@ def steps_of_run(
         ranks = [_shuffled(run, pools[0], drawn[0], k) for k in range(1, len(pools))]
         steps = pooled_steps(run, pools, drawn[0].steps, advance, ranks)
         decided, composed = steps.on_host()
-        parts.append((decided, composed, _deciders(pools, drawn, decided, composed)))
-    decided, composed, deciders = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+        ends = np.cumsum([len(pool.ends) for pool in pools])
+        of_pool = np.searchsorted(ends, decided.decider, side="right")
+        parts.append((decided, composed, _deciders(pools, drawn, decided, composed), of_pool))
+    decided, composed, deciders, of_pool = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     times, without = (x.astype(np.float64) for x in (decided.times, decided.without))
     if np.isnan(without).all():
         block = deciders.stratum.astype(np.int64)
@@ -143,8 +146,10 @@ def steps_of_run(
         sizes = [-(-pool.steps // _BLOCK) for pool in draws]
         numbers = zip(draws, np.cumsum([0, *sizes]).tolist(), strict=False)
         block = np.concatenate([np.arange(pool.steps) // _BLOCK + start for pool, start in numbers])
-        regimes = len(run.chances.network)  # Of one regime: how many steps each has is set.
-        block = np.unique(block * regimes + deciders.regime, return_inverse=True)[1]
+        # Of one regime, for how many steps each has is set; and decided by one of unlike pools, for
+        # steps of near ranks in the first have any rank in the others.
+        for apart, number in (deciders.regime, len(run.chances.network)), (of_pool, len(groups)):
+            block = np.unique(block * number + apart, return_inverse=True)[1]
     return SimulatedSteps(times, without, block, composed, deciders, run)
 
 
