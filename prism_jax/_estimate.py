@@ -24,7 +24,7 @@ class Estimate:
     - `value`: the figure.
     - `standard_error`: the standard error of the figure; `nan` if it is not known.
     - `degrees`: the degrees of freedom of the standard error, which are few if it comes from few
-        resamples or samples.
+        groups or samples.
     - `skewness`: the skewness of the estimator; unless it is zero, the confidence interval reaches
         further on the side of the longer tail.
     """
