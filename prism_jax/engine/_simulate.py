@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from .._interrupt import interruptible, progress_bar
+from .._interrupt import interruptible, progress_bar, working
 from .._misc import whole_number
 from ..law import Errors, Law, grid_of, law_of
 from ..program import Program, digest
@@ -86,7 +86,8 @@ def simulate(
     room = room_of(run, draws)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
     # laws of one program can be merged.
-    pilot = draw_pilot_pool(run, room)
+    with working():
+        pilot = draw_pilot_pool(run, room)
     grid, looks = grid_of(pilot.steps), 1 if allocations else pilot.looks
     compiled = time.perf_counter()
     # Each sample is drawn, then decides steps.

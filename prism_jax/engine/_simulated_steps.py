@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._interrupt import interruptible, progress_bar
+from .._interrupt import interruptible, progress_bar, working
 from .._misc import dot
 from ..host import on_host
 from ..program import Program
@@ -101,8 +101,9 @@ def simulated_steps(
     `KeyboardInterrupt` after Ctrl-C, because a figure could not say that it is of fewer steps.
     """
     num_samples = check_num_samples(num_samples)
-    run = sampled(prepare(program, key), num_samples, like and like.run)
-    other = unlike and (prepare(unlike[0], key), unlike[1])
+    with working():
+        run = sampled(prepare(program, key), num_samples, like and like.run)
+        other = unlike and (prepare(unlike[0], key), unlike[1])
     # Each sample is drawn, then decides steps.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance, interruptible():
         return steps_of_run(run, num_samples, other, advance)
