@@ -182,7 +182,7 @@ def test_laws_of_another_family_compile_no_steps_again():
     run(LogNormal(1.0, 0.1))
     with compilations() as compiled:
         run(Gamma(1.0, 0.1))
-    assert len(compiled) == 1
+    assert len(compiled) <= 1  # Another test may have compiled it.
 
 
 @pytest.mark.slow
