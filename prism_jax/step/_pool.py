@@ -106,8 +106,9 @@ def make_pool(
     if not each_once:
         counts = tuple(steps_by_regime(chances.network, sizes, ranks.steps))
     by_end = not (each_once and regimes == 1)
-    if ranks.num_replicas == 1:  # In the order of ids, programs with common draws share deciders.
-        score = 0 * score
+    # By strata and ids, programs with common draws share deciders, and each stratum has its steps.
+    if ranks.num_replicas == 1:
+        score = stratum.astype(score.dtype)
     arrange = _arrange_on_device if on_device else _arranged
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
