@@ -126,12 +126,12 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     order = np.argsort(times, kind="stable")
     times, places = times[order], np.arange(len(steps)) + 0.5
     number = np.arange(len(steps))
-    number = (number + number // GROUPS) % GROUPS
+    left_out_by = (number + number // GROUPS) % GROUPS
     for left_out, share in enumerate(shares):
         if single:
             weights = [group != left_out, share[block]]
         else:
-            own = number == left_out
+            own = left_out_by == left_out
             kept = 1 - own + (np.bincount(block, own) / size)[block]
             weights = [kept * (1 - share[block]), kept * share[block]]
         weights = np.concatenate(weights)[order]

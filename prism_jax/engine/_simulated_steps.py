@@ -145,12 +145,13 @@ def steps_of_run(
         block = deciders.stratum.astype(np.int64)
     else:
         sizes = [-(-pool.steps // _BLOCK) for pool in draws]
-        numbers = zip(draws, np.cumsum([0, *sizes]).tolist(), strict=False)
-        block = np.concatenate([np.arange(pool.steps) // _BLOCK + start for pool, start in numbers])
+        starts = np.cumsum([0, *sizes]).tolist()[:-1]
+        of_pools = zip(draws, starts, strict=True)
+        block = np.concatenate([np.arange(pool.steps) // _BLOCK + at for pool, at in of_pools])
         # Of one regime, for how many steps each has is set; and decided by one of unlike pools, for
         # steps of near ranks in the first have any rank in the others.
-        for apart, number in (deciders.regime, len(run.chances.network)), (of_pool, len(groups)):
-            block = np.unique(block * number + apart, return_inverse=True)[1]
+        for part, parts_of in (deciders.regime, len(run.chances.network)), (of_pool, len(groups)):
+            block = np.unique(block * parts_of + part, return_inverse=True)[1]
     return SimulatedSteps(times, without, block, composed, deciders, run)
 
 
