@@ -87,8 +87,8 @@ def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "
             peers.setdefault((kind, same_work * int(stage[ops[0]])), []).append(ops)
     for workers in peers.values():
         seconds = _constants([latencies[ops] for ops in workers], same_work)
-        for ops, one in zip(workers, seconds, strict=True):
-            constant[ops] = one
+        for ops, part in zip(workers, seconds, strict=True):
+            constant[ops] = part
     return constant
 
 
@@ -145,20 +145,20 @@ def find_positions(step: StepGraph, latencies: Latencies) -> tuple[PositionFacto
     Deviations are shrunk by the share that chance explains.
     """
     # By kind and stage, then by worker; without ops whose latency is in their twin.
-    found: dict[tuple[str, int], dict[int, list[int]]] = {}
+    ops_by_worker: dict[tuple[str, int], dict[int, list[int]]] = {}
     graph = step.graph
     nodes = zip(step.kind, graph.stage.tolist(), graph.rank.tolist(), step.twin, strict=True)
     for op, (kind, stage, worker, twin) in enumerate(nodes):
         if not twin:
-            found.setdefault((kind, stage), {}).setdefault(worker, []).append(op)
+            ops_by_worker.setdefault((kind, stage), {}).setdefault(worker, []).append(op)
     factors: list[PositionFactor] = []
-    for (kind, stage), workers in found.items():
-        each = [sorted(ops, key=step.call.__getitem__) for ops in workers.values()]
-        calls = [[step.call[op] for op in ops] for ops in each]
+    for (kind, stage), workers in ops_by_worker.items():
+        rows = [sorted(ops, key=step.call.__getitem__) for ops in workers.values()]
+        calls = [[step.call[op] for op in ops] for ops in rows]
         places = sorted({*calls[0]})
-        if len(places) < 2 or any(one != places for one in calls):
+        if len(places) < 2 or any(row != places for row in calls):
             continue
-        seconds = np.array([latencies[ops] for ops in each])
+        seconds = np.array([latencies[ops] for ops in rows])
         if np.all(seconds.mean(axis=(1, 2)) > 0):
             pairs = zip(places, _factors(seconds).tolist(), strict=True)
             factors += [
@@ -172,8 +172,8 @@ def _factors(
 ) -> Float[np.ndarray, " positions"]:
     """Factors of mean one, all one if positions do not differ by more than chance."""
     _, positions, steps = seconds.shape
-    each = np.mean(seconds / seconds.mean(axis=(1, 2), keepdims=True), axis=0)
-    relative = each - each.mean(axis=0)  # The common part of a step is not of positions.
+    ratios = np.mean(seconds / seconds.mean(axis=(1, 2), keepdims=True), axis=0)
+    relative = ratios - ratios.mean(axis=0)  # The common part of a step is not of positions.
     effect = relative.mean(axis=1)
     between = float(np.sum(effect**2)) / (positions - 1)
     degrees = (positions - 1) * (steps - 1)
@@ -212,12 +212,12 @@ def take_out_stalls(
         long[ops] = stalled(alike, (0, 1), least)
     body, calm, laws = latencies - constant, np.where(long, usual, latencies), []
     for kind, ops in kinds(step).items():
-        mine = np.zeros_like(long)
-        mine[ops] = long[ops]
-        if not 0 < np.mean(mine.any(axis=0)) < _MOST:
+        stalls = np.zeros_like(long)
+        stalls[ops] = long[ops]
+        if not 0 < np.mean(stalls.any(axis=0)) < _MOST:
             continue  # Without stalls, or with so many that they belong to the body.
-        body[mine] = np.nan
-        cost = step_times - replay(step, np.where(mine, usual, latencies))
+        body[stalls] = np.nan
+        cost = step_times - replay(step, np.where(stalls, usual, latencies))
         costs = cost[cost > least]
         if len(costs):
             size = float(np.exp(np.log(costs).mean()))
@@ -241,10 +241,10 @@ def _delaying(step: StepGraph, ops: np.ndarray, latencies: Latencies, size: floa
     """
     rng = np.random.default_rng(0)
     chosen = rng.permutation(ops)[:_REPLAYED]
-    some = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
-    before = replay(step, some)
-    some[chosen, np.arange(len(chosen))] += size
-    shares = (replay(step, some) - before) / size
+    drawn = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
+    before = replay(step, drawn)
+    drawn[chosen, np.arange(len(chosen))] += size
+    shares = (replay(step, drawn) - before) / size
     return max(float(np.mean(shares)) * len(ops), 1.0)
 
 

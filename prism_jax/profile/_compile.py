@@ -78,11 +78,11 @@ def _check_outline(profile: Profile) -> None:
 
 def _check_positions(profile: Profile, step: StepGraph) -> None:
     ops = set(zip(step.kind, step.graph.stage.tolist(), step.call, strict=True))
-    for one in profile.positions:
-        if (one.kind, one.stage, one.microbatch) not in ops:
+    for row in profile.positions:
+        if (row.kind, row.stage, row.microbatch) not in ops:
             raise ValueError(
-                f"a row of `positions.csv` is of `{quoted(one.kind)}` of stage {one.stage} for "
-                f"microbatch {one.microbatch}, which no step has; remove it."
+                f"a row of `positions.csv` is of `{quoted(row.kind)}` of stage {row.stage} for "
+                f"microbatch {row.microbatch}, which no step has; remove it."
             )
 
 

@@ -93,7 +93,7 @@ def take_apart(
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
         return Apart(none, logs, no_factor(logs))
     body = logs - log_mean(logs, (0, 3, 4))
-    there, some = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
+    there, present = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
     # At first as if everything that ops of a worker or a step share were persistent; then with
     # loadings, by which data are separated from workers and steps.
     whole, common = main_effects(body)
@@ -101,17 +101,20 @@ def take_apart(
     for _ in range(_ROUNDS - 1):
         loadings, *_ = _separated(body, whole, loadings)
     loadings, worker, rank, step, data_of_step = _separated(body, whole, loadings)
-    rest = body - worker - step.by_group
-    times = None if step_times is None else step_times[some]
-    of_step, memory = of_steps(step.factor[some], step.noise[some], steps[some], times)
-    rough = find_factor(rest, loadings)
-    (residual, worker_step), left = _inner(rest, rough)
+    deviations = body - worker - step.by_group
+    times = None if step_times is None else step_times[present]
+    of_step, memory = of_steps(step.factor[present], step.noise[present], steps[present], times)
+    rough = find_factor(deviations, loadings)
+    (residual, worker_step), left = _inner(deviations, rough)
     if loadings is None:
-        data, microbatch = rough, between_microbatches(rest - mean(rest, (3, 4)), residual)
+        data, microbatch = (
+            rough,
+            between_microbatches(deviations - mean(deviations, (3, 4)), residual),
+        )
     else:
         noises = residual.known, worker_step.known
         microbatch, data = _of_data(rough, there, noises, data_of_step)
-    found = (
+    components = (
         rank.component("rank"),
         of_step,
         memory,
@@ -119,7 +122,7 @@ def take_apart(
         microbatch.component("microbatch"),
         residual.component("residual"),
     )
-    return Apart(found, _own(left, data.slopes(there), residual, worker_step), data)
+    return Apart(components, _own(left, data.slopes(there), residual, worker_step), data)
 
 
 def data_of(logs: Logs) -> DataFactor:
@@ -151,11 +154,11 @@ def _separated(
     return find_loadings(body - worker - step.by_group), worker, rank, step, of_step
 
 
-def _inner(rest: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
+def _inner(logs: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
     """The variances of the residual and of a worker's step, and the rest without the data."""
-    apart = rest - np.log(data.relative)
+    apart = logs - np.log(data.relative)
     left = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
-    return within(left, data.slopes(~np.isnan(rest))), left
+    return within(left, data.slopes(~np.isnan(logs))), left
 
 
 def _of_data(

@@ -85,11 +85,11 @@ def find_loadings(logs: Logs) -> Loadings | None:
     chance = np.sqrt(np.sum(np.where(used, np.outer(variance, variance) / number, 0)) * 2)
     if np.sum(covariance[used]) <= _SEEN * chance:
         return None
-    found = _one_factor(covariance, used)
+    raw = _one_factor(covariance, used)
     # The noise of an op, relative to the spread of the factor.
-    own = np.maximum(variance - found**2, 0)
-    errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(found)
-    loadings = found / np.mean(found)
+    own = np.maximum(variance - raw**2, 0)
+    errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(raw)
+    loadings = raw / np.mean(raw)
     told = used.any(axis=1) & (errors > 0)
     off = np.sum(((loadings - 1) / np.where(told, errors, np.inf)) ** 2)
     if np.sum(told) < 3 or off <= np.sum(told) + _SEEN * np.sqrt(2 * np.sum(told)):
@@ -100,15 +100,15 @@ def find_loadings(logs: Logs) -> Loadings | None:
 def _one_factor(covariance: np.ndarray, used: np.ndarray) -> Float[np.ndarray, " groups"]:
     """The vector whose outer product is nearest to the covariances that are used."""
     products = np.where(used, covariance, 0)
-    found = np.full(len(products), np.sqrt(np.sum(products) / np.sum(used)))
+    loadings = np.full(len(products), np.sqrt(np.sum(products) / np.sum(used)))
     for _ in range(_FACTOR_SWEEPS):
-        before = found.copy()
+        before = loadings.copy()
         for group in np.flatnonzero(used.any(axis=1)):
-            others = np.sum(np.where(used[group], found, 0) ** 2)
-            found[group] = max(products[group] @ found / others, 0.0) if others > 0 else 0.0
-        if np.max(np.abs(found - before)) <= 1e-9 * np.max(found):
+            square = np.sum(np.where(used[group], loadings, 0) ** 2)
+            loadings[group] = max(products[group] @ loadings / square, 0.0) if square > 0 else 0.0
+        if np.max(np.abs(loadings - before)) <= 1e-9 * np.max(loadings):
             break
-    return found
+    return loadings
 
 
 def find_factor(logs: Logs, loadings: Loadings | None) -> DataFactor:
@@ -124,13 +124,13 @@ def find_factor(logs: Logs, loadings: Loadings | None) -> DataFactor:
     factor = 1 + rise.sum(axis=(1, 2), keepdims=True) / np.maximum(weight, 1e-300)
     lowest = 1 - (1 - _LEAST) / max(float(loadings.max()), 1.0)
     for _ in range(_FACTOR_NEWTON):
-        found = DataFactor(loadings, np.maximum(factor, lowest))
-        slopes = found.slopes(there)
-        off = np.where(there, logs - np.log(found.relative), 0)
+        data = DataFactor(loadings, np.maximum(factor, lowest))
+        slopes = data.slopes(there)
+        off = np.where(there, logs - np.log(data.relative), 0)
         square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
         step = np.sum(slopes * off, axis=(1, 2), keepdims=True) / np.maximum(square, 1e-300)
         # At most a factor of two in one iteration.
-        factor = found.factor * np.exp(np.clip(step / found.factor, -0.7, 0.7))
+        factor = data.factor * np.exp(np.clip(step / data.factor, -0.7, 0.7))
     factor = np.where(count(logs, (1, 2)) > 0, np.maximum(factor, lowest), 1)
     return DataFactor(loadings, factor)
 
@@ -229,13 +229,13 @@ def step_effects(
     workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
     own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
     weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
-    found, precision, mine = _solved(level, weight, loadings[:, :, None], data)
-    some, own = number.sum(axis=(0, 1)) > 0, 1 / precision
-    kept = _no_chance(found[some], own[some], 0.0)
+    effect, precision, shift = _solved(level, weight, loadings[:, :, None], data)
+    present, own = number.sum(axis=(0, 1)) > 0, 1 / precision
+    kept = _no_chance(effect[present], own[present], 0.0)
     # The data of steps are more than chance if replicas with different data vary together.
-    of_data = _no_chance(mine[some], data[some], _SEEN)
-    by_group = kept * found + np.log(np.maximum(1 + of_data * loadings[:, :, None] * mine, 0.1))
-    factor = found + of_data * mine
+    of_data = _no_chance(shift[present], data[present], _SEEN)
+    by_group = kept * effect + np.log(np.maximum(1 + of_data * loadings[:, :, None] * shift, 0.1))
+    factor = effect + of_data * shift
     return StepEffects(factor, own + of_data * data, by_group[None, :, :, None])
 
 
@@ -245,20 +245,20 @@ def _solved(
     """The common effect of the groups in each step, its precision, and the mean data of the step,
     minus one, without shrinkage.
     """
-    mine = np.zeros(level.shape[2])
-    found = precision = free = mine
+    shift = np.zeros(level.shape[2])
+    effect = precision = free = shift
     for _ in range(1 + _NEWTON):
-        relative = np.maximum(1 + loadings * mine, 0.1)
+        relative = np.maximum(1 + loadings * shift, 0.1)
         slope = loadings / relative
-        line = level - np.log(relative) + slope * mine
+        line = level - np.log(relative) + slope * shift
         terms = (weight, weight * slope, weight * slope**2, weight * line, weight * slope * line)
-        ones, both, slopes, plain, along = (np.sum(x, axis=(0, 1)) for x in terms)
+        total, cross, slopes, plain, along = (np.sum(term, axis=(0, 1)) for term in terms)
         shrink = data / (1 + data * slopes)
-        precision = np.maximum(ones - shrink * both**2, 1e-300)
-        found = (plain - shrink * both * along) / precision
-        rest = along - both * found
-        mine, free = shrink * rest, rest / np.maximum(slopes, 1e-300)
-    return found, precision, free
+        precision = np.maximum(total - shrink * cross**2, 1e-300)
+        effect = (plain - shrink * cross * along) / precision
+        projected = along - cross * effect
+        shift, free = shrink * projected, projected / np.maximum(slopes, 1e-300)
+    return effect, precision, free
 
 
 def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:

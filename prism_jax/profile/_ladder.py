@@ -63,7 +63,7 @@ def _drawn_in_turn(
     trace: Trace, profile: Profile, step: StepGraph
 ) -> Iterator[tuple[str, Latencies]]:
     """The names of parts, and latencies with these parts drawn from their laws. A latency is
-    `constant + mean * relative * rest`, with the effect of data and the rest.
+    `constant + mean * relative * residual`, where `relative` is the effect of data.
     """
     mean, constant, loadings = _means(profile, step)
     varying = op_latencies(trace, step) - constant
@@ -72,24 +72,24 @@ def _drawn_in_turn(
     whole = mean * of_data
     left = np.where(whole > 0, varying / np.where(whole > 0, whole, 1), 0)
     times = max(-(-_STEPS // left.shape[1]), 1)
-    relative, rest = np.tile(of_data, times), np.tile(left, times)
-    laws, compute = _Laws(profile, step, rest.shape[1]), step.computes
+    relative, residuals = np.tile(of_data, times), np.tile(left, times)
+    laws, compute = _Laws(profile, step, residuals.shape[1]), step.computes
 
     def latencies() -> Latencies:
-        return constant + mean * relative * rest
+        return constant + mean * relative * residuals
 
     yield "measured ops", latencies()
-    laws.draw_residuals(rest, ~compute)
+    laws.draw_residuals(residuals, ~compute)
     yield "all except compute", latencies()
     relative = np.where(compute[:, None], laws.data(loadings), 1)
     yield "data of microbatches", latencies()
-    laws.draw_residuals(rest, compute)
+    laws.draw_residuals(residuals, compute)
     yield "residuals of compute", latencies()
     worker = step.graph.rank
     factor = laws.factors("worker_step", int(worker.max()) + 1)
-    rest = np.where(compute[:, None], rest * factor[worker], rest)
+    residuals = np.where(compute[:, None], residuals * factor[worker], residuals)
     yield "a worker's step", latencies()
-    rest = rest * laws.factors("step", 1)
+    residuals = residuals * laws.factors("step", 1)
     yield "steps", latencies()
     stalls = laws.stalls()
     yield "stalls", latencies() + stalls
@@ -114,12 +114,12 @@ class _Laws:
             return np.ones(shape)
         return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
 
-    def draw_residuals(self, rest: Latencies, mine: np.ndarray) -> None:
-        """Writes the residuals of the kinds of these ops to `rest`."""
+    def draw_residuals(self, residuals: Latencies, chosen: np.ndarray) -> None:
+        """Writes the residuals of the kinds of the chosen ops to `residuals`."""
         for kind, ops in self.kinds.items():
-            if mine[ops[0]]:
-                rest[ops] = self.factors("residual", len(ops), kind)
-        rest[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
+            if chosen[ops[0]]:
+                residuals[ops] = self.factors("residual", len(ops), kind)
+        residuals[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
 
     def data(self, loadings: Loadings) -> Latencies:
         """The effect of data on ops."""

@@ -57,11 +57,11 @@ def laws_of_kernels(
     ratios[ops] = np.exp(apart.residual[place])
     residuals = []
     for kind, of_kind in kinds(step).items():
-        mine = ratios[of_kind]
-        mine = mine[:, ~np.isnan(mine).all(axis=0)]
+        factors = ratios[of_kind]
+        factors = factors[:, ~np.isnan(factors).all(axis=0)]
         if kind not in step.phases:
-            mine = _without_step(mine, apart.value("step"))
-        family, parameters = best_family(mine)
+            factors = _without_step(factors, apart.value("step"))
+        family, parameters = best_family(factors)
         if family != "constant":
             residuals.append(Variation(kind, "residual", family, parameters, source))
     return (*shared, *residuals)
@@ -166,12 +166,12 @@ def best_family(ratios: Latencies) -> tuple[str, dict[str, float]]:
         return "constant", {}
     best: tuple[float, str, dict[str, float]] | None = None
     for family in sorted(families(), key=lambda name: (*_SIMPLEST, name).index(name)):
-        found = fit_latency(family, everything)
-        if found is None:
+        parameters = fit_latency(family, everything)
+        if parameters is None:
             continue
         total = score_of_family(halves, family)
         if best is None or total < best[0] * (1 - _BETTER):
-            best = (total, family, found)
+            best = (total, family, parameters)
     return best[1:] if best else ("constant", {})
 
 
@@ -215,8 +215,8 @@ def factors_at(
     with jax.enable_x64(True):
         law, scores = make_latency(family, parameters), ndtri(levels).reshape(-1)
         parts = np.array_split(scores, -(-len(scores) // _TOGETHER) or 1)
-        found = [np.asarray(on_host(_relative, law, part)) for part in parts]
-    return np.concatenate(found).reshape(levels.shape)
+        factors = [np.asarray(on_host(_relative, law, part)) for part in parts]
+    return np.concatenate(factors).reshape(levels.shape)
 
 
 def _relative(law: AbstractLatency, z: Float[Array, " scores"]) -> Float[Array, " scores"]:

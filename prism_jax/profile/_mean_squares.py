@@ -25,10 +25,10 @@ Latencies = Float[np.ndarray, "ops steps"]
 
 def groups(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
     """The ops of each kind on each worker."""
-    found: dict[tuple[str, int], list[int]] = {}
+    ops_of: dict[tuple[str, int], list[int]] = {}
     for op, (kind, members) in enumerate(zip(step.kind, step.members, strict=True)):
-        found.setdefault((kind, members[0]), []).append(op)
-    return {key: np.array(ops) for key, ops in found.items()}
+        ops_of.setdefault((kind, members[0]), []).append(op)
+    return {key: np.array(ops) for key, ops in ops_of.items()}
 
 
 def kinds(step: StepGraph) -> dict[str, np.ndarray]:
@@ -118,25 +118,25 @@ class Variance:
         return Component(name, deviation, float(error), self.note)
 
 
-def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
+def within(logs: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     """The variances of the residual and of a worker in one step, from the rest after steps, the
     means of each worker and phase, and the data of microbatches.
 
     **Arguments:**
 
-    - `rest`: logarithms without the means of workers and steps.
+    - `logs`: logarithms without the means of workers and steps.
     - `slopes`: their slopes over the data of their microbatches. The part along the slopes is not
         used.
     """
-    steps, number = rest.shape[4], count(rest, (1, 2))
-    there = ~np.isnan(rest) & (number > 1)
+    steps, number = logs.shape[4], count(logs, (1, 2))
+    there = ~np.isnan(logs) & (number > 1)
     if not there.any():
         told = Variance(None, note="a microbatch has one op, so they cannot be separated")
         return told, told
     # The unit vector of the data, and the part at right angles to it.
     unit = np.where(there, slopes, 0)
     unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)
-    filled = np.where(there, rest, 0)
+    filled = np.where(there, logs, 0)
     left = filled - unit * np.sum(unit * filled, axis=(1, 2), keepdims=True)
     cells = np.sum(there, axis=(2, 3))
     means = np.sum(left, axis=(2, 3)) / np.maximum(cells, 1)
@@ -151,7 +151,7 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     expected = _expected_squares(there, unit, cells)
     if np.linalg.cond(expected) < _SINGULAR:
         worker_own, own = np.linalg.solve(expected, [between, total])
-        df = max(float(np.sum(cells > 0)) * expected[0, 0] - rest.shape[0] * rest.shape[1], 1.0)
+        df = max(float(np.sum(cells > 0)) * expected[0, 0] - logs.shape[0] * logs.shape[1], 1.0)
         scatter = np.sqrt(2 / df) / expected[0, 0]
         chance = max(own, 0.0) * expected[0, 1] * scatter
         worker_step = Variance(worker_own, between * scatter, chance=chance)
@@ -164,13 +164,13 @@ def within(rest: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     return Variance(own, own * np.sqrt(2 / op_df)), worker_step
 
 
-def between_microbatches(rest: Logs, residual: Variance) -> Variance:
+def between_microbatches(logs: Logs, residual: Variance) -> Variance:
     """The variance of microbatches that have no factor of data: zero, unless it cannot be separated
     from the residual. Its error is that of means over their ops in a replica and a step, which
     share everything else.
     """
     note = "" if residual.value is not None else "with the residual of its op"
-    ops, means = count(rest, (1, 2)), np.where(count(rest, (1, 2)) > 0, mean(rest, (1, 2)), np.nan)
+    ops, means = count(logs, (1, 2)), np.where(count(logs, (1, 2)) > 0, mean(logs, (1, 2)), np.nan)
     number = count(means, (3,))
     df = float(np.sum(np.maximum(number - 1, 0)))
     if df == 0:

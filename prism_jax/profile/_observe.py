@@ -104,7 +104,7 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
     """
     if trace.job.layout.dp < 2 or len(trace.steps) < 2:
         return outline
-    plain, found = step_graph(trace.job, outline), []
+    plain, waiting = step_graph(trace.job, outline), []
     for kind in plain.phases:
         gathered = step_graph(trace.job, msgspec.structs.replace(outline, gathered=(kind,)))
         without, _ = _squares(trace, plain, kind)
@@ -112,8 +112,8 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
         less = without - squares
         error = float(np.std(less, ddof=1)) / np.sqrt(len(less))
         if early <= _EARLY and less.mean() > max(_WAITS * without.mean(), _SEEN * error):
-            found.append(kind)
-    return msgspec.structs.replace(outline, gathered=tuple(found))
+            waiting.append(kind)
+    return msgspec.structs.replace(outline, gathered=tuple(waiting))
 
 
 def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[OfSteps, float]:
@@ -161,10 +161,10 @@ def with_links(outline: Outline, step: StepGraph, latencies: Latencies) -> Outli
     medians = {pair: float(np.median(parts)) for pair, parts in links.items()}
     if not medians or min(medians.values()) <= 0:
         return outline
-    found = two_classes(np.array(list(medians.values())))
-    if found is None:
+    classes = two_classes(np.array(list(medians.values())))
+    if classes is None:
         return outline
-    threshold, (low, high), explained = found
+    threshold, (low, high), explained = classes
     slow = tuple(sorted(pair for pair, median in medians.items() if median > threshold))
     fewest = min(len(slow), len(medians) - len(slow))
     if explained < _EXPLAINED or fewest < _FEWEST or high < _LEAST * low:
@@ -183,14 +183,14 @@ def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
     rng = np.random.default_rng(0)
     times = max(-(-_STEPS // latencies.shape[1]), 1)
     mean, moved = float(np.mean(replay(step, latencies))), {}
-    for kind, mine in kinds(step).items():
-        if kind in step.phases or not np.ptp(latencies[mine]) > 0:
+    for kind, ops in kinds(step).items():
+        if kind in step.phases or not np.ptp(latencies[ops]) > 0:
             continue
         means = []
         for _ in range(times):
             shuffled = latencies.copy()
             # All workers of a kind are shuffled together, because a shared factor is not a wait.
-            shuffled[mine] = latencies[mine][:, rng.permutation(latencies.shape[1])]
+            shuffled[ops] = latencies[ops][:, rng.permutation(latencies.shape[1])]
             means.append(np.mean(replay(step, shuffled)))
         moved[kind] = float(np.mean(means)) / mean - 1
     return moved
@@ -223,17 +223,17 @@ def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
 
 def _of_constants(step: StepGraph, constant: Float[np.ndarray, "ops 1"], pp: int) -> Iterator[str]:
     """For each kind of op with a constant part, on which worker it is largest."""
-    found: dict[str, list[tuple[float, int]]] = {}
+    parts: dict[str, list[tuple[float, int]]] = {}
     for (kind, worker), ops in groups(step).items():
         if constant[ops[0]] > 0:
-            found.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
-    for kind, workers in found.items():
+            parts.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
+    for kind, workers in parts.items():
         seconds, worker = max(workers)
-        others = f", and so does that of {counted(len(workers) - 1, 'other worker')}"
+        also = f", and so does that of {counted(len(workers) - 1, 'other worker')}"
         yield (
             f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} spreads less than that of "
             f"faster workers, as if {seconds:.3g} s of it did not vary, such as a sleep or a wait "
-            f"of the host{others * (len(workers) > 1)}"
+            f"of the host{also * (len(workers) > 1)}"
         )
 
 

@@ -39,14 +39,14 @@ from ..data import (
 from ..program import check_variability, variability_of
 
 
-_ABOUT = "profile.toml"
+_PROFILE = "profile.toml"
 _MEANS = "means.csv"
 _LAWS = "variability.csv"
 _SETS = "microbatches.csv"
 _POSITIONS = "positions.csv"
 _TABLES = (_MEANS, _LAWS, _SETS, _POSITIONS)
 # What a profile may have in its folder.
-FILES = (_ABOUT, *_TABLES)
+FILES = (_PROFILE, *_TABLES)
 # As of all tables.
 _MOST_BYTES = 2**26
 
@@ -205,9 +205,9 @@ def save_profile(
     if not overwrite:
         _check_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _ABOUT).unlink(missing_ok=True)
+    (folder / _PROFILE).unlink(missing_ok=True)
     outline = msgspec.structs.astuple(profile.outline)
-    about = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
+    header = _ProfileFile(profile.name, profile.layout, profile.schedule, profile.fitted, *outline)
     sets = [_FactorRow(number, f) for number, stretch in enumerate(profile.sets) for f in stretch]
     contents = {_LAWS: write_variations(folder / _LAWS, profile.variability)}
     for name, row_type, rows in (
@@ -220,8 +220,8 @@ def save_profile(
             contents[name] = write_csv(folder / name, row_type.__struct_fields__, cells)
         else:
             (folder / name).unlink(missing_ok=True)
-    table = without_none(msgspec.to_builtins(about))
-    write_toml(folder / _ABOUT, "profile", table | {"digest": _digest(table, contents)})
+    table = without_none(msgspec.to_builtins(header))
+    write_toml(folder / _PROFILE, "profile", table | {"digest": _digest(table, contents)})
 
 
 def _check_own(folder: pathlib.Path) -> None:
@@ -230,7 +230,7 @@ def _check_own(folder: pathlib.Path) -> None:
     if not there:
         return
     try:
-        read_toml(folder / _ABOUT, "profile")
+        read_toml(folder / _PROFILE, "profile")
     except ValueError:
         raise ValueError(
             f"{shown(folder)}: it has a `{there[0]}` that is of no profile; give another folder, "
@@ -240,11 +240,11 @@ def _check_own(folder: pathlib.Path) -> None:
 
 def _digest(table: Mapping[str, Any], contents: Mapping[str, bytes]) -> str:
     """A digest of `profile.toml` without its `digest`, and of the other files by their names."""
-    about = json.dumps({**table, "digest": ""}, sort_keys=True, default=str)
-    found = hashlib.sha256(about.encode())
+    text = json.dumps({**table, "digest": ""}, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
     for name, content in sorted(contents.items()):
-        found.update(name.encode() + hashlib.sha256(content).digest())
-    return found.hexdigest()
+        digest.update(name.encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()
 
 
 def load_profile(folder: str | os.PathLike[str]) -> Profile:
@@ -257,18 +257,18 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
     were not written together.
     """
     path = pathlib.Path(folder)
-    file = path / _ABOUT
+    file = path / _PROFILE
     if not is_profile(folder):
         raise ValueError(
             f"{shown(path)}: there is no `profile.toml` in it; give the folder of a profile."
         )
     table = read_toml(file, "profile")
-    about = convert(table, _ProfileFile, lambda key: shown(file))
-    _check_size(about, file)
-    if about.digest:
+    header = convert(table, _ProfileFile, lambda key: shown(file))
+    _check_size(header, file)
+    if header.digest:
         there = [name for name in _TABLES if os.path.lexists(path / name)]
         contents = {name: read_file(path / name, _MOST_BYTES) for name in there}
-        if _digest(table, contents) != about.digest:
+        if _digest(table, contents) != header.digest:
             raise ValueError(
                 f"{shown(path)}: its files were not written together, or one was changed; fit the "
                 "profile again or, if the change is meant, remove the key `digest` from its "
@@ -276,13 +276,13 @@ def load_profile(folder: str | os.PathLike[str]) -> Profile:
             )
     means = _read_once(path / _MEANS, WorkerMean, ("dp_rank", "stage"))
     laws = read_variations(path / _LAWS, lambda law: check_variability(variability_of([law])))
-    sets = _read_sets(path / _SETS, about.schedule.num_microbatches)
+    sets = _read_sets(path / _SETS, header.schedule.num_microbatches)
     file, positions = path / _POSITIONS, ()
     if file.exists():
         positions = _read_once(file, PositionFactor, ("stage", "microbatch"))
-    outline = Outline(about.before, about.after, about.slow_links, about.gathered)
-    of_job = (about.name, about.layout, about.schedule, outline)
-    return Profile(*of_job, means, laws, about.fitted, sets, positions)
+    outline = Outline(header.before, header.after, header.slow_links, header.gathered)
+    of_job = (header.name, header.layout, header.schedule, outline)
+    return Profile(*of_job, means, laws, header.fitted, sets, positions)
 
 
 def _read_once(
@@ -319,10 +319,10 @@ def _read_sets(file: pathlib.Path, num_microbatches: int) -> tuple[tuple[float, 
     return stretches
 
 
-def _check_size(about: _ProfileFile, file: pathlib.Path) -> None:
+def _check_size(header: _ProfileFile, file: pathlib.Path) -> None:
     """Raises if the graph, which has the workers of all replicas, would be too large for memory."""
-    check_job(Job(about.layout, about.schedule, name=about.name), shown(file))
-    workers, microbatches = about.layout.dp * about.layout.pp, about.schedule.num_microbatches
+    check_job(Job(header.layout, header.schedule, name=header.name), shown(file))
+    workers, microbatches = header.layout.dp * header.layout.pp, header.schedule.num_microbatches
     if workers * microbatches > MAX_BLOCKS:
         raise ValueError(
             f"{shown(file)}: the step has {workers} workers times {microbatches} microbatches, "

@@ -106,8 +106,8 @@ def _maximum_likelihood(
     if pairs < _FEWEST_PAIRS:
         note = f"{pairs} pairs of neighbouring steps; at least {_FEWEST_PAIRS} are needed"
     else:
-        found = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
-        best = min(found, key=lambda one: one.fun)
+        fits = [minimize(objective, [x, 1.0], method="Nelder-Mead") for x in (0.0, -2.0)]
+        best = min(fits, key=lambda fit: fit.fun)
         seen = likelihood(0.0, 0.0) - best.fun > _SEEN
         seen = seen and not Variance(_variance(best.x[0]), chance=chance).by_chance
         note = "" if seen else "no factor of steps is seen"
@@ -143,24 +143,24 @@ def minus_log_likelihood(
     - `variance`, `decay`: the variance of the process, and its autocorrelation after one step.
     """
     left = (decay**gaps).tolist()
-    value = one = 0.0  # The expectations for the next step.
+    value = unit = 0.0  # The expectations for the next step.
     spread = variance
-    logs = of_values = of_both = of_ones = 0.0
-    for given, noise, which in zip(*rows, strict=True):
-        decayed = left[which]
-        value, one = decayed * value, decayed * one
+    logs = of_values = cross = of_units = 0.0
+    for measured, noise, gap in zip(*rows, strict=True):
+        decayed = left[gap]
+        value, unit = decayed * value, decayed * unit
         spread = decayed * decayed * spread + variance * (1 - decayed * decayed)
         total = spread + noise
         gain = spread / total
-        new, new_one = given - value, 1 - one
+        new, new_unit = measured - value, 1 - unit
         logs += math.log(total)
         of_values += new * new / total
-        of_both += new * new_one / total
-        of_ones += new_one * new_one / total
+        cross += new * new_unit / total
+        of_units += new_unit * new_unit / total
         value += gain * new
-        one += gain * new_one
+        unit += gain * new_unit
         spread *= 1 - gain
-    return (logs + math.log(of_ones) + of_values - of_both**2 / of_ones) / 2
+    return (logs + math.log(of_units) + of_values - cross**2 / of_units) / 2
 
 
 def _decay(x: float) -> float:

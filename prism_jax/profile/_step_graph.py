@@ -56,8 +56,8 @@ class StepGraph:
     def phases(self) -> tuple[str, ...]:
         """The kinds of compute: forwards first, stage after stage."""
         nodes = zip(self.kind, self.op, self.computes.tolist(), strict=True)
-        mine = {(COMPUTE.index(op), kind) for kind, op, computes in nodes if computes}
-        return tuple(kind for _, kind in sorted(mine))
+        numbered = {(COMPUTE.index(op), kind) for kind, op, computes in nodes if computes}
+        return tuple(kind for _, kind in sorted(numbered))
 
 
 def step_graph(
@@ -209,14 +209,14 @@ class _Nodes:
     def add_calls(self, calls) -> None:
         dp, pp = self.shape
         for call in calls:
-            mine = [w for w in range(dp * pp) if call.waits_for[w // pp][w % pp]]
+            callers = [w for w in range(dp * pp) if call.waits_for[w // pp][w % pp]]
             before = list(self.done)
-            for w in mine:
+            for w in callers:
                 scope = call.waits_for[w // pp][w % pp]
                 waits = self._members(w, scope)
                 self.add(LAUNCH + call.op, w, (n for m in waits for n in before[m]))
             for members in dict.fromkeys(
-                tuple(m for m in self._members(w, call.scope) if m in mine) for w in mine
+                tuple(m for m in self._members(w, call.scope) if m in callers) for w in callers
             ):
                 launched = [n for m in members for n in self.done[m]]
                 self.add(call.op, members[0], launched, members=members)
@@ -246,15 +246,15 @@ class _Nodes:
                 node = self._add_send_recv(part, op, waits_of(d, op), seen, d)
             else:
                 kind, worker = part.kind(_NAMES[phase], stage), d * pp + rank
-                about = {"op": _NAMES[phase], "calls": (part.call(stage, microbatch),)}
-                about |= part.number(d, microbatch)
+                location = {"op": _NAMES[phase], "calls": (part.call(stage, microbatch),)}
+                location |= part.number(d, microbatch)
                 # All replicas have reached an op before any of them runs it.
                 whom = replicas if kind in part.gathered else [d]
-                waits = [n for other in whom for n in waits_of(other, op)]
+                waits = [n for replica in whom for n in waits_of(replica, op)]
                 if (kind, worker) in part.constants:
                     part_of = CONSTANT + kind
-                    waits = [self.add(part_of, worker, waits, phase=part_of, **about)]
-                node = self.add(kind, worker, waits, phase=phase, **about)
+                    waits = [self.add(part_of, worker, waits, phase=part_of, **location)]
+                node = self.add(kind, worker, waits, phase=phase, **location)
                 self.orders[worker].append(node)
             new[d].append(node)
         for d, s in it.product(replicas, range(pp)):
@@ -265,7 +265,7 @@ class _Nodes:
     ) -> int:
         phase, stage, microbatch, *ends = part.ops[op]
         back = bool(part.graph.backward[op])
-        name, other = ("backward", stage - 1) if back else ("forward", stage + 1)
+        name, peer_stage = ("backward", stage - 1) if back else ("forward", stage + 1)
         members = d * self.shape[1] + ends[0], d * self.shape[1] + ends[1]
         slow = frozenset(members) in part.slow_links
         key = (*sorted(waits), *sorted(ends))
@@ -276,7 +276,7 @@ class _Nodes:
             members[0],
             waits,
             op=name,
-            calls=(part.call(stage, microbatch), part.call(other, microbatch)),
+            calls=(part.call(stage, microbatch), part.call(peer_stage, microbatch)),
             members=members,
             peer=members[1],
             twin=twin,
