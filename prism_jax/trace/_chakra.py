@@ -174,17 +174,17 @@ def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
 
     for number, content in enumerate(_messages(file)):
         try:
-            found = message_classes(_SCHEMA)["Node" if number else "Metadata"].FromString(content)
+            node = message_classes(_SCHEMA)["Node" if number else "Metadata"].FromString(content)
         except DecodeError:
             raise _ForeignError from None
-        attributes = {a.name: getattr(a, a.WhichOneof("value") or "", None) for a in found.attr}
+        attributes = {a.name: getattr(a, a.WhichOneof("value") or "", None) for a in node.attr}
         if not number:
             yield _Node(attributes=attributes)
             continue
-        type = _TYPES[found.type] if found.type < len(_TYPES) else f"type {found.type}"
-        before = [*found.ctrl_deps, *found.data_deps]
-        times = found.start_time_micros, found.duration_micros
-        yield _Node(found.id, found.name, type, before, *times, attributes)
+        type = _TYPES[node.type] if node.type < len(_TYPES) else f"type {node.type}"
+        before = [*node.ctrl_deps, *node.data_deps]
+        times = node.start_time_micros, node.duration_micros
+        yield _Node(node.id, node.name, type, before, *times, attributes)
 
 
 def _messages(file: BinaryIO) -> Iterator[bytes]:
@@ -210,7 +210,7 @@ def _nodes_of_json(text: str) -> Iterator[_Node]:
     decoder, place = json.JSONDecoder(), 0
     while place < len(text):
         try:
-            found, place = decoder.raw_decode(text, place)
+            value, place = decoder.raw_decode(text, place)
         except (json.JSONDecodeError, RecursionError):
             if place == 0 and not text.startswith(("{", "[")):
                 raise _ForeignError from None
@@ -219,8 +219,8 @@ def _nodes_of_json(text: str) -> Iterator[_Node]:
             raise _ForeignError from None
         while place < len(text) and text[place].isspace():
             place += 1
-        nodes = found if isinstance(found, list) else found.get("nodes", [found])
-        if "traceEvents" in found:
+        nodes = value if isinstance(value, list) else value.get("nodes", [value])
+        if "traceEvents" in value:
             raise _ForeignError
         yield from map(_node_of_table, nodes)
 

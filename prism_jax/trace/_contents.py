@@ -92,7 +92,7 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         Megatron-LM are known.
     """
     names = names or RangeNames()
-    found: list[RankOps] = []
+    ops_of_ranks: list[RankOps] = []
     where: list[RankWhere] = []
     training: list[bool | None] = []
     events: collections.Counter[str] = collections.Counter()
@@ -103,19 +103,19 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         events.update(trace.events)
         world = max(world, trace.world_size or 0)
         work = work_of(spans, names)
-        found.append(ops_of_work(trace, work, steps_of(spans, work, names)))
-        where.append(rank_where(found[-1], spans, work))
+        ops_of_ranks.append(ops_of_work(trace, work, steps_of(spans, work, names)))
+        where.append(rank_where(ops_of_ranks[-1], spans, work))
         training.append(work.training)
         on_device |= work.on_device
         streams = max(streams, len(np.unique(spans.lane[spans.kind == Kind.KERNEL])))
         graph = spans.named(lambda name: "GraphLaunch" in name)
         graphs += int(np.sum(graph & (spans.kind == Kind.LAUNCH)))
-        _gather(durations, work, found[-1].steps, spans.names)
-    ranks = tuple(sorted(ops.rank for ops in found))
-    first = min(found, key=lambda ops: ops.rank)
+        _gather(durations, work, ops_of_ranks[-1].steps, spans.names)
+    ranks = tuple(sorted(ops.rank for ops in ops_of_ranks))
+    first = min(ops_of_ranks, key=lambda ops: ops.rank)
     forwards = (op.microbatch + 1 for op in first.ops if op.op == FORWARD_COMPUTE)
-    by_rank = sorted(where, key=lambda one: one.rank)
-    middle = sorted(by_rank, key=lambda one: one.step_time_s)[(len(by_rank) - 1) // 2]
+    by_rank = sorted(where, key=lambda rank: rank.rank)
+    middle = sorted(by_rank, key=lambda rank: rank.step_time_s)[(len(by_rank) - 1) // 2]
     pools = _pools(durations)
     partial = Contents(
         **vars(middle),
@@ -124,18 +124,18 @@ def contents(traces: Iterable[RankTrace], names: RangeNames | None = None) -> Co
         size=size,
         events=dict(events),
         training=next((x for x in (True, False) if x in training), None),
-        steps=min((len(ops.steps) for ops in found), default=0),
+        steps=min((len(ops.steps) for ops in ops_of_ranks), default=0),
         by_rank=tuple(by_rank) if len(by_rank) > 1 else (),
-        ops=dict(collections.Counter(op.op for rank in found for op in rank.ops)),
+        ops=dict(collections.Counter(op.op for rank in ops_of_ranks for op in rank.ops)),
         microbatches=max(forwards, default=0),
         kernels=tuple(pools[:_MOST_NAMES]),
         on_device=on_device,
         streams=streams,
         graph_launches=graphs,
-        clocks=set_clocks(found),
-        notes=tuple(note for ops in found for note in ops.notes),
+        clocks=set_clocks(ops_of_ranks),
+        notes=tuple(note for ops in ops_of_ranks for note in ops.notes),
     )
-    tells, does_not_tell = _verdict(partial, any(ops.by_runs for ops in found))
+    tells, does_not_tell = _verdict(partial, any(ops.by_runs for ops in ops_of_ranks))
     return dataclasses.replace(partial, tells=tuple(tells), does_not_tell=tuple(does_not_tell))
 
 
@@ -147,14 +147,16 @@ def _gather(
 ) -> None:
     """Adds the nanoseconds of the calls of each kernel in the steps, by its name and kind."""
     chosen = np.flatnonzero((steps.of_kernels(work) >= 0) | (len(steps) == 0))
-    keys = work.what[chosen] * len(names) + work.name[chosen]
+    keys = work.activity[chosen] * len(names) + work.name[chosen]
     order = np.argsort(keys, kind="stable")
     distinct, begins = np.unique(keys[order], return_index=True)
     parts = np.split((work.end - work.start)[chosen[order]], begins[1:])
     for key, lasts in zip(distinct.tolist(), parts, strict=False):
-        what, name = divmod(key, len(names))
+        activity, name = divmod(key, len(names))
         if lasts.any():
-            kind = {TALKS: "communication", COPIES: "copy", COMPUTES: kind_of(names[name])}[what]
+            kind = {TALKS: "communication", COPIES: "copy", COMPUTES: kind_of(names[name])}[
+                activity
+            ]
             durations.setdefault((names[name], kind), []).append(lasts)
 
 

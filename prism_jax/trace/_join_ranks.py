@@ -106,9 +106,9 @@ def _workers(
                 "ranks; give the layout that was traced."
             )
         workers.setdefault(places[ops.rank], ops)
-    others = len(ranks) - len(workers)
-    notes = [f"not used: {counted(others, 'rank')} with parts of the same layers as another"]
-    return workers, notes if others else []
+    unused = len(ranks) - len(workers)
+    notes = [f"not used: {counted(unused, 'rank')} with parts of the same layers as another"]
+    return workers, notes if unused else []
 
 
 def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":
@@ -123,16 +123,16 @@ def _with_exchanges(ops: "pl.DataFrame", job: Job) -> "pl.DataFrame":
     waits = (pl.col("optype") == LOAD_DATA) & (pl.col("stage") > 0)
     recorded = ops.with_columns(start=start, end=pl.when(waits).then(start).otherwise("end"))
     parts = [*_transfers(ops, job.schedule.blocking is not False), recorded]
-    found = pl.concat(part.select(recorded.columns) for part in parts)
-    found = found.unique(_OP, keep="last", maintain_order=True)
+    joined = pl.concat(part.select(recorded.columns) for part in parts)
+    joined = joined.unique(_OP, keep="last", maintain_order=True)
     if job.layout.dp > 1:
-        found = pl.concat([found, _reductions(ops).select(found.columns)])
+        joined = pl.concat([joined, _reductions(ops).select(joined.columns)])
     # Multiples of 2^-30 s, whose sums are exact, so that ops still end when others start.
     times = ((pl.col("start", "end") - pl.col("origin")) * 1e-9 * 2**30).round() / 2**30
-    found = found.with_columns(times).filter(pl.col("end") >= pl.col("start"))
-    found = found.with_columns(start_ts="start", duration=pl.col("end") - pl.col("start"))
-    found = found.sort("step", *_WORKER, "start_ts", maintain_order=True)
-    return found.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in COLUMNS.items())
+    joined = joined.with_columns(times).filter(pl.col("end") >= pl.col("start"))
+    joined = joined.with_columns(start_ts="start", duration=pl.col("end") - pl.col("start"))
+    joined = joined.sort("step", *_WORKER, "start_ts", maintain_order=True)
+    return joined.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in COLUMNS.items())
 
 
 def _transfers(ops: "pl.DataFrame", waits: bool) -> Iterator["pl.DataFrame"]:
@@ -156,10 +156,10 @@ def _transfers(ops: "pl.DataFrame", waits: bool) -> Iterator["pl.DataFrame"]:
     ).join(loads, on=[*_WORKER, "step"], how="left", maintain_order="left")
     backwards, call = (BACKWARD_COMPUTE, "backward-input"), ["dp_rank", "step", "seq_id"]
     for phase, kinds, next_ in (("backward", backwards, -1), ("forward", (FORWARD_COMPUTE,), 1)):
-        mine = compute.filter(pl.col("optype").is_in(kinds))
-        senders = mine.select(*call, "virtual_stage", sender="stage", sent="end")
+        computes = compute.filter(pl.col("optype").is_in(kinds))
+        senders = computes.select(*call, "virtual_stage", sender="stage", sent="end")
         pairs = senders.with_columns(pl.col("virtual_stage") + next_)
-        pairs = pairs.join(mine, on=[*call, "virtual_stage"], maintain_order="left")
+        pairs = pairs.join(computes, on=[*call, "virtual_stage"], maintain_order="left")
         pairs = pairs.filter(pl.col("sender") != pl.col("stage"))
         idle = before.is_null() | (sent >= before)
         lag = (start - sent).filter(idle).median().round().cast(pl.Int64)
@@ -189,10 +189,10 @@ def _reductions(ops: "pl.DataFrame") -> "pl.DataFrame":
     last = compute.agg(start=pl.col("end").max()).join(
         optimizers, on=of_step, maintain_order="left"
     )
-    found = last.with_columns(
+    reductions = last.with_columns(
         virtual_stage=0, seq_id=0, optype=pl.lit(REDUCE), end=pl.max_horizontal("start", "begin")
     ).cast({"virtual_stage": pl.Int64, "seq_id": pl.Int64})
-    return found.join(ops, on=_OP, how="anti")
+    return reductions.join(ops, on=_OP, how="anti")
 
 
 # The largest difference, in scatters of two ends, that the order of leaving can explain.
@@ -233,29 +233,29 @@ def set_clocks(ranks: Sequence[RankOps]) -> Clocks:
     matched: set = set()
     waiting = [first]
     while waiting:
-        one = waiting.pop()
-        for other in ranks:
-            both = _together(one, other)
-            alike = one.host == other.host != ""
-            if other.rank in seen or not (both or alike):
+        reference = waiting.pop()
+        for ops in ranks:
+            shared = _together(reference, ops)
+            alike = reference.host == ops.host != ""
+            if ops.rank in seen or not (shared or alike):
                 continue
-            apart = [other.collectives[k][1] - one.collectives[k][1] for k in both] or [0]
+            apart = [ops.collectives[k][1] - reference.collectives[k][1] for k in shared] or [0]
             median, scatter = (float(x[0]) for x in typical(np.array(apart, float), (0,)))
             is_apart = not alike and abs(median) > _BY_CHANCE * scatter
-            seen[other.rank] = seen[one.rank] + round(median)
-            offsets[other.rank] = offsets[one.rank] - (round(median) if is_apart else 0)
+            seen[ops.rank] = seen[reference.rank] + round(median)
+            offsets[ops.rank] = offsets[reference.rank] - (round(median) if is_apart else 0)
             scatters.append(scatter)
-            matched.update(both)
-            waiting.append(other)
+            matched.update(shared)
+            waiting.append(ops)
     unknown = tuple(sorted(r.rank for r in ranks if r.rank not in seen))
     offsets |= dict.fromkeys(unknown, 0)
     return Clocks(offsets, seen, max(scatters, default=0.0), len(matched), unknown)
 
 
-def _together(one: RankOps, other: RankOps) -> list:
+def _together(first: RankOps, second: RankOps) -> list:
     """The collectives that both ranks ran together. If groups are not known, these are the kinds
     that both ran equally often, because others may belong to different groups.
     """
-    both = [k for k in other.collectives if k in one.collectives and k[0].name in _TOGETHER]
-    calls = [collections.Counter(message for message, _ in r.collectives) for r in (one, other)]
-    return [k for k in both if k[0].group or calls[0][k[0]] == calls[1][k[0]]]
+    shared = [k for k in second.collectives if k in first.collectives and k[0].name in _TOGETHER]
+    calls = [collections.Counter(message for message, _ in r.collectives) for r in (first, second)]
+    return [k for k in shared if k[0].group or calls[0][k[0]] == calls[1][k[0]]]

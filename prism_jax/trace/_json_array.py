@@ -33,10 +33,10 @@ _GRAPH = re.compile(rb'"schema"\s*:\s*"[^"]*chakra|"workload_graph"\s*:\s*\[')
 
 
 def read_array(
-    file: BinaryIO, key: str, kind: Any, each: Callable[[list], None]
+    file: BinaryIO, key: str, kind: Any, add: Callable[[list], None]
 ) -> tuple[dict[str, Any], int, bool]:
     """Reads a JSON file, plain or gzip, that is an array of objects, or an object with such an
-    array under `key`. Calls `each` with lists of objects, decoded to `kind`, in the order of the
+    array under `key`. Calls `add` with lists of objects, decoded to `kind`, in the order of the
     file, and returns the other keys of the object, as far as they can be read; the bytes of text,
     after decompression; and whether the file ends before the end of its array.
 
@@ -55,7 +55,7 @@ def read_array(
     while more and not text.ended:
         more = text.read()
         while not text.ended and (objects := _whole_objects(text, decoder)):
-            each(objects)
+            add(objects)
     while text.read() and len(text.rest) < _MOST_BESIDE:
         pass
     cut = not text.ended
@@ -93,23 +93,23 @@ def _up_to_array(text: _Text, key: str) -> dict[str, Any]:
             return {}
         if start[:1] != b"{":
             break
-        if found := opening.search(text.rest):
-            before = text.rest[: found.start()].rstrip(b" \t\r\n,") + b"}"
-            text.rest = text.rest[found.end() :]
+        if match := opening.search(text.rest):
+            before = text.rest[: match.start()].rstrip(b" \t\r\n,") + b"}"
+            text.rest = text.rest[match.end() :]
             return _table(before)
     check_times(text.rest)
-    what = "it is not a JSON trace with" if text.size else "it is empty, without"
-    raise ValueError(f"{what} an array `{key}`; give one that a profiler has written.")
+    problem = "it is not a JSON trace with" if text.size else "it is empty, without"
+    raise ValueError(f"{problem} an array `{key}`; give one that a profiler has written.")
 
 
 def check_times(start: bytes) -> None:
     """Raises a `ValueError` if a file that starts so is an execution trace without times."""
     if _GRAPH.search(start[:_MOST_BESIDE]):
-        what = "an execution trace, which says what waits for what, and not when"
+        format = "an execution trace, which says what waits for what, and not when"
         if older := _table(start).get("workload_graph"):
-            what = f"the older JSON of Chakra, whose nodes have no starts{_durations(older)}"
+            format = f"the older JSON of Chakra, whose nodes have no starts{_durations(older)}"
         raise ValueError(
-            f"this is {what}; join it "
+            f"this is {format}; join it "
             "with the profiler's trace by `chakra_trace_link`, convert that to Chakra, and give "
             "the `.et` files with `--format chakra`."
         )
@@ -143,12 +143,12 @@ def _whole_objects(text: _Text, decoder: msgspec.json.Decoder) -> list:
             objects, after = _decode(b"[" + text.rest[:place] + closing, decoder, text)
         except _CutError:
             continue
-        rest = b"" if place is None else text.rest[place:]
+        tail = b"" if place is None else text.rest[place:]
         text.ended = place is None or after is not None
         if after is None:
-            text.rest = rest.lstrip().removeprefix(b",")
+            text.rest = tail.lstrip().removeprefix(b",")
         else:
-            text.rest = after.removesuffix(closing) + rest
+            text.rest = after.removesuffix(closing) + tail
         text.number += len(objects)
         return objects
     if len(text.rest) > _MOST_BESIDE:
@@ -187,8 +187,8 @@ def _decode(piece: bytes, decoder: msgspec.json.Decoder, text: _Text) -> tuple[l
             f"event {text.number} or one after it nests too deeply; give a trace as it was "
             "recorded."
         ) from None
-    found = re.search(r"(.*) \(byte (\d+)\)", message.removeprefix("JSON is malformed: "))
-    problem, place = (found[1], int(found[2])) if found else (message, 0)
+    match = re.search(r"(.*) \(byte (\d+)\)", message.removeprefix("JSON is malformed: "))
+    problem, place = (match[1], int(match[2])) if match else (message, 0)
     if problem == "trailing characters":  # The message counts from one.
         return decoder.decode(piece[: place - 1]), piece[place - 1 :]
     # The decoder reports a number that is cut as malformed.
@@ -207,17 +207,17 @@ def _other_thing(text: _Text, error: str) -> str:
     problem, _, place = error.partition(" - at `$[")
     index, _, key = place.rstrip("`").partition("]")
     number = text.number + int(index) if index.isdigit() else text.number
-    what = f"`{quoted(key.lstrip('.'))}` of event {number}" if key else f"event {number}"
+    subject = f"`{quoted(key.lstrip('.'))}` of event {number}" if key else f"event {number}"
     problem = quoted(problem[0].lower() + problem[1:])
-    return f"{what} is not part of a trace ({problem}); give a trace as it was recorded."
+    return f"{subject} is not part of a trace ({problem}); give a trace as it was recorded."
 
 
 def _table(text: bytes) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(_NOT_A_NUMBER.sub(rb"\1null", text))
+        table = msgspec.json.decode(_NOT_A_NUMBER.sub(rb"\1null", text))
     except (msgspec.DecodeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _uncompressed(file: BinaryIO) -> Iterator[bytes]:

@@ -38,10 +38,10 @@ def stated_schedule(job: Job) -> AbstractSchedule | None:
     orders = schedule.orders()
     pairs = any(token.startswith("(") for order in orders for token in order)
     if pairs or len(schedule.chain_starts) > 1:
-        what = "pairs of overlapped ops" if pairs else "several chains of stages"
+        unsupported = "pairs of overlapped ops" if pairs else "several chains of stages"
         raise ValueError(
-            f"Job `{job.name}` runs `{job.schedule.kind}` with {what}; only traces of forwards and "
-            "backwards by themselves, on one chain of stages, can be read."
+            f"Job `{job.name}` runs `{job.schedule.kind}` with {unsupported}; only traces of "
+            "forwards and backwards by themselves, on one chain of stages, can be read."
         )
     return schedule
 
@@ -68,16 +68,16 @@ def check_places(
     pairs = collect(places.unique()).rows()
     if not pairs:
         raise ValueError("it has no pipeline ops; give at least `forward-compute`.")
-    found: dict[int, int] = {}
+    rank_of: dict[int, int] = {}
     for stage, rank in sorted(pairs):
-        if found.setdefault(stage, rank) != rank:
+        if rank_of.setdefault(stage, rank) != rank:
             raise ValueError(
-                f"`virtual_stage` {stage} is on the ranks (`stage`) {found[stage]} and {rank}; "
+                f"`virtual_stage` {stage} is on the ranks (`stage`) {rank_of[stage]} and {rank}; "
                 "number the stages through all ranks."
             )
     if schedule is not None:
         stated = schedule.stage_to_rank
-        for stage, rank in found.items():
+        for stage, rank in rank_of.items():
             if stage >= len(stated) or stated[stage] != rank:
                 has = f"puts it on {stated[stage]}" if stage < len(stated) else "has no such stage"
                 raise ValueError(
@@ -85,13 +85,15 @@ def check_places(
                     f"{has}; give the schedule that was traced."
                 )
         return stated
-    stage_to_rank = tuple(found.get(stage, -1) for stage in range(max(found, default=-1) + 1))
+    stage_to_rank = tuple(rank_of.get(stage, -1) for stage in range(max(rank_of, default=-1) + 1))
     numbers = sorted({len(stages) for stages in stages_of_ranks(stage_to_rank, pp)})
-    what = f"ranks have {numbers[0]} to {numbers[-1]} stages" if len(numbers) > 1 else ""
+    problem = f"ranks have {numbers[0]} to {numbers[-1]} stages" if len(numbers) > 1 else ""
     if -1 in stage_to_rank:
-        what = f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
-    if what:
-        raise ValueError(f"{what}; number them from 0 without a gap, equally many for each rank.")
+        problem = f"`virtual_stage` {stage_to_rank.index(-1)} is missing"
+    if problem:
+        raise ValueError(
+            f"{problem}; number them from 0 without a gap, equally many for each rank."
+        )
     return stage_to_rank
 
 
@@ -132,14 +134,14 @@ def _calls_of(op: str, rank: int, schedule: AbstractSchedule) -> list[tuple[int,
     """Stages and microbatches of a kind of op on a rank, in the order in which it runs them."""
     forward = op.startswith("forward")
     letters = ("F" if forward else "BI") if op in TRANSFERS else LETTERS[op]
-    found = []
+    calls = []
     for token in schedule.orders()[rank]:
         letter, stage, microbatch, *_ = parse_token(token, rank, 0)
-        other = stage + TRANSFERS.get(op, 0)
-        at = schedule.stage_to_rank[other] if 0 <= other < schedule.num_stages else rank
+        peer = stage + TRANSFERS.get(op, 0)
+        at = schedule.stage_to_rank[peer] if 0 <= peer < schedule.num_stages else rank
         if letter in letters and (op not in TRANSFERS or at != rank):
-            found.append((stage, microbatch))
-    return found
+            calls.append((stage, microbatch))
+    return calls
 
 
 def expected_calls(
@@ -159,9 +161,9 @@ def expected_calls(
             number = there.shape[3] // len(stages)
             calls = slice(i * number, (i + 1) * number)
             if op in TRANSFERS:
-                other = stage + TRANSFERS[op]
-                is_stage = 0 <= other < len(stage_to_rank)
-                expected[:, rank, calls] = is_stage and stage_to_rank[other] != rank
+                peer = stage + TRANSFERS[op]
+                is_stage = 0 <= peer < len(stage_to_rank)
+                expected[:, rank, calls] = is_stage and stage_to_rank[peer] != rank
             elif schedule is not None:
                 tokens = (f"{stage}{LETTERS[op]}{m}" for m in range(number))
                 expected[:, rank, calls] = [token in stated for token in tokens]
@@ -176,11 +178,11 @@ def in_order(
     """The trace with the order of its ops, which must be that of the job if the job gives one, and
     with notes about what is unlikely.
     """
-    orders, others = _traced_orders(trace, stage_to_rank, schedule)
+    orders, unusual = _traced_orders(trace, stage_to_rank, schedule)
     notes, mean = [], float(np.mean(trace.step_times()))
-    if others > _NOTED:
+    if unusual > _NOTED:
         notes.append(
-            f"in {100 * others:.2g} % of its steps a rank starts its ops in another order than in "
+            f"in {100 * unusual:.2g} % of its steps a rank starts its ops in another order than in "
             "most"
         )
     if not _SHORTEST < mean < _LONGEST:
@@ -212,7 +214,7 @@ def _traced_orders(
     largest share of a rank's steps with another order. Ops that start at the same time are in the
     order of the schedule, if one is given.
     """
-    orders, others = [], 0.0
+    orders, unusual = [], 0.0
     for rank, stages in enumerate(stages_of_ranks(stage_to_rank, trace.job.layout.pp)):
         columns = {}
         for op in (op for op in LETTERS if op in trace.start):
@@ -229,23 +231,23 @@ def _traced_orders(
         rows = np.lexsort((ends[:, ::every], starts[:, ::every]), axis=0).T
         kinds, counts = np.unique(rows, axis=0, return_counts=True)
         orders.append([tokens[i] for i in kinds[np.argmax(counts)]])
-        others = max(others, 1 - float(counts.max()) / len(rows))
-    return orders, others
+        unusual = max(unusual, 1 - float(counts.max()) / len(rows))
+    return orders, unusual
 
 
 def _check_orders(orders: list[list[str]], schedule: AbstractSchedule, kind: str) -> None:
     """Raises a `ValueError` that names the first op that differs from the schedule."""
     differs = [
-        (position, rank, found, stated)
+        (position, rank, traced, stated)
         for rank, pair in enumerate(zip(orders, schedule.orders(), strict=True))
-        for position, (found, stated) in enumerate(it.zip_longest(*pair))
-        if found != stated
+        for position, (traced, stated) in enumerate(it.zip_longest(*pair))
+        if traced != stated
     ]
     if differs:
-        position, rank, found, stated = min(differs, key=lambda place: place[:2])
-        found, stated = (f"`{x}`" if x else "none" for x in (found, stated))
+        position, rank, traced, stated = min(differs, key=lambda place: place[:2])
+        traced, stated = (f"`{x}`" if x else "none" for x in (traced, stated))
         raise ValueError(
-            f"op {position + 1} of rank {rank} is {found} in the trace, but {stated} in the "
+            f"op {position + 1} of rank {rank} is {traced} in the trace, but {stated} in the "
             f'schedule `{quoted(kind)}`; give the schedule that was traced, or `kind = "{TRACED}"` '
             "to take that of the trace."
         )
@@ -258,8 +260,8 @@ def _check_backwards(orders: list[list[str]]) -> None:
         if "F" in token and token.replace("F", "B") not in tokens:
             absent = [half for half in (token.replace("F", x) for x in "IW") if half not in tokens]
             if absent:
-                what = "backward" if len(absent) == 2 else f"`{absent[0]}`"
+                missing = "backward" if len(absent) == 2 else f"`{absent[0]}`"
                 raise ValueError(
-                    f"`{token}` has no {what} in most steps; check that the job's "
+                    f"`{token}` has no {missing} in most steps; check that the job's "
                     "`num_microbatches` is that of the trace."
                 )

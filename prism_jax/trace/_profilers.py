@@ -35,7 +35,7 @@ _CATEGORIES |= dict.fromkeys(("kernel", "mtia_ccp_events", "hpu_op"), _DEVICE)
 _CATEGORIES |= dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), _COPY)
 _OTHER_DRIVERS = ("mtia", "xpu", "privateuse1", "glow")  # All of their calls launch work.
 _DRIVERS = ("cuda", "hip", *_OTHER_DRIVERS)
-_CATEGORIES |= {f"{of}_{what}": _DRIVER for of in _DRIVERS for what in ("runtime", "driver")}
+_CATEGORIES |= {f"{of}_{api}": _DRIVER for of in _DRIVERS for api in ("runtime", "driver")}
 _CATEGORIES |= {"runtime": _DRIVER}
 _CATEGORIES |= {name.title(): kind for name, kind in _CATEGORIES.items()}
 _STARTS = re.compile("Launch|Memcpy|Memset|EnqueueKernel")
@@ -150,10 +150,10 @@ class _Reader:
     def _add_arrow(self, event: _Event, ts: float) -> None:
         """Adds an arrow with its second end, which may be either."""
         end = f"{event.pid}/{event.tid}", self._times(event, ts, 0)[0]
-        other = self.arrows.pop((event.pid, event.id), None)
-        if other is None:
+        opposite = self.arrows.pop((event.pid, event.id), None)
+        if opposite is None:
             self.arrows[event.pid, event.id] = end
-        elif (ends := (end, other) if event.ph == "s" else (other, end))[0][1] <= ends[1][1]:
+        elif (ends := (end, opposite) if event.ph == "s" else (opposite, end))[0][1] <= ends[1][1]:
             (lane, start), (_, until) = ends
             self.spans.add(Kind.ARROW, start, until, "fwdbwd", lane)
 

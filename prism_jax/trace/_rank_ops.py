@@ -70,38 +70,38 @@ def ops_of_work(trace: RankTrace, work: Work, steps: Steps) -> RankOps:
     ranges = [r for r, part in zip(work.ranges, work.parts, strict=True) if not part]
     of_range = steps.of(np.array([r.start for r in ranges], np.int64))
     of_arrow = steps.of(work.arrows[0])
-    computes, order = work.joined & (work.what == COMPUTES), np.argsort(place, kind="stable")
+    computes, order = work.joined & (work.activity == COMPUTES), np.argsort(place, kind="stable")
     if not work.joined.any():
-        computes = work.what == COMPUTES
+        computes = work.activity == COMPUTES
     bounds = np.searchsorted(place[order], np.arange(len(steps) + 1)).tolist()
     ops, by_runs = list[RankOp](), False
     for i, (low, high) in enumerate(it.pairwise(bounds)):
         before = max((op.end for op in ops), default=int(steps.start[i]))
         kernels = order[low:high]
-        mine = [ranges[j] for j in np.flatnonzero(of_range == i).tolist()]
-        found = _of_ranges(work, kernels[computes[kernels]], kernels, mine)
-        named = {op.op[:7] for op in found if op.op in COMPUTE}
+        ranges_of_step = [ranges[j] for j in np.flatnonzero(of_range == i).tolist()]
+        ops_of_step = _of_ranges(work, kernels[computes[kernels]], kernels, ranges_of_step)
+        named = {op.op[:7] for op in ops_of_step if op.op in COMPUTE}
         chosen = kernels[computes[kernels] & work.main[kernels]]
         passes, of_runs = _passes(work, chosen, *work.arrows[:, of_arrow == i])
         passes = [r for r in passes if r.op[:7] not in named]
-        found, by_runs = found + passes, by_runs or bool(of_runs and passes)
+        ops_of_step, by_runs = ops_of_step + passes, by_runs or bool(of_runs and passes)
         updates = kernels[computes[kernels] & (work.phase[kernels] == OPTIMIZE)]
         if len(updates):
             begin, end = int(work.start[updates].min()), int(work.end[updates].max())
-            found.append(RankOp(-1, OPTIMIZER, 0, -1, begin, max(end, int(steps.end[i]))))
-        if found:
-            begin = min(op.start for op in found)
+            ops_of_step.append(RankOp(-1, OPTIMIZER, 0, -1, begin, max(end, int(steps.end[i]))))
+        if ops_of_step:
+            begin = min(op.start for op in ops_of_step)
             # At least a nanosecond, so that it comes first.
             start = min(max(int(steps.start[i]), before), begin - 1)
-            found.append(RankOp(-1, LOAD_DATA, 0, -1, start, begin))
-            found.sort(key=lambda op: op.op == LOAD_DATA)
-            ops += [dataclasses.replace(op, step=int(steps.number[i])) for op in found]
+            ops_of_step.append(RankOp(-1, LOAD_DATA, 0, -1, start, begin))
+            ops_of_step.sort(key=lambda op: op.op == LOAD_DATA)
+            ops += [dataclasses.replace(op, step=int(steps.number[i])) for op in ops_of_step]
     rank = trace.rank or 0
     notes = tuple(f"rank {rank}: {note}" for note in trace.notes)
     graph = not work.phases_known and bool(work.graph.any())
     collectives = _collectives(work)
-    about = (graph, by_runs, notes, trace.cut)
-    return RankOps(rank, trace.host, steps, tuple(ops), collectives, *about)
+    origin = (graph, by_runs, notes, trace.cut)
+    return RankOps(rank, trace.host, steps, tuple(ops), collectives, *origin)
 
 
 def median_steps(
@@ -147,7 +147,7 @@ def _of_ranges(
     ranges: Sequence[RankOp],
 ) -> list[RankOp]:
     """The ops of the ranges of one step: without a number they are in the order of time."""
-    found, calls = [], collections.defaultdict[str, it.count](it.count)
+    ops, calls = [], collections.defaultdict[str, it.count](it.count)
     for r in sorted(ranges, key=lambda r: r.start):
         call = next(calls[r.op])
         if r.op == OPTIMIZER or (r.op in TRANSFERS and not work.on_device):
@@ -158,21 +158,21 @@ def _of_ranges(
             continue
         times = int(work.start[launched[low:high]].min()), int(work.end[launched[low:high]].max())
         microbatch = r.microbatch if r.microbatch >= 0 else call
-        found.append(RankOp(-1, r.op, microbatch, r.stage, *times))
-    return found
+        ops.append(RankOp(-1, r.op, microbatch, r.stage, *times))
+    return ops
 
 
 def _collectives(work: Work) -> dict[tuple[Message, int], tuple[int, int]]:
     """Collectives, identified by properties that all of their members know."""
-    found = {}
+    times = {}
     seen = collections.defaultdict[Message, it.count](it.count)
-    mine = np.flatnonzero(work.what == TALKS)
-    for i in mine[np.argsort(work.start[mine], kind="stable")].tolist():
+    talks = np.flatnonzero(work.activity == TALKS)
+    for i in talks[np.argsort(work.start[talks], kind="stable")].tolist():
         message = work.messages[work.message[i]]
         number, sequence = next(seen[message]), int(work.sequence[i])
         key = (message, sequence if sequence >= 0 else number)
-        found[key] = (int(work.start[i]), int(work.end[i]))
-    return found
+        times[key] = (int(work.start[i]), int(work.end[i]))
+    return times
 
 
 # A run with less than this share of the kernels of the longest of its phase is no microbatch.
@@ -216,13 +216,13 @@ def _passes(
         backwards = np.flatnonzero(work.phase[kernels] == BACKWARD)
         kernels = kernels[: backwards[-1] + 1] if len(backwards) else kernels
         _, run = _runs(work, kernels)
-    number, found = collections.defaultdict[str, it.count](it.count), []
+    number, passes = collections.defaultdict[str, it.count](it.count), []
     for part in np.split(kernels, np.flatnonzero(np.diff(run)) + 1) if len(kernels) else []:
         op = FORWARD_COMPUTE if work.phase[part[0]] == FORWARD else BACKWARD_COMPUTE
         times = int(work.start[part].min()), int(work.end[part].max())
-        found.append(RankOp(-1, op, next(number[op]), -1, *times))
-    several = len(found) > len(number)  # A forward and a backward are what arrows say, too.
-    return found, len(firsts) < 2 and (several or not len(order))
+        passes.append(RankOp(-1, op, next(number[op]), -1, *times))
+    several = len(passes) > len(number)  # A forward and a backward are what arrows say, too.
+    return passes, len(firsts) < 2 and (several or not len(order))
 
 
 def _runs(work: Work, kernels: Int[np.ndarray, " chosen"]) -> tuple[np.ndarray, np.ndarray]:

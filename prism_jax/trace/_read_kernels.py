@@ -45,21 +45,21 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
     size or a latency is not a positive number.
     """
     with scanned(path) as frame:
-        given = columns_of(frame, ["kernel", "latency_s"])
-        check_columns(given)
+        columns = columns_of(frame, ["kernel", "latency_s"])
+        check_columns(columns)
         check_rows(frame, _MOST_SHAPES)
-        numbers = [name for name in given if name not in _TEXTS]
+        numbers = [name for name in columns if name not in _TEXTS]
         frame = with_numbers(frame, numbers, [])
-        texts = [pl.col(name).cast(pl.String) for name in given if name in _TEXTS]
+        texts = [pl.col(name).cast(pl.String) for name in columns if name in _TEXTS]
         floats = [pl.col(name).cast(pl.Float64, strict=False) for name in numbers]
         table = collect(frame.select(*texts, *floats))
     return measured_kernels(table, shown(path))
 
 
-def check_columns(given: Iterable[str]) -> None:
+def check_columns(columns: Iterable[str]) -> None:
     """Raises a `ValueError` if a column is not one of `read_kernels`."""
     known = {*_TEXTS, "latency_s", *(name for of in _GIVEN.values() for name in of)}
-    for name in given:
+    for name in columns:
         if name not in known:
             raise ValueError(unknown_name("column", name, known))
 
@@ -78,8 +78,10 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
     dtype = pl.col("dtype").fill_null("").replace(_DTYPES)
     table = table.with_columns(dtype=dtype, kernel=pl.col("kernel").fill_null(""))
     table = _with_phases(table.with_row_index(_ROW, offset=1), where)
-    found = []
-    for (name, dtype), rows in sorted(table.group_by("kernel", "dtype"), key=lambda one: one[0]):
+    measured = []
+    for (name, dtype), rows in sorted(
+        table.group_by("kernel", "dtype"), key=lambda group: group[0]
+    ):
         kind, colon, suffix = str(name).partition(":")
         first = f"{where}, row {rows[_ROW].min()}"
         if kind not in _GIVEN:
@@ -89,14 +91,14 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
         sizes = _sizes(rows, kind, where)
         seconds = sizes.pop("latency_s")
         tables, cases = _tables_and_cases(kind, sizes)
-        for one, case in sorted({*zip(tables.tolist(), cases.tolist(), strict=True)}):
-            chosen = (tables == one) & (cases == case)
+        for table_name, case in sorted({*zip(tables.tolist(), cases.tolist(), strict=True)}):
+            chosen = (tables == table_name) & (cases == case)
             columns = {name: values[chosen] for name, values in sizes.items()}
             if kind == "attention":
-                columns = attention_sizes(one.removeprefix("attention_"), **columns)
-            about = (f"{one}{colon}{suffix}", str(dtype), case)
-            found.append(Measured(*about, columns, seconds[chosen]))
-    return found
+                columns = attention_sizes(table_name.removeprefix("attention_"), **columns)
+            labels = (f"{table_name}{colon}{suffix}", str(dtype), case)
+            measured.append(Measured(*labels, columns, seconds[chosen]))
+    return measured
 
 
 def _with_phases(table: "pl.DataFrame", where: str) -> "pl.DataFrame":
@@ -132,7 +134,7 @@ def _tables_and_cases(kind: str, sizes: dict[str, np.ndarray]) -> tuple[np.ndarr
 
 def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]:
     """The columns of the rows of a kernel, which are all positive."""
-    found = {}
+    sizes = {}
     for name in (*_GIVEN[kind], "latency_s"):
         default = _DEFAULTS.get(name)
         if name not in rows.columns and default is None:
@@ -149,5 +151,5 @@ def _sizes(rows: "pl.DataFrame", kind: str, where: str) -> dict[str, np.ndarray]
                 f"{where}: `{name}` of row {row} (`{quoted(kind)}`) is {shown_value}, but must be "
                 f"a number from {least:g} to {_MOST:g}; correct or drop that row."
             )
-        found[name] = values
-    return found
+        sizes[name] = values
+    return sizes

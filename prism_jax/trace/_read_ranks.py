@@ -138,7 +138,7 @@ def _format_of(path: Path) -> str:
     name = os.fspath(path)
     names = [entry.name for entry in os.scandir(name)] if os.path.isdir(name) else [name]
     for format in ("kineto", "chakra", "nsight", "xla"):
-        if any(one.endswith(_FORMATS[format][0]) for one in names):
+        if any(file.endswith(_FORMATS[format][0]) for file in names):
             return format
     return "kineto"
 
@@ -164,8 +164,8 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[str]:
     name = os.fspath(path)
     if not os.path.isdir(name):
         return [name]
-    found = (entry for entry in os.scandir(name) if entry.is_file())
-    files = sorted(entry.path for entry in found if entry.name.endswith(suffixes))
+    entries = (entry for entry in os.scandir(name) if entry.is_file())
+    files = sorted(entry.path for entry in entries if entry.name.endswith(suffixes))
     if not files:
         raise ValueError(
             f"{shown(path)}: the folder has no {' or '.join(suffixes)} files; give the "
@@ -186,8 +186,8 @@ def _joined_ops(
     rank are freed as soon as they are read.
     """
     names = names or RangeNames()
-    found = [rank_ops(trace, names) for trace in ranks]
-    for ops in found:
+    ops_of_ranks = [rank_ops(trace, names) for trace in ranks]
+    for ops in ops_of_ranks:
         if not ops.ops or ops.graph:
             hint = "give the meaning of its ranges with --names, or record the host, too"
             if ops.graph:
@@ -197,14 +197,16 @@ def _joined_ops(
                 f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
                 f"of them is known by its range or its launch; {hint}."
             )
-    notes = [note for ops in found for note in ops.notes]
-    if len(found) == 1 and found[0].rank and job.layout.world_size == 1:
-        notes.append(f"rank {found[0].rank} is fitted as the only one of the layout")
-        found = [dataclasses.replace(found[0], rank=0)]
+    notes = [note for ops in ops_of_ranks for note in ops.notes]
+    if len(ops_of_ranks) == 1 and ops_of_ranks[0].rank and job.layout.world_size == 1:
+        notes.append(f"rank {ops_of_ranks[0].rank} is fitted as the only one of the layout")
+        ops_of_ranks = [dataclasses.replace(ops_of_ranks[0], rank=0)]
     with located(shown(path)):
-        table, job, more = join_ranks(found, job, schedule, names.order)
-    hints = [_ends_early(cut)] if (cut := sorted(ops.rank for ops in found if ops.cut)) else []
-    if any(ops.by_runs for ops in found):
+        table, job, more = join_ranks(ops_of_ranks, job, schedule, names.order)
+    hints = (
+        [_ends_early(cut)] if (cut := sorted(ops.rank for ops in ops_of_ranks if ops.cut)) else []
+    )
+    if any(ops.by_runs for ops in ops_of_ranks):
         hints.append(
             "neither ranges nor autograd's arrows tell apart microbatches that follow one another, "
             "so they count as one: record each in a range such as `Forward 7`, or check that the "

@@ -120,7 +120,7 @@ def trace_of_rows(
             f"it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
             f"{', '.join(needed)}."
         )
-    dropped = {what: number for what, number in again.items() if number}
+    dropped = {reason: number for reason, number in again.items() if number}
     if not whole.all():
         dropped["steps with missing ops"] = int(np.sum(~whole))
     if not whole.any():
@@ -133,9 +133,9 @@ def trace_of_rows(
     return in_order(trace, stage_to_rank, schedule)
 
 
-def _needed_ops(pp: int, found: Collection[str]) -> tuple[str, ...]:
+def _needed_ops(pp: int, ops: Collection[str]) -> tuple[str, ...]:
     """Kinds of ops that every step needs, besides those that were found."""
-    halves = {"backward-input", "backward-weight"} & {*found}
+    halves = {"backward-input", "backward-weight"} & {*ops}
     compute = (FORWARD_COMPUTE, "backward-input" if halves else BACKWARD_COMPUTE)
     return compute if pp == 1 else (*compute, *TRANSFERS)
 
@@ -144,8 +144,8 @@ def _typed(frame: "pl.LazyFrame", job: Job) -> "pl.LazyFrame":
     """The required columns, with the right types. If all ranks have one stage, `virtual_stage` may
     be missing. Ops that run once in a step have none, and get zero.
     """
-    given = columns_of(frame, [name for name in COLUMNS if name != "virtual_stage"])
-    if "virtual_stage" not in given:
+    columns = columns_of(frame, [name for name in COLUMNS if name != "virtual_stage"])
+    if "virtual_stage" not in columns:
         if job.schedule.virtual_stages > 1:
             raise ValueError(
                 "the column `virtual_stage` is missing, but the job has "
@@ -180,27 +180,27 @@ def _check_rows(rows: "pl.LazyFrame", dp: int, pp: int, microbatches: int) -> No
         ),
         (~pipelined & (pl.col("seq_id") != 0), "an op that runs twice in a step (`seq_id` over 0)"),
     )
-    found = collect(
+    counts = collect(
         rows.select(
             pl.len().alias("rows"),
             *(pl.col(name).null_count().alias(f"empty {name}") for name in COLUMNS),
-            *(wrong.sum().alias(what) for wrong, what in wrongs),
+            *(wrong.sum().alias(problem) for wrong, problem in wrongs),
         )
     ).row(0, named=True)
-    if not found["rows"]:
+    if not counts["rows"]:
         raise ValueError("it has no rows.")
-    empty = [name for name in COLUMNS if found[f"empty {name}"]]
+    empty = [name for name in COLUMNS if counts[f"empty {name}"]]
     if empty:
         raise ValueError(f"the column `{empty[0]}` has empty cells; fill or drop those rows.")
-    given = collect(rows.select(pl.col("optype").unique()))["optype"]
-    unknown = sorted({*given} - {*OPS})
+    optypes = collect(rows.select(pl.col("optype").unique()))["optype"]
+    unknown = sorted({*optypes} - {*OPS})
     if unknown:
         raise ValueError(unknown_name("op", unknown[0], OPS))
-    for wrong, what in wrongs:
-        if found[what]:
+    for wrong, problem in wrongs:
+        if counts[problem]:
             row = collect(rows.filter(wrong).head(1)).row(0, named=True)
             raise ValueError(
-                f"{rows_have(found[what])} {what}, the first `{row['optype']}` of step "
+                f"{rows_have(counts[problem])} {problem}, the first `{row['optype']}` of step "
                 f"{row['step']}, dp_rank {row['dp_rank']}, stage {row['stage']}; correct the "
                 "trace, or give the job that was traced."
             )

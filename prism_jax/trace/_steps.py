@@ -53,7 +53,7 @@ class Steps:
     def of_kernels(self, work: Work) -> Int[np.ndarray, " kernels"]:
         """The same of kernels. What was launched before the recording is of no step."""
         place = self.of(work.launched)
-        place[(work.what != TALKS) & ~work.joined & work.joined.any()] = -1
+        place[(work.activity != TALKS) & ~work.joined & work.joined.any()] = -1
         return place
 
 
@@ -145,7 +145,7 @@ def _between_optimizers(work: Work) -> list[tuple[int, int, int]]:
     """
     ranges = [r for r in work.ranges if r.op == OPTIMIZER]
     # What a graph runs has no phase.
-    forward = work.launched[np.isin(work.phase, (-1, FORWARD)) & (work.what == COMPUTES)]
+    forward = work.launched[np.isin(work.phase, (-1, FORWARD)) & (work.activity == COMPUTES)]
     backward = work.launched[work.phase == BACKWARD]
     needed = [launched for launched in (forward, backward) if len(launched)]
     ends: list[int] = []

@@ -72,11 +72,11 @@ def read_runs(path: Path) -> list[Float[np.ndarray, " steps"]]:
     Up to 50 million rows are read, a column at a time, with at most 40 bytes of memory for each.
     """
     with scanned(path) as frame:
-        given = columns_of(frame, ["step_time_s"])
+        columns = columns_of(frame, ["step_time_s"])
         check_rows(frame, _MOST_STEPS)
-        integers = ["step"] if "step" in given else []
+        integers = ["step"] if "step" in columns else []
         frame = with_numbers(frame, ["step_time_s", *integers], integers)
-        runs, names = _runs(frame) if "run" in given else (None, None)
+        runs, names = _runs(frame) if "run" in columns else (None, None)
         steps = _column(frame, "step").to_numpy() if integers else None
         values = _positive(frame, "step_time_s", "number of seconds", _MOST_S)
         keys = [key for key in (steps, runs) if key is not None]
@@ -138,8 +138,8 @@ def read_factors(
     `gpu` or `node` do not count from 0 up.
     """
     with scanned(path) as frame:
-        given = columns_of(frame, [column])
-        by = [name for name in ("gpu", "rank", "node") if name in given]
+        columns = columns_of(frame, [column])
+        by = [name for name in ("gpu", "rank", "node") if name in columns]
         if len(by) > 1:
             names = " and ".join(f"`{name}`" for name in by)
             raise ValueError(f"it has the columns {names}; keep one of them.")
@@ -148,7 +148,7 @@ def read_factors(
         most = _MOST_FACTOR if column == "factor" else _MOST_RATE
         values = _positive(frame, column, "number", most)
         if not by:
-            for name in given:
+            for name in columns:
                 if name != column and _NAMES_PLACE.search(name):
                     raise ValueError(
                         f"it says by {quoted(name)} of what a row is; call that column `gpu`, "
@@ -193,7 +193,7 @@ def _column(frame: "pl.LazyFrame", name: str) -> "pl.Series":
 
 
 def _positive(
-    frame: "pl.LazyFrame", column: str, what: str, most: float
+    frame: "pl.LazyFrame", column: str, noun: str, most: float
 ) -> Float[np.ndarray, " rows"]:
     """The numbers of a column. It refuses empty cells, and values that are not numbers between
     `1 / most` and `most`.
@@ -208,7 +208,7 @@ def _positive(
             raise ValueError(f"`{column}` is empty in row {row + 1}; fill or drop that row.")
         raise ValueError(
             f"`{column}` is {_cell(cell)} in row {row + 1}, but must be a positive "
-            f"{what}, from {1 / most:g} to {most:g}."
+            f"{noun}, from {1 / most:g} to {most:g}."
         )
     return values
 
@@ -236,8 +236,8 @@ def scanned(path: Path) -> Iterator["pl.LazyFrame"]:
     except FileNotFoundError:
         raise ValueError(f"{shown(path)}: there is no such file; give another.") from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        what = f"it cannot be read as {suffix[1:]}: {_line(error)}"
-        raise ValueError(f"{shown(path)}: {what}.") from None
+        problem = f"it cannot be read as {suffix[1:]}: {_line(error)}"
+        raise ValueError(f"{shown(path)}: {problem}.") from None
     with located(shown(path)):
         yield frame
 
@@ -290,15 +290,15 @@ def _silence() -> Iterator[None]:
 
 def columns_of(frame: "pl.LazyFrame", needed: Iterable[str]) -> list[str]:
     """The names of the columns. Raises a `ValueError` if a required column is missing."""
-    given = frame.collect_schema().names()
-    if missing := [name for name in needed if name not in given]:
+    columns = frame.collect_schema().names()
+    if missing := [name for name in needed if name not in columns]:
         are = "column {} is" if len(missing) == 1 else "columns {} are"
         names = " and ".join(f"`{name}`" for name in missing)
         raise ValueError(
             f"the {are.format(names)} missing; it has "
-            f"{quoted(', '.join(given), 2 * MOST_QUOTED) or 'none'}."
+            f"{quoted(', '.join(columns), 2 * MOST_QUOTED) or 'none'}."
         )
-    return given
+    return columns
 
 
 def with_numbers(frame: "pl.LazyFrame", numbers: list[str], integers: list[str]) -> "pl.LazyFrame":
@@ -306,9 +306,9 @@ def with_numbers(frame: "pl.LazyFrame", numbers: list[str], integers: list[str])
     values that a cast would change silently (booleans, times, fractions), and strings in place of
     integers.
     """
-    given = frame.collect_schema()
+    schema = frame.collect_schema()
     for name in numbers:
-        kind = given[name]
+        kind = schema[name]
         if not (kind.is_numeric() or kind in (pl.String, pl.Null)):
             holds = quoted(str(kind))
             raise ValueError(f"the column `{name}` holds {holds} values; give numbers.")
@@ -319,17 +319,17 @@ def with_numbers(frame: "pl.LazyFrame", numbers: list[str], integers: list[str])
         x = pl.col(name).cast(pl.Float64, strict=False)
         # Larger floats cannot represent all whole numbers.
         whole = pl.when(x.round() == x, x.abs() <= 2**53).then(x)
-        kept = pl.col(name) if given[name].is_integer() else whole
+        kept = pl.col(name) if schema[name].is_integer() else whole
         casts[name] = kept.cast(pl.Int64, strict=False)
     wrong = {name: pl.col(name).is_not_null() & cast.is_null() for name, cast in casts.items()}
-    found = collect(frame.select(**{name: x.sum() for name, x in wrong.items()}))
+    counts = collect(frame.select(**{name: x.sum() for name, x in wrong.items()}))
     for name in integers:
-        if number := found[name][0]:
+        if number := counts[name][0]:
             first = collect(frame.filter(wrong[name]).select(name).head(1))[name][0]
             fraction = isinstance(first, float) and math.isfinite(first)
-            what = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
+            problem = f"a fractional `{name}`" if fraction else f"a `{name}` that is not one"
             raise ValueError(
-                f"{rows_have(number)} {what}, the first {_cell(first)}; give whole numbers."
+                f"{rows_have(number)} {problem}, the first {_cell(first)}; give whole numbers."
             )
     return frame.with_columns(**casts)
 

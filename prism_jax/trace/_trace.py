@@ -89,9 +89,9 @@ class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def op_of(self, name: str) -> tuple[str, int, int] | None:
         """The kind, the microbatch and the stage of an op; -1 for what its name does not say."""
         rules = (*((re.fullmatch(rule.range, name), rule.op) for rule in self.ops),)
-        for found, op in it.chain(rules, ((text.fullmatch(name), op) for text, op in _FRAMEWORKS)):
-            if found:
-                groups = found.groupdict()
+        for match, op in it.chain(rules, ((text.fullmatch(name), op) for text, op in _FRAMEWORKS)):
+            if match:
+                groups = match.groupdict()
                 number, stage = (_number(groups.get(g), name) for g in ("microbatch", "stage"))
                 return op, number, stage
         return None
@@ -104,9 +104,9 @@ class RangeNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def steps_of(self, names: Sequence[str]) -> list[int | None]:
         """The number of the step whose range has each of some names."""
         for text in (_MARK, _COUNTED) if self.step is None else (re.compile(self.step),):
-            found = [text.fullmatch(name) for name in names]
-            if any(found):
-                return [one and _number(one["step"], one[0], 2**31) for one in found]
+            matches = [text.fullmatch(name) for name in names]
+            if any(matches):
+                return [match and _number(match["step"], match[0], 2**31) for match in matches]
         return [None] * len(names)
 
 
@@ -274,9 +274,9 @@ def outline(trace: Trace) -> Outline:
 def _calls(trace: Trace, ops: list[str], ends: np.ndarray) -> tuple[Call, ...]:
     """The calls in the order of their starts, after ops with these `ends`, `(steps, dp, pp)`."""
 
-    def precedence(one: str, other: str) -> int:
-        """Negative if each worker starts `one` before `other`; workers may be far apart in time."""
-        return int(np.sign(np.nansum(trace.start[one] - trace.start[other])))
+    def precedence(first: str, second: str) -> int:
+        """Negative if workers start `first` before `second`; they may be far apart in time."""
+        return int(np.sign(np.nansum(trace.start[first] - trace.start[second])))
 
     step_time = trace.step_times().mean()
     calls = []
@@ -320,4 +320,4 @@ def groups(place: Any, shape: tuple[int, int]) -> dict[str, tuple[Any, ...]]:
         "last": (pp == shape[1] - 1) | ((dp == d) & (pp == s)),
         "world": np.ones(len(dp), bool),
     }
-    return {scope: (dp[mine], pp[mine]) for scope, mine in chosen.items()}
+    return {scope: (dp[members], pp[members]) for scope, members in chosen.items()}

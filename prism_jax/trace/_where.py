@@ -154,10 +154,10 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
     computes, talks, either, busy = (within(x, steps.start, steps.end) for x in covers)
     shares = (computes, talks, either - computes, seconds - busy)
     never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
-    hideable = (work.what == TALKS) & ~never[work.message]
+    hideable = (work.activity == TALKS) & ~never[work.message]
     hiding, with_compute = (
         within(covered(work.start[chosen], work.end[chosen]), steps.start, steps.end)
-        for chosen in (hideable, hideable | (work.what == COMPUTES))
+        for chosen in (hideable, hideable | (work.activity == COMPUTES))
     )
     passes = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
     whole = np.stack([steps.number, steps.start, steps.end], axis=1)
@@ -174,10 +174,10 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
         chosen = chosen & (place >= 0)
         return float(np.median(np.bincount(place[chosen], lasts[chosen], len(steps))))
 
-    computing, phases = work.what == COMPUTES, None
+    computing, phases = work.activity == COMPUTES, None
     if work.phases_known:
         phases = {name: median(computing & (work.phase == i)) for i, name in enumerate(PHASES)}
-        phases["copies"] = median(work.what == COPIES)
+        phases["copies"] = median(work.activity == COPIES)
     by_name = np.array([kind_of(name) for name in spans.names] or [""])
     by_kernel = np.where(work.phase == OPTIMIZE, "optimizer", by_name[work.name])
     kinds = {
@@ -211,7 +211,12 @@ class _Cover:
     """How many nanoseconds before a time a device does either, both, or anything at all."""
 
     def __init__(self, work: Work):
-        masks = (work.what == COMPUTES, work.what == TALKS, work.what != COPIES, work.what >= 0)
+        masks = (
+            work.activity == COMPUTES,
+            work.activity == TALKS,
+            work.activity != COPIES,
+            work.activity >= 0,
+        )
         covers = (covered(work.start[mask], work.end[mask]) for mask in masks)
         self.computes, self.talks, self.either, self.busy = covers
 
@@ -219,7 +224,7 @@ class _Cover:
 def _collectives(
     work: Work, cover: _Cover, place: Int[np.ndarray, " kernels"], number: int
 ) -> tuple[Collective, ...]:
-    talks = np.flatnonzero((work.what == TALKS) & (place >= 0))
+    talks = np.flatnonzero((work.activity == TALKS) & (place >= 0))
     lasts = (work.end[talks] - work.start[talks]) * 1e-9
     exposed = lasts - within(cover.computes, work.start[talks], work.end[talks])
     alike = collections.defaultdict[tuple, list[int]](list)
@@ -321,6 +326,6 @@ def step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
             f"The {counted(len(ranks), 'traced rank')} have no step in common; record the same "
             "steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
-    seconds = [dict(zip(one.step_numbers, one.step_times_s, strict=True)) for one in ranks]
+    seconds = [dict(zip(rank.step_numbers, rank.step_times_s, strict=True)) for rank in ranks]
     rows = [[of_rank[number] for number in common] for of_rank in seconds]
     return np.sort(rows, axis=0)[(len(rows) - 1) // 2]

@@ -66,7 +66,7 @@ class Work:
     - `start`, `end`: when each runs.
     - `launched`, `joined`, `lane`: when and by which thread it was launched, or -1. What is not
       `joined` to a launch counts as launched when it starts.
-    - `what`: whether it computes, communicates or copies.
+    - `activity`: whether it computes, communicates or copies.
     - `phase`: an index of `PHASES`, or -1 if it is not known.
     - `name`: an index of the names of the spans.
     - `message`, `sequence`: an index of `messages`, and its number in its group, or -1.
@@ -84,7 +84,7 @@ class Work:
     launched: Int[np.ndarray, " kernels"]
     joined: Bool[np.ndarray, " kernels"]
     lane: Int[np.ndarray, " kernels"]
-    what: Int[np.ndarray, " kernels"]
+    activity: Int[np.ndarray, " kernels"]
     phase: Int[np.ndarray, " kernels"]
     name: Int[np.ndarray, " kernels"]
     message: Int[np.ndarray, " kernels"]
@@ -103,7 +103,7 @@ class Work:
     @property
     def phases_known(self) -> bool:
         """Whether the phases of most of its compute are known."""
-        lasts = (self.end - self.start) * (self.what == COMPUTES)
+        lasts = (self.end - self.start) * (self.activity == COMPUTES)
         return bool(lasts @ (self.phase >= 0) > _KNOWN * lasts.sum())
 
 
@@ -126,21 +126,21 @@ def work_of(spans: Spans, names: RangeNames) -> Work:
     kernels, launched, joined = kernels[order], launched[order], joined[order]
     copies = kernels.named(is_copy)
     talks = (kernels.message >= 0) | ((collectives[kernels.name] != "") & on_device)
-    what = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
-    main = what == COMPUTES if np.any(what == COMPUTES) else what >= 0
+    activity = np.where(talks, TALKS, np.where(copies, COPIES, COMPUTES))
+    main = activity == COMPUTES if np.any(activity == COMPUTES) else activity >= 0
     if on_device:
         seconds = np.bincount(kernels.lane, (kernels.end - kernels.start) * main)
         main = (main | ~joined.any()) & (kernels.lane == np.argmax(seconds))
     times = (kernels.start, kernels.end, launched, joined, lane[order])
     labels = (kernels.name, kernels.message, kernels.sequence, main, graph[order], spans.messages)
-    work = Work(*times, what, kernels.phase, *labels, *_named(spans, names), on_device)
+    work = Work(*times, activity, kernels.phase, *labels, *_named(spans, names), on_device)
     message, messages = _messages(spans, work, collectives)
     phase = _phases(spans, work)
     trains = np.isin(phase, (BACKWARD, OPTIMIZE)).any() or np.any(spans.kind == Kind.BACKWARD)
     trains |= any(r.op == OPTIMIZER or r.op.startswith("backward") for r in work.ranges)
     # If the host was recorded, and runs no backward, this is no training.
     training = (
-        True if trains else False if np.any((phase == FORWARD) & (what == COMPUTES)) else None
+        True if trains else False if np.any((phase == FORWARD) & (activity == COMPUTES)) else None
     )
     arrows = spans[spans.kind == Kind.ARROW]
     arrows = arrows[~_in_nodes(spans, arrows.start, arrows.lane)]
@@ -266,7 +266,7 @@ def _messages(
     number = {message: i for i, message in enumerate(spans.messages)}
     of_kernels, matched = work.message.copy(), dict.fromkeys(np.unique(work.lane).tolist(), 0)
     by_lane = {lane: np.flatnonzero(calls.lane == lane) for lane in matched}
-    for i in np.flatnonzero(work.what == TALKS).tolist():
+    for i in np.flatnonzero(work.activity == TALKS).tolist():
         lane, kind = int(work.lane[i]), str(collectives[work.name[i]]) or "unknown"
         message = spans.messages[work.message[i]] if work.message[i] >= 0 else Message(kind)
         message = message if message.name in COLLECTIVES else message._replace(name=kind)

@@ -51,7 +51,7 @@ class XlaEvents:
         """The spans of each device that ran more than copies, in the order of their numbers."""
         numbered = {}
         for (process, line), name in self._names.items():
-            if line is None and (found := _DEVICE.fullmatch(name)):
+            if line is None and (match := _DEVICE.fullmatch(name)):
                 lines = {
                     self._names.get((process, of), ""): events
                     for (owner, of), events in self._events.items()
@@ -59,7 +59,7 @@ class XlaEvents:
                 }
                 spans = _spans(lines)
                 if np.any((spans.kind == Kind.KERNEL) & ~spans.named(is_copy)):
-                    numbered[int(found[1][:9]), str(process)] = spans
+                    numbered[int(match[1][:9]), str(process)] = spans
         return [numbered[key] for key in sorted(numbered)]
 
 
@@ -98,7 +98,7 @@ def _leaves(events: list[_Event]) -> list[_Event]:
     lasting = (event for event in events if event[1] < event[2])
     events = sorted(lasting, key=lambda event: (event[1], -event[2]))
     nexts = [*(start for _, start, *_ in events[1:]), math.inf]
-    return [one for one, start in zip(events, nexts, strict=False) if start >= one[2]]
+    return [event for event, start in zip(events, nexts, strict=False) if start >= event[2]]
 
 
 def read_xplane(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]:
