@@ -81,11 +81,19 @@ _BESIDE = Branches(((_COMPUTE, 1),), (((Kernel("all_gather", "one", 1.5), 1),),)
 def test_what_waits_hide_of_stalls(segment, rate, size, expected):
     """Of sixteen members, where two stalls of one member are rare."""
     stalls = {"gemm": Stall(jnp.asarray(rate), LogNormal(jnp.asarray(size), jnp.asarray(1e-3)))}
-    means = []
-    for laws in (Variability(), Variability(stalls=stalls)):
-        program = assemble(graph_of([()]), [((segment, 1),)], variability=laws, group_size=16)
-        means.append(prism.simulate(program, num_samples=2**16, key=jax.random.key(0)).mean)
-    assert means[1] - means[0] == pytest.approx(expected, rel=0.03, abs=1e-4)
+    calm, law = (
+        prism.simulate(
+            assemble(graph_of([()]), [((segment, 1),)], variability=variability, group_size=16),
+            num_samples=2**16,
+            key=jax.random.key(0),
+        )
+        for variability in (Variability(), Variability(stalls=stalls))
+    )
+    assert law.mean - calm.mean == pytest.approx(expected, rel=0.03, abs=1e-4)
+    # The longest delays a step once.
+    none = np.exp(-16 * rate)
+    spread = expected * np.sqrt(none / (1 - none))
+    assert law.std == pytest.approx(spread, rel=0.03, abs=2e-3)
 
 
 def _mean(num_replicas: int, rates: np.ndarray) -> float:

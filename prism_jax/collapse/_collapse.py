@@ -163,7 +163,7 @@ def class_moments(
     Float[Array, "classes regimes nodes"],
     Float[Array, "3 classes regimes"] | None,
     Float[Array, "2 classes regimes"] | None,
-    Float[Array, "kinds classes regimes"] | None,
+    tuple[Float[Array, "kinds classes regimes"], Float[Array, " classes"]] | None,
 ]:
     """Moments of each class, for each regime of the network, given the factor of the slowest GPU at
     `NODE_SCORES`: the mean, the standard deviation and the skewness of the part that each op draws
@@ -171,7 +171,7 @@ def class_moments(
     other GPUs are the same; the first three for the communication of each class alone, on which
     factors of GPUs do not act; the standard deviation and the skewness of the part that all ops of
     a stage and microbatch share, because each of its layers has one load there; and the slack that
-    hides stalls of each kind, of `_stalls`.
+    hides stalls of each kind, and the share of pairs of stalls that meet, of `_stalls`.
 
     The shared parts of segments are taken to be fully correlated, even between segments of
     different spreads, whose correlation is slightly below one. Overlapped collectives count as
@@ -251,8 +251,10 @@ def class_moments(
         of_ops = shared_by_ops(sways, collapse.layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
         part = part.at[1].set(jnp.minimum(part[1], whole[1].min(axis=-1)))
-    slack = None if hides is None or stalls is None else hides.slack(stalls)
-    return _moments(whole), shared, _moments(part) if apart else None, of_ops, slack
+    of_stalls = None
+    if hides is not None and stalls is not None:
+        of_stalls = hides.slack(stalls), hides.meeting(stalls)
+    return _moments(whole), shared, _moments(part) if apart else None, of_ops, of_stalls
 
 
 class _Figures(NamedTuple):

@@ -3,12 +3,13 @@
 A member that stalls may not be the one that the others wait for, and collectives beside it may last
 longer. Of a stall of `S`, `max(S - D, 0)` delays the op, where `D` is how long the member waits
 otherwise: its slack, which is taken to be the mean over members. Slacks add up where several waits
-follow: of members, of what runs beside them, of groups. Of two stalls before the same wait on
-different members, the longer one counts: with `k` stalls of other members to expect, each of which
-hides `min(S, S')` of one of the two, `k / 2` of these means are hidden, to first order.
+follow: of members, of what runs beside them, of groups. What is hidden adds up over the calls of a
+class, and the slack of a class is the one that hides as much.
 
-What is hidden adds up over the calls of a class, and the slack of a class is the one that hides as
-much.
+Of two stalls before the same wait on different members, the longer one counts. Which calls stall is
+not known of an op, so that of two of its stalls as much of the shorter one is hidden as is likely
+to be: of all pairs of the class's calls, the share that are before the same wait on different
+members.
 """
 
 from typing import NamedTuple
@@ -25,11 +26,13 @@ class Stalls(eqx.Module):
     **Attributes:**
 
     - `rates`: how many stalls a call has.
+    - `members`: how many members run each op.
     - `sizes`: equally likely sizes of those of each kind, increasing, in the unit of latencies.
     - `kernels`: one where a kernel has stalls of the kind.
     """
 
     rates: Float[Array, " kinds"]
+    members: Float[Array, ""]
     sizes: Float[Array, "kinds sizes"]
     kernels: Float[Array, "kinds kernels"]
 
@@ -41,10 +44,13 @@ class Hidden(NamedTuple):
 
     - `calls`: how many calls of kernels that may stall each member makes.
     - `time`: the sum over these calls of what is hidden of a stall, by regime of the network.
+    - `pairs`: for each member, the stalls of other members before the same waits, summed over its
+        own.
     """
 
     calls: Float[Array, "kinds contents"]
     time: Float[Array, "kinds contents regimes"]
+    pairs: Float[Array, " contents"]
 
     def slack(self, stalls: Stalls) -> Float[Array, "kinds contents regimes"]:
         """The slack that hides as much of the stall of any call."""
@@ -59,25 +65,32 @@ class Hidden(NamedTuple):
 
         return jax.vmap(of_kind)(stalls.sizes, mean)
 
+    def meeting(self, stalls: Stalls) -> Float[Array, " contents"]:
+        """The share of pairs of stalls that are before the same wait on different members."""
+        every = stalls.members * (stalls.rates @ self.calls) ** 2
+        return self.pairs / jnp.where(every > 0, every, 1)
+
     def within(
         self,
         stalls: Stalls,
         contained: Float[Array, "outer contents"],
         waits: Float[Array, "outer regimes"],
-        others: Float[Array, " outer"] | None = None,
+        others: Float[Array, " outer"] | float = 0.0,
     ) -> "Hidden":
         """The same of blocks that contain these, at whose end members wait for longer still, also
         for `others`.
         """
         there = (contained > 0).astype(contained.dtype)
         slack = jnp.einsum("oc,kcr->kor", there, self.slack(stalls)) + waits[None]
-        return hidden(stalls, self.calls @ contained.T, slack, others)
+        outer = hidden(stalls, self.calls @ contained.T, slack, others)
+        return outer._replace(pairs=outer.pairs + contained @ self.pairs)
 
     def plus(self, more: "Hidden", classes: Float[Array, "classes contents"]) -> "Hidden":
         """With what is in classes that contain others so often."""
         return Hidden(
             self.calls + more.calls @ classes.T,
             self.time + jnp.einsum("co,kor->kcr", classes, more.time),
+            self.pairs + classes @ more.pairs,
         )
 
 
@@ -85,17 +98,9 @@ def hidden(
     stalls: Stalls,
     calls: Float[Array, "kinds contents"],
     slack: Float[Array, "#kinds #contents regimes"],
-    others: Float[Array, " contents"] | None = None,
+    others: Float[Array, " contents"] | float = 0.0,
 ) -> Hidden:
-    """What slacks, and stalls of `others` who make the same calls, hide of stalls."""
-    sizes = stalls.sizes
+    """What slacks hide of stalls, where so many `others` make the same calls before a wait."""
     slack = jnp.maximum(slack, 0)[..., None]
-    mean = jnp.mean(jnp.minimum(sizes[:, None, None, :], slack), axis=-1)
-    if others is not None:
-        shorter = jnp.minimum(sizes[:, None, :, None], sizes[None, :, None, :])
-        number = stalls.rates[:, None] * calls * others[None] / 2
-        number = number / (1 + jnp.sum(number, axis=0, keepdims=True))
-        # What the slack leaves of them.
-        left = 1 - mean / jnp.mean(sizes, axis=1)[:, None, None]
-        mean += left * (jnp.mean(shorter, axis=(2, 3)) @ number)[:, :, None]
-    return Hidden(calls, calls[:, :, None] * mean)
+    mean = jnp.mean(jnp.minimum(stalls.sizes[:, None, None, :], slack), axis=-1)
+    return Hidden(calls, calls[:, :, None] * mean, others * (stalls.rates @ calls) ** 2)

@@ -85,14 +85,19 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         seconds *= np.asarray(groups.latency)[groups.group.value, None]
     kinds = sorted(laws_of.stalls)
     stalls = program.stall_ops.value, program.stall_kinds.value, program.stall_counts.value
+    longest = np.zeros_like(seconds)
     for op, kind, calls in zip(*stalls, strict=True):
         stall = laws_of.stalls[kinds[kind]]
         step = np.repeat(np.arange(shape[1]), rng.poisson(float(stall.rate) * calls, shape[1]))
         sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
-        if laws.slack is not None:
+        meeting = 0.0
+        if laws.slack is not None and laws.meeting is not None:
             class_ = program.rows.class_.value[ops.row.value[op]]
             sizes = np.maximum(sizes - np.asarray(laws.slack)[kind, class_, regime[step]], 0)
-        np.add.at(seconds[op], step, sizes)
+            meeting = float(laws.meeting[class_])
+        for s, size in zip(step, sizes, strict=True):
+            seconds[op, s] += size - meeting * min(size, longest[op, s])
+            longest[op, s] = max(size, longest[op, s])
     return op_ends(program.levels, seconds)[program.levels.sink_ops.value].max(axis=1)
 
 

@@ -52,6 +52,8 @@ class BlockLaws(eqx.Module):
         microbatch share because their layers have the same loads; `None` if loads are equal.
     - `slack`: how much of a stall of each kind is hidden in a class, in seconds, by regime; `None`
         if nothing stalls.
+    - `meeting`: the share of pairs of a class's stalls that are before the same wait on different
+        members, of which the longer counts.
     - `skewness`: of the segments that members run by themselves.
     - `nodes`: the factors of the slowest GPU of a rank's group, and of all GPUs together.
     - `at_scores`: the same factors at given scores.
@@ -67,6 +69,7 @@ class BlockLaws(eqx.Module):
     loading: Float[Array, "classes regimes"] | None
     load: Float[Array, "2 classes regimes"] | None
     slack: Float[Array, "kinds classes regimes"] | None
+    meeting: Float[Array, " classes"] | None
     skewness: Float[Array, " segments"]
     nodes: Float[Array, "2 nodes"]
     at_scores: Float[Array, "2 scores"]
@@ -123,7 +126,7 @@ def block_laws(
         slowest = slowest_workers(laws, worker, counts, sizes, scores)
         groups, at_scores = slowest.groups, slowest.at_scores
         in_step, of_data = slowest.in_step, slowest.of_data
-    load = of_load = slack = None
+    load = of_load = of_stalls = None
     if loads is not None and unevenness is not None:
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
     by_data = variability.microbatch is not None
@@ -135,8 +138,9 @@ def block_laws(
     else:
         stalls = None
         if collapse.stalls is not None:
-            stalls = Stalls(*_stalls_of(variability, unit), collapse.stalls)
-        moments, shared, communication, of_load, slack = class_moments(
+            rates, lengths = _stalls_of(variability, unit)
+            stalls = Stalls(rates, counts[0], lengths, collapse.stalls)
+        moments, shared, communication, of_load, of_stalls = class_moments(
             collapse, cumulants, network, groups, load, stalls, apart=apart
         )
         skewness = segment_skewness(collapse, cumulants)
@@ -152,7 +156,8 @@ def block_laws(
         communication=None if communication is None else communication * seconds,
         loading=_loadings(moments, communication, direct, loading, slopes) if by_data else None,
         load=None if of_load is None else of_load * seconds[1:],
-        slack=None if slack is None else slack * unit,
+        slack=None if of_stalls is None else of_stalls[0] * unit,
+        meeting=None if of_stalls is None else of_stalls[1],
         skewness=skewness,
         nodes=groups.slowest[:2],
         at_scores=at_scores[:2],

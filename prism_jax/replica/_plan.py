@@ -49,6 +49,7 @@ class Tables(eqx.Module):
         are equal.
     - `stall_shares`: the share of each entry of `Graph.stall_op`; `stall_sizes` by kind.
     - `stall_slack`: by kind, class and regime, how much of a stall is hidden, in seconds.
+    - `stall_meeting`: by class, how likely two stalls of an op are before the same wait.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
     - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
@@ -74,6 +75,7 @@ class Tables(eqx.Module):
     stall_shares: Float[Array, " stalls"] | None
     stall_sizes: Float[Array, "stall_kinds scores"] | None
     stall_slack: Float[Array, "stall_kinds classes regimes"] | None
+    stall_meeting: Float[Array, " classes"] | None
     stall_counts: Float[Array, " counts"]
     network: Float[Array, " regimes"]
     latency_factor: Float[Array, " groups"] | None
@@ -215,6 +217,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
         stall_slack=None if rates is None else found.slack,
+        stall_meeting=None if rates is None else found.meeting,
         stall_counts=_counts(rates, classes, dtype),
         network=found.probabilities,
         latency_factor=parameters.latency_factor,

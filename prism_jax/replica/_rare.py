@@ -89,10 +89,15 @@ def pauses_of(
     op = jnp.where(entries >= 0, ops[entries], -2)
     seconds = look_up(plan.tables.stall_sizes, kinds[entries], z)
     if (slack := plan.tables.stall_slack) is not None:
-        class_ = plan.structure.classes.stall_class
+        meeting, class_ = plan.tables.stall_meeting, plan.structure.classes.stall_class
+        assert meeting is not None
         assert class_ is not None
         hidden = slack[kinds[entries], class_[entries], regimes[None, :]]
         seconds = jnp.maximum(seconds - hidden, 0)
+        # Of those before the same wait, the longest counts.
+        earlier = np.tri(len(op), k=-1, dtype=bool)[:, :, None] & (op[:, None] == op[None])
+        longest = jnp.max(jnp.where(earlier, seconds[None], 0), axis=1)
+        seconds -= meeting[class_[entries]] * jnp.minimum(seconds, longest)
     return tuple(Pause(op[j : j + 1], seconds[j : j + 1]) for j in range(len(op)))
 
 
