@@ -15,7 +15,7 @@ import numpy as np
 from prism_jax.calibration import _scale as scaling
 from prism_jax.calibration._calibrate import fit_level
 from prism_jax.calibration._observe import law_of_steps, observe, spread_of
-from prism_jax.calibration._scale import Given, Split, scale_of, without_calibration
+from prism_jax.calibration._scale import Problem, Split, scale_of, without_calibration
 from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
 from prism_jax.prediction import constant_step, slope_of_level, with_level
@@ -87,9 +87,9 @@ def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
         replicas = systems[0].job.layout.dp
         for one in systems:
             scale = scale_of(without_calibration(one.job, "a family"), one.runs)
-            given = Given([scale], replicas, priors, jax.random.key(0), _SAMPLES)
-            level = fit_level(given, np.array([one.median]), np.array([_NOISE]))
-            found[family] += scaling.splits_of(given, given.kernels_at(level.values))
+            problem = Problem([scale], replicas, priors, jax.random.key(0), _SAMPLES)
+            level = fit_level(problem, np.array([one.median]), np.array([_NOISE]))
+            found[family] += scaling.splits_of(problem, problem.kernels_at(level.values))
     return found
 
 

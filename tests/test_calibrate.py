@@ -21,7 +21,7 @@ from prism_jax.calibration._observe import (
     observe,
     spread_of,
 )
-from prism_jax.calibration._scale import Given, Split, most_likely_noise, without_calibration
+from prism_jax.calibration._scale import Problem, Split, most_likely_noise, without_calibration
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior
@@ -339,7 +339,7 @@ def test_the_interval_of_a_calibrated_job_holds_its_steps(longer, monkeypatch, t
     def steps_of(given, jobs):
         return [(1 + longer) * constant_step(job)(kernels) * noise for job, kernels in jobs]
 
-    monkeypatch.setattr(Given, "steps_of", steps_of)
+    monkeypatch.setattr(Problem, "steps_of", steps_of)
     job, times = (_EXAMPLES / name for name in ("job.toml", "step_times.csv"))
     runs = read_runs(times)
     options = {"key": jax.random.key(0), "num_iterations": 1}

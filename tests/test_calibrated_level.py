@@ -10,7 +10,7 @@ import pytest
 from prism_jax.calibration import epistemic
 from prism_jax.calibration._calibrate import fit_level
 from prism_jax.calibration._observe import observe
-from prism_jax.calibration._scale import Given, Scale
+from prism_jax.calibration._scale import Problem, Scale
 from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
 from prism_jax.data import (
@@ -62,11 +62,11 @@ def _given(jobs, priors, seconds=None):
     seconds = [constant_step(job) for job in jobs] if seconds is None else seconds
     plain = [msgspec.structs.replace(job, kernels=_kernels(job)) for job in jobs]
     scales = [Scale(job, runs, step) for job, step in zip(plain, seconds, strict=True)]
-    return Given(scales, 8, priors, jax.random.key(0), 1)
+    return Problem(scales, 8, priors, jax.random.key(0), 1)
 
 
-def _medians(given):
-    pairs = zip(given.scales, given.kernels_at(_TRUTH), strict=True)
+def _medians(problem):
+    pairs = zip(problem.scales, problem.kernels_at(_TRUTH), strict=True)
     return np.array([scale.seconds(kernels) for scale, kernels in pairs])
 
 
@@ -105,8 +105,8 @@ def test_network_factor_slows_only_jobs_of_several_nodes():
 
 @pytest.mark.slow
 def test_several_scales_tell_the_level():
-    given = _given([_job(*scale) for scale in _SCALES], _vague())
-    level = fit_level(given, _medians(given), np.full(len(_SCALES), 1e-4))
+    problem = _given([_job(*scale) for scale in _SCALES], _vague())
+    level = fit_level(problem, _medians(problem), np.full(len(_SCALES), 1e-4))
     errors = np.sqrt(np.diag(level.covariance))
     assert np.all(np.abs(level.values - _TRUTH) < 0.5 * errors)
     assert np.all(errors < [0.01, 0.3, 0.02, 2e-3])
@@ -116,11 +116,11 @@ def test_several_scales_tell_the_level():
 @pytest.mark.slow
 def test_covariance_of_the_level_equals_its_scatter():
     """The covariance is that of medians with independent errors, each moved in turn."""
-    given, noise = _given([_job(*scale) for scale in _SCALES], _vague()), np.full(5, 1e-4)
-    medians = _medians(given)
-    centre, total = fit_level(given, medians, noise), np.zeros((4, 4))
+    problem, noise = _given([_job(*scale) for scale in _SCALES], _vague()), np.full(5, 1e-4)
+    medians = _medians(problem)
+    centre, total = fit_level(problem, medians, noise), np.zeros((4, 4))
     for errors in np.diag(noise):
-        moved = fit_level(given, medians * np.exp(errors), noise).values - centre.values
+        moved = fit_level(problem, medians * np.exp(errors), noise).values - centre.values
         total += np.outer(moved, moved)
     errors = np.sqrt(np.diag(centre.covariance))
     # So little noise leaves nothing to the priors, and no bend to the step.
@@ -131,10 +131,10 @@ def test_covariance_of_the_level_equals_its_scatter():
 
 def test_one_scale_tells_compute_alone():
     job, priors = _job(8, 64), load_priors()
-    given = _given([job], priors)
-    level = fit_level(given, medians := _medians(given), np.array([1e-3]))
-    (known,) = given.kernels_at(level.values)
-    assert given.scales[0].seconds(known) == pytest.approx(medians[0], rel=1e-6)
+    problem = _given([job], priors)
+    level = fit_level(problem, medians := _medians(problem), np.array([1e-3]))
+    (known,) = problem.kernels_at(level.values)
+    assert problem.scales[0].seconds(known) == pytest.approx(medians[0], rel=1e-6)
     assert level.prior == ("network", "constant_s", "growth")
     means = [one.mean for one in (priors.network, priors.constant_s, priors.growth)]
     assert level.values[1:] == pytest.approx(means)
@@ -146,8 +146,8 @@ def test_one_scale_tells_compute_alone():
 
 
 def _calibrated(job, covariance=None, **changes):
-    given = np.zeros((4, 4)) if covariance is None else covariance
-    rows: Any = tuple(tuple(float(x) for x in row) for row in given)
+    problem = np.zeros((4, 4)) if covariance is None else covariance
+    rows: Any = tuple(tuple(float(x) for x in row) for row in problem)
     known = Uncertainty(covariance=rows, **changes)
     calibrated = Calibrated("made up", num_replicas=8, uncertainty=known)
     kernels = apply_calibrated(_kernels(job), calibrated, "test")
@@ -223,8 +223,8 @@ def test_the_agreement_lists_each_run_beside_its_calibration():
 def test_priors_say_where_they_are_from():
     priors = load_priors()
     for name in priors.__struct_fields__:
-        given = getattr(priors, name)
-        for one in given if isinstance(given, tuple) else (given,):
+        problem = getattr(priors, name)
+        for one in problem if isinstance(problem, tuple) else (problem,):
             assert len(one.source) > 20, name
             assert not isinstance(one, Prior) or one.deviation > 0
 
@@ -233,6 +233,6 @@ def test_the_median_that_is_far_off_is_named():
     job = load_job("megatron-22b-a100-8")
     jobs = [msgspec.structs.replace(job, name=name) for name in ("near", "far")]
     seconds = [lambda kernels: 2 * kernels.compute, lambda kernels: 3 * kernels.compute]
-    given = _given(jobs, load_priors(), seconds)
+    problem = _given(jobs, load_priors(), seconds)
     with pytest.raises(ValueError, match=r"^far: the measured median of 3000 s"):
-        fit_level(given, np.array([2.0, 3000.0]), np.array([0.01, 0.01]))
+        fit_level(problem, np.array([2.0, 3000.0]), np.array([0.01, 0.01]))

@@ -32,9 +32,9 @@ def check_reached(objective: AbstractObjective, value: float) -> None:
 
 def check_steps(objective: AbstractObjective, num_samples: int) -> None:
     """Raises a `ValueError` if there are too few steps to estimate the figure."""
-    each = check_num_samples(num_samples)
+    count = check_num_samples(num_samples)
     share = objective.share
-    if share < 1 and share * each < _FEWEST_BEYOND:
+    if share < 1 and share * count < _FEWEST_BEYOND:
         do = "does" if num_samples == 1 else "do"
         raise ValueError(
             f"{counted(num_samples, 'step')} {do} not reach as far as "

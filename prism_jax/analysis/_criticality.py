@@ -148,8 +148,8 @@ def criticality(
             taken = (on_path * (paths.factor / steps))[compute].sum(axis=1)
             for name, group in groups.items():
                 places = range(len(of_groups[name]["share"]))
-                some = [on_compute[group == place].any(axis=0).sum() for place in places]
-                of_groups[name]["probability"] += some
+                hits = [on_compute[group == place].any(axis=0).sum() for place in places]
+                of_groups[name]["probability"] += hits
                 of_groups[name]["share"] += np.bincount(group, taken, len(places))
             reduction = paths.reductions[paths.sink, np.arange(len(steps))]
             before_tail = (shares["ops"] @ on_path + reduction) * paths.factor
@@ -161,8 +161,8 @@ def criticality(
     _, times = np.unique(np.concatenate(samples), return_counts=True)
     seen = number**2 / float(np.sum(times**2))
     stages, ranks = (
-        {name: np.arange(len(found["share"])), **_means(found, number, seen)}
-        for name, found in of_groups.items()
+        {name: np.arange(len(totals["share"])), **_means(totals, number, seen)}
+        for name, totals in of_groups.items()
     )
     ops = {**labels, **_means(total, number, seen)}
     waited = (exposed_of(simulated) / simulated.steps)[chosen]
@@ -188,11 +188,11 @@ def _means(total: dict[str, np.ndarray], number: int, seen: float) -> dict[str, 
     """The means over so many steps; and the standard error of the probability, as if one more of
     each outcome had been seen.
     """
-    probability, *rest = (x / number for x in total.values())
+    probability, *means = (x / number for x in total.values())
     smoothed = (probability * seen + 1) / (seen + 2)
     error = np.sqrt(smoothed * (1 - smoothed) / seen)
     names = ("probability", "standard_error", *[*total][1:])
-    return dict(zip(names, (probability, error, *rest), strict=True))
+    return dict(zip(names, (probability, error, *means), strict=True))
 
 
 def exposed_data_parallel(
@@ -244,7 +244,7 @@ def communication_shares(program: Program) -> dict[str, Any]:
                     whole, exposed = (x + classes * x[within] for x in (whole, exposed))
             # A block that lies within another has no block within it.
             inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
-            ends, left = (sides.classes.value @ one for one in _ends(sides, *inner, mean))
+            ends, left = (sides.classes.value @ inside for inside in _ends(sides, *inner, mean))
             whole, exposed = whole + ends, exposed + left
     single = direct >= 0
     whole = np.where(single, mean[direct], whole)

@@ -57,8 +57,8 @@ def _estimate(program, objective, options):
 
 
 def _value(program, objective, options):
-    found = figure(program, objective, **options)
-    return jnp.asarray(found.value, program.latencies.mean.dtype), found
+    result = figure(program, objective, **options)
+    return jnp.asarray(result.value, program.latencies.mean.dtype), result
 
 
 @_estimate.def_fwd
@@ -68,8 +68,8 @@ def _forward(perturbed, program, objective, options):
 
 
 @_estimate.def_bwd
-def _backward(found, cotangent, perturbed, program, objective, options):
-    return jax.tree.map(lambda slope: slope * cotangent, figure_gradient(found))
+def _backward(result, cotangent, perturbed, program, objective, options):
+    return jax.tree.map(lambda slope: slope * cotangent, figure_gradient(result))
 
 
 def step_times(
@@ -124,8 +124,8 @@ def _times_backward(residuals, cotangent, perturbed, program, options):
     slope[order] = np.asarray(cotangent, np.float64)
     influence = _integral(simulated.steps, slope)
     ordered = np.argsort(simulated.steps)
-    others = np.interp(simulated.without, simulated.steps[ordered], influence[ordered])
-    lost = influence - np.where(np.isnan(others), 0, others)
+    around = np.interp(simulated.without, simulated.steps[ordered], influence[ordered])
+    lost = influence - np.where(np.isnan(around), 0, around)
     all_steps = np.zeros(len(order), int), 1
     paths = through_paths(simulated, slope, np.abs(slope), *all_steps)
     weights = through_weights(simulated, influence, lost, *all_steps)

@@ -125,10 +125,10 @@ def improve(
         return dict(zip(costs, 1 - removed, strict=True))
 
     def value_and_gradient(removed: np.ndarray) -> tuple[float, np.ndarray]:
-        found = figure(varied(program, left(removed)), objective, **search)
-        slopes = factor_slopes(program, left(removed), figure_gradient(found))
+        result = figure(varied(program, left(removed)), objective, **search)
+        slopes = factor_slopes(program, left(removed), figure_gradient(result))
         advance(1)
-        return found.value, -slopes
+        return result.value, -slopes
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
         removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
@@ -136,13 +136,13 @@ def improve(
     options["progress"] = progress
     was = figure(varied(program, {}), objective, **options)
     now = figure(varied(program, left(removed)), objective, like=was.simulated, **options)
-    both = [figure_value(was), figure_value(now)]
-    found = stacked(*both, combined(np.subtract, *both))
-    notes = withheld(f"The gain of {objective}", float(found.support[2]))
+    values = figure_value(was), figure_value(now)
+    compared = stacked(*values, combined(np.subtract, *values))
+    notes = withheld(f"The gain of {objective}", float(compared.support[2]))
     shares = dict(zip(costs, removed.tolist(), strict=True))
-    before, after, gain = found.estimates()
-    about = (str(objective), objective.unit, shares, float(removed @ prices))
-    return Improvement(*about, before, after, gain, path, count, notes)
+    before, after, gain = compared.estimates()
+    plan = (str(objective), objective.unit, shares, float(removed @ prices))
+    return Improvement(*plan, before, after, gain, path, count, notes)
 
 
 def _descend(
@@ -162,19 +162,19 @@ def _descend(
     # Where the figure is linear, this is the optimum.
     greedy = at(_greedy(even[1], prices, budget))
     path = [even[0], greedy[0]]
-    found = best = min(even, greedy, key=operator.itemgetter(0))
-    scale = float(np.abs(found[1]).max()) or 1.0
+    point = best = min(even, greedy, key=operator.itemgetter(0))
+    scale = float(np.abs(point[1]).max()) or 1.0
     # Not an optimiser that scales each coordinate by itself: its projection would settle elsewhere.
     rate = 0.5 * min(budget, float(prices.max()))
     for i in range(num_iterations):
-        _, gradient, before = found
+        _, gradient, before = point
         decayed = rate * (1 + np.cos(np.pi * i / num_iterations)) / 2
         spent = _affordable(before - decayed * gradient / scale, prices, budget)
         if np.abs(spent - before).max() < _SETTLED * budget:
             break
-        found = at(spent)
-        path.append(found[0])
-        best = min(best, found, key=operator.itemgetter(0))
+        point = at(spent)
+        path.append(point[0])
+        best = min(best, point, key=operator.itemgetter(0))
     return best[2] / prices, path
 
 
@@ -283,11 +283,11 @@ def target(
                 f"No spread of `{part}` makes {wanted}: it is {as_it_is:.7g} now, and {end}."
             )
         factor: Any = brentq(lambda factor: value(factor) - at, low, high, xtol=_TOLERANCE)
-        found = figure_at(factor)
-    (slope,) = factor_slopes(program, {part: factor}, figure_gradient(found)).tolist()
-    reached = figure_value(found)
+        at_target = figure_at(factor)
+    (slope,) = factor_slopes(program, {part: factor}, figure_gradient(at_target)).tolist()
+    reached = figure_value(at_target)
     (there,) = reached.estimates()
     error = there.standard_error / abs(slope) if slope else math.nan
     notes = withheld(f"{objective}", float(reached.support[0]))
     allowed = Estimate(factor, error, there.degrees)
-    return Target(allowed, found.value, as_it_is, without, count, notes)
+    return Target(allowed, at_target.value, as_it_is, without, count, notes)

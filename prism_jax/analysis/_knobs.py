@@ -67,14 +67,14 @@ def varied(program: Program, factors: Mapping[str, ArrayLike]) -> Program:
 
 def _knobs(program: Program, factors: Mapping[Label, ArrayLike]) -> Knobs:
     """All knobs: at these factors, and the others at one."""
-    one = jnp.ones((), program.latencies.mean.dtype)
+    unit = jnp.ones((), program.latencies.mean.dtype)
     knobs = {
-        (group, name, what): one
+        (group, name, moment): unit
         for group, names in parts_of(program).items()
         for name in names
-        for what in (("mean", "spread") if group in _WITH_MEANS else ("spread",))
+        for moment in (("mean", "spread") if group in _WITH_MEANS else ("spread",))
     }
-    return knobs | {label: jnp.asarray(factor, one.dtype) for label, factor in factors.items()}
+    return knobs | {label: jnp.asarray(factor, unit.dtype) for label, factor in factors.items()}
 
 
 def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, ArrayLike]:
@@ -86,8 +86,8 @@ def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, 
 def _turned(program: Program, knobs: Knobs) -> Program:
     table, variability, parts = program.latencies, program.variability, parts_of(program)
 
-    def stacked(group: str, what: str) -> Array:
-        return jnp.stack([knobs[group, name, what] for name in parts[group]])
+    def stacked(group: str, moment: str) -> Array:
+        return jnp.stack([knobs[group, name, moment] for name in parts[group]])
 
     factors = jnp.stack([knobs["kernel", kind, "mean"] for kind in table.kinds])
     changed: dict[str, object] = {
@@ -110,7 +110,7 @@ def _turned(program: Program, knobs: Knobs) -> Program:
     loads = program.loads
     if loads is not None:
         spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
-        loads = eqx.tree_at(lambda one: one.unevenness.spread, loads, spread)
+        loads = eqx.tree_at(lambda table: table.unevenness.spread, loads, spread)
     stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)  # No communication.
     of_parts = stacked("stage", "mean"), stacked("stage", "spread"), stacked("rank", "spread")
     return dataclasses.replace(
@@ -154,8 +154,8 @@ def slopes(
     """
     knobs = _knobs(program, factors)
     _, backward = vjp_on_host(_turned, program, knobs)
-    found = backward(jax.tree.map(lambda x: np.asarray(x)[None], gradient))
-    return {label: float(found[label][0]) for label in knobs}
+    derivatives = backward(jax.tree.map(lambda x: np.asarray(x)[None], gradient))
+    return {label: float(derivatives[label][0]) for label in knobs}
 
 
 def factor_slopes(
@@ -165,19 +165,19 @@ def factor_slopes(
     for them.
     """
     spreads = _spreads(program, factors)
-    found = slopes(program, spreads, gradient)
-    return np.array([found[label] for label in spreads])
+    derivatives = slopes(program, spreads, gradient)
+    return np.array([derivatives[label] for label in spreads])
 
 
 def slopes_by_part(program: Program, gradient: Program) -> dict[Label, float]:
     """The derivatives with respect to all knobs, from that with respect to `turned(program, {})`.
     That of a rank's mean, which has no knob, is the sum of those of its stages.
     """
-    found, parts = slopes(program, {}, gradient), parts_of(program)
-    of_stages = [found["stage", name, "mean"] for name in parts["stage"]]
+    derivatives, parts = slopes(program, {}, gradient), parts_of(program)
+    of_stages = [derivatives["stage", name, "mean"] for name in parts["stage"]]
     of_ranks = np.bincount(ranks_of_stages(program), of_stages, program.num_ranks)
     labels = [("rank", name, "mean") for name in parts["rank"]]
-    return found | dict(zip(labels, of_ranks.tolist(), strict=True))
+    return derivatives | dict(zip(labels, of_ranks.tolist(), strict=True))
 
 
 def check_parts(program: Program, names: Iterable[str]) -> list[str]:

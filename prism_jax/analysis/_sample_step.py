@@ -97,15 +97,15 @@ def sample_step(
     simulated = simulated_steps(program, num_samples=num_samples, key=key, progress=progress)
     order = np.argsort(simulated.steps, kind="stable")
     chosen = order[[max(math.ceil(quantile * len(order)) - 1, 0)]]
-    (found,) = critical_paths(simulated, chosen)
-    factor, sink = float(found.factor[0]), int(found.sink[0])
+    (paths,) = critical_paths(simulated, chosen)
+    factor, sink = float(paths.factor[0]), int(paths.sink[0])
     levels, number = program.levels, program.num_ops
-    every_end = op_ends(levels, (found.latency * factor).astype(np.float64))
-    critical = critical_ops(levels, every_end, found.sink)[:, 0]
+    every_end = op_ends(levels, (paths.latency * factor).astype(np.float64))
+    critical = critical_ops(levels, every_end, paths.sink)[:, 0]
     every_end = every_end[:, 0]  # Of all ops and joins, and at last of "no op".
     starts, ends = every_end[predecessors_of(levels)].max(axis=1)[:number], every_end[:number]
     at_sinks = every_end[levels.sink_ops.value].max(axis=1)
-    ready = at_sinks + np.maximum(found.reductions[:, 0].astype(float), 0.0) * factor
+    ready = at_sinks + np.maximum(paths.reductions[:, 0].astype(float), 0.0) * factor
     of_ranks = _of_ranks(program, ends, at_sinks, ready)
     rank = int(program.sinks.rank.value[sink])
     times = {"start_s": starts, "end_s": ends, "critical": critical}

@@ -164,26 +164,26 @@ def sensitivity(
     labels, derivatives = _derivatives(program, before)
     rows = _rows(labels, derivatives, value)
 
-    def gains(sets: list[tuple[str, ...]], what: str) -> Jackknifed:
+    def gains(sets: list[tuple[str, ...]], label: str) -> Jackknifed:
         """By how much the figure falls without the variability of each set of parts."""
-        found = []
+        figures = []
         # One program after the other, so that memory holds the steps of one.
-        with progress_bar(len(sets), progress, what, "program") as advance:
+        with progress_bar(len(sets), progress, label, "program") as advance:
             for without in sets:
                 changed = varied(program, dict.fromkeys(without, 0.0))
                 after = figure(changed, objective, like=before.simulated, **options)
-                found.append(figure_value(after))
+                figures.append(figure_value(after))
                 advance(1)
-        return combined(np.subtract, value, stacked(*found))
+        return combined(np.subtract, value, stacked(*figures))
 
     varying = [row for row in rows if row.spread and row.spread.value]
     elements = [row.name for row in varying if row.group in ELEMENTARY]
     wanted = [row.name for row in varying[:_MOST_GAINS]] if parts is None else parts
     chosen = list(dict.fromkeys([*wanted, *elements]))
-    each = gains([*((name,) for name in chosen), tuple(elements)], "gains")
+    falls = gains([*((name,) for name in chosen), tuple(elements)], "gains")
     places = [chosen.index(name) for name in elements]
-    total = combined(lambda x: x[:, places].sum(1, keepdims=True), each)
-    *of_chosen, whole = each.estimates()
+    total = combined(lambda x: x[:, places].sum(1, keepdims=True), falls)
+    *of_chosen, whole = falls.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
         objective=str(objective),
@@ -197,7 +197,7 @@ def sensitivity(
         notes=(
             *withheld(f"{objective}", float(value.support[0])),
             *withheld(f"The derivative of {objective}", float(derivatives.support.min())),
-            *withheld("A gain", float(each.support.min())),
+            *withheld("A gain", float(falls.support.min())),
         ),
     )
 
@@ -214,11 +214,11 @@ def _check_shapley(program: Program, names: Iterable[str]) -> list[str]:
 
 def _derivatives(program: Program, before: Figure) -> tuple[list[Label], Jackknifed]:
     """The derivatives of the figure with respect to all knobs, and what each is of."""
-    found, rests_on = figure_gradients(before)
-    each = [slopes_by_part(program, gradient) for gradient in found]
-    slopes = np.array([list(one.values()) for one in each])
+    gradients, rests_on = figure_gradients(before)
+    by_part = [slopes_by_part(program, gradient) for gradient in gradients]
+    slopes = np.array([list(row.values()) for row in by_part])
     fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
-    return list(each[0]), Jackknifed(slopes[0], slopes[1:], fewest)
+    return list(by_part[0]), Jackknifed(slopes[0], slopes[1:], fewest)
 
 
 def _rows(labels: list[Label], derivatives: Jackknifed, value: Jackknifed) -> list[Part]:
@@ -226,11 +226,11 @@ def _rows(labels: list[Label], derivatives: Jackknifed, value: Jackknifed) -> li
     relative = combined(lambda x, y: x / np.where(y == 0, np.nan, y), derivatives, value)
     fields: dict[tuple[str, str], dict[str, Estimate]] = {}
     pairs = zip(derivatives.estimates(), relative.estimates(), strict=True)
-    for (group, name, what), (derivative, elasticity) in zip(labels, pairs, strict=True):
+    for (group, name, moment), (derivative, elasticity) in zip(labels, pairs, strict=True):
         row = fields.setdefault((group, name), {})
-        row[what] = derivative
+        row[moment] = derivative
         if math.isfinite(elasticity.value):  # Not relative to a figure of zero.
-            row[f"{what}_elasticity"] = elasticity
+            row[f"{moment}_elasticity"] = elasticity
     rows = [Part(*label, **row) for label, row in fields.items()]
     return sorted(rows, key=lambda row: -abs(row.spread.value) if row.spread else 0.0)
 
@@ -242,16 +242,16 @@ def _shapley(names: list[str], gains) -> dict[str, Estimate]:
         return {}
     sets = [c for size in range(count + 1) for c in it.combinations(names, size)]
     number = {frozenset(names): i for i, names in enumerate(sets)}
-    found = gains(sets, "Shapley values")
+    falls = gains(sets, "Shapley values")
 
     def value(name, gained):
         total = np.zeros(len(gained))
         for members in sets:
             if name in members:
-                others = frozenset(members) - {name}
-                weight = 1 / (count * math.comb(count - 1, len(others)))
-                added = gained[:, number[frozenset(members)]] - gained[:, number[others]]
+                without = frozenset(members) - {name}
+                weight = 1 / (count * math.comb(count - 1, len(without)))
+                added = gained[:, number[frozenset(members)]] - gained[:, number[without]]
                 total += weight * added
         return total[:, None]
 
-    return {name: combined(ft.partial(value, name), found).estimates()[0] for name in names}
+    return {name: combined(ft.partial(value, name), falls).estimates()[0] for name in names}

@@ -192,7 +192,7 @@ def sliders(
     def law(values: Mapping[str, float], key: "jax.Array" = key) -> np.ndarray:
         return _law(simulated_steps(moved(program, values), key=key, like=base, **options))
 
-    own, parameters, found = _law(base), _parameters(program), []
+    own, parameters, chosen = _law(base), _parameters(program), []
     highest = {name: law({name: values[-1]}) for name, (_, values, *_) in parameters.items()}
     # The number of slow GPUs, which can be changed, comes first.
     reach = {name: abs(highest[name] - own)[P95] for name in highest}
@@ -200,14 +200,14 @@ def sliders(
     for name in order[:most]:
         at, values, *_ = parameters[name]
         laws = [own if v == at else law({name: v}) for v in values[:-1]]
-        about = name, at, values, np.stack([*laws, highest[name]])
+        curve = name, at, values, np.stack([*laws, highest[name]])
         if name in _RARE:
-            found.append(Rare(*about))
+            chosen.append(Rare(*curve))
         else:
-            found.append(Smooth(*about, (law({name: at + _NEAR}) - own) / _NEAR))
-    middle = {slider.name: float(slider.values[1:].mean()) for slider in found[:2]}
+            chosen.append(Smooth(*curve, (law({name: at + _NEAR}) - own) / _NEAR))
+    middle = {slider.name: float(slider.values[1:].mean()) for slider in chosen[:2]}
     simulated = law(middle, jax.random.fold_in(key, 1))[P95]
-    result = Sliders(own, (*found,), Check(middle, 0.0, 0.0), num_samples)
+    result = Sliders(own, (*chosen,), Check(middle, 0.0, 0.0), num_samples)
     check = Check(middle, float(result.at(middle)[P95]), float(simulated))
     return dataclasses.replace(result, check=check)
 
@@ -220,7 +220,7 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
     for name, value in values.items():
         if name == SHARED["rank"] and isinstance(law := program.variability.rank, Mixture):
             # Of GPUs of one kind: how slow the slow ones are stays as it is.
-            kinds = tuple(scale_spread(one, value) for one in law.components)
+            kinds = tuple(scale_spread(kind, value) for kind in law.components)
             program = _with_gpus(program, Mixture(law.weights, kinds))
             continue
         *_, labels = parameters[name]
@@ -235,8 +235,8 @@ def _with_slow_gpus(program: Program, number: float) -> tuple[Program, float]:
     """The program with a number of slow GPUs, and by what factor a GPU is slower on average."""
     law, share = program.variability.rank, number / program.world_size
     assert isinstance(law, Mixture)
-    other = Mixture(jnp.asarray([1 - share, share], law.weights.dtype), law.components)
-    return _with_gpus(program, other), float(other.mean() / law.mean())
+    changed = Mixture(jnp.asarray([1 - share, share], law.weights.dtype), law.components)
+    return _with_gpus(program, changed), float(changed.mean() / law.mean())
 
 
 def _with_gpus(program: Program, law: Mixture) -> Program:
@@ -253,8 +253,8 @@ def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Lab
     compute = [kind for kind in parts["kernel"] if kind not in COLLECTIVES]
     collectives = [kind for kind in COLLECTIVES if kind in parts["kernel"]]
 
-    def labels(group: str, names: Iterable[str], what: str = "spread") -> list[Label]:
-        return [(group, name, what) for name in names]
+    def labels(group: str, names: Iterable[str], moment: str = "spread") -> list[Label]:
+        return [(group, name, moment) for name in names]
 
     spreads = {
         "spread of compute kernels": labels("kernel", (k for k in compute if k in laws.residual)),
@@ -264,14 +264,14 @@ def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Lab
     spreads |= {SHARED[name]: labels("shared factor", [name]) for name in shared}
     spreads[_STALLS] = labels("stalls", parts["stalls"])
     means = {f"mean of {kind}": labels("kernel", [kind], "mean") for kind in collectives}
-    found = {}
-    for some, values in ((spreads, (0.0, 1.0, 4.0)), (means, _FACTORS)):
-        found |= {name: (1.0, np.array(values), of) for name, of in some.items() if of}
+    parameters = {}
+    for knobs, values in ((spreads, (0.0, 1.0, 4.0)), (means, _FACTORS)):
+        parameters |= {name: (1.0, np.array(values), of) for name, of in knobs.items() if of}
     law, gpus = laws.rank, program.world_size
     if isinstance(law, Mixture) and len(law.components) == 2:
         own = float(law.weights[1] / law.weights.sum()) * gpus
-        some = own or 4.0
-        if 4 * some <= gpus / 4:
-            values = np.array([0, some, 4 * some])
-            found[_SLOW_GPUS] = own, values, labels("kernel", compute, "mean")
-    return found
+        number = own or 4.0
+        if 4 * number <= gpus / 4:
+            values = np.array([0, number, 4 * number])
+            parameters[_SLOW_GPUS] = own, values, labels("kernel", compute, "mean")
+    return parameters

@@ -162,15 +162,15 @@ def sweep_points(
     numbers = sorted(number for chunk in chunks for number in chunk)
     folder = None if out is None else pathlib.Path(out)
     words = [int(word) for word in key_data(key)]
-    about = [list(map(dict, points.values)), num_samples, words, points.about]
-    digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
+    inputs = [list(map(dict, points.values)), num_samples, words, points.about]
+    digest = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()
     done = {} if folder is None else open_parts(folder, digest)
     left = [[number for number in chunk if number not in done] for chunk in chunks]
     if executor is None:  # A row is written as soon as it is done.
         left = [[number] for chunk in left for number in chunk]
     left = [*filter(None, left)]
     options = (points.program_of, num_samples, key)
-    tasks = [([points.sources[number] for number in some], *options) for some in left]
+    tasks = [([points.sources[number] for number in row_numbers], *options) for row_numbers in left]
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
         for which, rows in run_tasks(_rows, tasks, executor):
@@ -256,17 +256,17 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
         raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
     folder.mkdir(parents=True, exist_ok=True)
     # Another release may draw other numbers, and rows must not mix.
-    note, about = folder / _ABOUT, {"digest": digest, "version": version("prism-jax")}
+    note, contents = folder / _ABOUT, {"digest": digest, "version": version("prism-jax")}
     if not note.exists():
-        others = any(not file.name.startswith(".") for file in folder.iterdir())
-        if others and not note.exists():  # Of the same sweep, which may have begun meanwhile.
+        occupied = any(not file.name.startswith(".") for file in folder.iterdir())
+        if occupied and not note.exists():  # Of the same sweep, which may have begun meanwhile.
             raise ValueError(
                 f"`{shown(folder)}` is not empty and holds no {what}; give another folder."
             )
         with written_whole(note, first=True) as partial:
-            partial.write_text(json.dumps(about))
+            partial.write_text(json.dumps(contents))
     try:
-        same = json.loads(read_file(note, _MOST_ABOUT)) == about
+        same = json.loads(read_file(note, _MOST_ABOUT)) == contents
     except (ValueError, RecursionError):
         same = False
     if not same:

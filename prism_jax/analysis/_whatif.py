@@ -141,22 +141,23 @@ def what_if(
     options: dict[str, Any] = {"num_samples": check_num_steps(num_samples), "key": key}
     options["progress"] = progress
     base = simulated_steps(_with_groups(program, scenarios), **options)
-    figures = {name: one for name, one in FIGURES.items() if num_samples >= _P99 or name != "p99"}
+    figures = {n: value for n, value in FIGURES.items() if num_samples >= _P99 or n != "p99"}
 
     before, changes = jackknifed(base, [*figures.values()]), {}
     for name, scenario in scenarios.items():
         after = jackknifed(_simulated(scenario, base, options), [*figures.values()])
         changes[name] = combined(np.subtract, after, before)
     notes: tuple[str, ...] = ()
-    for name, found in [("", before), *((f" by {name}", one) for name, one in changes.items())]:
-        for figure, rests_on in zip(figures, found.support.tolist(), strict=True):
+    by_changes = {f" by {name}": change for name, change in changes.items()}
+    for name, change in {"": before, **by_changes}.items():
+        for figure, rests_on in zip(figures, change.support.tolist(), strict=True):
             notes += withheld(f"The change of {figure}{name}" if name else figure, rests_on)
 
-    def named(found: Jackknifed) -> dict[str, Estimate]:
-        return dict(zip(figures, found.estimates(), strict=True))
+    def named(change: Jackknifed) -> dict[str, Estimate]:
+        return dict(zip(figures, change.estimates(), strict=True))
 
-    each = {name: named(found) for name, found in changes.items()}
-    return WhatIf(named(before), each, len(base.steps), notes)
+    by_scenario = {name: named(change) for name, change in changes.items()}
+    return WhatIf(named(before), by_scenario, len(base.steps), notes)
 
 
 def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program:
@@ -166,8 +167,8 @@ def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program
     for scenario in scenarios.values():
         groups = scenario.program.adjustment
         if program.adjustment is None and groups and _same_graph(program, scenario.program):
-            ones = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), groups)
-            return dataclasses.replace(program, adjustment=ones)
+            neutral = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), groups)
+            return dataclasses.replace(program, adjustment=neutral)
     return program
 
 
@@ -202,8 +203,8 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
         )
 
 
-def _same_graph(one: Program, other: Program) -> bool:
-    return one.levels == other.levels and one.strata == other.strata
+def _same_graph(program: Program, changed: Program) -> bool:
+    return program.levels == changed.levels and program.strata == changed.strata
 
 
 def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | None = 1) -> Scenario:
@@ -232,21 +233,21 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
     slow = (program.ops.rank.value == rank) & ~program.ops.is_send_recv
-    one = jnp.ones((1,), program.latencies.mean.dtype)
-    ranks = jnp.ones((program.num_ranks,), one.dtype)
-    adjustment = adjusted(program, np.where(slow, 0, -1), one * factor, one, ranks)
+    unit = jnp.ones((1,), program.latencies.mean.dtype)
+    ranks = jnp.ones((program.num_ranks,), unit.dtype)
+    adjustment = adjusted(program, np.where(slow, 0, -1), unit * factor, unit, ranks)
     return Scenario(dataclasses.replace(program, adjustment=adjustment), replicas)
 
 
-def _check_factor(value: Any, what: str, *, positive: bool) -> None:
+def _check_factor(value: Any, target: str, *, positive: bool) -> None:
     if isinstance(value, str | bool) or not np.isscalar(value):
         raise ValueError(
-            f"The factor on {what} is {value!r}; give a number, such as 1.2 for 20 % more."
+            f"The factor on {target} is {value!r}; give a number, such as 1.2 for 20 % more."
         )
     number: Any = value
     if not (np.isfinite(number) and (number > 0 or (number == 0 and not positive))):
         must = "be positive" if positive else "not be negative"
-        raise ValueError(f"The factor {number} on {what} must {must}.")
+        raise ValueError(f"The factor {number} on {target} must {must}.")
 
 
 def scale_kernel(program: Program, kind: str, factor: float) -> Scenario:

@@ -26,7 +26,7 @@ from ..data import (
 from ..prediction import LEVEL_STEPS, class_of, slopes_of_level, with_level
 from ._observe import Runs, StepLaw, law_of_steps, solve_spread, spread_of
 from ._scale import (
-    Given,
+    Problem,
     noise_of_collectives,
     scale_of,
     with_calibrated,
@@ -103,12 +103,14 @@ def calibrate(
     reach.
     """
     pairs, num_replicas = [(job, runs), *others], job.layout.dp
-    scales = [scale_of(without_calibration(one, source), their) for one, their in pairs]
-    given = Given(scales, num_replicas, priors or load_priors(), key, num_samples, executor)
-    calibration = _started(given)
+    scales = [
+        scale_of(without_calibration(at_scale, source), its_runs) for at_scale, its_runs in pairs
+    ]
+    problem = Problem(scales, num_replicas, priors or load_priors(), key, num_samples, executor)
+    calibration = _started(problem)
     with progress_bar(num_iterations, progress, "calibration", "iteration") as advance:
         for _ in range(num_iterations):
-            calibration = _improved(calibration, given)
+            calibration = _improved(calibration, problem)
             advance(1)
     first = scales[0]
     plain, level = first.job.calibrated, calibration.level
@@ -120,7 +122,7 @@ def calibrate(
     changes = msgspec.structs.replace(
         with_level(plain, level.values, num_replicas),
         variability=replace_variations(plain.variability, laws),
-        uncertainty=_uncertainty(calibration, given, class_of(job)),
+        uncertainty=_uncertainty(calibration, problem, class_of(job)),
     )
     calibrated = with_calibrated(first.job, changes)
     return msgspec.structs.replace(calibrated, measured=first.observed.measured(source))
@@ -144,7 +146,7 @@ class Level:
 
 
 def fit_level(
-    given: Given, medians: Float[np.ndarray, " scales"], noise: Float[np.ndarray, " scales"]
+    problem: Problem, medians: Float[np.ndarray, " scales"], noise: Float[np.ndarray, " scales"]
 ) -> Level:
     """The most likely level, by Gauss-Newton steps. Compute has no prior; the other parameters have
     priors from other systems.
@@ -158,38 +160,38 @@ def fit_level(
 
     `ValueError` if no factor on compute of up to ten explains a median.
     """
-    priors, shortest = given.priors, float(np.min(medians))
+    priors, shortest = problem.priors, float(np.min(medians))
     largest = priors.constant_share.value * shortest
-    rest = (priors.network, priors.constant_s, priors.growth)
-    mean = np.array([0.0, *(one.mean for one in rest)])
-    deviation = np.array([np.inf, *(one.deviation for one in rest)])
+    with_prior = (priors.network, priors.constant_s, priors.growth)
+    mean = np.array([0.0, *(prior.mean for prior in with_prior)])
+    deviation = np.array([np.inf, *(prior.deviation for prior in with_prior)])
     mean[2], deviation[2] = min(mean[2], largest), min(deviation[2], largest)
     wanted = np.log(medians)
     apart = LEVEL_STEPS * np.array([1, 1, shortest, 1])
 
     def logs(values: Float[np.ndarray, "4"]) -> Float[np.ndarray, " scales"]:
-        pairs = zip(given.scales, given.kernels_at(values), strict=True)
+        pairs = zip(problem.scales, problem.kernels_at(values), strict=True)
         return np.log([scale.seconds(kernels) for scale, kernels in pairs])
 
     values, precision = mean, np.diag([0, *deviation[1:] ** -2.0])
-    first = found = logs(values)
+    first = predicted = logs(values)
     information = precision
     for _ in range(_ITERATIONS):
-        slope = slopes_of_level(logs, values, found, apart)
+        slope = slopes_of_level(logs, values, predicted, apart)
         information = slope.T @ (slope / noise[:, None] ** 2) + precision
-        gradient = slope.T @ ((found - wanted) / noise**2) + precision @ (values - mean)
+        gradient = slope.T @ ((predicted - wanted) / noise**2) + precision @ (values - mean)
         step = -np.linalg.solve(information, gradient)
         # Far from the solution the logarithm is not linear, so a step is at most a factor of e.
         values = values + step / max(1.0, float(np.max(np.abs(step[:2]))))
         if abs(values[0]) > np.log(_FURTHEST):
             far = int(np.argmax(np.abs(wanted - first)))
-            name = quoted(given.scales[far].job.name or "the job")
+            name = quoted(problem.scales[far].job.name or "the job")
             raise ValueError(
                 f"{name}: the measured median of {medians[far]:.4g} s is too far from the job's "
                 f"{np.exp(first[far]):.4g} s: no factor of up to {_FURTHEST:g} on compute explains "
                 "it; check the unit of the step times, and the job."
             )
-        found = logs(values)
+        predicted = logs(values)
         if np.max(np.abs(step)) < 1e-5:
             break
     values[2] = max(values[2], 0.0)
@@ -213,56 +215,56 @@ class _Calibration:
     less: float
 
 
-def _started(given: Given) -> _Calibration:
+def _started(problem: Problem) -> _Calibration:
     """The first calibration, before any steps are simulated."""
-    scales, priors = given.scales, given.priors
+    scales, priors = problem.scales, problem.priors
     observed = [scale.observed for scale in scales]
-    spread = float(np.mean([spread_of(one, priors) for one in observed]))
-    level = _level(given, np.ones(len(scales)))
-    noise = noise_of_collectives(given, given.kernels_at(level.values))
+    spread = float(np.mean([spread_of(of_scale, priors) for of_scale in observed]))
+    level = _level(problem, np.ones(len(scales)))
+    noise = noise_of_collectives(problem, problem.kernels_at(level.values))
     return _Calibration(level, 0.0, law_of_steps(observed, spread, priors), noise, 1.0)
 
 
-def _improved(now: _Calibration, given: Given) -> _Calibration:
+def _improved(now: _Calibration, problem: Problem) -> _Calibration:
     """A better calibration, from steps simulated with the one before."""
     jobs, above = [], []
-    for scale, kernels in zip(given.scales, given.kernels_at(now.level.values), strict=True):
+    for scale, kernels in zip(problem.scales, problem.kernels_at(now.level.values), strict=True):
         noise = with_noise(kernels, now.noise, now.less)
         jobs.append((scale.job, with_laws(kernels, noise)))
-    simulated = given.steps_of(jobs)
-    for steps, scale, (_, kernels) in zip(simulated, given.scales, jobs, strict=True):
+    simulated = problem.steps_of(jobs)
+    for steps, scale, (_, kernels) in zip(simulated, problem.scales, jobs, strict=True):
         median = np.median(steps * now.law.factors(len(steps)))
         above.append(median / scale.seconds(kernels))
     deviations = [steps / np.median(steps) - 1 for steps in simulated]
-    wanted = [spread_of(scale.observed, given.priors) for scale in given.scales]
-    weights = [scale.observed.num_steps for scale in given.scales]
+    wanted = [spread_of(scale.observed, problem.priors) for scale in problem.scales]
+    weights = [scale.observed.num_steps for scale in problem.scales]
     law, less = solve_spread(now.law, deviations, wanted, weights)
-    level = _level(given, np.array(above))
+    level = _level(problem, np.array(above))
     return _Calibration(level, float(above[0] - 1), law, now.noise, less * now.less)
 
 
-def _level(given: Given, above: Float[np.ndarray, " scales"]) -> Level:
+def _level(problem: Problem, above: Float[np.ndarray, " scales"]) -> Level:
     """The level at which medians agree. `above` is the median over the step without variability."""
-    observed, noise = [scale.observed for scale in given.scales], []
-    for one in observed:
+    observed, noise = [scale.observed for scale in problem.scales], []
+    for of_scale in observed:
         # The standard error of the logarithm of a median: from its few steps, from its few runs,
         # and from differences between scales that no level explains.
-        of_steps = 1.25 * one.core / np.sqrt(one.num_steps)
-        of_runs = (one.between or 0.0) / np.sqrt(one.num_runs)
-        noise.append(np.sqrt(of_steps**2 + of_runs**2 + given.priors.scale.deviation**2))
-    medians = np.array([one.median for one in observed]) / above
-    return fit_level(given, medians, np.array(noise))
+        of_steps = 1.25 * of_scale.core / np.sqrt(of_scale.num_steps)
+        of_runs = (of_scale.between or 0.0) / np.sqrt(of_scale.num_runs)
+        noise.append(np.sqrt(of_steps**2 + of_runs**2 + problem.priors.scale.deviation**2))
+    medians = np.array([of_scale.median for of_scale in observed]) / above
+    return fit_level(problem, medians, np.array(noise))
 
 
-def _uncertainty(calibration: _Calibration, given: Given, of: tuple[str, ...]) -> Uncertainty:
+def _uncertainty(calibration: _Calibration, problem: Problem, of: tuple[str, ...]) -> Uncertainty:
     level = calibration.level
-    between = max(scale.observed.between or 0.0 for scale in given.scales)
-    number = sum(scale.observed.num_steps for scale in given.scales)
-    spread = np.hypot(given.priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
+    between = max(scale.observed.between or 0.0 for scale in problem.scales)
+    number = sum(scale.observed.num_steps for scale in problem.scales)
+    spread = np.hypot(problem.priors.spread_elsewhere.deviation, np.sqrt(0.5 / number))
     return Uncertainty(
         covariance=cast(Any, tuple(map(tuple, level.covariance.tolist()))),
         prior=level.prior,
-        level=float(np.hypot(given.priors.scale.deviation, between)),
+        level=float(np.hypot(problem.priors.scale.deviation, between)),
         spread=float(spread),
         variability=calibration.variability,
         num_steps=number,

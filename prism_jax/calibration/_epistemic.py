@@ -80,13 +80,13 @@ class Epistemic:
         }
 
     def to_json(self) -> dict[str, Any]:
-        found = self.intervals()
+        intervals = self.intervals()
         return {
             "level_std": self.error.std,
             "spread_std": self.spread,
             **{name: self.quantile(q) for name, q in QUANTILES.items()},
-            "p50_interval_90": list(found["p50"]),
-            "p95_interval_90": list(found["p95"]),
+            "p50_interval_90": list(intervals["p50"]),
+            "p95_interval_90": list(intervals["p95"]),
             "quantiles": [[i / 200, self.quantile(i / 200)] for i in range(1, 200)],
         }
 
@@ -127,7 +127,7 @@ def possible_runs(job: Job, steps: Float[np.ndarray, " steps"], median: float) -
     if known is None:
         spread = priors.system_spread.deviation
         laws = laws_of_systems(priors, upper_spread(steps), _SYSTEMS)
-        factors = np.stack([one.factors(len(steps)) for one in laws])
+        factors = np.stack([law.factors(len(steps)) for law in laws])
         shapes = factors / np.median(factors, axis=1, keepdims=True)
     else:
         spread = known.spread

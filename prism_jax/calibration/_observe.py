@@ -93,14 +93,14 @@ def observe(runs: Runs) -> Observed:
     cores = [_core(steps) for steps in relative]
     weights = np.array([np.sum(~np.isnan(core)) for core in cores])
     moments = np.array([[_autocovariance(core, lag) for lag in (0, 1, 2)] for core in cores])
-    pooled, one, two = weights @ moments / weights.sum()
+    pooled, lag_one, lag_two = weights @ moments / weights.sum()
     # An autoregressive factor beside white noise: its autocorrelation, and its share of the
     # variance. White noise alone shows autocovariances of this size.
     noise = pooled / np.sqrt(weights.sum())
     decay, shared = 0.0, 0.0
-    if one > _SEEN * noise and two > _SEEN * noise:
-        decay = float(np.clip(two / one, 0, 0.99))
-        shared = float(np.clip(one / decay, one, pooled) / pooled)
+    if lag_one > _SEEN * noise and lag_two > _SEEN * noise:
+        decay = float(np.clip(lag_two / lag_one, 0, 0.99))
+        shared = float(np.clip(lag_one / decay, lag_one, pooled) / pooled)
     median = float(np.median(medians))
     pairs = zip(relative, cores, strict=True)
     slow = [steps[np.isnan(core) & (steps > 0)] for steps, core in pairs]
@@ -278,7 +278,7 @@ def solve_spread(
 
     def is_narrow(sigma: float, less: float) -> bool:
         factors = dataclasses.replace(law, sigma=sigma).factors(len(deviations[0]))
-        cores = [core_spread((1 + less * one) * factors) ** 2 for one in deviations]
+        cores = [core_spread((1 + less * steps) * factors) ** 2 for steps in deviations]
         return float(np.average(cores, weights=weights)) <= goal
 
     sigma, less = 0.0, 1.0

@@ -77,7 +77,7 @@ def with_laws(kernels: Kernels, laws: Iterable[Variation]) -> Kernels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class Problem:
     """What a calibration is made from.
 
     **Attributes:**
@@ -102,8 +102,8 @@ class Given:
     def steps_of(self, jobs: Sequence[tuple[Job, Kernels]]) -> list[Float[np.ndarray, " samples"]]:
         """`steps_of_kernels` of each job, with kernels that replace its own."""
         tasks = [(job, kernels, self.key, self.num_samples) for job, kernels in jobs]
-        found = dict(run_tasks(steps_of_kernels, tasks, self.executor))
-        return [found[number] for number in range(len(jobs))]
+        steps = dict(run_tasks(steps_of_kernels, tasks, self.executor))
+        return [steps[number] for number in range(len(jobs))]
 
 
 def steps_of_kernels(
@@ -156,7 +156,7 @@ def with_noise(kernels: Kernels, noise: float | None, less: float = 1.0) -> tupl
     )
 
 
-def noise_of_collectives(given: Given, kernels: Sequence[Kernels]) -> float | None:
+def noise_of_collectives(problem: Problem, kernels: Sequence[Kernels]) -> float | None:
     """The most likely standard deviation of the logarithm of a collective's latency; `None` if the
     jobs have no collectives that determine it.
 
@@ -167,8 +167,9 @@ def noise_of_collectives(given: Given, kernels: Sequence[Kernels]) -> float | No
     noise: float | None = None
     # A collective beside compute shows only if it ends later, which is more likely with more noise.
     for _ in range(_TURNS):
-        splits = splits_of(given, kernels, noise)
-        noise = most_likely_noise([one for one in splits if one.collectives > 0], given.priors)
+        splits = splits_of(problem, kernels, noise)
+        shown = [split for split in splits if split.collectives > 0]
+        noise = most_likely_noise(shown, problem.priors)
         if noise is None:
             break
     return noise
@@ -184,15 +185,15 @@ def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
         return None
     usual, own = priors.collective_noise, priors.step_alone
     noise = np.exp(usual.mean) * _FACTORS[:, None]
-    step = np.sqrt(max(one.alone for one in splits)) * _PARTS
+    step = np.sqrt(max(split.alone for split in splits)) * _PARTS
     cost = (
         np.log1p((step / own.value) ** 2) + (np.log(_FACTORS)[:, None] / usual.deviation) ** 2 / 2
     )
-    for one in splits:
-        predicted = np.maximum(one.kernels + one.collectives * noise**2, 0) + step**2
+    for split in splits:
+        predicted = np.maximum(split.kernels + split.collectives * noise**2, 0) + step**2
         # The error of a variance's logarithm is twice that of the standard deviation's logarithm.
-        error = 2 / one.num_steps + (2 * priors.collective_scale.deviation) ** 2
-        cost = cost + np.log(one.alone / predicted) ** 2 / (2 * error)
+        error = 2 / split.num_steps + (2 * priors.collective_scale.deviation) ** 2
+        cost = cost + np.log(split.alone / predicted) ** 2 / (2 * error)
     best, _ = np.unravel_index(np.argmin(cost), cost.shape)
     return float(noise[best, 0])
 
@@ -207,25 +208,27 @@ def alone(observed: Observed, spread: float, priors: Priors) -> float:
     return (1 - shared) * spread**2
 
 
-def splits_of(given: Given, kernels: Sequence[Kernels], about: float | None = None) -> list[Split]:
-    """The splits from simulated steps with two noises, around `about` (by default, the usual
+def splits_of(
+    problem: Problem, kernels: Sequence[Kernels], middle: float | None = None
+) -> list[Split]:
+    """The splits from simulated steps with two noises, around `middle` (by default, the usual
     noise), assuming that variances are linear in the square of the noise.
     """
-    about = float(np.exp(given.priors.collective_noise.mean)) if about is None else about
-    noises = about * np.array([0.7, 1.2])
+    middle = float(np.exp(problem.priors.collective_noise.mean)) if middle is None else middle
+    noises = middle * np.array([0.7, 1.2])
     noisy = [
-        (scale.job, with_laws(one, with_noise(one, noise)))
-        for scale, one in zip(given.scales, kernels, strict=True)
+        (scale.job, with_laws(base, with_noise(base, noise)))
+        for scale, base in zip(problem.scales, kernels, strict=True)
         for noise in noises
     ]
-    variances = np.array([core_spread(steps) ** 2 for steps in given.steps_of(noisy)])
+    variances = np.array([core_spread(steps) ** 2 for steps in problem.steps_of(noisy)])
     splits = []
-    for scale, (less, more) in zip(given.scales, variances.reshape(-1, 2), strict=True):
-        each = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
-        rest = float(more - each * noises[1] ** 2)
+    for scale, (less, more) in zip(problem.scales, variances.reshape(-1, 2), strict=True):
+        of_collectives = (more - less) / (noises[1] ** 2 - noises[0] ** 2)
+        of_kernels = float(more - of_collectives * noises[1] ** 2)
         observed = scale.observed
-        own = alone(observed, spread_of(observed, given.priors), given.priors)
-        splits.append(Split(own, rest, each, observed.num_steps))
+        own = alone(observed, spread_of(observed, problem.priors), problem.priors)
+        splits.append(Split(own, of_kernels, of_collectives, observed.num_steps))
     return splits
 
 
@@ -264,8 +267,8 @@ def agreement(job: Job, runs: Runs, *, num_samples: int = 8192) -> dict[str, tup
     # Simulated without the factor of a step, which is independent of the rest and multiplied on.
     steps = steps_of_kernels(job, job.kernels, jax.random.key(1), num_samples)
     steps = steps * StepLaw(**law.parameters).factors(len(steps))
-    each = [_figures(run) for run in runs_of(runs)]
-    ours, theirs = _figures(steps), np.median(each, axis=0)
+    figures = [_figures(run) for run in runs_of(runs)]
+    ours, theirs = _figures(steps), np.median(figures, axis=0)
     names = ("p50_s", "p95 / p50", "core_spread")
     return dict(zip(names, zip(ours, map(float, theirs), strict=True), strict=True))
 

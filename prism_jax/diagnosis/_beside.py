@@ -23,7 +23,7 @@ class Part:
     measured_s: float | None
 
 
-def measured_beside(job: Job, found: Contents) -> tuple[Part, ...]:
+def measured_beside(job: Job, profiled: Contents) -> tuple[Part, ...]:
     """The parts of a predicted step beside those of a profile, the largest predicted first.
 
     Kernels are told by their names. A profile does not tell which degree of parallelism a
@@ -33,24 +33,24 @@ def measured_beside(job: Job, found: Contents) -> tuple[Part, ...]:
     **Arguments:**
 
     - `job`: from `load_job`, with a model and a cluster.
-    - `found`: from `contents`.
+    - `profiled`: from `contents`.
 
     **Raises:**
 
     `ValueError` if the job has no model, or the profile has no step.
     """
-    step_times(found.by_rank or [found])  # Or it has no step.
-    assert found.split is not None
+    step_times(profiled.by_rank or [profiled])  # Or it has no step.
+    assert profiled.split is not None
     theirs = {"exposed collectives": 0.0, _WAITS: 0.0}
     for name, seconds in predict(job).breakdown.items():
         is_wait = name in ("bubble", "exposed pp")
         part = _WAITS if is_wait else "exposed collectives" if "exposed" in name else name
         theirs[part] = theirs.get(part, 0.0) + seconds
-    idle = {one.cause: one.seconds for one in found.idle}
-    waits = sum(one.exposed_s for one in found.collectives if one.kind in _SENDS)
-    ours = dict(found.kinds) | {"host": idle.pop("launches", 0.0), _WAITS: waits}
-    ours["exposed collectives"] = max(found.split.exposed_s - waits, 0.0)
-    ours |= {"copies": found.phases["copies"]} if found.phases else {}
+    idle = {part.cause: part.seconds for part in profiled.idle}
+    waits = sum(c.exposed_s for c in profiled.collectives if c.kind in _SENDS)
+    ours = dict(profiled.kinds) | {"host": idle.pop("launches", 0.0), _WAITS: waits}
+    ours["exposed collectives"] = max(profiled.split.exposed_s - waits, 0.0)
+    ours |= {"copies": profiled.phases["copies"]} if profiled.phases else {}
     ours |= {f"idle: {cause}": seconds for cause, seconds in idle.items()}
     names = sorted({**theirs, **ours}, key=lambda name: (-theirs.get(name, 0), -ours.get(name, 0)))
     return tuple(

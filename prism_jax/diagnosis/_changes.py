@@ -148,7 +148,7 @@ def explained(usual: Simulated) -> Iterator[Explained]:
         between = [np.interp(values, grid, column) for column in factors.T]
         yield Explained(name, parameter, values, np.stack(between, axis=1), 0 * values)
     laws = (StepLaw(0.0, _STALLED, share / _STALLED, _STALL_SIGMA) for share in EFFECTS)
-    drawn = (np.sort(one.factors(len(before))) for one in laws)
+    drawn = (np.sort(law.factors(len(before))) for law in laws)
     paused = np.stack([row / np.median(row) for row in drawn])
     yield Explained("stalls", "time that is lost over the rest", EFFECTS, paused, 0 * EFFECTS)
     waits = _WAIT_CV**2 * gammaincinv(_WAIT_CV**-2, STEP_LEVELS)  # A gamma law of mean one.
@@ -168,7 +168,7 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
         if (loads := program.loads) is None:
             return None
         wider = loads.unevenness.spread * value
-        return Scenario(eqx.tree_at(lambda one: one.loads.unevenness.spread, program, wider))
+        return Scenario(eqx.tree_at(lambda p: p.loads.unevenness.spread, program, wider))
     if name == "congested-link":
         return Scenario(compile_job(with_bandwidth(job, 1 / value)))
     if name == "no-overlap":
@@ -233,9 +233,9 @@ def settings_of(job: Job) -> tuple[Setting, ...]:
         factors = {}
         for value in values:
             with contextlib.suppress(ValueError):  # It does not go with this job.
-                other = job if value == own else with_setting(job, name, value)
-                if value == own or memory(other).fits or not fits:
-                    factors[value] = predict(other).mean / now
+                changed = job if value == own else with_setting(job, name, value)
+                if value == own or memory(changed).fits or not fits:
+                    factors[value] = predict(changed).mean / now
         if factors and max(factors.values()) - min(factors.values()) > _SEEN:
             settings.append(Setting(name, own, factors, unit))
     return tuple(settings)
@@ -303,8 +303,8 @@ def cheapest_changes(usual: Simulated, most: int = 5) -> tuple[Change, ...]:
     numbers.
     """
     changes = []
-    for _, cost, texts, other in _predicted(usual.job)[:most]:
-        steps = usual.of(Scenario(compile_job(other)))
+    for _, cost, texts, changed in _predicted(usual.job)[:most]:
+        steps = usual.of(Scenario(compile_job(changed)))
         before, after = (np.quantile(x, (0.5, 0.95)) for x in (usual.steps, steps))
         if max((before - after) / before) > _LEAST:
             changes.append(Change(texts, cost, *(before - after).tolist()))
@@ -316,9 +316,9 @@ def quickest_change(job: Job) -> tuple[tuple[str, ...], float] | None:
     keep the GPUs, the layout, the tokens and the precision, and fit in memory. And by which share
     of the step; `None` if no setting is worth a line.
     """
-    for one in _predicted(job):
-        if one.cost in (_FLAG, _ORDER) and one.gain > _LEAST:
-            return one.set, one.gain
+    for change in _predicted(job):
+        if change.cost in (_FLAG, _ORDER) and change.gain > _LEAST:
+            return change.set, change.gain
     return None
 
 
@@ -328,18 +328,18 @@ def _predicted(job: Job) -> list[_Predicted]:
     best: dict[tuple[str, ...], _Predicted] = {}
     for cost, texts in _tried(job):
         try:
-            other = job
+            changed = job
             for text in texts:
-                other = _set(other, text)
-            gain = 1 - predict(other).mean / now
-            fits = memory(other).fits or not fit
+                changed = _set(changed, text)
+            gain = 1 - predict(changed).mean / now
+            fits = memory(changed).fits or not fit
         except ValueError:  # It does not go with this job.
             continue
         keys = tuple(text.split("=")[0] for text in texts)
         most_yet = max(_LEAST, best[keys].gain if keys in best else 0.0)
         if fits and (cost == _MACHINE or gain > most_yet):
-            best[keys] = _Predicted(gain, cost, texts, other)
-    return sorted(best.values(), key=lambda one: -one.gain)
+            best[keys] = _Predicted(gain, cost, texts, changed)
+    return sorted(best.values(), key=lambda change: -change.gain)
 
 
 def _tried(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -347,8 +347,8 @@ def _tried(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield _PRECISION, ("training.gradient_dtype=bf16",)
     virtual, number = job.schedule.virtual_stages, job.schedule.num_microbatches
     size = parts_of(job).training.microbatch_size
-    for other in (virtual * 2, virtual // 2) if virtual > 1 else ():
-        yield _ORDER, (f"schedule.virtual_stages={other}",)
+    for stages in (virtual * 2, virtual // 2) if virtual > 1 else ():
+        yield _ORDER, (f"schedule.virtual_stages={stages}",)
     if job.schedule.kind == "1f1b":
         yield _ORDER, ("schedule.kind=interleaved-1f1b", "schedule.virtual_stages=2")
         yield _ORDER, ("schedule.kind=zb-h1",)

@@ -154,7 +154,7 @@ class Diagnosis(Shown):
     def tell(self) -> dict[str, str]:
         """Of steps that are not normal, the measurements that would tell which cause it is."""
         asked = () if self.normal or self.ranks is not None else self.causes
-        return {one.name: TELLS[one.name] for one in asked if one.indistinguishable}
+        return {cause.name: TELLS[cause.name] for cause in asked if cause.indistinguishable}
 
     def summary(self) -> Table:
         """The causes; if none can be, an empty table that says so."""
@@ -180,7 +180,7 @@ class Diagnosis(Shown):
     def changes_tables(self) -> list[Table]:
         """A table of the cheapest changes, if there are any."""
         falls = (Column(name, form=".3g", unit="s") for name in ("p50", "p95"))
-        columns = (Column("set", lambda one: " ".join(one.set)), "cost", *falls)
+        columns = (Column("set", lambda change: " ".join(change.set)), "cost", *falls)
         title = "The cheapest changes, and by how much a step falls"
         return [Table(columns, self.changes, title)] if self.changes else []
 
@@ -260,10 +260,10 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
     check_unit(series.level, float(np.median(future.levels)))
     seen = of_ranks(ranks, of.job) if ranks else None
     told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
-    one = np.ones((1, future.shapes.shape[1]))
-    nothing = Explained("nothing", "", np.zeros(1), one, np.zeros(1))
+    unchanged = np.ones((1, future.shapes.shape[1]))
+    nothing = Explained("nothing", "", np.zeros(1), unchanged, np.zeros(1))
     (none,) = _log_likelihood(nothing, series, of)
-    found = []
+    weighed = []
     of_series = shares_of_series(series)
     causes = [
         cause
@@ -274,16 +274,16 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
     # Relative to the most likely of all, since a narrow law makes most of them too small.
     most = max([none, *map(np.max, logs)])
     for cause, log in zip(causes, logs, strict=True):
-        each, number = np.exp(log - most), len(cause.values)
-        total = max(float(each.sum()), 1e-300)
-        longer, value = (float(each @ x / total) for x in (EFFECTS[:number], cause.values))
+        likelihoods, number = np.exp(log - most), len(cause.values)
+        total = max(float(likelihoods.sum()), 1e-300)
+        longer, value = (float(likelihoods @ x / total) for x in (EFFECTS[:number], cause.values))
         explains = longer * of.mean_s
         if cause.name == "stalls" and of_series:  # What slow steps take is seen.
             explains = of_series["stalls"][0] * series.level
         ratio = total / UP_TO_TWO / max(float(np.exp(none - most)), 1e-300)
         here = ratio * told.get(cause.name, 1.0)
-        found.append(Cause(cause.name, here, explains, cause.parameter, value))
-    nothing, causes = _ranked(found)
+        weighed.append(Cause(cause.name, here, explains, cause.parameter, value))
+    nothing, causes = _ranked(weighed)
     middle, error = float(np.median(future.levels)), future.error
     percentile = 100 * float(stdtr(error.degrees, np.log(series.level / middle) / error.spread))
     interval = future.intervals({"p50": 0.5})["p50"]
@@ -301,22 +301,25 @@ def diagnose_ranks(job: Job, ranks: Sequence[RankWhere]) -> Diagnosis:
     """As `diagnose`, from traces alone: of a job without a model no step is predicted."""
     series, seen = series_of([step_times(ranks)]), of_ranks(ranks, job)
     shares = shares_of_ranks(seen) | shares_of_series(series)
-    what, level = "share of a step in the traces", series.level
-    causes = [Cause(name, odds(name, *x), x[0] * level, what, x[0]) for name, x in shares.items()]
+    parameter, level = "share of a step in the traces", series.level
+    causes = [
+        Cause(name, odds(name, share, error), share * level, parameter, share)
+        for name, (share, error) in shares.items()
+    ]
     nothing, ranked = _ranked(causes)
     return Diagnosis(nothing >= _SMALL, series.level, series.number, nothing, ranked, seen)
 
 
 def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
     """The probability of no cause, and the causes with theirs, the most probable first."""
-    odds = sum(one.odds for one in causes) / len(causes)
-    nothing, best = 1 / (1 + odds), max(one.odds for one in causes)
+    odds = sum(cause.odds for cause in causes) / len(causes)
+    nothing, best = 1 / (1 + odds), max(cause.odds for cause in causes)
     ranked = []
     # Causes that are about as likely as the best stay in the order of `explained`.
-    for one in sorted(causes, key=lambda one: -min(one.odds, best / _TIE)):
-        share = nothing * one.odds / len(causes)
-        alike = share * len(causes) >= _LEAST and one.odds * _ALIKE >= best
-        ranked.append(dataclasses.replace(one, probability=share, indistinguishable=alike))
+    for cause in sorted(causes, key=lambda cause: -min(cause.odds, best / _TIE)):
+        share = nothing * cause.odds / len(causes)
+        alike = share * len(causes) >= _LEAST and cause.odds * _ALIKE >= best
+        ranked.append(dataclasses.replace(cause, probability=share, indistinguishable=alike))
     return nothing, tuple(ranked)
 
 
@@ -343,10 +346,10 @@ def _log_likelihood(
     rng = np.random.default_rng(0)  # The same steps for all causes.
     places = rng.integers(0, len(STEP_LEVELS), (len(future.shapes), number))
     seen = shape_of(series.steps[None])
-    near, some = [], np.arange(0, len(cause.factors), _EVERY)
-    for factor in cause.factors[some]:
+    near, chosen = [], np.arange(0, len(cause.factors), _EVERY)
+    for factor in cause.factors[chosen]:
         steps = np.take_along_axis(future.shapes * factor, places, axis=1)
         unlike = (shape_of(steps) - seen) / _WIDTHS
         near.append(np.mean(np.prod(student(unlike, _TAIL), axis=1)))
-    shape = np.interp(np.arange(len(cause.factors)), some, near) if near else 1.0
+    shape = np.interp(np.arange(len(cause.factors)), chosen, near) if near else 1.0
     return level + trend + np.log(np.maximum(shape, 1e-300))

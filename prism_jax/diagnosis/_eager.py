@@ -44,25 +44,25 @@ class KernelClass:
     measured_s: float
 
 
-def kernel_classes(job: Job, found: Contents) -> tuple[KernelClass, ...]:
+def kernel_classes(job: Job, profiled: Contents) -> tuple[KernelClass, ...]:
     """Each class of kernels of a step, as predicted and as measured, those that take longest first;
     none for a job without lists of operators.
 
     **Arguments:**
 
     - `job`: from `load_job`, with a model and a cluster, on a pipeline of one rank.
-    - `found`: from `contents`.
+    - `profiled`: from `contents`.
     """
     lists = None if job.kernels is None else job.kernels.operators
-    if lists is None or job.layout.pp > 1 or not found.steps:
+    if lists is None or job.layout.pp > 1 or not profiled.steps:
         return ()
     by_name = {name: [0.0] * 4 for name in (*lists.classes, _OTHERS)}
     for kernel, number in _kernels_of(job):
         sums = by_name[_class_of_kind(lists, kernel)]
         sums[0] += number
         sums[1] += number * kernel.mean
-    calls = sum(len(one.step_numbers) for one in found.by_rank or (found,))
-    for pool in found.kernels:
+    calls = sum(len(rank.step_numbers) for rank in profiled.by_rank or (profiled,))
+    for pool in profiled.kernels:
         fit = (n for n, (names, _) in lists.classes.items() if re.search(names, pool.name))
         sums = by_name[next(fit, _OTHERS)]
         sums[2] += pool.calls / calls
@@ -72,7 +72,7 @@ def kernel_classes(job: Job, found: Contents) -> tuple[KernelClass, ...]:
         for name, sums in by_name.items()
         if any(sums)
     ]
-    return tuple(sorted(classes, key=lambda one: -max(one.predicted_s, one.measured_s)))
+    return tuple(sorted(classes, key=lambda kernels: -max(kernels.predicted_s, kernels.measured_s)))
 
 
 def classes_table(classes: Iterable[KernelClass]) -> Table:
@@ -91,7 +91,7 @@ def classes_table(classes: Iterable[KernelClass]) -> Table:
 
 
 def calibrated_to_profile(
-    job: Job, found: Contents, source: str, step_time_s: float | None = None
+    job: Job, profiled: Contents, source: str, step_time_s: float | None = None
 ) -> tuple[Job, str]:
     """The job with the rates of kernels that a profile of it has measured, with the gaps between
     them, and the time that the host takes; and where that is from.
@@ -104,8 +104,8 @@ def calibrated_to_profile(
     `ValueError` of one sentence if the job has no lists of operators, if no step is in the profile,
     or if no host makes a step as long.
     """
-    classes = kernel_classes(job, found)
-    if not found.steps:
+    classes = kernel_classes(job, profiled)
+    if not profiled.steps:
         raise ValueError(
             "The profile has no whole step, or is cut off; give one of two steps or more."
         )
@@ -114,15 +114,15 @@ def calibrated_to_profile(
             "A profile of whole steps calibrates jobs of plain PyTorch on one pipeline rank; give "
             "one whose `training.software` is such a stack, or measured steps by `--to`."
         )
-    whole = sum(one.measured_s for one in classes)
+    whole = sum(kernels.measured_s for kernels in classes)
     # What the device is idle between kernels that are launched in time is a part of each of them.
-    idle = sum(one.seconds for one in found.idle if one.cause == "device")
-    gap = idle / sum(one.measured for one in classes)
+    idle = sum(part.seconds for part in profiled.idle if part.cause == "device")
+    gap = idle / sum(kernels.measured for kernels in classes)
     rates = {
-        kind: (one.measured_s + gap * one.predicted) / one.predicted_s
-        for one in classes
-        if min(one.predicted_s, one.measured_s) > _SMALL * whole
-        for kind in one.kinds
+        kind: (kernels.measured_s + gap * kernels.predicted) / kernels.predicted_s
+        for kernels in classes
+        if min(kernels.predicted_s, kernels.measured_s) > _SMALL * whole
+        for kind in kernels.kinds
     }
     job = msgspec.structs.replace(job, calibrated=Calibrated(source, rates=rates))
     job = msgspec.structs.replace(job, kernels=kernels_of(job))

@@ -51,13 +51,13 @@ def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> Series:
         place = np.linspace(-0.5, 0.5, len(run))
         first, last = logs[place < -1 / 6], logs[place > 1 / 6]
         slope = 1.5 * float(np.median(last) - np.median(first))
-        rest = logs - slope * place
-        core = np.where(in_core(rest), rest - np.median(rest), 0)
+        detrended = logs - slope * place
+        core = np.where(in_core(detrended), detrended - np.median(detrended), 0)
         alike = np.clip(np.sum(core[1:] * core[:-1]) / max(np.sum(core**2), 1e-300), 0, 0.95)
         spread = 1.25 * np.sqrt(6 / len(run) * (1 + alike) / (1 - alike))
         slopes.append(slope)
-        errors.append(1.5 * spread * float(typical(rest, (0,))[1][0]))
-        flat.append(level * np.exp(rest))
+        errors.append(1.5 * spread * float(typical(detrended, (0,))[1][0]))
+        flat.append(level * np.exp(detrended))
     error = float(np.hypot.reduce(errors)) / len(long)
     return Series(number, level, np.concatenate(flat), float(np.mean(slopes)), error)
 
@@ -105,30 +105,30 @@ def of_ranks(ranks: Sequence[RankWhere], job: Job) -> OfRanks:
     or more of these are traced, and otherwise with all.
     """
     peers = max(job.layout.world_size // job.layout.pp, 1)
-    step = float(np.median([one.step_time_s for one in ranks]))
-    own = {one.rank: one.own_s / step for one in ranks}
+    step = float(np.median([where.step_time_s for where in ranks]))
+    own = {where.rank: where.own_s / step for where in ranks}
     lead: dict[int, tuple[float, float]] = {}
-    for rank, mine in own.items():
+    for rank, share in own.items():
         near = [x for r, x in own.items() if r != rank and r // peers == rank // peers]
-        others = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [mine]
-        lead[rank] = (mine - float(np.median(others)), float(np.std(others)))
+        compared = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [share]
+        lead[rank] = (share - float(np.median(compared)), float(np.std(compared)))
     rank = max(lead, key=lambda r: lead[r][0])
-    least = min(ranks, key=lambda one: one.hideable_s[0])
+    least = min(ranks, key=lambda where: where.hideable_s[0])
     talks, exposed = least.hideable_s
     hidden = 1 - exposed / talks if talks > 0 else 1.0
-    causes = {one.cause: one.seconds / step for one in least.idle}
+    causes = {part.cause: part.seconds / step for part in least.idle}
     idle = least.split.idle_s / step if least.split and causes else 0.0
     late = causes.get("launches", 0.0), causes.get("input", 0.0)
     return OfRanks(len(ranks), rank, *lead[rank], exposed / step, hidden, idle, *late)
 
 
-def shares_of_ranks(found: OfRanks) -> dict[str, tuple[float, float]]:
+def shares_of_ranks(seen: OfRanks) -> dict[str, tuple[float, float]]:
     """The share of a step that a cause would take by these traces, and its error."""
-    shares = {"no-overlap": (found.exposed * (1 - found.hidden), 0.0)}
-    if found.number > 1:
-        shares["slow-rank"] = found.longer, found.scatter
-    if found.idle > 0:
-        shares |= {"launch-bound": (found.launches, 0.0), "input": (found.input, 0.0)}
+    shares = {"no-overlap": (seen.exposed * (1 - seen.hidden), 0.0)}
+    if seen.number > 1:
+        shares["slow-rank"] = seen.longer, seen.scatter
+    if seen.idle > 0:
+        shares |= {"launch-bound": (seen.launches, 0.0), "input": (seen.input, 0.0)}
     return shares
 
 

@@ -5,6 +5,7 @@ import math
 
 import jax
 import numpy as np
+from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._estimate import typical
@@ -105,7 +106,7 @@ class SlowRanks(Shown):
         ]
         if self.each > 1:
             notes.append(f"each row is of {self.each} ranks, from its rank on")
-        if any(one.slow == "collectives" for one in self.ranks):
+        if any(rank.slow == "collectives" for rank in self.ranks):
             notes.append("slow collectives cost at most this, as if each group had such a rank")
         return Table(columns, self.ranks, title, notes)
 
@@ -186,17 +187,17 @@ def slow_ranks(
         else:
             p50, p95 = map(float, longer(Scenario(compile_job(with_bandwidth(job, 1 / factor)))))
             moved = p50
+        least = _NOTHING * before[0]
+        seen = steps_to_see(p50 / before[0]) if p50 > least else None
         # What each choice loses: at once, and with each step.
         loses = {"keep": (0.0, p50), "move": (restart_s, moved), "drain": (restart_s + wait_s, 0.0)}
-        least = _NOTHING * before[0]
         after = {
             name: at_once / (p50 - each_step) if p50 - each_step > least else None
             for name, (at_once, each_step) in loses.items()
         }
         pays = min(loses, key=lambda name: loses[name][0] + num_steps * loses[name][1])
-        seen = steps_to_see(p50 / before[0]) if p50 > least else None
-        where = here, moved_to, moved, after["move"], after["drain"]
-        return SlowRank(rank, slow, factor, p50, p95, seen, *where, pays)
+        place = here, moved_to, moved, after["move"], after["drain"]
+        return SlowRank(rank, slow, factor, p50, p95, seen, *place, pays)
 
     rows = []
     for slow, factors in (("compute", measured.compute), ("collectives", measured.collectives)):
@@ -207,12 +208,19 @@ def slow_ranks(
                 f"There are {len(factors):,} factors of ranks, and the job has {number:,} ranks; "
                 "give one for each."
             )
-        relative = factors / np.median(factors)
-        deviation = float(typical(relative, (0,))[1][0])
-        limit = 1 + max(_DEVIATIONS * deviation, _LEAST)
-        found = [rank for rank in range(0, number, each) if relative[rank] > limit]
-        found.sort(key=lambda rank: -relative[rank])
-        rows += [row(rank, slow, float(relative[rank])) for rank in found[:_MOST]]
-    rows.sort(key=lambda one: -one.p50)
+        rows += [row(rank, slow, factor) for rank, factor in _slowest(factors, each)]
+    rows.sort(key=lambda slow_rank: -slow_rank.p50)
     costs = restart_s, wait_s, num_steps
     return SlowRanks(tuple(rows), number, each, *costs, steps_to_see(0.01))
+
+
+def _slowest(factors: Float[np.ndarray, " ranks"], each: int) -> list[tuple[int, float]]:
+    """The first of every `each` ranks that are slow, and their factors over the median rank's, the
+    slowest first.
+    """
+    relative = factors / np.median(factors)
+    deviation = float(typical(relative, (0,))[1][0])
+    limit = 1 + max(_DEVIATIONS * deviation, _LEAST)
+    slow = [rank for rank in range(0, len(factors), each) if relative[rank] > limit]
+    slow.sort(key=lambda rank: -relative[rank])
+    return [(rank, float(relative[rank])) for rank in slow[:_MOST]]

@@ -174,14 +174,14 @@ def _cycle(left, slow, until, announced, costs: RunCosts) -> tuple[np.ndarray, .
     stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
     between = np.maximum(np.ceil(left / costs.interval_s) - 1, 0)  # The end needs no checkpoint.
     ends = until >= left * stretched + between * costs.blocking_s
-    each = costs.interval_s * stretched + costs.blocking_s
+    whole = costs.interval_s * stretched + costs.blocking_s
     written = until - np.where(announced, 0, costs.background_s)
     with np.errstate(invalid="ignore"):
-        saved = np.floor(np.maximum(written, 0) / each)
+        saved = np.floor(np.maximum(written, 0) / whole)
     saved = np.where(ends, between, np.minimum(saved, between))
-    rest = np.where(ends, 0, np.maximum(until, 0) - saved * each)
+    beyond = np.where(ends, 0, np.maximum(until, 0) - saved * whole)
     # An announced interruption loses nothing except the unfinished part of a checkpoint.
-    kept = np.where(announced, np.minimum(rest / stretched, costs.interval_s), 0)
-    lost = np.where(announced, 0, rest)
+    kept = np.where(announced, np.minimum(beyond / stretched, costs.interval_s), 0)
+    lost = np.where(announced, 0, beyond)
     safe = np.where(ends, left, saved * costs.interval_s + kept)
-    return safe, saved * costs.blocking_s + (rest - lost - kept * stretched), lost, ends
+    return safe, saved * costs.blocking_s + (beyond - lost - kept * stretched), lost, ends

@@ -130,7 +130,7 @@ def draw_counts(
     for their total, of which each kind has the same part: however finely kinds are told apart, the
     total has the gamma law of its count.
     """
-    counts = np.array([each.count for each in counted], float)
+    counts = np.array([kind.count for kind in counted], float)
     size = (number, len(counts))
     if known_rates:
         return np.broadcast_to(counts, size)
@@ -162,10 +162,10 @@ def reached(
     weighted: Float[np.ndarray, "runs"], weeks: Float[np.ndarray, "runs ends"]
 ) -> Float[np.ndarray, "runs"]:
     """After how many seconds each run has so many weighted ones: the inverse of `exposed`."""
-    turns, rest = np.divmod(weighted, weeks[:, -1])
-    week = (weeks[:, 1:-1] <= rest[:, None]).sum(axis=1)
+    turns, within = np.divmod(weighted, weeks[:, -1])
+    week = (weeks[:, 1:-1] <= within[:, None]).sum(axis=1)
     before, after = _ends(weeks, week)
-    return WEEK * (turns * (weeks.shape[1] - 1) + week + (rest - before) / (after - before))
+    return WEEK * (turns * (weeks.shape[1] - 1) + week + (within - before) / (after - before))
 
 
 def _ends(weeks, week):
@@ -196,16 +196,16 @@ def slowed(
     """
     horizon = work * max(kind.slowdown for kind in kinds)  # No run takes longer.
     groups = np.array_split(rates, math.ceil(1 + horizon * rates.sum() / _EVENTS))
-    found = [_slowed(work, horizon, kinds, group, find_s, rng) for group in groups]
-    added, number = map(np.concatenate, zip(*found, strict=True))
+    parts = [_slowed(work, horizon, kinds, group, find_s, rng) for group in groups]
+    added, number = map(np.concatenate, zip(*parts, strict=True))
     return added, number
 
 
 def _slowed(work, horizon, kinds, rates, find_s, rng):
     """The same for runs that are simulated side by side."""
-    slowdown = np.array([one.slowdown for one in kinds])
-    scale = np.array([one.duration_s / math.gamma(1 + one.duration_power) for one in kinds])
-    power = np.array([one.duration_power for one in kinds])
+    slowdown = np.array([event.slowdown for event in kinds])
+    scale = np.array([event.duration_s / math.gamma(1 + event.duration_power) for event in kinds])
+    power = np.array([event.duration_power for event in kinds])
     number = len(rates)
     counts = rng.poisson(rates * horizon)
     run, kind = (np.repeat(at.ravel(), counts.ravel()) for at in np.indices(counts.shape))
@@ -231,5 +231,5 @@ def _slowed(work, horizon, kinds, rates, find_s, rng):
     done = times - delay
     last = first + np.bincount(runs[done <= work], minlength=number) - 1
     added = delay[last] + (work - done[last]) * (factor[last] - 1)
-    found = (lasts > find_s) & (begins + find_s < work + added[run])
-    return added, np.bincount(run[found], minlength=number)
+    seen = (lasts > find_s) & (begins + find_s < work + added[run])
+    return added, np.bincount(run[seen], minlength=number)

@@ -166,15 +166,15 @@ def of_costs(
     """The derivatives of the mean length in the logarithm of each cost that is not zero, in days,
     by central differences: `simulate` has the same random numbers for all costs.
     """
-    number, found = min(num_runs, _DIFFERENCE_RUNS), {}
+    number, derivatives = min(num_runs, _DIFFERENCE_RUNS), {}
     for name, value in dataclasses.asdict(costs).items():
         if value > 0:
             less, more = (
                 simulate(dataclasses.replace(costs, **{name: value * math.exp(apart)}), number)
                 for apart in (-_APART, _APART)
             )
-            found[name] = mean_of((more.seconds - less.seconds) / (2 * _APART) / DAY)
-    return found
+            derivatives[name] = mean_of((more.seconds - less.seconds) / (2 * _APART) / DAY)
+    return derivatives
 
 
 def mean_of(values: np.ndarray) -> Estimate:
@@ -204,10 +204,10 @@ def expected_seconds(
         down after it.
     - `announced`: the sum of the rates of the causes that are announced.
     """
-    rate = sum(each for each, _ in downs)
+    rate = sum(down_rate for down_rate, _ in downs)
     if rate == 0:
         return work_s * (1 + blocking_s / interval_s)
-    again = sum(each * -math.expm1(-rate * down) for each, down in downs) / rate
+    again = sum(down_rate * -math.expm1(-rate * down) for down_rate, down in downs) / rate
     # What is saved while the job is up, over the rate: in whole intervals, and when announced.
     whole = interval_s * math.exp(-rate * (interval_s + blocking_s))
     part = -math.expm1(-rate * interval_s) / rate
@@ -249,8 +249,8 @@ def best_interval(rate: float, blocking_s: float) -> float:
         return math.inf if blocking_s else 0.0
     # Near -1/e the function is as its root: what rounding leaves of it, perhaps no number, is no
     # shorter than Young's.
-    found = np.nan_to_num(1 + lambertw(-math.exp(-1 - rate * blocking_s)).real)
-    return float(max(found / rate, math.sqrt(2 * blocking_s / rate) - blocking_s))
+    product = np.nan_to_num(1 + lambertw(-math.exp(-1 - rate * blocking_s)).real)
+    return float(max(product / rate, math.sqrt(2 * blocking_s / rate) - blocking_s))
 
 
 def never_waits(hazards: Hazards, repair_s: float) -> bool:

@@ -184,19 +184,19 @@ def _law_of_runs(
     step_error: float,
 ) -> RunLaw:
     """What the runs show, and what others show that differ from them in one number."""
-    names, found, saves = [cause.name for cause in simulation.failures.causes], {}, None
+    names, slopes, saves = [cause.name for cause in simulation.failures.causes], {}, None
     if simulation.find_s < math.inf:
         never = dataclasses.replace(simulation, find_s=math.inf).runs(costs, len(runs.parts))
         saves = mean_of((never.seconds - runs.seconds[: len(never.parts)]) / DAY)
     if derivatives and len(runs.parts) == num_runs:
-        found = of_rates(runs, names) | of_costs(simulation.runs, costs, num_runs)
+        slopes = of_rates(runs, names) | of_costs(simulation.runs, costs, num_runs)
     return RunLaw(
         days=np.sort(runs.seconds) / DAY,
         parts=dict(zip(PARTS, (runs.parts.mean(axis=0) / DAY).tolist(), strict=True)),
         interruptions=dict(zip(names, runs.interruptions.mean(axis=0).tolist(), strict=True)),
         interval_s=costs.interval_s,
         best_interval_s=best,
-        derivatives=found,
+        derivatives=slopes,
         num_runs=len(runs.parts),
         requested=num_runs,
         step_error=step_error,
@@ -265,12 +265,12 @@ class _Simulation:
     def _block(self, costs: RunCosts, hazards: Hazards, rng: np.random.Generator) -> Runs:
         number = len(hazards.rates)
         slowness, noise = self._steps(number, rng)
-        share, found = np.zeros(number), np.zeros(number)
+        share, number_found = np.zeros(number), np.zeros(number)
         if kinds := self.failures.slow:
             counts = draw_counts(kinds, number, rng, self.known_rates)
             rates = per_second(counts, self.devices, self.failures)
             check_slow(self.work, self.failures, rates)
-            added, found = slowed(self.work, kinds, rates, self.find_s, rng)
+            added, number_found = slowed(self.work, kinds, rates, self.find_s, rng)
             share = added / self.work
         check_ends(self.work, costs, hazards, 1 + float(share.max()))
         if never_waits(hazards, costs.repair_s):  # So none needs to be followed.
@@ -279,7 +279,7 @@ class _Simulation:
         runs = run_cycles(np.full(number, self.work), slowness, hazards, costs, rng)
         runs.parts[:, _SLOW] = runs.parts[:, _WORK] * share / (1 + share)
         runs.parts[:, _WORK] -= runs.parts[:, _SLOW]
-        runs.parts[:, _DOWN] += found * (costs.blocking_s + costs.restart_s)
+        runs.parts[:, _DOWN] += number_found * (costs.blocking_s + costs.restart_s)
         executed = runs.parts[:, [_WORK, _LOST]].sum(axis=1)
         runs.parts[:, _WORK] += self.drifted + noise * np.sqrt(executed / self.step)
         return runs
