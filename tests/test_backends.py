@@ -1,5 +1,6 @@
 """All that runs on devices lowers for CUDA and TPU, without such a device."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -17,18 +18,19 @@ from prism_jax.engine._gradient import _entries_tile, _replica_vjp, _step_vjp
 from prism_jax.engine._pools import (
     _counted,
     _group_sums,
-    _pilot,
     _step_tile,
+    drawn_pools,
     pool_of,
     room_of,
 )
-from prism_jax.engine._run import prepare, step_tile
-from prism_jax.engine._sampling import _replica_tile, pilot_key
+from prism_jax.engine._run import Draws, prepare, step_tile
+from prism_jax.engine._sampling import Plain, _replica_tile, pilot_key
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
 from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
 from prism_jax.replica._tiles import _jitted
 from prism_jax.schedule import GPipe
-from prism_jax.step._pool import _arrange_on_device
+from prism_jax.step import Room
+from prism_jax.step._pool import _arrange_on_device, _Picks, _slowest_on_device
 
 from .helpers import rich_program
 
@@ -49,8 +51,9 @@ def table():
     lead = leading_axes(program, plan, pilot_key())
     real = plan.dtype
     ends = real, len(sinks.first)
-    piloted, drawn = _pilot(run)
-    pool = pool_of(piloted, drawn, 2, room_of(piloted, [drawn.draws]))
+    plain = dataclasses.replace(run, sampling=Plain())
+    (drawn,) = drawn_pools(plain, [Draws(Plain(), 0, 64)])
+    pool = pool_of(plain, drawn, 2, room_of(plain, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
@@ -91,9 +94,10 @@ def test_what_runs_in_tiles_lowers_for_cuda_and_tpu(table, wide):
 def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
     number = 256
     times, whole = jnp.ones(number, jnp.float32), jnp.ones(number, jnp.int32)
-    ends = jnp.ones((number, 3), jnp.float32)
+    ends, room = jnp.ones((number, 3), jnp.float32), Room(2 * number, 4, number)
     for traced in (
-        _arrange_on_device.trace(ends, times, whole, np.uint32(0), (2 * number, 4), True),
+        _arrange_on_device.trace(ends, times, whole, np.uint32(0), room, True),
+        _slowest_on_device.trace(_Picks(whole, times, times[None]), np.float32(0.5), 2 * number),
         _counted.trace(times, number, (0.0, 2.0)),
         _group_sums.trace(times, times, whole, times[0], times[:21], (1, 32)),
     ):

@@ -24,7 +24,7 @@ def _law(steps):
     steps = np.asarray(steps, float)
     order, n, grid = np.argsort(-steps, kind="stable"), len(steps), grid_of(steps[:4096])
     part = counted(steps, n, grid, np)
-    arrays = steps[order], np.full(n, np.nan), order // 2 % GROUPS
+    arrays = steps[order], None, order // 2 % GROUPS
     sums = group_sums(*arrays, part.centre, part.quantiles, (1, GROUPS), xp=np)
     return law_of(
         part,

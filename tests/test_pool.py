@@ -18,7 +18,16 @@ from prism_jax.engine._run import Draws
 from prism_jax.law import LEVELS, counted, group_sums
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
-from prism_jax.step import GROUPS, Chances, Pool, Ranks, group_of, make_pool, pool_weights
+from prism_jax.step import (
+    GROUPS,
+    Chances,
+    Pool,
+    Ranks,
+    Room,
+    group_of,
+    make_pool,
+    pool_weights,
+)
 from prism_jax.step._pool import picked
 
 from .helpers import lognormal, one_kernel, pipeline_program
@@ -41,12 +50,20 @@ def _picked(pool, step_ids, key, dtype):
 
 def _pool(score, ranks: Ranks, chances=_ALONE, stratum: Any = None, likelihood: Any = None) -> Pool:
     """The pool of replicas with one sink, which ends at the score of each."""
-    score, number = np.asarray(score, np.float32), len(score)
+    score, number = (
+        score if isinstance(score, jax.Array) else np.asarray(score, np.float32),
+        len(score),
+    )
     stratum = np.zeros(number, np.int32) if stratum is None else np.asarray(stratum, np.int32)
     likelihoods = np.ones(number, np.float32) if likelihood is None else likelihood
     samples = score[:, None], score, stratum, likelihoods
-    by_law, room = likelihood is None, (max(number, 1024), 1)
+    by_law, room = likelihood is None, Room(max(number, 1024), 1, max(len(ranks.steps), 1024))
     return make_pool(chances, samples, 0, ranks, room, by_their_law=by_law)
+
+
+def _shares(pool: Pool, steps: int, n: int) -> np.ndarray:
+    """Of how many steps each of the n samples is the slowest."""
+    return np.bincount(np.asarray(pool.slowest)[:steps], minlength=n)[:n] / steps
 
 
 @pytest.mark.parametrize(("n", "R"), [(7, 1), (7, 3), (6, 6)])
@@ -54,7 +71,7 @@ def test_the_slowest_of_a_pool_has_the_chance_of_a_draw_without_replacement(n, R
     """`C(n - k - 1, R - 1) / C(n, R)`, and all sets of R of n samples for the second after each."""
     steps = 10**6
     pool = _pool(range(n, 0, -1), Ranks(range(steps), 0.5, R, 2))
-    chance = np.diff(np.asarray(pool.reached)[:n], prepend=0) / steps
+    chance = _shares(pool, steps, n)
     exact = [math.comb(n - k - 1, R - 1) / math.comb(n, R) for k in range(n)]
     np.testing.assert_allclose(chance, exact, atol=2 / steps)
     sets = list(it.combinations(range(n), R))
@@ -86,10 +103,10 @@ def test_weights_are_picked_by_their_share():
     likelihood = np.random.default_rng(0).exponential(size=n).astype(np.float32)
     ranks, scores = Ranks(range(steps), 0.5, R, 2), np.arange(n, 0, -1)
     share = np.cumsum(likelihood, dtype=float) / likelihood.sum(dtype=float)
-    reached = np.asarray(_pool(scores, ranks, likelihood=likelihood).reached)[:n] / steps
+    reached = np.cumsum(_shares(_pool(scores, ranks, likelihood=likelihood), steps, n))
     np.testing.assert_allclose(reached, 1 - (1 - share) ** R, atol=2 / steps)
     equal = _pool(scores, ranks, likelihood=np.ones(n, np.float32)), _pool(scores, ranks)
-    by_weight, without = (np.asarray(pool.reached)[:n] / steps for pool in equal)
+    by_weight, without = (np.cumsum(_shares(pool, steps, n)) for pool in equal)
     assert 0 < np.abs(by_weight - without).max() < R / n
 
 
@@ -101,6 +118,15 @@ def test_weights_of_samples_by_hand():
     np.testing.assert_allclose(weights, [1 / 3, 1 / 2, 1 / 2, 1 / 3, 1 / 3])
     # What was not drawn has no weight.
     np.testing.assert_allclose(pool_weights(_STALLS, np.zeros(3, int), np.ones(3)), [1 / 3] * 3)
+
+
+def test_pools_are_arranged_alike_on_the_host_and_on_a_device():
+    score, stratum = np.random.default_rng(0).random(1000), np.arange(1000) % 2
+    ranks, steps = Ranks(range(5000), 0.3, 4, 2), 5000
+    pools = [_pool(x, ranks, _NETWORK, stratum) for x in (score, jnp.asarray(score, jnp.float32))]
+    for samples in zip(*((pool.ends.T, pool.ids[None], pool.later) for pool in pools), strict=True):
+        np.testing.assert_array_equal(*(x[:, :1000] for x in samples))
+    np.testing.assert_array_equal(*(pool.slowest[:steps] for pool in pools))
 
 
 @pytest.mark.parametrize("times", [1, 2, 8])
@@ -134,7 +160,9 @@ def test_pools_of_a_run_have_every_step_and_enough_samples():
             pool.first + pool.steps for pool in draws[:-1]
         ]
         assert all(pool.replicas >= min(64 * num_replicas, 2**18) for pool in draws)
-        assert max(pool.replicas for pool in draws) <= room_of(run, draws) <= 2**19
+        room = room_of(run, draws)
+        assert max(pool.replicas for pool in draws) <= room.samples <= 2**19
+        assert max(pool.steps for pool in draws) <= room.steps <= 2**19
 
 
 def _run(program, seed: int):
@@ -164,8 +192,7 @@ def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant(
     np.testing.assert_array_equal(one.of("times"), eight.of("times"))
     np.testing.assert_array_equal(one.of("decider"), eight.of("decider"))
     # Every sample is taken as often as its chance.
-    taken = np.cumsum(np.bincount(one.of("decider"), minlength=1024))
-    np.testing.assert_array_equal(taken, np.asarray(pool.reached)[:1024])
+    np.testing.assert_array_equal(one.of("decider"), pool.slowest[:1024])
 
 
 def test_without_the_sample_that_decides_a_step_ends_with_the_next_of_its_replicas():

@@ -216,7 +216,7 @@ def exposed_data_parallel(
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
     run = dataclasses.replace(prepare(program, key), sampling=Plain())
-    return exposed_of(steps_of_run(run, number))
+    return exposed_of(steps_of_run(run, number, law_steps=num_samples))
 
 
 def exposed_of(simulated: SimulatedSteps) -> Float[np.ndarray, " steps"]:

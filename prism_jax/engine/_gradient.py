@@ -29,7 +29,7 @@ from ..replica import (
     tiles_of,
     without_graph,
 )
-from ..step import STEP_TILES, step_parts, times_or_chances
+from ..step import GROUPS, STEP_TILES, step_parts, times_or_chances
 from ._simulated_steps import SimulatedSteps
 
 
@@ -105,8 +105,8 @@ def _by_segment(
     - `columns`: what each entry consists of; the last is its weight.
     - `owner`: the segment of each.
     """
-    segments = len(derivatives.threshold)
-    size = tile_size(len(owner) // segments)
+    # Of one segment or of each group: one size of tiles, which is compiled once.
+    segments, size = len(derivatives.threshold), tile_size(len(owner) // GROUPS)
     order, counts = np.argsort(owner, kind="stable"), np.bincount(owner, minlength=segments)
     number = -(-counts // size)
     before = np.cumsum(number * size) - number * size - (np.cumsum(counts) - counts)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 import itertools as it
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,6 @@ from .._interrupt import interruptible
 from .._misc import dot
 from ..law import Counted, Errors, counted, errors_by_group, group_sums
 from ..maxplus import bucket
-from ..program import Program
 from ..random import key_data
 from ..replica import Batch, on_accelerator, tiles
 from ..step import (
@@ -24,6 +23,7 @@ from ..step import (
     Decided,
     Pool,
     Ranks,
+    Room,
     decided_steps,
     group_of,
     make_pool,
@@ -126,10 +126,12 @@ def _samples(run: Run) -> int:
     return min(max(more * _ENDS // sinks, fewest), most)
 
 
-def room_of(run: Run, draws: Sequence[Draws]) -> int:
-    """Room for the samples of any of some pools: few sizes, for which code is compiled."""
+def room_of(run: Run, draws: Sequence[Draws]) -> Room:
+    """Room for any of some pools: few sizes, for which code is compiled."""
     most = max(pool.replicas for pool in draws)
-    return _ROOM if most <= _ROOM else bucket(most, 2 * _samples(run))
+    samples = _ROOM if most <= _ROOM else bucket(most, 2 * _samples(run))
+    steps = bucket(max(pool.steps for pool in draws), samples)
+    return Room(samples, bucket(run.program.sinks.number, 1), steps)
 
 
 class PilotPool(NamedTuple):
@@ -139,55 +141,42 @@ class PilotPool(NamedTuple):
     looks: int
 
 
-def draw_pilot_pool(run: Run, room: int = 0) -> PilotPool:
+def draw_pilot_pool(run: Run, room: Room) -> PilotPool:
     """A pilot with a key of its own, so that it depends on the program alone. Its pool has at least
     the `room` of those that share its compiled code.
     """
-    run, drawn = _pilot(run)
-    room = max(room, room_of(run, [drawn.draws]))
-    looks = looks_of(run, drawn, room)
-    steps = pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
-    return PilotPool(np.asarray(steps.of("times")), looks)
-
-
-def _pilot(run: Run) -> tuple[Run, Drawn]:
     sampling = Plain(max(_PILOT, 2 * run.program.num_replicas))
     run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=sampling)
     (drawn,) = drawn_pools(run, [Draws(sampling, 0, _PILOT)])
-    return run, drawn
+    room = Room(*map(max, room, room_of(run, [drawn.draws])))
+    steps, looks = steps_that_look(
+        run, lambda looks: pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
+    )
+    return PilotPool(np.asarray(steps.of("times")), looks)
 
 
-def pilot_looks(run: Run, room: int) -> int:
-    """How many of its replicas a step of a run should look at."""
-    if _slowest_decides(run.program):
-        return min(_LOOKS, run.program.num_replicas)
-    run, drawn = _pilot(run)
-    return looks_of(run, drawn, max(room, room_of(run, [drawn.draws])))
-
-
-def _slowest_decides(program: Program) -> bool:
-    """Whether no other replica than the slowest ends last at any sink that decides a step."""
-    return program.sinks.number == 1 or bool((program.sinks.reduction.value < 0).all())
-
-
-def looks_of(run: Run, drawn: Drawn, room: int) -> int:
-    """How many of its replicas a step looks at: as many as the steps of a pilot need."""
-    assert run.sampling is not None
-    replicas = run.sampling.num_replicas(run.program)
+def steps_that_look(
+    run: Run, steps_of: Callable[[int], "PooledSteps"]
+) -> tuple["PooledSteps", int]:
+    """Steps that look at as many of their replicas as they need, and at how many. `steps_of` gives
+    them for any number.
+    """
+    sinks, replicas = run.program.sinks, run.program.num_replicas
+    # Whether no other replica than the slowest ends last at any sink that decides a step.
+    slowest_decides = sinks.number == 1 or bool((sinks.reduction.value < 0).all())
     looks = min(_LOOKS, replicas)
-    while looks < replicas and not _slowest_decides(run.program):
-        steps = pooled_steps(run, (pool_of(run, drawn, looks, room),), drawn.steps)
-        if float(np.mean(steps.of("last"))) <= _LAST:
-            break
+    while True:
+        steps = steps_of(looks)
+        if slowest_decides or looks == replicas or np.mean(steps.of("last")) <= _LAST:
+            return steps, looks
         looks = min(_MORE * looks, replicas)
-    return looks
 
 
 def pool_of(
     run: Run,
     drawn: Drawn,
     looks: int,
-    room: int,
+    room: Room,
     number: int = 0,
     num_replicas: int | None = None,
 ) -> Pool:
@@ -211,7 +200,7 @@ def pool_of(
         drawn.samples,
         first,
         Ranks(steps, offset, replicas, looks),
-        (room, bucket(run.program.sinks.number, 1)),
+        room,
         by_their_law=run.sampling.lead is None,
     )
 
@@ -248,7 +237,8 @@ class PooledSteps:
 
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
-        times, without, decider = map(self.of, ("times", "without", "decider"))
+        times, decider = map(self.of, ("times", "decider"))
+        without = self.of("without") if len(self.pools[0].later) else None
         ids, starts = self.pools[0].ids, self.pools[0].starts
         on_device = isinstance(times, jax.Array)
         if not on_device:

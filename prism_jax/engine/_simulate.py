@@ -12,6 +12,7 @@ from .._interrupt import interruptible, progress_bar, working
 from .._misc import whole_number
 from ..law import Errors, Law, grid_of, law_of
 from ..program import Program, digest
+from ..step import Room
 from ._check import check_num_samples, check_program
 from ._explicit import Explicit
 from ._pools import (
@@ -88,7 +89,7 @@ def simulate(
     # laws of one program can be merged.
     with working():
         pilot = draw_pilot_pool(run, room)
-    grid, looks = grid_of(pilot.steps), 1 if allocations else pilot.looks
+    grid, looks = grid_of(pilot.steps), pilot.looks
     compiled = time.perf_counter()
     # Each sample is drawn, then decides steps.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
@@ -102,7 +103,7 @@ def simulate(
 
 
 def _law(
-    run: Run, draws: Sequence[Draws], grid: tuple[float, float], looks: int, room: int, advance
+    run: Run, draws: Sequence[Draws], grid: tuple[float, float], looks: int, room: Room, advance
 ) -> Law:
     """The law of all pools, or, after Ctrl-C, of the steps so far."""
     sampling = draws[0].sampling

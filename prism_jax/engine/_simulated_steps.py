@@ -1,6 +1,7 @@
 """Simulated steps, with all that is needed to simulate them again, or without some samples."""
 
 import dataclasses
+import functools as ft
 import itertools as it
 import math
 from collections.abc import Sequence
@@ -17,17 +18,18 @@ from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import without_graph
-from ..step import Composed, ConditionalExceedance, Decided, Pool, group_of, last_spreads
+from ..step import Composed, ConditionalExceedance, Decided, Pool, Room, group_of, last_spreads
 from ._check import check_num_samples
 from ._pilot import sampled
 from ._pools import (
     Drawn,
+    PooledSteps,
     drawn_pools,
-    pilot_looks,
     pool_draws,
     pool_of,
     pooled_steps,
     room_of,
+    steps_that_look,
 )
 from ._run import Advance, Run, chances, prepare
 
@@ -114,12 +116,14 @@ def steps_of_run(
     num_samples: int,
     unlike: tuple[Run, int] | None = None,
     advance: Advance = lambda steps: None,
+    law_steps: int = 0,
 ) -> SimulatedSteps:
-    """`simulated_steps` of a run with its way of sampling."""
+    """`simulated_steps` of a run with its way of sampling. If it shares compiled code with a law,
+    `law_steps` are those of the law.
+    """
     draws = pool_draws(run, num_samples)
-    room = room_of(run, draws)
-    looks, num_replicas = pilot_looks(run, room), run.program.num_replicas
-    groups = [(run, num_replicas - (unlike[1] if unlike else 0))]
+    room = room_of(run, pool_draws(run, max(num_samples, law_steps)))
+    groups = [(run, run.program.num_replicas - (unlike[1] if unlike else 0))]
     if unlike is not None:
         key = on_host(fold, run.key, Stream.UNLIKE)
         network = dataclasses.replace(unlike[0].chances, network=run.chances.network)
@@ -128,14 +132,9 @@ def steps_of_run(
     pools_of = (drawn_pools(of, pool_draws(of, num_samples), advance) for of, _ in groups)
     parts = []
     for number, drawn in enumerate(zip(*pools_of, strict=True)):
-        pools = tuple(
-            pool_of(of, samples, looks, room, number, replicas)
-            for (of, replicas), samples in zip(groups, drawn, strict=True)
-        )
-        # The ranks of a step among unlike replicas are independent, but for the network's regime.
-        ranks = [_shuffled(run, pools[0], drawn[0], k) for k in range(1, len(pools))]
-        steps = pooled_steps(run, pools, drawn[0].steps, advance, ranks)
-        decided, composed = steps.on_host()
+        steps, _ = steps_that_look(run, ft.partial(_steps, groups, drawn, room, number))
+        advance(steps.number)
+        pools, (decided, composed) = steps.pools, steps.on_host()
         ends = np.cumsum([len(pool.ends) for pool in pools])
         of_pool = np.searchsorted(ends, decided.decider, side="right")
         parts.append((decided, composed, _deciders(pools, drawn, decided, composed), of_pool))
@@ -153,6 +152,26 @@ def steps_of_run(
         for part, parts_of in (deciders.regime, len(run.chances.network)), (of_pool, len(groups)):
             block = np.unique(block * parts_of + part, return_inverse=True)[1]
     return SimulatedSteps(times, without, block, composed, deciders, run)
+
+
+def _steps(
+    groups: Sequence[tuple[Run, int]],
+    drawn: Sequence[Drawn],
+    room: Room,
+    number: int,
+    looks: int,
+) -> PooledSteps:
+    """The steps of one pool of each of `groups`: runs, and how many replicas of a step are of
+    these.
+    """
+    pools = tuple(
+        pool_of(run, samples, looks, room, number, replicas)
+        for (run, replicas), samples in zip(groups, drawn, strict=True)
+    )
+    # The ranks of a step among unlike replicas are independent, but for the network's regime.
+    run = groups[0][0]
+    ranks = [_shuffled(run, pools[0], drawn[0], k) for k in range(1, len(pools))]
+    return pooled_steps(run, pools, drawn[0].steps, ranks=ranks)
 
 
 def _deciders(
@@ -175,8 +194,7 @@ def _shuffled(run: Run, pool: Pool, drawn: Drawn, number: int) -> np.ndarray:
     seed = [int(word) for word in np.asarray(run.key)]
     counter = [0, 0, number, drawn.draws.first]
     rng = np.random.Generator(np.random.Philox(key=seed, counter=counter))
-    reached = np.asarray(pool.reached)[np.asarray(pool.starts, int) - 1]
-    bounds = [0, *reached.tolist(), drawn.steps]
+    bounds = [0, *np.searchsorted(pool.slowest[: drawn.steps], pool.starts), drawn.steps]
     ranks = [start + rng.permutation(end - start) for start, end in it.pairwise(bounds)]
     return np.concatenate(ranks).astype(np.int32)
 

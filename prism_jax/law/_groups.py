@@ -43,7 +43,7 @@ class GroupSums(NamedTuple):
 
 def group_sums(
     times: Float[AnyArray, " steps"],
-    without: Float[AnyArray, " steps"],
+    without: Float[AnyArray, " steps"] | None,
     group: Int[AnyArray, " steps"],
     centre: Float[ArrayLike, ""],
     thresholds: Float[AnyArray, " thresholds"],
@@ -55,7 +55,7 @@ def group_sums(
 
     **Arguments:**
 
-    - `times`, `without`: in seconds; the second is `nan` for steps that looked at no other replica.
+    - `times`, `without`: in seconds; the second is `None` if steps have one replica.
     - `group`: that decided each step, counted through the regimes.
     - `centre`: about the mean.
     - `shape`: the number of regimes, and that of groups in each.
@@ -68,28 +68,33 @@ def group_sums(
             return np.bincount(place, weight, length)
         return jnp.zeros(length, weight.dtype).at[place].add(weight)
 
+    def bins(steps):
+        return steps - centre, xp.searchsorted(thresholds, steps)
+
     def sums(steps, weight, place, length):
-        deviation, below = steps - centre, xp.searchsorted(thresholds, steps)
+        deviation, below = steps
         moments = [total(place, weight * deviation**power, length) for power in range(3)]
         counts = total(place * kinds + below, weight, length * kinds).reshape(length, kinds)
         return xp.concatenate([xp.stack(moments, 1), xp.cumsum(counts, 1)[:, :-1]], axis=1)
 
-    def of_groups(weight, place):
-        return sums(times, weight, place, regimes * groups)
-
+    of_times = bins(times)
+    decided = sums(of_times, xp.ones_like(times), group, regimes * groups)
+    if without is None:
+        decided = decided.reshape(regimes, groups, -1)
+        return GroupSums(decided, decided)
     step, blocks = xp.arange(len(times), dtype=group.dtype), -(-len(times) // groups) * regimes
     block = step // groups * regimes + group // groups  # Of steps of one regime.
-    one, others = xp.ones_like(times), ~xp.isnan(without)
-    of_block = sums(xp.where(others, without, centre), others.astype(times.dtype), block, blocks)
+    one = xp.ones_like(times)
+    of_block = sums(bins(without), one, block, blocks)
     number = xp.maximum(of_block[:, :1], 1)
     place = block * regimes * groups + group
-    share = total(place, others.astype(times.dtype), blocks * regimes * groups)
+    share = total(place, one, blocks * regimes * groups)
     share = share.reshape(blocks, -1) / number
     product = np.matmul if xp is np else ft.partial(jnp.matmul, precision="highest")
     cancelled = xp.sqrt(xp.sum(share**2, axis=1))[block]
     of_set = group // groups * groups + (step + block) % groups
-    decided = of_groups(one, group)
-    moved = decided - product(share.T, of_block) + of_groups(cancelled, of_set)
+    own = sums(of_times, cancelled, of_set, regimes * groups)
+    moved = decided - product(share.T, of_block) + own
     return GroupSums(*(x.reshape(regimes, groups, -1) for x in (decided, moved)))
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from .._misc import FrozenArray, unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
 from ..collapse import count_calls, count_layers, expert_loads, lay_out
+from ..host import on_host
 from ..latency import Constant
 from ..lowering import Sink
 from ..maxplus import to_levels
@@ -261,7 +262,8 @@ def _make_strata(
     """The strata: half of the samples follow the law, the other half is spread over rare events."""
     regimes = np.ones(1)
     if variability.network is not None:
-        regimes = np.asarray(variability.network.probabilities(), np.float64)
+        network = variability.network
+        regimes = np.asarray(on_host(type(network).probabilities, network), np.float64)
         regimes = (regimes + 1 / len(regimes)) / 2
     stalls = np.ones(1)
     if len(kind):

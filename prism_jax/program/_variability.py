@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from scipy.special import ndtri
 
 from ..data import SECONDS, Variation
+from ..host import on_host
 from ..latency import AbstractLatency, Empirical, Scaled, check, make_latency, scale_spread
 
 
@@ -322,7 +323,8 @@ def check_variability(variability: Variability) -> None:
             )
     network = variability.network
     if network is not None and not (
-        0 <= float(network.probability) < 1 and float(jnp.min(network.factors())) > 0
+        0 <= float(network.probability) < 1
+        and np.asarray(on_host(type(network).factors, network)).min() > 0
     ):
         raise ValueError(
             f"The network is congested with probability {float(network.probability)} and slowdown "

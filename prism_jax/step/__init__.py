@@ -8,6 +8,7 @@ from ._pool import (
     GROUPS as GROUPS,
     Pool as Pool,
     Ranks as Ranks,
+    Room as Room,
     group_of as group_of,
     make_pool as make_pool,
     pool_weights as pool_weights,

@@ -40,7 +40,7 @@ class Pool(eqx.Module):
 
     - `ends`: when each sink ends, in seconds.
     - `ids`: of the samples.
-    - `reached`: how many steps have a slowest replica that is this sample or one before it.
+    - `slowest`: which sample is the slowest replica of each step, by the ranks of these.
     - `later`: for each further replica that a step looks at, minus the logarithm of the chance that
         it comes after each sample. After sample `j` it comes after `k` by
         `exp(later[j] - later[k])`.
@@ -51,11 +51,19 @@ class Pool(eqx.Module):
 
     ends: Float[Array, "samples sinks"]
     ids: UInt32[Array, " samples"]
-    reached: Int[Array, " samples"]
+    slowest: Int[Array, " steps"]
     later: Float[Array, "further samples"]
     starts: Int[Array, " further_regimes"]
     last: Int[Array, ""]
     first_step: UInt32[Array, ""]
+
+
+class Room(NamedTuple):
+    """For so many samples, sinks and steps there is room in a pool."""
+
+    samples: int
+    sinks: int
+    steps: int
 
 
 class Ranks(NamedTuple):
@@ -79,7 +87,7 @@ def make_pool(
     samples: tuple[Array | np.ndarray, ...],
     first_sample: int,
     ranks: Ranks,
-    room: tuple[int, int],
+    room: Room,
     *,
     by_their_law: bool,
 ) -> Pool:
@@ -90,7 +98,6 @@ def make_pool(
     - `samples`: the ends `(n, sinks)`, of which those beyond the room are left out, scores by which
         samples are sorted, strata and likelihoods, in the order of ids.
     - `first_sample`: the id of the first.
-    - `room`: for samples and for sinks.
     - `by_their_law`: whether no sample is likelier than by its law.
     """
     ends, score, stratum, likelihood = samples
@@ -112,7 +119,7 @@ def make_pool(
     arrange = _arrange_on_device if on_device else _arranged
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
-    how = sizes, counts, ranks.num_replicas, looks, room[0]
+    how = sizes, counts, ranks.num_replicas, looks, room.samples
     if alike:
         picks = _without_replacement(*how, on_device)
     else:
@@ -120,11 +127,12 @@ def make_pool(
         picks = _by_weight(weights[np.asarray(order)], *how)
     starts = np.cumsum(sizes)[:-1].astype(np.int32)
     small = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
-    reached = _reached(picks, np.float32(ranks.offset))
-    return Pool(*jax.device_put((rows, ids, reached, picks.later, *small)))
+    slowest = _slowest_on_device if on_device else _slowest
+    samples_of_steps = slowest(picks, np.float32(ranks.offset), room.steps)
+    return Pool(*jax.device_put((rows, ids, samples_of_steps, picks.later, *small)))
 
 
-def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: bool, xp: Any = np):
+def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
     """The ends and ids of samples with room for more, as they came or `by_end`: by regime and
     the slowest first, of equals that with the lower id; and the order of these.
     """
@@ -143,10 +151,10 @@ def _arranged(ends, score, regime, first_sample, room: tuple[int, int], by_end: 
             keys |= regime.astype(np.uint64) << np.uint64(56)
         keys |= np.arange(len(score), dtype=np.uint64)
         order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
-    more = room[0] - len(score)
+    more = room.samples - len(score)
     ids = first_sample + order.astype(np.uint32)
-    ends = ends[:, : room[1]]
-    rows = xp.pad(ends[order], ((0, more), (0, room[1] - ends.shape[1])))
+    ends = ends[:, : room.sinks]
+    rows = xp.pad(ends[order], ((0, more), (0, room.sinks - ends.shape[1])))
     return rows, xp.pad(ids, (0, more)), order
 
 
@@ -173,13 +181,12 @@ def picked(
 
     - `number`: the rank of each step among those of the pool, the slowest first.
     """
-    first = jnp.searchsorted(pool.reached, number, side="right").astype(jnp.int32)
-    first = jnp.minimum(first, pool.last)
-    regime = jnp.sum(first[None] >= pool.starts[:, None], axis=0, dtype=jnp.int32)
+    slowest = pool.slowest.at[number].get(mode="clip")
+    regime = jnp.sum(slowest[None] >= pool.starts[:, None], axis=0, dtype=jnp.int32)
     stream = fold(key, Stream.REPLICAS)
     u = uniforms(stream, step_ids, counters(len(pool.later)), dtype).astype(pool.later.dtype)
 
-    samples = [first]
+    samples = [slowest]
     for after, chance in zip(pool.later, -jnp.log(u), strict=True):
         place = jnp.searchsorted(after, after[samples[-1]] + chance)
         samples.append(jnp.clip(place, samples[-1], pool.last).astype(jnp.int32))
@@ -224,9 +231,18 @@ class _Picks(NamedTuple):
     later: Float[np.ndarray, "further samples"] | Array
 
 
-@jax.jit
-def _reached(picks: _Picks, offset) -> Int[Array, " samples"]:
-    return picks.steps + (picks.part > offset).astype(picks.steps.dtype)
+def _slowest(picks: _Picks, offset, room: int) -> Int[np.ndarray, " steps"]:
+    """The sample that is the slowest of each step, with room for more steps."""
+    reached = picks.steps + (picks.part > offset)
+    samples = np.repeat(np.arange(len(reached), dtype=np.int32), np.diff(reached, prepend=0))
+    return np.pad(samples, (0, room - len(samples)), mode="edge")
+
+
+@ft.partial(jax.jit, static_argnums=2)
+def _slowest_on_device(picks: _Picks, offset, room: int) -> Int[Array, " steps"]:
+    reached = picks.steps + (picks.part > offset).astype(picks.steps.dtype)
+    samples = jnp.searchsorted(reached, jnp.arange(room, dtype=reached.dtype), side="right")
+    return jnp.minimum(samples, len(reached) - 1).astype(jnp.int32)
 
 
 @ft.lru_cache(8)
