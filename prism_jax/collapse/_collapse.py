@@ -339,7 +339,7 @@ def _until_met(
         assert part is not None
         group = jax.tree.map(lambda x: x[wait.group], groups)
         inner = whole[:, wait.within], part[:, wait.within]
-        slowest, fixed, left = group_maxima(*inner, group, wait.count)
+        slowest, fixed, left = group_maxima(*inner, groups.slowest[0], group, wait.count)
         whole += jnp.einsum("c,irn->icrn", wait.classes, slowest)
         part += jnp.einsum("c,ir->icr", wait.classes, fixed)
         if sways is not None:
@@ -347,7 +347,7 @@ def _until_met(
             sways += jnp.einsum("c,ir->icr", wait.classes, of_wait)
         if stalls is not None and hides is not None:
             middle = whole.shape[-1] // 2
-            share = mean_factor(group, wait.count) / group.slowest[middle]
+            share = mean_factor(group, wait.count) / groups.slowest[0, middle]
             apart = inner[1][0]
             own = apart + share * (inner[0][0, :, middle] - apart)
             contained = jax.nn.one_hot(wait.within, whole.shape[1], dtype=own.dtype)[None]

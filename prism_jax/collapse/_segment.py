@@ -71,6 +71,7 @@ def gpu_factors(
     counts: Float[Array, " groups"],
     scores: Float[Array, " scores"],
     sizes: Float[Array, " groups"] | None = None,
+    lines: Float[Array, " groups"] | None = None,
 ) -> tuple[Group, Float[Array, "groups scores"]]:
     """The factors of groups of GPUs, whose mean over GPUs is one.
 
@@ -81,6 +82,7 @@ def gpu_factors(
     - `scores`: standard-normal scores.
     - `sizes`: of how many GPUs, which wait for one another, the others are the slowest; one by
         default.
+    - `lines`: over how many GPUs factors are averaged; one by default.
 
     **Returns:**
 
@@ -92,7 +94,7 @@ def gpu_factors(
         nodes = number, len(NODE_SCORES)
         equal = Group(jnp.ones(nodes, dtype), jnp.ones((*nodes, len(_BELOW)), dtype))
         return equal, jnp.ones((number, len(scores)), dtype)
-    return slowest_and_others(ft.partial(relative_factor, rank), counts, scores, sizes)
+    return slowest_and_others(ft.partial(relative_factor, rank), counts, scores, sizes, lines)
 
 
 def relative_factor(law: AbstractLatency, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -101,7 +103,11 @@ def relative_factor(law: AbstractLatency, z: Float[Array, "*shape"]) -> Float[Ar
 
 
 def slowest_and_others(
-    factor: Callable[[Float[Array, " scores"]], Float[Array, " scores"]], counts, scores, sizes
+    factor: Callable[[Float[Array, " scores"]], Float[Array, " scores"]],
+    counts,
+    scores,
+    sizes,
+    lines,
 ) -> tuple[Group, Float[Array, "groups scores"]]:
     """`gpu_factors` from the factor of a GPU at scores."""
     dtype = scores.dtype
@@ -118,6 +124,8 @@ def slowest_and_others(
     # One call for all: a law without a closed quantile is costly to compile.
     together = jnp.concatenate([score_of_maximum(at, count), others], axis=1)
     factors = factor(together.reshape(-1)).reshape(together.shape)
+    if lines is not None:
+        factors = 1 + (factors - 1) / jnp.sqrt(lines)[:, None]
     places = np.cumsum([nodes.shape[1], len(scores)])
     slowest, at_scores, others = jnp.split(factors.astype(dtype), places, axis=1)
     return Group(slowest, others.reshape(shares.shape)), at_scores
@@ -146,15 +154,16 @@ def segment_maxima(
 def group_maxima(
     figures: Float[Array, "4 regimes nodes"],
     fixed: Float[Array, "3 regimes"],
+    slowest: Float[Array, " nodes"],
     group: Group,
     count: Float[Array, ""],
 ) -> tuple[Float[Array, "4 regimes nodes"], Float[Array, "3 regimes"], Float[Array, " regimes"]]:
     """The figures of the slowest of `count` groups of GPUs, from those of each by itself, as of
-    `segment_maxima`, given the factor of the slowest GPU of all. `fixed` are the cumulants of the
+    `segment_maxima`, given the factor of the `slowest` GPU of all. `fixed` are the cumulants of the
     part of communication, on which factors of GPUs do not act. Returned are also this part, and how
     much of the variance is left.
     """
-    slowest, middle = group.slowest, figures.shape[-1] // 2
+    middle = figures.shape[-1] // 2
 
     def of_regime(regime):
         (mean, variance, third, shared), (apart, *_) = regime

@@ -56,6 +56,7 @@ def slowest_workers(
     worker: Float[Array, ""],
     counts: Float[Array, " groups"],
     sizes: Float[Array, " groups"],
+    lines: Float[Array, " groups"],
     scores: Float[Array, " scores"],
 ) -> Slowest:
     """The factors of groups whose workers differ.
@@ -64,9 +65,9 @@ def slowest_workers(
 
     - `laws`: of the factors of a GPU, of a worker in a step, and of a microbatch; `None` for equal.
     - `worker`: how many GPUs a worker has.
-    - `counts`, `sizes`, `scores`: as of `gpu_factors`. The first group is that of a rank, whose
-        members are taken to be the GPUs of one worker; the second that of all GPUs, after the
-        pipeline, where only GPUs differ.
+    - `counts`, `sizes`, `lines`, `scores`: as of `gpu_factors`. The first group is that of a rank,
+        whose members are taken to be the GPUs of one worker; the second that of all GPUs, after
+        the pipeline, where only GPUs differ.
     """
     rank, in_step, of_data = laws
     dtype, number = scores.dtype, counts[0] / worker
@@ -90,7 +91,9 @@ def slowest_workers(
     of_workers = jnp.broadcast_to(number, counts.shape)
     # Members that are single GPUs: those of a worker differ as far as the factor of GPUs decides.
     waiting = (sizes / worker) ** jnp.where(sizes < worker, squares[0], 1)
-    groups, _ = slowest_and_others(product, of_workers, scores, waiting)
+    # All GPUs of a line have the factor of the microbatch.
+    lines = 1 / (squares[2] + (1 - squares[2]) / lines)
+    groups, _ = slowest_and_others(product, of_workers, scores, waiting, lines)
     slowest = groups.slowest.at[1].set(alone.slowest[1])
     below = slowest[:2, :, None] * alone.others / alone.slowest[:, :, None]
     # What neither the rank nor its step shares is taken to be the microbatch's, on all ranks.

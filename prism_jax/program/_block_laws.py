@@ -85,7 +85,7 @@ def block_laws(
     mean: Float[Array, " kernels"],
     shapes: Float[Array, "3 kernels"],
     on_network: Bool[Array, " kernels"],
-    members: Float[Array, "2 groups"],
+    members: Float[Array, "3 groups"],
     worker: Float[Array, ""] | None,
     scores: Float[Array, " scores"],
     direct: Int[Array, " classes"],
@@ -116,14 +116,14 @@ def block_laws(
         regimes = variability.network.factors().astype(dtype)
         probabilities = variability.network.probabilities().astype(dtype)
         network = jnp.where(on_network[:, None], regimes[None, :], 1)
-    counts, sizes = members
+    counts, sizes, lines = members
     slowest = in_step = of_data = slopes = None
     if worker is None:
-        groups, at_scores = gpu_factors(variability.rank, counts, scores, sizes)
+        groups, at_scores = gpu_factors(variability.rank, counts, scores, sizes, lines)
     else:
         data: Any = variability.microbatch
         laws = variability.rank, variability.worker_step, data
-        slowest = slowest_workers(laws, worker, counts, sizes, scores)
+        slowest = slowest_workers(laws, worker, counts, sizes, lines, scores)
         groups, at_scores = slowest.groups, slowest.at_scores
         in_step, of_data = slowest.in_step, slowest.of_data
     load = of_load = of_stalls = None
@@ -242,7 +242,7 @@ def collapse_of(program: Program) -> Collapse | None:
     blocks, dtype = program.blocks, program.latencies.mean.dtype
     if (blocks.direct.value >= 0).all():
         return None
-    members = blocks.members.value
+    members, in_tail = blocks.members.value, _in_tail(program)
     num_segments = bucket(len(members), 32)
     num_kernels, num_classes = kernels_of(program), classes_of(program)
     return Collapse(
@@ -251,8 +251,12 @@ def collapse_of(program: Program) -> Collapse | None:
         class_collectives=_matrix(
             blocks.class_collectives.value, (num_classes, num_kernels), dtype
         ),
-        members=_matrix(members, (num_segments,), dtype),
-        group=_matrix(_groups(program, members), (num_segments,), np.int32),
+        members=_matrix(
+            np.where(in_tail, members, np.minimum(members, program.group_size)),
+            (num_segments,),
+            dtype,
+        ),
+        group=_matrix(_groups(program), (num_segments,), np.int32),
         overlaps=_overlaps(program, blocks.branches, num_segments),
         outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
         waits=_waits(program),
@@ -272,15 +276,16 @@ def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
     return _matrix(there, (len(kinds), kernels_of(program)), table.mean.dtype)
 
 
-def groups_of(program: Program) -> tuple[Float[Array, "2 groups"], Float[Array, ""] | None]:
-    """The groups of GPUs of a rank, of all ranks, and of a rank again for each size of groups that
-    wait for one another within it, or of single GPUs: how many GPUs each has, and the size. And how
-    many GPUs a worker has, where workers have factors of their own and wait for one another.
+def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, ""] | None]:
+    """The groups of GPUs of a rank, of all ranks, and of a rank again for each of `_parts`: how
+    many GPUs each has, the size, and how many GPUs are averaged. And how many GPUs a worker has,
+    where workers have factors of their own and wait for one another.
     """
-    dtype, sizes = program.latencies.mean.dtype, _sizes(program)
-    counts = [program.group_size, program.world_size, *[program.group_size] * len(sizes)]
+    dtype, size = program.latencies.mean.dtype, program.group_size
+    groups = [(size, 1, 1), (program.world_size, 1, 1)]
+    groups += [(size, each, most / size) for each, most in _parts(program)]
     worker = np.asarray(program.worker_size, dtype) if _differ(program) else None
-    return jax.device_put((np.array([counts, [1, 1, *sizes]], dtype), worker))
+    return jax.device_put((np.array(groups, dtype).T, worker))
 
 
 def _differ(program: Program) -> bool:
@@ -288,32 +293,48 @@ def _differ(program: Program) -> bool:
     return program.worker_size < program.group_size and laws != (None, None)
 
 
-def _sizes(program: Program) -> list[int]:
-    waits = set(program.blocks.waits.value[:, 2].tolist())
-    return sorted(waits | ({1} if _differ(program) else set()))
+def _parts(program: Program) -> list[tuple[int, int]]:
+    """The sizes of groups that wait for one another within a rank, or of single GPUs, each with how
+    many GPUs wait, which are more than the rank has where they are lines of GPUs of several ranks.
+    """
+    size, waits = program.group_size, program.blocks.waits.value
+    members = program.blocks.members.value[~_in_tail(program)]
+    parts = {(each, max(count * each, size)) for _, count, each in waits.tolist()}
+    parts |= {(1, number) for number in members.tolist() if number > size}
+    return sorted(parts | ({(1, size)} if _differ(program) else set()))
 
 
-def _groups(program: Program, members: np.ndarray) -> np.ndarray:
+def _in_tail(program: Program) -> Bool[np.ndarray, " segments"]:
+    segments = program.blocks.class_segments.value
+    return (segments[program.tail] > 0) & (program.tail >= 0)
+
+
+def _groups(program: Program) -> np.ndarray:
     """The group whose factors the members of each segment have, of `groups_of`."""
-    of_rank = 0
-    if _differ(program):
-        of_rank = np.where(members > program.worker_size, 2 + _sizes(program).index(1), 0)
-    if program.tail < 0:
-        return of_rank + 0 * members
-    return np.where(program.blocks.class_segments.value[program.tail] > 0, 1, of_rank)
+    parts, size = _parts(program), program.group_size
+    alone = program.worker_size if _differ(program) else size
+
+    def of_rank(members: int) -> int:
+        return 2 + parts.index((1, max(members, size))) if members > alone else 0
+
+    of_tail, members = _in_tail(program).tolist(), program.blocks.members.value.tolist()
+    pairs = zip(members, of_tail, strict=True)
+    return np.array([1 if tail else of_rank(number) for number, tail in pairs], np.int64)
 
 
 def _waits(program: Program) -> Waits | None:
     waits, dtype = program.blocks.waits.value, program.latencies.mean.dtype
     if not len(waits):
         return None
-    room, sizes = (bucket(len(waits), 8),), _sizes(program)
-    group = np.array([2 + sizes.index(size) for size in waits[:, 2].tolist()])
+    room, parts, most = (bucket(len(waits), 8),), _parts(program), program.group_size
+    pairs = [(size, max(count * size, most)) for _, count, size in waits.tolist()]
+    group = np.array([2 + parts.index(pair) for pair in pairs])
+    count = np.minimum(waits[:, 1], most // waits[:, 2])
     classes = program.blocks.class_waits.value.T
     return Waits(
         within=_matrix(waits[:, 0], room, np.int32),
-        count=_matrix(waits[:, 1], room, dtype),
-        others=_matrix((waits[:, 1] - 1) * waits[:, 2], room, dtype),
+        count=_matrix(count, room, dtype),
+        others=_matrix((count - 1) * waits[:, 2], room, dtype),
         group=_matrix(group, room, np.int32),
         classes=_matrix(classes, (*room, classes_of(program)), dtype),
     )

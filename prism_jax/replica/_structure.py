@@ -51,7 +51,7 @@ class Classes(eqx.Module):
     kind: Int[Array, " kernels"]
     on_network: Bool[Array, " kernels"]
     collapse: Collapse | None
-    members: Float[Array, "2 groups"]
+    members: Float[Array, "3 groups"]
     worker: Float[Array, ""] | None
     loads: Loads | None
     stall_kind: Int[Array, " stalls"] | None

@@ -159,7 +159,8 @@ class Segment(msgspec.Struct, frozen=True):
     - `branches`: concurrent branches, one after the other, which run before that collective. A
         segment with branches ends when all members have ended them.
     - `members`: how many ranks wait there; by default those of a tensor- and context-parallel
-        group.
+        group. Before the end of the step, more than a stage has stand for lines of so many times as
+        many GPUs, which are on several pipeline ranks and differ less.
     - `before`: instead of `kernels` and `branches`, a block that smaller groups of these ranks run,
         each by itself.
     """

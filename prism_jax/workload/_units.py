@@ -180,7 +180,7 @@ def row_of_units(
     if not meets and overlaps_layers(costs.training):
         # All wait where the next gradients are reduced: for the sum of these units and what runs
         # until there, of which the next block has the wait for the latter alone.
-        end, later = segment([], members=_every(costs)), (then or [], 1)
+        end, later = segment([], members=_in_lines(costs)), (then or [], 1)
         parts = [(until_all([*parts, later], end), 1), (until_all([later], end), -1)]
     return block(parts)
 
@@ -221,6 +221,18 @@ def _until_met(costs: Costs, unit: Unit, meets: bool) -> Segments:
 def _every(costs: Costs) -> int:
     """The ranks that share parameters or reduce gradients within a microbatch."""
     return _worker(costs) * costs.layout.dp // costs.training.optimizer_instances
+
+
+def _in_lines(costs: Costs) -> int:
+    """The ranks that wait at the end of forwards. On the longest path of a step a microbatch first
+    passes through all pipeline ranks, on lines of GPUs whose deviations add up in squares; then
+    follow forwards of one pipeline rank. So as many ranks wait as have the same mean deviation.
+    """
+    schedule, ranks = costs.schedule, costs.layout.pp
+    if costs.training.optimizer_instances > 1:
+        return _every(costs)
+    others = schedule.num_microbatches * schedule.virtual_stages - 1
+    return round(_every(costs) * ((ranks + others) / (ranks**0.5 + others)) ** 2)
 
 
 def _worker(costs: Costs) -> int:
