@@ -35,8 +35,8 @@ def cache_folder() -> pathlib.Path | None:
         root = pathlib.Path(folder or pathlib.Path(users or "~/.cache", "prism-jax").expanduser())
     except RuntimeError:  # In a container: a user with neither a home nor an entry in passwd.
         return None
-    mine = root / importlib.metadata.version("prism-jax") / _processor()
-    return mine if os.environ.get(_FOLDER.upper(), str(mine)) == str(mine) else None
+    versioned = root / importlib.metadata.version("prism-jax") / _processor()
+    return versioned if os.environ.get(_FOLDER.upper(), str(versioned)) == str(versioned) else None
 
 
 def keep_compiled() -> None:
@@ -48,17 +48,17 @@ def keep_compiled() -> None:
     configured with by `JAX_COMPILATION_CACHE_DIR` stays. Where nothing can be written, nothing is
     kept, without an error. A damaged file is removed, and made again.
     """
-    mine = cache_folder()
-    if mine is None:
+    folder = cache_folder()
+    if folder is None:
         return
     try:
-        mine.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # Without a folder that can be written to, there is no cache.
         return
-    _remove_unusable(mine)
+    _remove_unusable(folder)
     # What compiles in no time is kept too: it adds up.
     options = {
-        _FOLDER: str(mine),
+        _FOLDER: str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -97,7 +97,9 @@ def _processor() -> str:
     """A short name of the processor and what it can do."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        about = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
+        features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][
+            :2
+        ]
     except OSError:
-        about = [platform.processor()]
-    return hashlib.sha256("".join([platform.machine(), *about]).encode()).hexdigest()[:12]
+        features = [platform.processor()]
+    return hashlib.sha256("".join([platform.machine(), *features]).encode()).hexdigest()[:12]

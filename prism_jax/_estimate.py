@@ -124,9 +124,9 @@ def typical(
     """The median along some axes, which are kept, and the robust standard deviation; zeros if all
     values are `nan`.
     """
-    some = ~np.isnan(values).all(axis=axes, keepdims=True)  # A median of nothing is a warning.
-    centre = np.nanmedian(np.where(some, values, 0), axis=axes, keepdims=True)
-    distance = np.where(some, np.abs(values - centre), 0)
+    present = ~np.isnan(values).all(axis=axes, keepdims=True)  # A median of nothing is a warning.
+    centre = np.nanmedian(np.where(present, values, 0), axis=axes, keepdims=True)
+    distance = np.where(present, np.abs(values - centre), 0)
     return centre, 1.4826 * np.nanmedian(distance, axis=axes, keepdims=True)
 
 

@@ -61,9 +61,9 @@ def check_file(path: Path, most: int) -> None:
     if "\0" in name:
         raise ValueError(f"{shown(path)}: no name of a file has a zero byte; give another.")
     # By the name as it was given: `pathlib` drops a `/` at its end, which only a folder can have.
-    found = os.stat(name)
-    _check_regular(path, found)
-    _check_size(path, found.st_size, most)
+    status = os.stat(name)
+    _check_regular(path, status)
+    _check_size(path, status.st_size, most)
 
 
 def shown(path: Path) -> str:
@@ -122,10 +122,10 @@ def _linked(partial: pathlib.Path, path: pathlib.Path) -> bool:
     return True
 
 
-def _check_regular(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
-        raise ValueError(f"{shown(path)}: this is {what}; give a file.")
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        raise ValueError(f"{shown(path)}: this is {kind}; give a file.")
 
 
 def _check_size(path: Path, size: int, most: int) -> None:
@@ -136,22 +136,22 @@ def _check_size(path: Path, size: int, most: int) -> None:
         )
 
 
-def write_archive(path: Path, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def write_archive(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes a file, whole or not at all."""
-    everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(about))}
+    everything: dict[str, Any] = {**arrays, _ABOUT: np.array(json.dumps(header))}
     with written_whole(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, **everything)
 
 
 def read_archive(
-    path: Path, about_type: type[_T], what: str, writer: str
+    path: Path, about_type: type[_T], noun: str, writer: str
 ) -> tuple[_T, dict[str, np.ndarray]]:
     """Reads the description, converted, and the arrays.
 
     **Arguments:**
 
     - `about_type`: the type of the description.
-    - `what`, `writer`: what the file should hold, and the function that writes such files, for
+    - `noun`, `writer`: what the file should hold, and the function that writes such files, for
         messages.
 
     **Raises:**
@@ -162,16 +162,16 @@ def read_archive(
     content = read_file(path, _MOST_BYTES)
     try:
         arrays = _arrays(content)
-        about = json.loads(str(arrays.pop(_ABOUT)))
-        return msgspec.convert(about, about_type), arrays
+        header = json.loads(str(arrays.pop(_ABOUT)))
+        return msgspec.convert(header, about_type), arrays
     except Exception as error:  # Damaged archives raise almost anything.
-        raise damaged(path, what, writer) from error
+        raise damaged(path, noun, writer) from error
 
 
-def damaged(path: Path, what: str, writer: str) -> ValueError:
+def damaged(path: Path, noun: str, writer: str) -> ValueError:
     """The error for a file that is damaged or of another kind."""
     return ValueError(
-        f"`{shown(path)}` is not a {what} that this version saved; give a file that `{writer}` "
+        f"`{shown(path)}` is not a {noun} that this version saved; give a file that `{writer}` "
         "wrote."
     )
 

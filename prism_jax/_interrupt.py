@@ -236,7 +236,7 @@ def _comes(signals: "socket.socket", seconds: float | None) -> bool | None:
 
 @contextlib.contextmanager
 def progress_bar(
-    total: int | None, show: bool, what: str, unit: str = "batch"
+    total: int | None, show: bool, task: str, unit: str = "batch"
 ) -> Iterator[Callable[[float], object]]:
     """Yields a function that advances the bar by a given amount.
 
@@ -245,10 +245,10 @@ def progress_bar(
     - `total`: the amount of work.
     - `show`: whether to show a bar. It appears after a second, and disappears at the end. A command
         that tells its progress by lines tells that of the outermost work in any case.
-    - `what`, `unit`: the name of the work, and its unit.
+    - `task`, `unit`: the name of the work, and its unit.
     """
     if _by_lines and (show or not _shown):
-        with _told_by_lines(total, what, unit) as advance:
+        with _told_by_lines(total, task, unit) as advance:
             yield advance
         return
     if not show:
@@ -258,7 +258,7 @@ def progress_bar(
 
     large = total is None or total >= 1000
     look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
-    with said_how_far(None, False), tqdm(total=total, desc=what, **look) as bar:
+    with said_how_far(None, False), tqdm(total=total, desc=task, **look) as bar:
         yield bar.update
 
 
@@ -272,7 +272,7 @@ _doing = ""
 
 
 @contextlib.contextmanager
-def _told_by_lines(total: int | None, what: str, unit: str) -> Iterator[Callable[[float], object]]:
+def _told_by_lines(total: int | None, task: str, unit: str) -> Iterator[Callable[[float], object]]:
     """As `progress_bar`, for the lines of a command."""
     done = 0.0
 
@@ -284,14 +284,14 @@ def _told_by_lines(total: int | None, what: str, unit: str) -> Iterator[Callable
         from ._misc import counted
 
         known = "" if total is None else f"{done:,.0f} of "
-        return f"{what}: {known}{counted(round(done) if total is None else total, unit)}"
+        return f"{task}: {known}{counted(round(done) if total is None else total, unit)}"
 
     with said_how_far(told, False):
         yield advance
 
 
 @contextlib.contextmanager
-def said_to_work(what: str, show: bool) -> Iterator[None]:
+def said_to_work(command: str, show: bool) -> Iterator[None]:
     """Prints a line every ten seconds while no bar shows the progress of a command. Where stderr is
     no terminal, no bar does. Within another such block, this prints nothing.
     """
@@ -300,7 +300,7 @@ def said_to_work(what: str, show: bool) -> Iterator[None]:
         yield
         return
     ended, _by_lines, _began = threading.Event(), not on_terminal(), time.monotonic()
-    _doing = f"{what} goes on"
+    _doing = f"{command} goes on"
     threading.Thread(target=_say_it_works, args=(ended.wait,), daemon=True).start()
     try:
         yield
@@ -322,12 +322,12 @@ def said_how_far(told: Callable[[], str] | None, show: bool) -> Iterator[None]:
             _shown.pop()
 
 
-def say_doing(what: str, now: bool) -> None:
+def say_doing(task: str, now: bool) -> None:
     """Lets the lines say what a command does, where its work does not say how far it is; the first
     of them at once, or when it is due.
     """
     global _doing
-    _doing = what
+    _doing = task
     if now:
         say_how_far()
 

@@ -16,9 +16,9 @@ class OutOfMemoryWarning(UserWarning):
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
     """All subclasses of a class, in the order of their definitions, including other packages."""
-    for one in cls.__subclasses__():
-        yield one
-        yield from subclasses(one)
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 def dot(a: np.ndarray, b: np.ndarray) -> float:
@@ -30,14 +30,14 @@ def dot(a: np.ndarray, b: np.ndarray) -> float:
 MOST_QUOTED = 80
 
 
-def quoted(given: object, most: int = MOST_QUOTED) -> str:
+def quoted(value: object, most: int = MOST_QUOTED) -> str:
     """A given value for a message, printable and cut if it is long. A string is shown as it is, any
     other value as its `repr`.
     """
     try:
-        text = given if isinstance(given, str) else repr(given)
+        text = value if isinstance(value, str) else repr(value)
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits.
-        text = f"a very large {type(given).__name__}"
+        text = f"a very large {type(value).__name__}"
     if len(text) > most:
         text = f"{text[: most - 3]}..."
     return printable(text)
@@ -53,44 +53,44 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """A sentence for an unknown name, with known names: similar ones first, but not too many."""
     known, name = sorted({*known}), quoted(name)
     near = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
     hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
     shown = quoted(", ".join(known[:_MOST_NAMES]), 3 * MOST_QUOTED)
     more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f"No {what} `{name}`{hint} Known: {shown or 'none'}{more}."
+    return f"No {kind} `{name}`{hint} Known: {shown or 'none'}{more}."
 
 
 _MOST_NAMES = 12
 
 
-def check_type(given: object, wanted: type, what: str, fix: str) -> None:
+def check_type(value: object, wanted: type, noun: str, fix: str) -> None:
     """Raises a `ValueError` unless a value is of a type.
 
     **Arguments:**
 
-    - `what`: what is wanted, such as `"law"`.
+    - `noun`: what is wanted, such as `"law"`.
     - `fix`: what to do, such as "use `simulate` to get one".
     """
-    if not isinstance(given, wanted):
-        name = type(given).__name__
+    if not isinstance(value, wanted):
+        name = type(value).__name__
         raise ValueError(
             f"{_article(name).capitalize()} `{name}` was given in place of "
-            f"{_article(what)} {what}; {fix}."
+            f"{_article(noun)} {noun}; {fix}."
         )
 
 
-def whole_number(given: object, name: str, least: int = 1, most: int | None = None) -> int:
+def whole_number(value: object, name: str, least: int = 1, most: int | None = None) -> int:
     """A value as an `int`. Raises a `ValueError` unless it is a whole number of at least `least`,
     and at most `most`.
     """
-    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < least:
-        raise ValueError(f"`{name}={quoted(given)}` must be a whole number of at least {least}.")
-    if most is not None and given > most:
-        raise ValueError(f"`{name}={quoted(given)}` must be at most {most:,}.")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"`{name}={quoted(value)}` must be a whole number of at least {least}.")
+    if most is not None and value > most:
+        raise ValueError(f"`{name}={quoted(value)}` must be at most {most:,}.")
+    return int(value)
 
 
 # The column of step times, in seconds, in files and in data frames.
@@ -135,9 +135,9 @@ def _article(word: str) -> str:
     return "an" if word[0].lower() in "aeio" else "a"
 
 
-def counted(number: int, what: str, plural: str = "s") -> str:
+def counted(number: int, noun: str, plural: str = "s") -> str:
     """`1 row`, `2 rows`."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}{plural}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
 
 
 def bisect(
@@ -196,10 +196,10 @@ def check_unit(
     by their median and the predicted one.
     """
     if not 1 / _OTHER_UNIT < measured / predicted < _OTHER_UNIT:
-        other = "milliseconds" if measured > predicted else "a longer unit such as hours"
+        unit = "milliseconds" if measured > predicted else "a longer unit such as hours"
         raise ValueError(
             f"{where}the median of the measured steps is {measured:.4g} s, and that of the "
-            f"prediction {predicted:.4g} s; give step times in seconds, not in {other}, or correct "
+            f"prediction {predicted:.4g} s; give step times in seconds, not in {unit}, or correct "
             "the job."
         )
 

@@ -139,7 +139,7 @@ class Table:
         return file.getvalue().rstrip("\n")
 
     def _columns(self) -> list[Column]:
-        return [Column(one) if isinstance(one, str) else one for one in self.columns]
+        return [Column(column) if isinstance(column, str) else column for column in self.columns]
 
     def _below(self) -> list[str]:
         left = len(self.rows) - (len(self.rows) if self.most is None else self.most)
@@ -166,8 +166,8 @@ def number_of(text: str) -> float | None:
     """The number that a text begins with, `nan` if it is one that is not known, or `None`."""
     if text in _UNKNOWN:
         return math.nan
-    found = _NUMBER.fullmatch(text)
-    return float(found[1].replace(",", "")) if found else None
+    match = _NUMBER.fullmatch(text)
+    return float(match[1].replace(",", "")) if match else None
 
 
 def plain(value: Any) -> Any:
@@ -191,9 +191,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def picked(found: Any, *names: str) -> dict[str, Any]:
+def picked(result: Any, *names: str) -> dict[str, Any]:
     """Some attributes, as in JSON."""
-    return {name: plain(getattr(found, name)) for name in names}
+    return {name: plain(getattr(result, name)) for name in names}
 
 
 def _found(row: Any, of: str | Callable[[Any], Any]) -> Any:

@@ -16,7 +16,7 @@ from .._interrupt import progress_bar
 from .._misc import counted
 from .._summary import GIB, Column, Table, picked, plain
 from . import _load
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._values import changes_of, count, objective, points, shard, tokens
 
@@ -25,7 +25,7 @@ from ._values import changes_of, count, objective, points, shard, tokens
     "--objective RANDOM --over --allow-oom --tokens --price",
     how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384), "--parameters": tokens},
 )
-def compare(given: Given) -> Output:
+def compare(args: Args) -> Output:
     """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.
 
     jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
@@ -34,77 +34,77 @@ def compare(given: Given) -> Output:
 
     example: prism-jax compare gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12
     """
-    of, grid = objective(given.objective), points(given.over)
-    if len(given.jobs) * len(grid) < 2:
+    of, grid = objective(args.objective), points(args.over)
+    if len(args.jobs) * len(grid) < 2:
         raise ValueError(
             "One job was given, and nothing to compare it with; give two jobs, or values of a key "
             "with `--over`."
         )
     jobs, left_out = [], []
-    for name in given.jobs:
-        _, variants, without = _jobs_of(given, grid, ft.partial(_variant, given, name))
+    for name in args.jobs:
+        _, variants, without = _jobs_of(args, grid, ft.partial(_variant, args, name))
         jobs += variants
         left_out += [{"job": name, **point} for point in without]
-    check_cost(given, jobs)
+    check_cost(args, jobs)
     _load.use_all_cores()
-    found = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(given))
+    ranking = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(args))
     _load.tell_notes(jobs)
-    result, table = ranked(found, len(jobs), given)
+    result, table = ranked(ranking, len(jobs), args)
     return Output({**result, "left_out": left_out}, [table])
 
 
-def _variant(given: Given, name: str, point: dict[str, str]) -> Any:
+def _variant(args: Args, name: str, point: dict[str, str]) -> Any:
     """A job at a point, in the size that it is compared in."""
-    job = data.load_job(name, [*given.overrides, *changes_of(point)])
+    job = data.load_job(name, [*args.overrides, *changes_of(point)])
     model = job.model
-    if model is not None and given.parameters is not None:
-        model = prism.workload.widen(model, given.parameters)
+    if model is not None and args.parameters is not None:
+        model = prism.workload.widen(model, args.parameters)
     name = ", ".join([job.name, *changes_of(point)])
     return msgspec.structs.replace(job, model=model, name=name)
 
 
-def check_cost(given: Given, jobs: Sequence[Any]) -> None:
+def check_cost(args: Args, jobs: Sequence[Any]) -> None:
     """Raises a `ValueError` for a price without a number of tokens, and for tokens of jobs without
     any.
     """
-    if given.price is not None and given.tokens is None:
+    if args.price is not None and args.tokens is None:
         raise ValueError("`--price` needs to know for how much; give `--tokens`, too.")
-    for job in jobs if given.tokens is not None else ():
+    for job in jobs if args.tokens is not None else ():
         if not isinstance(job, data.Job) or job.unit != "token":
             raise ValueError(
                 f"`--tokens` was given, and `{job.name}` has a model without words; leave it out."
             )
 
 
-def cost(given: Given, gpus: int, seconds: float) -> dict[str, float]:
+def cost(args: Args, gpus: int, seconds: float) -> dict[str, float]:
     """The GPU hours of so many GPUs for so long, and their price if there is one."""
     hours = gpus * seconds / 3600
-    return {"gpu_hours": hours} | ({} if given.price is None else {"cost": hours * given.price})
+    return {"gpu_hours": hours} | ({} if args.price is None else {"cost": hours * args.price})
 
 
-def ranked(found: Any, top: int, given: Given) -> tuple[dict[str, Any], Table]:
+def ranked(ranking: Any, top: int, args: Args) -> tuple[dict[str, Any], Table]:
     """The first `top` jobs of a ranking: as `--json` prints them, and as a table, which says how
     much longer the objective of the best job by mean is, and that of yours.
     """
-    yours = found.yours
-    rows = [_row(one, given) for one in found.layouts[:top]]
-    if given.tokens is not None:
-        rows = [row | cost(given, row["gpus"], given.tokens / row["tokens_per_s"]) for row in rows]
+    yours = ranking.yours
+    rows = [_row(layout, args) for layout in ranking.layouts[:top]]
+    if args.tokens is not None:
+        rows = [row | cost(args, row["gpus"], args.tokens / row["tokens_per_s"]) for row in rows]
     result = {
-        **picked(found, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
-        "num_layouts": found.num_given,
+        **picked(ranking, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
+        "num_layouts": ranking.num_given,
         "layouts": plain(rows),
-        "best_by_mean": plain(_row(found.best_by_mean, given)),
-        "loss_of_best_by_mean": plain(found.loss),
+        "best_by_mean": plain(_row(ranking.best_by_mean, args)),
+        "loss_of_best_by_mean": plain(ranking.loss),
         "yours": yours and {"rank": yours.rank, "behind_s": yours.behind.value},
     }
-    return result, _table(found, rows)
+    return result, _table(ranking, rows)
 
 
-def _row(one: Any, given: Given) -> dict[str, Any]:
+def _row(layout: Any, args: Args) -> dict[str, Any]:
     """A ranked job. Its model has a size of its own where `compare` gives all a size."""
-    job, size = one.job, {}
-    if getattr(given, "parameters", None) is not None:
+    job, size = layout.job, {}
+    if getattr(args, "parameters", None) is not None:
         size = {
             "hidden_size": job.model.hidden_size,
             "parameters": prism.workload.count_parameters(job.model),
@@ -116,60 +116,62 @@ def _row(one: Any, given: Given) -> dict[str, Any]:
         **size,
         **picked(job, "layout", "schedule"),
         **picked(job.training, "microbatch_size", "zero", "recompute"),
-        **{name: getattr(one, name) for name in (*figures, *rates)},
-        "predicted_s": one.prediction.mean,
-        "memory_bytes": one.memory_bytes,
+        **{name: getattr(layout, name) for name in (*figures, *rates)},
+        "predicted_s": layout.prediction.mean,
+        "memory_bytes": layout.memory_bytes,
     }
 
 
-def _table(found: Any, rows: Sequence[dict[str, Any]]) -> Table:
+def _table(ranking: Any, rows: Sequence[dict[str, Any]]) -> Table:
     """The first rows of a ranking."""
-    simulated, best = found.num_samples > 0, found.best_by_mean
-    rate = f"{found.rate}_per_s"
+    simulated, best = ranking.num_samples > 0, ranking.best_by_mean
+    rate = f"{ranking.rate}_per_s"
     form = prism.prediction.rate_form(min(row[rate] / row["gpus"] for row in rows))
     size = (Column("width", "hidden_size", ",d"), Column("parameters", "parameters", ",d"))
     costs = (Column("GPU hours", "gpu_hours", ",.0f"), Column("cost", "cost", ",.0f"))
-    by_unit = Column(f"per {found.unit}", "per_unit", ".4g", "µs", scale=1e6)
+    by_unit = Column(f"per {ranking.unit}", "per_unit", ".4g", "µs", scale=1e6)
     columns = (
         Column("rank"),
         *([Column("by mean", "rank_by_mean")] if simulated else []),
         Column("layout", "name"),
         *(column for column in size if column.of in rows[0]),
         Column("GPUs", "gpus"),
-        _rounded("objective" if simulated else found.objective, "value"),
-        *([by_unit] if found.unit != "step" else []),
+        _rounded("objective" if simulated else ranking.objective, "value"),
+        *([by_unit] if ranking.unit != "step" else []),
         Column("behind", unit="s"),
         *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
         Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
         Column("MFU", "mfu", ".1f", "%", scale=100),
-        Column(f"{found.rate}/s/GPU", lambda row: row[rate] / row["gpus"], form),
+        Column(f"{ranking.rate}/s/GPU", lambda row: row[rate] / row["gpus"], form),
         *(column for column in costs if column.of in rows[0]),
     )
-    per = "" if found.unit == "step" else f" per {found.unit}"
-    title = f"by {found.objective}{per}; {counted(found.num_given, 'layout')}"
-    listed = [*rows, *found.layouts[len(rows) :]]  # More than `rows` are only counted.
-    yours = [] if found.yours is None else [_of_yours(found, len(rows))]
+    per = "" if ranking.unit == "step" else f" per {ranking.unit}"
+    title = f"by {ranking.objective}{per}; {counted(ranking.num_given, 'layout')}"
+    listed = [*rows, *ranking.layouts[len(rows) :]]  # More than `rows` are only counted.
+    yours = [] if ranking.yours is None else [_of_yours(ranking, len(rows))]
     if not simulated:
-        notes = (*yours, *found.notes)
+        notes = (*yours, *ranking.notes)
         return Table(columns, listed, f"{title}, none simulated", notes, len(rows))
     title += (
-        f", {found.num_simulated:,} simulated: {counted(found.num_samples, 'step')} each, "
+        f", {ranking.num_simulated:,} simulated: {counted(ranking.num_samples, 'step')} each, "
         "with common random numbers"
     )
     note = "The best is also the best by mean."
     if best.rank > 1:
-        note = f"The best by mean, {best.job.name}, is {found.loss} s worse by {found.objective}."
-    return Table(columns, listed, title, (note, *yours, *found.notes), len(rows))
+        note = (
+            f"The best by mean, {best.job.name}, is {ranking.loss} s worse by {ranking.objective}."
+        )
+    return Table(columns, listed, title, (note, *yours, *ranking.notes), len(rows))
 
 
-def _of_yours(found: Any, top: int) -> str:
+def _of_yours(ranking: Any, top: int) -> str:
     """Where your job stands, and by how much the best layout is better. Layouts that are not ranked
     may come before it if it is not among the first `top`.
     """
-    yours, behind = found.yours, found.yours.behind.value
+    yours, behind = ranking.yours, ranking.yours.behind.value
     said = f"yours: rank {yours.rank}"
     if yours.rank > top:
-        said += f" of the {len(found.layouts):,} ranked"
+        said += f" of the {len(ranking.layouts):,} ranked"
     if yours.rank > 1:
         said += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
     return f"{said}: {yours.job.name}"
@@ -191,7 +193,7 @@ _MANY_ROWS = 100
     csv=True,
     writes=Writes("--out"),
 )
-def sweep(given: Given) -> Output:
+def sweep(args: Args) -> Output:
     """Simulate a job over a grid of values.
 
     --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
@@ -203,29 +205,29 @@ def sweep(given: Given) -> Output:
 
     example: prism-jax sweep gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv
     """
-    grid = points(given.over)
-    if given.shard != (1, 1) and given.out is None:
+    grid = points(args.over)
+    if args.shard != (1, 1) and args.out is None:
         raise ValueError("`--shard` simulates a share of the rows; give the `--out` of all shares.")
-    is_new = given.out is None or not os.path.exists(given.out)
-    if is_new and len(grid) >= _MANY_ROWS and given.ray is None:
-        _tell_duration(given, grid)
-    grid, jobs, left_out = _jobs_of(given, grid, ft.partial(_job_of, given))
+    is_new = args.out is None or not os.path.exists(args.out)
+    if is_new and len(grid) >= _MANY_ROWS and args.ray is None:
+        _tell_duration(args, grid)
+    grid, jobs, left_out = _jobs_of(args, grid, ft.partial(_job_of, args))
     try:
-        frame = _simulated(given, grid, jobs)
+        frame = _simulated(args, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
-        if given.out is None:
+        if args.out is None:
             raise
-        what = getattr(error, "strerror", None) or str(error).strip(".")
-        if isinstance(error, KeyboardInterrupt) and "interrupted" not in what:
-            what = "interrupted"  # A library may raise one with a text of its own.
+        reason = getattr(error, "strerror", None) or str(error).strip(".")
+        if isinstance(error, KeyboardInterrupt) and "interrupted" not in reason:
+            reason = "interrupted"  # A library may raise one with a text of its own.
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RuntimeError
         raise kind(
-            f"{what}; `{given.out}` keeps the rows that are done, and the same command simulates "
+            f"{reason}; `{args.out}` keeps the rows that are done, and the same command simulates "
             "the others."
         ) from None
     _load.tell_notes(jobs)
     rows = plain(frame.to_dicts())
-    with progress_bar(len(rows), _load.wants_progress(given), "throughput", "row") as advance:
+    with progress_bar(len(rows), _load.wants_progress(args), "throughput", "row") as advance:
         _with_throughput(rows, jobs, advance)
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}
     notes = _load.other_sizes(sizes, jobs[0].layout.world_size)
@@ -234,16 +236,16 @@ def sweep(given: Given) -> Output:
     gpus = [Column("world_size", form="d")] * ("world_size" not in grid[0])
     columns = (*grid[0], *figures, *gpus, rate)
     table = Table(columns, rows, most=None)
-    result = {"job": given.job, "rows": rows, "left_out": left_out}
+    result = {"job": args.job, "rows": rows, "left_out": left_out}
     return Output(result, [table, *notes])
 
 
-def _job_of(given: Given, point: dict[str, str]) -> Any:
-    return data.load_job(given.job, [*given.overrides, *changes_of(point)])
+def _job_of(args: Args, point: dict[str, str]) -> Any:
+    return data.load_job(args.job, [*args.overrides, *changes_of(point)])
 
 
 def _jobs_of(
-    given: Given, grid: Sequence[dict[str, str]], make: Callable[[dict[str, str]], Any]
+    args: Args, grid: Sequence[dict[str, str]], make: Callable[[dict[str, str]], Any]
 ) -> tuple[list[dict[str, str]], list[Any], list[dict[str, Any]]]:
     """The points that can be, with the job at each; and those that cannot, with the reason, which
     is also told: numbers that do not divide, a layout that does not fit the model, or too much
@@ -254,7 +256,7 @@ def _jobs_of(
     `ValueError` if none can be.
     """
     points_of, jobs, left_out, checked = [], [], [], {}
-    with progress_bar(len(grid), _load.wants_progress(given), "jobs", "row") as advance:
+    with progress_bar(len(grid), _load.wants_progress(args), "jobs", "row") as advance:
         for point in grid:
             try:
                 job = make(point)
@@ -262,7 +264,7 @@ def _jobs_of(
                 kernels = jobs[0].kernels if jobs else job.kernels
                 shape = msgspec.json.encode(msgspec.structs.replace(job, kernels=kernels))
                 if shape not in checked:
-                    checked[shape] = _refusal(given, job)
+                    checked[shape] = _refusal(args, job)
                 if checked[shape]:
                     raise ValueError(checked[shape])
             except ValueError as error:
@@ -274,7 +276,7 @@ def _jobs_of(
     if not jobs:
         why = left_out[0]["why"]
         try:
-            _load.check_memory(given, make(grid[0]))
+            _load.check_memory(args, make(grid[0]))
         except ValueError as error:  # Of memory it also says which layout would fit.
             why = str(error)
         also = f" (all {len(grid)} points are refused)" if len(grid) > 1 else ""
@@ -285,41 +287,41 @@ def _jobs_of(
     return points_of, jobs, left_out
 
 
-def _refusal(given: Given, job: Any) -> str:
+def _refusal(args: Args, job: Any) -> str:
     """Why a job cannot be simulated, or nothing."""
     try:
         if job.model is not None:
             prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     except ValueError as error:
         return str(error)
-    return "" if given.allow_oom else prism.prediction.shortage(job)
+    return "" if args.allow_oom else prism.prediction.shortage(job)
 
 
-def _tell_duration(given: Given, grid: Sequence[dict[str, str]]) -> None:
+def _tell_duration(args: Args, grid: Sequence[dict[str, str]]) -> None:
     """Says on stderr how long a sweep will take, by its first row, which is simulated twice: the
     first time also compiles, which is kept for the others.
     """
     began = time.monotonic()
     try:
-        job = _job_of(given, grid[0])
-        if _refusal(given, job):
+        job = _job_of(args, grid[0])
+        if _refusal(args, job):
             return
     except ValueError:  # It is left out, or all are.
         return
     to_read = time.monotonic() - began
     _load.use_all_cores()
-    _load.say(given, "simulating the first row, to say how long all will take")
-    options: Any = _load.options_of(given) | {"progress": False}
+    _load.say(args, "simulating the first row, to say how long all will take")
+    options: Any = _load.options_of(args) | {"progress": False}
     to_simulate = 0.0
     for _ in range(2):
         began = time.monotonic()
         if prism.engine.simulate(prism.program.compile_job(job), **options).interrupted:
             raise KeyboardInterrupt
         to_simulate = time.monotonic() - began
-    rows = -(-len(grid) // given.shard[1])
+    rows = -(-len(grid) // args.shard[1])
     seconds = len(grid) * to_read + rows * to_simulate
-    many = f"{counted(rows, 'row')} of {counted(given.samples, 'step')}"
-    with_out = "" if given.out else "; with `--out`, rows that are done are kept"
+    many = f"{counted(rows, 'row')} of {counted(args.samples, 'step')}"
+    with_out = "" if args.out else "; with `--out`, rows that are done are kept"
     _load.tell_note(f"{many} take about {_in_words(seconds)}, if all are like the first{with_out}.")
 
 
@@ -330,7 +332,7 @@ def _in_words(seconds: float) -> str:
     return counted(round(seconds), "second")
 
 
-def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
+def _simulated(args: Args, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
     """The rows of a sweep."""
     # Equal jobs have equal rows, whatever of them was given.
     of_jobs = hashlib.sha256()
@@ -343,12 +345,12 @@ def _simulated(given: Given, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         of_jobs.hexdigest(),
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
-    with _load.ray_executor(given) as executor:
+    with _load.ray_executor(args) as executor:
         _load.say(
-            given, f"simulating {counted(len(jobs), 'row')} of {counted(given.samples, 'step')}"
+            args, f"simulating {counted(len(jobs), 'row')} of {counted(args.samples, 'step')}"
         )
-        where = {"out": given.out, "executor": executor, "shard": given.shard}
-        return prism.analysis.sweep_points(many, **where, **_load.options_of(given))
+        where = {"out": args.out, "executor": executor, "shard": args.shard}
+        return prism.analysis.sweep_points(many, **where, **_load.options_of(args))
 
 
 def _with_throughput(

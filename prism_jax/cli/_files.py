@@ -16,7 +16,7 @@ from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
 from .._summary import GIB, Column, Table, picked, plain
 from . import _load
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._values import count
 
@@ -52,7 +52,7 @@ _DEGREES = ("tp", "pp", "dp", "cp", "ep")
     },
     writes=Writes("out", ".toml"),
 )
-def init(given: Given) -> Output:
+def init(args: Args) -> Output:
     """Write a job file to edit: the keys that one sets, with a comment on each.
 
     out JOB.toml  the file to write (job.toml)
@@ -68,40 +68,40 @@ def init(given: Given) -> Output:
 
     example: prism-jax init my_job.toml --gpus 64 --global-batch 512
     """
-    stack = _newest_stack(given.framework) if given.framework is not None else None
+    stack = _newest_stack(args.framework) if args.framework is not None else None
     plain = stack is not None and "weights" in data.load_software(stack).training
-    name = given.model or ("llama-3.2-1b" if plain else "llama-3.1-8b")
+    name = args.model or ("llama-3.2-1b" if plain else "llama-3.1-8b")
     model = data.load_model(name)
     longest = model.max_positions if model.position == "learned" else _LONGEST
-    keys: dict[str, Any] = {"model": name, "cluster": given.cluster}
-    keys |= {"world_size": given.gpus}
-    keys |= {"training.global_batch_size": given.global_batch or 8 * given.gpus}
+    keys: dict[str, Any] = {"model": name, "cluster": args.cluster}
+    keys |= {"world_size": args.gpus}
+    keys |= {"training.global_batch_size": args.global_batch or 8 * args.gpus}
     if stack is not None:
         keys["training.software"] = stack
     keys |= {"training.microbatch_size": 1, "training.sequence_length": min(longest, _LONGEST)}
-    for change in data.overrides_of(given.overrides):
+    for change in data.overrides_of(args.overrides):
         for key, place in _ELSEWHERE.items():
             if f"{change.key}.".startswith(f"{key}."):
                 raise ValueError(f"override `{change}`: give {place}, instead.")
         keys[change.key] = change.value
-    if not model.vocab_size and not any("sequence_length" in text for text in given.overrides):
+    if not model.vocab_size and not any("sequence_length" in text for text in args.overrides):
         raise ValueError(
             f"`{quoted(name)}` is a model without words; say how many patches or other "
             "places a sample has, such as `--set training.sequence_length=256`."
         )
-    job = _job_of(given, keys)
+    job = _job_of(args, keys)
     prism.prediction.memory(job)  # Raises where the layout does not fit the model.
     if "training.software" not in keys:
         zero = 3 if job.layout.tp == job.layout.pp == 1 else 1
-        usual = _job_of(given, {"training.zero": zero} | keys)
+        usual = _job_of(args, {"training.zero": zero} | keys)
         keys["training.software"] = prism.prediction.nearest_stack(usual)
-        job = _job_of(given, keys)
-    with written_whole(given.out) as partial:
-        text = commented_job(keys, job if given.all else None)
+        job = _job_of(args, keys)
+    with written_whole(args.out) as partial:
+        text = commented_job(keys, job if args.all else None)
         partial.write_text(text, encoding="utf-8")
-    out, stack = shown(given.out), keys["training.software"]
+    out, stack = shown(args.out), keys["training.software"]
     text = f"{out}: {job.header}; stack `{quoted(stack)}`; next: prism-jax predict {out}"
-    return Output({"job": given.out, "software": stack}, [text])
+    return Output({"job": args.out, "software": stack}, [text])
 
 
 def _newest_stack(framework: str) -> str:
@@ -114,8 +114,8 @@ def _newest_stack(framework: str) -> str:
     return max(names)
 
 
-def _job_of(given: Given, keys: Mapping[str, Any]) -> data.Job:
-    return data.make_job({}, pathlib.Path(given.out), keys)
+def _job_of(args: Args, keys: Mapping[str, Any]) -> data.Job:
+    return data.make_job({}, pathlib.Path(args.out), keys)
 
 
 def commented_job(keys: Mapping[str, Any], whole: data.Job | None = None) -> str:
@@ -152,7 +152,7 @@ def _comment(text: str) -> list[str]:
     how={"files": {"nargs": "+"}, "--gpus": {"type": count}, "--batch": count, "--out": REQUIRED},
     writes=Writes("--out", ".toml"),
 )
-def import_(given: Given) -> Output:
+def import_(args: Args) -> Output:
     """Make a job file from the configuration of a model and of a training in other software.
 
     files FILE  a config.json of Hugging Face or its folder; a launch script, a YAML, TOML or JSON
@@ -171,58 +171,58 @@ def import_(given: Given) -> Output:
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """
     names = ("cluster", "batch", "strict", "software", "leave_out")
-    options = {name: getattr(given, name) for name in names} | {"variables": given.var}
+    options = {name: getattr(args, name) for name in names} | {"variables": args.var}
 
     def imported(overrides: list[str]) -> prism.importers.Imported:
-        return prism.importers.import_job(given.files, given.gpus, overrides=overrides, **options)
+        return prism.importers.import_job(args.files, args.gpus, overrides=overrides, **options)
 
-    found = imported(given.overrides)
-    job: Any = found.job
+    imported_job = imported(args.overrides)
+    job: Any = imported_job.job
     prism.prediction.memory(job)  # Raises where the layout does not fit the model.
-    if found.question:
-        raise ValueError(found.question)
-    data.save_job(job, given.out, comments=found.comments)
-    for note in found.notes:
+    if imported_job.question:
+        raise ValueError(imported_job.question)
+    data.save_job(job, args.out, comments=imported_job.comments)
+    for note in imported_job.notes:
         _load.tell_note(note)
-    _load.tell_idle_sets(given.overrides, [lambda overrides: imported(overrides).job])
+    _load.tell_idle_sets(args.overrides, [lambda overrides: imported(overrides).job])
     try:
-        _load.check_memory(given, job)
+        _load.check_memory(args, job)
     except ValueError as error:
         said = str(error).rstrip(".")
-        raise RuntimeError(f"{said}; {shown(given.out)} is written as it is.") from None
+        raise RuntimeError(f"{said}; {shown(args.out)} is written as it is.") from None
     parameters = prism.workload.count_parameters(job.model)
     training = job.training
     text = (
-        f"{shown(given.out)}: {job.header}\n{parameters / 1e9:.1f} billion parameters, "
+        f"{shown(args.out)}: {job.header}\n{parameters / 1e9:.1f} billion parameters, "
         f"{training.dtype}; software stack: {quoted(training.software or 'none')}"
     )
     result = {
-        "out": given.out,
+        "out": args.out,
         "parameters": parameters,
         "world_size": job.layout.world_size,
         "global_batch_size": job.batch_size,
         "sequence_length": training.sequence_length,
         "software": training.software,
-        "kind": found.kind,
-        "status": found.status,
-        "notes": list(found.notes),
+        "kind": imported_job.kind,
+        "status": imported_job.status,
+        "notes": list(imported_job.notes),
     }
     return Output(result, [text])
 
 
 @command("SET", how={"job": {"nargs": "?"}}, csv=True)
-def show(given: Given) -> Output:
+def show(args: Args) -> Output:
     """List every key of a job with its value, its unit and where the value is from.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys
 
     example: prism-jax show my_job.toml --set layout.tp=8
     """
-    if given.job is None:
+    if args.job is None:
         known = data.job_keys()
         columns = ("key", Column("default", lambda key: key.default or ""), "unit", "allowed")
         return Output({"keys": plain(known)}, [Table(columns, known, most=None)])
-    job = data.load_job(given.job, given.overrides)
+    job = data.load_job(args.job, args.overrides)
     keys, notes = data.assumed_keys(job), _load.all_notes(job)
     names = [] if job.kernels is None else [source.name for source in job.kernels.sources]
     value = Column("value", lambda key: quoted(data.toml_value(key.value), _WIDEST))
@@ -234,7 +234,7 @@ def show(given: Given) -> Output:
 
 
 @command("--sources", csv=True)
-def jobs(given: Given) -> Output:
+def jobs(args: Args) -> Output:
     """List the shipped jobs.
 
     example: prism-jax jobs --sources
@@ -250,7 +250,7 @@ def jobs(given: Given) -> Output:
         "schedule",
         Column("measured", _measured, unit="s"),
     )
-    return Output({"jobs": rows}, [Table(columns, rows, most=None), _sources(given, jobs)])
+    return Output({"jobs": rows}, [Table(columns, rows, most=None), _sources(args, jobs)])
 
 
 def _row(job: data.Job) -> dict[str, Any]:
@@ -272,12 +272,12 @@ def _measured(row: dict[str, Any]) -> Any:
     return row["measured"].get("mean_s", row["measured"].get("p50_s", ""))
 
 
-def _sources(given: Given, listed: Iterable[Any]) -> str:
-    return "\n".join(f"{one.name}: {one.source}" for one in listed if given.sources)
+def _sources(args: Args, listed: Iterable[Any]) -> str:
+    return "\n".join(f"{item.name}: {item.source}" for item in listed if args.sources)
 
 
 @command("--sources", csv=True)
-def models(given: Given) -> Output:
+def models(args: Args) -> Output:
     """List the shipped models.
 
     example: prism-jax models --sources
@@ -286,11 +286,11 @@ def models(given: Given) -> Output:
     sizes = ("num_layers", "hidden_size", "vocab_size", "source")
     rows = [
         {
-            "name": one.name,
-            "parameters": prism.workload.count_parameters(one),
-            **picked(one, *sizes),
+            "name": model.name,
+            "parameters": prism.workload.count_parameters(model),
+            **picked(model, *sizes),
         }
-        for one in models
+        for model in models
     ]
     columns = (
         Column("model", "name"),
@@ -298,11 +298,11 @@ def models(given: Given) -> Output:
         Column("layers", "num_layers", "d"),
         Column("width", "hidden_size", "d"),
     )
-    return Output({"models": rows}, [Table(columns, rows, most=None), _sources(given, models)])
+    return Output({"models": rows}, [Table(columns, rows, most=None), _sources(args, models)])
 
 
 @command("--sources", how={"names": {"default": [], "nargs": "*"}}, csv=True)
-def hardware(given: Given) -> Output:
+def hardware(args: Args) -> Output:
     """List the shipped devices and clusters, or some of them.
 
     names NAME  devices or clusters (all)
@@ -311,10 +311,10 @@ def hardware(given: Given) -> Output:
     """
     of_devices, of_clusters = data.list_names("device"), data.list_names("cluster")
     known = {*of_devices, *of_clusters}
-    for name in given.names:
+    for name in args.names:
         if name not in known:
             raise ValueError(unknown_name("device or cluster", name, known))
-    wanted = {*given.names} or known
+    wanted = {*args.names} or known
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
     clusters = [data.load_cluster(name, 10**6) for name in of_clusters if name in wanted]
     wanted |= {cluster.device.name for cluster in clusters}
@@ -344,7 +344,7 @@ def hardware(given: Given) -> Output:
     }
     tables = [Table(columns, devices, most=None)]
     tables += [Table(columns_of_clusters, clusters, most=None)] * bool(clusters)
-    return Output(result, [*tables, _sources(given, (*devices, *clusters))])
+    return Output(result, [*tables, _sources(args, (*devices, *clusters))])
 
 
 # Groups of machines by how their names begin, in the order in which they are listed.
@@ -380,8 +380,8 @@ def _links(cluster: data.Cluster) -> str:
 
 def _family(cluster: data.Cluster) -> dict[str, Any]:
     """A cluster without its number of nodes."""
-    found = msgspec.to_builtins(cluster)
-    del found["num_nodes"]
-    for link in found["links"][-1:]:
+    family = msgspec.to_builtins(cluster)
+    del family["num_nodes"]
+    for link in family["links"][-1:]:
         link["group"] = None
-    return found
+    return family

@@ -18,7 +18,7 @@ from .._misc import counted
 from .._summary import Table
 from ..data import list_names
 from ._load import devices_of_jax, use_all_cores
-from ._options import Given, Output, command
+from ._options import Args, Output, command
 
 
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "polars", "msgspec")
@@ -46,16 +46,16 @@ complete -o default -F _prism_jax prism-jax
 
 
 @command()
-def doctor(given: Given) -> Output:
+def doctor(args: Args) -> Output:
     """Check the installation by a small step on each backend, and print versions and caches.
 
     example: prism-jax doctor
     """
-    del given
+    del args
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     cache, problems = _cache()
-    devices, found = _devices()
-    problems += found
+    devices, device_problems = _devices()
+    problems += device_problems
     problems += [f"`{name}` is not installed." for name in _PACKAGES if versions[name] is None]
     if versions["jax"] != versions["jaxlib"]:
         problems.append(
@@ -168,12 +168,12 @@ def _cache() -> tuple[dict[str, Any], list[str]]:
         return {"folder": own, "files": None, "bytes": None}, []
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    about = {"folder": str(folder), "files": len(files)}
-    about["bytes"] = sum(path.stat().st_size for path in files)
-    about["free_bytes"] = shutil.disk_usage(there).free
+    state = {"folder": str(folder), "files": len(files)}
+    state["bytes"] = sum(path.stat().st_size for path in files)
+    state["free_bytes"] = shutil.disk_usage(there).free
     if os.access(there, os.W_OK):
-        return about, []
-    return about, [f"The cache folder cannot be written; name another as {VARIABLE}."]
+        return state, []
+    return state, [f"The cache folder cannot be written; name another as {VARIABLE}."]
 
 
 def _table(result: dict[str, Any]) -> Table:
@@ -194,7 +194,7 @@ def _table(result: dict[str, Any]) -> Table:
 
 
 @command()
-def completion(given: Given) -> Output:
+def completion(args: Args) -> Output:
     """Print a script with which bash or zsh completes commands, options, jobs and clusters.
 
     shell {bash,zsh}  the shell
@@ -202,9 +202,9 @@ def completion(given: Given) -> Output:
     example: prism-jax completion bash
     """
     script = _script()
-    shell = given.shell
-    how = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
-    script = f"{how}{_BEFORE[shell]}{script}".rstrip()
+    shell = args.shell
+    comment = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
+    script = f"{comment}{_BEFORE[shell]}{script}".rstrip()
     return Output({"shell": shell, "script": script}, [script])
 
 

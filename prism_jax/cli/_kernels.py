@@ -16,7 +16,7 @@ from .._files import shown
 from .._misc import counted, quoted
 from .._summary import GIB, Column, Table, plain
 from . import _load
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._values import count, number
 
@@ -27,14 +27,14 @@ _MOST_TEXT = 2**24  # Of what a benchmark prints.
 
 
 @command()
-def kernels(given: Given) -> Output:
+def kernels(args: Args) -> Output:
     """List the shipped kernel profiles, with their sources.
 
     --variability  how much kernels vary, with sources
 
     example: prism-jax kernels --variability
     """
-    if given.variability:
+    if args.variability:
         return _variability()
     sources = [data.load_source(name) for name in data.list_names("profile of kernels")]
     stacks = [data.load_software(name) for name in data.list_names("software stack")]
@@ -51,16 +51,18 @@ def kernels(given: Given) -> Output:
 
 def _variability() -> Output:
     """The laws of all profiles as a table, and below it their numbered sources."""
-    found = {name: data.load_variability(name) for name in data.list_names("profile of kernels")}
-    laws = [law for of_profile in found.values() for law in of_profile]
+    of_profiles = {
+        name: data.load_variability(name) for name in data.list_names("profile of kernels")
+    }
+    laws = [law for of_profile in of_profiles.values() for law in of_profile]
     sources = list(dict.fromkeys(law.source for law in laws))
-    names = [name for name, of_profile in found.items() for _ in of_profile]
+    names = [name for name, of_profile in of_profiles.items() for _ in of_profile]
     number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
     table = data.law_table(laws, number)
     rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
     table = Table(("profile", *table.header()), rows, most=None)
     notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
-    return Output(msgspec.to_builtins({"variability": found}), [table, notes])
+    return Output(msgspec.to_builtins({"variability": of_profiles}), [table, notes])
 
 
 @command(
@@ -73,7 +75,7 @@ def _variability() -> Output:
     csv=True,
     writes=Writes("--out", names=lambda: prism.measure.FILES),
 )
-def measure(given: Given) -> Output:
+def measure(args: Args) -> Output:
     """Measure the kernels of this machine, and write it as a cluster for jobs.
 
     --job JOB  a job, whose layers on one device have the measured shapes (a grid of widths, in
@@ -92,26 +94,26 @@ def measure(given: Given) -> Output:
     import jax
 
     begin, machine = time.perf_counter(), prism.measure
-    path = os.path.join(given.out, "cluster.toml")
-    seconds = (_QUICK if given.quick else _SECONDS) if given.seconds is None else given.seconds
-    job = data.load_job(given.job) if given.job else None
-    torch = machine.Torch() if given.library == "torch" else None
+    path = os.path.join(args.out, "cluster.toml")
+    seconds = (_QUICK if args.quick else _SECONDS) if args.seconds is None else args.seconds
+    job = data.load_job(args.job) if args.job else None
+    torch = machine.Torch() if args.library == "torch" else None
     if torch is None:
         calls, empty = machine.calls_for(job, jax.local_devices(), seconds), None
     else:
         calls, empty = [torch.calls(job)], torch.empty()
-    _load.say(given, f"measuring {len(calls[0])} calls on each device")
+    _load.say(args, f"measuring {len(calls[0])} calls on each device")
     left = max(seconds - (time.perf_counter() - begin), 0.0)
-    timed = machine.time_calls(calls, left, progress=_load.wants_progress(given), empty=empty)
+    timed = machine.time_calls(calls, left, progress=_load.wants_progress(args), empty=empty)
     if timed.interrupted:
         _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = machine.split_scatter(timed.seconds, timed.kinds)
-    words = f"{f'--job {quoted(given.job)} ' if given.job else ''}--seconds {seconds:g}"
-    words += f" --with {given.library}" * (torch is not None)
-    machine.save_machine(given.out, timed, scatter, f"prism-jax measure {words}", torch)
+    words = f"{f'--job {quoted(args.job)} ' if args.job else ''}--seconds {seconds:g}"
+    words += f" --with {args.library}" * (torch is not None)
+    machine.save_machine(args.out, timed, scatter, f"prism-jax measure {words}", torch)
     devices, _, rounds = timed.seconds.shape
     result = {
-        "machine": given.out,
+        "machine": args.out,
         "devices": devices,
         "rounds": rounds,
         "dispatch_s": timed.dispatch_s,
@@ -159,7 +161,7 @@ def _rates(result: dict[str, Any]) -> Table:
     csv=True,
     writes=Writes("--out", names=lambda: _FILES),
 )
-def fit_kernels(given: Given) -> Output:
+def fit_kernels(args: Args) -> Output:
     """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
     do not change predicted steps.
 
@@ -181,25 +183,25 @@ def fit_kernels(given: Given) -> Output:
 
     example: prism-jax fit-kernels kernels.csv --device my-gpu --out shapes/my-gpu
     """
-    if given.nccl is not None:
-        return _link(given.nccl)
-    if given.topo is not None:
-        return _links(given.topo, given.device)
+    if args.nccl is not None:
+        return _link(args.nccl)
+    if args.topo is not None:
+        return _links(args.topo, args.device)
     for name in ("table", "device", "out"):
-        if getattr(given, name) is None:
+        if getattr(args, name) is None:
             words = name.upper() if name == "table" else f"--{name}"
             raise ValueError(f"Give {words}; only `--nccl` and `--topo` go without.")
     tables, rows = [], []
-    for one in prism.trace.read_kernels(given.table):
-        _load.say(given, f"fitting {one.kernel} {one.dtype}")
-        tables.append(prism.cluster.fit_shapes(one, given.sms))
-        errors = prism.cluster.cross_validate(one, given.sms)
-        rows.append(_row(one, tables[-1], errors))
-    asked = _asked(given.ask, tables) if given.ask is not None else None
-    os.makedirs(given.out, exist_ok=True)
-    data.save_shapes(given.out, tables, _source(given, rows))
-    result = {"kernels": given.out, "device": given.device, "tables": rows, "asked": asked}
-    written = f"{shown(given.out)}: written, for {quoted(given.device)}"
+    for kernel in prism.trace.read_kernels(args.table):
+        _load.say(args, f"fitting {kernel.kernel} {kernel.dtype}")
+        tables.append(prism.cluster.fit_shapes(kernel, args.sms))
+        errors = prism.cluster.cross_validate(kernel, args.sms)
+        rows.append(_row(kernel, tables[-1], errors))
+    asked = _prediction_of(args.ask, tables) if args.ask is not None else None
+    os.makedirs(args.out, exist_ok=True)
+    data.save_shapes(args.out, tables, _source(args, rows))
+    result = {"kernels": args.out, "device": args.device, "tables": rows, "asked": asked}
+    written = f"{shown(args.out)}: written, for {quoted(args.device)}"
     return Output(result, [_errors(rows), written, asked["text"] if asked else ""])
 
 
@@ -268,17 +270,15 @@ def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _source(given: Given, rows: list[dict[str, Any]]) -> Any:
+def _source(args: Args, rows: list[dict[str, Any]]) -> Any:
     counts: Counter[str] = Counter()
     for row in rows:
         counts[f"rows of {row['kernel']} {row['dtype']}".rstrip()] += row["rows"]
-    command = f"prism-jax fit-kernels {quoted(os.path.basename(given.table))}"
-    made = data.Constant("command", command, f"fitted to measurements of {quoted(given.device)}")
+    command = f"prism-jax fit-kernels {quoted(os.path.basename(args.table))}"
+    made = data.Constant("command", command, f"fitted to measurements of {quoted(args.device)}")
     today = datetime.date.today().isoformat()
     who = "the owner of the measurements"
-    return data.Source(
-        who, today, given.software or "not stated", "not stated", {**counts}, (made,)
-    )
+    return data.Source(who, today, args.software or "not stated", "not stated", {**counts}, (made,))
 
 
 def _errors(rows: list[dict[str, Any]]) -> Table:
@@ -302,7 +302,7 @@ def _range_text(ranges: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {low:g} to {high:g}" for name, (low, high) in ranges.items())
 
 
-def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
+def _prediction_of(text: str, tables: list[Any]) -> dict[str, Any]:
     """What a table predicts for a shape, and which of its sizes lie beyond the fitted range."""
     import polars as pl
 
@@ -312,16 +312,16 @@ def _asked(text: str, tables: list[Any]) -> dict[str, Any]:
     with data.located("--ask"):
         prism.trace.check_columns(sizes)
     row = {"latency_s": 1.0, **sizes, "kernel": kernel, "dtype": dtype}
-    (one,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
-    key = (one.kernel, one.dtype, one.case)
+    (asked,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
+    key = (asked.kernel, asked.dtype, asked.case)
     table = next((t for t in tables if (t.kernel, t.dtype, t.case) == key), None)
     if table is None:
         known = ", ".join(dict.fromkeys(map(_name, tables)))
         raise ValueError(
-            f"--ask: no table is fitted for `{quoted(_name(one))}`; ask for one of "
+            f"--ask: no table is fitted for `{quoted(_name(asked))}`; ask for one of "
             f"{quoted(known, 300)}."
         )
-    shape = {name: float(values[0]) for name, values in one.columns.items()}
+    shape = {name: float(values[0]) for name, values in asked.columns.items()}
     latency, beyond = prism.cluster.shape_latency(table, shape), data.outside(table, shape)
     said = f"{quoted(text)}: {latency:.4g} s"
     for name in beyond:

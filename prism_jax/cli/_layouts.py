@@ -16,7 +16,7 @@ from .._summary import picked
 from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._values import changes_of, count, duration, objective, percentage, points, values
 
@@ -34,7 +34,7 @@ from ._values import changes_of, count, duration, objective, percentage, points,
     },
     writes=Writes("--out"),
 )
-def layouts(given: Given) -> Output:
+def layouts(args: Args) -> Output:
     """Find the best layouts of a model on a given number of GPUs, by a figure of the step time.
 
     job JOB  the job whose model, machine, training and batch are kept
@@ -55,61 +55,61 @@ def layouts(given: Given) -> Output:
     example: prism-jax layouts my_job.toml --gpus 1024 --objective p95
     """
     began = time.monotonic()
-    of, space = objective(given.objective), _space(given.choose)
-    all_changes = [*map(changes_of, points(given.over))]
-    _check_kept([*given.overrides, *it.chain(*all_changes)])
-    jobs = [_asked(given, changes) for changes in all_changes]
-    check_cost(given, [job for job, _ in jobs])
+    of, space = objective(args.objective), _space(args.choose)
+    all_changes = [*map(changes_of, points(args.over))]
+    _check_kept([*args.overrides, *it.chain(*all_changes)])
+    jobs = [_sized(args, changes) for changes in all_changes]
+    check_cost(args, [job for job, _ in jobs])
     prism.layouts.check_ranks(of)
     rankings: list[Any] = []
-    with _load.ray_executor(given) as executor:  # First, because the cluster may not answer.
+    with _load.ray_executor(args) as executor:  # First, because the cluster may not answer.
         for job, batch in jobs:
-            left = given.budget - (time.monotonic() - began)
+            left = args.budget - (time.monotonic() - began)
             budget = left / (len(jobs) - len(rankings))
-            out = given.out and os.path.join(given.out, str(len(rankings)) * (len(jobs) > 1))
+            out = args.out and os.path.join(args.out, str(len(rankings)) * (len(jobs) > 1))
             options = {"budget": budget, "out": out, "executor": executor}
-            rankings.append(_searched(given, job, batch, of, space, options))
+            rankings.append(_searched(args, job, batch, of, space, options))
             if rankings[-1].ended == "interrupted":
                 break
     _load.tell_notes([job for job, _ in jobs])
     blocks, results = [], []
-    for changes, (job, batch), one in zip(all_changes, jobs, rankings, strict=False):
-        result, table = ranked(one, given.top, given)
+    for changes, (job, batch), ranking in zip(all_changes, jobs, rankings, strict=False):
+        result, table = ranked(ranking, args.top, args)
         results.append({"over": changes, "sequences": batch, **result})
-        about = f"{job.machine_text(given.gpus)}: {job.batch_text(batch)}"
-        blocks += [", ".join([about, *changes]), table]
-    return Output({"job": jobs[0][0].name, "gpus": given.gpus, "searches": results}, blocks)
+        machine = f"{job.machine_text(args.gpus)}: {job.batch_text(batch)}"
+        blocks += [", ".join([machine, *changes]), table]
+    return Output({"job": jobs[0][0].name, "gpus": args.gpus, "searches": results}, blocks)
 
 
 def _searched(
-    given: Given, job: Any, batch: int, of: Any, space: Any, options: dict[str, Any]
+    args: Args, job: Any, batch: int, of: Any, space: Any, options: dict[str, Any]
 ) -> Any:
     """The ranking of the layouts of a job."""
     enumerate_layouts = prism.layouts.enumerate_layouts
     parts = {"training": job.training, "kernels": job.kernels, "batch_size": batch, "space": space}
-    asked = (job.model, job.cluster, given.gpus)
-    margin = given.memory_margin
-    options = {"top": given.top, "memory_margin": margin, **options, "progress": not given.json}
+    asked = (job.model, job.cluster, args.gpus)
+    margin = args.memory_margin
+    options = {"top": args.top, "memory_margin": margin, **options, "progress": not args.json}
     number, left = divmod(batch * job.schedule.num_microbatches, job.batch_size)
-    if job.layout.world_size == given.gpus and number and not left:
+    if job.layout.world_size == args.gpus and number and not left:
         options["yours"] = _as_listed(job, number)
-    if given.by == "mean":
+    if args.by == "mean":
         options["num_samples"] = None
     else:
-        options |= _load.options_of(given) | {"progress": not given.json or given.progress}
+        options |= _load.options_of(args) | {"progress": not args.json or args.progress}
     began = time.monotonic()
     try:
         listed = enumerate_layouts(*asked, any_memory=True, **parts)
         options["budget"] -= time.monotonic() - began
-        found = prism.layouts.rank_layouts(listed, of, **options)
+        ranking = prism.layouts.rank_layouts(listed, of, **options)
     except prism.layouts.NothingFitsError:
         enumerate_layouts(*asked, memory_margin=margin, **parts)  # Says what would.
         raise
-    if found.ended == "interrupted":
+    if ranking.ended == "interrupted":
         _load.tell_ended(
-            f"{counted(found.num_simulated, 'layout')} simulated; the table has what is known"
+            f"{counted(ranking.num_simulated, 'layout')} simulated; the table has what is known"
         )
-    return found
+    return ranking
 
 
 def _as_listed(job: Any, number: int) -> Any:
@@ -123,15 +123,15 @@ def _as_listed(job: Any, number: int) -> Any:
     return prism.Job(layout, schedule, **parts, name=name)
 
 
-def _asked(given: Given, changes: list[str]) -> tuple[Any, int]:
+def _sized(args: Args, changes: list[str]) -> tuple[Any, int]:
     """The job with a cluster that is large enough, and the number of sequences in a step."""
-    changes = [*given.overrides, *changes]
-    job = load_job(given.job, changes)
+    changes = [*args.overrides, *changes]
+    job = load_job(args.job, changes)
     cluster = prism.lowering.parts_of(job, "find layouts").cluster
-    nodes = -(-given.gpus // cluster.devices_per_node)
+    nodes = -(-args.gpus // cluster.devices_per_node)
     if nodes > cluster.num_nodes:
-        job = load_job(given.job, [*changes, f"cluster.num_nodes={nodes}"])
-    return job, given.batch or job.batch_size
+        job = load_job(args.job, [*changes, f"cluster.num_nodes={nodes}"])
+    return job, args.batch or job.batch_size
 
 
 def _check_kept(changes: list[str]) -> None:
@@ -173,7 +173,7 @@ _MOST_GPUS = 10_000_000
 @command(
     "job --objective RANDOM --allow-oom", how={"--samples": count}, writes=Writes("--out", ".csv")
 )
-def place(given: Given) -> Output:
+def place(args: Args) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 
     --factors FILE  how slow each GPU, or each node, is, as `diagnose --ranks` takes it; without a
@@ -183,24 +183,24 @@ def place(given: Given) -> Output:
 
     example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """
-    job = _load.load(given)
+    job = _load.load(args)
     devices, factors = _load.devices_per_node(job), None
-    if given.factors is not None:
-        measured = prism.logs.read_ranks(given.factors, job.layout.world_size, devices)
+    if args.factors is not None:
+        measured = prism.logs.read_ranks(args.factors, job.layout.world_size, devices)
         factors = measured.compute
         if factors is None:
             raise ValueError(
-                f"{shown(given.factors)}: it has collectives and no compute, which is what nodes "
+                f"{shown(args.factors)}: it has collectives and no compute, which is what nodes "
                 "are placed by; give a table with a column of compute."
             )
 
     import jax
 
-    wanted, name = objective(given.objective), shown(given.job)
+    wanted, name = objective(args.objective), shown(args.job)
     world_size = job.layout.world_size
     if world_size > _MOST_GPUS:
         raise ValueError(f"{name}: it has {world_size:,} GPUs; up to {_MOST_GPUS:,} can be placed.")
-    program, options = _load.compiled(given, job)
+    program, options = _load.compiled(args, job)
     of_factors, options["key"] = jax.random.split(options["key"])
     if factors is None:
         rank = program.variability.rank
@@ -210,13 +210,13 @@ def place(given: Given) -> Output:
             )
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     options |= {"devices_per_node": devices, "objective": wanted}
-    found = prism.placement.place(program, factors, **options)
-    lines = [counted(found.num_samples, "step")]
-    if given.out is not None:
-        with written_whole(given.out) as partial:
-            found.table().write_csv(partial)
-        lines.append(f"the node for each place: {given.out}")
+    placement = prism.placement.place(program, factors, **options)
+    lines = [counted(placement.num_samples, "step")]
+    if args.out is not None:
+        with written_whole(args.out) as partial:
+            placement.table().write_csv(partial)
+        lines.append(f"the node for each place: {args.out}")
     figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
-    result = picked(found, *figures, "num_samples", "num_placements")
-    result |= {"job": job.name, "order": found.order.tolist()}
-    return Output(result, [_load.header(job, program), found.summary(), "\n".join(lines)])
+    result = picked(placement, *figures, "num_samples", "num_placements")
+    result |= {"job": job.name, "order": placement.order.tolist()}
+    return Output(result, [_load.header(job, program), placement.summary(), "\n".join(lines)])

@@ -18,15 +18,15 @@ from .._interrupt import say_doing, told_interrupt
 from .._misc import counted, printable, quoted
 from .._summary import picked
 from ..data import Job, is_profile, load_job, notes_of
-from ._options import IMPLAUSIBLE, Given
+from ._options import IMPLAUSIBLE, Args
 
 
-def load(given: Given, *changes: str) -> Any:
+def load(args: Args, *changes: str) -> Any:
     """Loads a job or a profile by name: a shipped job, a `.toml` file, or the folder of a profile.
 
     `changes` are made after those of `--set`.
     """
-    name, overrides = given.job, [*given.overrides, *changes]
+    name, overrides = args.job, [*args.overrides, *changes]
     if not is_profile(name):
         return load_job(name, overrides)
     if overrides:
@@ -37,85 +37,85 @@ def load(given: Given, *changes: str) -> Any:
     return prism.profile.load_profile(name)
 
 
-def read_measured(given: Given, path: str, job: Job | None) -> "prism.logs.Measured":
+def read_measured(args: Args, path: str, job: Job | None) -> "prism.logs.Measured":
     """Measured steps of a file."""
-    measured = prism.logs.read_log(path, job, column=given.column, unit=given.unit)
+    measured = prism.logs.read_log(path, job, column=args.column, unit=args.unit)
     for note in measured.notes:
         tell_note(note)
     return measured
 
 
-def measured_runs(given: Given, path: str, job: Job | None) -> list[np.ndarray]:
+def measured_runs(args: Args, path: str, job: Job | None) -> list[np.ndarray]:
     """The step times of each measured run, in seconds; what does not count is told."""
-    measured = read_measured(given, path, job)
+    measured = read_measured(args, path, job)
     if measured.left_out:
         tell_note(measured.line())
     return [*measured.runs]
 
 
-def job_of(found: Any) -> Any:
+def job_of(loaded: Any) -> Any:
     """What was loaded; `None` if it is a profile."""
-    return found if isinstance(found, Job) else None
+    return loaded if isinstance(loaded, Job) else None
 
 
-def has_model(found: Any) -> bool:
+def has_model(loaded: Any) -> bool:
     """Whether steps are predicted from a model, so that the errors of such predictions are known.
     A job without one cannot be compiled.
     """
-    return isinstance(found, Job) and found.model is not None
+    return isinstance(loaded, Job) and loaded.model is not None
 
 
-def header(found: Any, program: Any) -> str:
+def header(loaded: Any, program: Any) -> str:
     """What a result is of, in a line."""
-    return found.header if isinstance(found, Job) else found.header(program.num_ops)
+    return loaded.header if isinstance(loaded, Job) else loaded.header(program.num_ops)
 
 
-def devices_per_node(found: Any) -> int:
+def devices_per_node(loaded: Any) -> int:
     """How many devices a node has; eight, if only latencies are known."""
-    job = job_of(found)
+    job = job_of(loaded)
     return 8 if job is None else job.cluster.devices_per_node
 
 
-def program_of(given: Given, found: Any) -> Any:
+def program_of(args: Args, loaded: Any) -> Any:
     """The program of a job or a profile. A job that needs more memory than its devices have is not
     compiled, except with `--allow-oom`. JAX is imported only here.
     """
-    if not isinstance(found, Job):
-        return prism.profile.compile_profile(found)
-    check_memory(given, found)
-    return prism.program.compile_job(found)
+    if not isinstance(loaded, Job):
+        return prism.profile.compile_profile(loaded)
+    check_memory(args, loaded)
+    return prism.program.compile_job(loaded)
 
 
-def check_memory(given: Given, *jobs: Job) -> None:
+def check_memory(args: Args, *jobs: Job) -> None:
     """Raises a `ValueError` of one sentence for the first job that needs more memory than its
     devices have, except with `--allow-oom`. A search for what fits needs JAX.
     """
-    for job in () if given.allow_oom else jobs:
+    for job in () if args.allow_oom else jobs:
         if prism.prediction.shortage(job):
             prism.layouts.check_memory(job)
 
 
-def compiled(given: Given, found: Any) -> tuple[Any, dict[str, Any]]:
+def compiled(args: Args, loaded: Any) -> tuple[Any, dict[str, Any]]:
     """The program of a job, and the options of all functions that simulate it."""
     use_all_cores()
-    say(given, f"compiling {found.name}")
-    program = program_of(given, found)
-    tell_notes([job_of(found)])
-    steps = "steps" if given.samples is None else counted(given.samples, "step")
-    say(given, f"simulating {steps} of {counted(program.num_ops, 'op')}")
-    return program, options_of(given)
+    say(args, f"compiling {loaded.name}")
+    program = program_of(args, loaded)
+    tell_notes([job_of(loaded)])
+    steps = "steps" if args.samples is None else counted(args.samples, "step")
+    say(args, f"simulating {steps} of {counted(program.num_ops, 'op')}")
+    return program, options_of(args)
 
 
-def options_of(given: Given) -> dict[str, Any]:
+def options_of(args: Args) -> dict[str, Any]:
     """The options of all functions that simulate: `num_samples`, `key`, `progress`."""
-    progress = wants_progress(given)
-    return {"num_samples": given.samples, "key": key_of(given), "progress": progress}
+    progress = wants_progress(args)
+    return {"num_samples": args.samples, "key": key_of(args), "progress": progress}
 
 
-def key_of(given: Given) -> Any:
+def key_of(args: Args) -> Any:
     import jax
 
-    return jax.random.key(given.seed)
+    return jax.random.key(args.seed)
 
 
 def tell_notes(jobs: Iterable[Any]) -> None:
@@ -150,9 +150,9 @@ def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[st
     for text in overrides if loaders else ():
         if text == IMPLAUSIBLE:  # An option of its own.
             continue
-        others = [other for other in overrides if other is not text]
+        kept = [change for change in overrides if change is not text]
         try:
-            pairs = [(make(others), job) for make, job in zip(loaders, jobs, strict=True)]
+            pairs = [(make(kept), job) for make, job in zip(loaders, jobs, strict=True)]
         except ValueError:  # Without it there is no such job.
             continue
         if all(without == job for without, job in pairs):
@@ -169,10 +169,10 @@ def _without_stack(job: Job) -> Job:
     return msgspec.structs.replace(job, training=training)
 
 
-def tell_interrupted(what: str, law: Any, number: int) -> None:
+def tell_interrupted(noun: str, law: Any, number: int) -> None:
     """Says on stderr of how many steps or runs a law is, if it was interrupted."""
     if law.interrupted:
-        tell_ended(f"{number:,} of {law.requested:,} {what}; the law has only these {what}")
+        tell_ended(f"{number:,} of {law.requested:,} {noun}; the law has only these {noun}")
 
 
 def tell_ended(known: str) -> None:
@@ -181,14 +181,14 @@ def tell_ended(known: str) -> None:
     told_interrupt()
 
 
-def say(given: Given, what: str) -> None:
+def say(args: Args, sentence: str) -> None:
     """Says what a command is about to do: at once, if progress is shown."""
-    say_doing(f"{printable(what)} ...", wants_progress(given))
+    say_doing(f"{printable(sentence)} ...", wants_progress(args))
 
 
-def wants_progress(given: Given) -> bool:
+def wants_progress(args: Args) -> bool:
     """Whether to show progress: on a terminal without `--json`, and with `--progress`."""
-    return given.progress or (not given.json and sys.stderr.isatty())
+    return args.progress or (not args.json and sys.stderr.isatty())
 
 
 def use_all_cores() -> None:
@@ -234,8 +234,8 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
 
 def levels_of(values: np.ndarray, levels: Iterable[int]) -> dict[str, float]:
     """The mean and some percentiles, as `--json` prints them."""
-    found = {f"p{level}": float(np.quantile(values, level / 100)) for level in levels}
-    return {"mean": float(np.mean(values)), **found}
+    percentiles = {f"p{level}": float(np.quantile(values, level / 100)) for level in levels}
+    return {"mean": float(np.mean(values)), **percentiles}
 
 
 def expected_error_json(error: Any) -> dict[str, Any]:
@@ -244,18 +244,18 @@ def expected_error_json(error: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def ray_executor(given: Given) -> Iterator[Executor | None]:
+def ray_executor(args: Args) -> Iterator[Executor | None]:
     """The executor of `--ray`; `None` without it, where this process uses all cores. Ctrl-C and
     errors end the work of its workers.
     """
-    if given.ray is None:
-        if given.worker_gpus is not None:
+    if args.ray is None:
+        if args.worker_gpus is not None:
             raise ValueError("`--worker-gpus` applies to the workers of `--ray`; give both.")
         use_all_cores()
         yield None
         return
-    where = None if given.ray is True else given.ray
-    gpus, keep = given.worker_gpus or 0, not given.no_cache
+    where = None if args.ray is True else args.ray
+    gpus, keep = args.worker_gpus or 0, not args.no_cache
     # A thread of Ray prints what becomes of its workers, and stdout is the result.
     with contextlib.redirect_stdout(sys.stderr):
         executor = prism.workers.RayExecutor(where, num_gpus=gpus, keep=keep)

@@ -77,25 +77,25 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
     compiled code, and tells its progress wherever stderr goes.
     """
     try:
-        given = _parse(arguments)
-        if keep and not given.no_cache:
+        args = _parse(arguments)
+        if keep and not args.no_cache:
             from .._cache import keep_compiled
 
             keep_compiled()
         check_interrupt()
         from .._misc import OutOfMemoryWarning
 
-        asked = getattr(given, "progress", False)
-        shown = asked or (not given.json and (keep or on_terminal()))
+        asked = getattr(args, "progress", False)
+        shown = asked or (not args.json and (keep or on_terminal()))
         with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
             # The command itself refuses a job that does not fit, or was told to go on.
             warnings.simplefilter("ignore", OutOfMemoryWarning)
-            found = given.run(given)
-        if getattr(given, "overrides", ()):
-            _tell_idle_sets(given)
+            output = args.run(args)
+        if getattr(args, "overrides", ()):
+            _tell_idle_sets(args)
         if sys.stdout is None:
             return 1
-        print(found.printed(given))
+        print(output.printed(args))
         sys.stdout.flush()
     except ValueError as error:
         # What is in the way of an import is listed whole.
@@ -113,10 +113,10 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
     except (OSError, MemoryError, RuntimeError) as error:  # JAX out of memory: RuntimeError.
         _tell(str(error) or "out of memory")
         return 1
-    return found.status
+    return output.status
 
 
-def _tell_idle_sets(given: argparse.Namespace) -> None:
+def _tell_idle_sets(args: argparse.Namespace) -> None:
     """Says which `--set` change none of the jobs that a command loads. `import`, which makes one,
     says it itself.
     """
@@ -125,9 +125,9 @@ def _tell_idle_sets(given: argparse.Namespace) -> None:
     from ..data import is_profile, load_job
     from ._load import tell_idle_sets
 
-    names = [*filter(None, [getattr(given, "job", None)]), *getattr(given, "jobs", ())]
+    names = [*filter(None, [getattr(args, "job", None)]), *getattr(args, "jobs", ())]
     jobs = (name for name in names if not is_profile(name))
-    tell_idle_sets(given.overrides, [ft.partial(load_job, name) for name in jobs])
+    tell_idle_sets(args.overrides, [ft.partial(load_job, name) for name in jobs])
 
 
 def _tell(sentence: str, most: int = _MOST_CHARACTERS) -> None:
@@ -154,11 +154,11 @@ def make_parser(
     for name in names:
         function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
         command = getattr(importlib.import_module(f"{__package__}._{COMMANDS[name]}"), function)
-        what = command.about
+        about = command.about
         sub = commands.add_parser(
             name,
-            help=f"{what[0].lower()}{what[1:].rstrip('.')}",
-            description=what,
+            help=f"{about[0].lower()}{about[1:].rstrip('.')}",
+            description=about,
             epilog=command.example,
             allow_abbrev=False,
         )
@@ -168,8 +168,8 @@ def make_parser(
             formats.add_argument("--csv", action="store_true", help="print the table as CSV")
         no_cache = f"do not use the cache of compiled code ({VARIABLE}=off does the same)"
         sub.add_argument("--no-cache", action="store_true", help=no_cache)
-        for word, how in command.arguments:
-            sub.add_argument(word, **how)
+        for word, options in command.arguments:
+            sub.add_argument(word, **options)
         sub.set_defaults(run=command.run)
     return parser, commands.choices
 
@@ -193,15 +193,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not name.startswith("-") and name not in COMMANDS:
         raise ValueError(unknown_name("command", name, COMMANDS))
     parser, commands = make_parser([name] if name in COMMANDS else COMMANDS)
-    given, unknown = parser.parse_known_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
     for word in unknown:
         if word.startswith("--") and name in commands:
             word = word.partition("=")[0]
             raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    _check_once([*getattr(given, "overrides", ()), *getattr(given, "over", ())])
-    return given
+    _check_once([*getattr(args, "overrides", ()), *getattr(args, "over", ())])
+    return args
 
 
 def _check_once(changes: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from .._misc import check_unit, counted
 from .._summary import Column, Table, picked, plain
 from ..data import is_profile, law_table, load_failures, load_job, save_job
 from . import _load
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
 from ._values import count, number, whole
@@ -37,7 +37,7 @@ noise: the scatter of the figure by chance, given the number of measured steps""
     },
     writes=Writes("--out", ".toml"),
 )
-def calibrate(given: Given) -> Output:
+def calibrate(args: Args) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales; or a job of plain
     PyTorch to a profile, so that it predicts other batches and lengths.
 
@@ -55,94 +55,102 @@ def calibrate(given: Given) -> Output:
 
     example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """
-    names = [*[given.job] * (given.job is not None), *given.jobs]
-    if bool(given.to) == bool(given.trace) or (
-        (given.step_time or given.names) and not given.trace
-    ):
+    names = [*[args.job] * (args.job is not None), *args.jobs]
+    if bool(args.to) == bool(args.trace) or ((args.step_time or args.names) and not args.trace):
         raise ValueError(
             "Give one of --to and --trace, and --step-time and --names with --trace alone."
         )
-    if given.trace:
-        return _to_profile(given, names)
-    if len(names) != len(given.to):
+    if args.trace:
+        return _to_profile(args, names)
+    if len(names) != len(args.to):
         raise ValueError(
-            f"{counted(len(names), 'job')} and {counted(len(given.to), 'file')} of step "
+            f"{counted(len(names), 'job')} and {counted(len(args.to), 'file')} of step "
             "times were given; give each --to one --job, or the first the JOB."
         )
     for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
-    jobs = [load_job(name, given.overrides) for name in names]
-    measured = zip(given.to, jobs, strict=True)
-    all_runs = [_load.measured_runs(given, path, job) for path, job in measured]
+    jobs = [load_job(name, args.overrides) for name in names]
+    measured = zip(args.to, jobs, strict=True)
+    all_runs = [_load.measured_runs(args, path, job) for path, job in measured]
     calibration, agreement = prism.calibration, prism.calibration.agreement
-    for path, runs in zip(given.to, all_runs, strict=True):
+    for path, runs in zip(args.to, all_runs, strict=True):
         calibration.check_runs(runs, f"{shown(path)}: ")
-    for path, runs, one in zip(given.to, all_runs, jobs, strict=True):
-        if one.model is not None and one.cluster is not None:
-            predicted = prism.prediction.predict(one).mean
+    for path, runs, at_scale in zip(args.to, all_runs, jobs, strict=True):
+        if at_scale.model is not None and at_scale.cluster is not None:
+            predicted = prism.prediction.predict(at_scale).mean
             check_unit(float(np.median(np.concatenate(runs))), predicted, f"{shown(path)}: ")
     _load.use_all_cores()
     others = list(zip(jobs[1:], all_runs[1:], strict=True))
-    source = f"calibrated to {', '.join(map(os.path.basename, given.to))}"
-    options = {"key": _load.key_of(given), "progress": _load.wants_progress(given)}
+    source = f"calibrated to {', '.join(map(os.path.basename, args.to))}"
+    options = {"key": _load.key_of(args), "progress": _load.wants_progress(args)}
     job = calibration.calibrate(jobs[0], all_runs[0], others=others, source=source, **options)
-    save_job(job, given.out)
-    found = job.calibrated
-    assert found is not None
+    save_job(job, args.out)
+    calibrated = job.calibrated
+    assert calibrated is not None
     _load.tell_notes([job])
     law_of = ("kernel", "component", "family")
     result = {
-        "job": given.out,
+        "job": args.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
         "num_runs": sum(map(len, all_runs)),
-        **{name: figure.value for name, figure in found.level.items()},
-        "standard_errors": {name: figure.standard_error for name, figure in found.level.items()},
-        **picked(found.uncertainty, "prior"),
-        "variability": [picked(law, *law_of) | law.parameters for law in found.variability],
+        **{name: figure.value for name, figure in calibrated.level.items()},
+        "standard_errors": {
+            name: figure.standard_error for name, figure in calibrated.level.items()
+        },
+        **picked(calibrated.uncertainty, "prior"),
+        "variability": [picked(law, *law_of) | law.parameters for law in calibrated.variability],
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
-            {"job": name, "to": path, **agreement(calibration.with_calibrated(one, found), runs)}
-            for name, path, one, runs in [*zip(names, given.to, jobs, all_runs, strict=True)][1:]
+            {
+                "job": name,
+                "to": path,
+                **agreement(calibration.with_calibrated(at_scale, calibrated), runs),
+            }
+            for name, path, at_scale, runs in [*zip(names, args.to, jobs, all_runs, strict=True)][
+                1:
+            ]
         ],
     }
     steps, runs = counted(result["num_steps"], "step"), counted(result["num_runs"], "run")
-    what = f"calibrated to {steps} of {runs}"
-    level = dataclasses.replace(found.summary(), title=f"{given.out}: {what}")
-    return Output(result, [level, law_table(found.variability), _agreement(result, given.to[0])])
+    title = f"calibrated to {steps} of {runs}"
+    level = dataclasses.replace(calibrated.summary(), title=f"{args.out}: {title}")
+    return Output(
+        result, [level, law_table(calibrated.variability), _agreement(result, args.to[0])]
+    )
 
 
-def _to_profile(given: Given, names: list[str]) -> Output:
+def _to_profile(args: Args, names: list[str]) -> Output:
     """Calibrates one job to a profile."""
     if len(names) != 1:
         raise ValueError(f"{counted(len(names), 'job')} for one --trace; give the one profiled.")
-    job = load_job(names[0], given.overrides)
+    job = load_job(names[0], args.overrides)
     if job.model is None:
         raise ValueError(f"{shown(names[0])}: it has no model; give the job that was profiled.")
-    found = prism.trace.contents(prism.trace.read_ranks(given.trace), read_names(given))
-    source = f"calibrated to {os.path.basename(given.trace)}"
-    job, host = prism.diagnosis.calibrated_to_profile(job, found, source, given.step_time)
-    save_job(job, given.out)
-    classes = prism.diagnosis.kernel_classes(job, found)
+    profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), read_names(args))
+    source = f"calibrated to {os.path.basename(args.trace)}"
+    job, host = prism.diagnosis.calibrated_to_profile(job, profiled, source, args.step_time)
+    save_job(job, args.out)
+    classes = prism.diagnosis.kernel_classes(job, profiled)
     seconds = prism.prediction.predict(job).mean
-    result = {"job": given.out, "host": host, "step_time_s": seconds, "classes": plain(classes)}
+    result = {"job": args.out, "host": host, "step_time_s": seconds, "classes": plain(classes)}
     table = dataclasses.replace(
         prism.diagnosis.classes_table(classes),
-        title=f"{given.out}: kernels after calibration, with the gaps between them",
+        title=f"{args.out}: kernels after calibration, with the gaps between them",
     )
     return Output(result, [table, f"{host}; a step takes {seconds:.4g} s"])
 
 
 def _agreement(result: dict[str, Any], first: str) -> Table:
     """Figures of the calibrated steps beside the measured ones."""
-    others = result["agreement_of_others"]
+    elsewhere = result["agreement_of_others"]
     rows = [
         {"of": figures["to"], "figure": name, "ours": pair[0], "theirs": pair[1]}
-        for figures in ({"to": first, **result["agreement"]}, *others)
+        for figures in ({"to": first, **result["agreement"]}, *elsewhere)
         for name, pair in figures.items()
         if name not in ("job", "to")
     ]
     columns = (
-        *[Column("steps", "of")] * bool(others),
+        *[Column("steps", "of")] * bool(elsewhere),
         Column("of one run", "figure"),
         Column("calibrated", "ours", ".5g"),
         Column("measured", "theirs", ".5g"),
@@ -151,28 +159,28 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
 
 
 @command("SIMULATED --steps --column --unit", how={"--against": REQUIRED}, csv=True)
-def score(given: Given) -> Output:
+def score(args: Args) -> Output:
     """Compare the predicted law of the step time with measured step times.
 
     --against STEP_TIMES  measured step times, as of `prism-jax diagnose`
 
     example: prism-jax score mine.toml --against step_times.csv
     """
-    job = _load.load(given)
-    steps = np.concatenate(_load.measured_runs(given, given.against, _load.job_of(job)))
-    measured = steps[given.steps]
+    job = _load.load(args)
+    steps = np.concatenate(_load.measured_runs(args, args.against, _load.job_of(job)))
+    measured = steps[args.steps]
     if len(measured) < 2:
         raise ValueError(
-            f"{shown(given.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
+            f"{shown(args.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
             "score against; give at least two steps, and a `--steps` that keeps them."
         )
-    program, options = _load.compiled(given, job)
+    program, options = _load.compiled(args, job)
     law = prism.engine.simulate(program, **options)
-    where = f"{shown(given.against)}: "
+    where = f"{shown(args.against)}: "
     check_unit(float(np.median(measured)), float(law.quantile(0.5)), where)
-    found = prism.analysis.score(law, measured, key=options["key"])
-    table = found.summary()
-    result = {"name": job.name, "num_steps": found.num_steps}
+    scores = prism.analysis.score(law, measured, key=options["key"])
+    table = scores.summary()
+    result = {"name": job.name, "num_steps": scores.num_steps}
     # A ratio to the spread of measured steps that are all equal is not defined.
     result |= {row.pop("score"): row for row in plain(table.rows)}
     return Output(result, [_load.header(job, program), table, _LEGEND])
@@ -192,7 +200,7 @@ def score(given: Given) -> Output:
         "--samples": (whole(32), 1024),
     },
 )
-def diagnose(given: Given) -> Output:
+def diagnose(args: Args) -> Output:
     """Say whether a measured step time is normal, what explains it, and what to change.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file; with --log, by default the job of
@@ -220,51 +228,38 @@ def diagnose(given: Given) -> Output:
 
     example: prism-jax diagnose gpt3-175b-h100-4096 --step-time 1.9
     """
-    sources = (given.log, given.measured, given.step_time, given.trace, given.ranks)
-    if sum(source is not None for source in sources) != 1:
-        raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
-    names = read_names(given)
-    of_ranks = (given.steps, given.spares, given.repair)
-    if any(value is not None for value in of_ranks) and not given.ranks:
-        raise ValueError("`--steps`, `--spares` and `--repair` go with slow ranks; give --ranks.")
-    if (given.column or given.unit) and not (given.log or given.measured):
-        raise ValueError(
-            "`--column` and `--unit` are those of a table; give a --log or --measured, too."
-        )
-    if given.job is not None and (given.config or given.cluster or given.batch):
-        raise ValueError(
-            "`--config`, `--cluster` and `--batch` describe the job of a --log; drop them, or JOB."
-        )
-    job = _job_of_log(given) if given.job is None else _load.load(given)
+    _check_options(args)
+    names = read_names(args)
+    job = _job_of_log(args) if args.job is None else _load.load(args)
     has_model = _load.has_model(job)
-    if not (has_model or (_load.job_of(job) and given.trace is not None)):
-        what = "it has no model, so no step is predicted; give a job with a model, or a --trace"
-        raise ValueError(f"{shown(given.job or given.log or given.ranks)}: {what}.")
-    if given.ranks is not None:
-        return _slow_ranks(given, job)
-    log, steps = given.log or given.measured, None
-    runs: list[Any] = [] if given.step_time is None else [np.array([given.step_time])]
+    if not (has_model or (_load.job_of(job) and args.trace is not None)):
+        problem = "it has no model, so no step is predicted; give a job with a model, or a --trace"
+        raise ValueError(f"{shown(args.job or args.log or args.ranks)}: {problem}.")
+    if args.ranks is not None:
+        return _slow_ranks(args, job)
+    log, steps = args.log or args.measured, None
+    runs: list[Any] = [] if args.step_time is None else [np.array([args.step_time])]
     if log is not None:
-        steps = _load.read_measured(given, log, _load.job_of(job))
+        steps = _load.read_measured(args, log, _load.job_of(job))
         runs = [*steps.runs]
     ranks: list[Any] = []
-    if given.trace:
-        found = prism.trace.contents(prism.trace.read_ranks(given.trace), names)
-        ranks = [*found.by_rank] or [found]
+    if args.trace:
+        profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), names)
+        ranks = [*profiled.by_rank] or [profiled]
     if not has_model:
         diagnosis = prism.diagnosis.diagnose_ranks(job, ranks)
     else:
-        if given.log is None:
-            _load.check_memory(given, job)
+        if args.log is None:
+            _load.check_memory(args, job)
         elif short := prism.prediction.shortage(job):  # It ran.
             _load.tell_note(f"It ran, although it is reckoned not to fit: {short}")
         typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
-        where = f"{shown(log or given.trace or '--step-time')}: "
+        where = f"{shown(log or args.trace or '--step-time')}: "
         check_unit(typical, prism.prediction.predict(job).mean, where)
         _load.tell_notes([job])
         _load.use_all_cores()
-        _load.say(given, f"simulating causes and changes of {job.name}")
-        options = {"num_samples": given.samples, "key": _load.key_of(given)}
+        _load.say(args, f"simulating causes and changes of {job.name}")
+        options = {"num_samples": args.samples, "key": _load.key_of(args)}
         causes = prism.diagnosis.hypotheses(job, **options)
         diagnosis = prism.diagnosis.diagnose(causes, runs, ranks)
     result = {"job": job.name, **plain(diagnosis), "tell": diagnosis.tell}
@@ -275,44 +270,62 @@ def diagnose(given: Given) -> Output:
     return Output(result, [job.header, "\n".join(lines), *tables, *diagnosis.changes_tables()])
 
 
-def _slow_ranks(given: Given, job: Any) -> Output:
+def _check_options(args: Args) -> None:
+    """Raises a `ValueError` for options of `diagnose` that do not go together."""
+    sources = (args.log, args.measured, args.step_time, args.trace, args.ranks)
+    if sum(source is not None for source in sources) != 1:
+        raise ValueError("Give one of --log, --measured, --step-time, --trace and --ranks.")
+    of_ranks = (args.steps, args.spares, args.repair)
+    if any(value is not None for value in of_ranks) and not args.ranks:
+        raise ValueError("`--steps`, `--spares` and `--repair` go with slow ranks; give --ranks.")
+    if (args.column or args.unit) and not (args.log or args.measured):
+        raise ValueError(
+            "`--column` and `--unit` are those of a table; give a --log or --measured, too."
+        )
+    if args.job is not None and (args.config or args.cluster or args.batch):
+        raise ValueError(
+            "`--config`, `--cluster` and `--batch` describe the job of a --log; drop them, or JOB."
+        )
+
+
+def _slow_ranks(args: Args, job: Any) -> Output:
     """What measured slow ranks cost, and what to do with them."""
     ranks, devices = job.layout.world_size, job.cluster.devices_per_node
-    measured = prism.logs.read_ranks(given.ranks, ranks, devices)
-    failures = load_failures(given.failures)
-    repair = failures.repair_s if given.repair is None else given.repair
-    if given.spares is not None and not repair:
+    measured = prism.logs.read_ranks(args.ranks, ranks, devices)
+    failures = load_failures(args.failures)
+    repair = failures.repair_s if args.repair is None else args.repair
+    if args.spares is not None and not repair:
         raise ValueError("With `--spares`, a node that was drained is in repair; give `--repair`.")
-    wait = prism.diagnosis.wait_for_spare(failures, ranks, repair, given.spares)
+    wait = prism.diagnosis.wait_for_spare(failures, ranks, repair, args.spares)
     _load.tell_notes([job])
     _load.use_all_cores()
-    _load.say(given, f"simulating slow ranks of {job.name}")
-    costs = {"restart_s": given.restart, "wait_s": wait, "num_steps": given.steps}
-    options = {"num_samples": given.samples, "key": _load.key_of(given)}
+    _load.say(args, f"simulating slow ranks of {job.name}")
+    costs = {"restart_s": args.restart, "wait_s": wait, "num_steps": args.steps}
+    options = {"num_samples": args.samples, "key": _load.key_of(args)}
     slow = prism.diagnosis.slow_ranks(job, measured, **costs, **options)
     result = {"job": job.name, "source": measured.source, **plain(slow)}
     return Output(result, [job.header, measured.source, slow.summary()])
 
 
-def _job_of_log(given: Given) -> Any:
+def _job_of_log(args: Args) -> Any:
     """The job of the configurations of a logged run, or of the arguments that its log prints."""
-    if given.log is None and given.ranks is None:
+    if args.log is None and args.ranks is None:
         raise ValueError("Give the JOB that was measured; only a --log may print it.")
-    changes = [text for text in given.overrides if not text.startswith("world_size=")]
-    gpus = [int(text.partition("=")[2]) for text in given.overrides if text not in changes]
+    changes = [text for text in args.overrides if not text.startswith("world_size=")]
+    gpus = [int(text.partition("=")[2]) for text in args.overrides if text not in changes]
     try:
         imported = prism.importers.import_job(
-            given.config or [given.log or given.ranks],
+            args.config or [args.log or args.ranks],
             gpus[-1] if gpus else None,
-            cluster=given.cluster,
-            batch=given.batch,
+            cluster=args.cluster,
+            batch=args.batch,
             overrides=changes,
         )
     except ValueError as error:
-        if given.config:
+        if args.config:
             raise
-        what = "if it does not print the arguments of its job, give JOB, or --config"
-        raise ValueError(f"{str(error).rstrip('.')}; {what}.") from None
+        advice = "if it does not print the arguments of its job, give JOB, or --config"
+        raise ValueError(f"{str(error).rstrip('.')}; {advice}.") from None
     if imported.question:
         raise ValueError(imported.question)
     for note in imported.notes:

@@ -17,7 +17,7 @@ from ._outputs import Writes, check_writes
 from ._values import address, count, number, quantiles, seed, steps, tokens
 
 
-Given = argparse.Namespace
+Args = argparse.Namespace
 
 
 # What `add_argument` takes.
@@ -46,11 +46,11 @@ class Output:
     blocks: Sequence[Table | str]
     status: int = 0
 
-    def printed(self, given: Given) -> str:
+    def printed(self, args: Args) -> str:
         """The output in the requested format."""
-        if given.json:
+        if args.json:
             return json.dumps(self.result, allow_nan=False)
-        if getattr(given, "csv", False):
+        if getattr(args, "csv", False):
             return next(block for block in self.blocks if isinstance(block, Table)).csv()
         blocks = (printable(str(block), "\n") for block in self.blocks)
         return "\n\n".join(filter(None, blocks))
@@ -67,7 +67,7 @@ class Command:
     - `csv`: whether its table can be printed as CSV.
     """
 
-    run: Callable[[Given], Output]
+    run: Callable[[Args], Output]
     about: str
     example: str
     arguments: Arguments
@@ -79,26 +79,26 @@ def command(
     how: Mapping[str, How] = {},
     csv: bool = False,
     writes: Writes | None = None,
-) -> Callable[[Callable[[Given], Output]], Command]:
+) -> Callable[[Callable[[Args], Output]], Command]:
     """Makes a function a command. Its docstring has a sentence, its own arguments if it has any,
     and an example; `how` says how these arguments are read. `shared` names others, in words with
     blanks between them. What it `writes` is checked first.
     """
 
-    def made(run: Callable[[Given], Output]) -> Command:
-        def checked(given: Given) -> Output:
+    def made(run: Callable[[Args], Output]) -> Command:
+        def checked(args: Args) -> Output:
             if writes is not None:
-                check_writes(given, writes)
-            return run(given)
+                check_writes(args, writes)
+            return run(args)
 
-        about, *own, example = (inspect.getdoc(run) or "").split("\n\n")
+        sentence, *own, example = (inspect.getdoc(run) or "").split("\n\n")
         force = "--force" if writes is not None and writes.replaces else ""
-        others = (_named(words) if isinstance(words, str) else words for words in (*shared, force))
+        groups = (_named(words) if isinstance(words, str) else words for words in (*shared, force))
         # An argument of its own stands for a shared one of the same name.
         listed = dict(arguments("".join(own), how))
-        listed |= {name: read for name, read in it.chain(*others) if name not in listed}
-        about, example = " ".join(about.split()), " ".join(example.split())
-        return Command(checked, about, example, tuple(listed.items()), csv)
+        listed |= {name: read for name, read in it.chain(*groups) if name not in listed}
+        sentence, example = (" ".join(text.split()) for text in (sentence, example))
+        return Command(checked, sentence, example, tuple(listed.items()), csv)
 
     return made
 
@@ -108,22 +108,22 @@ def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
     `--set KEY=VALUE...  change a key`, which can be repeated, or `--of {ranks,ops}  what to print`.
     Without a `how`, one with a word for its value is a text, and one without is a flag.
     """
-    found = []
-    for name, metavar, many, about in _ARGUMENT.findall(inspect.cleandoc(text)):
+    listed = []
+    for name, metavar, many, meaning in _ARGUMENT.findall(inspect.cleandoc(text)):
         read = how.get(name, {} if metavar else {"action": "store_true"})
         if isinstance(read, tuple):
             read = {"type": read[0], "default": read[1]}
         elif callable(read):
             read = {"type": read}
-        given: dict[str, Any] = {"help": " ".join(about.split()).replace("%", "%%")}
+        options: dict[str, Any] = {"help": " ".join(meaning.split()).replace("%", "%%")}
         if metavar.startswith("{"):
-            given["choices"] = metavar.strip("{}").split(",")
+            options["choices"] = metavar.strip("{}").split(",")
         elif metavar:
-            given["metavar"] = metavar
-        given |= {"action": "append", "default": []} if many else {}
-        found.append((name, given | dict(read)))
-    assert how.keys() <= {name for name, _ in found}, f"{[*how]}: not all are listed in {text}"
-    return tuple(found)
+            options["metavar"] = metavar
+        options |= {"action": "append", "default": []} if many else {}
+        listed.append((name, options | dict(read)))
+    assert how.keys() <= {name for name, _ in listed}, f"{[*how]}: not all are listed in {text}"
+    return tuple(listed)
 
 
 # What `--allow-implausible` changes.

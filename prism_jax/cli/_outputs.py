@@ -39,36 +39,36 @@ class Writes:
         return bool(self.suffix or self.names)
 
 
-def check_writes(given: Any, writes: Writes) -> None:
+def check_writes(args: Any, writes: Writes) -> None:
     """Raises a `ValueError` of one sentence unless a command can write there, without replacing a
     file that is there (except with `--force`) or that it reads.
     """
     argument = writes.argument.lstrip("-")
-    path = getattr(given, argument)
+    path = getattr(args, argument)
     if path is None:
         return
     option = "" if writes.argument == argument else f"{writes.argument} "
-    what = f"{option}`{shown(path)}`"
+    place = f"{option}`{shown(path)}`"
     if writes.suffix:
-        _check_file(path, writes.suffix, what)
-        files = {path: what}
+        _check_file(path, writes.suffix, place)
+        files = {path: place}
     else:
-        _check_folder(path, what)
+        _check_folder(path, place)
         names = writes.names() if writes.names else ()
         for inner in {os.path.dirname(name) for name in names} - {""}:
-            _check_folder(os.path.join(path, inner), what)
-        files = {os.path.join(path, name): f"{what} has a `{name}`, which" for name in names}
-    inputs = {*_inputs(given, argument)}
+            _check_folder(os.path.join(path, inner), place)
+        files = {os.path.join(path, name): f"{place} has a `{name}`, which" for name in names}
+    inputs = {*_inputs(args, argument)}
     for file in filter(os.path.lexists, files):
         if os.path.exists(file) and any(os.path.samefile(file, read) for read in inputs):
             raise ValueError(f"{files[file]} is read by this command, too; give another place.")
-        if not given.force:
+        if not args.force:
             raise ValueError(
                 f"{files[file]} is there already; give another place, or `--force` to overwrite it."
             )
 
 
-def _check_file(path: str, suffix: str, what: str) -> None:
+def _check_file(path: str, suffix: str, place: str) -> None:
     folder = os.path.dirname(path) or "."
     try:
         check_writable(folder)
@@ -77,26 +77,26 @@ def _check_file(path: str, suffix: str, what: str) -> None:
         good = False
     if not good:
         raise ValueError(
-            f"{what} must be a {suffix} file in a folder that exists and can be written to."
+            f"{place} must be a {suffix} file in a folder that exists and can be written to."
         )
 
 
-def _check_folder(path: str, what: str) -> None:
+def _check_folder(path: str, place: str) -> None:
     if not path or (os.path.exists(path) and not os.path.isdir(path)):
-        raise ValueError(f"{what} is not a folder; give the name of one.")
+        raise ValueError(f"{place} is not a folder; give the name of one.")
     try:
         check_writable(path)
     except OSError as error:
         raise ValueError(
-            f"{what}: nothing can be written there ({error.strerror}); give another folder."
+            f"{place}: nothing can be written there ({error.strerror}); give another folder."
         ) from None
 
 
-def _inputs(given: Any, argument: str) -> Iterator[str]:
+def _inputs(args: Any, argument: str) -> Iterator[str]:
     """The files that other arguments name, such as `job.toml` or `model=model.toml`, and those in
     the folder of a profile or a trace.
     """
-    for name, value in vars(given).items():
+    for name, value in vars(args).items():
         for text in value if isinstance(value, list) else [value]:
             if name == argument or not isinstance(text, str):
                 continue

@@ -13,28 +13,28 @@ from .._summary import GIB, plain
 from ..data import load_job
 from . import _load
 from ._compare import check_cost
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
 from ._values import objective, quantile
 
 
 @command("SET --allow-oom", csv=True)
-def predict(given: Given) -> Output:
+def predict(args: Args) -> Output:
     """Print the step time without variability, and its parts, within seconds.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file
 
     example: prism-jax predict gpt3-175b-h100-4096 --set training.dtype=fp8
     """
-    job, prediction = load_job(given.job, given.overrides), prism.prediction
-    _load.check_memory(given, job)
-    found = prediction.predict(job)
+    job, prediction = load_job(args.job, args.overrides), prism.prediction
+    _load.check_memory(args, job)
+    predicted = prediction.predict(job)
     _load.tell_notes([job])
-    per_gpu = prediction.throughput(job, prediction=found)
-    drawn = prediction.energy(job, found)
+    per_gpu = prediction.throughput(job, prediction=predicted)
+    drawn = prediction.energy(job, predicted)
     assert per_gpu is not None  # `predict` raises where a job has no model.
-    result = {"job": job.name, "world_size": job.layout.world_size, **plain(found)}
+    result = {"job": job.name, "world_size": job.layout.world_size, **plain(predicted)}
     result["step_time_s"] = {"mean": result.pop("mean")}
     result["throughput"] = plain(per_gpu)
     needed = prediction.memory(job)
@@ -42,33 +42,35 @@ def predict(given: Given) -> Output:
     if drawn is not None:
         result["energy"] = plain(drawn)
     error = prediction.expected_error(job)
-    low, high = (found.mean * factor for factor in error.interval())
+    low, high = (predicted.mean * factor for factor in error.interval())
     result["prediction_interval_90"] = {"mean": [low, high]}
     result["expected_error"] = _load.expected_error_json(error)
-    head = f"{found.mean:.5g} s a step, without variability"
+    head = f"{predicted.mean:.5g} s a step, without variability"
     such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
     lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
     lines += [] if needed.fits else [_fit(job, needed)]
-    effects = prediction.effects_of_stack(job, found.mean)
-    left_out = prediction.uncounted(job, found.mean)
+    effects = prediction.effects_of_stack(job, predicted.mean)
+    left_out = prediction.uncounted(job, predicted.mean)
     result |= {"effects_of_stack": plain(effects), "uncounted": left_out}
     lines += [*(effect.text for effect in effects), *filter(None, [left_out])]
-    return Output(result, [job.header, "\n".join(lines), prediction.parts_table(found.breakdown)])
+    return Output(
+        result, [job.header, "\n".join(lines), prediction.parts_table(predicted.breakdown)]
+    )
 
 
 @command("SET", csv=True)
-def memory(given: Given) -> Output:
+def memory(args: Args) -> Output:
     """Print the peak memory of each pipeline rank, by part.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file
 
     example: prism-jax memory gpt3-175b-h100-4096 --set training.recompute=full
     """
-    job = load_job(given.job, given.overrides)
-    found = prism.prediction.memory(job)
-    table = dataclasses.replace(found.summary(), most=None)
-    result = {**plain(found), "usable_bytes": found.usable_bytes, "fits": found.fits}
-    return Output(result, [job.header, table, _fit(job, found)])
+    job = load_job(args.job, args.overrides)
+    needed = prism.prediction.memory(job)
+    table = dataclasses.replace(needed.summary(), most=None)
+    result = {**plain(needed), "usable_bytes": needed.usable_bytes, "fits": needed.fits}
+    return Output(result, [job.header, table, _fit(job, needed)])
 
 
 def _fit(job: Any, needed: Any) -> str:
@@ -84,7 +86,7 @@ def _fit(job: Any, needed: Any) -> str:
 
 
 @command("LAW", csv=True, writes=Writes("--out", ".npz"))
-def simulate(given: Given) -> Output:
+def simulate(args: Args) -> Output:
     """Simulate a job and print the law of its step time.
 
     --epistemic  also print the law of a step of any such run, with the uncertainty of the model
@@ -93,21 +95,21 @@ def simulate(given: Given) -> Output:
     example: prism-jax simulate gpt3-175b-h100-4096 --samples 100000 --set layout.dp=64 --quantiles
     0.999
     """
-    job = _load.load(given)
-    if given.epistemic and not _load.has_model(job):
+    job = _load.load(args)
+    if args.epistemic and not _load.has_model(job):
         raise ValueError(
-            f"{shown(given.job)}: this has no model, and it is not known how far its level may be "
+            f"{shown(args.job)}: this has no model, and it is not known how far its level may be "
             "off; leave `--epistemic` out, or give a job with a model."
         )
-    program, options = _load.compiled(given, job)
+    program, options = _load.compiled(args, job)
     known = _load.job_of(job)
-    drawn = {"sampling": given.sampling, "allocations": given.allocations}
+    drawn = {"sampling": args.sampling, "allocations": args.allocations}
     law = prism.engine.simulate(program, **drawn, **options)
-    if given.out is not None:
-        prism.law.save_law(law, given.out)
+    if args.out is not None:
+        prism.law.save_law(law, args.out)
     # Of a job as it is shipped; a changed one was not measured.
-    measured = None if known is None or given.overrides else known.measured
-    levels = {**prism.law.QUANTILES, **given.quantiles}
+    measured = None if known is None or args.overrides else known.measured
+    levels = {**prism.law.QUANTILES, **args.quantiles}
     future = None if known is None else prism.calibration.epistemic(known, law)
     expected = None if future is None else future.intervals(levels)
     table = prism.law.law_table(law, levels, measured and measured.figures, expected)
@@ -133,7 +135,7 @@ def simulate(given: Given) -> Output:
         needed = prism.prediction.memory(known)
         result |= {"throughput": plain(per_gpu), "fits": needed.fits}
     result["exposed_data_parallel_s"] = _exposed(program, options)
-    if given.epistemic and future is not None:
+    if args.epistemic and future is not None:
         result["epistemic"] = future.to_json()
     _load.tell_interrupted("steps", law, law.num_samples)
     table = dataclasses.replace(table, title="")
@@ -169,8 +171,8 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
 def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     """The exposed communication of data parallelism, in seconds of a step."""
     options = {name: options[name] for name in ("num_samples", "key")}
-    found = prism.analysis.exposed_data_parallel(program, **options)
-    return _load.levels_of(found, (50, 95))
+    exposed = prism.analysis.exposed_data_parallel(program, **options)
+    return _load.levels_of(exposed, (50, 95))
 
 
 @command(
@@ -178,7 +180,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".html"),
 )
-def report(given: Given) -> Output:
+def report(args: Args) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
 
     --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
@@ -189,75 +191,75 @@ def report(given: Given) -> Output:
 
     example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
     """
-    job = _load.load(given)
-    wanted = objective(given.objective)
-    for option, path in (("--measured", given.measured), ("--trace", given.trace)):
+    job = _load.load(args)
+    wanted = objective(args.objective)
+    for option, path in (("--measured", args.measured), ("--trace", args.trace)):
         if path is not None and not _load.has_model(job):
             raise ValueError(
-                f"{shown(given.job)}: this has no model; `{option}` is for jobs with one."
+                f"{shown(args.job)}: this has no model; `{option}` is for jobs with one."
             )
-    check_cost(given, [job])
+    check_cost(args, [job])
     prism.report.check_matplotlib()
     measured = []
-    if given.measured is not None:
-        measured = _load.measured_runs(given, given.measured, _load.job_of(job))
-    names, profiled = read_names(given), None
-    if given.trace:
-        profiled = prism.trace.contents(prism.trace.read_ranks(given.trace), names)
-    program, options = _load.compiled(given, job)
-    found = prism.report.gather(
+    if args.measured is not None:
+        measured = _load.measured_runs(args, args.measured, _load.job_of(job))
+    names, profiled = read_names(args), None
+    if args.trace:
+        profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), names)
+    program, options = _load.compiled(args, job)
+    gathered = prism.report.gather(
         job,
         program,
         **options,
-        sampling=given.sampling,
-        allocations=given.allocations,
-        levels={**prism.law.QUANTILES, **given.quantiles},
+        sampling=args.sampling,
+        allocations=args.allocations,
+        levels={**prism.law.QUANTILES, **args.quantiles},
         objective=wanted,
-        quantile=given.quantile,
+        quantile=args.quantile,
         measured=measured,
         profiled=profiled,
-        tokens=given.tokens,
-        price=given.price,
-        commands=_commands(given),
-        seed=str(given.seed),
+        tokens=args.tokens,
+        price=args.price,
+        commands=_commands(args),
+        seed=str(args.seed),
     )
-    prism.report.save_html(found, given.out)
-    if any("interrupted" in why for why in found.missing.values()):
+    prism.report.save_html(gathered, args.out)
+    if any("interrupted" in why for why in gathered.missing.values()):
         told_interrupt()
-    for name, why in found.missing.items():
+    for name, why in gathered.missing.items():
         _load.tell_note(f"{name}: {why}")
-    law = found.law
-    levels = {name: float(law.quantile(q)) for name, q in found.levels.items()}
+    law = gathered.law
+    levels = {name: float(law.quantile(q)) for name, q in gathered.levels.items()}
     result = {
         "job": job.name,
-        "out": given.out,
+        "out": args.out,
         "step_time_s": {"mean": law.mean, **levels},
         "num_samples": law.num_samples,
-        "missing": found.missing,
+        "missing": gathered.missing,
     }
     text = (
         f"mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written to "
-        f"{shown(given.out)}, which any browser opens"
+        f"{shown(args.out)}, which any browser opens"
     )
     return Output(result, [_load.header(job, program), text])
 
 
-def _commands(given: Given) -> dict[str, str]:
+def _commands(args: Args) -> dict[str, str]:
     """A command that prints a figure of the page again, for the function behind each figure. All
     figures except the law use few steps.
     """
-    job = [given.job, *(word for one in given.overrides for word in ("--set", one))]
-    seed = ["--seed", str(given.seed), *["--allow-oom"] * given.allow_oom]
-    few = [*job, "--samples", str(min(given.samples, prism.report.MOST_STEPS)), *seed]
-    law = [*job, "--samples", str(given.samples), *seed, "--sampling", given.sampling]
-    if given.allocations is not None:
-        law += ["--allocations", str(given.allocations)]
-    if given.quantiles:
-        law += ["--quantiles", ",".join(f"{q:.12g}" for q in given.quantiles.values())]
-    step = ["--quantile", f"{given.quantile:g}", "--out", "step.json"]
+    job = [args.job, *(word for change in args.overrides for word in ("--set", change))]
+    seed = ["--seed", str(args.seed), *["--allow-oom"] * args.allow_oom]
+    few = [*job, "--samples", str(min(args.samples, prism.report.MOST_STEPS)), *seed]
+    law = [*job, "--samples", str(args.samples), *seed, "--sampling", args.sampling]
+    if args.allocations is not None:
+        law += ["--allocations", str(args.allocations)]
+    if args.quantiles:
+        law += ["--quantiles", ",".join(f"{q:.12g}" for q in args.quantiles.values())]
+    step = ["--quantile", f"{args.quantile:g}", "--out", "step.json"]
     words = {
         "simulate": ["simulate", *law],
-        "sensitivity": ["sensitivity", *few, "--objective", given.objective],
+        "sensitivity": ["sensitivity", *few, "--objective", args.objective],
         "criticality": ["criticality", *few],
         "memory": ["memory", *job],
         "sample_step": ["timeline", *few, *step],

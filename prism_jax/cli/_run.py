@@ -12,7 +12,7 @@ from .._summary import Column, Table, picked, plain
 from ..data import at_age, load_failures
 from . import _load
 from ._compare import cost
-from ._options import Given, Output, command
+from ._options import Args, Output, command
 from ._values import count, number, tokens, whole
 
 
@@ -39,7 +39,7 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         "--runs": (count, 100_000),
     },
 )
-def run(given: Given) -> Output:
+def run(args: Args) -> Output:
     """Print how long a whole training run takes, including interruptions.
 
     --samples N  steps to simulate (8192)
@@ -66,26 +66,26 @@ def run(given: Given) -> Output:
 
     example: prism-jax run gpt3-175b-h100-4096 --steps 100000 --deadline 7
     """
-    job = _load.load(given)
-    failures, world_size = load_failures(given.failures), job.layout.world_size
-    failures = failures if given.age is None else at_age(failures, given.age)
+    job = _load.load(args)
+    failures, world_size = load_failures(args.failures), job.layout.world_size
+    failures = failures if args.age is None else at_age(failures, args.age)
     known = _load.job_of(job)
-    steps, costs = _steps(given, known), _costs(given, failures, world_size)
-    program, options = _load.compiled(given, job)
+    steps, costs = _steps(args, known), _costs(args, failures, world_size)
+    program, options = _load.compiled(args, job)
     level, drift = (0.0, 0.0) if known is None else prism.calibration.level_of_runs(known)
-    level = level if given.level is None else given.level
+    level = level if args.level is None else args.level
     law = prism.runs.training_run(
         program,
         num_steps=steps,
         failures=failures,
         costs=costs,
-        num_spares=given.spares,
-        autocorrelation_time=given.autocorrelation or _spell_steps(known),
+        num_spares=args.spares,
+        autocorrelation_time=args.autocorrelation or _spell_steps(known),
         level=level,
         drift=drift,
-        find_slow_s=given.find_slow,
-        num_runs=given.runs,
-        derivatives=given.derivatives,
+        find_slow_s=args.find_slow,
+        num_runs=args.runs,
+        derivatives=args.derivatives,
         **options,
     )
     error = None if known is None else prism.prediction.expected_error(known)
@@ -100,7 +100,7 @@ def run(given: Given) -> Output:
         **picked(law, *names),
         "num_runs": law.num_runs,
         "requested_runs": law.requested,
-        **cost(given, world_size, 86_400 * law.mean.value),
+        **cost(args, world_size, 86_400 * law.mean.value),
         "level_std": level,
         "drift": drift,
         "failures": failures.source,
@@ -118,12 +118,10 @@ def run(given: Given) -> Output:
     blocks.append(table)
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
     blocks.append(f"{counted(round(result['gpu_hours']), 'GPU hour')} on average{priced}")
-    if given.deadline is not None:
-        chance = future.probability(given.deadline)
-        result |= {"deadline_days": given.deadline, "probability": chance.value}
-        result["probability_interval_95"] = plain(np.clip(chance.interval(), 0, 1).tolist())
-        percent = Estimate(100 * chance.value, 100 * chance.standard_error)
-        blocks.append(f"{percent} % of such runs end within {given.deadline:g} days")
+    if args.deadline is not None:
+        in_time, text = _in_time(future, args.deadline)
+        result |= in_time
+        blocks.append(text)
     if law.derivatives:
         result["derivatives_days"] = plain(law.derivatives)
         blocks.append(_derivatives(law.derivatives))
@@ -140,17 +138,26 @@ def _spell_steps(job: Any) -> float:
     return max(1.0, 2 * spell_s / prism.predict(job).mean) if spell_s else 1.0
 
 
-def _steps(given: Given, job: Any) -> int:
+def _in_time(law: Any, days: float) -> tuple[dict[str, Any], str]:
+    """How likely a run ends within some days: as `--json` prints it, and as a sentence."""
+    chance = law.probability(days)
+    in_time = {"deadline_days": days, "probability": chance.value}
+    in_time["probability_interval_95"] = plain(np.clip(chance.interval(), 0, 1).tolist())
+    percent = Estimate(100 * chance.value, 100 * chance.standard_error)
+    return in_time, f"{percent} % of such runs end within {days:g} days"
+
+
+def _steps(args: Args, job: Any) -> int:
     """The steps of a run: those given, or as many as have the given tokens."""
-    if (given.steps is None) == (given.tokens is None):
+    if (args.steps is None) == (args.tokens is None):
         raise ValueError("A run has `--steps` or `--tokens`; give one of them.")
-    if given.steps is not None:
-        return given.steps
+    if args.steps is not None:
+        return args.steps
     if job is None:
         raise ValueError("A profile does not say how many tokens a step has; give `--steps`.")
     if job.unit != "token":
         raise ValueError("A model without words has no tokens; give `--steps`.")
-    return max(1, -(-given.tokens // job.tokens_per_step))
+    return max(1, -(-args.tokens // job.tokens_per_step))
 
 
 def _intervals(
@@ -162,9 +169,9 @@ def _intervals(
     return {name: [value + more for more in longer] for name, value in days.items()}
 
 
-def _costs(given: Given, failures: Any, world_size: int) -> Any:
+def _costs(args: Args, failures: Any, world_size: int) -> Any:
     """The given costs, completed by those of the failures; `None` if none were given."""
-    costs = {f"{n}_s": v for n in _COSTS if (v := getattr(given, n)) is not None}
+    costs = {f"{n}_s": v for n in _COSTS if (v := getattr(args, n)) is not None}
     if not costs:
         return None
     known = ("blocking_s", "restart_s", "repair_s", "repair_power")
@@ -178,13 +185,13 @@ def _costs(given: Given, failures: Any, world_size: int) -> Any:
                 "interruption loses work; give `--interval`."
             )
         costs["interval_s"] = prism.runs.best_interval(rate, costs["blocking_s"])
-    found = prism.runs.RunCosts(**costs)
-    prism.runs.check_costs(found)
-    return found
+    run_costs = prism.runs.RunCosts(**costs)
+    prism.runs.check_costs(run_costs)
+    return run_costs
 
 
-def _derivatives(found: dict[str, Any]) -> Table:
-    ordered = sorted(found.items(), key=lambda item: -abs(item[1].value))
+def _derivatives(derivatives: dict[str, Any]) -> Table:
+    ordered = sorted(derivatives.items(), key=lambda item: -abs(item[1].value))
     rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
     columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
     return Table(columns, rows, most=None)

@@ -9,7 +9,7 @@ from .._files import shown
 from .._misc import counted, quoted, unknown_name
 from .._summary import Column, Table, picked, plain
 from . import _load
-from ._options import REQUIRED, Given, Output, command
+from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
 from ._values import count, named_factor, objective, quantile
@@ -20,7 +20,7 @@ from ._values import count, named_factor, objective, quantile
     how={"--samples": (count, 8192), "--shapley": (str, "")},
     csv=True,
 )
-def sensitivity(given: Given) -> Output:
+def sensitivity(args: Args) -> Output:
     """Print on which kernels, stages, ranks and factors a figure of the step time depends.
 
     --samples N  steps to simulate of each program (8192)
@@ -28,27 +28,27 @@ def sensitivity(given: Given) -> Output:
 
     example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95
     """
-    job, wanted = _load.load(given), objective(given.objective)
-    program, options = _load.compiled(given, job)
-    shapley = [name.strip() for name in given.shapley.split(",") if name.strip()]
-    found = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
-    first, others = found.parts[: given.top], found.parts[given.top :]
+    job, wanted = _load.load(args), objective(args.objective)
+    program, options = _load.compiled(args, job)
+    shapley = [name.strip() for name in args.shapley.split(",") if name.strip()]
+    result = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
+    first, below = result.parts[: args.top], result.parts[args.top :]
     longest = max((part.mean.value for part in first if part.mean), default=0.0)
-    long = [part for part in others if part.mean and part.mean.value > longest]
-    rows = [*first, *long, *(part for part in others if part not in long)]
-    table = dataclasses.replace(found.summary(), rows=rows, most=len(first) + len(long))
+    long = [part for part in below if part.mean and part.mean.value > longest]
+    rows = [*first, *long, *(part for part in below if part not in long)]
+    table = dataclasses.replace(result.summary(), rows=rows, most=len(first) + len(long))
     lines = [
-        f"all variability together: {found.whole_gain}; the sum of the gains of kernels, factors "
-        f"and stalls: {found.sum_of_gains}",
-        *(f"Shapley value of {name}: {value}" for name, value in found.shapley.items()),
-        counted(found.num_samples, "step"),
+        f"all variability together: {result.whole_gain}; the sum of the gains of kernels, factors "
+        f"and stalls: {result.sum_of_gains}",
+        *(f"Shapley value of {name}: {value}" for name, value in result.shapley.items()),
+        counted(result.num_samples, "step"),
     ]
     blocks = [_load.header(job, program), table, "\n".join(lines)]
-    return Output({"job": job.name, **plain(found)}, blocks)
+    return Output({"job": job.name, **plain(result)}, blocks)
 
 
 @command("SIMULATED --objective", how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
-def target(given: Given) -> Output:
+def target(args: Args) -> Output:
     """Print how much a part may vary for a figure of the step time to meet a target.
 
     --part PART  the part, such as all_gather
@@ -56,17 +56,17 @@ def target(given: Given) -> Output:
 
     example: prism-jax target gpt3-175b-h100-4096 --part rank --at 1.605
     """
-    job, wanted = _load.load(given), objective(given.objective)
-    program, options = _load.compiled(given, job)
-    found = prism.analysis.target(program, wanted, given.part, given.at, **options)
+    job, wanted = _load.load(args), objective(args.objective)
+    program, options = _load.compiled(args, job)
+    allowed = prism.analysis.target(program, wanted, args.part, args.at, **options)
     text = (
-        f"with {found.factor} times its spread, `{given.part}` gives {wanted} = "
-        f"{found.reached:.6g}; with its present spread {found.as_it_is:.6g}, without any "
-        f"{found.without:.6g} ({counted(found.num_samples, 'step')})"
+        f"with {allowed.factor} times its spread, `{args.part}` gives {wanted} = "
+        f"{allowed.reached:.6g}; with its present spread {allowed.as_it_is:.6g}, without any "
+        f"{allowed.without:.6g} ({counted(allowed.num_samples, 'step')})"
     )
-    about = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
-    result = {**about, "part": given.part, **plain(found)}
-    return Output(result, [_load.header(job, program), "\n".join([text, *found.notes])])
+    figure = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
+    result = {**figure, "part": args.part, **plain(allowed)}
+    return Output(result, [_load.header(job, program), "\n".join([text, *allowed.notes])])
 
 
 @command(
@@ -74,7 +74,7 @@ def target(given: Given) -> Output:
     how={"--cost": REQUIRED, "--budget": {**REQUIRED, "type": float}, "--iterations": (count, 20)},
     csv=True,
 )
-def improve(given: Given) -> Output:
+def improve(args: Args) -> Output:
     """Find where to reduce variability within a budget, to lower a figure of the step time.
 
     --cost PART=COST...  the cost of removing all of a part's spread, such as all_gather=3 or rank=2
@@ -83,31 +83,31 @@ def improve(given: Given) -> Output:
 
     example: prism-jax improve gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2
     """
-    job = _load.load(given)
-    costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in given.cost)
-    if len(costs) < len(given.cost):
+    job = _load.load(args)
+    costs = dict(named_factor(text, "--cost", "all_gather=3", most=1e15) for text in args.cost)
+    if len(costs) < len(args.cost):
         raise ValueError("--cost names a part twice; give one cost for each.")
-    wanted = objective(given.objective)
-    program, options = _load.compiled(given, job)
-    options["num_iterations"] = given.iterations
-    found = prism.analysis.improve(program, wanted, costs, given.budget, **options)
-    parts = [{"part": name, "share": share} for name, share in found.removed.items()]
-    unit = "" if found.unit == "1" else f" {found.unit}"
+    wanted = objective(args.objective)
+    program, options = _load.compiled(args, job)
+    options["num_iterations"] = args.iterations
+    result = prism.analysis.improve(program, wanted, costs, args.budget, **options)
+    parts = [{"part": name, "share": share} for name, share in result.removed.items()]
+    unit = "" if result.unit == "1" else f" {result.unit}"
     lines = [
-        f"as it is {found.before}{unit}, improved {found.after}{unit}, gain {found.gain}{unit}",
-        f"{counted(found.num_samples, 'step')} for each figure, "
-        f"{counted(len(found.path) - 2, 'iteration')}",
-        *found.notes,
+        f"as it is {result.before}{unit}, improved {result.after}{unit}, gain {result.gain}{unit}",
+        f"{counted(result.num_samples, 'step')} for each figure, "
+        f"{counted(len(result.path) - 2, 'iteration')}",
+        *result.notes,
     ]
-    title = f"{found.objective}, with {found.spent:.4g} spent"
+    title = f"{result.objective}, with {result.spent:.4g} spent"
     shares = (Column("part"), Column("share of its spread to remove", "share", ".3f"))
     table = Table(shares, sorted(parts, key=lambda row: -row["share"]), title, most=None)
     blocks = [_load.header(job, program), table, "\n".join(lines)]
-    return Output({"job": job.name, **plain(found)}, blocks)
+    return Output({"job": job.name, **plain(result)}, blocks)
 
 
 @command("SIMULATED --top", how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
-def criticality(given: Given) -> Output:
+def criticality(args: Args) -> Output:
     """Print how often ranks, stages and ops are critical, and how much communication is exposed.
 
     --of {ranks,stages,ops}  print a table of ranks, stages or ops (ranks)
@@ -115,38 +115,38 @@ def criticality(given: Given) -> Output:
 
     example: prism-jax criticality gpt3-175b-h100-4096 --of stages --band 0.94:0.96
     """
-    job, band = _load.load(given), _band(given.band)
-    program, options = _load.compiled(given, job)
-    found = prism.analysis.criticality(program, band=band, **options)
-    frame = found.table(given.of)
+    job, band = _load.load(args), _band(args.band)
+    program, options = _load.compiled(args, job)
+    paths = prism.analysis.criticality(program, band=band, **options)
+    frame = paths.table(args.of)
     rows = frame.to_dicts()
     levels = (5, 50, 95)
-    exposed = _load.levels_of(found.exposed_communication, levels)
-    data_parallel = _load.levels_of(found.exposed_data_parallel, levels)
+    exposed = _load.levels_of(paths.exposed_communication, levels)
+    data_parallel = _load.levels_of(paths.exposed_data_parallel, levels)
     result = {
         "job": job.name,
         "band": band,
-        given.of: rows,
+        args.of: rows,
         "exposed_communication": exposed,
         "exposed_data_parallel": data_parallel,
-        **picked(found, "num_steps", "num_replicas_seen"),
+        **picked(paths, "num_steps", "num_replicas_seen"),
     }
-    title = f"{given.of} on the critical path"
+    title = f"{args.of} on the critical path"
     columns = [
         Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
         for name in frame.columns
         if name != "standard_error"  # The digits say it.
         # Each step passes through all stages.
-        and not (given.of == "stages" and name == "probability")
+        and not (args.of == "stages" and name == "probability")
     ]
     lines = [
-        f"exposed communication{what}, of a step: "
+        f"exposed communication{kind}, of a step: "
         + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
-        for what, shares in (("", exposed), (" of data parallelism", data_parallel))
+        for kind, shares in (("", exposed), (" of data parallelism", data_parallel))
     ]
-    seen = counted(round(found.num_replicas_seen), "replica")
-    lines += [f"{counted(found.num_steps, 'step')}, decided by {seen}"]
-    table = Table(columns, rows, title, most=given.top)
+    seen = counted(round(paths.num_replicas_seen), "replica")
+    lines += [f"{counted(paths.num_steps, 'step')}, decided by {seen}"]
+    table = Table(columns, rows, title, most=args.top)
     return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 
 
@@ -165,7 +165,7 @@ def _band(text: str) -> tuple[float, float]:
     how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
     writes=Writes("--out", ".json"),
 )
-def timeline(given: Given) -> Output:
+def timeline(args: Args) -> Output:
     """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
 
     --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
@@ -175,35 +175,35 @@ def timeline(given: Given) -> Output:
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
     """
-    job = _load.load(given)
-    names, measured = read_names(given), None
-    if given.trace:
-        measured = prism.trace.median_steps(prism.trace.read_ranks(given.trace), names)
-    program, options = _load.compiled(given, job)
-    step = prism.analysis.sample_step(program, quantile=given.quantile, **options)
-    prism.plot.save_chrome_trace(step, given.out, measured)
+    job = _load.load(args)
+    names, measured = read_names(args), None
+    if args.trace:
+        measured = prism.trace.median_steps(prism.trace.read_ranks(args.trace), names)
+    program, options = _load.compiled(args, job)
+    step = prism.analysis.sample_step(program, quantile=args.quantile, **options)
+    prism.plot.save_chrome_trace(step, args.out, measured)
     result = {
         "job": job.name,
-        "out": given.out,
+        "out": args.out,
         **picked(step, "quantile", "step_s", "num_ranks", "last_rank"),
         "num_ops": len(step.receivers),
         "critical_ops": len(step.path),
-        "num_samples": given.samples,
+        "num_samples": args.samples,
         "measured_ranks": sorted(measured or ()),
     }
     of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
     ops, ranks = counted(len(step.receivers), "op"), counted(step.num_ranks, "pipeline rank")
     text = (
-        f"a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of {given.samples:,}{of}\n"
+        f"a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of {args.samples:,}{of}\n"
         f"{ops} on {ranks}, {len(step.path):,} of "
         f"them on the critical path, which ends on rank {step.last_rank}\n"
-        f"written to {shown(given.out)}; open it in ui.perfetto.dev"
+        f"written to {shown(args.out)}; open it in ui.perfetto.dev"
     )
     return Output(result, [_load.header(job, program), text])
 
 
 @command("SIMULATED", csv=True)
-def whatif(given: Given) -> Output:
+def whatif(args: Args) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
 
     --slow-rank stage=S:F...  the rank of one replica that runs stage S (or rank=R) is F times
@@ -215,20 +215,20 @@ def whatif(given: Given) -> Output:
 
     example: prism-jax whatif gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8
     """
-    job = _load.load(given)
-    changed = {text: _load.load(given, text) for text in given.change}
-    for text in given.link:
-        changed[f"link {text}"] = _load.load(given, _slower_link(given, job, text))
-    slow = {f"slow rank {text}": _place(text, "--slow-rank") for text in given.slow_rank}
-    hot = {f"hot node {text}": _place(text, "--hot-node") for text in given.hot_node}
+    job = _load.load(args)
+    changed = {text: _load.load(args, text) for text in args.change}
+    for text in args.link:
+        changed[f"link {text}"] = _load.load(args, _slower_link(args, job, text))
+    slow = {f"slow rank {text}": _place(text, "--slow-rank") for text in args.slow_rank}
+    hot = {f"hot node {text}": _place(text, "--hot-node") for text in args.hot_node}
     places = slow | hot
-    kernels = {text: named_factor(text, "--kernel", "all_gather:0.8") for text in given.kernel}
+    kernels = {text: named_factor(text, "--kernel", "all_gather:0.8") for text in args.kernel}
     if not (changed or places or kernels):
         raise ValueError(
             "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
             "--change."
         )
-    program, options = _load.compiled(given, job)
+    program, options = _load.compiled(args, job)
     scenarios = {}
     of_node = max(_load.devices_per_node(job) // program.group_size, 1) if hot else 1
     for name, (of, number, factor) in places.items():
@@ -237,45 +237,58 @@ def whatif(given: Given) -> Output:
         scenarios[name] = prism.analysis.slow_rank(program, rank, factor, replicas=replicas)
     for text, (kind, factor) in kernels.items():
         scenarios[f"kernel {text}"] = prism.analysis.scale_kernel(program, kind, factor)
-    for text, other in changed.items():
-        scenarios[text] = prism.analysis.Scenario(_load.program_of(given, other))
-        if other.cluster != job.cluster:
-            _load.tell_notes([other])
-    found = prism.analysis.what_if(program, scenarios, **options)
-    mean, throughput = found.before["mean"].value, prism.prediction.throughput
-    each = {"as it is": throughput(_load.job_of(job), mean)}
-    for name, changes in found.changes.items():
-        other = _load.job_of(changed.get(name, job))
-        each[name] = throughput(other, mean + changes["mean"].value)
-    unit = getattr(_load.job_of(job), "unit", "token")
+    for text, loaded in changed.items():
+        scenarios[text] = prism.analysis.Scenario(_load.program_of(args, loaded))
+        if loaded.cluster != job.cluster:
+            _load.tell_notes([loaded])
+    compared = prism.analysis.what_if(program, scenarios, **options)
+    jobs = {name: _load.job_of(changed.get(name, job)) for name in ("as it is", *scenarios)}
+    means = {"as it is": compared.before["mean"].value}
+    for name, changes in compared.changes.items():
+        means[name] = means["as it is"] + changes["mean"].value
+    speeds, tables = _speeds(jobs, means)
+    table = dataclasses.replace(compared.summary(), most=None)
+    result = {"job": job.name, **plain(compared), "throughput": speeds}
+    return Output(result, [_load.header(job, program), table, *tables])
+
+
+def _speeds(
+    jobs: dict[str, Any], means: dict[str, float]
+) -> tuple[dict[str, Any], list[Table | str]]:
+    """The throughput of each scenario at its mean step time, and a table of it, with a note if the
+    scenarios have different numbers of GPUs. Nothing for a profile, which has no throughput.
+    """
+    unit = getattr(jobs["as it is"], "unit", "token")
     rate = f"{unit}s_per_s_per_gpu"
-    figures = ("world_size", rate, "mfu")  # A profile has none.
-    speed = {name: picked(one, *figures) for name, one in each.items() if one is not None}
-    least = min((one[rate] or 0.0 for one in speed.values()), default=0.0)
-    form = prism.prediction.rate_form(least)
+    throughputs = {n: prism.prediction.throughput(job, means[n]) for n, job in jobs.items()}
+    speeds = {
+        name: picked(throughput, "world_size", rate, "mfu")
+        for name, throughput in throughputs.items()
+        if throughput is not None
+    }
+    if not speeds:
+        return {}, []
+    form = prism.prediction.rate_form(min(speed[rate] or 0.0 for speed in speeds.values()))
     columns = [
         Column("scenario"),
         Column("GPUs", "world_size"),
         Column(f"{unit}s/s per GPU", rate, form),
         Column("MFU", "mfu", ".1f", "%", scale=100),
     ]
-    speeds = Table(columns, [{"scenario": name, **one} for name, one in speed.items()], most=None)
-    sizes = {name: one["world_size"] for name, one in speed.items()}
-    notes = _load.other_sizes(sizes, sizes["as it is"]) if speed else []
-    table = dataclasses.replace(found.summary(), most=None)
-    result = {"job": job.name, **plain(found), "throughput": speed}
-    blocks = [_load.header(job, program), table, *[speeds] * bool(speed), *notes]
-    return Output(result, blocks)
+    rows = [{"scenario": name, **speed} for name, speed in speeds.items()]
+    sizes = {name: speed["world_size"] for name, speed in speeds.items()}
+    notes = _load.other_sizes(sizes, sizes["as it is"])
+    return speeds, [Table(columns, rows, most=None), *notes]
 
 
-def _slower_link(given: Given, job: Any, text: str) -> str:
+def _slower_link(args: Args, job: Any, text: str) -> str:
     """The change of a job's key for `--link`."""
     name, factor = named_factor(text, "--link", "infiniband:1.5")
     if _load.job_of(job) is None:
-        raise ValueError(f"{shown(given.job)}: this is a profile, without links; give a job.")
+        raise ValueError(f"{shown(args.job)}: this is a profile, without links; give a job.")
     if job.cluster is None:
         raise ValueError(
-            f"{shown(given.job)}: this job names no cluster, so it has no links; give a job "
+            f"{shown(args.job)}: this job names no cluster, so it has no links; give a job "
             "with a `cluster`."
         )
     links = {link.name: link for link in job.cluster.links}

@@ -12,7 +12,7 @@ from .._files import shown
 from .._misc import counted
 from .._summary import Column, Table, plain
 from . import _load
-from ._options import REQUIRED, Arguments, Given, Output, arguments, command
+from ._options import REQUIRED, Args, Arguments, Output, arguments, command
 from ._outputs import Writes
 
 
@@ -33,15 +33,15 @@ def _formats(more: str = "") -> Arguments:
     return arguments(_FORMATS.format(more), {"--format": str})
 
 
-def read_names(given: Given) -> Any:
+def read_names(args: Args) -> Any:
     """The meaning of the ranges of a trace, if a file with it is given."""
-    if given.names and not given.trace:
+    if args.names and not args.trace:
         raise ValueError("`--names` says what ranges of a trace mean; give a --trace, too.")
-    return prism.trace.read_range_names(given.names) if given.names else None
+    return prism.trace.read_range_names(args.names) if args.names else None
 
 
 @command(_formats(), writes=Writes("--ops", ".parquet"))
-def trace(given: Given) -> Output:
+def trace(args: Args) -> Output:
     """Print where the time of a profiled step goes, and what a profile can and cannot tell.
 
     trace TRACE  a file, or a folder with a file for each rank
@@ -51,65 +51,68 @@ def trace(given: Given) -> Output:
 
     example: prism-jax trace traces/
     """
-    names = read_names(given)
-    if given.ops and not given.job:
+    names = read_names(args)
+    if args.ops and not args.job:
         raise ValueError(
             "--ops needs a --job; give the one whose layout says which rank is which worker."
         )
-    job = data.load_job(given.job) if given.job else None
-    if job is not None and job.model is None and not given.ops:
+    job = data.load_job(args.job) if args.job else None
+    if job is not None and job.model is None and not args.ops:
         raise ValueError(
-            f"{shown(given.job)}: it has no model, so no part of its step is predicted; give a job "
+            f"{shown(args.job)}: it has no model, so no part of its step is predicted; give a job "
             "with a model, or --ops."
         )
-    found, parts = prism.trace.contents(_ranks(given), names), ()
+    profiled, parts = prism.trace.contents(_ranks(args), names), ()
     if job is not None and job.model is not None:
-        parts = prism.diagnosis.measured_beside(job, found)
-    if given.ops and job is not None:
-        prism.trace.write_ops(given.ops, _ranks(given), job, names, given.trace)
+        parts = prism.diagnosis.measured_beside(job, profiled)
+    if args.ops and job is not None:
+        prism.trace.write_ops(args.ops, _ranks(args), job, names, args.trace)
     notes = [
-        *(f"note: {note}" for note in found.notes),
-        *(f"tells: {sentence}" for sentence in found.tells),
-        *(f"does not tell: {sentence}" for sentence in found.does_not_tell),
+        *(f"note: {note}" for note in profiled.notes),
+        *(f"tells: {sentence}" for sentence in profiled.tells),
+        *(f"does not tell: {sentence}" for sentence in profiled.does_not_tell),
     ]
-    where, *tables = [table for table in _tables(found) if table.rows] or [Table((), ())]
-    head, about = _head(given.trace, found), "\n".join(_lines(found))
-    result = {"trace": given.trace, **plain(found)} | ({"beside": plain(parts)} if parts else {})
+    where, *tables = [table for table in _tables(profiled) if table.rows] or [Table((), ())]
+    head, counts = _head(args.trace, profiled), "\n".join(_lines(profiled))
+    result = {"trace": args.trace, **plain(profiled)} | ({"beside": plain(parts)} if parts else {})
     if job is not None and parts:
         tables = [prism.diagnosis.beside_table(job, parts), *tables]
-        if classes := prism.diagnosis.kernel_classes(job, found):
+        if classes := prism.diagnosis.kernel_classes(job, profiled):
             tables.insert(1, prism.diagnosis.classes_table(classes))
             result["classes"] = plain(classes)
-    return Output(result, [head, where, *tables, about, "\n".join(notes)])
+    return Output(result, [head, where, *tables, counts, "\n".join(notes)])
 
 
-def _head(path: str, found: Any) -> str:
+def _head(path: str, profiled: Any) -> str:
     """How many steps there are of what, and how long they take."""
-    world = len(found.ranks) + len(found.missing)
-    kind = {True: "training", False: "inference", None: "training or inference"}[found.training]
-    spread = "" if found.step_cv is None else f", CV {found.step_cv:.2%}"
-    steps = f"{counted(found.steps, 'step')} of {found.step_time_s:.5g} s{spread}"
-    steps = steps if found.steps else "no whole step"
-    return f"{path}: {kind}, {len(found.ranks)} of {counted(world, 'rank')}, {steps}"
+    world = len(profiled.ranks) + len(profiled.missing)
+    kind = {True: "training", False: "inference", None: "training or inference"}[profiled.training]
+    spread = "" if profiled.step_cv is None else f", CV {profiled.step_cv:.2%}"
+    steps = f"{counted(profiled.steps, 'step')} of {profiled.step_time_s:.5g} s{spread}"
+    steps = steps if profiled.steps else "no whole step"
+    return f"{path}: {kind}, {len(profiled.ranks)} of {counted(world, 'rank')}, {steps}"
 
 
-def _tables(found: Any) -> list[Table]:
+def _tables(profiled: Any) -> list[Table]:
     """Where the time of a step goes, the largest first."""
-    rows, split, step = [], found.split, 1.0
+    rows, split, step = [], profiled.split, 1.0
     if split is not None:
-        phases = found.phases or {}
-        parts = split.compute_s, split.exposed_s, split.idle_s, found.copies_s
-        step = found.step_time_s or sum(parts) or 1.0
+        phases = profiled.phases or {}
+        parts = split.compute_s, split.exposed_s, split.idle_s, profiled.copies_s
+        step = profiled.step_time_s or sum(parts) or 1.0
         rows = [
             ("compute", split.compute_s),
             *((f"  {name}", x) for name, x in phases.items() if name != "copies"),
             ("communication", split.communication_s),
             ("  exposed", split.exposed_s),
-            ("copies alone", found.copies_s),
+            ("copies alone", profiled.copies_s),
             ("idle", split.idle_s),
-            *((_IDLE.get(one.cause, f"  in {one.cause}"), one.seconds) for one in found.idle),
+            *(
+                (_IDLE.get(part.cause, f"  in {part.cause}"), part.seconds)
+                for part in profiled.idle
+            ),
         ]
-    of_what = "of a step" if found.steps else "of the recording"
+    of_what = "of a step" if profiled.steps else "of the recording"
     columns = (
         Column(of_what, "name"),
         _ms("time", "seconds"),
@@ -118,8 +121,8 @@ def _tables(found: Any) -> list[Table]:
     rows = [
         {"name": name, "seconds": seconds} for name, seconds in rows if seconds or name[0] != " "
     ]
-    of_rank = f" on rank {found.rank}" if found.by_rank else ""
-    of_rank += ", of the median step time" if of_rank and found.steps else ""
+    of_rank = f" on rank {profiled.rank}" if profiled.by_rank else ""
+    of_rank += ", of the median step time" if of_rank and profiled.steps else ""
     where = Table(columns, rows, f"Where the time goes{of_rank}", most=None)
     talks = Table(
         (
@@ -128,13 +131,13 @@ def _tables(found: Any) -> list[Table]:
             *(_ms("time", "seconds"), _ms("exposed", "exposed_s")),
             Column("rate", lambda row: row.bytes and row.bytes / row.seconds / 1e9, ".4g", "GB/s"),
         ),
-        found.collectives,
+        profiled.collectives,
         "Collectives of a step: what one rank puts in, and how long they run",
     )
     parts = ("compute", "communication", "exposed", "idle")
     ranks = Table(
         ("rank", _ms("step", "step_time_s"), *(_ms(name, f"split.{name}_s") for name in parts)),
-        [one for one in found.by_rank if one.split is not None],
+        [rank for rank in profiled.by_rank if rank.split is not None],
         "Ranks",
     )
     kernels = Table(
@@ -147,37 +150,39 @@ def _tables(found: Any) -> list[Table]:
             *(Column("total", "total_s", ".4g", "s"), _ms("median", "median_s")),
             Column("CV", "cv", ".3g", "%", scale=100),
         ),
-        found.kernels[:_MOST_KERNELS],
-        ", ".join(f"{kind} {1e3 * x:.4g} ms" for kind, x in found.kinds.items() if x)
+        profiled.kernels[:_MOST_KERNELS],
+        ", ".join(f"{kind} {1e3 * x:.4g} ms" for kind, x in profiled.kinds.items() if x)
         + f" {of_what}",
     )
     regions = (Column("region", lambda row: _short(row.name)), _ms("kernels", "seconds"))
-    return [where, talks, ranks, kernels, Table(regions, found.regions[:_MOST_KERNELS])]
+    return [where, talks, ranks, kernels, Table(regions, profiled.regions[:_MOST_KERNELS])]
 
 
-def _ranks(given: Given) -> Any:
-    return prism.trace.read_ranks(given.trace, given.format, time_unit=given.time_unit)
+def _ranks(args: Args) -> Any:
+    return prism.trace.read_ranks(args.trace, args.format, time_unit=args.time_unit)
 
 
 def _ms(name: str, key: str) -> Column:
     return Column(name, key, ".4g", "ms", scale=1e3)
 
 
-def _lines(found: Any) -> list[str]:
-    events = ", ".join(f"{n:,} {name}" for name, n in found.events.items())
-    ops = ", ".join(f"{n:,} {op}" for op, n in found.ops.items())
+def _lines(profiled: Any) -> list[str]:
+    events = ", ".join(f"{n:,} {name}" for name, n in profiled.events.items())
+    ops = ", ".join(f"{n:,} {op}" for op, n in profiled.ops.items())
     lines = [
-        f"events: {events}; {found.size / 1e6:,.1f} MB of text",
+        f"events: {events}; {profiled.size / 1e6:,.1f} MB of text",
         f"ops: {ops or 'none is known by its range or its launch'}",
     ]
-    if found.on_device:
-        lines.append(f"streams: {found.streams}; launches of CUDA graphs: {found.graph_launches}")
-    if found.clocks.matched:
-        ahead = ", ".join(f"{1e-3 * x:.1f}" for _, x in sorted(found.clocks.seen.items()))
+    if profiled.on_device:
+        lines.append(
+            f"streams: {profiled.streams}; launches of CUDA graphs: {profiled.graph_launches}"
+        )
+    if profiled.clocks.matched:
+        ahead = ", ".join(f"{1e-3 * x:.1f}" for _, x in sorted(profiled.clocks.seen.items()))
         lines.append(
             f"clocks: ahead of the clock of the first rank by {ahead} us, judged by the ends of "
-            f"{found.clocks.matched} collectives, which scatter by "
-            f"{1e-3 * found.clocks.scatter_ns:.1f} us"
+            f"{profiled.clocks.matched} collectives, which scatter by "
+            f"{1e-3 * profiled.clocks.scatter_ns:.1f} us"
         )
     return lines
 
@@ -193,7 +198,7 @@ def _short(name: str) -> str:
     how={"--job": REQUIRED, "--out": REQUIRED},
     writes=Writes("--out", names=lambda: prism.profile.FILES),
 )
-def fit(given: Given) -> Output:
+def fit(args: Args) -> Output:
     """Fit the latencies of a traced job, and write them as a profile.
 
     trace TRACE  a table of ops (.parquet or .csv), or a folder with the profiler's file of each
@@ -203,20 +208,20 @@ def fit(given: Given) -> Output:
 
     example: prism-jax fit trace.parquet --job job.toml --out profile
     """
-    job = data.load_job(given.job)
-    _load.say(given, f"reading {shown(given.trace)}")
-    trace = _read(given, job)
-    chosen = trace[given.steps]
+    job = data.load_job(args.job)
+    _load.say(args, f"reading {shown(args.trace)}")
+    trace = _read(args, job)
+    chosen = trace[args.steps]
     if not len(chosen.steps):
         raise ValueError(
             f"`--steps` leaves no step of {counted(len(trace.steps), 'whole step')}; give another "
             "slice."
         )
     _load.use_all_cores()
-    _load.say(given, f"fitting {counted(len(chosen.steps), 'step')}")
+    _load.say(args, f"fitting {counted(len(chosen.steps), 'step')}")
     profile = prism.profile.fit_profile(chosen)
-    prism.profile.save_profile(profile, given.out, overwrite=given.force)
-    _load.say(given, "replaying the steps with more and more parts sampled from the fitted laws")
+    prism.profile.save_profile(profile, args.out, overwrite=args.force)
+    _load.say(args, "replaying the steps with more and more parts sampled from the fitted laws")
     step = prism.profile.step_graph(trace.job, profile.outline)
     latencies = prism.profile.op_latencies(chosen, step)
     again = prism.profile.replay(step, latencies)
@@ -224,7 +229,7 @@ def fit(given: Given) -> Output:
     measured, fitted = chosen.step_times(), profile.fitted
     rungs = prism.profile.ladder(chosen, profile)
     result = {
-        "profile": given.out,
+        "profile": args.out,
         "num_steps": len(chosen.steps),
         "dropped": trace.dropped,
         "replay_error": float(max(abs(again / measured - 1))),
@@ -235,10 +240,10 @@ def fit(given: Given) -> Output:
         "ladder": plain(rungs),
     }
     head = (
-        f"{given.out}: fitted to {counted(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
+        f"{args.out}: fitted to {counted(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
         f"on average; their replay is within {100 * result['replay_error']:.2g} %"
     )
-    dropped = [f"dropped: {what} ({number})" for what, number in trace.dropped.items()]
+    dropped = [f"dropped: {reason} ({number})" for reason, number in trace.dropped.items()]
     notes = [*dropped, *(f"note: {note}" for note in fitted.notes)]
     components = dataclasses.replace(fitted.summary(), notes=notes)
     return Output(result, [head, components, _ladder(rungs), _moved(moved)])
@@ -257,19 +262,19 @@ def _ladder(rungs: Any) -> Table:
     return Table(columns, rows, title)
 
 
-def _read(given: Given, job: Any) -> Any:
-    is_table = given.format is None and os.fspath(given.trace).endswith((".parquet", ".csv"))
-    if given.format == "ops" or is_table:
+def _read(args: Args, job: Any) -> Any:
+    is_table = args.format is None and os.fspath(args.trace).endswith((".parquet", ".csv"))
+    if args.format == "ops" or is_table:
         for option in ("names", "time_unit"):
-            if getattr(given, option) is not None:
+            if getattr(args, option) is not None:
                 raise ValueError(
                     f"--{option.replace('_', '-')} is for a profiler's trace; give its --format, "
                     "too, or leave this out: a table of ops has a column of op types, and its "
                     "times must be in seconds."
                 )
-        return prism.trace.read_trace(given.trace, job)
-    how = {"names": read_names(given), "time_unit": given.time_unit}
-    return prism.trace.read_profile_traces(given.trace, job, given.format, **how)
+        return prism.trace.read_trace(args.trace, job)
+    options = {"names": read_names(args), "time_unit": args.time_unit}
+    return prism.trace.read_profile_traces(args.trace, job, args.format, **options)
 
 
 def _moved(moved: dict[str, float]) -> str:

@@ -21,7 +21,7 @@ _IN_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def reader(
-    convert: Callable[[str], T], allowed: Callable[[T], bool], what: str
+    convert: Callable[[str], T], allowed: Callable[[T], bool], meaning: str
 ) -> Callable[[str], T]:
     """Reads values that are allowed. Others raise an `ArgumentTypeError` that says what they must
     be.
@@ -34,7 +34,7 @@ def reader(
                 return value
         except (ValueError, OverflowError, AttributeError, KeyError):
             pass
-        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be {what}")
+        raise argparse.ArgumentTypeError(f"`{quoted(text)}` must be {meaning}")
 
     return read
 
@@ -75,13 +75,13 @@ def _level(text: str) -> float:
 
 def whole(least: int) -> Callable[[str], int]:
     """Reads whole numbers of at least `least`; `1e6` and `1_000_000` are fine too."""
-    what = f"a whole number of at least {least} and below 2^32, such as 8192"
-    return reader(_whole, lambda value: least <= value < _MOST, what)
+    meaning = f"a whole number of at least {least} and below 2^32, such as 8192"
+    return reader(_whole, lambda value: least <= value < _MOST, meaning)
 
 
-def number(least: float, what: str) -> Callable[[str], float]:
+def number(least: float, meaning: str) -> Callable[[str], float]:
     """Reads numbers from `least` to 1e9."""
-    return reader(float, lambda x: least <= x <= 1e9, f"a number of {what}")
+    return reader(float, lambda x: least <= x <= 1e9, f"a number of {meaning}")
 
 
 count = whole(1)
@@ -98,7 +98,7 @@ quantile = reader(float, lambda q: 0 <= q <= 1, "a number in [0, 1]")
 # Each number may be left out.
 steps = reader(_slice, lambda _: True, "a slice such as 0:100 or ::2")
 shard = reader(
-    _shard, lambda one: 1 <= one[0] <= one[1], "a share such as 3/16, from 1/16 to 16/16"
+    _shard, lambda share: 1 <= share[0] <= share[1], "a share such as 3/16, from 1/16 to 16/16"
 )
 _quantile = reader(
     _level,
@@ -125,9 +125,9 @@ def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> 
     """A name and a positive number, separated by `:` or `=` as in the example. A number above
     `most`, or below its inverse, is refused as a mistake; figures with it would not be finite.
     """
-    name, _, given = text.rpartition(":" if ":" in example else "=")
+    name, _, number = text.rpartition(":" if ":" in example else "=")
     try:
-        factor = float(given)
+        factor = float(number)
     except ValueError:
         factor = 0.0
     if not name or not 1 / most <= factor <= most:
@@ -140,27 +140,27 @@ def named_factor(text: str, option: str, example: str, *, most: float = 1e6) -> 
 
 def objective(text: str) -> Any:
     """`mean`, `std`, `p95`, `cvar95`, or `over1.7` for the probability of more than 1.7 s."""
-    given = f"--objective `{quoted(text)}`"
-    found = re.fullmatch(r"(mean|std)|(p|cvar|over)(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
-    if not found:
+    option = f"--objective `{quoted(text)}`"
+    match = re.fullmatch(r"(mean|std)|(p|cvar|over)(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
+    if not match:
         raise ValueError(
-            f"{given} must be mean, std, p95, p99.9, cvar95, or over1.7 (the probability of more "
+            f"{option} must be mean, std, p95, p99.9, cvar95, or over1.7 (the probability of more "
             "than 1.7 s)."
         )
-    if found[1]:
-        return prism.analysis.Mean() if found[1] == "mean" else prism.analysis.Std()
-    level = float(found[3])
-    if found[2] == "over":
+    if match[1]:
+        return prism.analysis.Mean() if match[1] == "mean" else prism.analysis.Std()
+    level = float(match[3])
+    if match[2] == "over":
         try:
             return prism.analysis.Exceedance(level)
         except ValueError as error:
-            raise ValueError(f"{given}: {error}") from None
+            raise ValueError(f"{option}: {error}") from None
     if not 1 <= level < 100:
-        end = f"; did you mean {found[2]}{100 * level:.12g}?" if 0.01 <= level < 1 else "."
+        end = f"; did you mean {match[2]}{100 * level:.12g}?" if 0.01 <= level < 1 else "."
         raise ValueError(
-            f"{given} must have a percentage of at least 1 and below 100, as p95 or cvar99.9{end}"
+            f"{option} must have a percentage of at least 1 and below 100, as p95 or cvar99.9{end}"
         )
-    return (prism.analysis.Quantile if found[2] == "p" else prism.analysis.CVaR)(level / 100)
+    return (prism.analysis.Quantile if match[2] == "p" else prism.analysis.CVaR)(level / 100)
 
 
 def values(
@@ -168,16 +168,16 @@ def values(
 ) -> tuple[str, list[str]]:
     """A key and its values: `key=a,b,c` or `key=from:to:how_many`. Raises a `ValueError`."""
     option = f"`{option} {quoted(text)}`"
-    key, equals, given = (part.strip() for part in text.partition("="))
-    if not key or not equals or not given:
+    key, equals, choices_text = (part.strip() for part in text.partition("="))
+    if not key or not equals or not choices_text:
         raise ValueError(f"{option} is not a key and its values; write it as `{example}`.")
-    if given[0] in "[{":
+    if choices_text[0] in "[{":
         raise ValueError(
             f"{option} gives lists or tables; vary keys that have one number or word, as in "
             f"`{example}`, and give a list by `--set`."
         )
-    if ":" not in given:
-        choices = [choice.strip() for choice in given.split(",")]
+    if ":" not in choices_text:
+        choices = [choice.strip() for choice in choices_text.split(",")]
         if len(choices) > _MOST_POINTS:
             raise ValueError(
                 f"{option} has {len(choices):,} values; a sweep takes up to {_MOST_POINTS:,}, so "
@@ -187,7 +187,7 @@ def values(
             raise ValueError(f"{option} has an empty value; separate values by one comma.")
         return key, choices
     try:
-        first, last, number = given.split(":")
+        first, last, number = choices_text.split(":")
         low, high, many = float(first), float(last), int(number)
         if not (1 <= many <= _MOST_POINTS and math.isfinite(high - low)):
             raise ValueError

@@ -206,10 +206,10 @@ class Routing(msgspec.Struct, frozen=True):
 
     def _shared_with_groups(self, part: int, parts: int) -> tuple[float, ...]:
         """The number of experts that a part has of each group, for groups of which it has any."""
-        each = self.experts // self.groups
+        in_group = self.experts // self.groups
         low, high = (self.experts * i / parts for i in (part, part + 1))
-        groups = range(int(low // each), min(math.ceil(high / each), self.groups))
-        shared = (min(high, each * (g + 1)) - max(low, each * g) for g in groups)
+        groups = range(int(low // in_group), min(math.ceil(high / in_group), self.groups))
+        shared = (min(high, in_group * (g + 1)) - max(low, in_group * g) for g in groups)
         return tuple(sorted(round(experts, 9) for experts in shared))
 
     def _missed_by(self, shared: tuple[float, ...]) -> float:
@@ -217,20 +217,22 @@ class Routing(msgspec.Struct, frozen=True):
         # Of the choices of some of these groups: how many groups, with how many experts.
         ways = Counter({(0, 0.0): 1})
         for experts in shared:
-            ways += Counter({(n + 1, mine + experts): many for (n, mine), many in ways.items()})
+            ways += Counter(
+                {(n + 1, in_part + experts): many for (n, in_part), many in ways.items()}
+            )
         open_to = self.experts // self.groups * self.most_groups
-        others, free = self.groups - len(shared), self.most_groups
+        elsewhere, free = self.groups - len(shared), self.most_groups
         chances = (
-            many * math.comb(others, free - n) * self._missed(open_to, mine)
-            for (n, mine), many in ways.items()
+            many * math.comb(elsewhere, free - n) * self._missed(open_to, in_part)
+            for (n, in_part), many in ways.items()
             if n <= free
         )
         return sum(chances) / math.comb(self.groups, free)
 
-    def _missed(self, open_to: int, mine: float) -> float:
-        """The probability that none of the copies goes to `mine` of the `open_to` experts."""
-        others = open_to - mine
-        return math.prod(max(others - i, 0) / (open_to - i) for i in range(self.copies))
+    def _missed(self, open_to: int, in_part: float) -> float:
+        """The probability that none of the copies goes to `in_part` of the `open_to` experts."""
+        elsewhere = open_to - in_part
+        return math.prod(max(elsewhere - i, 0) / (open_to - i) for i in range(self.copies))
 
 
 def dispatch_latency(
@@ -248,7 +250,7 @@ def dispatch_latency(
     """
     link = find_link(cluster, group)
     inner = [inner for inner in cluster.links if inner.group < link.group]
-    local = max((ranks_per_domain(group, one) for one in inner), default=1)
+    local = max((ranks_per_domain(group, narrower) for narrower in inner), default=1)
     ranks, domains = (
         token_bytes * routing.parts_met(parts)
         for parts in (group.size, math.ceil(group.size / local))

@@ -203,17 +203,17 @@ def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
         if knots > 1 and high - low > 1e-6:
             terms.append(Term(product, low, high, (0.0,) * min(knots, most)))
     work = parse_product(kind.work)
-    about = (measured.kernel, measured.dtype, measured.case, work)
-    table = ShapeTable(*about, 0.0, tuple(terms), ranges)
-    given = _logs(work, sizes)
-    weights = np.where(given >= math.log(max(kind.large, 1.0)), 1.0, _SMALL)
-    constant, values = _solve(table, sizes, np.log(measured.seconds) - given, weights)
+    labels = (measured.kernel, measured.dtype, measured.case, work)
+    table = ShapeTable(*labels, 0.0, tuple(terms), ranges)
+    log_work = _logs(work, sizes)
+    weights = np.where(log_work >= math.log(max(kind.large, 1.0)), 1.0, _SMALL)
+    constant, values = _solve(table, sizes, np.log(measured.seconds) - log_work, weights)
     steps = np.split(values, np.cumsum([len(term.values) for term in terms])[:-1])
     fitted = tuple(
         msgspec.structs.replace(term, values=tuple(map(float, step)))
         for term, step in zip(terms, steps, strict=False)
     )
-    return ShapeTable(*about, constant, fitted, ranges)
+    return ShapeTable(*labels, constant, fitted, ranges)
 
 
 def cross_validate(measured: Measured, sms: int = 0) -> Float[np.ndarray, " rows"]:

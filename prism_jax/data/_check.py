@@ -54,7 +54,7 @@ def check_job(job: Job, where: str) -> None:
 
 
 def _check_layout(job: Job) -> None:
-    layout, schedule, given = job.layout, job.schedule, job.schedule.layers_per_stage
+    layout, schedule, layers = job.layout, job.schedule, job.schedule.layers_per_stage
     if job.world_size is not None and job.world_size != layout.world_size:
         raise ValueError(
             f"`world_size` is {job.world_size}, but `layout` has {_ranks(layout)}; change one of "
@@ -66,12 +66,12 @@ def _check_layout(job: Job) -> None:
             f"stages times microbatches are {stages}*{schedule.num_microbatches}, more than the "
             f"{MAX_BLOCKS:,} blocks that fit; use a smaller `schedule.num_microbatches`."
         )
-    if given is not None and given != "auto" and len(given) != stages:
+    if layers is not None and layers != "auto" and len(layers) != stages:
         raise ValueError(
-            f"`schedule.layers_per_stage` has {len(given)} entries, but there are {stages} stages "
+            f"`schedule.layers_per_stage` has {len(layers)} entries, but there are {stages} stages "
             "(pp times virtual_stages); give one for each."
         )
-    if given is not None and (schedule.embedding_counts_as_layer or schedule.head_counts_as_layer):
+    if layers is not None and (schedule.embedding_counts_as_layer or schedule.head_counts_as_layer):
         raise ValueError(
             "`schedule.layers_per_stage` gives the layers of all stages; leave out "
             "`embedding_counts_as_layer` and `head_counts_as_layer`."

@@ -140,11 +140,11 @@ def load_failures(name: str | os.PathLike[str]) -> Failures:
     A `ValueError` of one sentence that names the file and the key.
     """
     path = find_file("count of failures", name)
-    found = read_struct(path, "failures", Failures)
-    names = [cause.name for cause in found.causes]
+    failures = read_struct(path, "failures", Failures)
+    names = [cause.name for cause in failures.causes]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(
             f"{shown(path)}: the cause `{twice[0]}` is given twice; give each cause once."
         )
-    return found
+    return failures

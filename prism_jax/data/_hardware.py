@@ -212,15 +212,15 @@ def sized(table: dict[str, Any], num_nodes: int | None = None) -> dict[str, Any]
             f"the cluster `{table.get('name', '')}` is a family; say how many nodes it has as "
             "`num_nodes`."
         )
-    nodes, each, links = (table.get(key) for key in ("num_nodes", "devices_per_node", "links"))
+    nodes, per_node, links = (table.get(key) for key in ("num_nodes", "devices_per_node", "links"))
     if not isinstance(links, list):
         return table
     # A value that is not a number is refused later, when the table is converted.
-    devices = nodes * each if type(nodes) is int and type(each) is int else 1
+    devices = nodes * per_node if type(nodes) is int and type(per_node) is int else 1
     if devices > _MOST:
         raise ValueError(
-            f"`num_nodes` = {nodes} with {each} devices each is more than the {_MOST:,} devices "
-            "that a cluster may have; give fewer."
+            f"`num_nodes` = {nodes} with {per_node} devices each is more than the {_MOST:,} "
+            "devices that a cluster may have; give fewer."
         )
     kept: list[Any] = []
     for link in links:

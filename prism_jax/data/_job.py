@@ -219,8 +219,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replaced(self, values)
 
     def summary(self) -> Table:
-        what, _, how = self.header.partition(": ")
-        rows = [("job", self.name), ("layout", how)]
+        title, _, layout = self.header.partition(": ")
+        rows = [("job", self.name), ("layout", layout)]
         if self.model is not None:
             rows.append(("model", f"{self.model.name}, {counted(self.model.num_layers, 'layer')}"))
         if self.cluster is not None and self.training is not None:
@@ -228,7 +228,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rows += [("cluster", self.cluster.name), ("training", words)]
         if self.measured is not None and self.measured.p50_s is not None:
             rows.append(("measured p50", f"{self.measured.p50_s:g} s"))
-        return Table((), rows, what)
+        return Table((), rows, title)
 
     @property
     def header(self) -> str:
@@ -262,7 +262,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _parallelism(self) -> Iterator[str]:
         """The degrees above one, and what replicas share."""
-        layout, order, how = self.layout, self.schedule, self.training
+        layout, order, training = self.layout, self.schedule, self.training
         virtual = f" x {order.virtual_stages}" if order.virtual_stages > 1 else ""
         degrees = {"tp": layout.tp, "pp": layout.pp, "cp": layout.cp, "ep": layout.ep}
         for name, degree in degrees.items():
@@ -270,9 +270,11 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield f"{name} {degree}" + (f"{virtual} ({order.kind})" if name == "pp" else "")
         if layout.expert_tp != layout.tp:
             yield f"etp {layout.expert_tp}"
-        zero, dp = how and how.zero, layout.dp
-        if how is not None and zero == 3 and dp * layout.cp > 1:
-            copies = how.optimizer_instances  # Ranks that share a sequence share the states, too.
+        zero, dp = training and training.zero, layout.dp
+        if training is not None and zero == 3 and dp * layout.cp > 1:
+            copies = (
+                training.optimizer_instances
+            )  # Ranks that share a sequence share the states, too.
             hybrid = f" in {copies} copies" if copies > 1 else ""
             yield f"FSDP over {dp * layout.cp // copies}{hybrid}"
         elif dp > 1:
@@ -302,28 +304,28 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.kernels is None:
             return ()
         notes = self.kernels.notes
-        how = self.training
-        dtype = "" if how is None else how.dtype
-        if how is not None and how.operators and not how.listed:
+        training = self.training
+        dtype = "" if training is None else training.dtype
+        if training is not None and training.operators and not training.listed:
             notes += (
                 f"lists of operators have no products in {dtype}, so the kernels of this job are "
                 "fused, and true steps may take longer.",
             )
-        elif how is not None and how.operators and self.model is not None:
+        elif training is not None and training.operators and self.model is not None:
             listed = {"attention", "embedding", "head", "mlp", "moe"}
             fused = sorted(self.model.kinds - listed)
             fused += ["residual streams"] * (self.model.hyper_connections > 1)
-            fused += ["unfused attention"] * (how.attention == "unfused")
+            fused += ["unfused attention"] * (training.attention == "unfused")
             fused += ["dense layers of a head"] * (self.model.head_transforms > 0)
             if fused:
                 notes += (
                     f"lists of operators have none of {', '.join(map(quoted, fused))}, whose "
                     "kernels are fused here, so true steps may take longer.",
                 )
-        found = self.kernels.find_efficiency("gemm", dtype)
-        if found is not None and found.variant not in (dtype, ""):
+        table = self.kernels.find_efficiency("gemm", dtype)
+        if table is not None and table.variant not in (dtype, ""):
             notes += (
                 f"no efficiency of matrix multiplications in {dtype} is known here, so that of "
-                f"{found.variant}, as a share of the peak, is used.",
+                f"{table.variant}, as a share of the peak, is used.",
             )
         return notes

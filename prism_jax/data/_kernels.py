@@ -119,7 +119,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @ft.lru_cache(maxsize=128)
 def _of_kernel(tables: tuple[Efficiency, ...], kernel: str) -> dict[str, Efficiency]:
     """The tables of a kernel by variant."""
-    return {one.variant: one for one in tables if one.kernel == kernel}
+    return {table.variant: table for table in tables if table.kernel == kernel}
 
 
 # For a dtype without a table: the dtype whose efficiency is used in its place.
@@ -188,8 +188,8 @@ class Kernels(msgspec.Struct, frozen=True):
         dtype = "bf16" if dtype == "fp16" else dtype
         while shape_key(kernel, dtype) not in self.shapes and dtype in STANDS_IN:
             dtype = STANDS_IN[dtype]
-        found = self.shapes.get(shape_key(kernel, dtype), ())
-        return found or self.shapes.get(shape_key(kernel, ""), ())
+        tables = self.shapes.get(shape_key(kernel, dtype), ())
+        return tables or self.shapes.get(shape_key(kernel, ""), ())
 
     def find_variation(self, component: str, kernel: str = "") -> Variation | None:
         """The law of `component` for `kernel`; `None` if there is none."""
@@ -258,13 +258,13 @@ class Calibrated(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     @property
     def level(self) -> dict[str, Estimate]:
         """The values of the level, with their standard errors."""
-        found = {}
+        figures = {}
         for i, name in enumerate(LEVEL):
             value, known = getattr(self, name), self.uncertainty
             error = math.nan if known is None else known.covariance[i][i] ** 0.5
             # The uncertainty of the two factors is that of their logarithms.
-            found[name] = Estimate(value, error * value if name in LEVEL[:2] else error)
-        return found
+            figures[name] = Estimate(value, error * value if name in LEVEL[:2] else error)
+        return figures
 
     def summary(self) -> Table:
         prior = () if self.uncertainty is None else self.uncertainty.prior
@@ -293,7 +293,7 @@ def apply_calibrated(kernels: Kernels, calibrated: Calibrated, where: str) -> Ke
     level = {name: getattr(calibrated, name) for name in (*LEVEL, "num_replicas")}
     laws = replace_variations(kernels.variability, calibrated.variability)
     rates = calibrated.rates
-    tables = tuple(_slower(one, rates.get(one.kernel, 1.0)) for one in kernels.efficiency)
+    tables = tuple(_slower(table, rates.get(table.kernel, 1.0)) for table in kernels.efficiency)
     changes = {**level, "constant_share": None, "variability": laws, "efficiency": tables}
     return msgspec.structs.replace(kernels, **changes)
 

@@ -149,7 +149,9 @@ def make_job(
     raw.setdefault("name", quoted(path.stem))
     _call_dtypes_by_their_names(raw.get("training"))
     job = msgspec.structs.replace(convert(raw, Job, where), given=given)
-    job = _with_kernels(job, file, [one for one in parsed if one.keys[0] == "kernels"])
+    job = _with_kernels(
+        job, file, [override for override in parsed if override.keys[0] == "kernels"]
+    )
     check_job(job, file)
     return job
 

@@ -83,7 +83,7 @@ def load_network(name: str | os.PathLike[str], load: float = 1.0) -> tuple[Varia
     A `ValueError` of one sentence that names the file and the key.
     """
     path = find_file("network", name)
-    laws = [one.variation for one in read_struct(path, "network", Network).laws]
+    laws = [law.variation for law in read_struct(path, "network", Network).laws]
     with located(shown(path)):
         for i, law in enumerate(laws):
             check_variation(law)
@@ -114,7 +114,9 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
         measured = {table.kernel for table in efficiency}
         usual = data_folder("kernels") / f"{_MEASURED}-{operators.libraries}"
         tables = _tables(_rows(usual, EfficiencyRow), usual)
-        efficiency += tuple(one for one in tables if one.kernel not in {*measured, *_PRODUCTS})
+        efficiency += tuple(
+            table for table in tables if table.kernel not in {*measured, *_PRODUCTS}
+        )
     efficiency += _tables(_by_place(_rows(network, CollectiveRow), cluster), network)
     path = network / "variability.csv"
     variability, of_links = _variations(device, of_device), read_variations(path)
@@ -182,8 +184,8 @@ def save_shapes(
 
 def save_source(folder: str | os.PathLike[str], source: Source) -> None:
     """Writes where the numbers of a folder of kernels are from, as its `source.toml`."""
-    about = msgspec.to_builtins(source)
-    kept = {key: value for key, value in about.items() if value != ""}
+    fields = msgspec.to_builtins(source)
+    kept = {key: value for key, value in fields.items() if value != ""}
     write_toml(pathlib.Path(folder) / "source.toml", "source", kept)
 
 
@@ -222,24 +224,24 @@ def _variations(folder: pathlib.Path, source: Source) -> tuple[Variation, ...]:
     return read_variations(folder / "variability.csv")
 
 
-def _folder(what: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]:
+def _folder(kind: str, machine: Device | Cluster) -> tuple[pathlib.Path, Source]:
     """The folder of the kernels of a machine, and where its numbers are from."""
-    given, name = machine.kernels, machine.name
-    if given is not None and is_path(given):
-        folder = pathlib.Path(given)
+    kernels, name = machine.kernels, machine.name
+    if kernels is not None and is_path(kernels):
+        folder = pathlib.Path(kernels)
         if not (folder / "source.toml").is_file():
             raise ValueError(
                 f"{shown(folder)}: this is not a folder of kernels with a `source.toml`; give one "
                 "as `prism-jax measure` writes it, or the name of a shipped one."
             )
         return folder, _source_of(folder)
-    if given is None:
-        given = name if name in list_names("profile of kernels") else _DEFAULT[what]
-    source = load_source(given)
-    if given != name:
-        stands_in_for = f"{what} `{name}`" if name else what
+    if kernels is None:
+        kernels = name if name in list_names("profile of kernels") else _DEFAULT[kind]
+    source = load_source(kernels)
+    if kernels != name:
+        stands_in_for = f"{kind} `{name}`" if name else kind
         source = msgspec.structs.replace(source, stands_in_for=stands_in_for)
-    return data_folder("kernels") / given, source
+    return data_folder("kernels") / kernels, source
 
 
 def _rows(folder: pathlib.Path, row_type: type[_T]) -> list[_T]:
@@ -249,13 +251,13 @@ def _rows(folder: pathlib.Path, row_type: type[_T]) -> list[_T]:
 def _by_place(rows: Sequence[CollectiveRow], cluster: Cluster) -> list[CollectiveRow]:
     """The rows of a table for the links of a cluster, whose names may differ from the table's."""
     names = list(dict.fromkeys(row.variant for row in rows if row.variant)) or [""]
-    found = [row for row in rows if not row.variant]
+    of_links = [row for row in rows if not row.variant]
     for place, link in enumerate(cluster.links):
         known = names[-1] if place else names[0]
         known = link.name if link.name in names else known
         of_link = (row for row in rows if row.variant == known)
-        found += [msgspec.structs.replace(row, variant=link.name) for row in of_link]
-    return found
+        of_links += [msgspec.structs.replace(row, variant=link.name) for row in of_link]
+    return of_links
 
 
 def _tables(
@@ -263,14 +265,14 @@ def _tables(
 ) -> tuple[Efficiency, ...]:
     tables = []
     ordered = sorted(rows, key=lambda row: (row.kernel, row.variant, row.size))
-    for about, group in it.groupby(ordered, key=lambda row: (row.kernel, row.variant)):
+    for labels, group in it.groupby(ordered, key=lambda row: (row.kernel, row.variant)):
         sizes, values, latencies = zip(
             *((row.size, row.efficiency, row.latency_s) for row in group), strict=True
         )
         if len({*sizes}) < len(sizes):
             raise ValueError(
-                f"{shown(folder / 'efficiency.csv')}: `{quoted(about[0])}` has two rows of one "
+                f"{shown(folder / 'efficiency.csv')}: `{quoted(labels[0])}` has two rows of one "
                 "size; keep one."
             )
-        tables.append(Efficiency(*about, sizes, values, max(latencies)))
+        tables.append(Efficiency(*labels, sizes, values, max(latencies)))
     return tuple(tables)

@@ -54,14 +54,14 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masked: bool = False
     name: Label = ""
 
-    def terms(self, weights: str, name: str, what: _Phase) -> list[Term]:
+    def terms(self, weights: str, name: str, phase: _Phase) -> list[Term]:
         """The entries of an operator, if there are some. A `ValueError` of one sentence for an
         entry that is none.
         """
         operators = self.bf16 if weights == "bf16" else self.fp32
         return [
-            _term(entry, rated=not what.startswith("kept"))
-            for entry in operators.get(name, {}).get(what, ())
+            _term(entry, rated=not phase.startswith("kept"))
+            for entry in operators.get(name, {}).get(phase, ())
         ]
 
 
@@ -79,8 +79,8 @@ def load_operators(name: str) -> Operators:
     with located(shown(path)):
         for weights in ("fp32", "bf16"):
             for name, entries in getattr(loaded, weights).items():
-                for what in entries:
-                    loaded.terms(weights, name, what)
+                for phase in entries:
+                    loaded.terms(weights, name, phase)
     return loaded
 
 

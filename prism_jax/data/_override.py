@@ -65,38 +65,38 @@ def parse_override(text: str) -> Override:
     return override
 
 
-def overrides_of(given: str | Iterable[str] | Mapping[str, Any]) -> list[Override]:
+def overrides_of(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[Override]:
     """Overrides, given as texts or as a value of each dotted key.
 
     **Raises:**
 
     A `ValueError` for a text without a key or a value, and for what is no value of a key.
     """
-    if not isinstance(given, Mapping):
-        is_single = isinstance(given, str) or not isinstance(given, Iterable)
-        texts: list[Any] = [given] if is_single else [*given]
+    if not isinstance(overrides, Mapping):
+        is_single = isinstance(overrides, str) or not isinstance(overrides, Iterable)
+        texts: list[Any] = [overrides] if is_single else [*overrides]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError(
-                f"overrides were given as {quoted(repr(given))}; give texts such as "
+                f"overrides were given as {quoted(repr(overrides))}; give texts such as "
                 '`"layout.dp=64"`, or a value for each key.'
             )
         return [parse_override(text) for text in texts]
     return [
         Override(f"{key}={quoted(value)}", tuple(str(key).split(".")), _plain(key, value))
-        for key, value in given.items()
+        for key, value in overrides.items()
     ]
 
 
 def _plain(key: str, value: Any) -> Any:
     """A value as TOML has it."""
 
-    def of_other(other: Any) -> Any:
-        if isinstance(other, os.PathLike):
-            return os.fspath(other)
-        if isinstance(other, np.generic):
-            return other.item()
+    def of_other(value: Any) -> Any:
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, np.generic):
+            return value.item()
         raise ValueError(
-            f"`{quoted(key)}` was given a `{type(other).__name__}`, {quoted(other)}; give a "
+            f"`{quoted(key)}` was given a `{type(value).__name__}`, {quoted(value)}; give a "
             "number, a text, or what a job has there."
         )
 
@@ -186,9 +186,9 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
             "`variability.csv`, or to the job's `[calibrated]`."
         )
     if law is None:
-        names = {one.kernel for one in laws if one.component == component}
+        names = {variation.kernel for variation in laws if variation.component == component}
         if component == "residual":
-            names |= {one.component for one in laws if one.component in SHARED}
+            names |= {variation.component for variation in laws if variation.component in SHARED}
         raise ValueError(unknown_name("kind of kernel", name, names))
     if not law.parameters:
         raise ValueError(
@@ -207,7 +207,7 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
     if parameters == law.parameters:
         return laws
     changed = msgspec.structs.replace(law, parameters=parameters, source=source)
-    return tuple(changed if one is law else one for one in laws)
+    return tuple(changed if variation is law else variation for variation in laws)
 
 
 def put_layers(raw: dict[str, Any], overrides: Sequence[Override]) -> list[Override]:
@@ -217,11 +217,11 @@ def put_layers(raw: dict[str, Any], overrides: Sequence[Override]) -> list[Overr
     The settings of the job's modules that the new layers do not name stay, because `first` and
     `last` may need them.
     """
-    of_layers = [one for one in overrides if one.keys[0] == "layers"]
+    of_layers = [override for override in overrides if override.keys[0] == "layers"]
     if of_layers:
         with located(f"override `{of_layers[-1]}`"):
             _put(raw, of_layers)
-    return [one for one in overrides if one.keys[0] != "layers"]
+    return [override for override in overrides if override.keys[0] != "layers"]
 
 
 def _put(raw: dict[str, Any], overrides: Sequence[Override]) -> None:
@@ -238,10 +238,13 @@ def _put(raw: dict[str, Any], overrides: Sequence[Override]) -> None:
         raise ValueError("it does not name a file; give that of an architecture: `layers=FILE`.")
     if not isinstance(raw.get("model"), dict):
         raise ValueError("the job has no model; leave `layers` out.")
-    found = load_architecture(path)
-    layers, depth = msgspec.to_builtins(found.layers), sum(layer.repeat for layer in found.layers)
-    named = {name for layer in found.layers for name in layer.modules}
-    given = raw["model"].get("modules")
-    others = given.items() if isinstance(given, dict) else ()
-    modules = {name: table for name, table in others if name not in named} | found.modules
+    architecture = load_architecture(path)
+    layers, depth = (
+        msgspec.to_builtins(architecture.layers),
+        sum(layer.repeat for layer in architecture.layers),
+    )
+    named = {name for layer in architecture.layers for name in layer.modules}
+    modules_before = raw["model"].get("modules")
+    kept = modules_before.items() if isinstance(modules_before, dict) else ()
+    modules = {name: table for name, table in kept if name not in named} | architecture.modules
     raw["model"] |= {"layers": layers, "modules": modules, "num_layers": depth}

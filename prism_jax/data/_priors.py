@@ -189,8 +189,8 @@ class ExpectedErrors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def generation_of(device: str) -> str:
     """The generation of a device by its name: `A100`, `Hopper`, `Blackwell`, `TPU` or `other`."""
-    found = (name for part, name in _GENERATIONS.items() if re.search(part, device.lower()))
-    return next(found, "other")
+    generations = (name for part, name in _GENERATIONS.items() if re.search(part, device.lower()))
+    return next(generations, "other")
 
 
 @ft.cache

@@ -50,17 +50,17 @@ def data_folder(folder: str) -> pathlib.Path:
     return installed if installed.is_dir() else package.parents[1] / folder
 
 
-def list_names(what: str) -> tuple[str, ...]:
+def list_names(kind: str) -> tuple[str, ...]:
     """The sorted names of what is shipped.
 
     **Arguments:**
 
-    - `what`: of which kind, as messages call it: `job`, `model`, `device`, `cluster` (families of
+    - `kind`: of which kind, as messages call it: `job`, `model`, `device`, `cluster` (families of
         them), `count of failures`, `profile of kernels` (of devices and of clusters), `software
         stack`, `network` (classes of them), or `list of operators`.
     """
-    folder = data_folder(_FOLDERS[what])
-    if what == "profile of kernels":
+    folder = data_folder(_FOLDERS[kind])
+    if kind == "profile of kernels":
         return tuple(sorted(path.parent.name for path in folder.glob("*/source.toml")))
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
@@ -73,7 +73,7 @@ def is_path(name: str | os.PathLike[str]) -> bool:
 
 
 def find_file(
-    what: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
+    kind: str, name: str | os.PathLike[str], given_by: pathlib.Path | None = None
 ) -> pathlib.Path:
     """The file with a name or a path. A relative path is first looked up in the folder of the file
     that gives it.
@@ -82,16 +82,16 @@ def find_file(
 
     A `ValueError` if there is no such file.
     """
-    known, by = list_names(what), f"{shown(given_by)}: " if given_by else ""
+    known, by = list_names(kind), f"{shown(given_by)}: " if given_by else ""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(
-            f"{by}A value of type {type(name).__name__} was given in place of a {what}; give the "
+            f"{by}A value of type {type(name).__name__} was given in place of a {kind}; give the "
             "name of a shipped one, or the path of a `.toml` file."
         )
     if not is_path(name):
         if name not in known:
-            raise ValueError(by + unknown_name(what, name, known))
-        return data_folder(_FOLDERS[what]) / f"{name}.toml"
+            raise ValueError(by + unknown_name(kind, name, known))
+        return data_folder(_FOLDERS[kind]) / f"{name}.toml"
     name = os.fspath(name)
     # By the name as given, because `pathlib` drops a `/` at its end.
     if given_by is not None and not os.path.isabs(name):
@@ -99,7 +99,7 @@ def find_file(
         name = beside if os.path.exists(beside) else name
     if os.path.isdir(name):
         raise ValueError(
-            f"{by}{shown(name)}: this is a folder, but a {what} is a `.toml` file; give the file."
+            f"{by}{shown(name)}: this is a folder, but a {kind} is a `.toml` file; give the file."
         )
     if not os.path.exists(name):
         raise ValueError(
@@ -193,12 +193,12 @@ def read_toml(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             if kind == "job":
                 problem += "; make a job of a configuration with `prism-jax import`"
         raise ValueError(f"{shown(path)}: {problem}.") from None
-    given = table.pop("kind", None)
-    if given is None:
+    stated = table.pop("kind", None)
+    if stated is None:
         raise ValueError(f'{shown(path)}: the key `kind` is missing; write `kind = "{kind}"`.')
-    if given != kind:
-        what = f"'{quoted(given)}'" if isinstance(given, str) else quoted(given)
-        raise ValueError(f'{shown(path)}: `kind` is {what}, but must be "{kind}" here.')
+    if stated != kind:
+        written = f"'{quoted(stated)}'" if isinstance(stated, str) else quoted(stated)
+        raise ValueError(f'{shown(path)}: `kind` is {written}, but must be "{kind}" here.')
     return table
 
 

@@ -60,14 +60,14 @@ class Key(msgspec.Struct, frozen=True):
 
 def job_keys() -> list[Key]:
     """All keys of a job, its model and its cluster, in the order of the schema."""
-    listed, about = [], {}
+    listed, texts = [], {}
     for key, field, cls in _fields(Job):
         if key.partition(".")[0] in LEFT_OUT:
             continue
-        if cls not in about:
-            about[cls] = _attributes(cls)
+        if cls not in texts:
+            texts[cls] = _attributes(cls)
         name, default = field.encode_name, None if field.required else toml_value(field.default)
-        text = about[cls].get(name, "")
+        text = texts[cls].get(name, "")
         listed.append(Key(key, _allowed(field.type), default, unit(name), text))
     return listed
 
@@ -114,12 +114,12 @@ def toml_value(value: Any) -> str:
 def _attributes(cls: type) -> dict[str, str]:
     """The text on each attribute in a docstring: the items that begin with names in backquotes."""
     text = inspect.cleandoc(cls.__doc__ or "")
-    found = {}
+    texts = {}
     text = re.sub(r"\[(`[^`]+`)\]\[\]", r"\1", text)  # No links to the API.
     for item in re.findall(r"^- (`.*(?:\n {2,}.*)*)", text, re.M):
-        names, _, about = " ".join(item.split()).partition(": ")
-        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), about)
-    return found
+        names, _, text_of = " ".join(item.split()).partition(": ")
+        texts |= dict.fromkeys(re.findall(r"`(\w+)`", names), text_of)
+    return texts
 
 
 def _allowed(annotation: Any) -> str:
@@ -136,7 +136,9 @@ def _allowed(annotation: Any) -> str:
     if origin is dict:
         return f"a table; each value: {_allowed(arguments[1])}"
     if arguments:  # A union.
-        return " or ".join(_allowed(one) for one in arguments if one is not type(None))
+        return " or ".join(
+            _allowed(argument) for argument in arguments if argument is not type(None)
+        )
     if inspect.isclass(base) and issubclass(base, msgspec.Struct):
         return "a table"
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
@@ -207,8 +209,8 @@ def given_keys(job: Job, name: str) -> dict[str, Any]:
     A `ValueError` for a key without a value that the software stack sets, because TOML has no word
     for it.
     """
-    given = {key: value for key, value, _, origin in _origins(job, name) if origin == "given"}
-    for key, value in given.items():
+    chosen = {key: value for key, value, _, origin in _origins(job, name) if origin == "given"}
+    for key, value in chosen.items():
         if value is None:
             raise ValueError(
                 f"`{key}` is `None`, but the job's software stack sets it, and a file cannot say "
@@ -217,11 +219,11 @@ def given_keys(job: Job, name: str) -> dict[str, Any]:
 
     def only(value: Any, prefix: str) -> Any:
         if isinstance(value, dict) and value:
-            inner = {key: only(one, f"{prefix}.{key}".lstrip(".")) for key, one in value.items()}
-            return {key: one for key, one in inner.items() if one is not None} or None
+            inner = {key: only(item, f"{prefix}.{key}".lstrip(".")) for key, item in value.items()}
+            return {key: item for key, item in inner.items() if item is not None} or None
         if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-            return [only(one, f"{prefix}[{i}]") or {} for i, one in enumerate(value)]
-        return given.get(prefix)
+            return [only(item, f"{prefix}[{i}]") or {} for i, item in enumerate(value)]
+        return chosen.get(prefix)
 
     table = only(_table(job), "")
     return table if "world_size" in table else {"layout": {}} | table

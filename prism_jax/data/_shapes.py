@@ -130,11 +130,11 @@ def shape_key(kernel: str, dtype: str) -> str:
 
 def group_shapes(tables: Iterable[ShapeTable]) -> Shapes:
     """The tables by `shape_key`, and of each kind in the order of their cases."""
-    found: Shapes = {}
+    shapes: Shapes = {}
     for table in sorted(tables, key=lambda table: table.case):
         key = shape_key(table.kernel, table.dtype)
-        found[key] = (*found.get(key, ()), table)
-    return found
+        shapes[key] = (*shapes.get(key, ()), table)
+    return shapes
 
 
 @ft.cache
@@ -145,10 +145,10 @@ def read_shapes(path: pathlib.Path) -> Shapes:
 
     A `ValueError` that names file and line.
     """
-    found: dict[tuple[str, str, float], list[tuple[str, ShapeRow]]] = {}
+    rows_of: dict[tuple[str, str, float], list[tuple[str, ShapeRow]]] = {}
     for where, row in read_rows(path, ShapeRow):
-        found.setdefault((row.kernel, row.dtype, row.case), []).append((where, row))
-    return group_shapes(_table(*about, rows) for about, rows in found.items())
+        rows_of.setdefault((row.kernel, row.dtype, row.case), []).append((where, row))
+    return group_shapes(_table(*labels, rows) for labels, rows in rows_of.items())
 
 
 def _table(kernel: str, dtype: str, case: float, rows: list[tuple[str, ShapeRow]]) -> ShapeTable:
@@ -180,16 +180,16 @@ def write_shapes(path: pathlib.Path, tables: Iterable[ShapeTable]) -> None:
     """Writes a `shapes.csv`, which `read_shapes` reads, with values rounded to a thousandth."""
     rows: list[tuple[Any, ...]] = []
     for table in tables:
-        about = (table.kernel, table.dtype, f"{table.case:g}" if table.case else "")
-        rows.append((*about, written_product(table.work), "", "", f"{table.constant:.5f}"))
+        labels = (table.kernel, table.dtype, f"{table.case:g}" if table.case else "")
+        rows.append((*labels, written_product(table.work), "", "", f"{table.constant:.5f}"))
         single = {term.product[0][0] for term in table.terms if len(term.product) == 1}
         for name, (low, high) in table.ranges.items():
             if name not in single:
-                rows.append((*about, name, f"{low:.10g}", f"{high:.10g}", ""))
+                rows.append((*labels, name, f"{low:.10g}", f"{high:.10g}", ""))
         for term in table.terms:
             values = " ".join(f"{_UNIT * value:.0f}" for value in term.values)
             # Ends of ranges are whole numbers, which must not be rounded.
             digits = 10 if len(term.product) == 1 else 5
             ends = (f"{math.exp(end):.{digits}g}" for end in (term.low, term.high))
-            rows.append((*about, written_product(term.product), *ends, values))
+            rows.append((*labels, written_product(term.product), *ends, values))
     write_csv(path, ("kernel", "dtype", "case", "term", "low", "high", "values"), rows)

@@ -307,9 +307,9 @@ def load_software(name: str | os.PathLike[str], given_by: pathlib.Path | None = 
     path = find_file("software stack", name, given_by)
     raw = read_toml(path, "software")
     raw.setdefault("name", quoted(path.stem))
-    found = convert(raw, Software, lambda key: shown(path))
-    convert({"training": found.training}, _Switches, lambda key: shown(path))
-    return found
+    software = convert(raw, Software, lambda key: shown(path))
+    convert({"training": software.training}, _Switches, lambda key: shown(path))
+    return software
 
 
 _KEYS = [

@@ -121,9 +121,9 @@ def struct_type(annotation: Any) -> type[msgspec.Struct] | None:
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return annotation
     for argument in typing.get_args(annotation):
-        found = struct_type(argument)
-        if found is not None:
-            return found
+        struct = struct_type(argument)
+        if struct is not None:
+            return struct
     return None
 
 
@@ -141,13 +141,13 @@ def explain(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, s
         except (KeyError, IndexError, ValueError, TypeError):
             break
     if isinstance(value, dict):
-        what = "a table"
+        written = "a table"
     else:
-        what = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
+        written = f"'{quoted(value)}'" if isinstance(value, str) else quoted(value)
     problem = quoted(f"{message[0].lower()}{message[1:]}", 2 * MOST_QUOTED)
     problem = problem.replace(" | null`", "`").replace("expected `object`", "expected a table")
     problem = problem.replace("expected `int`,", "expected `int`, a whole number such as 8192,")
     problem = problem.replace("expected `array`", "expected a list such as [1, 2]")
     if "matching regex" in message:
         problem = "write it on one line, without control characters or marks of direction"
-    return quoted(path), f"is {what}: {problem}"
+    return quoted(path), f"is {written}: {problem}"

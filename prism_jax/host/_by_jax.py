@@ -26,25 +26,25 @@ def derivatives_by_jax(
     from those with respect to the arrays that the function returns; `None` stands for those that
     are not real numbers.
     """
-    *others, last = in_double_precision(args)
+    *earlier, last = in_double_precision(args)
     with jax.enable_x64(True):
         real, fixed = eqx.partition(last, eqx.is_inexact_array)
-        given = [None if x is None else jnp.asarray(x) for x in of_results]
+        cotangents = [None if x is None else jnp.asarray(x) for x in of_results]
 
         @eqx.filter_jit
-        def back(real, fixed, others, given):
+        def back(real, fixed, earlier, cotangents):
             def real_results(real):
-                arrays = eqx.filter(function(*others, eqx.combine(real, fixed)), eqx.is_array)
-                pairs = zip(jax.tree.leaves(arrays), given, strict=True)
+                arrays = eqx.filter(function(*earlier, eqx.combine(real, fixed)), eqx.is_array)
+                pairs = zip(jax.tree.leaves(arrays), cotangents, strict=True)
                 return [x for x, of_x in pairs if of_x is not None]
 
             values, pull_back = jax.vjp(real_results, real)
-            of_values = [x for x in given if x is not None]
+            of_values = [x for x in cotangents if x is not None]
             pairs = zip(of_values, values, strict=True)
             return jax.vmap(pull_back)([of_x.astype(x.dtype) for of_x, x in pairs])[0]
 
-        found = jax.tree.leaves(back(real, fixed, others, given))
-    of_reals = iter(found)
+        derivatives = jax.tree.leaves(back(real, fixed, earlier, cotangents))
+    of_reals = iter(derivatives)
     every = jax.tree.leaves(eqx.filter(last, eqx.is_array))
     return [np.asarray(next(of_reals)) if eqx.is_inexact_array(x) else None for x in every]
 

@@ -165,8 +165,8 @@ def _lacking_an_axis(outside: Any, within: Any) -> int:
 def function_of(equation: JaxprEqn) -> Callable[..., list[Any]]:
     """An operation as a function of its arguments, which JAX evaluates and differentiates."""
     variables = [*dict.fromkeys(x for x in equation.invars if not isinstance(x, Literal))]
-    about = DebugInfo("host", equation.primitive.name, None, None)
-    alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=about)
+    debug_info = DebugInfo("host", equation.primitive.name, None, None)
+    alone = Jaxpr([], variables, equation.outvars, [equation], debug_info=debug_info)
     of_variables = jaxpr_as_fun(ClosedJaxpr(alone, []))
 
     def of_args(*args):

@@ -87,8 +87,8 @@ class Traced(NamedTuple):
     def on_device(self, values: Sequence[Any]) -> Any:
         """What the function returns, from its arrays."""
         shapes, structure = jax.tree.flatten(self.results)
-        found = [np.asarray(x, out.dtype) for x, out in zip(values, shapes, strict=True)]
-        return eqx.combine(jax.tree.unflatten(structure, jax.device_put(found)), self.static)
+        arrays = [np.asarray(x, out.dtype) for x, out in zip(values, shapes, strict=True)]
+        return eqx.combine(jax.tree.unflatten(structure, jax.device_put(arrays)), self.static)
 
 
 def traced(function: Callable[..., Any], args: Any) -> Traced:
@@ -98,17 +98,17 @@ def traced(function: Callable[..., Any], args: Any) -> Traced:
     leaves, tree = jax.tree.flatten(arrays)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
-    about = function, tree, signature, tuple(of_static), static_tree
-    if about not in _traces:
+    key = function, tree, signature, tuple(of_static), static_tree
+    if key not in _traces:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
         try:
             with jax.enable_x64(True):
-                _traces[about] = eqx.filter_make_jaxpr(function)(*precise)
+                _traces[key] = eqx.filter_make_jaxpr(function)(*precise)
         except TypeError:  # It also computes with numbers whose dtype it fixes itself.
-            _traces[about] = eqx.filter_make_jaxpr(function)(*args)
-    trace, results, rest = _traces[about]
-    return Traced(trace, [wide(np.asarray(x)) for x in leaves], results, rest)
+            _traces[key] = eqx.filter_make_jaxpr(function)(*args)
+    trace, results, static_results = _traces[key]
+    return Traced(trace, [wide(np.asarray(x)) for x in leaves], results, static_results)
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -116,9 +116,9 @@ def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     results: `vjp_on_host` takes as many passes backward as it has, however many figures.
     """
 
-    each = jax.vmap(function, in_axes=1, out_axes=1)
-    each.__name__ = COLUMNS
-    return jax.jit(each)
+    mapped = jax.vmap(function, in_axes=1, out_axes=1)
+    mapped.__name__ = COLUMNS
+    return jax.jit(mapped)
 
 
 class Operation(NamedTuple):
@@ -181,8 +181,8 @@ def flat(function: Function) -> Flat:
                 writes = walk(call.function, reads)
             else:
                 writes = [new() for _ in equation.outvars]
-                how = equation, call, _evaluate(equation, call)
-                operations.append(Operation(*how, tuple(reads), tuple(writes)))
+                evaluation = equation, call, _evaluate(equation, call)
+                operations.append(Operation(*evaluation, tuple(reads), tuple(writes)))
             number.update(zip(equation.outvars, writes, strict=True))
         return [of(var) for var in function.outvars]
 
@@ -210,8 +210,10 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
     for number, x in zip(whole.inputs, args, strict=True):
         values[number] = x
     for equation, _, evaluate, reads, writes, last in whole.operations:
-        given = [values[number] for number in reads]
-        results = _operation_by_jax(equation, given) if evaluate is None else evaluate(given)
+        arguments = [values[number] for number in reads]
+        results = (
+            _operation_by_jax(equation, arguments) if evaluate is None else evaluate(arguments)
+        )
         for number, x in zip(writes, results, strict=True):
             values[number] = x
         if not all_of_them:
@@ -260,10 +262,10 @@ def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list
     """
     if any(np.size(x) > _LARGE or _is_key(x) for x in args):
         return evaluate(args)
-    about = hashlib.blake2b(digest_size=16)
+    content = hashlib.blake2b(digest_size=16)
     for x in args:
-        about.update(np.ascontiguousarray(x).data)
-    call = key, about.digest()
+        content.update(np.ascontiguousarray(x).data)
+    call = key, content.digest()
     if call not in _calls:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
@@ -280,9 +282,9 @@ def _scan(loop: Scan, args: list[Any]) -> list[Any]:
     call = ft.partial(evaluated, loop.function)
     for i in reversed(range(loop.length)) if loop.reverse else range(loop.length):
         inputs = [*consts, *carry, *(x[i] for x in slices)]
-        found = call(inputs) if num_carry else _remembered(loop.function, call, inputs)
-        carry = found[:num_carry]
-        for row, x in zip(rows, found[num_carry:], strict=True):
+        results = call(inputs) if num_carry else _remembered(loop.function, call, inputs)
+        carry = results[:num_carry]
+        for row, x in zip(rows, results[num_carry:], strict=True):
             row[i] = x
     return [*carry, *rows]
 

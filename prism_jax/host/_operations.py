@@ -132,18 +132,18 @@ def _split(equation, x):
     return np.split(x, np.cumsum(params["sizes"])[:-1], axis=params["axis"])
 
 
-def _places(shape, windows, indices, about) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def _places(shape, windows, indices, dimensions) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """The place in an array of each element of a gathered or scattered one, and whether there is
     such a place.
 
     **Arguments:**
 
     - `windows`: how much of each axis of the array a window takes.
-    - `about`: JAX's numbers of dimensions: the axes of the result that lie in windows; those of the
-        array that windows lack; those that indices count; and batched axes of the array and of the
-        indices.
+    - `dimensions`: JAX's numbers of dimensions: the axes of the result that lie in windows; those
+        of the array that windows lack; those that indices count; and batched axes of the array and
+        of the indices.
     """
-    in_windows, lacking, counted, batched, batched_indices = about
+    in_windows, lacking, counted, batched, batched_indices = dimensions
     lacking = {*lacking, *batched}
     batch = indices.shape[:-1]
     ndim = len(batch) + len(in_windows)
@@ -175,25 +175,25 @@ def _places(shape, windows, indices, about) -> tuple[tuple[np.ndarray, ...], np.
 def _gather(equation, x, indices):
     params = equation.params
     places, valid = _places(x.shape, params["slice_sizes"], indices, params["dimension_numbers"])
-    found = np.broadcast_to(x[places], _shape(equation))
+    gathered = np.broadcast_to(x[places], _shape(equation))
     if valid.all() or "FILL" not in str(params["mode"]):
-        return found
+        return gathered
     fill = params["fill_value"]
     if fill is None:
         real = np.issubdtype(x.dtype, np.inexact)
         fill = np.nan if real else np.iinfo(x.dtype).min if x.dtype.kind == "i" else 0
-    return np.where(valid, found, fill)
+    return np.where(valid, gathered, fill)
 
 
 def _scatter(put: Callable[..., None]) -> Callable[..., Any]:
     """Puts updates into a copy of an array; those without a place are left out."""
 
     def scattered(equation, x, indices, updates):
-        about = equation.params["dimension_numbers"]
-        lacking = {*about.inserted_window_dims, *about.operand_batching_dims}
-        sizes = iter(updates.shape[i] for i in about.update_window_dims)
+        dimensions = equation.params["dimension_numbers"]
+        lacking = {*dimensions.inserted_window_dims, *dimensions.operand_batching_dims}
+        sizes = iter(updates.shape[i] for i in dimensions.update_window_dims)
         windows = [1 if axis in lacking else next(sizes) for axis in range(x.ndim)]
-        places, valid = _places(x.shape, windows, indices, about)
+        places, valid = _places(x.shape, windows, indices, dimensions)
         places = np.broadcast_arrays(*places, updates)[:-1]
         if not valid.all() and "CLIP" not in str(equation.params["mode"]):
             valid = np.broadcast_to(valid, updates.shape)

@@ -52,8 +52,8 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     except Exception:  # JAX repeats an error that is the function's own.
         values, results = None, values_by_jax(function, args)
     arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
-    others = len(trace.leaves) - len(arrays)
-    active = [False] * others + [_is_real(x) for x in arrays]
+    passive = len(trace.leaves) - len(arrays)
+    active = [False] * passive + [_is_real(x) for x in arrays]
 
     @np.errstate(all="ignore")
     def backward(of_outs: Any) -> Any:
@@ -65,7 +65,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         derivatives = None
         if values is not None:
             with contextlib.suppress(Exception):  # JAX repeats an error that is the function's own.
-                derivatives = _back(flat(trace.function), values, of_results, active)[others:]
+                derivatives = _back(flat(trace.function), values, of_results, active)[passive:]
         if derivatives is None:
             derivatives = derivatives_by_jax(function, args, of_results)
         derivatives = [
@@ -173,8 +173,8 @@ def _through_columns(
 ) -> np.ndarray | None:
     """Backward through a function of each column, by all its slopes."""
     number = of_outs.shape[1]
-    each = np.broadcast_to(np.eye(number)[:, :, None], (number, number, columns.shape[1]))
-    (slopes,) = _pulled_back(function, [columns], [each], [True])
+    unit = np.broadcast_to(np.eye(number)[:, :, None], (number, number, columns.shape[1]))
+    (slopes,) = _pulled_back(function, [columns], [unit], [True])
     return None if slopes is None else np.einsum("foc,onc->fnc", of_outs, slopes)
 
 
@@ -197,7 +197,8 @@ def _through_map(loop: Scan, of_outs, args, wanted) -> list[np.ndarray | None]:
         inputs = [*consts, *(array[i] for array in slices)]
         derivatives = _pulled_back(loop.function, inputs, of_iteration, wanted)
         of_consts = [
-            _sum(array, other) for array, other in zip(of_consts, derivatives[:number], strict=True)
+            _sum(array, derivative)
+            for array, derivative in zip(of_consts, derivatives[:number], strict=True)
         ]
         for of_all, of_one in zip(of_slices, derivatives[number:], strict=True):
             if of_all is not None and of_one is not None:

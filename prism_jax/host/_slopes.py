@@ -66,21 +66,21 @@ def _by_elements(of_each: Sequence[Callable[..., Any] | float]) -> Callable[...,
     return found
 
 
-def _summed(found, shape):
+def _summed(derivatives, shape):
     """Derivatives with respect to an argument that is one number along axes of the result, or that
     has the elements of the result in another shape.
     """
-    if found[0].size > math.prod(shape):
+    if derivatives[0].size > math.prod(shape):
         shared = tuple(1 + axis for axis, size in enumerate(shape) if size == 1)
-        found = found.sum(axis=shared if shape else tuple(range(1, found.ndim)))
-    return found.reshape(len(found), *shape)
+        derivatives = derivatives.sum(axis=shared if shape else tuple(range(1, derivatives.ndim)))
+    return derivatives.reshape(len(derivatives), *shape)
 
 
 def _broadcast(equation, g, z, x, *_):
     places, shape = equation.params["broadcast_dimensions"], np.shape(x)
     own = {place for place, size in zip(places, shape, strict=True) if size == np.shape(z)[place]}
-    others = tuple(1 + axis for axis in range(np.ndim(z)) if axis not in own)
-    return [lambda: g.sum(axis=others).reshape(len(g), *shape)]
+    axes = tuple(1 + axis for axis in range(np.ndim(z)) if axis not in own)
+    return [lambda: g.sum(axis=axes).reshape(len(g), *shape)]
 
 
 def _converted(equation, g, z, x):
@@ -107,8 +107,8 @@ def _sliced(equation, g, z, x):
     def of_x():
         params, whole = equation.params, np.zeros((len(g), *x.shape), g.dtype)
         steps = params["strides"] or (1,) * x.ndim
-        some = map(slice, params["start_indices"], params["limit_indices"], steps)
-        whole[(slice(None), *some)] = g
+        slices = map(slice, params["start_indices"], params["limit_indices"], steps)
+        whole[(slice(None), *slices)] = g
         return whole
 
     return [of_x]

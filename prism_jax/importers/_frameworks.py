@@ -97,13 +97,15 @@ class Framework:
     def _negated(self, name: str) -> tuple[str, Meaning] | None:
         """The flag `no-x` or `disable-x` of a flag `x`, or the other way round."""
         for word in ("no-", "disable-"):
-            for other in (name.removeprefix(word), word + name):
-                if other in self.meanings:
-                    meaning = self.meanings[other]
+            for flag in (name.removeprefix(word), word + name):
+                if flag in self.meanings:
+                    meaning = self.meanings[flag]
                     effect = meaning.kind in ("sets", "same", "opposite")
-                    what = meaning.what if meaning.kind in ("same", "opposite") else other
+                    target = meaning.what if meaning.kind in ("same", "opposite") else flag
                     kind = "same" if meaning.kind == "opposite" else "opposite"
-                    return name, Meaning(kind, what) if effect else Meaning("no_effect", "negated")
+                    return name, Meaning(kind, target) if effect else Meaning(
+                        "no_effect", "negated"
+                    )
         return None
 
     @property
@@ -138,15 +140,15 @@ def framework(name: str) -> Framework:
         table[part] = {**base.table.get(part, {}), **table.get(part, {})}
     table["notes"] = [*table.get("notes", ()), *base.table.get("notes", ())]
     for kind in ("sets", "no_effect", "job"):
-        for what, names in table.get(kind, {}).items():
-            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
+        for target, names in table.get(kind, {}).items():
+            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, target))
     for kind in ("costs", "costs_in_fp8"):
-        for what, cost in table.get(kind, {}).items():
-            meaning = Meaning(kind, what, cost["percent"], cost["source"])
+        for target, cost in table.get(kind, {}).items():
+            meaning = Meaning(kind, target, cost["percent"], cost["source"])
             meanings |= dict.fromkeys(usual(cost["keys"]).split(), meaning)
     for kind in ("same", "opposite"):
-        for names, what in table.get(kind, {}).items():
-            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, what))
+        for names, target in table.get(kind, {}).items():
+            meanings |= dict.fromkeys(usual(names).split(), Meaning(kind, target))
     meanings |= {usual(key): Meaning("values", key) for key in own_values}
     beginnings = tuple(name[:-1] for name in meanings if name.endswith("*"))
     return Framework(name, table, meanings, beginnings)
@@ -284,8 +286,8 @@ def _is_default(document: Document, owner: Framework, name: str, value: Any) -> 
     """
     if document.kind == "arguments":
         # The encoder of a model without one is printed as the decoder is.
-        other = document.keys.get(name.replace("-", "_").replace("encoder_", ""))
-        is_same = name in ("encoder-num-layers", "encoder-seq-length") and other == value
+        twin = document.keys.get(name.replace("-", "_").replace("encoder_", ""))
+        is_same = name in ("encoder-num-layers", "encoder-seq-length") and twin == value
         return is_same or str(owner.table.get("printed", {}).get(name)) == str(value)
     return value == "auto" and "sets" not in owner.table
 
@@ -329,9 +331,9 @@ def _put(
     for target, inner in values.items():
         before = arguments.flags.get(target, inner)
         if meaning.kind in ("sets", "same") and str(before) != str(inner):
-            other, file = arguments.origins[target]
+            first, file = arguments.origins[target]
             arguments.problems.notes.append(
-                f"`{key}` in {origin[1]} is {quoted(inner)}, and counts; `{other}` in {file} is "
+                f"`{key}` in {origin[1]} is {quoted(inner)}, and counts; `{first}` in {file} is "
                 f"{quoted(before)}."
             )
         arguments.flags[target] = inner

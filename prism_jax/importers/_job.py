@@ -160,8 +160,8 @@ def _assumed(said: Collection[str]) -> list[str]:
     assumed = [f"`{key}={value}`" for key, value in usual.items() if key not in said]
     if not assumed:
         return []
-    what = f"Assumed, as neither a file nor an option says it: {', '.join(assumed)}"
-    return [f"{what}; `--cluster` and `--set` give others."]
+    note = f"Assumed, as neither a file nor an option says it: {', '.join(assumed)}"
+    return [f"{note}; `--cluster` and `--set` give others."]
 
 
 def _documents(
@@ -207,10 +207,10 @@ def _beside(path: pathlib.Path, paths: list[pathlib.Path]):
 
     def source(name: str) -> str | None:
         plain = pathlib.PurePath(name).name
-        for other in (*paths, path.with_name(plain) if plain else path):
-            if other.name == plain and other.suffix in (".sh", ".env", "") and other.is_file():
+        for file in (*paths, path.with_name(plain) if plain else path):
+            if file.name == plain and file.suffix in (".sh", ".env", "") and file.is_file():
                 with contextlib.suppress(ValueError):
-                    return read_text(other, 2**20)
+                    return read_text(file, 2**20)
         return None
 
     return source

@@ -68,14 +68,14 @@ def gpus_of(read: Reader) -> int:
     ranks = math.prod(read.count(DEGREES[name], 1) for name in ("tp", "pp", "cp"))
     if "data-parallel-size" in read:
         return read.count("data-parallel-size") * ranks
-    nodes, each = read.text("nnodes", "1").rpartition(":")[2], read.text("nproc-per-node")
+    nodes, per_node = read.text("nnodes", "1").rpartition(":")[2], read.text("nproc-per-node")
     if "nnodes" in read and "nproc-per-node" not in read:
-        each = str(USUAL_NODE)
+        per_node = str(USUAL_NODE)
         read.notes.append(
-            f"The launcher says nodes and not their GPUs, so that each has {each}; `--gpus` gives "
-            "another number."
+            f"The launcher says nodes and not their GPUs, so that each has {per_node}; `--gpus` "
+            "gives another number."
         )
-    return int(nodes) * int(each) if nodes.isdigit() and each.isdigit() else 0
+    return int(nodes) * int(per_node) if nodes.isdigit() and per_node.isdigit() else 0
 
 
 def least_gpus(read: Reader, experts: bool) -> int:
@@ -160,10 +160,10 @@ def _kind(read: Reader, layout: Table, virtual: int) -> str:
 
 
 def _virtual_stages(read: Reader, pp: int, count: int) -> int:
-    each = read.count("num-layers-per-virtual-pipeline-stage", 0, least=0)
-    if each:
+    layers_per_stage = read.count("num-layers-per-virtual-pipeline-stage", 0, least=0)
+    if layers_per_stage:
         ends = sum(read.flag(f"account-for-{end}-in-pipeline-split") for end in _ENDS)
-        return max(1, (count + ends) // (pp * each))
+        return max(1, (count + ends) // (pp * layers_per_stage))
     return read.count("num-virtual-stages-per-pipeline-rank", 1)
 
 
@@ -202,9 +202,9 @@ def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[in
     if pp * virtual > MOST_LAYERS:
         read.problems.append(f"{pp}*{virtual} stages for {count} layers")
         return []
-    each = left // between if between else 0
-    ranks = [first or each, *[each] * (pp - 2), last or each]
-    if pp < 2 or left != each * between or any(rank % virtual for rank in ranks):
+    even = left // between if between else 0
+    ranks = [first or even, *[even] * (pp - 2), last or even]
+    if pp < 2 or left != even * between or any(rank % virtual for rank in ranks):
         read.problems.append("uneven stages that do not divide")
         return []
     return [rank // virtual for rank in ranks] * virtual

@@ -25,7 +25,7 @@ def model_of(read: Reader) -> Table:
     if "kv-channels" not in read:
         read.check_divisor("num-attention-heads", heads, "hidden-size", hidden)
     groups = read.count("num-query-groups", 1) if read.flag("group-query-attention") else heads
-    dropout = [read.rate(f"{what}-dropout", 0.1) for what in ("hidden", "attention")]
+    dropout = [read.rate(f"{name}-dropout", 0.1) for name in ("hidden", "attention")]
     norm = read.choice("normalization", "LayerNorm", "RMSNorm")
     model = {
         "hidden_size": hidden,
@@ -230,13 +230,13 @@ def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> lis
     if windowed and attention != "attention":
         read.problems.append("`window-size` with `multi-latent-attention`")
     # Of as many layers one is not replaced; by default all are.
-    others = {"window-attn-skip-freq": "local"} if windowed else {}
-    others |= {"linear-attention-freq": "gated-delta"} if scans else {}
-    for key, other in others.items():
+    in_place = {"window-attn-skip-freq": "local"} if windowed else {}
+    in_place |= {"linear-attention-freq": "gated-delta"} if scans else {}
+    for key, module in in_place.items():
         chosen = [True] * count
         if key in read:
             chosen = _chosen(read, key, range(1, count + 1), lambda i, every: i % every != 0)
-        seen = [other if yes else usual for yes, usual in zip(chosen, seen, strict=True)]
+        seen = [module if yes else usual for yes, usual in zip(chosen, seen, strict=True)]
     every = read.count("dsa-indexer-topk-freq", 1) if attention == "mla" else 1
     first = max(read.count("dsa-indexer-skip-topk-offset", 0, least=0), 1)
     if every > 1:  # Layers between those with an indexer use what it has chosen.

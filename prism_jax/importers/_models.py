@@ -34,12 +34,12 @@ def type_of(model_type: str) -> Table | None:
 
 
 def _merged(base: Table, changes: Table) -> Table:
-    both = {
+    inner = {
         key: _merged(base[key], changes[key])
         for key in base.keys() & changes.keys()
         if isinstance(base[key], dict) and isinstance(changes[key], dict)
     }
-    return {**base, **changes, **both}
+    return {**base, **changes, **inner}
 
 
 def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:

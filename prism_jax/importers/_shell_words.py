@@ -159,7 +159,7 @@ class Variables:
         match = _BRACES.fullmatch(text)
         if match is None:
             return [absent(text)]
-        length, name, index, or_empty, operation, other, more = match.groups()
+        length, name, index, or_empty, operation, default, more = match.groups()
         words = self.value(name)
         if words is None:
             words = {"#": ["0"], "@": [], "*": []}.get(name)
@@ -171,9 +171,9 @@ class Variables:
             words = [words[int(at)]] if known else []
         has = words is not None and (any(words) or not or_empty)
         if operation == "+":
-            words = self.words([other], splits=False) if has else []
+            words = self.words([default], splits=False) if has else []
         elif operation in ("-", "=") and not has:
-            words = self.words([other], splits=False)
+            words = self.words([default], splits=False)
             if operation == "=":
                 self.assign(name, words, appends=False, is_list=False)
         if words is None:

@@ -84,8 +84,8 @@ def _log_tails(a: Array, y: Array) -> tuple[Array, Array]:
     log_cdf = jnp.where(
         near, a * y - gammaln(a + 1.0) + jnp.log1p(more), jnp.log(gammainc(a, safe))
     )
-    rest = jnp.where(near, -jnp.expm1(log_cdf), gammaincc(a, safe))
-    return log_cdf, jnp.log(jnp.maximum(rest, 0.0))
+    survival = jnp.where(near, -jnp.expm1(log_cdf), gammaincc(a, safe))
+    return log_cdf, jnp.log(jnp.maximum(survival, 0.0))
 
 
 def _log_density(a: Array, y: Array) -> Array:
@@ -237,4 +237,4 @@ class Gamma(AbstractParametric):
 
 @scale_spread.register(Gamma)
 def _(law, factor):
-    return eqx.tree_at(lambda one: one.cv, law, law.cv * factor)
+    return eqx.tree_at(lambda gamma: gamma.cv, law, law.cv * factor)

@@ -143,10 +143,10 @@ def _(primals, tangents):
         if score_dot is not None:
             out = out - jnp.where(slopes[i] > 0, per_density(score_dot, shares[i] * parts[i]), 0.0)
         # The score within the component: what the others leave of the probability.
-        others = sum(
+        elsewhere = sum(
             w * p for j, (w, p) in enumerate(zip(shares, probabilities, strict=True)) if j != i
         )
-        left = (jnp.exp(log_ndtr(sign * z)) - others) / jnp.where(shares[i] > 0, shares[i], 1.0)
+        left = (jnp.exp(log_ndtr(sign * z)) - elsewhere) / jnp.where(shares[i] > 0, shares[i], 1.0)
         within = sign * ndtri_exp(jnp.log(jnp.clip(left, eps, 1.0 - eps)))
         _, own_dot = eqx.filter_jvp(lambda c, z=within: c.from_normal(z), (c,), (c_dot,))
         if own_dot is not None:

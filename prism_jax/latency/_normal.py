@@ -101,4 +101,4 @@ class Normal(AbstractParametric):
 
 @scale_spread.register(Normal)
 def _(law, factor):
-    return eqx.tree_at(lambda one: one.std, law, law.std * factor)
+    return eqx.tree_at(lambda normal: normal.std, law, law.std * factor)

@@ -44,12 +44,12 @@ def check_held(name: str, value: ArrayLike, held: Array) -> None:
     """Raises if a value in seconds, not traced, is so small that its dtype makes it zero."""
     if isinstance(value, jax.Array):
         return
-    least, given = float(jnp.finfo(held.dtype).tiny), np.abs(np.asarray(value, np.float64))
-    lost = (given > 0) & (given < least)
+    least, magnitude = float(jnp.finfo(held.dtype).tiny), np.abs(np.asarray(value, np.float64))
+    lost = (magnitude > 0) & (magnitude < least)
     if lost.any():
         raise ValueError(
-            f"`{name}` is {given[lost].flat[0]:g}, less than the least number that {held.dtype} "
-            f"holds, {least:.2g}; give 0 or more, or set `jax_enable_x64`."
+            f"`{name}` is {magnitude[lost].flat[0]:g}, less than the least number that "
+            f"{held.dtype} holds, {least:.2g}; give 0 or more, or set `jax_enable_x64`."
         )
 
 
@@ -95,7 +95,7 @@ class AbstractParametric(AbstractLatency):
     def rules(self) -> tuple[Rule, ...]:
         parameters = (field for field in dataclasses.fields(self) if "allowed" in field.metadata)
         allowed = ((field.name, field.metadata["allowed"]) for field in parameters)
-        return tuple(Rule(name, getattr(self, name), _RULES[what], what) for name, what in allowed)
+        return tuple(Rule(name, getattr(self, name), _RULES[rule], rule) for name, rule in allowed)
 
 
 def check(latency: AbstractLatency) -> None:
@@ -128,17 +128,17 @@ def families() -> dict[str, InFiles]:
 
 def _classes() -> dict[str, type[AbstractLatency]]:
     """The class of each family; one that was defined again counts once."""
-    found: dict[str, type[AbstractLatency]] = {}
+    classes: dict[str, type[AbstractLatency]] = {}
     for cls in subclasses(AbstractLatency):
         if cls.in_files is not None:
-            other = found.setdefault(cls.in_files.family, cls)
-            if _path(other) != _path(cls):
+            first = classes.setdefault(cls.in_files.family, cls)
+            if _path(first) != _path(cls):
                 raise ValueError(
-                    f"The latency family `{cls.in_files.family}` is both `{_path(other)}` and "
+                    f"The latency family `{cls.in_files.family}` is both `{_path(first)}` and "
                     f"`{_path(cls)}`; give one of them another name."
                 )
-            found[cls.in_files.family] = cls
-    return found
+            classes[cls.in_files.family] = cls
+    return classes
 
 
 def _path(cls: type) -> str:

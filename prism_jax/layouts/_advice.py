@@ -68,17 +68,17 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
     near = sorted(listed, key=ft.partial(_distance, job))
     best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
-    for other in it.takewhile(lambda _: time.monotonic() < ends, near):
-        schedule = other.schedule
-        turns = other.layout.pp * schedule.virtual_stages * schedule.num_microbatches
+    for layout_job in it.takewhile(lambda _: time.monotonic() < ends, near):
+        schedule = layout_job.schedule
+        turns = layout_job.layout.pp * schedule.virtual_stages * schedule.num_microbatches
         with contextlib.suppress(ValueError):
-            if turns > _MOST_TURNS or not fits(other, _MARGIN):
+            if turns > _MOST_TURNS or not fits(layout_job, _MARGIN):
                 continue
-            if least_seconds(other, passes, sharded=True) >= shortest:
+            if least_seconds(layout_job, passes, sharded=True) >= shortest:
                 continue
-            changed = with_values(job, changes_to(job, other))
+            changed = with_values(job, changes_to(job, layout_job))
             if fits(changed) and (mean := predict(changed).mean) < shortest:
-                best, shortest = other, mean
+                best, shortest = layout_job, mean
     return best
 
 
@@ -88,11 +88,11 @@ def _by_nearness(degree_of_job: int, most: int) -> tuple[int, ...]:
     )
 
 
-def _distance(job: Job, other: Job) -> float:
+def _distance(job: Job, changed: Job) -> float:
     """How much changes: a factor of two of a degree counts as much as another kind, and as one of
     16 of the size of microbatches.
     """
-    pairs = zip(_place(job), _place(other), strict=True)
+    pairs = zip(_place(job), _place(changed), strict=True)
     return sum(a != b if isinstance(a, str) else abs(a - b) for a, b in pairs)
 
 
@@ -104,19 +104,21 @@ def _place(job: Job) -> tuple[Any, ...]:
     return *numbers, training.recompute, schedule.kind
 
 
-def changes_to(job: Job, other: Job) -> dict[str, Any]:
+def changes_to(job: Job, changed: Job) -> dict[str, Any]:
     """The keys of a job in which another layout of its model differs, with the values of that."""
     changes: dict[str, Any] = {}
     for table in ("layout", "schedule", "training"):
-        before, after = (msgspec.structs.asdict(getattr(of_job, table)) for of_job in (job, other))
+        before, after = (
+            msgspec.structs.asdict(getattr(of_job, table)) for of_job in (job, changed)
+        )
         different = (name for name in after if after[name] not in (None, before[name]))
         changes |= {f"{table}.{name}": after[name] for name in different}
     # What cannot be unset is given.
-    if other.layout.etp is None and job.layout.etp not in (None, other.layout.tp):
-        changes["layout.etp"] = other.layout.tp
-    if job.schedule.layers_per_stage != other.schedule.layers_per_stage is None:
+    if changed.layout.etp is None and job.layout.etp not in (None, changed.layout.tp):
+        changes["layout.etp"] = changed.layout.tp
+    if job.schedule.layers_per_stage != changed.schedule.layers_per_stage is None:
         for end in ("embedding", "head"):
             changes.pop(f"schedule.{end}_counts_as_layer", None)
-        layers = layers_of_stages(parts_of(other).model, other.layout, other.schedule)
+        layers = layers_of_stages(parts_of(changed).model, changed.layout, changed.schedule)
         changes["schedule.layers_per_stage"] = tuple(layers)
     return changes

@@ -73,25 +73,25 @@ def enumerate_layouts(
     kernels = load_kernels(cluster) if kernels is None else kernels
     training = msgspec.structs.replace(training, global_batch_size=None)  # It is `batch_size`.
     asked = Question(model, cluster, kernels, training, batch_size, space)
-    found = [*layouts_of(asked, world_size)]
-    if not found:
+    jobs = [*layouts_of(asked, world_size)]
+    if not jobs:
         raise ValueError(_nothing_divides(asked, world_size))
     if any_memory:
-        return tuple(found)
-    most = [usable_bytes(job) * (1 - memory_margin) for job in found]
-    floors = {number: _bytes(job, False) for number, job in enumerate(found)}
+        return tuple(jobs)
+    most = [usable_bytes(job) * (1 - memory_margin) for job in jobs]
+    floors = {number: _bytes(job, False) for number, job in enumerate(jobs)}
     small = [number for number, floor in floors.items() if floor <= most[number]]
     needed: dict[int, float] = {}
     # Layouts with one schedule are consecutive, so that its ops are read once.
     with progress_bar(len(small), progress, "memory", "layout") as advance:
-        for number in sorted(small, key=lambda i: schedule_of(found[i])):
-            needed[number] = _bytes(found[number], True)
+        for number in sorted(small, key=lambda i: schedule_of(jobs[i])):
+            needed[number] = _bytes(jobs[number], True)
             advance(1)
-    fitting = tuple(found[i] for i in small if needed[i] <= most[i])
+    fitting = tuple(jobs[i] for i in small if needed[i] <= most[i])
     if not fitting:
         known = needed or floors
         least = min(known, key=lambda i: known[i])
-        why = _too_large(asked, world_size, found[least], known[least], memory_margin, bool(needed))
+        why = _too_large(asked, world_size, jobs[least], known[least], memory_margin, bool(needed))
         raise ValueError(why)
     return fitting
 
@@ -160,8 +160,8 @@ def _dividing_values(asked: Question, world_size: int) -> Iterator[str]:
     shared = {"tp": world_size, "pp": world_size, "cp": world_size}
     for name, number in (shared | {"microbatch_size": asked.batch_size}).items():
         choices = getattr(asked.space, name)
-        if choices is not None and all(number % one for one in choices):
-            divisors = [one for one in range(1, number + 1) if number % one == 0]
+        if choices is not None and all(number % choice for choice in choices):
+            divisors = [n for n in range(1, number + 1) if number % n == 0]
             more = " or another divisor" if len(divisors) > _MOST_NAMED else ""
             yield f"`{name}` of {', '.join(map(str, divisors[:_MOST_NAMED]))}{more}"
 

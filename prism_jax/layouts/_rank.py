@@ -126,7 +126,7 @@ def rank_layouts(
                 folder = None if out is None else pathlib.Path(out)
                 _simulate_all(search, queue, key, folder, executor, watch)
     search.ended = watch.ended
-    if not search.found:
+    if not search.results:
         if search.ended and search.predictions:  # What is known is predicted.
             first = sorted(search.predictions, key=search.predicted)
             search.order, search.num_samples = first[:top], None
@@ -167,24 +167,26 @@ def _simulate_all(
         # Programs of one schedule share compiled code.
         most = min(max(len(left) // _CALLS, 1), _MOST)
         calls = alike(left, lambda number: schedule_of(jobs[number]), most)
-        tasks = [([jobs[number] for number in some], *options) for some in calls]
+        tasks = [([jobs[number] for number in call], *options) for call in calls]
         for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
-            for number, found in zip(calls[which], results, strict=True):
-                search.add(number, found)
+            for number, result in zip(calls[which], results, strict=True):
+                search.add(number, result)
                 if folder is not None:
-                    write_part(folder, _row(search, number, found), digest)
+                    write_part(folder, _row(search, number, result), digest)
 
     size = search.top if executor else 1
     with _own_thread(executor) as workers:
         while wave := [*it.islice(queue, size)]:
             near = [*it.takewhile(lambda number: not search.leaves_out(number), wave)]
             simulate(near)
-            values = {number: search.found.pop(number) for number in near if number in search.found}
+            values = {
+                number: search.results.pop(number) for number in near if number in search.results
+            }
             for number in near:  # Without what one process would not have simulated.
                 if search.leaves_out(number):
                     return
                 if number in values:
-                    search.found[number] = values[number]
+                    search.results[number] = values[number]
             if len(near) < len(wave):
                 return
             size = _WAVE if executor else 1
@@ -200,18 +202,18 @@ def simulate_jobs(
     """
     figures = [objective, Mean(), Quantile(0.95), Quantile(0.99), Std()]
     options: dict[str, Any] = {"num_samples": num_samples, "key": key}
-    found: list[Jackknifed | str] = []
+    results: list[Jackknifed | str] = []
     for job in jobs:
         try:
             simulated = simulated_steps(compile_job(job), **options)
         except ValueError as error:
-            found.append(str(error))
+            results.append(str(error))
         else:
-            found.append(jackknifed(simulated, figures))
-    return found
+            results.append(jackknifed(simulated, figures))
+    return results
 
 
-def _row(search: Search, number: int, found: Jackknifed | str) -> dict[str, Any]:
+def _row(search: Search, number: int, result: Jackknifed | str) -> dict[str, Any]:
     """What a folder keeps of a layout."""
     job = search.jobs[number]
     row: dict[str, Any] = {
@@ -219,11 +221,11 @@ def _row(search: Search, number: int, found: Jackknifed | str) -> dict[str, Any]
         "layout": job.name,
         "predicted_s": search.predictions[number].mean,
         "memory_bytes": memory(job).fullest.bytes,
-        "refused": found if isinstance(found, str) else None,
+        "refused": result if isinstance(result, str) else None,
     }
-    if not isinstance(found, str):
-        row |= {f"{name}_s": x for name, x in zip(FIGURES, found.values.tolist(), strict=True)}
-        row |= {"without": found.without.tolist(), "support": found.support.tolist()}
+    if not isinstance(result, str):
+        row |= {f"{name}_s": x for name, x in zip(FIGURES, result.values.tolist(), strict=True)}
+        row |= {"without": result.without.tolist(), "support": result.support.tolist()}
     return row
 
 
@@ -237,19 +239,19 @@ def _figures(row: dict[str, Any]) -> Jackknifed | str:
 
 def _digest(search: Search, key: "jax.Array") -> str:
     """A digest of a search. Most of its jobs share their model, machine and kernels."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     shared: dict[int, int] = {}
     for job in search.jobs:
         for part in (job.model, job.cluster, job.kernels):
             if id(part) not in shared:
                 shared[id(part)] = len(shared)
-                found.update(msgspec.json.encode(part))
+                digest.update(msgspec.json.encode(part))
         own = (job.layout, job.schedule, job.training, job.name)
         which = [shared[id(part)] for part in (job.model, job.cluster, job.kernels)]
-        found.update(msgspec.json.encode((own, which)))
+        digest.update(msgspec.json.encode((own, which)))
     words = [int(word) for word in key_data(key)]
-    found.update(msgspec.json.encode([str(search.objective), search.num_samples, *words, FIGURES]))
-    return found.hexdigest()
+    digest.update(msgspec.json.encode([str(search.objective), search.num_samples, *words, FIGURES]))
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -106,12 +106,12 @@ class Ranking:
     @property
     def best_by_mean(self) -> RankedLayout:
         """The layout with the shortest mean step time."""
-        return min(self.layouts, key=lambda one: one.rank_by_mean)
+        return min(self.layouts, key=lambda layout: layout.rank_by_mean)
 
     @property
     def rate(self) -> str:
         """What all jobs do in a second: `tokens`, or `samples` if a model has no words."""
-        words = all(one.job.unit == "token" for one in self.layouts)
+        words = all(layout.job.unit == "token" for layout in self.layouts)
         return "tokens" if words else "samples"
 
     def table(self) -> Any:
@@ -120,21 +120,21 @@ class Ranking:
 
         rows = [
             {
-                "layout": one.job.name,
-                "GPUs": one.gpus,
-                f"{self.objective} [s]": one.value.value,
-                "behind [s]": one.behind.value,
-                "error of it [s]": one.behind.standard_error,
-                "mean [s]": one.mean.value,
-                "p95 [s]": one.p95.value,
-                "p99 [s]": one.p99.value,
-                "memory [GB]": one.memory_bytes / 1e9,
-                "MFU [%]": 100 * one.mfu,
-                f"{self.rate}/s": getattr(one, f"{self.rate}_per_s"),
-                "rank": one.rank,
-                "rank by mean": one.rank_by_mean,
+                "layout": layout.job.name,
+                "GPUs": layout.gpus,
+                f"{self.objective} [s]": layout.value.value,
+                "behind [s]": layout.behind.value,
+                "error of it [s]": layout.behind.standard_error,
+                "mean [s]": layout.mean.value,
+                "p95 [s]": layout.p95.value,
+                "p99 [s]": layout.p99.value,
+                "memory [GB]": layout.memory_bytes / 1e9,
+                "MFU [%]": 100 * layout.mfu,
+                f"{self.rate}/s": getattr(layout, f"{self.rate}_per_s"),
+                "rank": layout.rank,
+                "rank by mean": layout.rank_by_mean,
             }
-            for one in self.layouts
+            for layout in self.layouts
         ]
         return pl.DataFrame(rows)
 
@@ -143,14 +143,14 @@ def made(search: Search) -> Ranking:
     """The ranking of all that a search has found."""
     simulated, order = search.num_samples is not None, search.order
     if simulated:
-        order = sorted(search.found, key=search.value)
+        order = sorted(search.results, key=search.value)
     ranks = {number: rank for rank, number in enumerate(order)}
     by_mean = sorted(order, key=lambda i: search.value(i, "mean")) if simulated else order
     layouts = []
     for rank, i in enumerate(order, 1):
         prediction = search.predictions[i]
         if simulated:
-            value, mean, p95, p99, _ = search.found[i].estimates()
+            value, mean, p95, p99, _ = search.results[i].estimates()
             (behind,) = _difference(search, i, order[0]).estimates()
         else:
             value = mean = Estimate(prediction.mean, math.nan)
@@ -163,21 +163,21 @@ def made(search: Search) -> Ranking:
         objective=str(search.objective) if simulated else "predicted mean",
         layouts=tuple(layouts),
         num_given=len(search.jobs),
-        num_simulated=len(search.found),
+        num_simulated=len(search.results),
         num_samples=search.num_samples or 0,
         unit=search.unit,
         yours=None if search.yours not in ranks else layouts[ranks[search.yours]],
-        loss=next(one.behind for one in layouts if one.rank_by_mean == 1),
+        loss=next(layout.behind for layout in layouts if layout.rank_by_mean == 1),
         ended=search.ended,
         notes=_notes(search, layouts, ranks.keys()),
     )
 
 
-def _difference(search: Search, number: int, other: int) -> Jackknifed:
+def _difference(search: Search, number: int, reference: int) -> Jackknifed:
     """By how much the objective of one job is above that of another, from the same steps."""
-    a, b = search.scaled(1.0, number), search.scaled(1.0, other)
-    found = search.found
-    return combined(lambda x, y: a * x[:, :1] - b * y[:, :1], found[number], found[other])
+    a, b = search.scaled(1.0, number), search.scaled(1.0, reference)
+    results = search.results
+    return combined(lambda x, y: a * x[:, :1] - b * y[:, :1], results[number], results[reference])
 
 
 def _notes(
@@ -185,8 +185,8 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     left = len(search.jobs) - len(layouts) - len(search.refused) - search.num_too_large
-    others = (number for number in search.predictions if number not in ranked)
-    least = min([search.least, *map(search.predicted, others)])
+    unranked = (number for number in search.predictions if number not in ranked)
+    least = min([search.least, *map(search.predicted, unranked)])
     if left and search.ended:
         notes.append(
             f"The search was ended ({search.ended}): {counted(left, 'layout')} left out, none of "
@@ -214,12 +214,12 @@ def _notes(
         )
     if search.unit != "step":
         of = "tokens_per_step" if search.unit == "token" else "batch_size"
-        work = [getattr(one.job, of) for one in layouts]
+        work = [getattr(layout.job, of) for layout in layouts]
         notes.append(
             f"A step has {min(work):,} to {max(work):,} {search.unit}s, so the jobs are ranked by "
             f"their time per {search.unit}, not per step."
         )
-    gpus = sorted({one.gpus for one in layouts})
+    gpus = sorted({layout.gpus for layout in layouts})
     if len(gpus) > 1:
         notes.append(
             f"The jobs have {', '.join(f'{n:,}' for n in gpus)} GPUs: compare "

@@ -65,7 +65,7 @@ class Search:
     - `predictions`: the predictions so far.
     - `refused`: why some jobs cannot be predicted or simulated.
     - `num_too_large`: how many of those looked at need more memory than is allowed.
-    - `found`: the figures of each simulated job.
+    - `results`: the figures of each simulated job.
     - `excess`: by which share the prediction of each is above the mean of its steps, by more than
         their errors explain; else zero.
     - `order`: the numbers of jobs in the order in which they were taken from the queue.
@@ -84,7 +84,7 @@ class Search:
     predictions: dict[int, Prediction] = dataclasses.field(default_factory=dict)
     refused: dict[int, str] = dataclasses.field(default_factory=dict)
     num_too_large: int = 0
-    found: dict[int, Jackknifed] = dataclasses.field(default_factory=dict)
+    results: dict[int, Jackknifed] = dataclasses.field(default_factory=dict)
     excess: dict[int, float] = dataclasses.field(default_factory=dict)
     order: list[int] = dataclasses.field(default_factory=list)
     ended: str = ""
@@ -99,14 +99,14 @@ class Search:
         return seconds * (self.work[0] / self.work[number])
 
     def value(self, number: int, figure: str = "objective") -> float:
-        return self.scaled(float(self.found[number].values[FIGURES.index(figure)]), number)
+        return self.scaled(float(self.results[number].values[FIGURES.index(figure)]), number)
 
     def predicted(self, number: int) -> float:
         return self.scaled(self.predictions[number].mean, number)
 
     def last(self) -> float:
         """The objective of the `top`-th best so far; infinite if there are fewer."""
-        values = sorted(map(self.value, self.found))
+        values = sorted(map(self.value, self.results))
         return values[self.top - 1] if len(values) >= self.top else math.inf
 
     def leaves_out(self, number: int) -> bool:
@@ -128,7 +128,7 @@ class Search:
         """The largest share by which a prediction is above the mean of its simulated steps, by more
         than their errors explain; zero if none is.
         """
-        return max((self.excess[number] for number in self.found), default=0.0)
+        return max((self.excess[number] for number in self.results), default=0.0)
 
     def _least_share(self) -> float:
         """The objective of a job is at least this share of its prediction."""
@@ -138,25 +138,27 @@ class Search:
         if level is None:
             return 0.0
         mean, std = FIGURES.index("mean"), FIGURES.index("std")
-        spread = max(float(one.values[std] / one.values[mean]) for one in self.found.values())
+        spread = max(
+            float(result.values[std] / result.values[mean]) for result in self.results.values()
+        )
         return 1 - math.sqrt((1 - level) / level) * spread
 
-    def add(self, number: int, found: Jackknifed | str) -> None:
+    def add(self, number: int, result: Jackknifed | str) -> None:
         """Adds the figures of a job, or why it cannot be simulated."""
-        if isinstance(found, str):
-            self.refused[number] = found
+        if isinstance(result, str):
+            self.refused[number] = result
             return
-        self.found[number] = found
+        self.results[number] = result
         at, predicted = FIGURES.index("mean"), self.predictions[number].mean
-        mean, error = float(found.values[at]), float(found.scatter[at])
+        mean, error = float(result.values[at]), float(result.scatter[at])
         above = predicted - mean > _ERRORS * error + _ROUNDING * mean
         self.excess[number] = predicted / mean - 1 if above else 0.0
 
     def progress(self) -> str:
         """How far the search is, and the best so far; another thread may ask."""
         number = counted(len(self.jobs), "layout")
-        simulated = {i: float(one.values[0]) for i, one in [*self.found.items()]}
-        known = simulated or {i: one.mean for i, one in [*self.predictions.items()]}
+        simulated = {i: float(result.values[0]) for i, result in [*self.results.items()]}
+        known = simulated or {i: prediction.mean for i, prediction in [*self.predictions.items()]}
         if not known:
             looked_at = max(len(self.queue), self.num_too_large + len(self.refused))
             return f"{looked_at:,} of {number} looked at, none predicted"

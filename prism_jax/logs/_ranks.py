@@ -57,15 +57,15 @@ def read_ranks(path: Path, num_ranks: int, devices_per_node: int) -> RankFactors
         with located(shown(path)):
             return _of_reports(text, num_ranks)
     columns = {
-        what: _column(names_of_columns(path), patterns)
-        for what, patterns in known()["tests"].items()
+        test: _column(names_of_columns(path), patterns)
+        for test, patterns in known()["tests"].items()
     }
     if not any(columns.values()):  # The error says which columns there are.
         columns["compute"] = ("factor", 1)
     nodes = -(-num_ranks // devices_per_node)
     factors: dict[str, Any] = {"compute": None, "collectives": None}
-    each = 1
-    for what, (name, power) in ((what, found) for what, found in columns.items() if found):
+    per_row = 1
+    for test, (name, power) in ((test, column) for test, column in columns.items() if column):
         values, by = read_factors(path, name)
         by = by or ("node" if len(values) == nodes else "gpu")
         if len(values) != {"gpu": num_ranks, "node": nodes}[by]:
@@ -73,9 +73,9 @@ def read_ranks(path: Path, num_ranks: int, devices_per_node: int) -> RankFactors
                 f"{shown(path)}: it has {counted(len(values), 'row')} by `{by}`, and the job has "
                 f"{counted(num_ranks, 'GPU')} in {counted(nodes, 'node')}; give one for each."
             )
-        each = devices_per_node if by == "node" else 1
-        factors[what] = np.repeat(values**power, each)[:num_ranks]
-    return RankFactors(**factors, each=each, source=shown(path))
+        per_row = devices_per_node if by == "node" else 1
+        factors[test] = np.repeat(values**power, per_row)[:num_ranks]
+    return RankFactors(**factors, each=per_row, source=shown(path))
 
 
 def _column(names: list[str], patterns: dict[str, str]) -> tuple[str, int] | None:

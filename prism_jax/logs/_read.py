@@ -189,18 +189,18 @@ def _measured(all_series: list[Series], job: Job | None) -> Measured:
 
 def _seconds(series: Series, job: Job | None) -> Float[np.ndarray, " values"]:
     """The times of steps. A rate of tokens or samples becomes a time by the job's batch."""
-    what, _, per = series.unit.partition("/")
+    noun, _, per = series.unit.partition("/")
     if series.unit in ("s", "ms"):
         return series.values * {"s": 1.0, "ms": 1e-3}[series.unit]
-    if what == "steps":
+    if noun == "steps":
         amount = 1
     elif job is None or job.training is None:
         raise ValueError(
-            f"`{series.source}` is a rate of {what}, and no batch is known; give the job that was "
+            f"`{series.source}` is a rate of {noun}, and no batch is known; give the job that was "
             "measured."
         )
     else:
-        amount = job.tokens_per_step if what == "tokens" else job.batch_size
+        amount = job.tokens_per_step if noun == "tokens" else job.batch_size
         amount /= job.layout.world_size if per.endswith("GPU") else 1
     with np.errstate(divide="ignore"):
         return amount / series.values

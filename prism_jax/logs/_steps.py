@@ -90,9 +90,9 @@ def _periodic(steps: np.ndarray, times: np.ndarray, typical: float, least: float
                 continue
             usual = typical
             for workers in range(2, _PERIODS[0]):
-                others = (steps % workers == after % workers) & ~at
-                if period % workers == 0 and np.all(long[others]):
-                    usual = float(np.median(times[others]))
+                of_workers = (steps % workers == after % workers) & ~at
+                if period % workers == 0 and np.all(long[of_workers]):
+                    usual = float(np.median(times[of_workers]))
             if np.median(times[at]) > usual + least:
                 periodic |= at
     return periodic

@@ -97,7 +97,7 @@ def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
         )
     copies = msgspec.structs.replace(job.layout, dp=job.layout.dp * len(chains))
     of_copies = msgspec.structs.replace(job, layout=copies)
-    passes = [one.passes for one in chains if one.passes is not None]
+    passes = [chain.passes for chain in chains if chain.passes is not None]
     reduced = [lower(of_copies, ranks, ()) for ranks in schedule.ranks_of_chains]
     phases = ("forward", "backward", "backward_input", "backward_weight")
     pairs = msgspec.structs.replace(passes[0], **_joined(passes, phases[:2])) if passes else None
@@ -105,45 +105,45 @@ def lower_chains(job: Costs, schedule: AbstractSchedule) -> Workload:
         chains[0],
         **_joined(chains, phases),
         passes=pairs,
-        send_recv={pair: kernel for one in chains for pair, kernel in one.send_recv.items()},
+        send_recv={pair: kernel for chain in chains for pair, kernel in chain.send_recv.items()},
         reductions=tuple(
             tuple(
-                _of_copies(one, schedule.chain_starts, chain)
+                _of_copies(reduction, schedule.chain_starts, chain)
                 for chain, reductions in enumerate(of_rank)
-                for one in reductions
+                for reduction in reductions
             )
-            for of_rank in zip(*(one.reductions for one in reduced), strict=True)
+            for of_rank in zip(*(chain.reductions for chain in reduced), strict=True)
         ),
         # What a step has besides its kernels, it has once.
-        tail=(*reduced[0].tail, *it.chain(*(_without_host(one.tail) for one in reduced[1:]))),
+        tail=(*reduced[0].tail, *it.chain(*(_without_host(chain.tail) for chain in reduced[1:]))),
     )
 
 
 def _joined(chains: Sequence[Any], phases: Sequence[str]) -> dict[str, tuple]:
     """What the stages of each chain have in some phases, of all chains."""
-    return {name: tuple(it.chain(*(getattr(one, name) for one in chains))) for name in phases}
+    return {name: tuple(it.chain(*(getattr(chain, name) for chain in chains))) for name in phases}
 
 
 def _without_host(block: Block) -> Block:
-    def kept(one: Segment) -> Segment:
-        kernels = tuple(row for row in one.kernels if row[0].kind != "host")
-        return msgspec.structs.replace(one, kernels=kernels)
+    def kept(segment: Segment) -> Segment:
+        kernels = tuple(row for row in segment.kernels if row[0].kind != "host")
+        return msgspec.structs.replace(segment, kernels=kernels)
 
-    return tuple((kept(one), times) for one, times in block)
+    return tuple((kept(segment), times) for segment, times in block)
 
 
-def _of_copies(one: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:
+def _of_copies(reduction: Reduction, chain_starts: Sequence[int], chain: int) -> Reduction:
     """A reduction of one chain that also waits for the copies of its stage."""
     starts = (chain_starts[chain], *chain_starts[:chain], *chain_starts[chain + 1 :])
-    stages = tuple(start + stage for stage in one.stages for start in starts)
-    return Reduction(one.kernels, stages)
+    stages = tuple(start + stage for stage in reduction.stages for start in starts)
+    return Reduction(reduction.kernels, stages)
 
 
 def number_microbatches(graph: OpGraph, chain_starts: tuple[int, ...]) -> OpGraph:
     """The graph with distinct numbers for the microbatches of different chains."""
     chain = np.searchsorted(np.array(chain_starts), graph.stage, side="right") - 1
-    each = graph.microbatch.max(initial=0) + 1
-    return dataclasses.replace(graph, microbatch=graph.microbatch + chain * each)
+    per_chain = graph.microbatch.max(initial=0) + 1
+    return dataclasses.replace(graph, microbatch=graph.microbatch + chain * per_chain)
 
 
 class OpKind(NamedTuple):
@@ -193,7 +193,7 @@ def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
     same two ranks.
     """
     pairs: dict[tuple[int, int], Block] = {}
-    sends = {ends: ((Segment((), one), 1),) for ends, one in workload.send_recv.items()}
+    sends = {ends: ((Segment((), kernel), 1),) for ends, kernel in workload.send_recv.items()}
     phases = {
         "F": workload.forward,
         "B": workload.backward,

@@ -38,27 +38,29 @@ class Sink(NamedTuple):
 def sinks_of(graph: OpGraph, workload: Workload) -> tuple[Sink, ...]:
     """The sinks of a graph: those of a rank in order of time; the last is the end of the rank."""
     turns = _turns(graph)
-    found: list[Sink] = []
+    sinks: list[Sink] = []
     for rank, reductions in enumerate(workload.reductions):
         of_ops: dict[tuple[int, ...], list[Reduction]] = {}
-        for one in reductions:
-            ends = [turns[stage] for stage in one.stages if stage in turns]
-            of_turns = zip(*ends, strict=True) if one.each_turn else [[end[-1] for end in ends]]
+        for reduction in reductions:
+            ends = [turns[stage] for stage in reduction.stages if stage in turns]
+            of_turns = (
+                zip(*ends, strict=True) if reduction.each_turn else [[end[-1] for end in ends]]
+            )
             for ops in map(tuple, of_turns):
-                of_ops.setdefault(ops, []).append(one)
+                of_ops.setdefault(ops, []).append(reduction)
         place = {op: i for i, op in enumerate(graph.orders[rank])}
         of_end = of_ops.pop((), [])
         in_time = sorted(of_ops, key=lambda ops: place.get(ops[0], -1))
-        mine = [sink for ops in in_time for sink in _sinks(graph, rank, ops, of_ops[ops])]
+        of_rank = [sink for ops in in_time for sink in _sinks(graph, rank, ops, of_ops[ops])]
         end = Sink(rank, graph.last[rank], _together(of_end))
-        if mine and mine[-1].ops[0] == graph.orders[rank][-1]:
-            before = mine.pop()
+        if of_rank and of_rank[-1].ops[0] == graph.orders[rank][-1]:
+            before = of_rank.pop()
             # The last reduction of the rank ends no earlier than its last backward.
             first = before.ops[:1] if before.pieces else ()
             ops = tuple(dict.fromkeys((*first, *end.ops, *before.ops[1:])))
             end = before._replace(ops=ops, reduction=before.reduction + end.reduction)
-        found += [*mine, end]
-    return tuple(found)
+        sinks += [*of_rank, end]
+    return tuple(sinks)
 
 
 # As many as the graphs that `op_graph` keeps and returns again.
@@ -68,33 +70,33 @@ def _turns(graph: OpGraph) -> dict[int, list[int]]:
     another stage, in order.
     """
     turns: dict[int, list[int]] = {}
-    phase, stage, other = graph.phase, graph.stage, graph.other_stage
+    phase, stage, other_stage = graph.phase, graph.stage, graph.other_stage
     for order in graph.orders:
         ops = np.array(order, int)
         makes = np.isin(phase[ops], ("B", "W", OVERLAPPED))
         ops = ops[makes]
-        stages = np.where(phase[ops] == OVERLAPPED, other[ops], stage[ops])
+        stages = np.where(phase[ops] == OVERLAPPED, other_stage[ops], stage[ops])
         ends = np.append(stages[1:] != stages[:-1], True)[: len(ops)]
-        for one, op in zip(stages[ends].tolist(), ops[ends].tolist(), strict=True):
-            turns.setdefault(one, []).append(op)
+        for turn, op in zip(stages[ends].tolist(), ops[ends].tolist(), strict=True):
+            turns.setdefault(turn, []).append(op)
     return turns
 
 
 def _together(reductions: Sequence[Reduction]) -> Block:
     if len(reductions) == 1:
         return reductions[0].kernels  # Most stages share it.
-    return tuple(part for one in reductions for part in one.kernels)
+    return tuple(part for reduction in reductions for part in reduction.kernels)
 
 
 def _sinks(
     graph: OpGraph, rank: int, ops: tuple[int, ...], reductions: Sequence[Reduction]
 ) -> list[Sink]:
     """The sinks of gradients that become ready in one op: several if it is a whole backward."""
-    pieces = tuple(one.piece for one in reductions if one.piece is not None)
+    pieces = tuple(reduction.piece for reduction in reductions if reduction.piece is not None)
     cut = len(pieces) > 1 and len(ops) == 1 and graph.phase[list(ops)].tolist() == ["B"]
     if not cut:
         return [Sink(rank, ops, _together(reductions))]
-    return [Sink(rank, ops, one.kernels, pieces, k) for k, one in enumerate(reductions)]
+    return [Sink(rank, ops, reduction.kernels, pieces, k) for k, reduction in enumerate(reductions)]
 
 
 def cut_at_sinks(
@@ -148,20 +150,20 @@ def when_reduced(
     """The time at which each rank has reduced its gradients, without variability, in seconds.
     `ends` are the ends of the ops of sinks.
     """
-    found = np.zeros(1 + max(sink.rank for sink in sinks))
-    each = block_means([sink.reduction for sink in sinks])
+    reduced = np.zeros(1 + max(sink.rank for sink in sinks))
+    means = block_means([sink.reduction for sink in sinks])
     # The sinks of one op share its pieces, of which there may be one for each layer.
     shared = {id(sink.pieces): sink.pieces for sink in sinks}
     left = {key: _from_each(pieces) for key, pieces in shared.items()}
-    for rank in range(len(found)):
-        mine = [i for i, sink in enumerate(sinks) if sink.rank == rank]
-        before, whole = 0.0, sum(each[i] for i in mine)
-        for i in mine:
+    for rank in range(len(reduced)):
+        of_rank = [i for i, sink in enumerate(sinks) if sink.rank == rank]
+        before, whole = 0.0, sum(means[i] for i in of_rank)
+        for i in of_rank:
             sink = sinks[i]
             end = ends[i] - left[id(sink.pieces)][sink.piece + 1]
-            found[rank] = max(found[rank], end + contention * before + (whole - before))
-            before += each[i]
-    return found
+            reduced[rank] = max(reduced[rank], end + contention * before + (whole - before))
+            before += means[i]
+    return reduced
 
 
 def _from_each(pieces: Sequence[Block]) -> list[float]:

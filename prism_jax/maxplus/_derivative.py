@@ -14,7 +14,7 @@ from ._latencies import AbstractOpLaw, Latencies
 _LEVELS_AT_ONCE = 16
 
 
-def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
+def along_path(values, fixed, latencies, lanes: Lanes, kept, sink, weight):
     """What the latencies on the path to a sink of each sample contribute to the derivatives, from
     the sink on back to the start.
 
@@ -23,7 +23,7 @@ def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
 
     **Arguments:**
 
-    - `values`, `rest`: tables and what is common, as far as they are differentiated, and the rest;
+    - `values`, `fixed`: tables and what is common, as far as they are differentiated or fixed;
         `latencies` is without them.
     - `kept`: which end was the latest at each join, by level, and at each sink.
     - `sink`, `weight`: `(samples,)`, the sink, and the derivative with respect to its end.
@@ -34,7 +34,7 @@ def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
     """
     choices, at_sinks = kept
     cell = lanes.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
-    of_second, of_common = _per_second(values, rest, latencies, lanes, choices, cell, weight)
+    of_second, of_common = _per_second(values, fixed, latencies, lanes, choices, cell, weight)
 
     def weighted(total, table):
         total = total * weight[None, :]
@@ -43,7 +43,7 @@ def along_path(values, rest, latencies, lanes: Lanes, kept, sink, weight):
     return jax.tree.map(weighted, of_second, values[0]), of_common
 
 
-def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight):
+def _per_second(values, fixed, latencies, lanes: Lanes, choices, cell, weight):
     """The derivatives of the ends with respect to tables, by sample, and of the weighted ends with
     respect to what is common: the sums over every op on the path.
     """
@@ -72,16 +72,16 @@ def _per_second(values, rest, latencies, lanes: Lanes, choices, cell, weight):
         def contribution(slot, carry):
             parts, of_common = carry
             at = (first + slot, lane_of[slot], z_of[slot])
-            part, more = _contribution(values, rest, latencies, lanes, *at, weight)
+            part, more = _contribution(values, fixed, latencies, lanes, *at, weight)
             parts = jax.tree.map(lambda all, x: all.at[slot].set(x), parts, part)
             return parts, jax.tree.map(jnp.add, of_common, more)
 
         def add(slot, totals):
             rows = latencies.rows_of(first + slot)
-            mine = lane_of[slot][None, :] == np.arange(width, dtype=np.int32)[:, None]
+            on_path = lane_of[slot][None, :] == np.arange(width, dtype=np.int32)[:, None]
 
             def of_table(total, row, part):
-                return total.at[row].add(jnp.where(mine, part[slot], 0))
+                return total.at[row].add(jnp.where(on_path, part[slot], 0))
 
             return jax.tree.map(of_table, totals, _where_there(rows, totals), parts)
 
@@ -107,11 +107,11 @@ def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
     )
 
 
-def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
+def _contribution(values, fixed, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
     """What the latencies on the path at one level contribute to the derivatives: of the ends with
     respect to the row of each table that they read; of the weighted ends to what is common.
     """
-    tables, common = eqx.combine(values, rest)
+    tables, common = eqx.combine(values, fixed)
 
     def at_lane(x):
         """The value of the lane on the path; zero if no lane of the level is on it."""
@@ -121,15 +121,15 @@ def _contribution(values, rest, latencies: Latencies, lanes: Lanes, level, lane,
         return value
 
     rows = latencies.rows_of(level)
-    mine = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
+    of_lane = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
     op = at_lane(lanes.ops[level][:, None])
     # XLA would look them up again for each use.
-    mine, op = lax.optimization_barrier((mine, op))
-    inexact, others = eqx.partition((mine, common), eqx.is_inexact_array)
+    of_lane, op = lax.optimization_barrier((of_lane, op))
+    inexact, static = eqx.partition((of_lane, common), eqx.is_inexact_array)
 
     def latency(inexact):
-        mine, common = eqx.combine(inexact, others)
-        return mine.latency(op, z[None, :], common)
+        of_lane, common = eqx.combine(inexact, static)
+        return of_lane.latency(op, z[None, :], common)
 
     _, vjp = jax.vjp(latency, inexact)
     there = ((lane >= 0) & (lane < lanes.width))[None, :]

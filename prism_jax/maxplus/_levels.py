@@ -130,9 +130,9 @@ def _cheapest(followers: Ragged, depth: np.ndarray, to_go: np.ndarray) -> list[l
         if best is not None and (bound, width) > best:
             break
         rows = _fill(followers, width)
-        found = cost(len(rows), width), width
-        if best is None or found < best:
-            best, best_rows = found, rows
+        padded = cost(len(rows), width), width
+        if best is None or padded < best:
+            best, best_rows = padded, rows
     return best_rows
 
 
@@ -154,10 +154,10 @@ def _fill(followers: Ragged, width: int) -> list[list[int]]:
     while ready:
         row = [heapq.heappop(ready) for _ in range(min(width, len(ready)))]
         for op in row:
-            for other in follower[start[op] : start[op + 1]]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    heapq.heappush(ready, other)
+            for next_op in follower[start[op] : start[op + 1]]:
+                waiting[next_op] -= 1
+                if not waiting[next_op]:
+                    heapq.heappush(ready, next_op)
         rows.append(row)
     return rows
 

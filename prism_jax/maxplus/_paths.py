@@ -23,10 +23,10 @@ def cell_latencies(
     """The latency of the op of every cell, in seconds, as `propagate` draws it: see [`Lanes`][]."""
 
     def step(level, drawn):
-        mine = level_latencies(latencies, latencies.tables, latencies.common, lanes, level)
-        mine = jnp.broadcast_to(mine, (lanes.width, num_samples))
+        seconds = level_latencies(latencies, latencies.tables, latencies.common, lanes, level)
+        seconds = jnp.broadcast_to(seconds, (lanes.width, num_samples))
         first = level * np.int32(lanes.width)
-        return lax.dynamic_update_slice_in_dim(drawn, mine, first, 0)
+        return lax.dynamic_update_slice_in_dim(drawn, seconds, first, 0)
 
     drawn = jnp.zeros((lanes.ops.size, num_samples), dtype)
     return lax.fori_loop(0, lanes.num_levels, step, drawn)
@@ -35,9 +35,9 @@ def cell_latencies(
 def predecessors_of(levels: Levels) -> Int[np.ndarray, "ops_joins_and_none fan_in"]:
     """The ops and joins that each op and each join waits for, or -1; at last those of "no op"."""
     number = levels.num_ops + levels.num_joins + 1
-    found = np.full((number, levels.predecessors.value.shape[2]), -1)
-    found[levels.ops.value] = levels.predecessors.value
-    return found
+    predecessors = np.full((number, levels.predecessors.value.shape[2]), -1)
+    predecessors[levels.ops.value] = levels.predecessors.value
+    return predecessors
 
 
 def edges_of(levels: Levels) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
@@ -87,11 +87,11 @@ def critical_ops(
     - `sink`: the number of the sink in each sample.
     """
     columns, before = np.arange(len(sink)), predecessors_of(levels)
-    critical, some = np.zeros(ends.shape, bool), levels.sink_ops.value[sink]
-    while (some >= 0).any():
-        op = some[columns, ends[some, columns[:, None]].argmax(axis=1)]
+    critical, candidates = np.zeros(ends.shape, bool), levels.sink_ops.value[sink]
+    while (candidates >= 0).any():
+        op = candidates[columns, ends[candidates, columns[:, None]].argmax(axis=1)]
         critical[op, columns] = True
-        some = before[op]
+        candidates = before[op]
     return critical[: levels.num_ops]
 
 

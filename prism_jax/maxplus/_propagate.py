@@ -54,56 +54,56 @@ def propagate_to(
 
 
 def _parted(latencies: Latencies):
-    """What is differentiated, and the rest."""
-    values, rest = eqx.partition((latencies.tables, latencies.common), eqx.is_inexact_array)
-    return values, rest, dataclasses.replace(latencies, tables=None, common=None)
+    """What is differentiated, and what is fixed."""
+    values, fixed = eqx.partition((latencies.tables, latencies.common), eqx.is_inexact_array)
+    return values, fixed, dataclasses.replace(latencies, tables=None, common=None)
 
 
 @eqx.filter_custom_vjp
-def _end(values, rest, latencies, lanes, sink, dtype):
-    ends, _ = _forward(values, rest, latencies, lanes, len(sink), dtype, keep=False)
+def _end(values, fixed, latencies, lanes, sink, dtype):
+    ends, _ = _forward(values, fixed, latencies, lanes, len(sink), dtype, keep=False)
     return ends[sink, jnp.arange(len(sink))]
 
 
 @_end.def_fwd
-def _end_forward(perturbed, values, rest, latencies, lanes, sink, dtype):
+def _end_forward(perturbed, values, fixed, latencies, lanes, sink, dtype):
     del perturbed
     number = len(sink)
-    ends, kept = _forward(values, rest, latencies, lanes, number, dtype, keep=True)
+    ends, kept = _forward(values, fixed, latencies, lanes, number, dtype, keep=True)
     return ends[sink, jnp.arange(number)], kept
 
 
 @_end.def_bwd
-def _end_backward(kept, cotangent, perturbed, values, rest, latencies, lanes, sink, dtype):
+def _end_backward(kept, cotangent, perturbed, values, fixed, latencies, lanes, sink, dtype):
     del perturbed, dtype
-    return along_path(values, rest, latencies, lanes, kept, sink, cotangent)
+    return along_path(values, fixed, latencies, lanes, kept, sink, cotangent)
 
 
 @eqx.filter_custom_vjp
-def _ends(values, rest, latencies, lanes, num_samples, dtype):
-    return _forward(values, rest, latencies, lanes, num_samples, dtype, keep=False)[0]
+def _ends(values, fixed, latencies, lanes, num_samples, dtype):
+    return _forward(values, fixed, latencies, lanes, num_samples, dtype, keep=False)[0]
 
 
 @_ends.def_fwd
-def _ends_forward(perturbed, values, rest, latencies, lanes, num_samples, dtype):
+def _ends_forward(perturbed, values, fixed, latencies, lanes, num_samples, dtype):
     del perturbed
-    return _forward(values, rest, latencies, lanes, num_samples, dtype, keep=True)
+    return _forward(values, fixed, latencies, lanes, num_samples, dtype, keep=True)
 
 
 def level_latencies(latencies: Latencies, tables, common, lanes: Lanes, level):
     """The latencies of the lanes of a level: `(width, samples)`, or what broadcasts to it."""
-    mine = jax.tree.map(lambda table, row: table[row], tables, latencies.rows_of(level))
+    of_level = jax.tree.map(lambda table, row: table[row], tables, latencies.rows_of(level))
     column = jnp.arange(lanes.width, dtype=jnp.uint32)[:, None]
     counter = level.astype(jnp.uint32) * lanes.counters + column
     z = latencies.noise(latencies.noise_arguments, counter)
     op = lanes.ops[level][:, None]
-    seconds = mine.latency(op, z, common)
+    seconds = of_level.latency(op, z, common)
     return jnp.where(op >= 0, seconds, 0) if lanes.joins else seconds
 
 
-def _forward(values, rest, latencies: Latencies, lanes: Lanes, num_samples, dtype, *, keep):
+def _forward(values, fixed, latencies: Latencies, lanes: Lanes, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
-    tables, common = eqx.combine(values, rest)
+    tables, common = eqx.combine(values, fixed)
 
     def step(level, carry):
         state, choices = carry
@@ -146,7 +146,7 @@ def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
 
 
 @_ends.def_bwd
-def _ends_backward(kept, cotangent, perturbed, values, rest, latencies, lanes, num_samples, dtype):
+def _ends_backward(kept, cotangent, perturbed, values, fixed, latencies, lanes, num_samples, dtype):
     del perturbed, dtype
 
     def follow(carry):
@@ -154,7 +154,7 @@ def _ends_backward(kept, cotangent, perturbed, values, rest, latencies, lanes, n
         cotangent, gradient = carry
         sink, columns = jnp.argmax(cotangent != 0, axis=0), jnp.arange(num_samples)
         weight = cotangent[sink, columns]
-        more = along_path(values, rest, latencies, lanes, kept, sink, weight)
+        more = along_path(values, fixed, latencies, lanes, kept, sink, weight)
         return cotangent.at[sink, columns].set(0), jax.tree.map(jnp.add, gradient, more)
 
     start = cotangent, jax.tree.map(jnp.zeros_like, values)

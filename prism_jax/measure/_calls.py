@@ -110,9 +110,9 @@ def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> 
             yield _product(kernel, array)
         elif kernel.kind == "convolution":
             yield _convolution(kernel, array)
-        elif found := ATTENTION.fullmatch(kernel.size):
-            yield _attention(kernel, found, array)
-    moves = {(one.kind, int(one.size.partition("B")[0])) for one in kernels if one.kind in _MOVING}
+        elif match := ATTENTION.fullmatch(kernel.size):
+            yield _attention(kernel, match, array)
+    moves = {(k.kind, int(k.size.partition("B")[0])) for k in kernels if k.kind in _MOVING}
     sums = min((size for kind, size in moves if kind == "elementwise"), default=0)
     for kind, size in sorted({(kind, min(size, MOST_BYTES)) for kind, size in moves}):
         run = _move("sum" if (kind, size) == ("elementwise", sums) else kind, size, job, array)
@@ -144,8 +144,8 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
 
 def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     """A convolution of images as square as can be, or the gradient of its images or its weights."""
-    found = re.findall(r"\d+", kernel.size.split(maxsplit=1)[1])
-    images, pixels, outputs, inputs, size, _, stride = map(int, found)
+    sizes = re.findall(r"\d+", kernel.size.split(maxsplit=1)[1])
+    images, pixels, outputs, inputs, size, _, stride = map(int, sizes)
     rows = max(n for n in range(1, math.isqrt(pixels) + 1) if pixels % n == 0)
     layouts = ("NHWC", "HWIO", "NHWC")
     on = {"padding": "SAME", "dimension_numbers": layouts, "window_strides": (stride, stride)}
@@ -161,10 +161,10 @@ def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     return Call("convolution", "bf16", kernel.flop, run)
 
 
-def _attention(kernel: Kernel, found: re.Match[str], array: Callable[..., jax.Array]) -> Call:
+def _attention(kernel: Kernel, match: re.Match[str], array: Callable[..., jax.Array]) -> Call:
     """The core of attention, or its backward alone, whose argument is what its forward keeps."""
-    batch, heads, queries, keys, size = map(int, found.groups()[:5])
-    narrower, everything, window, phase = found.groups()[5:]
+    batch, heads, queries, keys, size = map(int, match.groups()[:5])
+    narrower, everything, window, phase = match.groups()[5:]
     limits = {"is_causal": not everything, "local_window_size": window and (int(window) - 1, 0)}
     core = ft.partial(jax.nn.dot_product_attention, **limits)
     q, kv = array((batch, queries, heads, size)), array((batch, keys, heads, size))

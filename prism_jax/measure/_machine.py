@@ -44,10 +44,10 @@ def rates_of(timed: Timed) -> list[Rate]:
     """The mean latency of each kernel and size. Means, because those of the kernels of a step add
     up to that of the step, whatever their laws are; medians do not.
     """
-    found: dict[tuple[str, str, float], list[float]] = {}
+    means_of: dict[tuple[str, str, float], list[float]] = {}
     for call, mean in zip(timed.calls, timed.seconds.mean((0, 2)).tolist(), strict=True):
-        found.setdefault((call.kernel, call.dtype, call.size), []).append(mean)
-    return [Rate(*key, sum(means) / len(means)) for key, means in sorted(found.items())]
+        means_of.setdefault((call.kernel, call.dtype, call.size), []).append(mean)
+    return [Rate(*key, sum(means) / len(means)) for key, means in sorted(means_of.items())]
 
 
 def save_machine(
@@ -81,14 +81,14 @@ def save_machine(
     network.mkdir(parents=True, exist_ok=True)
     # The cluster goes first and comes last: what it names is then whole.
     (folder / "cluster.toml").unlink(missing_ok=True)
-    peaks = {one.dtype: max(r.per_s for r in rates if r.dtype == one.dtype) for one in rates}
+    peaks = {rate.dtype: max(r.per_s for r in rates if r.dtype == rate.dtype) for rate in rates}
     rows = [(r.kernel, r.dtype, f"{r.size:.10g}", f"{r.per_s / peaks[r.dtype]:.4g}") for r in rates]
     write_csv(folder / "efficiency.csv", ("kernel", "dtype", "size", "efficiency"), rows)
     header = ("kernel", "link", "bytes", "efficiency")
     write_csv(network / "efficiency.csv", header, [("collective", "devices", 1, 1)])
     sigmas = {("rank", ""): scatter.rank} if scatter.rank is not None else {}
     sigmas |= {("residual", kind): sigma for kind, sigma in scatter.residual.items()}
-    laws = [_law(*about, sigma, where) for about, sigma in sigmas.items()]
+    laws = [_law(*labels, sigma, where) for labels, sigma in sigmas.items()]
     write_variations(folder / "variability.csv", laws)
     write_variations(network / "variability.csv", [_law("step", "", scatter.step, where)])
     medians = np.median(timed.seconds, axis=(0, 2))
@@ -98,8 +98,8 @@ def save_machine(
         if call.shape
     ]
     write_csv(folder / "calls.csv", ("kernel", "dtype", "latency_s", *_SHAPE), shaped)
-    for each in (folder, network):
-        save_source(each, _source(timed, scatter, where, command))
+    for inner in (folder, network):
+        save_source(inner, _source(timed, scatter, where, command))
     for name, table in _hardware(folder.resolve().name, memory, peaks, len(timed.seconds)).items():
         write_toml(folder / f"{name}.toml", name, {"source": where, **table})
 

@@ -109,9 +109,9 @@ def time_calls(
                 if len(rounds) < FEWEST_ROUNDS:
                     raise KeyboardInterrupt("interrupted before the tenth round.")
                 break
-    found = np.moveaxis(np.array(rounds), 0, -1)
-    dispatch = np.median(found[:, 0], axis=-1)
-    alone = found[:, 1:] - dispatch[:, None, None]
+    seconds_of = np.moveaxis(np.array(rounds), 0, -1)
+    dispatch = np.median(seconds_of[:, 0], axis=-1)
+    alone = seconds_of[:, 1:] - dispatch[:, None, None]
     short = np.median(alone, axis=-1) < (_SHORTEST - 1) * dispatch[:, None]
     kept = np.flatnonzero(~short.any(axis=0)).tolist()
     calls = tuple(calls_on[0][i] for i in kept)
@@ -121,7 +121,7 @@ def time_calls(
             "as long as an empty call; give a `--job` with larger layers."
         )
     # A call that ran while its dispatch was slow is not shorter than a tenth of what was seen.
-    clear = np.maximum(alone, 0.1 * found[:, 1:])[:, kept]
+    clear = np.maximum(alone, 0.1 * seconds_of[:, 1:])[:, kept]
     return Timed(calls, clear, float(np.median(dispatch)), every - len(kept), stopped)
 
 
@@ -129,7 +129,7 @@ def _compiled(calls_on: Sequence[Sequence[Call]], until: float) -> list[list[Cal
     """The calls that are compiled by then, at least one product and one other, on each device."""
     compiled: list[list[Call]] = []
     for calls in zip(*calls_on, strict=True):
-        kinds = {bool(one[0].dtype) for one in compiled}
+        kinds = {bool(calls_of_kind[0].dtype) for calls_of_kind in compiled}
         if len(kinds) == 2 and time.perf_counter() > until:
             break
         for call in calls:
@@ -162,11 +162,13 @@ def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[l
             expected = (spent + _GROWTH * last) * FEWEST_ROUNDS * len(devices)
             if max(expected, 2 * (time.perf_counter() - begin)) > seconds:
                 break
-    found = []
+    calls_on = []
     for device in devices:
         with jax.default_device(device):
-            found.append([*stream_calls(), *(call for one in jobs for call in calls_of(one))])
-    return found
+            calls_on.append(
+                [*stream_calls(), *(call for job_of_grid in jobs for call in calls_of(job_of_grid))]
+            )
+    return calls_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,15 +226,15 @@ def split_scatter(
     correlation = min(max(shared / common, 0.0), _MOST_CORRELATED) if common else 0.0
     step, residual = math.log1p(common), {}
     for kind in dict.fromkeys(kinds):
-        weights = means**2 * [each == kind for each in kinds]
+        weights = means**2 * [of_call == kind for of_call in kinds]
         residual[kind] = math.sqrt(max(float(np.average(spread, weights=weights)) - step, 0.0))
-    found = Scatter(residual, math.sqrt(step), correlation)
+    scatter = Scatter(residual, math.sqrt(step), correlation)
     if len(seconds) == 1:
-        return found
+        return scatter
     total = np.log(seconds.sum(1))
-    left = np.var(total, axis=1, ddof=1).mean() / rounds * found.autocorrelation_time
+    left = np.var(total, axis=1, ddof=1).mean() / rounds * scatter.autocorrelation_time
     between = float(np.var(total.mean(1), ddof=1) - left)
-    return dataclasses.replace(found, rank=math.sqrt(max(between, 0.0)))
+    return dataclasses.replace(scatter, rank=math.sqrt(max(between, 0.0)))
 
 
 def _once(run: Callable[[], object]) -> float:

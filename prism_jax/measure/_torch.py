@@ -94,9 +94,9 @@ class Torch:
             run = self.ended(lambda a=a, b=b: torch.nn.functional.linear(a, b))
             yield Call("gemm", "bf16", 2.0 * m * n * k, run, {"m": m, "n": n, "k": k})
         for kernel in kernels:
-            if (found := ATTENTION.fullmatch(kernel.size)) and not found[7]:
-                batch, heads, rows, size = map(int, found.group(1, 2, 3, 5))
-                yield self._attention(kernel.flop, (batch, heads, rows, size), found[9])
+            if (match := ATTENTION.fullmatch(kernel.size)) and not match[7]:
+                batch, heads, rows, size = map(int, match.group(1, 2, 3, 5))
+                yield self._attention(kernel.flop, (batch, heads, rows, size), match[9])
 
     def _attention(self, flop: float, shape: tuple[int, int, int, int], phase: str) -> Call:
         attend = self.torch.nn.functional.scaled_dot_product_attention
@@ -108,9 +108,9 @@ class Torch:
         for tensor in tensors:
             tensor.requires_grad_()
         out = attend(*tensors, is_causal=True)
-        given = self.torch.ones_like(out)
+        cotangent = self.torch.ones_like(out)
         back = self.torch.autograd.grad
-        run = self.ended(lambda: back(out, tensors, given, retain_graph=True))
+        run = self.ended(lambda: back(out, tensors, cotangent, retain_graph=True))
         return Call(f"attention_backward{name}", "bf16", flop, run)
 
     def _random(self, *shape: int, dtype: Any = None) -> Any:

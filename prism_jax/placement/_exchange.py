@@ -34,11 +34,11 @@ def search(trials: Trials) -> Order:
     starts = _starts(trials, rng)
     values = trials.values(starts)
     restarts = _RESTARTS if len(starts[0]) <= _FEW_NODES else 1
-    found = [
+    results = [
         _exchange(trials, starts[i], float(values[i]), rng)
         for i in np.argsort(values, kind="stable")[:restarts]
     ]
-    return min(found, key=lambda one: one[0])[1]
+    return min(results, key=lambda result: result[0])[1]
 
 
 def _all_orders(nodes: Nodes) -> list[Order] | None:
@@ -46,14 +46,14 @@ def _all_orders(nodes: Nodes) -> list[Order] | None:
     number = len(nodes.factors)
     if number > 8:
         return None
-    found: dict[bytes, Order] = {}
+    orders: dict[bytes, Order] = {}
     for order in map(np.array, it.permutations(range(number))):
         rows, leaders = nodes.slowest(order)
         table = np.column_stack([leaders, rows])
-        found.setdefault(table[np.argsort(leaders)].tobytes(), order)
-        if len(found) > _MOST_ORDERS:
+        orders.setdefault(table[np.argsort(leaders)].tobytes(), order)
+        if len(orders) > _MOST_ORDERS:
             return None
-    return list(found.values())
+    return list(orders.values())
 
 
 def _starts(trials: Trials, rng: np.random.Generator) -> list[Order]:

@@ -188,10 +188,10 @@ def replicas_ready(
     Seconds, before the factor of the step.
     """
     number = steps.num_steps
-    found = _all_of(
+    ends = _all_of(
         steps, _ready_tile, slowest, noise, len(noise) * number, lambda i: divmod(i, number)
     )
-    return found.reshape(-1, number)
+    return ends.reshape(-1, number)
 
 
 def ready_slopes(
@@ -203,8 +203,8 @@ def ready_slopes(
     """The derivative of what `replicas_ready` gives for each replica, in one step each, with
     respect to `slowest`, in seconds.
     """
-    found = _all_of(steps, _slope_tile, slowest, noise, len(noise), lambda i: (i, step[i]))
-    return found[:, : steps.run.program.num_ranks]
+    slopes = _all_of(steps, _slope_tile, slowest, noise, len(noise), lambda i: (i, step[i]))
+    return slopes[:, : steps.run.program.num_ranks]
 
 
 def _all_of(steps: Placed, function, slowest, noise, number: int, which) -> np.ndarray:
@@ -245,5 +245,5 @@ def _ready_tile(shared, _, slowest, noise, step, regimes):
     return step_parts(plan, ends, step, key, regimes)[1].barrier
 
 
-def _slope_tile(shared, _, slowest, *rest):
-    return jax.grad(lambda slowest: jnp.sum(_ready_tile(shared, None, slowest, *rest)))(slowest)
+def _slope_tile(shared, _, slowest, *inputs):
+    return jax.grad(lambda slowest: jnp.sum(_ready_tile(shared, None, slowest, *inputs)))(slowest)

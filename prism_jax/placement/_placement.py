@@ -139,8 +139,8 @@ def place(
     check_objective(objective)
     nodes = nodes_of(program, factors, devices_per_node)
     if num_samples is None:
-        each = program.num_ops * nodes.num_replicas
-        num_samples = int(np.clip(_OPS // each, *_STEPS))
+        ops_a_step = program.num_ops * nodes.num_replicas
+        num_samples = int(np.clip(_OPS // ops_a_step, *_STEPS))
     num_samples = check_num_samples(num_samples)
     if not _FEWEST <= num_samples < 2**32 / nodes.factors.size:
         raise ValueError(
@@ -161,7 +161,7 @@ def place(
 
     steps = placed(program, num_samples=num_samples, key=of_report)
     before, after, at_worst = (
-        _step_times(steps, nodes, one) for one in (np.arange(len(order)), order, worst_order)
+        _step_times(steps, nodes, tried) for tried in (np.arange(len(order)), order, worst_order)
     )
     replica, rank = np.divmod(nodes.places[:, 0], nodes.num_ranks)
     largest = nodes.factors[order].max(axis=1)
@@ -220,8 +220,8 @@ def _at_least(steps: Placed, nodes: Nodes) -> Float[np.ndarray, " steps"]:
     take too long, only those with the slowest ranks count.
     """
     ranks, least = nodes.num_ranks, nodes.least()
-    each = ranks * steps.num_steps * steps.run.program.num_ops
-    replicas = min(max(_OPS // each, 1), nodes.num_replicas)
+    cost = ranks * steps.num_steps * steps.run.program.num_ops
+    replicas = min(max(_OPS // cost, 1), nodes.num_replicas)
     rows = np.full((replicas, ranks, ranks), least[-1])
     position = np.arange(ranks)
     rows[:, position, position] = least[::ranks][:replicas, None]

@@ -79,10 +79,10 @@ class Trials:
         """The same, the larger the better, with a share of the work to do. Memory is shared, and
         so is what was tried.
         """
-        other = copy.copy(self)
-        other._sign = -self._sign
-        other._left = share * most_ops(self.steps.run.program, self.nodes)
-        return other
+        opposite = copy.copy(self)
+        opposite._sign = -self._sign
+        opposite._left = share * most_ops(self.steps.run.program, self.nodes)
+        return opposite
 
     @property
     def tried(self) -> int:
@@ -98,20 +98,22 @@ class Trials:
         """The figure for each order of nodes; less it, if reversed."""
         ready = self._ready_in([self._replicas(order) for order in orders])
         self._tried.update(hash(order.tobytes()) for order in orders)
-        return self._figures(np.max(one, axis=0) for one in ready)
+        return self._figures(np.max(replicas, axis=0) for replicas in ready)
 
-    def values_near(self, order: Order, others: Sequence[Order]) -> Float[np.ndarray, " others"]:
-        """`values` of `others`, in which a few places have another node than in `order`: costs as
-        much as the replicas there.
+    def values_near(
+        self, order: Order, neighbours: Sequence[Order]
+    ) -> Float[np.ndarray, " orders"]:
+        """`values` of `neighbours`, in which a few places have another node than in `order`: costs
+        as much as the replicas there.
         """
         (ready,) = self._ready_in([self._replicas(order)])
-        changed = [self._changed(order, other) for other in others]
-        new = self._ready_in([self._replicas(*both) for both in zip(others, changed, strict=True)])
-        self._tried.update(hash(other.tobytes()) for other in others)
+        changed = [self._changed(order, neighbour) for neighbour in neighbours]
+        pairs = zip(neighbours, changed, strict=True)
+        moved = self._ready_in([self._replicas(*pair) for pair in pairs])
+        self._tried.update(hash(neighbour.tobytes()) for neighbour in neighbours)
         latest_but = _latest_but(ready, max(map(len, changed)))
-        return self._figures(
-            np.max([latest_but(some), *one], axis=0) for some, one in zip(changed, new, strict=True)
-        )
+        pairs = zip(changed, moved, strict=True)
+        return self._figures(np.max([latest_but(places), *rows], axis=0) for places, rows in pairs)
 
     def slopes(self, order: Order) -> Float[np.ndarray, "nodes pieces"]:
         """The derivative of the figure with respect to the factor of each piece of each place."""
@@ -121,25 +123,25 @@ class Trials:
         rows, leaders = (np.array(x) for x in zip(*replicas.values(), strict=True))
         times = self.steps.times(ready.max(axis=0))
         change = self._objective.slope(times, bandwidth(times, self._objective)) * self.steps.factor
-        some = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
-        some = some[change[some] != 0]
+        chosen = np.argsort(-np.abs(change), kind="stable")[:_SLOPES]
+        chosen = chosen[change[chosen] != 0]
         total = np.zeros((len(replicas), self.nodes.num_ranks))
-        if len(some):
-            mine = decisive[some]
-            slopes = ready_slopes(self.steps, rows[mine], leaders[mine], some)
-            np.add.at(total, mine, self._sign * change[some, None] * slopes)
-            self._spend(4 * len(some) * self.steps.run.program.num_ops)
+        if len(chosen):
+            latest = decisive[chosen]
+            slopes = ready_slopes(self.steps, rows[latest], leaders[latest], chosen)
+            np.add.at(total, latest, self._sign * change[chosen, None] * slopes)
+            self._spend(4 * len(chosen) * self.steps.run.program.num_ops)
         return total.reshape(-1)[self.nodes.places]
 
-    def _changed(self, order: Order, other: Order) -> Int[np.ndarray, " changed"]:
+    def _changed(self, order: Order, neighbour: Order) -> Int[np.ndarray, " changed"]:
         """The replicas of places that have another node."""
-        return np.unique(self.nodes.places[order != other] // self.nodes.num_ranks)
+        return np.unique(self.nodes.places[order != neighbour] // self.nodes.num_ranks)
 
     def _replicas(
-        self, order: Order, some: Int[np.ndarray, " some"] | slice = slice(None)
+        self, order: Order, chosen: Int[np.ndarray, " chosen"] | slice = slice(None)
     ) -> dict[bytes, tuple[np.ndarray, int]]:
         """The factors of the ranks of each replica, or of some, and its slowest GPU, by a name."""
-        rows, leaders = (x[some] for x in self.nodes.slowest(order))
+        rows, leaders = (x[chosen] for x in self.nodes.slowest(order))
         return {
             row.tobytes() + leader.tobytes(): (row, int(leader))
             for row, leader in zip(rows, leaders, strict=True)
@@ -151,14 +153,14 @@ class Trials:
         """When the replicas of each dictionary are ready; those not remembered are simulated."""
         if len(self._ready) * self.steps.num_steps > _MOST_REMEMBERED:
             self._ready.clear()
-        new = {n: one for names in wanted for n, one in names.items() if n not in self._ready}
+        new = {n: gpus for names in wanted for n, gpus in names.items() if n not in self._ready}
         if new:
             rows, leaders = (np.array(x) for x in zip(*new.values(), strict=True))
             self._ready |= zip(new, self._ready_of(rows, leaders), strict=True)
             self._spend(len(new) * self._cost)
         for names in wanted:
-            found = [self._ready[name] for name in names]
-            yield np.array(found).reshape(len(found), self.steps.num_steps)
+            ready = [self._ready[name] for name in names]
+            yield np.array(ready).reshape(len(ready), self.steps.num_steps)
 
     def _spend(self, ops: float) -> None:
         self._left -= ops
@@ -166,7 +168,7 @@ class Trials:
 
     def _figures(self, latest: Iterable[np.ndarray]) -> Float[np.ndarray, " orders"]:
         value, times = self._objective.value, self.steps.times
-        return self._sign * np.array([value(times(one)) for one in latest])
+        return self._sign * np.array([value(times(ready)) for ready in latest])
 
 
 def _latest_but(
@@ -181,7 +183,7 @@ def _latest_but(
     order = np.argsort(-np.take_along_axis(ready, which, axis=0), axis=0)
     which = np.take_along_axis(which, order, axis=0)
     latest = np.take_along_axis(ready, which, axis=0)
-    return lambda some: np.max(latest, axis=0, where=~np.isin(which, some), initial=-np.inf)
+    return lambda left_out: np.max(latest, axis=0, where=~np.isin(which, left_out), initial=-np.inf)
 
 
 def _likened(steps: Placed, few: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -189,19 +191,19 @@ def _likened(steps: Placed, few: int) -> Callable[[np.ndarray, np.ndarray], np.n
     with the same random numbers for all; around it, what others with equal GPUs scatter.
     """
     ranks = steps.run.program.num_ranks
-    others = replicas_ready(steps, np.ones((_OTHERS, ranks)), np.arange(_OTHERS))
-    shared = others.mean(axis=0)
-    scatter = (others - shared).reshape(-1) * math.sqrt(_OTHERS / (_OTHERS - 1))
-    some = {name: getattr(steps, name)[:few] for name in ("regimes", "factor", "tail")}
-    first = dataclasses.replace(steps, **some)
+    alike = replicas_ready(steps, np.ones((_OTHERS, ranks)), np.arange(_OTHERS))
+    shared = alike.mean(axis=0)
+    scatter = (alike - shared).reshape(-1) * math.sqrt(_OTHERS / (_OTHERS - 1))
+    fields = {name: getattr(steps, name)[:few] for name in ("regimes", "factor", "tail")}
+    first = dataclasses.replace(steps, **fields)
     typical = replicas_ready(first, np.ones((1, ranks)), np.zeros(1, int)).mean()
 
     def ready_of(rows, leaders):
         level = replicas_ready(first, rows, np.zeros(len(rows), int)).mean(axis=1) / typical
-        found = np.empty((len(rows), steps.num_steps), scatter.dtype)
+        ready = np.empty((len(rows), steps.num_steps), scatter.dtype)
         for i, leader in enumerate(leaders):
             rng = np.random.default_rng(int(leader))
-            found[i] = level[i] * (shared + scatter[rng.integers(len(scatter), size=len(shared))])
-        return found
+            ready[i] = level[i] * (shared + scatter[rng.integers(len(scatter), size=len(shared))])
+        return ready
 
     return ready_of

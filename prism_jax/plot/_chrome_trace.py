@@ -75,10 +75,10 @@ def chrome_trace(step: SampledStep, measured: Rows | None = None) -> dict[str, A
     A dictionary to be written as JSON; its times are in microseconds, as the format demands.
     """
     lanes = _lanes(step)
-    about = {"quantile": step.quantile, "step_s": step.step_s, "num_replicas": step.num_replicas}
+    figures = {"quantile": step.quantile, "step_s": step.step_s, "num_replicas": step.num_replicas}
     return {
         "displayTimeUnit": "ms",
-        "otherData": about,
+        "otherData": figures,
         "traceEvents": [
             *_names(step, lanes),
             *_ops(step, lanes),
@@ -122,8 +122,8 @@ def _lanes(step: SampledStep) -> dict[int, int]:
 def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
     """The names of processes and threads, and the order in which they are shown."""
 
-    def named(what, rank, lane, **args):
-        return {"ph": "M", "name": what, **_thread(step, rank, lane), "args": args}
+    def named(key, rank, lane, **args):
+        return {"ph": "M", "name": key, **_thread(step, rank, lane), "args": args}
 
     path = step.num_ranks
     yield named("process_name", path, 0, name="critical path")
@@ -132,8 +132,10 @@ def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
     for rank in range(step.num_ranks):
         yield named("process_name", rank, 0, name=f"rank {rank}")
         yield named("process_sort_index", rank, 0, sort_index=_FIRST_RANK + rank)
-        mine = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
-        threads = _THREADS | {lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(mine)}
+        of_rank = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
+        threads = _THREADS | {
+            lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(of_rank)
+        }
         for lane, name in threads.items():
             yield named("thread_name", rank, lane, name=name)
             yield named("thread_sort_index", rank, lane, sort_index=lane)
@@ -166,10 +168,10 @@ def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
         if receiver < 0:
             continue
         begin, end = ({"ph": "s"}, op, lane), ({"ph": "f", "bp": "e"}, receiver, _COMPUTE)
-        for phase, one, of in (begin, end):
-            where = _thread(step, int(ops["rank"][one]), of)
+        for phase, node, of in (begin, end):
+            where = _thread(step, int(ops["rank"][node]), of)
             same = {"cat": "send_recv", "name": "send_recv", "id": op, **where}
-            yield {**phase, **same, "ts": _microseconds(ops["start_s"][one])}
+            yield {**phase, **same, "ts": _microseconds(ops["start_s"][node])}
 
 
 def _of_ranks(step: SampledStep) -> Iterator[Event]:

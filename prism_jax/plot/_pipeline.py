@@ -52,8 +52,10 @@ def gantt(step: SampledStep, *, ax: Any = None) -> Any:
     for phase, (label, color, hatch) in _PHASES.items():
         look = {"facecolor": color, "edgecolor": DARK, "linewidth": 0.3, "hatch": hatch}
         for rank in np.unique(ops["rank"][ops["phase"] == phase]):
-            mine = (ops["phase"] == phase) & (ops["rank"] == rank)
-            bars = np.stack([ops["start_s"][mine], (ops["end_s"] - ops["start_s"])[mine]], axis=1)
+            of_rank = (ops["phase"] == phase) & (ops["rank"] == rank)
+            bars = np.stack(
+                [ops["start_s"][of_rank], (ops["end_s"] - ops["start_s"])[of_rank]], axis=1
+            )
             ax.broken_barh(bars, (rank - _HEIGHT / 2, _HEIGHT), label=label, **look)
             label = None  # The others of its kind are in the legend once.
     reduction = step.reduction_s * per_second
@@ -146,8 +148,8 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
     size = {name: [rank.parts.get(name, 0.0) / GIB for rank in memory.ranks] for name in names}
     largest = sorted(names, key=lambda name: -sum(size[name]))
     shown = {name: np.array(size[name]) for name in largest[: len(_STYLES)]}
-    if rest := largest[len(_STYLES) :]:
-        shown["others"] = np.sum([size[name] for name in rest], axis=0)
+    if small := largest[len(_STYLES) :]:
+        shown["others"] = np.sum([size[name] for name in small], axis=0)
     left, places = np.zeros(ranks), np.arange(ranks)
     for (name, sizes), (color, hatch) in zip(shown.items(), (*_STYLES, _OTHERS), strict=False):
         look = {"color": color, "hatch": hatch, "edgecolor": DARK, "linewidth": 0.4}

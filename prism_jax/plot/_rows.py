@@ -140,8 +140,8 @@ def tornado(
         ax.plot(slopes, range(len(parts)), "D", color=ACCENT, markersize=5, label="first order")
     _named(ax, [part.name for part in parts])
     ax.axvline(0, color="black", linewidth=0.8)
-    what = "fall of {} without its variability" if of == "spread" else "slope of {} in its latency"
-    label = f"{what.format(sensitivity.objective)} ({unit})"
+    title = "fall of {} without its variability" if of == "spread" else "slope of {} in its latency"
+    label = f"{title.format(sensitivity.objective)} ({unit})"
     return finished(ax, label, "part", columns=2)
 
 

@@ -47,16 +47,16 @@ def idle_keys(job: Job) -> tuple[str, ...]:
         return ()
     return tuple(
         f"`{key}` = {toml_value(value)} has no effect on this job, whose step and memory are the "
-        f"same {_with(others)}; leave it out, or change what it depends on (docs/job_reference.md "
-        "has each key)."
-        for key, value, others in _without(job)
-        if all(_same(job, before, changed) for changed in others.values())
+        f"same {_with(alternatives)}; leave it out, or change what it depends on "
+        "(docs/job_reference.md has each key)."
+        for key, value, alternatives in _without(job)
+        if all(_same(job, before, changed) for changed in alternatives.values())
     )
 
 
-def _with(others: Mapping[Any, Job]) -> str:
-    values = [toml_value(value) for value in others if value is not None]
-    return f"with {' or '.join(values)}" if values else "without it"
+def _with(values: Mapping[Any, Job]) -> str:
+    texts = [toml_value(value) for value in values if value is not None]
+    return f"with {' or '.join(texts)}" if texts else "without it"
 
 
 def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
@@ -72,8 +72,10 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
         if msgspec.to_builtins(value) == stack.get(field.name):
             continue
         choices = get_args(field.type) if get_origin(field.type) is Literal else (default,)
-        others = {one: with_values(job, {key: one}) for one in choices if one != value}
-        yield key, value, others
+        alternatives = {
+            choice: with_values(job, {key: choice}) for choice in choices if choice != value
+        }
+        yield key, value, alternatives
     if layout.etp not in (None, layout.tp):
         yield "layout.etp", layout.etp, {None: with_values(job, {"layout.etp": None})}
 
@@ -96,8 +98,8 @@ def costly_keys(job: Job) -> tuple[str, ...]:
     With sharded gradients beside a pipeline, each microbatch reduces all gradients of a stage,
     unless they are summed first, as in Megatron-LM.
     """
-    how = job.training
-    if job.model is None or how is None or how.zero < 2 or how.accumulate_gradients:
+    training = job.training
+    if job.model is None or training is None or training.zero < 2 or training.accumulate_gradients:
         return ()
     if job.layout.pp == 1 or job.layout.dp * job.layout.cp == 1:
         return ()
@@ -109,8 +111,8 @@ def costly_keys(job: Job) -> tuple[str, ...]:
         if longer < _MUCH:
             return ()
         return (
-            f"with `training.zero = {how.zero}` beside a pipeline, each microbatch reduces its "
-            f"gradients, which makes the step {100 * longer:.0f} % longer than "
+            f"with `training.zero = {training.zero}` beside a pipeline, each microbatch reduces "
+            f"its gradients, which makes the step {100 * longer:.0f} % longer than "
             f"`{key} = {toml_value(value)}` would.",
         )
     return ()
@@ -136,31 +138,31 @@ def effects_of_stack(job: Job, mean: float) -> tuple[Effect, ...]:
     shorter: a key that the stack sets, in place of its plain value, or keys that act together. What
     a job needs to fit is left out.
     """
-    how = job.training
-    if how is None or not how.software:
+    training = job.training
+    if training is None or not training.software:
         return ()
-    plain, effects = _plain(how), []
-    together = {key: what for what, keys in _TOGETHER.items() for key in keys}
+    plain, effects = _plain(training), []
+    together = {key: effect for effect, keys in _TOGETHER.items() for key in keys}
     causes: dict[str, dict[str, Any]] = {}
-    for key in load_software(how.software).training:
-        if f"training.{key}" not in job.given.keys and getattr(how, key) != plain[key]:
+    for key in load_software(training.software).training:
+        if f"training.{key}" not in job.given.keys and getattr(training, key) != plain[key]:
             beside = toml_value(plain[key]) or "none"
-            alone = f"`{key} = {toml_value(getattr(how, key))}`, not {beside}"
+            alone = f"`{key} = {toml_value(getattr(training, key))}`, not {beside}"
             causes.setdefault(together.get(key, alone), {})[f"training.{key}"] = plain[key]
     for cause, values in causes.items():
         with contextlib.suppress(ValueError):  # A job may not do without.
-            other = with_values(job, values)
-            longer = mean / mean_step(other) - 1
-            if abs(longer) > _MUCH and fits(other):
-                text = f"{how.software} {_change(longer)} by {cause}"
+            plain_job = with_values(job, values)
+            longer = mean / mean_step(plain_job) - 1
+            if abs(longer) > _MUCH and fits(plain_job):
+                text = f"{training.software} {_change(longer)} by {cause}"
                 effects.append(Effect(text, tuple(values), longer))
     return tuple(effects)
 
 
-def _plain(how: Training) -> dict[str, Any]:
+def _plain(training: Training) -> dict[str, Any]:
     """The defaults of keys, and gradients in the dtype of the model."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(Training)}
-    return defaults | {"gradient_dtype": how.base_dtype}
+    return defaults | {"gradient_dtype": training.base_dtype}
 
 
 def _change(longer: float) -> str:
@@ -174,15 +176,15 @@ def uncounted(job: Job, mean: float | None = None) -> str:
     """What is not counted in the step of a job without a software stack, `mean` seconds where it is
     known, and which stack is the nearest, as a sentence; empty if there is nothing.
     """
-    how = job.training
-    if job.model is None or how is None or how.software or job.calibrated:
+    training = job.training
+    if job.model is None or training is None or training.software or job.calibrated:
         return ""
-    plain, told = _plain(how), ""
+    plain, told = _plain(training), ""
     left_out = [
-        what
-        for what, keys in _TOGETHER.items()
-        if all(getattr(how, key) == plain[key] for key in keys)
-        if how.zero == 3 or "FSDP" not in what
+        effect
+        for effect, keys in _TOGETHER.items()
+        if all(getattr(training, key) == plain[key] for key in keys)
+        if training.zero == 3 or "FSDP" not in effect
     ]
     if not left_out:
         return ""

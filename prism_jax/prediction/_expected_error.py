@@ -125,7 +125,7 @@ def expected_error(job: Job) -> ExpectedError:
         return ExpectedError(*of_job, variability=longer, at_one_site=True)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))
-    laws = {one.key: one for one in shipped.classes}
+    laws = {law.key: law for law in shipped.classes}
     unknown = _runs_forward(parts) or model.vocab_size == 0 or model.guessed
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)

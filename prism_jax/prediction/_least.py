@@ -81,7 +81,9 @@ def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) ->
         )
         changes = {"layout": one_rank, "schedule": stages, "training": training}
         work = lower(msgspec.structs.replace(parts, **changes), (0, 0, 0))
-        both = [*zip(block_means(work.forward), block_means(work.backward), strict=True)]
-        compute = sum(sum(split_mean(one)[0].values()) for one in (*work.forward, *work.backward))
-        known[key] = Passes(sum(both[0]), sum(both[1]), sum(both[2]), compute)
+        seconds = [*zip(block_means(work.forward), block_means(work.backward), strict=True)]
+        compute = sum(
+            sum(split_mean(block)[0].values()) for block in (*work.forward, *work.backward)
+        )
+        known[key] = Passes(sum(seconds[0]), sum(seconds[1]), sum(seconds[2]), compute)
     return known[key]

@@ -221,8 +221,8 @@ def least_bytes(job: Job) -> float:
     order = order_of(parts.schedule, parts.layout, parts.training)
     needed = np.full(order.num_ranks, float(_LIBRARIES))
     for chain in order.ranks_of_chains:
-        for rank, one in zip(chain, held_by_stages(parts, chain), strict=True):
-            needed[rank] += sum(one.values())
+        for rank, held in zip(chain, held_by_stages(parts, chain), strict=True):
+            needed[rank] += sum(held.values())
     return float(needed.max())
 
 
@@ -250,7 +250,13 @@ def _peaks(order: AbstractSchedule, stages: Sequence[StageMemory]) -> list[Sizes
     phase, stage = parts.phase[turned], parts.stage[turned]
     lets_go = (phase == "B") | (phase == "W")
     # Of the attributes from `kept` to `closing`, the sums of their parts.
-    sizes = np.array([(*map(total, one[1:5]), one.made, one.summed) for one in stages], float)
+    sizes = np.array(
+        [
+            (*map(total, stage_memory[1:5]), stage_memory.made, stage_memory.summed)
+            for stage_memory in stages
+        ],
+        float,
+    )
     starts = np.searchsorted(parts.rank, range(order.num_ranks + 1))  # They come rank after rank.
     return [
         _peak(phase[a:b] == "F", lets_go[a:b], stage[a:b], sizes, stages)
@@ -306,5 +312,5 @@ def _whole(
     turns = ops[np.append(True, np.diff(stage[ops]) != 0)[: len(ops)]]
     own = summed[stage[turns]]
     # Each turn lasts up to the next; before the first there are none.
-    both = np.append(0.0, own + np.append(0.0, own)[: len(own)])
-    return np.repeat(both, np.diff(np.concatenate(([0], turns, [len(stage)]))))
+    unsharded = np.append(0.0, own + np.append(0.0, own)[: len(own)])
+    return np.repeat(unsharded, np.diff(np.concatenate(([0], turns, [len(stage)]))))

@@ -236,7 +236,7 @@ def _of_average_rank(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The parts of a step and its phases, both of the average pipeline rank."""
     ranks = of.graph.num_ranks
-    found: defaultdict[str, float] = defaultdict(float)
+    breakdown: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[str, float] = defaultdict(float)
 
     split: dict[int, tuple[float, list[tuple[str, float]]]] = {}
@@ -246,7 +246,7 @@ def _of_average_rank(
             split[id(block)] = _named_parts(block)
         whole, parts = split[id(block)]
         for name, seconds in parts:
-            found[name] += times * seconds
+            breakdown[name] += times * seconds
         return times * whole
 
     counts = np.bincount(of.kind_of).tolist()
@@ -259,11 +259,11 @@ def _of_average_rank(
         if whole:
             add(block, exposed / whole / ranks)
     add(workload.tail, 1)
-    waits = max(step.seconds - sum(found.values()), 0.0)
-    found["exposed pp"] += min(sends, waits)
-    found["bubble"] = waits - min(sends, waits)
+    waits = max(step.seconds - sum(breakdown.values()), 0.0)
+    breakdown["exposed pp"] += min(sends, waits)
+    breakdown["bubble"] = waits - min(sends, waits)
     least = _LEAST * step.seconds
-    return {name: s for name, s in found.items() if s > least}, dict(phases)
+    return {name: s for name, s in breakdown.items() if s > least}, dict(phases)
 
 
 def _named_parts(block: Block) -> tuple[float, list[tuple[str, float]]]:

@@ -49,8 +49,8 @@ class Throughput(msgspec.Struct, frozen=True):
 
     def rate(self, gpus: int = 1) -> str:
         """What so many of its GPUs do in a second: tokens, or samples of a model without words."""
-        each, unit = _counted(self.tokens_per_s_per_gpu, self.samples_per_s_per_gpu)
-        return f"{gpus * each:{rate_form(gpus * each)}} {unit}/s"
+        per_gpu, unit = _counted(self.tokens_per_s_per_gpu, self.samples_per_s_per_gpu)
+        return f"{gpus * per_gpu:{rate_form(gpus * per_gpu)}} {unit}/s"
 
     def lines(self) -> list[str]:
         """Two lines of text for users."""

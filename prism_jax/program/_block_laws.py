@@ -222,9 +222,9 @@ def _stalls_of(variability: Variability, unit) -> tuple[Float[Array, " kinds"], 
     """The rates of stalls, and equally likely sizes of those of each kind."""
     scores = jax.scipy.special.ndtri((jnp.arange(_SIZES, dtype=unit.dtype) + 0.5) / _SIZES)
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
-    sizes = [one.size.from_normal(scores.astype(one.size.dtype)) for one in stalls]
-    sizes = jnp.stack([jnp.broadcast_to(one, scores.shape) for one in sizes])
-    return jnp.stack([one.rate for one in stalls]).astype(unit.dtype), sizes / unit
+    sizes = [s.size.from_normal(scores.astype(s.size.dtype)) for s in stalls]
+    sizes = jnp.stack([jnp.broadcast_to(size, scores.shape) for size in sizes])
+    return jnp.stack([stall.rate for stall in stalls]).astype(unit.dtype), sizes / unit
 
 
 def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:

@@ -125,8 +125,8 @@ def compile_graph(
                 laws.pop(kinds[position], None)
     known: dict[tuple[str, float, str | None], Block] = {}
     blocks = [
-        known.get(one) or known.setdefault(one, _block(*one))
-        for one in zip(kinds, means.tolist(), (op.link for op in ops), strict=True)
+        known.get(parts) or known.setdefault(parts, _block(*parts))
+        for parts in zip(kinds, means.tolist(), (op.link for op in ops), strict=True)
     ]
     return assemble(
         _graph(ops, sinks),
@@ -158,10 +158,10 @@ def _check_op(op: Op, position: int) -> None:
         whole_number(getattr(op, name), f"{name} of op {position}", 0, _MOST)
 
 
-def _are_positions(given: object, number: int) -> bool:
-    return isinstance(given, Sequence | np.ndarray) and all(
+def _are_positions(value: object, number: int) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and all(
         isinstance(x, int | np.integer) and not isinstance(x, bool) and 0 <= x < number
-        for x in given
+        for x in value
     )
 
 
@@ -174,7 +174,7 @@ def _kinds(
     numbers: dict[Any, int] = {}
     kinds: list[str] = []
     laws: dict[str, AbstractLatency] = {}
-    others: dict[int, AbstractLatency] = {}
+    unlike: dict[int, AbstractLatency] = {}
     for position, op in enumerate(ops):
         law = op.latency if isinstance(op.latency, AbstractLatency) else None
         if law is None:
@@ -192,8 +192,8 @@ def _kinds(
         kinds.append(op.kind or f"law {number_of[id(law)]}")
         first = laws.setdefault(kinds[-1], variability.residual.get(kinds[-1], law))
         if number_of.get(id(first)) != number_of[id(law)]:
-            others |= {id(first): first, id(law): law}
-    shapes = _of_each(_each_shape, others.values())
+            unlike |= {id(first): first, id(law): law}
+    shapes = _of_each(_each_shape, unlike.values())
     for position, (op, kind) in enumerate(zip(ops, kinds, strict=True)):
         if id(op.latency) in shapes and not _equal(shapes[id(laws[kind])], shapes[id(op.latency)]):
             raise ValueError(
@@ -203,9 +203,9 @@ def _kinds(
     return kinds, laws
 
 
-def _equal(shape: np.ndarray, other: np.ndarray) -> bool:
-    least = 64 * float(np.finfo(np.result_type(shape, other)).eps)
-    return np.allclose(shape, other, rtol=least, atol=least)
+def _equal(first: np.ndarray, second: np.ndarray) -> bool:
+    least = 64 * float(np.finfo(np.result_type(first, second)).eps)
+    return np.allclose(first, second, rtol=least, atol=least)
 
 
 def _each_shape(laws: AbstractLatency) -> jax.Array:
@@ -225,21 +225,21 @@ def _of_each(
 ) -> dict[int, Any]:
     """What a function gives for each law, by its `id`: by NumPy, for many laws at once."""
     alike: dict[Any, list[AbstractLatency]] = {}
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     for law in laws:
         alike.setdefault(_taken_apart(law)[0], []).append(law)
-    for some in alike.values():
-        each = jax.tree.map(lambda *x: np.stack(x) if eqx.is_array(x[0]) else x[0], *some)
-        found.update(zip(map(id, some), np.asarray(on_host(function, each)), strict=True))
-    return found
+    for group in alike.values():
+        stacked = jax.tree.map(lambda *x: np.stack(x) if eqx.is_array(x[0]) else x[0], *group)
+        results.update(zip(map(id, group), np.asarray(on_host(function, stacked)), strict=True))
+    return results
 
 
 def _taken_apart(law: AbstractLatency) -> tuple[Any, list[np.ndarray]]:
     """What a law has in common with those that can be computed with beside it, and its values."""
     leaves, tree = jax.tree.flatten(law)
     values = [np.asarray(x) for x in leaves if eqx.is_array(x)]
-    about = tuple((x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves)
-    return (tree, about), values
+    static = tuple((x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves)
+    return (tree, static), values
 
 
 def _means(ops: Sequence[Op]) -> np.ndarray:

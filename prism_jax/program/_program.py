@@ -203,7 +203,7 @@ def _largest(program: Program, number: int = 6) -> list[tuple[str, float]]:
     """The largest entry of each array of parameters. Of a gradient, which is a program too, these
     are the largest derivatives.
     """
-    found = []
+    entries = []
     kernels = program.latencies
     for path, leaf in jax.tree_util.tree_leaves_with_path(program):
         name = jax.tree_util.keystr(path).removeprefix(".")
@@ -214,8 +214,8 @@ def _largest(program: Program, number: int = 6) -> list[tuple[str, float]]:
             name += f"[{most}], {kind} {kernels.sizes[most]}"
         elif np.ndim(leaf):
             name += f"[{most}]"
-        found.append((name, float(values[most])))
-    return sorted(found, key=lambda entry: -abs(entry[1]))[:number]
+        entries.append((name, float(values[most])))
+    return sorted(entries, key=lambda entry: -abs(entry[1]))[:number]
 
 
 def stall_rate(program: Program) -> float:

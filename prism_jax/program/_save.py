@@ -70,9 +70,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     """
     check_type(program, Program, "program", "write `save_program(program, path)`")
     writer = _Writer(_known_classes(), {})
-    about = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
+    header = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
     arrays = {name: frozen.value for frozen, name in writer.names.items()}
-    write_archive(path, about, arrays)
+    write_archive(path, header, arrays)
 
 
 def load_program(path: str | os.PathLike[str]) -> Program:
@@ -83,11 +83,11 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     `ValueError` if the file is damaged or not a program, or if it needs a latency class that was
     not imported or 64-bit numbers that are not enabled; `OSError` if it cannot be read.
     """
-    about, arrays = read_archive(path, _About, *_WHAT)
+    header, arrays = read_archive(path, _About, *_WHAT)
     try:
         frozen = {name: FrozenArray(array) for name, array in arrays.items()}
-        program = _Reader(_known_classes(), frozen).decode(about.program)
-        if isinstance(program, Program) and digest(program) == about.digest:
+        program = _Reader(_known_classes(), frozen).decode(header.program)
+        if isinstance(program, Program) and digest(program) == header.digest:
             return program
     except _MissingError as missing:
         raise ValueError(f"`{shown(path)}` holds {missing}") from None
@@ -179,16 +179,16 @@ class _Reader:
             )
         # Not by its constructor, which may take other arguments than the fields.
         cls = self.classes[name]
-        found = object.__new__(cls)
+        instance = object.__new__(cls)
         hints = typing.get_type_hints(cls)
         for field in _fields(cls):
             value = self.decode(fields.pop(field))
             if field in hints and not _fits(value, hints[field]):
                 raise ValueError
-            object.__setattr__(found, field, value)
+            object.__setattr__(instance, field, value)
         if fields:
             raise ValueError
-        return found
+        return instance
 
 
 def _as_jax(value: np.ndarray) -> jax.Array:
@@ -207,7 +207,7 @@ def _fits(value: Any, hint: Any) -> bool:
     """
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in of)
+        return any(_fits(value, option) for option in of)
     if origin in (dict, tuple, list):
         items = [*value.values()] if isinstance(value, dict) else value
         inner = of[-1 if origin is dict else 0] if of else Any

@@ -49,8 +49,8 @@ def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
 
 def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
     """The mean of each law, and its variance and third central moment over powers of the mean."""
-    each = [(law.mean(), law.variance(), law.third_moment()) for law in laws]
-    mean, variance, third = (jnp.stack(x) for x in zip(*each, strict=True))
+    moments = [(law.mean(), law.variance(), law.third_moment()) for law in laws]
+    mean, variance, third = (jnp.stack(x) for x in zip(*moments, strict=True))
     return jnp.stack([mean, variance / mean**2, third / mean**3]).astype(dtype)
 
 

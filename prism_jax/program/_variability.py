@@ -249,8 +249,8 @@ def variability_of(
 def _of_seconds(variation: Variation, step_s: float, experts: bool) -> Variation:
     """The law with a spread that has no part in seconds."""
     parameters = dict(variation.parameters)
-    dense, other, most = (parameters.pop(name, None) for name in SECONDS)
-    seconds = other if experts and other is not None else dense
+    dense, of_experts, most = (parameters.pop(name, None) for name in SECONDS)
+    seconds = of_experts if experts and of_experts is not None else dense
     if seconds is not None:
         part = seconds / step_s
         part = part if most is None else min(part, most)
@@ -273,8 +273,8 @@ def _network(
     if variation.family == "spells":
         lasts = parameters["spell_s"]
         congested = math.exp(-step_s / lasts) if lasts else 0.0
-        others = (parameters[name] for name in ("slowdown", "sigma", "calm_sigma"))
-        return SharedNetwork(_parameter(congested), *map(_parameter, others))
+        values = (parameters[name] for name in ("slowdown", "sigma", "calm_sigma"))
+        return SharedNetwork(_parameter(congested), *map(_parameter, values))
     slowdown, most = parameters["slowdown"], parameters.get("step_excess")
     if most is not None and excess is not None and (longer := excess(slowdown)) > most:
         # A step is convex in the latencies of its kernels, so it takes no longer than this.

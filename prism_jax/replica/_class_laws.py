@@ -18,7 +18,7 @@ def class_laws(
     nodes: Float[Array, " nodes"],
     regimes: Int[Array, " samples"],
     worker_step: Float[Array, "rows samples"] | None = None,
-    others: Float[Array, "rows samples"] | None = None,
+    other_gpus: Float[Array, "rows samples"] | None = None,
 ) -> ClassLaw:
     """The laws of some classes in each sample, given the factor of the slowest GPU.
 
@@ -30,20 +30,20 @@ def class_laws(
     - `nodes`: the factors at which moments are known, of the same group of GPUs.
     - `regimes`: the regimes of the network.
     - `worker_step`: a further factor on the compute of each; it is one for communication.
-    - `others`: the score of the other GPUs of each, if several ops share them.
+    - `other_gpus`: the score of the other GPUs of each, if several ops share them.
 
     **Returns:**
 
     A law of arrays of shape `(rows, samples)`, or `(rows, 1)` if samples do not differ.
     """
-    about, tables = plan.structure.classes, plan.tables
-    alone = about.direct[classes] >= 0
+    of_plan, tables = plan.structure.classes, plan.tables
+    alone = of_plan.direct[classes] >= 0
     collapsed = single = None
     if mixed.collapsed:
-        moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step, others)
+        moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step, other_gpus)
         collapsed = Collapsed(moments[0], moments[1], moments[2])
     if mixed.single:
-        compute = about.compute[classes][:, None]
+        compute = of_plan.compute[classes][:, None]
         mean = tables.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
         mean = mean if worker_step is None else mean * worker_step
         single = _single(plan, classes, mean)
@@ -52,16 +52,16 @@ def class_laws(
 
 def _single(plan: Plan, classes: Int[Array, " rows"], mean: Float[Array, "rows samples"]) -> Single:
     """The laws of classes of one kernel; without a meaning for others."""
-    about, tables = plan.structure.classes, plan.tables
-    direct = about.direct[classes]
-    kinds = jnp.where(direct >= 0, about.kind[direct], 0)[:, None]
+    of_plan, tables = plan.structure.classes, plan.tables
+    direct = of_plan.direct[classes]
+    kinds = jnp.where(direct >= 0, of_plan.kind[direct], 0)[:, None]
     if tables.residuals is None:
         return Single(mean, tables.sigmas[kinds], None)
     return Single(mean, None, kinds)
 
 
 def _moments(
-    plan: Plan, classes, alone, slowest, nodes, regimes, worker_step, others
+    plan: Plan, classes, alone, slowest, nodes, regimes, worker_step, other_gpus
 ) -> Float[Array, "3 rows samples"]:
     """Mean, standard deviation and skewness, interpolated between nodes; zero if single."""
     reached = slowest[None] >= nodes[1:-1, None, None]
@@ -75,11 +75,11 @@ def _moments(
     if plan.tables.shared is not None:
         shared = plan.tables.shared[classes].reshape(len(classes), -1)
         shared = _between(shared, index, share)
-        if others is None:
+        if other_gpus is None:
             # These GPUs run no other op, so their shared part is drawn with the rest.
             collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))
         else:
-            collapsed = collapsed.at[0].add(others * shared)
+            collapsed = collapsed.at[0].add(other_gpus * shared)
     if worker_step is not None:
         assert plan.tables.communication is not None
         communication = plan.tables.communication[:, classes][:, :, regimes]
@@ -157,8 +157,8 @@ def until_reduced(
     - `reductions`: how long each takes.
     """
 
-    def add(after, one):
-        reduction, is_last = one
+    def add(after, sink):
+        reduction, is_last = sink
         after = reduction + jnp.where(is_last, 0, after)
         return after, after
 

@@ -55,7 +55,7 @@ class Sampled(eqx.Module):
 
     - `ids`: the ids of the samples.
     - `regimes`, `stalls`: the regime of the network, and the number of stalls.
-    - `given`: the scores of some draws, and which draws; `None` for none.
+    - `leading`: the scores of some draws, and which draws; `None` for none.
     - `gpu_ids`: samples with the same id run on the same GPUs; by default, each has its own.
     - `slowest`: the factors of the slowest GPU of each rank, if they are known.
     """
@@ -63,14 +63,14 @@ class Sampled(eqx.Module):
     ids: UInt32[Array, " samples"]
     regimes: Int[Array, " samples"]
     stalls: Int[Array, " samples"]
-    given: tuple[Axes, Float[Array, "axes samples"]] | None = None
+    leading: tuple[Axes, Float[Array, "axes samples"]] | None = None
     gpu_ids: UInt32[Array, " samples"] | None = None
     slowest: Float[Array, "ranks samples"] | None = None
 
 
-def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], given: Any = None) -> Sampled:
+def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], leading: Any = None) -> Sampled:
     """Samples in the strata of their ids."""
-    return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), given)
+    return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), leading)
 
 
 def sample_replica_ends(
@@ -131,11 +131,11 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     structure = plan.structure
     slowest = _slowest(plan, sampled, key)
     worker_step = _worker_steps(plan, sampled, key)
-    others = _other_gpus(plan, sampled, key)
+    other_gpus = _other_gpus(plan, sampled, key)
     if structure.classes.worker is not None and worker_step is not None:
         # The moments are those given the product of both.
         slowest, worker_step = slowest * worker_step, None
-    law = _class_law(plan, sampled.regimes, slowest, worker_step, others)
+    law = _class_law(plan, sampled.regimes, slowest, worker_step, other_gpus)
     rows = jax.tree.map(lambda _: structure.graph.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
@@ -153,11 +153,11 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
         spread = replace(rows.class_law, spread=structure.graph.group)
         rows = replace(rows, factor=structure.graph.group, class_law=spread)
-    if sampled.given is not None:
-        axes, scores = sampled.given
+    if sampled.leading is not None:
+        axes, scores = sampled.leading
         # The last row stands for "not given".
-        law = replace(law, given=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
-        rows = replace(rows, given=axes.ops)
+        law = replace(law, score=jnp.concatenate([scores, jnp.full_like(scores[:1], jnp.nan)]))
+        rows = replace(rows, score=axes.ops)
     common = Common(
         plan.tables.residuals, pauses_of(plan, sampled.ids, sampled.regimes, sampled.stalls, key)
     )
@@ -175,13 +175,13 @@ def _by_regime(table: Float[Array, "rows regimes"], regimes: Int[Array, " sample
     return table[:, regimes] if table.shape[1] > 1 else table
 
 
-def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
+def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLaw:
     """The laws of all rows in each sample, or in a single one if samples do not differ."""
     graph, nodes = plan.structure.graph, plan.tables.nodes
     # Laws are the same for all samples where neither compute nor the network makes a difference.
     if plan.tables.moments.shape[2] == 1:
         regimes = jnp.zeros((1,), jnp.int32)
-    drawn = (slowest, worker_step, others)
+    drawn = (slowest, worker_step, other_gpus)
     number = max(len(regimes), *(x.shape[1] for x in drawn if x is not None))
     regimes = jnp.broadcast_to(regimes, (number,))
 
@@ -191,7 +191,7 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, others) -> ClassLaw:
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
         return factor[graph.row_rank]
 
-    shared = [None if x is None else of_rows(x) for x in (worker_step, others)]
+    shared = [None if x is None else of_rows(x) for x in (worker_step, other_gpus)]
     return class_laws(plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, *shared)
 
 
@@ -209,9 +209,9 @@ def _scores(
     of_gpus = stream in (Stream.RANKS, Stream.OTHER_GPUS)
     ids = sampled.gpu_ids if of_gpus and sampled.gpu_ids is not None else sampled.ids
     z = normals(fold(key, stream), ids, counters(number), plan.dtype)
-    if sampled.given is None or axis is None:
+    if sampled.leading is None or axis is None:
         return z
-    scores = sampled.given[1]
+    scores = sampled.leading[1]
     taken = (axis < len(scores))[:, None]
     return jnp.where(taken, scores[jnp.minimum(axis, len(scores) - 1)], z)
 
@@ -223,7 +223,7 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks 
         return sampled.slowest
     if plan.tables.slowest is None:
         return jnp.ones((ranks, 1), plan.dtype)
-    axis = sampled.given and sampled.given[0].ranks
+    axis = sampled.leading and sampled.leading[0].ranks
     slowest = look_up_one(
         plan.tables.slowest, _scores(plan, sampled, key, Stream.RANKS, ranks, axis)
     )
@@ -245,7 +245,7 @@ def _worker_steps(
     """The factor of each rank in its step, on whichever GPUs it runs."""
     if plan.tables.worker_step is None:
         return None
-    axis = sampled.given and sampled.given[0].worker_steps
+    axis = sampled.leading and sampled.leading[0].worker_steps
     z = _scores(plan, sampled, key, Stream.WORKER_STEPS, plan.structure.ranks, axis)
     return look_up_one(plan.tables.worker_step, z)
 
@@ -257,7 +257,7 @@ def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "r
     if graph.set_length:
         factors = _sets(plan, sampled, key)
     else:
-        axis = sampled.given and sampled.given[0].microbatches
+        axis = sampled.leading and sampled.leading[0].microbatches
         number = graph.num_microbatches
         z = _scores(plan, sampled, key, Stream.MICROBATCHES, number, axis)
         factors = look_up_one(table, z)
@@ -269,7 +269,7 @@ def _loads(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows sam
     class_, table = plan.structure.graph.load_class, plan.tables.load
     assert class_ is not None
     assert table is not None
-    axis = sampled.given and sampled.given[0].loads
+    axis = sampled.leading and sampled.leading[0].loads
     z = _scores(plan, sampled, key, Stream.LOADS, len(class_), axis)
     loads = cube_normal(z, _by_regime(table[1, class_], sampled.regimes))
     return jnp.concatenate([loads, jnp.zeros_like(loads[:1])])

@@ -110,14 +110,14 @@ def _gradient(
     of_ops = _in_one_line(program, plan, op), axes, words
     levels, slopes = program.levels, np.zeros((number, samples), plan.dtype)
     for first in range(0, samples, at_once):
-        some = slice(first, first + at_once)
-        ids = np.arange(samples, dtype=np.uint32)[some]
-        (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, ids, scores[:, some])
+        batch = slice(first, first + at_once)
+        ids = np.arange(samples, dtype=np.uint32)[batch]
+        (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, ids, scores[:, batch])
         ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
         reduced = ends[levels.sink_ops.value].max(axis=1) + after[:, np.asarray(regimes)]
         critical = np.zeros(latencies.shape, plan.dtype)
         critical[:num_ops] = critical_ops(levels, ends, reduced.argmax(axis=0))
-        slopes[:, some] = backward((critical[None], np.zeros((1, *regimes.shape))))[0, :number]
+        slopes[:, batch] = backward((critical[None], np.zeros((1, *regimes.shape))))[0, :number]
     return np.mean(slopes, axis=1)
 
 
@@ -135,17 +135,17 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     def of_ops(lanes):
         return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
 
-    some = [*map(of_ops, parts(plan)[:4]), None, None, None, None]
-    return without_steps(eqx.tree_at(parts, plan, some, is_leaf=lambda x: x is None))
+    replaced = [*map(of_ops, parts(plan)[:4]), None, None, None, None]
+    return without_steps(eqx.tree_at(parts, plan, replaced, is_leaf=lambda x: x is None))
 
 
 def _latencies(plan: Plan, axes: Axes, key: KeyData, ids, scores: Float[Array, "axes samples"]):
     """The latencies of ops from scores of all axes, and the network's regimes of the samples."""
     sampled = by_strata(plan, ids)
-    latencies = replica_latencies(plan, replace(sampled, given=(axes, scores)), key)
+    latencies = replica_latencies(plan, replace(sampled, leading=(axes, scores)), key)
     law = jax.tree.map(lambda table, row: table[row], latencies.tables, latencies.rows)
-    found = law.latency(axes.ops[:, None], jnp.zeros((), plan.dtype), latencies.common)
-    return jnp.broadcast_to(found, scores.shape), sampled.regimes
+    seconds = law.latency(axes.ops[:, None], jnp.zeros((), plan.dtype), latencies.common)
+    return jnp.broadcast_to(seconds, scores.shape), sampled.regimes
 
 
 def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Array, " axes"]:
@@ -204,8 +204,8 @@ def led(
     plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> tuple[Sampled, Float[Array, " samples"]]:
     """Samples with the scores of their leading axes, if there are any, and their likelihoods."""
-    given, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
+    leading, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
     if lead is not None:
         scores, likelihood = shifted_scores(lead, sample_ids, key)
-        given = lead.axes, scores
-    return by_strata(plan, sample_ids, given), likelihood.astype(jnp.float32)
+        leading = lead.axes, scores
+    return by_strata(plan, sample_ids, leading), likelihood.astype(jnp.float32)

@@ -127,7 +127,7 @@ class OpLaw(AbstractOpLaw):
     - `microbatch`: the factor of its microbatch's data.
     - `loading`: its loading on that factor.
     - `factor`: the factor of the program's adjustment.
-    - `given`: its score if this is given, or `nan`.
+    - `score`: its score if this is given, or `nan`.
     - `load`: by how many standard deviations the loads of its layers are above the mean.
     - `sway`: how long one of them takes, in seconds.
     """
@@ -135,14 +135,14 @@ class OpLaw(AbstractOpLaw):
     class_law: ClassLaw
     microbatch: Shaped[Array, "..."] | None = None
     factor: Shaped[Array, "..."] | None = None
-    given: Shaped[Array, "..."] | None = None
+    score: Shaped[Array, "..."] | None = None
     loading: Shaped[Array, "..."] | None = None
     load: Shaped[Array, "..."] | None = None
     sway: Shaped[Array, "..."] | None = None
 
     def latency(self, op, z, common: Common):
-        if self.given is not None:
-            z = jnp.where(jnp.isnan(self.given), z, self.given)
+        if self.score is not None:
+            z = jnp.where(jnp.isnan(self.score), z, self.score)
         seconds = self.class_law.latency(z, common.residuals)
         if self.load is not None:
             assert self.sway is not None

@@ -46,22 +46,22 @@ def parameters_of(program: Program) -> Parameters:
 def _arrays(program: Program) -> dict[str, Any]:
     """The parameters of a program that are padded, by their names in `Parameters`."""
     table, adjustment = program.latencies, program.adjustment
-    found = {"mean": table.mean, "loading": table.loading}
+    arrays = {"mean": table.mean, "loading": table.loading}
     if adjustment is not None:
-        found["latency_factor"] = adjustment.latency
-        found["spread_factor"] = adjustment.spread
-        found["gpu_factor"] = adjustment.gpu
-    return {name: x for name, x in found.items() if x is not None}
+        arrays["latency_factor"] = adjustment.latency
+        arrays["spread_factor"] = adjustment.spread
+        arrays["gpu_factor"] = adjustment.gpu
+    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def gradient_of(program: Program, of_parameters: Parameters) -> Program:
     """The derivative with respect to the program from that with respect to its parameters: a
     program with `None` for everything that is not a float.
     """
-    whole, found = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
+    whole, laws = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
     arrays = {name: getattr(of_parameters, name)[: len(x)] for name, x in _arrays(whole).items()}
-    residual = {kind: found.residual[kind] for kind in whole.variability.residual}
-    parts = [*arrays.values(), dataclasses.replace(found, residual=residual)]
+    residual = {kind: laws.residual[kind] for kind in whole.variability.residual}
+    parts = [*arrays.values(), dataclasses.replace(laws, residual=residual)]
 
     def places(program: Program):
         return [*_arrays(program).values(), program.variability]

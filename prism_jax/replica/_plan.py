@@ -105,7 +105,7 @@ def without_steps(plan: Plan) -> Plan:
     contents of whose blocks, differ. No derivative goes through it.
     """
 
-    def others(plan: Plan):
+    def of_ops(plan: Plan):
         structure, tables = plan.structure, plan.tables
         return [
             structure.classes.collapse,
@@ -118,7 +118,7 @@ def without_steps(plan: Plan) -> Plan:
             tables.step,
         ]
 
-    return eqx.tree_at(others, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
+    return eqx.tree_at(of_ops, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
 
 
 def without_ops(plan: Plan) -> Plan:
@@ -126,14 +126,14 @@ def without_ops(plan: Plan) -> Plan:
     the contents of whose blocks differ. No derivative goes through it.
     """
 
-    def others(plan: Plan):
+    def of_ops(plan: Plan):
         structure, tables = plan.structure, plan.tables
-        found = [structure.graph, tables.laws, tables.skewness]
+        parts = [structure.graph, tables.laws, tables.skewness]
         if structure.reduced or structure.last.collapsed or structure.last.single:
-            return [*found, structure.classes.collapse, structure.classes.loads]
-        return [*found, structure.classes, tables.residuals]
+            return [*parts, structure.classes.collapse, structure.classes.loads]
+        return [*parts, structure.classes, tables.residuals]
 
-    return eqx.tree_at(others, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
+    return eqx.tree_at(of_ops, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
 
 
 def make_plan(program: Program) -> Plan:
@@ -149,8 +149,8 @@ def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
     """
     classes = structure_of(program).classes
     _, backward = vjp_on_host(tabulate, classes, parameters_of(program))
-    found = backward(of_tables)
-    rows = [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(of_tables.mean))]
+    derivatives = backward(of_tables)
+    rows = [jax.tree.map(lambda x, i=i: x[i], derivatives) for i in range(len(of_tables.mean))]
     return [gradient_of(program, row) for row in rows]
 
 
@@ -161,7 +161,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     laws = [variability.residual[kind] for kind in sorted(variability.residual)]
     shapes = relative_cumulants(laws, dtype)
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
-    found = block_laws(
+    blocks = block_laws(
         classes.collapse,
         variability,
         mean,
@@ -176,9 +176,9 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         parameters.unevenness,
     )
     # These are only checked.
-    others = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
-    if others:
-        shapes = jnp.concatenate([shapes, relative_cumulants(others, dtype)], axis=1)
+    checked = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
+    if checked:
+        shapes = jnp.concatenate([shapes, relative_cumulants(checked, dtype)], axis=1)
     direct = classes.direct
     single = (direct >= 0)[:, None]
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
@@ -192,34 +192,34 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         in_step, of_data = (
             None if law is None else table
             for law, table in (
-                (variability.worker_step, found.in_step),
-                (variability.microbatch, found.of_data),
+                (variability.worker_step, blocks.in_step),
+                (variability.microbatch, blocks.of_data),
             )
         )
     return Tables(
         laws=jax.lax.stop_gradient(shapes),
-        moments=jnp.where(single[..., None], 0, found.moments),
-        shared=found.shared if differ else None,
-        communication=None if variability.worker_step is None else found.communication,
-        skewness=found.skewness,
-        nodes=found.nodes[0],
-        tail_nodes=found.nodes[1],
-        mean=jnp.where(single, mean[direct][:, None] * found.on_network[direct], 0),
+        moments=jnp.where(single[..., None], 0, blocks.moments),
+        shared=blocks.shared if differ else None,
+        communication=None if variability.worker_step is None else blocks.communication,
+        skewness=blocks.skewness,
+        nodes=blocks.nodes[0],
+        tail_nodes=blocks.nodes[1],
+        mean=jnp.where(single, mean[direct][:, None] * blocks.on_network[direct], 0),
         sigmas=_of_kinds([_sigma(law, dtype) for law in laws]),
         residuals=_of_kinds([_relative(law, dtype) for law in laws]) if classes.tables else None,
-        slowest=found.at_scores[0] if differ else None,
-        tail_slowest=found.at_scores[1] if differ else None,
+        slowest=blocks.at_scores[0] if differ else None,
+        tail_slowest=blocks.at_scores[1] if differ else None,
         worker_step=in_step,
         microbatch=of_data,
-        loading=found.loading,
-        load=found.load,
+        loading=blocks.loading,
+        load=blocks.load,
         step=_optional(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
-        stall_slack=None if rates is None else found.slack,
-        stall_meeting=None if rates is None else found.meeting,
+        stall_slack=None if rates is None else blocks.slack,
+        stall_meeting=None if rates is None else blocks.meeting,
         stall_counts=_counts(rates, classes, dtype),
-        network=found.probabilities,
+        network=blocks.probabilities,
         latency_factor=parameters.latency_factor,
         spread_factor=parameters.spread_factor,
         gpu_factor=parameters.gpu_factor,

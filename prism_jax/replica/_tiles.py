@@ -51,26 +51,26 @@ class Batch:
     arrays: Any
     size: int = TILE
 
-    def samples(self, some: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+    def samples(self, pick: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
         """All or some arrays, whose first axis is the samples, on the host, without the padding."""
 
-        def one(x):
+        def collected(x):
             x = _collect(x, self.count, self.size)
             return x.reshape(-1, *x.shape[2:])[: self.count]
 
-        return jax.tree.map(one, some(self.arrays))
+        return jax.tree.map(collected, pick(self.arrays))
 
-    def kept(self, some: Callable[[Any], Any]) -> Any:
+    def kept(self, pick: Callable[[Any], Any]) -> Any:
         """As `samples`, but an array of a single accelerator stays there."""
         if not on_accelerator() or len(jax.devices()) > 1:
-            return self.samples(some)
-        return jax.tree.map(lambda x: _flat(x, self.count), some(self.arrays))
+            return self.samples(pick)
+        return jax.tree.map(lambda x: _flat(x, self.count), pick(self.arrays))
 
-    def by_tile(self, some: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+    def by_tile(self, pick: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
         """All or some sums over each tile, on the host, in the order of ids."""
         number = -(-self.count // self.size)
         return jax.tree.map(
-            lambda x: _collect(x, self.count, self.size)[:number], some(self.arrays)
+            lambda x: _collect(x, self.count, self.size)[:number], pick(self.arrays)
         )
 
 
@@ -203,9 +203,9 @@ def _tiled(x: np.ndarray, size: int, tiles: int, devices: int) -> np.ndarray:
     shape = devices, tiles * size, *x.shape[1:]
     if len(x) < shape[0] * shape[1]:
         whole = np.zeros(shape, x.dtype)
-        each = int(_turns(len(x), size, devices)[0]) * size
-        for mine, start in zip(whole, range(0, len(x), each), strict=False):
-            mine[:each][: len(x) - start] = x[start : start + each]
+        per_device = int(_turns(len(x), size, devices)[0]) * size
+        for rows, start in zip(whole, range(0, len(x), per_device), strict=False):
+            rows[:per_device][: len(x) - start] = x[start : start + per_device]
         x = whole
     return x.reshape(-1, size, *shape[2:])
 

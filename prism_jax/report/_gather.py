@@ -169,12 +169,12 @@ def gather(
     # With factors of one, so that all figures share the code that sensitivities need.
     alike = moved(program, {})
     with interruptible() as interrupt:
-        how = {"sampling": sampling, "allocations": allocations, "progress": progress}
-        law = simulate(alike, num_samples=num_samples, key=key, **how)
+        options = {"sampling": sampling, "allocations": allocations, "progress": progress}
+        law = simulate(alike, num_samples=num_samples, key=key, **options)
     missing: dict[str, str] = {}
     if law.interrupted or interrupt.late:
         missing["law"] = "interrupted; the law has the steps until then"
-    found = ft.partial(_found, missing)
+    attempt = ft.partial(_attempt, missing)
     steps, few = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
     same = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
@@ -190,12 +190,12 @@ def gather(
         epistemic=modelled and epistemic(modelled, law),
         throughput=throughput(job, law.mean),
         memory=modelled and memory(modelled),
-        quickest=modelled and found("first change", lambda: quickest_change(modelled)),
-        sensitivity=found("sensitivities", lambda: sensitivity(program, wanted, **same)),
-        criticality=found("criticality", lambda: criticality(alike, **same)),
-        step=found("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
+        quickest=modelled and attempt("first change", lambda: quickest_change(modelled)),
+        sensitivity=attempt("sensitivities", lambda: sensitivity(program, wanted, **same)),
+        criticality=attempt("criticality", lambda: criticality(alike, **same)),
+        step=attempt("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
         settings=settings,
-        sliders=found("sliders", lambda: sliders(program, most=most, num_samples=few, key=key)),
+        sliders=attempt("sliders", lambda: sliders(program, most=most, num_samples=few, key=key)),
         missing=missing,
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",
@@ -203,16 +203,16 @@ def gather(
         measured=np.concatenate(runs) if runs else None,
         diagnosis=None
         if job is None or not (runs or ranks)
-        else found("diagnosis", lambda: diagnose(hypotheses(job, key=key), runs, ranks)),
+        else attempt("diagnosis", lambda: diagnose(hypotheses(job, key=key), runs, ranks)),
         beside=None
         if modelled is None or profiled is None
-        else found("parts of a profile", lambda: measured_beside(modelled, profiled)),
+        else attempt("parts of a profile", lambda: measured_beside(modelled, profiled)),
         tokens=tokens,
         price=price,
     )
 
 
-def _found(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | None:
+def _attempt(missing: dict[str, str], name: str, make: Callable[[], T]) -> T | None:
     """A figure, or why it is missing. After Ctrl-C, no further figure is computed."""
     if any(why.startswith("interrupted") for why in missing.values()):
         missing[name] = "not begun, because the run was interrupted before"
@@ -251,15 +251,15 @@ def _slow(report: Report) -> str:
     parts = sorted((-seconds, name) for name, seconds in parts if name != "compute")
     share = f"{-100 * parts[0][0] / report.law.mean:.3g} %" if parts else ""
     slow = f"Besides compute, {parts[0][1]} takes most: {share} of the mean" if parts else ""
-    found = report.sensitivity
-    parts = [p for p in found.parts if p.gain and p.name not in _OF_TABLES] if found else []
-    gains = [(p.gain.value, p.name) for p in parts if p.gain]
-    if not found or not gains:
+    sensitivity = report.sensitivity
+    parts = sensitivity.parts if sensitivity else ()
+    gains = [(p.gain.value, p.name) for p in parts if p.gain and p.name not in _OF_TABLES]
+    if not sensitivity or not gains:
         return f"{slow or 'What makes steps slow is not known'}."
     gain, name = max(gains)
-    unit = "s" if found.unit == "s" else ""
-    what = SHARED.get(name, f"variability of {name}")
-    wide = f"without the {what}, {found.objective} would fall by {gain:.2g} {unit}"
+    unit = "s" if sensitivity.unit == "s" else ""
+    source = SHARED.get(name, f"variability of {name}")
+    wide = f"without the {source}, {sensitivity.objective} would fall by {gain:.2g} {unit}"
     return f"{slow}; {wide.strip()}." if slow else f"{wide[0].upper()}{wide[1:].strip()}."
 
 
@@ -284,12 +284,12 @@ def _first(report: Report) -> str:
     return f"{tried}; {least}." if tried else f"Change first: {least}."
 
 
-def _best_slower(found: Sliders | None) -> tuple[str, float] | None:
+def _best_slower(parameters: Sliders | None) -> tuple[str, float] | None:
     """Which parameter to lower by a tenth for the most at p95, and by how many seconds."""
     gains = [
-        (-float(one.change(0.9 * one.own)[P95]), one.name)
-        for one in (found.sliders if found else ())
-        if one.own and one.name not in {SHARED[name] for name in _OF_TABLES}
+        (-float(slider.change(0.9 * slider.own)[P95]), slider.name)
+        for slider in (parameters.sliders if parameters else ())
+        if slider.own and slider.name not in {SHARED[name] for name in _OF_TABLES}
     ]
     gain, name = max(gains, default=(0.0, ""))
     return (name, gain) if gain > 0 else None

@@ -35,9 +35,9 @@ class Markup(str):
 Block = str | Table | Markup
 
 
-def markup(given: Any) -> Markup:
+def markup(text: Any) -> Markup:
     """A text as HTML."""
-    return given if isinstance(given, Markup) else Markup(html.escape(str(given)))
+    return text if isinstance(text, Markup) else Markup(html.escape(str(text)))
 
 
 def tag(name: str, *content: Any, **attributes: Any) -> Markup:
@@ -58,8 +58,8 @@ def blocks(parts: Iterable[Block]) -> Markup:
     """What stands one below the other: a text is a paragraph, a table is shown, and elements are as
     they are.
     """
-    shown = (table(one) if isinstance(one, Table) else one for one in parts)
-    return join(one if isinstance(one, Markup) else tag("p", one) for one in shown)
+    shown = (table(part) if isinstance(part, Table) else part for part in parts)
+    return join(part if isinstance(part, Markup) else tag("p", part) for part in shown)
 
 
 def table(of: Table, fold: str = "", **changes: Any) -> Markup:
@@ -80,11 +80,11 @@ def table(of: Table, fold: str = "", **changes: Any) -> Markup:
 def _cell(text: str, name: str) -> Markup:
     """A cell, with what a number sorts by; that is empty for an unknown number."""
     number = number_of(text)
-    about = {"scope": "row"} if name == "th" else {}
+    attributes = {"scope": "row"} if name == "th" else {}
     if number is not None and not isinstance(text, Markup):
-        about |= {"class_": "number"} if name == "td" else {}
-        about["data_value"] = "" if number != number else repr(number)
-    return tag(name, text, **about)
+        attributes |= {"class_": "number"} if name == "td" else {}
+        attributes["data_value"] = "" if number != number else repr(number)
+    return tag(name, text, **attributes)
 
 
 def tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
@@ -110,7 +110,7 @@ def check_matplotlib() -> None:
         ) from None
 
 
-def figure(name: str, about: str, height: float, draw: Callable[[Any], Any]) -> Markup:
+def figure(name: str, caption: str, height: float, draw: Callable[[Any], Any]) -> Markup:
     """A figure as SVG, so many inches high. Its caption also describes it to readers who cannot
     see it.
     """
@@ -124,10 +124,10 @@ def figure(name: str, about: str, height: float, draw: Callable[[Any], Any]) -> 
         draw(drawn.subplots())
         nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
         drawn.savefig(written, format="svg", transparent=True, dpi=200, metadata=nothing)
-    return tag("figure", _inline(written.getvalue(), name, about), tag("figcaption", about))
+    return tag("figure", _inline(written.getvalue(), name, caption), tag("figcaption", caption))
 
 
-def _inline(svg: str, name: str, about: str) -> Markup:
+def _inline(svg: str, name: str, caption: str) -> Markup:
     """An SVG file as part of a page, in which no other figure has its ids."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
@@ -135,4 +135,4 @@ def _inline(svg: str, name: str, about: str) -> Markup:
     for colour, variable in _COLOURS.items():
         svg = svg.replace(f" {colour}", f" var({variable})")
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{markup(about)}"', 1))
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{markup(caption)}"', 1))

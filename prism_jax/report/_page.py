@@ -76,10 +76,10 @@ def html_page(report: Report) -> str:
         for name, content in shown.items()
     ]
     header = of.header if isinstance(of, Job) else of.header(report.num_ops)
-    what, _, about = header.partition(": ")
+    title, _, details = header.partition(": ")
     body = tag(
         "body",
-        tag("header", tag("h1", what), tag("p", about, class_="faint"), *_made(report)),
+        tag("header", tag("h1", title), tag("p", details, class_="faint"), *_made(report)),
         tag("ol", *(tag("li", text) for text in headline(report)), class_="lead"),
         _tiles(report),
         *(tag("p", note, class_="note") for note in _notes(report)),
@@ -93,7 +93,7 @@ def html_page(report: Report) -> str:
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         Markup('<link rel="icon" href="data:,">'),
-        tag("title", f"{what}: step time"),
+        tag("title", f"{title}: step time"),
         tag("style", Markup(resource("_page.css"))),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
@@ -117,7 +117,7 @@ def _anchor(name: str) -> str:
 
 
 def _tiles(report: Report) -> Markup:
-    law, found = report.law, report.throughput
+    law, throughput = report.law, report.throughput
     figures: dict[str, str] = {}
     if report.measured is not None:
         figures |= {
@@ -125,23 +125,23 @@ def _tiles(report: Report) -> Markup:
         }
     figures |= {"mean step time": f"{law.mean:.5g} s"}
     figures |= {f"p{100 * q:g}": f"{law.quantile(q):.5g} s" for q in (0.5, 0.95, 0.99)}
-    if found is not None:
-        if found.mfu is not None:
-            figures["MFU"] = f"{100 * found.mfu:.1f} %"
-        figures["each GPU"] = found.rate()
-        figures["fullest GPU"] = f"{found.memory_bytes / GIB:.1f} GiB"
+    if throughput is not None:
+        if throughput.mfu is not None:
+            figures["MFU"] = f"{100 * throughput.mfu:.1f} %"
+        figures["each GPU"] = throughput.rate()
+        figures["fullest GPU"] = f"{throughput.memory_bytes / GIB:.1f} GiB"
         if report.job is not None and report.job.unit == "token":
-            figures |= _training(report, found)
+            figures |= _training(report, throughput)
     return tiles(figures)
 
 
-def _training(report: Report, found: Throughput) -> dict[str, str]:
+def _training(report: Report, throughput: Throughput) -> dict[str, str]:
     """How many tokens a day has; how long, and how dear, training on so many is."""
-    per_day = 86_400 * found.world_size * found.tokens_per_s_per_gpu
+    per_day = 86_400 * throughput.world_size * throughput.tokens_per_s_per_gpu
     figures = {"tokens a day": _large(per_day)}
     if report.tokens is not None:
         days = report.tokens / per_day
-        hours = 24 * days * found.world_size
+        hours = 24 * days * throughput.world_size
         figures[f"{_large(report.tokens)} tokens"] = f"{days:,.4g} days"
         figures["GPU hours"] = f"{hours:,.0f}"
         if report.price is not None:
@@ -152,16 +152,16 @@ def _training(report: Report, found: Throughput) -> dict[str, str]:
 def _origin(report: Report) -> Iterable[Block]:
     """The command or the function, the samples and the seed of each figure; versions and date."""
     law = report.law
-    how = f"{law.sampling} sampling"
-    every, some = law.num_samples, report.num_steps
+    sampling = f"{law.sampling} sampling"
+    every, few = law.num_samples, report.num_steps
     rows = [
-        ("step time", "simulate", f"{counted(every, 'step')}; {how}"),
+        ("step time", "simulate", f"{counted(every, 'step')}; {sampling}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
-        ("sliders", "analysis.sliders", f"{counted(some, 'step')} a point"),
-        ("sensitivities", "sensitivity", counted(some, "step")),
-        ("criticality", "criticality", counted(some, "step")),
+        ("sliders", "analysis.sliders", f"{counted(few, 'step')} a point"),
+        ("sensitivities", "sensitivity", counted(few, "step")),
+        ("criticality", "criticality", counted(few, "step")),
         ("memory", "memory", "no steps; on the host"),
-        ("one step", "sample_step", f"of {counted(some, 'step')}"),
+        ("one step", "sample_step", f"of {counted(few, 'step')}"),
         ("assumptions", "load_job", "no steps"),
     ]
     if report.job is None:
@@ -173,12 +173,12 @@ def _origin(report: Report) -> Iterable[Block]:
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     versions = f"prism-jax {importlib.metadata.version('prism-jax')}, JAX {jax.__version__}"
     machine = f"{platform.system()} {platform.machine()}; devices of JAX: {devices}"
-    about = (
+    note = (
         f"Seed: {report.seed}. {versions}; {machine}; {today}. Set-up of the law took "
         f"{law.compile_s:.1f} s, its simulation {law.run_s:.1f} s."
     )
     columns = ("figures", "command or function", "steps")
-    return Table(columns, cells, "How each figure was obtained"), about
+    return Table(columns, cells, "How each figure was obtained"), note
 
 
 def _expected_error(job: Job | None) -> Iterable[Block]:
@@ -210,12 +210,12 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
         yield tag("ul", *(tag("li", line) for line in known["calibrated"]))
         return
     if job.model is not None:
-        found = expected_error(job)
-        low, high = (f"{100 * (factor - 1):+.0f} %" for factor in found.interval(0.9))
+        error = expected_error(job)
+        low, high = (f"{100 * (factor - 1):+.0f} %" for factor in error.interval(0.9))
         yield (
             "Nine of ten measured means of such jobs are expected to differ by "
-            f"{low} to {high} from what is predicted; {found.about_sites()}. Published steps of "
-            f"the class of this job: {found.num_runs:,}."
+            f"{low} to {high} from what is predicted; {error.about_sites()}. Published steps of "
+            f"the class of this job: {error.num_runs:,}."
         )
     yield (
         "This job is predicted from its configuration and from tables of kernels, without "
@@ -234,8 +234,8 @@ def _notes(report: Report) -> Iterable[str]:
     of, law = report.of, report.law
     yield from notes_of(of) if isinstance(of, Job) else of.fitted.notes
     if "law" in report.missing:
-        about = f"Interrupted after {law.num_samples:,} of {law.requested:,} steps"
-        yield f"{about}; the law has only these steps."
+        text = f"Interrupted after {law.num_samples:,} of {law.requested:,} steps"
+        yield f"{text}; the law has only these steps."
 
 
 def _of_job(job: Job) -> Iterable[Block]:
@@ -257,8 +257,8 @@ def _of_job(job: Job) -> Iterable[Block]:
         return
     yield tag("h3", "Efficiencies of kernels")
     for source in job.kernels.sources:
-        name, other = source.name, source.stands_in_for
-        name = tag("strong", f"{name}, in place of {other}" if other else name)
+        name, replaced = source.name, source.stands_in_for
+        name = tag("strong", f"{name}, in place of {replaced}" if replaced else name)
         yield tag("p", name, f": {source.who}, {source.when}. ")
         yield tag("p", f"Software: {source.software}. Licence: {source.licence}.", class_="faint")
         if source.constants:

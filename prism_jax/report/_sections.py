@@ -55,11 +55,11 @@ def sections(report: Report) -> dict[str, Markup]:
         "One step": (_timeline, report.step, missing.get("timeline")),
     }
     made = {}
-    for name, (show, found, why) in sections.items():
-        if found is not None:
-            made[name] = blocks(show(found))
-        elif why is not None:  # Without measured steps there is no diagnosis.
-            made[name] = tag("p", f"Missing: {why.rstrip('.')}.", class_="note")
+    for name, (show, result, reason) in sections.items():
+        if result is not None:
+            made[name] = blocks(show(result))
+        elif reason is not None:  # Without measured steps there is no diagnosis.
+            made[name] = tag("p", f"Missing: {reason.rstrip('.')}.", class_="note")
     return made
 
 
@@ -67,15 +67,15 @@ def _sentences(lines: Iterable[str]) -> Iterable[str]:
     return (f"{line[0].upper()}{line[1:]}." for line in lines)
 
 
-def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
+def _sliders(report: Report, sliders: Sliders) -> Iterable[Block]:
     """A slider for each parameter, and the law, which the page's script moves."""
     data = {"levels": LEVELS, "law": report.law.quantile(LEVELS)}
-    data["factors"] = [[*one.factors.values()] for one in report.settings]
-    data["changes"] = [[one.change(x).round(7) for x in one.positions()] for one in found.sliders]
-    check = found.check
-    labels = {one.name: one.label for one in found.sliders}
+    data["factors"] = [[*setting.factors.values()] for setting in report.settings]
+    data["changes"] = [[s.change(x).round(7) for x in s.positions()] for s in sliders.sliders]
+    check = sliders.check
+    labels = {slider.name: slider.label for slider in sliders.sliders}
     together = " and ".join(f"{name} at {labels[name](x)}" for name, x in check.values.items())
-    about = (
+    text = (
         "Move a slider, with the mouse or the arrow keys: p50, p95 and the law follow. What can be "
         "set comes first: it multiplies all of a step as it does one without variability. Other "
         "parameters follow three simulated points and the derivative, and what several change is "
@@ -98,8 +98,8 @@ def _sliders(report: Report, found: Sliders) -> Iterable[Block]:
     moved = {f"{name} step time": tag("output", "") for name in _MOVED}
     yield tag(
         "div",
-        tag("p", about),
-        *it.starmap(_slider, enumerate([*report.settings, *found.sliders])),
+        tag("p", text),
+        *it.starmap(_slider, enumerate([*report.settings, *sliders.sliders])),
         tag("p", tag("button", "as the job is", type="button")),
         tiles(moved, aria_live="polite"),
         tag("figure", drawn, tag("figcaption", caption)),
@@ -112,10 +112,10 @@ def _slider(number: int, of: Setting | AbstractSlider) -> Markup:
     places = [*of.factors] if isinstance(of, Setting) else of.positions()
     names = [*map(of.label, places)]
     own = places.index(of.own)
-    given = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}
+    range_of = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}
     shown = {"id": f"slider-{number}", "data_names": json.dumps(names), "autocomplete": "off"}
     label = tag("label", of.name, for_=f"slider-{number}")
-    entry = Markup(tag("input", **given, **shown).removesuffix("</input>"))
+    entry = Markup(tag("input", **range_of, **shown).removesuffix("</input>"))
     low, high = (tag("span", name, class_="faint") for name in (names[0], names[-1]))
     now = tag("output", names[own], for_=f"slider-{number}")
     return tag("p", join([label, tag("span", join([low, entry, high, now]), class_="range")]))
@@ -132,58 +132,58 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
     measured = report.job.measured if report.job is not None else None
     future = report.epistemic
     expected = None if future is None else future.intervals(report.levels)
-    found = law_table(law, report.levels, measured and measured.figures, expected)
+    rows = law_table(law, report.levels, measured and measured.figures, expected)
     steps = None if report.measured is None or len(report.measured) == 1 else report.measured
     yield figure("law", caption, 3.4, lambda ax: plot.histogram(law, steps, ax=ax))
-    yield table(found, title="The law of the step time")
+    yield table(rows, title="The law of the step time")
     if measured is not None:
         yield tag("p", f"Measured: {measured.source}", class_="faint")
-    about = law.about_allocations()
+    notes = law.about_allocations()
     if future is not None and expected is not None:
-        about.insert(0, f"90 % of such runs: {future.error}")
-        about.append(about_noise(law, expected))
-    yield from _sentences(about)
+        notes.insert(0, f"90 % of such runs: {future.error}")
+        notes.append(about_noise(law, expected))
+    yield from _sentences(notes)
 
 
-def _diagnosis(found: Diagnosis) -> Iterable[Block]:
+def _diagnosis(diagnosis: Diagnosis) -> Iterable[Block]:
     """Whether measured step times are normal, what explains them, and what to change."""
-    return *_sentences(found.lines()), found.summary(), *found.changes_tables()
+    return *_sentences(diagnosis.lines()), diagnosis.summary(), *diagnosis.changes_tables()
 
 
-def _beside(report: Report, found: tuple[Part, ...]) -> Iterable[Block]:
+def _beside(report: Report, parts: tuple[Part, ...]) -> Iterable[Block]:
     """The parts of a profiled step beside those predicted."""
     assert report.job is not None
-    yield beside_table(report.job, found)
+    yield beside_table(report.job, parts)
 
 
-def _throughput(found: Throughput) -> Iterable[Block]:
+def _throughput(throughput: Throughput) -> Iterable[Block]:
     """Tokens or samples, FLOP/s and MFU at the mean step time."""
-    mfu, (each, unit) = found.mfu, found.rate().split()
-    every, _ = found.rate(found.world_size).split()
-    what = unit.removesuffix("/s")
+    mfu, (per_gpu, unit) = throughput.mfu, throughput.rate().split()
+    every, _ = throughput.rate(throughput.world_size).split()
+    noun = unit.removesuffix("/s")
     rows = [
-        ("GPUs", found.world_size, ""),
-        (f"{what} per GPU", each, unit),
-        (what, every, unit),
-        ("model TFLOP/s per GPU", f"{found.flop_per_s_per_gpu / 1e12:,.1f}", "TFLOP/s"),
+        ("GPUs", throughput.world_size, ""),
+        (f"{noun} per GPU", per_gpu, unit),
+        (noun, every, unit),
+        ("model TFLOP/s per GPU", f"{throughput.flop_per_s_per_gpu / 1e12:,.1f}", "TFLOP/s"),
         ("model FLOP/s utilisation (MFU)", "unknown" if mfu is None else f"{100 * mfu:.1f}", "%"),
     ]
-    about = (
+    note = (
         "At the mean step time. The FLOP of the model are those of one forward and one backward, "
         "without recomputation; causal attention counts half."
     )
     yield Table(("figure", "value", "unit"), rows, "Throughput")
-    yield tag("p", about, class_="faint")
+    yield tag("p", note, class_="faint")
 
 
-def _breakdown(found: Throughput) -> Iterable[Block]:
+def _breakdown(throughput: Throughput) -> Iterable[Block]:
     """The parts of the mean step time."""
-    parts = found.breakdown
+    parts = throughput.breakdown
     caption = (
         "What the mean step time is made of, and the share of each part: all but compute is time "
         "that another layout or schedule may save."
     )
-    about = (
+    note = (
         "Bubble: waiting for other stages. Exposed: communication during which the rank computes "
         "nothing, by degree of parallelism. Variability: the mean step minus a step without "
         "variability. The other parts are those of a step without variability, on the average "
@@ -192,65 +192,66 @@ def _breakdown(found: Throughput) -> Iterable[Block]:
     height = 0.9 + 0.3 * len(parts)
     yield figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
     yield parts_table(parts, "Breakdown of the mean step time")
-    yield tag("p", about, class_="faint")
+    yield tag("p", note, class_="faint")
 
 
-def _sensitivities(found: Sensitivity) -> Iterable[Block]:
+def _sensitivities(sensitivity: Sensitivity) -> Iterable[Block]:
     """What variability costs."""
     caption = (
-        f"By how much {found.objective} would fall without the variability of each part: simulated "
-        "(bars, with 95 % intervals) and to first order (diamonds). The longest of up to ten bars "
-        "is the part to make steadier first."
+        f"By how much {sensitivity.objective} would fall without the variability of each part: "
+        "simulated (bars, with 95 % intervals) and to first order (diamonds). The longest of up to "
+        "ten bars is the part to make steadier first."
     )
-    unit, seconds = ("", "") if found.unit == "1" else (" s", " (both in seconds)")
-    height = 1.0 + 0.32 * min(len(found.parts), 10)
-    yield figure("sensitivities", caption, height, lambda ax: plot.tornado(found, ax=ax))
+    unit, seconds = ("", "") if sensitivity.unit == "1" else (" s", " (both in seconds)")
+    height = 1.0 + 0.32 * min(len(sensitivity.parts), 10)
+    yield figure("sensitivities", caption, height, lambda ax: plot.tornado(sensitivity, ax=ax))
     yield (
-        f"{found.objective} is {found.value}{unit}. Mean: its slope in the part's latency. Spread: "
-        "its slope in the part's variability. Gain: by how much it would fall if the part did not "
-        f"vary, simulated. Without any variability it would fall by {found.whole_gain}; the sum of "
-        f"the gains of kernels, factors and stalls is {found.sum_of_gains}{seconds}."
+        f"{sensitivity.objective} is {sensitivity.value}{unit}. Mean: its slope in the part's "
+        "latency. Spread: its slope in the part's variability. Gain: by how much it would fall if "
+        "the part did not vary, simulated. Without any variability it would fall by "
+        f"{sensitivity.whole_gain}; the sum of the gains of kernels, factors and stalls is "
+        f"{sensitivity.sum_of_gains}{seconds}."
     )
-    listed = found.summary()
-    if len(found.parts) > _MOST_ROWS:
-        most = found.parts[:_MOST_ROWS]
+    listed = sensitivity.summary()
+    if len(sensitivity.parts) > _MOST_ROWS:
+        most = sensitivity.parts[:_MOST_ROWS]
         yield table(listed, title="The parts that cost most", rows=most, notes=())
     yield table(listed, "parts", title="Sensitivities")
 
 
-def _criticality(found: Criticality) -> Iterable[Block]:
+def _criticality(criticality: Criticality) -> Iterable[Block]:
     """Where the critical path runs."""
     caption = (
         "How likely the compute of each stage and microbatch is on the critical path: light is "
         "unlikely, dark is likely. Only what is dark shortens a step when it becomes faster."
     )
-    yield figure("criticality", caption, 3.4, lambda ax: plot.heat_map(found, ax=ax))
-    title, what = "Criticality of pipeline", "of the pipeline"
-    yield table(found.summary(), f"ranks {what}", title=f"{title} ranks", notes=())
-    yield table(found.summary("stages"), f"stages {what}", title=f"{title} stages")
-    exposed = found.exposed_communication.mean(), found.exposed_data_parallel.mean()
+    yield figure("criticality", caption, 3.4, lambda ax: plot.heat_map(criticality, ax=ax))
+    title, scope = "Criticality of pipeline", "of the pipeline"
+    yield table(criticality.summary(), f"ranks {scope}", title=f"{title} ranks", notes=())
+    yield table(criticality.summary("stages"), f"stages {scope}", title=f"{title} stages")
+    exposed = criticality.exposed_communication.mean(), criticality.exposed_data_parallel.mean()
     yield (
         f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; that of data "
         f"parallelism takes {100 * exposed[1]:.2f} %. The figures are from "
-        f"{counted(found.num_steps, 'step')}, decided by "
-        f"{counted(round(found.num_replicas_seen), 'replica')}."
+        f"{counted(criticality.num_steps, 'step')}, decided by "
+        f"{counted(round(criticality.num_replicas_seen), 'replica')}."
     )
 
 
-def _memory(found: Memory) -> Iterable[Block]:
+def _memory(memory: Memory) -> Iterable[Block]:
     """The memory of the GPUs of each pipeline rank."""
     caption = (
         "The peak memory of each pipeline rank, by part; what is left to the dashed line, the "
         "usable memory of a device, is free."
     )
-    height = 1.6 + 0.24 * min(len(found.ranks), 32)
-    yield figure("memory", caption, height, lambda ax: plot.memory(found, ax=ax))
-    fits = "fits" if found.fits else "does not fit"
+    height = 1.6 + 0.24 * min(len(memory.ranks), 32)
+    yield figure("memory", caption, height, lambda ax: plot.memory(memory, ax=ax))
+    fits = "fits" if memory.fits else "does not fit"
     yield (
-        f"The fullest rank has {found.fullest.bytes / GIB:.1f} GiB and {fits} a device of "
-        f"{found.device_bytes / GIB:.1f} GiB, of which {found.usable_bytes / GIB:.1f} are usable."
+        f"The fullest rank has {memory.fullest.bytes / GIB:.1f} GiB and {fits} a device of "
+        f"{memory.device_bytes / GIB:.1f} GiB, of which {memory.usable_bytes / GIB:.1f} are usable."
     )
-    yield found.summary()
+    yield memory.summary()
 
 
 def _timeline(step: SampledStep) -> Iterable[Block]:
@@ -260,7 +261,7 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
         "time: the ops of each pipeline rank over time, and the critical path. Gaps are waits."
     )
     of = f", of the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
-    about = (
+    text = (
         f"{counted(len(step.receivers), 'op')} on {counted(step.num_ranks, 'pipeline rank')}{of}; "
         f"{len(step.path):,} of them on the critical path, which ends on rank "
         f"{step.last_rank}. "
@@ -273,4 +274,4 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
             shapes.set_rasterized(True)
 
     yield figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
-    yield tag("p", about, *perfetto)
+    yield tag("p", text, *perfetto)

@@ -116,7 +116,7 @@ def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
     new = np.empty(len(order), np.int64)
     new[order] = np.arange(len(order))
     before = group(new[nodes.after], new[nodes.before], len(order))
-    others, starts = tuple(before.values.tolist()), before.starts.tolist()
+    waits, starts = tuple(before.values.tolist()), before.starts.tolist()
     new = new.tolist()
 
     def column(of_ops, of_sends):
@@ -133,7 +133,7 @@ def _op_graph(schedule: AbstractSchedule, blocking: bool) -> OpGraph:
         other_stage=column(ops.other_stage, -1),
         other_microbatch=column(ops.other_microbatch, -1),
         backward=column(np.zeros(num_ops, bool), needs.backward),
-        predecessors=tuple(others[a:b] for a, b in it.pairwise(starts)),
+        predecessors=tuple(waits[a:b] for a, b in it.pairwise(starts)),
         orders=tuple(tuple(new[op] for op in span) for span in ops.orders),
         last=tuple(tuple(new[node] for node in last) for last in nodes.last),
     )
@@ -158,15 +158,15 @@ def _topological_order(nodes: _Nodes, num_nodes: int, describe: Callable[[int], 
     order = [node for node, count in enumerate(missing) if count == 0]
     # The list grows while it is walked: it is its own queue.
     for node in order:
-        for other in follower[start[node] : start[node + 1]]:
-            missing[other] -= 1
-            if missing[other] == 0:
-                order.append(other)
+        for after in follower[start[node] : start[node + 1]]:
+            missing[after] -= 1
+            if missing[after] == 0:
+                order.append(after)
     if len(order) < num_nodes:
         cycle = _cycle(nodes, missing)
-        others = ", ".join(describe(node) for node in cycle[1:4])
+        path = ", ".join(describe(node) for node in cycle[1:4])
         raise ValueError(
-            f"The orders deadlock: {describe(cycle[0])} waits for itself, by way of {others}"
+            f"The orders deadlock: {describe(cycle[0])} waits for itself, by way of {path}"
             f"{' and others' if len(cycle) > 4 else ''}; change the order of these ranks, or the "
             "number of microbatches."
         )
@@ -177,7 +177,7 @@ def _cycle(nodes: _Nodes, missing: list[int]) -> list[int]:
     """The nodes of one cycle of waits, among those that never start; the lowest comes first."""
     edges = zip(nodes.before.tolist(), nodes.after.tolist(), strict=True)
     # Of those that a node waits for, the first that never starts.
-    waits = {node: other for other, node in reversed([*edges]) if missing[other]}
+    waits = {node: before for before, node in reversed([*edges]) if missing[before]}
     node = next(node for node, count in enumerate(missing) if count)
     path: dict[int, None] = {}
     while node not in path:
@@ -193,9 +193,9 @@ def _describe(ops: Ops, needs: Needs, node: int) -> str:
     if node < len(ops.rank):
         return describe(actions_of(ops)[node], int(ops.rank[node]))
     send = node - len(ops.rank)
-    what = "gradient" if needs.backward[send] else "activation"
+    tensor = "gradient" if needs.backward[send] else "activation"
     return (
-        f"the send_recv of the {what} of stage {needs.stage[send]}, microbatch "
+        f"the send_recv of the {tensor} of stage {needs.stage[send]}, microbatch "
         f"{needs.microbatch[send]} from rank {ops.rank[needs.producer[send]]} to rank "
         f"{ops.rank[needs.consumer[send]]}"
     )
@@ -230,7 +230,7 @@ def _blocking(ops: Ops, needs: Needs) -> _Nodes:
 
     # The nodes of a batch wait for the last nodes of the rank, and then become its last nodes.
     def follow(batch: list[int], done: list[int]) -> list[int]:
-        waits.extend((other, node) for node in batch for other in done)
+        waits.extend((earlier, node) for node in batch for earlier in done)
         return batch or done
 
     last = []
@@ -253,9 +253,9 @@ def _check(ops: Ops) -> None:
         stages = np.unique(ops.stage[span.start : span.stop]).tolist()
         phases = sorted({*ops.phase[span.start : span.stop].tolist()} - {"F", "B"})
         if len(stages) > 1 or phases:
-            given = f"stages {stages}" if len(stages) > 1 else f"ops of phase {phases}"
+            has = f"stages {stages}" if len(stages) > 1 else f"ops of phase {phases}"
             raise ValueError(
                 "Blocking send_recv is only for schedules with one stage per rank and whole "
-                f"backwards, such as 1F1B and GPipe, but rank {rank} runs {given}; use "
+                f"backwards, such as 1F1B and GPipe, but rank {rank} runs {has}; use "
                 "`blocking=False`."
             )

@@ -49,8 +49,8 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
     made, maker, number = np.unique(every, return_index=True, return_inverse=True)
     _check_places(ops, parts, stage_to_rank, maker[number])
     wanted = key(np.where(needs.backward, 1, 0), needs.stage, needs.microbatch)
-    found = np.minimum(np.searchsorted(made, wanted), len(made) - 1)
-    producer = np.where(made[found] == wanted, parts.op[maker[found]], -1)
+    places = np.minimum(np.searchsorted(made, wanted), len(made) - 1)
+    producer = np.where(made[places] == wanted, parts.op[maker[places]], -1)
     needs = needs._replace(producer=producer)
     _check_producers(ops, parts, needs, stage_to_rank)
     return needs
@@ -110,18 +110,18 @@ def _check_producers(ops: Ops, parts: Parts, needs: Needs, stage_to_rank: tuple[
         return
     first = int(bad[np.argmin(needs.part[bad])])
     part = int(needs.part[first])
-    what = f"{_describe_part(parts, part)} needs {_describe_need(parts, needs, first)}"
+    need = f"{_describe_part(parts, part)} needs {_describe_need(parts, needs, first)}"
     if missing[first]:
         rank = stage_to_rank[needs.stage[first]]
-        raise ValueError(f"{what}, which no rank runs; add it to the order of rank {rank}.")
+        raise ValueError(f"{need}, which no rank runs; add it to the order of rank {rank}.")
     raise ValueError(
-        f"{what}, which that rank does not run before it; move it forward, or the orders deadlock."
+        f"{need}, which that rank does not run before it; move it forward, or the orders deadlock."
     )
 
 
 def _describe_part(parts: Parts, part: int) -> str:
-    one = Action(str(parts.phase[part]), int(parts.stage[part]), int(parts.microbatch[part]))
-    return describe(one, int(parts.rank[part]))
+    action = Action(str(parts.phase[part]), int(parts.stage[part]), int(parts.microbatch[part]))
+    return describe(action, int(parts.rank[part]))
 
 
 def _describe_need(parts: Parts, needs: Needs, number: int) -> str:

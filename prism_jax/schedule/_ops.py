@@ -44,9 +44,9 @@ class Action(NamedTuple):
         return f"{self.stage}{self.phase}{self.microbatch}"
 
 
-def describe(one: Action, rank: int) -> str:
+def describe(action: Action, rank: int) -> str:
     """How an error names an op of a rank."""
-    return f"`{one.token}` (stage {one.stage}, microbatch {one.microbatch}) on rank {rank}"
+    return f"`{action.token}` (stage {action.stage}, microbatch {action.microbatch}) on rank {rank}"
 
 
 def parse_token(token: object, rank: int, position: int) -> Action:
@@ -58,9 +58,9 @@ def parse_token(token: object, rank: int, position: int) -> Action:
         if pair := _PAIR.fullmatch(token):
             stage, microbatch, other_stage, other_microbatch = map(int, pair.groups())
             return Action(OVERLAPPED, stage, microbatch, other_stage, other_microbatch)
-    given = f"'{quoted(token)}'" if isinstance(token, str) else quoted(token)
+    written = f"'{quoted(token)}'" if isinstance(token, str) else quoted(token)
     raise ValueError(
-        f"Op {position} of rank {rank} is {given}, which is no token; write the stage, one of "
+        f"Op {position} of rank {rank} is {written}, which is no token; write the stage, one of "
         "F, B, I and W, and the microbatch, as in `3F7`, or a pair as in `(0F3;7B1)OVERLAP_F_B`."
     )
 
@@ -93,8 +93,8 @@ def phases_of(schedule: AbstractSchedule) -> frozenset[str]:
     """
     if type(schedule).with_costs is not AbstractSchedule.with_costs:
         return frozenset((*PHASES, OVERLAPPED))
-    found = ops_of(schedule).phase
-    return frozenset(one for one in (*PHASES, OVERLAPPED) if (found == one).any())
+    phases = ops_of(schedule).phase
+    return frozenset(phase for phase in (*PHASES, OVERLAPPED) if (phases == phase).any())
 
 
 def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:

@@ -24,10 +24,10 @@ def schedule_name(text: str) -> str:
     A `ValueError` if there is no such schedule.
     """
     known = schedules()
-    found = [text] if text in known else [n for n in known if _letters(n) == _letters(text)]
-    if not found:
+    names = [text] if text in known else [n for n in known if _letters(n) == _letters(text)]
+    if not names:
         raise ValueError(unknown_name("schedule", text, known))
-    return found[0]
+    return names[0]
 
 
 def _letters(name: str) -> str:
@@ -60,7 +60,7 @@ def make_schedule(
     """
     kind, known = schedule_name(kind), schedules()
     options = _options(known[kind])
-    given = {
+    arguments = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
         "virtual_stages": virtual_stages,
@@ -69,14 +69,14 @@ def make_schedule(
     }
     defaults = {"virtual_stages": 1, "microbatch_group_size": None, "memory_limit": None}
     for name, default in defaults.items():
-        if given[name] != default and name not in options:
-            having = (other for other in sorted(known) if name in _options(known[other]))
-            others = ", ".join(f"`{other}`" for other in having)
+        if arguments[name] != default and name not in options:
+            having = (schedule for schedule in sorted(known) if name in _options(known[schedule]))
+            listed = ", ".join(f"`{schedule}`" for schedule in having)
             raise ValueError(
-                f"The schedule `{kind}` has no `{name}`, but `{name}={given[name]!r}` is given; "
-                f"leave it out, or use one of {others}."
+                f"The schedule `{kind}` has no `{name}`, but `{name}={arguments[name]!r}` is "
+                f"given; leave it out, or use one of {listed}."
             )
-    return known[kind](**{name: given[name] for name in given if name in options})
+    return known[kind](**{name: arguments[name] for name in arguments if name in options})
 
 
 def _options(cls: type[AbstractSchedule]) -> set[str]:
@@ -121,11 +121,11 @@ def _traced(config: ScheduleConfig, layout: Layout) -> CustomSchedule:
         )
     orders = [order.split() for order in config.orders]
     schedule = CustomSchedule(orders, places(orders))
-    given = (len(orders), schedule.num_stages, schedule.num_microbatches)
+    sizes = (len(orders), schedule.num_stages, schedule.num_microbatches)
     stages = layout.pp * config.virtual_stages
-    if given != (layout.pp, stages, config.num_microbatches):
+    if sizes != (layout.pp, stages, config.num_microbatches):
         raise ValueError(
-            f"`schedule.orders` has {given[0]} ranks, {given[1]} stages and {given[2]} "
+            f"`schedule.orders` has {sizes[0]} ranks, {sizes[1]} stages and {sizes[2]} "
             f"microbatches, but the job has {layout.pp}, pp * virtual_stages = {stages} and "
             f"{config.num_microbatches}; make them the same."
         )

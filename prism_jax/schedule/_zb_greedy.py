@@ -119,8 +119,8 @@ def _best(schedule: ZBGreedy) -> tuple[tuple[str, ...], ...]:
     tables = {name: [[cost] for cost in column] for name, column in costs.items()}
 
     def score(orders: list[list[str]]) -> tuple[float, float]:
-        found = CustomSchedule(orders, places)
-        timeline = evaluate(found, **tables, send_recv=delay)  # pyright: ignore[reportArgumentType]
+        candidate = CustomSchedule(orders, places)
+        timeline = evaluate(candidate, **tables, send_recv=delay)  # pyright: ignore[reportArgumentType]
         ends = zip(timeline.start, timeline.end, strict=True)
         return timeline.makespan, max(float(end[-1] - start[0]) for start, end in ends)
 
@@ -138,7 +138,7 @@ def _bases(schedule: ZBGreedy, limit: int) -> Iterator[list[list[str]]]:
     p, m = schedule.num_ranks, schedule.num_microbatches
     by_hand = (ZBH1, ZBH2) if schedule.virtual_stages == 1 else (ZBV, VHalf, VMin)
     made = (kind(p, m) for kind in by_hand)
-    fitting = [one.orders() for one in made if peak_in_flight(one).max() <= limit]
+    fitting = [built.orders() for built in made if peak_in_flight(built).max() <= limit]
     yield from fitting
     if schedule.virtual_stages == 1 or not fitting:
         yield [_plain_order(schedule, limit, rank) for rank in range(p)]
