@@ -143,16 +143,16 @@ def _pairs(slopes, pieces, rng: np.random.Generator) -> list[tuple[int, int]]:
 def _disjoint(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The exchanges that share no place with an earlier one."""
     used: set[int] = set()
-    found = []
+    disjoint = []
     for pair in pairs:
         if used.isdisjoint(pair):
-            found.append(pair)
+            disjoint.append(pair)
             used.update(pair)
-    return found
+    return disjoint
 
 
 def _exchanged(order: Order, pairs: list[tuple[int, int]]) -> Order:
     """The order after exchanges that share no place."""
-    order, (one, other) = order.copy(), np.transpose(pairs)
-    order[one], order[other] = order[other], order[one]
+    order, (firsts, seconds) = order.copy(), np.transpose(pairs)
+    order[firsts], order[seconds] = order[seconds], order[firsts]
     return order
