@@ -298,10 +298,10 @@ def _one_line(error: object) -> str:
     return quoted(" ".join(str(error).split()).rstrip("."), 2 * MOST_QUOTED)
 
 
-def without_none(x: Any) -> Any:
+def without_none(value: Any) -> Any:
     """The value without its `None`s, because TOML has no `null`."""
-    if isinstance(x, dict):
-        return {k: without_none(v) for k, v in x.items() if v is not None}
-    if isinstance(x, list | tuple):
-        return [without_none(v) for v in x]
-    return x
+    if isinstance(value, dict):
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [without_none(v) for v in value]
+    return value

@@ -125,22 +125,13 @@ def import_job(
         software = draft.software
     if software is not None:
         raw["training"]["software"] = software
-    asked, of_step = "", draft.batch if batch is None else Batch(batch)
+    question, of_step = draft.question, draft.batch if batch is None else Batch(batch)
     if "schedule.num_microbatches" in keys:
-        of_step = None
-    elif of_step is None:
-        asked = draft.question
-    if of_step is not None:
-        if of_step.length is not None:
-            raw["training"]["sequence_length"] = of_step.length
-        asked = _set_batch(raw, of_step, path, overrides)
-        if asked and not of_step.source:
-            raise ValueError(f"{where}: {asked}.")
-        if of_step.source and not asked:
-            notes.append(
-                f"The batch is the published one, {of_step.sequences:,} sequences (of "
-                f"{of_step.length:,} tokens each; {of_step.source}); `--batch` gives another."
-            )
+        question = ""
+    elif of_step is not None:
+        question = _set_batch(raw, of_step, notes, path, overrides)
+        if question and not of_step.source:
+            raise ValueError(f"{where}: {question}.")
         if comment := comments.pop("schedule.num_microbatches", ""):
             comments["training.global_batch_size"] = comment
     if says_stack:
@@ -148,7 +139,7 @@ def import_job(
     said = {*keys, *(f"layout.{degree}" for degree in raw["layout"]), *["cluster"] * bool(cluster)}
     notes += _assumed(said)
     job = make_job(raw, path, overrides)
-    question = f"{where}: {asked}." if asked else ""
+    question = question and f"{where}: {question}."
     comments = {key: text for key, text in comments.items() if key not in keys}
     notes = [*dict.fromkeys(notes)]
     return Imported(job, tuple(notes), question, draft.framework, draft.status, comments)
@@ -272,8 +263,14 @@ def _draft(
     return draft, gpus
 
 
-def _set_batch(raw: Table, batch: Batch, path: pathlib.Path, overrides: tuple[str, ...]) -> str:
-    """Sets the batch of a job's tables, or says why it cannot be."""
+def _set_batch(
+    raw: Table, batch: Batch, notes: list[str], path: pathlib.Path, overrides: tuple[str, ...]
+) -> str:
+    """Sets the batch of a job's tables, with a note if it is the published one; or says why it
+    cannot be.
+    """
+    if batch.length is not None:
+        raw["training"]["sequence_length"] = batch.length
     alone = make_job(dict(raw), path, overrides)
     assert alone.training is not None
     dp, size = alone.layout.dp, alone.training.microbatch_size
@@ -284,4 +281,9 @@ def _set_batch(raw: Table, batch: Batch, path: pathlib.Path, overrides: tuple[st
         )
     raw["schedule"].pop("num_microbatches", None)
     raw["training"]["global_batch_size"] = batch.sequences
+    if batch.source:
+        notes.append(
+            f"The batch is the published one, {batch.sequences:,} sequences (of {batch.length:,} "
+            f"tokens each; {batch.source}); `--batch` gives another."
+        )
     return ""

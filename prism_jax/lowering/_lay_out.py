@@ -151,7 +151,7 @@ class OpKind(NamedTuple):
 
     phase: str
     stage: int
-    other: int
+    other_stage: int
     rank: int
     peer: int
 
@@ -206,13 +206,13 @@ def blocks_of_kinds(workload: Workload, kinds: Sequence[OpKind]) -> list[Block]:
             return sends.get((kind.rank, kind.peer), ())
         if kind.phase in phases:
             return phases[kind.phase][kind.stage]
-        apart = workload.forward[kind.stage] + workload.backward[kind.other]
+        apart = workload.forward[kind.stage] + workload.backward[kind.other_stage]
         passes = workload.passes
         if passes is None:
             return apart
-        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other])
+        alike = id(passes.forward[kind.stage]), id(passes.backward[kind.other_stage])
         if alike not in pairs:
-            beside = pair(passes, kind.stage, kind.other)
+            beside = pair(passes, kind.stage, kind.other_stage)
             pairs[alike] = apart if beside is None else beside
         return pairs[alike]
 

@@ -278,9 +278,9 @@ def _named_parts(block: Block) -> tuple[float, list[tuple[str, float]]]:
 
 def _of_stages(of: Frame, step: ConstantStep) -> tuple[float, ...]:
     """The time of the ops of each stage; half of an overlapped pair counts for each of its two."""
-    seconds = np.zeros(1 + max(max(kind.stage, kind.other) for kind in of.kinds))
+    seconds = np.zeros(1 + max(max(kind.stage, kind.other_stage) for kind in of.kinds))
     for kind, total in zip(of.kinds, np.bincount(of.kind_of, step.latencies), strict=True):
         if kind.phase != SEND_RECV:
-            for stage in (kind.stage, kind.stage if kind.other < 0 else kind.other):
+            for stage in (kind.stage, kind.stage if kind.other_stage < 0 else kind.other_stage):
                 seconds[stage] += total / 2
     return tuple(seconds.tolist())

@@ -124,8 +124,8 @@ def _is_dual_pipe(ops: Ops, stages: tuple[int, ...]) -> bool:
     forward = parts.phase == "F"
 
     def first(forwards: bool, stage: int) -> int:
-        found = parts.op[here & (forward == forwards) & (parts.stage == stage)]
-        return int(found.min(initial=len(ops.rank)))
+        ops_of_stage = parts.op[here & (forward == forwards) & (parts.stage == stage)]
+        return int(ops_of_stage.min(initial=len(ops.rank)))
 
     return first(True, upper) < first(True, upper - 1) and (
         first(False, upper - 1) < first(False, upper)
@@ -269,16 +269,16 @@ class Repeated(_OfAnother):
 
     def orders(self) -> list[list[str]]:
         ops = ops_of(self.schedule)
-        each = self.schedule.num_microbatches // len(self.chain_starts)
+        per_chain = self.schedule.num_microbatches // len(self.chain_starts)
         actions = actions_of(ops)
         return [
             [
-                one._replace(
-                    microbatch=one.microbatch + each * step,
-                    other_microbatch=one.other_microbatch + each * step,
+                action._replace(
+                    microbatch=action.microbatch + per_chain * step,
+                    other_microbatch=action.other_microbatch + per_chain * step,
                 ).token
                 for step in range(self.num_steps)
-                for one in actions[order.start : order.stop]
+                for action in actions[order.start : order.stop]
             ]
             for order in ops.orders
         ]

@@ -86,7 +86,7 @@ def evaluate(
     graph = op_graph(schedule, blocking=blocking)
     latency = _latencies(graph, tables, links, overlap == "max")
     starts, ends = replay(graph.predecessors, latency)
-    tokens = [one.token for one in actions_of(graph)]
+    tokens = [action.token for action in actions_of(graph)]
     return Timeline(
         makespan=float(ends.max()),
         op=tuple([tokens[op] for op in order] for order in graph.orders),
@@ -186,11 +186,13 @@ def replay(
 
     The starts and the ends, from zero.
     """
-    one = latencies.ndim == 1
-    zero = 0.0 if one else np.zeros(latencies.shape[1:])
-    latest = max if one else np.maximum.reduce  # One at a time, Python's numbers are faster.
+    single = latencies.ndim == 1
+    zero = 0.0 if single else np.zeros(latencies.shape[1:])
+    latest = max if single else np.maximum.reduce  # One at a time, Python's numbers are faster.
     starts, ends = [], []
-    for before, latency in zip(predecessors, latencies.tolist() if one else latencies, strict=True):
+    for before, latency in zip(
+        predecessors, latencies.tolist() if single else latencies, strict=True
+    ):
         if len(before) == 1:  # A fast path for most ops, which halves the time.
             start = ends[before[0]]
         else:

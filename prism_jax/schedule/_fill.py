@@ -146,18 +146,18 @@ class _Rank:
 
     def candidates(self) -> list[int]:
         """The positions of the next op of each phase and stage that memory has room for."""
-        found, seen, kinds = [], set(), len(+self.left)
+        positions, seen, kinds = [], set(), len(+self.left)
         held = most = self.held
         for position, op in enumerate(self.order):
             if op[:2] not in seen:
                 seen.add(op[:2])
                 if op[0] != "F" or most < self.limit:
-                    found.append(position)
+                    positions.append(position)
                 if len(seen) == kinds:
                     break
             held += _CHANGE[op[0]]
             most = max(most, held)
-        return found
+        return positions
 
 
 def _choose(
@@ -184,7 +184,7 @@ def _choose(
     op = rank.order[best]
     until = now + rule.patience.get(op[0], 0.0) * costs[op]
     urgent = _MORE_URGENT.get(op[0], "")
-    soon = [one for one in waiting if one[0] < until and rank.order[one[2]][0] in urgent]
+    soon = [wait for wait in waiting if wait[0] < until and rank.order[wait[2]][0] in urgent]
     if soon:
         now, _, best = min(soon)
     return now, best

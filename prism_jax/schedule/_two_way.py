@@ -127,7 +127,7 @@ def _dual_pipe_order(
             put_off.append(f"{stages[c]}W{microbatch}")
         return f"{stages[c]}{'I' if split else 'B'}{microbatch}"
 
-    def both(c: int) -> str:
+    def pair_of(c: int) -> str:
         return f"({forward(c)};{backward(1 - c)})OVERLAP_F_B"
 
     to_turn = num_ranks - 1 - rank
@@ -138,10 +138,10 @@ def _dual_pipe_order(
         order += [backward(1, split=True), put_off.popleft(), forward(1)]
     for i in range(num_microbatches - 2 * num_ranks + rank + 1):
         # Where the pipe turns, the first backward needs the end of this very forward.
-        order += [forward(0), backward(1)] if i == 0 and to_turn == 0 else [both(0)]
-        order.append(both(1))
+        order += [forward(0), backward(1)] if i == 0 and to_turn == 0 else [pair_of(0)]
+        order.append(pair_of(1))
     for _ in range(to_turn):
-        order += [backward(1), both(1)]
+        order += [backward(1), pair_of(1)]
     for i in range(rank + 1):
         # In the second half, weight gradients are put off.
         order.append(backward(1, split=2 * i > rank))
