@@ -276,15 +276,15 @@ def _solve(
     design = np.concatenate([np.ones((len(target), 1)), _design(table, sizes)], -1)
     blocks = (_penalty(len(term.values)) for term in table.terms)
     penalty = np.asarray(block_diag(0.0, *blocks))
-    counted, found, residual = weights, np.zeros(design.shape[1]), target
+    counted, solution, residual = weights, np.zeros(design.shape[1]), target
     for _ in range(_ROUNDS):
         weighted = design * counted[:, None]
-        found = np.linalg.solve(weighted.T @ design + penalty, weighted.T @ target)
-        residual = target - design @ found
+        solution = np.linalg.solve(weighted.T @ design + penalty, weighted.T @ target)
+        residual = target - design @ solution
         # The spread of the bulk of those that count whole, from the median.
         spread = 1.4826 * np.median(np.abs(residual[weights == weights.max()])) + 1e-12
         counted = weights / np.maximum(1, np.abs(residual) / (_OUTLYING * spread))
-    return float(found[0] + np.average(residual, weights=weights)), found[1:]
+    return float(solution[0] + np.average(residual, weights=weights)), solution[1:]
 
 
 def _penalty(size: int) -> Float[np.ndarray, "size size"]:

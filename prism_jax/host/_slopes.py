@@ -55,15 +55,15 @@ _OF_ELEMENTS: dict[str, Sequence[Callable[..., Any] | float]] = {
 def _by_elements(of_each: Sequence[Callable[..., Any] | float]) -> Callable[..., Any]:
     """The derivatives of an operation, from the slopes of its result in its arguments."""
 
-    def found(equation, g, z, *args):
-        def one(x, slope):
+    def derivatives_of(equation, g, z, *args):
+        def along(x, slope):
             slope = slope(z, *args) if callable(slope) else slope
             return _summed(g if isinstance(slope, int) and slope == 1 else g * slope, np.shape(x))
 
         pairs = zip(args, of_each, strict=True)
-        return [lambda x=x, slope=slope: one(x, slope) for x, slope in pairs]
+        return [lambda x=x, slope=slope: along(x, slope) for x, slope in pairs]
 
-    return found
+    return derivatives_of
 
 
 def _summed(derivatives, shape):

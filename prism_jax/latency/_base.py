@@ -95,7 +95,7 @@ class AbstractLatency(eqx.Module):
         check_own(self)
 
     def __repr__(self) -> str:
-        fields = (f"{x.name}={_text(getattr(self, x.name))}" for x in dataclasses.fields(self))
+        fields = (f"{f.name}={_text(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({', '.join(fields)})"
 
     @property

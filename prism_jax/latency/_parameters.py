@@ -114,7 +114,7 @@ def check(latency: AbstractLatency) -> None:
     """
     check_own(latency)
     parts = jax.tree.leaves(
-        latency, is_leaf=lambda x: isinstance(x, AbstractLatency) and x is not latency
+        latency, is_leaf=lambda leaf: isinstance(leaf, AbstractLatency) and leaf is not latency
     )
     for part in parts:
         if isinstance(part, AbstractLatency):
