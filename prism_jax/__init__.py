@@ -59,9 +59,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     # Schedules are names of the package, too, such as `prism.OneFOneB`; `dir` leaves them out.
     for module in ("_public", "schedules"):
-        found = importlib.import_module(f"{__name__}.{module}")
-        if hasattr(found, name):
-            return getattr(found, name)
+        public = importlib.import_module(f"{__name__}.{module}")
+        if hasattr(public, name):
+            return getattr(public, name)
     raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
 
 

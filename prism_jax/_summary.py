@@ -50,11 +50,11 @@ class Column:
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def text(self, row: Any) -> str:
-        value = _found(row, self.of or self.name)
+        value = _value_of(row, self.of or self.name)
         if self.scale != 1 and value is not None:
             value = value * self.scale
         if self.error and value is not None:
-            error = _found(row, self.error)
+            error = _value_of(row, self.error)
             if isinstance(error, tuple | list):
                 error = None if None in error else (error[1] - error[0]) / 2
             return rounded(value, math.nan if error is None else error * self.scale)
@@ -196,7 +196,7 @@ def picked(result: Any, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(result, name)) for name in names}
 
 
-def _found(row: Any, of: str | Callable[[Any], Any]) -> Any:
+def _value_of(row: Any, of: str | Callable[[Any], Any]) -> Any:
     if callable(of):
         return of(row)
     if isinstance(row, Mapping) and of in row:

@@ -237,13 +237,13 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
     return get
 
 
-def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[int, Row]:
+def open_parts(folder: pathlib.Path, digest: str, noun: str = "sweep") -> dict[int, Row]:
     """The rows that a folder holds, by their numbers. The folder is created if it does not exist.
 
     **Arguments:**
 
     - `digest`: the digest of what the rows belong to.
-    - `what`: what that is, for messages.
+    - `noun`: what that is, for messages.
 
     **Raises:**
 
@@ -253,7 +253,7 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
     import polars as pl
 
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {what}.")
+        raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {noun}.")
     folder.mkdir(parents=True, exist_ok=True)
     # Another release may draw other numbers, and rows must not mix.
     note, contents = folder / _ABOUT, {"digest": digest, "version": version("prism-jax")}
@@ -261,7 +261,7 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
         occupied = any(not file.name.startswith(".") for file in folder.iterdir())
         if occupied and not note.exists():  # Of the same sweep, which may have begun meanwhile.
             raise ValueError(
-                f"`{shown(folder)}` is not empty and holds no {what}; give another folder."
+                f"`{shown(folder)}` is not empty and holds no {noun}; give another folder."
             )
         with written_whole(note, first=True) as partial:
             partial.write_text(json.dumps(contents))
@@ -271,8 +271,8 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
         same = False
     if not same:
         raise ValueError(
-            f"`{shown(folder)}` holds another {what} (other values, samples, seed, job or "
-            f"version of prism_jax); give another folder, or continue the same {what}."
+            f"`{shown(folder)}` holds another {noun} (other values, samples, seed, job or "
+            f"version of prism_jax); give another folder, or continue the same {noun}."
         )
     for partial in folder.glob(".part-*.partial"):  # Of sweeps that were killed.
         partial.unlink(missing_ok=True)
@@ -281,7 +281,7 @@ def open_parts(folder: pathlib.Path, digest: str, what: str = "sweep") -> dict[i
         content = read_file(path, _MOST_PART)  # No part of its name is a pattern.
         if not path.name.endswith(_ending(content, digest)):
             raise ValueError(
-                f"`{shown(path)}` is damaged or of another {what}; remove it, and the same {what} "
+                f"`{shown(path)}` is damaged or of another {noun}; remove it, and the same {noun} "
                 "simulates its row again."
             )
         done |= {row["row"]: row for row in pl.read_parquet(io.BytesIO(content)).to_dicts()}
