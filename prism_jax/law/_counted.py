@@ -37,7 +37,7 @@ class Counted(NamedTuple):
 
 def grid_of(pilot: np.ndarray) -> tuple[float, float]:
     """The two ends of the grid of bins, far beyond what the pilot saw."""
-    low, middle, high = (float(x) for x in np.quantile(pilot, [0.01, 0.5, 0.99]))
+    low, middle, high = np.quantile(pilot, [0.01, 0.5, 0.99]).tolist()
     spread = max((high - low) / 4.65, 1e-9 * abs(middle)) or 1e-15
     smallest, largest = float(pilot.min()), float(pilot.max())
     return (
@@ -60,8 +60,8 @@ def counted(
     times = xp.sort(xp.where(there, times, xp.inf))
     edges = xp.asarray(np.linspace(*grid, NUM_BINS + 1).astype(times.dtype))
     below = xp.searchsorted(times, edges)
-    none, every = (xp.full(1, steps, below.dtype) for steps in (0, number))
-    counts = xp.diff(below, prepend=none, append=every)
+    ends = xp.asarray([0, number], below.dtype)
+    counts = xp.diff(below, prepend=ends[:1], append=ends[1:])
     most = min(NUM_EXTREMES, len(times))
     centre = times[number // 2]
     # In NumPy everything is in double precision.

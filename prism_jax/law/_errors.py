@@ -103,49 +103,41 @@ class Errors(AbstractCompared):
 
 
 def errors_of_figures(
-    found: Sequence[Scatter], support: float, level_support: np.ndarray
+    found: Sequence[Scatter] | np.ndarray, support: float, level_support: np.ndarray
 ) -> Errors:
     """The errors of a law from the scatter of its mean, of its standard deviation, and of the
     distribution function at each of `LEVELS`. The rest is as in [`Errors`][].
     """
-    mean, std, *levels = found
-    error, skewness, degrees = np.array(levels).T
-    return Errors(
-        mean=mean.error,
-        std=std.error,
-        mean_skewness=mean.skewness,
-        std_skewness=std.skewness,
-        mean_degrees=mean.degrees,
-        std_degrees=std.degrees,
-        support=support,
-        levels=error,
-        level_skewness=skewness,
-        level_degrees=degrees,
-        level_support=level_support,
-    )
+    array = np.array(found, float)
+    (mean, std), (error, skewness, degrees) = array[:2].tolist(), array[2:].T
+    moments = (mean[0], std[0], mean[1], std[1], mean[2], std[2])
+    return Errors(*moments, support, error, skewness, degrees, level_support)
 
 
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     """The errors of several independent laws together. Each law has a share of the steps."""
-
-    def pooled(*names):
-        each, skewness, degrees = (np.array([getattr(one, x) for one in errors]) for x in names)
-        error = np.sqrt(np.tensordot(shares**2, each**2, 1))
-        third = np.tensordot(shares**3, each**3 * skewness, 1)
-        # Half the variance of the square of it, by Welch and Satterthwaite.
-        fourth = np.tensordot(shares**4, each**4 / degrees, 1)
-        known = error > 0
-        return (
-            error,
-            np.divide(third, error**3, out=np.zeros_like(error), where=known),
-            np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0),
-        )
-
-    mean = map(float, pooled("mean", "mean_skewness", "mean_degrees"))
-    std = map(float, pooled("std", "std_skewness", "std_degrees"))
-    levels = zip(*pooled("levels", "level_skewness", "level_degrees"), strict=True)
+    error, skewness, degrees = np.moveaxis(np.array([_scatters(one) for one in errors]), 1, 0)
+    error = shares[:, None] * error
+    third = np.sum(error**3 * skewness, axis=0)
+    # Half the variance of the square of it, by Welch and Satterthwaite.
+    fourth = np.sum(error**4 / degrees, axis=0)
+    error = np.sqrt(np.sum(error**2, axis=0))
+    known = error > 0
+    skewness = np.divide(third, error**3, out=np.zeros_like(error), where=known)
+    degrees = np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0)
     return errors_of_figures(
-        [Scatter(*mean), Scatter(*std), *(Scatter(*level) for level in levels)],
+        np.column_stack([error, skewness, degrees]),
         sum(one.support for one in errors),
         np.sum([one.level_support for one in errors], axis=0),
+    )
+
+
+def _scatters(errors: Errors) -> np.ndarray:
+    """The standard error of each figure, its skewness, and its degrees of freedom."""
+    return np.array(
+        [
+            [errors.mean, errors.std, *errors.levels],
+            [errors.mean_skewness, errors.std_skewness, *errors.level_skewness],
+            [errors.mean_degrees, errors.std_degrees, *errors.level_degrees],
+        ]
     )

@@ -109,23 +109,16 @@ def _pool(laws: Sequence[Law], keys) -> Law:
     mean = float(shares @ means)
     std = float(np.sqrt(shares @ (stds**2 + (means - mean) ** 2)))
 
-    def common(name):
-        values = {getattr(law, name) for law in laws}
-        return values.pop() if len(values) == 1 else "mixed"
-
-    def total(name):
-        return sum(getattr(law, name) for law in laws)
-
-    return Law(
-        requested=total("requested"),
+    added = ("requested", "effective_samples", "compile_s", "run_s")
+    samplings = {law.sampling for law in laws}
+    return dataclasses.replace(
+        laws[0],
+        **{name: sum(getattr(law, name) for law in laws) for name in added},
         mean=mean,
         std=std,
         histogram=merge_histograms([law.histogram for law in laws]),
         errors=pooled_errors([law.errors for law in laws], shares),
-        effective_samples=total("effective_samples"),
-        program=laws[0].program,
         keys=tuple(keys),
-        compile_s=total("compile_s"),
-        run_s=total("run_s"),
-        sampling=common("sampling"),
+        sampling=samplings.pop() if len(samplings) == 1 else "mixed",
+        allocations=None,
     )
