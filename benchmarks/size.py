@@ -57,7 +57,7 @@ def _entered_by_simulate() -> set[tuple[str, int]]:
 
     import prism_jax as prism
 
-    program = prism.compile_job(prism.load_job(_JOB))
+    program, simulate = prism.compile_job(prism.load_job(_JOB)), prism.simulate
     key, entered, package = jax.random.key(0), set(), str(_ROOT / "prism_jax")
 
     def enter(frame, event, _):
@@ -67,7 +67,7 @@ def _entered_by_simulate() -> set[tuple[str, int]]:
 
     sys.setprofile(enter)
     try:
-        prism.simulate(program, num_samples=_SAMPLES, key=key)
+        simulate(program, num_samples=_SAMPLES, key=key)
     finally:
         sys.setprofile(None)
     return entered

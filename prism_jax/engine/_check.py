@@ -1,8 +1,6 @@
 """What `simulate` and `estimate` refuse."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,13 +55,12 @@ def check_plan(program: Program, plan: Plan) -> None:
     """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
     check_variability(program.variability)
     table, tables = program.latencies, plan.tables
-    kinds = [table.kinds[kind] for kind in table.kind.value]
-    names = [f"Kernel {kind} {size}" for kind, size in zip(kinds, table.sizes, strict=True)]
-    check_means(np.asarray(table.mean), names, table.mean.dtype)
+    kinds = np.array(table.kinds, object)[table.kind.value]
+    mean = np.asarray(table.mean)
+    check_means(mean, lambda k: f"Kernel {kinds[k]} {table.sizes[k]}", mean.dtype)
     _check_laws(program, plan)
     _check_collapse(program, plan, kinds)
-    parts = [getattr(tables, part.name) for part in dataclasses.fields(tables)]
-    parts = [plan.structure, *(part for part in parts if part is not tables.laws)]
+    parts = plan.structure, [x for name, x in vars(tables).items() if name != "laws"]
     finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(parts))
     if not finite or (np.asarray(tables.moments)[:2] < 0).any():
         raise ValueError(
@@ -71,7 +68,7 @@ def check_plan(program: Program, plan: Plan) -> None:
             "network, the sizes of stalls and the program's adjustment."
         )
     if len(program.stall_ops.value):
-        rate, most = stall_rate(program), max(stratum.stalls for stratum in program.strata)
+        rate, most = stall_rate(program), int(plan.structure.classes.most_stalls)
         unseen = float(plan.tables.stall_counts[most]) * rate / (most + 1)
         if unseen > MAX_UNSEEN_STALLS:
             raise ValueError(
@@ -107,7 +104,7 @@ def _spread(law: AbstractLatency) -> float:
     return spread if math.isfinite(spread) else math.inf
 
 
-def _check_collapse(program: Program, plan: Plan, kinds: Sequence[str]) -> None:
+def _check_collapse(program: Program, plan: Plan, kinds: np.ndarray) -> None:
     """Raises if three moments do not tell the latency of some block."""
     blocks, tables = program.blocks, plan.tables
     several = blocks.direct.value < 0  # Others keep their own law.

@@ -1,6 +1,5 @@
 """The critical paths of single steps: which ops are on them, and the slack of all ops."""
 
-import operator
 from collections.abc import Iterator
 
 import equinox as eqx
@@ -54,15 +53,17 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     lanes, levels = run.plan.structure.graph.lanes, run.program.levels
     cell = cells(levels, lanes.width)[: levels.num_ops]
     number = int(np.clip(_MOST_OPS // lanes.ops.size, 16, TILE))
-    every_ready, lead = _ready(simulated, chosen), run.sampling and run.sampling.lead
+    lead, deciders = run.sampling and run.sampling.lead, simulated.deciders
+    of_steps = chosen.astype(np.uint32), deciders.ends[chosen], deciders.regime[chosen]
+    every_ready, _ = composed(run, *of_steps)
     for start in range(0, len(chosen), number):
         steps = chosen[start : start + number]
-        ids = simulated.deciders.ids[steps]
+        ids = deciders.ids[steps]
         # Short batches are padded, so that nothing is compiled twice.
         drawn = _latencies((run.plan, lead, run.key), _padded(ids, number))
         latency = np.asarray(drawn)[cell, : len(steps)]
         ends, ready = op_ends(levels, latency), every_ready[start : start + number].T
-        reductions = ready - simulated.deciders.ends[steps, :sinks].T
+        reductions = ready - deciders.ends[steps, :sinks].T
         sink = ready.argmax(axis=0)
         critical = critical_ops(levels, ends, sink)
         # A step takes no longer while each sink is ready when the last one is.
@@ -93,21 +94,6 @@ def exposed_reductions(
 
 def _padded(x: np.ndarray, number: int) -> np.ndarray:
     return np.concatenate([x, np.repeat(x[-1:], number - len(x), axis=0)])
-
-
-def _ready(simulated: SimulatedSteps, chosen: np.ndarray) -> Float[np.ndarray, "chosen sinks"]:
-    """When the replicas that decide some steps have reduced their gradients, by each sink."""
-    run, ends = simulated.run, simulated.deciders.ends
-    room = len(run.plan.structure.sinks.first) - ends.shape[1]
-
-    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
-        steps = chosen[first : first + count]
-        rows = np.pad(ends[steps], ((0, 0), (0, room)))
-        return steps.astype(np.uint32), rows, simulated.deciders.regime[steps]
-
-    batches = composed(run, len(chosen), inputs)
-    ready = np.concatenate([batch.samples(operator.itemgetter(0)) for batch in batches])
-    return ready[:, : run.program.sinks.number]
 
 
 @eqx.filter_jit

@@ -1,7 +1,6 @@
 """Runs that simulate every replica of every step, and how much sets of GPUs differ in them."""
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import jax.numpy as jnp
@@ -118,7 +117,9 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     found = slowest_ends(run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps))
     ends, regimes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     # The slowness of the step is the same on all sets, so it is left out.
-    times = _without_factor(run, ends, regimes, num_steps).reshape(num_sets, num_steps)
+    ids = np.arange(len(ends), dtype=np.uint32) % num_steps
+    parts = composed(run, ids, ends, regimes)[1]
+    times = np.asarray(parts.barrier + parts.tail, np.float64).reshape(num_sets, num_steps)
 
     means = times.mean(axis=1)
     apart = times - times.mean(axis=1, keepdims=True) - times.mean(axis=0) + times.mean()
@@ -126,19 +127,3 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     variance = means.var(ddof=1)
     shrunk = np.sqrt(max(variance - noise, 0.0) / variance) if variance else 0.0
     return 1 + shrunk * (means / means.mean() - 1)
-
-
-def _without_factor(
-    run: Run, ends: np.ndarray, regimes: np.ndarray, num_steps: int
-) -> Float[np.ndarray, " steps"]:
-    """The times of steps without the factor of the step; after `num_steps`, ids begin again."""
-    room = len(run.plan.structure.sinks.first)
-    ends = np.pad(ends, ((0, 0), (0, room - ends.shape[1])))
-
-    def inputs(first, count):
-        some = slice(first, first + count)
-        ids = np.arange(first, first + count) % num_steps
-        return ids.astype(np.uint32), ends[some], regimes[some]
-
-    parts = [batch.samples(operator.itemgetter(1)) for batch in composed(run, len(ends), inputs)]
-    return np.concatenate([one.barrier + one.tail for one in parts], dtype=np.float64)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools as ft
+import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Batch, Plan, make_plan, on_all_devices, tiles, without_ops
+from ..replica import Plan, make_plan, on_all_devices, tiles, without_ops
 from ..step import (
     STEP_TILES,
     Chances,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _AT_ONCE = 2**15
 
 Advance = Callable[[int], object]
-Inputs = Callable[[int, int], tuple[np.ndarray, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,45 +92,17 @@ class Draws:
         return self.sampling.replicas(self.steps)
 
 
-def parts(ends: np.ndarray, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Splits a range of positions in consecutive chunks: the number of each chunk, and the
-    range in it.
-
-    **Arguments:**
-
-    - `ends`: where each chunk ends.
-    """
-    last = first + count
-    for k in range(int(np.searchsorted(ends, first, "right")), len(ends)):
-        begin = int(ends[k - 1]) if k else 0
-        if begin >= last:
-            return
-        yield k, max(first, begin) - begin, min(last, int(ends[k])) - begin
-
-
-def ids_of(draws: Sequence[Draws], first: int, count: int) -> np.ndarray:
-    """The ids of a range of the samples of chunks, which stand one after the other."""
-    ends = np.cumsum([mine.replicas for mine in draws])
-    return np.concatenate(
-        [
-            np.arange(draws[k].first + begin, draws[k].first + end, dtype=np.uint32)
-            for k, begin, end in parts(ends, first, count)
-        ]
-    )
-
-
 def by_chunk(
     draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """The samples of chunks, at most one chunk at a time."""
     ends, start = np.cumsum([mine.replicas for mine in draws]), 0
     for some in samples:
-        count, done = len(some[0]), 0
-        for _, begin, end in parts(ends, start, count):
-            mine = slice(done, done + end - begin)
-            yield some if end - begin == count else tuple(x[mine] for x in some)
-            done = mine.stop
-        start += count
+        stop = start + len(some[0])
+        within = ends[(start < ends) & (ends < stop)].tolist()
+        for begin, end in it.pairwise([start, *within, stop]):
+            yield tuple(x[begin - start : end - start] for x in some) if within else some
+        start = stop
 
 
 def chances(
@@ -144,12 +116,23 @@ def chances(
     return np.concatenate(found).astype(np.float64)
 
 
-def composed(run: Run, number: int, inputs: Inputs) -> Iterator[Batch]:
-    """What `step_tile` gives for so many steps, from their ids, their ends with room for all sinks,
-    and their regimes.
+def composed(
+    run: Run, ids: np.ndarray, ends: np.ndarray, regimes: np.ndarray
+) -> tuple[Float[np.ndarray, "steps sinks"], StepParts]:
+    """When each sink of steps is reduced, and their parts, from the ids of the steps, the ends of
+    the sinks, `(steps, sinks)` or with room for more, and the regimes of the network.
     """
+    room = len(run.plan.structure.sinks.first) - ends.shape[1]
+
+    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
+        some = slice(first, first + count)
+        return ids[some], np.pad(ends[some], ((0, 0), (0, room))), regimes[some]
+
     shared = run.plan_of_steps, run.key
-    return tiles(step_tile, shared, number, inputs, per_batch=STEP_TILES)
+    batches = tiles(step_tile, shared, len(ids), inputs, per_batch=STEP_TILES)
+    every = [batch.samples() for batch in batches]
+    ready, parts = jax.tree.map(lambda *x: np.concatenate(x), *every)
+    return ready[:, : run.program.sinks.number], parts
 
 
 def step_tile(shared, _, ids, ends, regimes):

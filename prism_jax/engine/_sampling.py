@@ -23,7 +23,7 @@ from ..replica import (
     without_steps,
 )
 from ..step import Chances
-from ._run import Draws, Run, ids_of
+from ._run import Draws, Run
 
 
 _MOST_LAWS = 16
@@ -75,14 +75,18 @@ class AbstractOfOneReplica(AbstractSampling):
     """Draws samples of one replica."""
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        total = sum(mine.replicas for mine in draws)
+        # Chunks stand one after the other and share tiles, for some are short.
+        first_ids, numbers = np.array([(mine.first, mine.replicas) for mine in draws]).T
+        ends = np.cumsum(numbers)
+        to_ids = first_ids - (ends - numbers)
 
         def inputs(first, count):
-            return (ids_of(draws, first, count),)  # Short chunks share tiles.
+            place = np.arange(first, first + count)
+            return ((place + to_ids[np.searchsorted(ends, place, side="right")]).astype(np.uint32),)
 
         shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
-        for batch in tiles(_replica_tile, shared, total, inputs, per_batch=size):
-            yield batch.kept(lambda arrays: arrays)
+        for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
+            yield batch.kept()
 
 
 def _replica_tile(shared, _, ids):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._operations import wide
+from ._operations import in_double_precision
 
 
 def values_by_jax(function: Callable[..., Any], args: Any) -> list[np.ndarray]:
@@ -47,12 +47,3 @@ def derivatives_by_jax(
     of_reals = iter(derivatives)
     every = jax.tree.leaves(eqx.filter(last, eqx.is_array))
     return [np.asarray(next(of_reals)) if eqx.is_inexact_array(x) else None for x in every]
-
-
-def in_double_precision(args: Any) -> Any:
-    """Arguments with real numbers in double precision, unless JAX is set to it: then they have the
-    precision that they were given on purpose.
-    """
-    if jax.config.read("jax_enable_x64"):
-        return args
-    return jax.tree.map(lambda x: wide(np.asarray(x)) if eqx.is_array(x) else x, args)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._by_jax import in_double_precision, values_by_jax
+from ._by_jax import values_by_jax
 from ._equations import (
     COLUMNS,
     Branches,
@@ -29,7 +29,7 @@ from ._equations import (
     function_of,
     is_known,
 )
-from ._operations import OPERATIONS, wide
+from ._operations import OPERATIONS, in_double_precision, wide
 
 
 _MOST_TRACES, _MOST_CALLS = 256, 1024
@@ -277,8 +277,8 @@ def _scan(loop: Scan, args: list[Any]) -> list[Any]:
     num_consts, num_carry = loop.num_consts, loop.num_carry
     consts, carry = args[:num_consts], args[num_consts : num_consts + num_carry]
     slices = args[num_consts + num_carry :]
-    stacked: list[Any] = [var.aval for var in loop.function.outvars[num_carry:]]
-    rows = [wide(np.zeros((loop.length, *x.shape), x.dtype)) for x in stacked]
+    stacked: Any = loop.function.outvars[num_carry:]
+    rows = [wide(np.zeros((loop.length, *x.aval.shape), x.aval.dtype)) for x in stacked]
     call = ft.partial(evaluated, loop.function)
     for i in reversed(range(loop.length)) if loop.reverse else range(loop.length):
         inputs = [*consts, *carry, *(x[i] for x in slices)]

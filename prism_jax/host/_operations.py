@@ -7,6 +7,8 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 from jax import lax
 from scipy import special
@@ -15,6 +17,15 @@ from scipy import special
 def wide(x: np.ndarray) -> np.ndarray:
     """Real numbers in double precision, and anything else as it is."""
     return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
+
+
+def in_double_precision(args: Any) -> Any:
+    """Arguments with real numbers in double precision, unless JAX is set to it: then they have the
+    precision that they were given on purpose.
+    """
+    if jax.config.read("jax_enable_x64"):
+        return args
+    return jax.tree.map(lambda x: wide(np.asarray(x)) if eqx.is_array(x) else x, args)
 
 
 def _exact(equation, number: int, x) -> np.ndarray:
@@ -50,8 +61,9 @@ def _broadcast(equation, x, *_):
 
 def _iota(equation, *_):
     shape, axis = _shape(equation), equation.params["dimension"]
-    along = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    return wide(np.broadcast_to(along, shape).astype(equation.params["dtype"]))
+    along = np.arange(shape[axis], dtype=equation.params["dtype"])
+    whole = np.broadcast_to(along, (*np.delete(shape, axis), shape[axis]))
+    return wide(np.moveaxis(whole, -1, axis))
 
 
 def _select(equation, which, *cases):
@@ -90,10 +102,9 @@ def dot_names(equation, ndim_x: int, ndim_y: int) -> tuple[str, str, str]:
     names_y = [*string.ascii_lowercase[ndim_x : ndim_x + ndim_y]]
     for i, j in zip((*of_x, *batch_x), (*of_y, *batch_y), strict=True):
         names_y[j] = names_x[i]
-    free_x = [name for i, name in enumerate(names_x) if i not in (*of_x, *batch_x)]
-    free_y = [name for j, name in enumerate(names_y) if j not in (*of_y, *batch_y)]
-    batch = [names_x[i] for i in batch_x]
-    return names_x, "".join(names_y), "".join([*batch, *free_x, *free_y])
+    common = [names_x[i] for i in (*batch_x, *of_x)]
+    free = [name for name in (*names_x, *names_y) if name not in common]
+    return names_x, "".join(names_y), "".join([*common[: len(batch_x)], *free])
 
 
 def _dot(equation, x, y):

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Shaped, UInt32
 
 from ._levels import START, WASTE, Levels
@@ -105,10 +106,16 @@ def in_lanes(
 
 
 def padded(
-    array: np.ndarray, shape: int | tuple[int, ...], fill: int | np.integer = 0
+    array: np.ndarray,
+    shape: int | tuple[int, ...],
+    fill: int | np.integer = 0,
+    dtype: DTypeLike | None = None,
 ) -> Shaped[Array, "..."]:
-    """An array on the device, with room at the end of each axis; whole numbers have 32 bits."""
-    whole = np.full(shape, fill, np.int32 if array.dtype == np.int64 else array.dtype)
+    """An array on the device, with room at the end of each axis; whole numbers have 32 bits unless
+    there is a `dtype`.
+    """
+    own = np.int32 if array.dtype == np.int64 else array.dtype
+    whole = np.full(shape, fill, own if dtype is None else dtype)
     whole[tuple(map(slice, array.shape))] = array
     return jax.device_put(whole)  # `jnp.asarray` would compile a copy for each shape.
 
@@ -122,8 +129,7 @@ def _bits(lanes: Lanes) -> tuple[int, int]:
 def words_of(lanes: Lanes) -> tuple[int, Any]:
     """How many words hold the choices of a level, and their type."""
     bits, together = _bits(lanes)
-    types = (jnp.uint8, jnp.uint16, jnp.uint32)
-    word = next(d for d in types if jnp.iinfo(d).bits >= bits * together)
+    word = np.dtype(f"uint{bucket(bits * together, 8)}")
     return -(-lanes.width // together), word
 
 

@@ -92,7 +92,7 @@ def _ends_forward(perturbed, values, fixed, latencies, lanes, num_samples, dtype
 
 def level_latencies(latencies: Latencies, tables, common, lanes: Lanes, level):
     """The latencies of the lanes of a level: `(width, samples)`, or what broadcasts to it."""
-    of_level = jax.tree.map(lambda table, row: table[row], tables, latencies.rows_of(level))
+    of_level = jax.tree.map(lambda table, row: table[row[level]], tables, latencies.rows)
     column = jnp.arange(lanes.width, dtype=jnp.uint32)[:, None]
     counter = level.astype(jnp.uint32) * lanes.counters + column
     z = latencies.noise(latencies.noise_arguments, counter)

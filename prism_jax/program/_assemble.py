@@ -215,7 +215,7 @@ def _latency_table(
         if kind not in kinds and kind not in KINDS:
             raise ValueError(unknown_name("kind of kernel", kind, (*kinds, *KINDS)))
     mean, dtype = np.array([kernel.mean for kernel in kernels]), jnp.result_type(float)
-    check_means(mean, [f"Kernel {kernel.kind} {kernel.size}" for kernel in kernels], dtype)
+    check_means(mean, lambda k: f"Kernel {kernels[k].kind} {kernels[k].size}", dtype)
     return LatencyTable(
         mean=jax.device_put(mean.astype(dtype)),
         kinds=tuple(kinds),

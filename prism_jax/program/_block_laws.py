@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from ..collapse import (
     NODE_SCORES,
@@ -22,7 +22,7 @@ from ..collapse import (
 )
 from ..latency import AbstractLatency, Constant, root
 from ..loads import Loads, Unevenness, fullest
-from ..maxplus import bucket
+from ..maxplus import bucket, padded
 from ._program import Program
 from ._table import kernel_cumulants, relative_cumulants, unit_of
 from ._variability import Variability
@@ -246,22 +246,24 @@ def collapse_of(program: Program) -> Collapse | None:
     num_segments = bucket(len(members), 32)
     num_kernels, num_classes = kernels_of(program), classes_of(program)
     return Collapse(
-        segments=_matrix(blocks.segments.value, (num_segments, num_kernels), dtype),
-        class_segments=_matrix(blocks.class_segments.value, (num_classes, num_segments), dtype),
-        class_collectives=_matrix(
-            blocks.class_collectives.value, (num_classes, num_kernels), dtype
+        segments=padded(blocks.segments.value, (num_segments, num_kernels), dtype=dtype),
+        class_segments=padded(
+            blocks.class_segments.value, (num_classes, num_segments), dtype=dtype
         ),
-        members=_matrix(
+        class_collectives=padded(
+            blocks.class_collectives.value, (num_classes, num_kernels), dtype=dtype
+        ),
+        members=padded(
             np.where(in_tail, members, np.minimum(members, program.group_size)),
             (num_segments,),
-            dtype,
+            dtype=dtype,
         ),
-        group=_matrix(_groups(program), (num_segments,), np.int32),
+        group=padded(_groups(program), (num_segments,), dtype=np.int32),
         overlaps=_overlaps(program, blocks.branches, num_segments),
         outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
         waits=_waits(program),
         loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
-        layers=program.loads and _matrix(program.loads.layers.value, (num_classes,), dtype),
+        layers=program.loads and padded(program.loads.layers.value, (num_classes,), dtype=dtype),
         stalls=_stalls(program),
     )
 
@@ -273,7 +275,7 @@ def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
     table, kinds = program.latencies, sorted(program.variability.stalls)
     of_kernels = np.array(table.kinds)[table.kind.value]
     there = np.array([of_kernels == kind for kind in kinds])
-    return _matrix(there, (len(kinds), kernels_of(program)), table.mean.dtype)
+    return padded(there, (len(kinds), kernels_of(program)), dtype=table.mean.dtype)
 
 
 def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, ""] | None]:
@@ -332,11 +334,11 @@ def _waits(program: Program) -> Waits | None:
     count = np.minimum(waits[:, 1], most // waits[:, 2])
     classes = program.blocks.class_waits.value.T
     return Waits(
-        within=_matrix(waits[:, 0], room, np.int32),
-        count=_matrix(count, room, dtype),
-        others=_matrix((count - 1) * waits[:, 2], room, dtype),
-        group=_matrix(group, room, np.int32),
-        classes=_matrix(classes, (*room, classes_of(program)), dtype),
+        within=padded(waits[:, 0], room, dtype=np.int32),
+        count=padded(count, room, dtype=dtype),
+        others=padded((count - 1) * waits[:, 2], room, dtype=dtype),
+        group=padded(group, room, dtype=np.int32),
+        classes=padded(classes, (*room, classes_of(program)), dtype=dtype),
     )
 
 
@@ -348,10 +350,10 @@ def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None
     room, num_classes = bucket(number, 8), classes_of(program)
     kernels = (room, rows, kernels_of(program))
     return Overlaps(
-        compute=_matrix(sides.compute.value, (room, num_inner), dtype),
-        communication=_matrix(sides.communication.value, kernels, dtype),
-        slowdowns=_matrix(sides.slowdowns.value, (room, 2), dtype),
-        classes=_matrix(sides.classes.value, (num_classes, room), dtype),
+        compute=padded(sides.compute.value, (room, num_inner), dtype=dtype),
+        communication=padded(sides.communication.value, kernels, dtype=dtype),
+        slowdowns=padded(sides.slowdowns.value, (room, 2), dtype=dtype),
+        classes=padded(sides.classes.value, (num_classes, room), dtype=dtype),
     )
 
 
@@ -363,9 +365,3 @@ def classes_of(program: Program) -> int:
 def kernels_of(program: Program) -> int:
     """How many kernels there is room for."""
     return bucket(len(program.latencies.kind.value), 64)
-
-
-def _matrix(array: np.ndarray, shape: tuple[int, ...], dtype) -> Shaped[Array, "..."]:
-    whole = np.zeros(shape, dtype)
-    whole[tuple(map(slice, array.shape))] = array
-    return jax.device_put(whole)

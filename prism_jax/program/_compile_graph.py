@@ -116,7 +116,7 @@ def compile_graph(
     check_type(variability, Variability, "variability", "use `prism.Variability(...)`")
     kinds, laws = _kinds(ops, variability)
     means, dtype = _means(ops), jnp.result_type(float)
-    check_means(means, [f"Op {position}" for position in range(len(ops))], dtype)
+    check_means(means, "Op {}".format, dtype)
     for position, (op, mean) in enumerate(zip(ops, means.tolist(), strict=True)):
         if isinstance(op.latency, AbstractLatency):
             if mean:

@@ -1,6 +1,6 @@
 """The latencies of a program's kernels: a mean each, and the shape of the law by kind."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -50,7 +50,7 @@ def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
 def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
     """The mean of each law, and its variance and third central moment over powers of the mean."""
     moments = [(law.mean(), law.variance(), law.third_moment()) for law in laws]
-    mean, variance, third = (jnp.stack(x) for x in zip(*moments, strict=True))
+    mean, variance, third = map(jnp.stack, zip(*moments, strict=True))
     return jnp.stack([mean, variance / mean**2, third / mean**3]).astype(dtype)
 
 
@@ -70,13 +70,13 @@ def kernel_cumulants(
     return jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])
 
 
-def check_means(mean: np.ndarray, names: Sequence[str], dtype: DTypeLike) -> None:
+def check_means(mean: np.ndarray, name: Callable[[int], str], dtype: DTypeLike) -> None:
     """Raises a `ValueError` of one sentence if a mean latency cannot be computed with in `dtype`.
 
     **Arguments:**
 
     - `mean`: the mean latencies, in seconds.
-    - `names`: what has them.
+    - `name`: what has each of them.
     """
     info, longest = np.finfo(dtype), mean.max(initial=0)
     # Derivatives hold squares of the longest; what shorter ones lose does not matter beside it.
@@ -100,9 +100,7 @@ def check_means(mean: np.ndarray, names: Sequence[str], dtype: DTypeLike) -> Non
     for where, problem in problems:
         if where.any():
             first = int(np.argmax(where))
-            raise ValueError(
-                f"{names[first]} has a mean latency of {mean[first]:.6g} s, {problem}."
-            )
+            raise ValueError(f"{name(first)} has a mean latency of {mean[first]:.6g} s, {problem}.")
 
 
 def check_scale(name: str, mean: float, dtype: DTypeLike) -> None:

@@ -38,8 +38,8 @@ from ._plan import (
 )
 from ._rare import (
     poisson_stalls as poisson_stalls,
-    regimes_and_stalls as regimes_and_stalls,
     stall_entries as stall_entries,
+    strata_columns as strata_columns,
     stratum_of as stratum_of,
 )
 from ._structure import loads_of as loads_of

@@ -18,7 +18,7 @@ from ..random import KeyData, Stream, counters, fold, key_data, normals, uniform
 from ._class_laws import class_laws
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
 from ._plan import Plan, make_plan
-from ._rare import pauses_of, regimes_and_stalls
+from ._rare import pauses_of, stratum_of
 
 
 # Samples of a tile: all work is cut into pieces of this size.
@@ -70,7 +70,9 @@ class Sampled(eqx.Module):
 
 def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], leading: Any = None) -> Sampled:
     """Samples in the strata of their ids."""
-    return Sampled(sample_ids, *regimes_and_stalls(plan.structure.strata, sample_ids), leading)
+    strata = plan.structure.strata
+    stratum = stratum_of(strata, sample_ids)
+    return Sampled(sample_ids, strata.regime[stratum], strata.stalls[stratum], leading)
 
 
 def sample_replica_ends(

@@ -46,12 +46,14 @@ def parameters_of(program: Program) -> Parameters:
 def _arrays(program: Program) -> dict[str, Any]:
     """The parameters of a program that are padded, by their names in `Parameters`."""
     table, adjustment = program.latencies, program.adjustment
-    arrays = {"mean": table.mean, "loading": table.loading}
+    arrays = {"mean": table.mean}
+    if table.loading is not None:
+        arrays["loading"] = table.loading
     if adjustment is not None:
         arrays["latency_factor"] = adjustment.latency
         arrays["spread_factor"] = adjustment.spread
         arrays["gpu_factor"] = adjustment.gpu
-    return {name: x for name, x in arrays.items() if x is not None}
+    return arrays
 
 
 def gradient_of(program: Program, of_parameters: Parameters) -> Program:

@@ -1,6 +1,8 @@
 """Tables that follow from a program's parameters, computed once before any sample is drawn."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,6 +21,10 @@ from ._structure import Classes, Structure, structure_of
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
 # and strata of `assemble`, each number has less than 0.4 of the probability of the one before.
 _MORE_STALLS = 16
+
+
+# The contents of blocks.
+_OF_BLOCKS = ("structure.classes.collapse", "structure.classes.loads")
 
 
 class Tables(eqx.Module):
@@ -104,36 +110,24 @@ def without_steps(plan: Plan) -> Plan:
     """The plan of the ops of a replica; its compiled code serves programs whose steps, or the
     contents of whose blocks, differ. No derivative goes through it.
     """
-
-    def of_ops(plan: Plan):
-        structure, tables = plan.structure, plan.tables
-        return [
-            structure.classes.collapse,
-            structure.classes.loads,
-            structure.last,
-            tables.laws,
-            tables.skewness,
-            tables.tail_nodes,
-            tables.tail_slowest,
-            tables.step,
-        ]
-
-    return eqx.tree_at(of_ops, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
+    of_steps = ("laws", "skewness", "tail_nodes", "tail_slowest", "step")
+    return _without(plan, *_OF_BLOCKS, "structure.last", *map("tables.{}".format, of_steps))
 
 
 def without_ops(plan: Plan) -> Plan:
     """The plan of the steps that replicas make; its compiled code serves all graphs, and programs
     the contents of whose blocks differ. No derivative goes through it.
     """
+    structure, parts = plan.structure, ["structure.graph", "tables.laws", "tables.skewness"]
+    if structure.reduced or structure.last.collapsed or structure.last.single:
+        return _without(plan, *parts, *_OF_BLOCKS)
+    return _without(plan, *parts, "structure.classes", "tables.residuals")
 
-    def of_ops(plan: Plan):
-        structure, tables = plan.structure, plan.tables
-        parts = [structure.graph, tables.laws, tables.skewness]
-        if structure.reduced or structure.last.collapsed or structure.last.single:
-            return [*parts, structure.classes.collapse, structure.classes.loads]
-        return [*parts, structure.classes, tables.residuals]
 
-    return eqx.tree_at(of_ops, plan, replace_fn=lambda _: None, is_leaf=lambda x: x is None)
+def _without(plan: Plan, *parts: str) -> Plan:
+    """The plan with `None` for parts that it may have."""
+    where = operator.attrgetter(*parts)
+    return eqx.tree_at(where, plan, (None,) * len(parts), is_leaf=lambda x: x is None)
 
 
 def make_plan(program: Program) -> Plan:
@@ -183,11 +177,11 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     single = (direct >= 0)[:, None]
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
     rates = _rates(stalls, classes)
-    sizes = jnp.stack([_tabulate(stall.size, dtype) for stall in stalls]) if stalls else None
+    sizes = jnp.stack([_at_scores(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None or classes.worker is not None
-    in_step = _optional(variability.worker_step, dtype)
+    in_step = _factors(variability.worker_step, dtype)
     if classes.worker is None:
-        of_data = _of_microbatches(variability.microbatch, dtype)
+        of_data = _factors(variability.microbatch, dtype)
     else:
         in_step, of_data = (
             None if law is None else table
@@ -206,14 +200,14 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         tail_nodes=blocks.nodes[1],
         mean=jnp.where(single, mean[direct][:, None] * blocks.on_network[direct], 0),
         sigmas=_of_kinds([_sigma(law, dtype) for law in laws]),
-        residuals=_of_kinds([_relative(law, dtype) for law in laws]) if classes.tables else None,
+        residuals=_of_kinds([_factors(law, dtype) for law in laws]) if classes.tables else None,
         slowest=blocks.at_scores[0] if differ else None,
         tail_slowest=blocks.at_scores[1] if differ else None,
         worker_step=in_step,
         microbatch=of_data,
         loading=blocks.loading,
         load=blocks.load,
-        step=_optional(variability.step, dtype),
+        step=_factors(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
         stall_sizes=None if rates is None else sizes,
         stall_slack=None if rates is None else blocks.slack,
@@ -274,20 +268,15 @@ def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
     return jnp.asarray(0.0 if sigma is None else sigma, dtype)
 
 
-def _tabulate(law: AbstractLatency, dtype) -> Table:
+def _at_scores(law: AbstractLatency, dtype) -> Table:
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
     return law.from_normal(scores).astype(dtype) * jnp.ones_like(scores)
 
 
-def _relative(law: AbstractLatency, dtype) -> Table:
-    return _tabulate(law, dtype) / law.mean().astype(dtype)
-
-
-def _of_microbatches(law: AbstractLatency | Sets | None, dtype):
+def _factors(law: AbstractLatency | Sets | None, dtype) -> Any:
+    """A law relative to its mean, in a table; sets as they are; `None` for none."""
+    if law is None:
+        return None
     if isinstance(law, Sets):
         return (law.factors / law.mean()).astype(dtype)
-    return _optional(law, dtype)
-
-
-def _optional(law: AbstractLatency | None, dtype) -> Table | None:
-    return None if law is None else _relative(law, dtype)
+    return _at_scores(law, dtype) / law.mean().astype(dtype)

@@ -37,14 +37,19 @@ class Strata(eqx.Module):
     number: Int[Array, ""]
 
 
+def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The regime of each stratum, its number of stalls, and its share of the samples."""
+    rows = [(stratum.regime, stratum.stalls, stratum.share) for stratum in program.strata]
+    regime, stalls, share = map(np.array, zip(*rows, strict=True))
+    return regime, stalls, share
+
+
 def strata_of(program: Program) -> Strata:
     """The strata of a program."""
-    number, room = len(program.strata), bucket(len(program.strata), 8)
-    share = np.array([s.share for s in program.strata])
+    regime, stalls, share = strata_columns(program)
+    number, room = len(share), bucket(len(share), 8)
     bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
     bounds[-1] = 2**32 - 1
-    regime = np.array([s.regime for s in program.strata], np.int32)
-    stalls = np.array([s.stalls for s in program.strata], np.int32)
     return Strata(
         bounds=padded(bounds, room, bounds[-1]),
         regime=padded(regime, room, regime[-1]),
@@ -62,14 +67,6 @@ def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Arr
     sequence = sample_ids * np.uint32(0x9E3779B9)
     which = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
     return jnp.minimum(which, strata.number - 1)
-
-
-def regimes_and_stalls(
-    strata: Strata, sample_ids: UInt32[Array, " samples"]
-) -> tuple[Int[Array, " samples"], Int[Array, " samples"]]:
-    """The regime of the network and the number of stalls of each sample."""
-    which = stratum_of(strata, sample_ids)
-    return strata.regime[which], strata.stalls[which]
 
 
 def pauses_of(

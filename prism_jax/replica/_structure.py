@@ -10,7 +10,7 @@ from ..latency import log_sigma
 from ..loads import Loads
 from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
 from ..program import KINDS, Program, Sets, classes_of, collapse_of, groups_of, kernels_of
-from ._rare import Strata, strata_of
+from ._rare import Strata, strata_columns, strata_of
 
 
 class Mixed(eqx.Module):
@@ -216,7 +216,7 @@ def _classes(program: Program) -> Classes:
     stalls = bool(len(kind))
     class_ = program.rows.class_.value[program.ops.row.value][program.stall_ops.value]
     members, worker = groups_of(program)
-    most = max(stratum.stalls for stratum in program.strata)
+    most = int(strata_columns(program)[1].max())
     return Classes(
         direct=padded(blocks.direct.value, number, -1),
         compute=padded(blocks.compute.value, number, False),
@@ -262,9 +262,8 @@ def _sinks_of(program: Program) -> int:
 def _needs_tables(program: Program) -> bool:
     """Whether some op is a single kernel whose law has no cheap closed form."""
     table, direct = program.latencies, program.blocks.direct.value
-    single = {table.kinds[kind] for kind in table.kind.value[direct[direct >= 0]]}
-    laws = [program.variability.residual[kind] for kind in single]
-    return any(log_sigma(law) is None for law in laws)
+    kinds = np.unique(table.kind.value[direct[direct >= 0]]).tolist()
+    return any(log_sigma(program.variability.residual[table.kinds[k]]) is None for k in kinds)
 
 
 def _mixed(direct: np.ndarray) -> Mixed:
@@ -273,8 +272,7 @@ def _mixed(direct: np.ndarray) -> Mixed:
 
 def _kinds(program: Program) -> Int[Array, " kernels"]:
     """The place of each kernel's kind among all kinds that have a law."""
-    place = {kind: i for i, kind in enumerate(all_kinds(program))}
-    kinds = np.array([place[kind] for kind in program.latencies.kinds] or [0], np.int32)
+    kinds = np.searchsorted(all_kinds(program), program.latencies.kinds or [""]).astype(np.int32)
     return padded(kinds[program.latencies.kind.value], kernels_of(program))
 
 

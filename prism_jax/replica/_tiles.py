@@ -35,6 +35,10 @@ weakref.finalize(stop_threads, int)
 atexit.register(stop_threads)
 
 
+def _all(arrays: Any) -> Any:
+    return arrays
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """What some tiles give.
@@ -51,7 +55,7 @@ class Batch:
     arrays: Any
     size: int = TILE
 
-    def samples(self, pick: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+    def samples(self, pick: Callable[[Any], Any] = _all) -> Any:
         """All or some arrays, whose first axis is the samples, on the host, without the padding."""
 
         def collected(x):
@@ -60,13 +64,13 @@ class Batch:
 
         return jax.tree.map(collected, pick(self.arrays))
 
-    def kept(self, pick: Callable[[Any], Any]) -> Any:
+    def kept(self, pick: Callable[[Any], Any] = _all) -> Any:
         """As `samples`, but an array of a single accelerator stays there."""
         if not on_accelerator() or len(jax.devices()) > 1:
             return self.samples(pick)
         return jax.tree.map(lambda x: _flat(x, self.count), pick(self.arrays))
 
-    def by_tile(self, pick: Callable[[Any], Any] = lambda arrays: arrays) -> Any:
+    def by_tile(self, pick: Callable[[Any], Any] = _all) -> Any:
         """All or some sums over each tile, on the host, in the order of ids."""
         number = -(-self.count // self.size)
         return jax.tree.map(
@@ -211,19 +215,15 @@ def _tiled(x: np.ndarray, size: int, tiles: int, devices: int) -> np.ndarray:
 
 
 def _collect(x, count: int, size: int) -> np.ndarray:
-    """The tiles that were computed, in the order of ids."""
-    parts = _on_host(x)
-    turns = int(_turns(count, size, len(parts))[0])
-    return np.concatenate([part[:turns] for part in parts])
-
-
-def _on_host(x) -> list[np.ndarray]:
-    """What an array has on each device, also where other processes hold parts of it."""
+    """The tiles that were computed, in the order of ids, also where other processes have some."""
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
-        return np.split(np.asarray(process_allgather(x, tiled=True)), len(jax.devices()))
-    return [np.asarray(shard.data) for shard in x.addressable_shards]
+        parts = np.split(np.asarray(process_allgather(x, tiled=True)), len(jax.devices()))
+    else:
+        parts = [shard.data for shard in x.addressable_shards]
+    turns = int(_turns(count, size, len(parts))[0])
+    return np.concatenate([np.asarray(part)[:turns] for part in parts])
 
 
 def on_all_devices(shared: Any) -> Any:
@@ -233,15 +233,10 @@ def on_all_devices(shared: Any) -> Any:
     if jax.process_count() > 1:
         return shared
     everywhere = NamedSharding(_mesh(), PartitionSpec())
-    leaves, tree = jax.tree.flatten(shared)
-    places = [
-        k
-        for k, x in enumerate(leaves)
-        if eqx.is_array(x) and getattr(x, "sharding", None) != everywhere
-    ]
-    for k, x in zip(places, jax.device_put([leaves[k] for k in places], everywhere), strict=True):
-        leaves[k] = x
-    return jax.tree.unflatten(tree, leaves)
+    elsewhere = eqx.filter(
+        shared, lambda x: eqx.is_array(x) and getattr(x, "sharding", None) != everywhere
+    )
+    return eqx.combine(jax.device_put(elsewhere, everywhere), shared)
 
 
 def _mesh() -> Mesh:

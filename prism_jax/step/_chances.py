@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from ..program import Program
-from ..replica import Plan
+from ..replica import Plan, strata_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,7 @@ def chances_of(program: Program, plan: Plan) -> Chances:
         np.asarray(plan.tables.stall_counts),
         np.asarray(plan.tables.network, np.float64),
     )
-    regime = np.array([s.regime for s in program.strata])
-    share = np.array([s.share for s in program.strata])
+    regime, stalls, share = strata_columns(program)
     of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)
-    weight = counts[[s.stalls for s in program.strata]] / of_regime
+    weight = counts[stalls] / of_regime
     return Chances(regime, share, weight.astype(np.float64), network / network.sum())
