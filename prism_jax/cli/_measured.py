@@ -69,16 +69,8 @@ def calibrate(args: Args) -> Output:
         )
     for name in filter(is_profile, names):
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
-    jobs = [load_job(name, args.overrides) for name in names]
-    measured = zip(args.to, jobs, strict=True)
-    all_runs = [_load.measured_runs(args, path, job) for path, job in measured]
+    jobs, all_runs = _jobs_and_runs(args, names)
     calibration, agreement = prism.calibration, prism.calibration.agreement
-    for path, runs in zip(args.to, all_runs, strict=True):
-        calibration.check_runs(runs, f"{shown(path)}: ")
-    for path, runs, at_scale in zip(args.to, all_runs, jobs, strict=True):
-        if at_scale.model is not None and at_scale.cluster is not None:
-            predicted = prism.prediction.predict(at_scale).mean
-            check_unit(float(np.median(np.concatenate(runs))), predicted, f"{shown(path)}: ")
     _load.use_all_cores()
     others = list(zip(jobs[1:], all_runs[1:], strict=True))
     source = f"calibrated to {', '.join(map(os.path.basename, args.to))}"
@@ -117,6 +109,20 @@ def calibrate(args: Args) -> Output:
     return Output(
         result, [level, law_table(calibrated.variability), _agreement(result, args.to[0])]
     )
+
+
+def _jobs_and_runs(args: Args, names: list[str]) -> tuple[list[Any], list[list[np.ndarray]]]:
+    """The jobs, and the measured runs of each, whose step times must be in seconds."""
+    jobs = [load_job(name, args.overrides) for name in names]
+    measured = zip(args.to, jobs, strict=True)
+    all_runs = [_load.measured_runs(args, path, job) for path, job in measured]
+    for path, runs in zip(args.to, all_runs, strict=True):
+        prism.calibration.check_runs(runs, f"{shown(path)}: ")
+    for path, runs, job in zip(args.to, all_runs, jobs, strict=True):
+        if job.model is not None and job.cluster is not None:
+            predicted = prism.prediction.predict(job).mean
+            check_unit(float(np.median(np.concatenate(runs))), predicted, f"{shown(path)}: ")
+    return jobs, all_runs
 
 
 def _to_profile(args: Args, names: list[str]) -> Output:

@@ -191,11 +191,7 @@ def slow_ranks(
         seen = steps_to_see(p50 / before[0]) if p50 > least else None
         # What each choice loses: at once, and with each step.
         loses = {"keep": (0.0, p50), "move": (restart_s, moved), "drain": (restart_s + wait_s, 0.0)}
-        after = {
-            name: at_once / (p50 - each_step) if p50 - each_step > least else None
-            for name, (at_once, each_step) in loses.items()
-        }
-        pays = min(loses, key=lambda name: loses[name][0] + num_steps * loses[name][1])
+        pays, after = _what_pays(loses, num_steps, least)
         place = here, moved_to, moved, after["move"], after["drain"]
         return SlowRank(rank, slow, factor, p50, p95, seen, *place, pays)
 
@@ -212,6 +208,20 @@ def slow_ranks(
     rows.sort(key=lambda slow_rank: -slow_rank.p50)
     costs = restart_s, wait_s, num_steps
     return SlowRanks(tuple(rows), number, each, *costs, steps_to_see(0.01))
+
+
+def _what_pays(
+    loses: dict[str, tuple[float, float]], num_steps: int, least: float
+) -> tuple[str, dict[str, float | None]]:
+    """The choice that loses least over the steps that are left, and after how many steps each has
+    paid; `None` for one that gains no more than `least` in a step.
+    """
+    _, kept = loses["keep"]
+    after = {
+        choice: at_once / (kept - each_step) if kept - each_step > least else None
+        for choice, (at_once, each_step) in loses.items()
+    }
+    return min(loses, key=lambda choice: loses[choice][0] + num_steps * loses[choice][1]), after
 
 
 def _slowest(factors: Float[np.ndarray, " ranks"], each: int) -> list[tuple[int, float]]:

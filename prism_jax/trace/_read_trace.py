@@ -85,19 +85,8 @@ def trace_of_rows(
     rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own)
     steps = collect(rows.select(pl.col("step").unique().sort()))["step"].to_numpy()
     ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)))["optype"]
-    # A job with many more ops than rows is not the traced one, and its tables may not fit.
-    cells, number = len(steps) * dp * pp * microbatches, collect(rows.select(pl.len())).item()
-    if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
-        raise ValueError(
-            f"it has {counted(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
-            f"{microbatches} in {counted(len(steps), 'step')} are {cells:,} ops; {hint}."
-        )
-    # A small file may hold the same row many times.
-    if number > (most := _MOST_AGAIN * len(OPS) * max(cells * virtual_stages, 1000)):
-        raise ValueError(
-            f"it has {number:,} rows, and {counted(len(steps), 'step')} of this job up to "
-            f"{most // _MOST_AGAIN:,} ops; leave out what is there several times."
-        )
+    number = collect(rows.select(pl.len())).item()
+    _check_number(number, len(steps), job, virtual_stages, hint)
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
     whole = np.ones(len(steps), bool)
@@ -131,6 +120,24 @@ def trace_of_rows(
     trace = Trace(job, steps, start, end, dropped)
     trace = trace if whole.all() else trace[np.flatnonzero(whole)]
     return in_order(trace, stage_to_rank, schedule)
+
+
+def _check_number(number: int, num_steps: int, job: Job, virtual_stages: int, hint: str) -> None:
+    """Raises a `ValueError` for far fewer or far more rows than the steps of this job have ops."""
+    dp, pp, microbatches = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
+    cells, steps = num_steps * dp * pp * microbatches, counted(num_steps, "step")
+    # A job with many more ops than rows is not the traced one, and its tables may not fit.
+    if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
+        raise ValueError(
+            f"it has {counted(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
+            f"{microbatches} in {steps} are {cells:,} ops; {hint}."
+        )
+    # A small file may hold the same row many times.
+    if number > (most := _MOST_AGAIN * len(OPS) * max(cells * virtual_stages, 1000)):
+        raise ValueError(
+            f"it has {number:,} rows, and {steps} of this job up to {most // _MOST_AGAIN:,} ops; "
+            "leave out what is there several times."
+        )
 
 
 def _needed_ops(pp: int, ops: Collection[str]) -> tuple[str, ...]:
