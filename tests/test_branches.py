@@ -155,7 +155,8 @@ def _of_kernels(cumulants, factor=1.0, *, apart=False):
     gpus = factor * jnp.asarray([0.98, 1.0, 1.02])
     compute = (cumulants @ _SEGMENTS.T)[:, :, None] * jnp.stack([gpus, gpus**2, gpus**3])[:, None]
     compute = jnp.concatenate([compute, 0.01 * compute[:1]])
-    return branch_moments(_OVERLAPS, cumulants, _NETWORK, compute, apart=apart)
+    alone = compute[:, :, None], jnp.zeros((3, len(_SEGMENTS), 1))
+    return branch_moments(_OVERLAPS, cumulants, _NETWORK, *alone, apart=apart)
 
 
 def _cumulants(spread):

@@ -55,14 +55,14 @@ def branch_moments(
     overlaps: Overlaps,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
-    inner: Float[Array, "4 inner *regimes nodes"],
-    part: Float[Array, "3 inner regimes"] | None = None,
+    inner: Float[Array, "4 inner #regimes nodes"],
+    part: Float[Array, "3 inner #regimes"],
     sways: tuple[Float[Array, "4 inner #regimes"], Float[Array, "2 kernels"]] | None = None,
     *,
     apart: bool = False,
 ) -> tuple[
     Float[Array, "4 branches regimes nodes"],
-    Float[Array, "3 branches regimes"] | None,
+    Float[Array, "3 branches regimes"],
     Float[Array, "4 branches regimes"] | None,
     Float[Array, "branches regimes"],
 ]:
@@ -74,11 +74,11 @@ def branch_moments(
     - `overlaps`: the branches.
     - `cumulants`: the cumulants of each kernel's latency.
     - `network`: the factor on each kernel in each regime.
-    - `inner`: the result of `segment_maxima` for each segment; or the same for classes, by regimes.
-    - `part`: the part of communication in `inner`, if any.
+    - `inner`: the result of `segment_maxima` for each segment, or the same for classes, by regimes.
+    - `part`: the part of communication in `inner`.
     - `sways`: how far the inner blocks and the kernels go with loads, as in `_sways`, if there are
         any.
-    - `apart`: whether to compute the part of communication as well.
+    - `apart`: whether to compute the part of communication as well; zero otherwise.
 
     **Returns:**
 
@@ -93,15 +93,12 @@ def branch_moments(
     rows = jnp.einsum("bjk,ik,ikr->bijr", overlaps.communication, cumulants, powers)
     # Up to the end of the compute less up to its start: so the two together are the slowest of the
     # sums of members who do not wait in between.
-    inner = inner[:, :, None] if inner.ndim == 3 else inner
     compute = jnp.einsum("bs,isrn->birn", overlaps.compute, inner)
     variance = jnp.maximum(compute[:, 1], 0)
     # If it hardly varies, the difference of two third moments is noise: no law is as skewed.
     most = _MOST_SKEWNESS * variance**1.5
     compute = compute.at[:, 1].set(variance).at[:, 2].set(jnp.clip(compute[:, 2], -most, most))
-    inside = jnp.zeros(rows.shape[:2] + rows.shape[3:], rows.dtype)
-    if part is not None:
-        inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
+    inside = jnp.einsum("bs,isr->bir", overlaps.compute, part)
     of_loads = None
     if sways is not None:
         of_compute = jnp.einsum("bs,isr->bir", overlaps.compute, sways[0])
@@ -123,19 +120,20 @@ def branch_moments(
             ends = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
         else:
             ends = together(compute, communication[:, :, None], slowdowns)
+            ends = jnp.concatenate([ends, jnp.zeros_like(ends[:3])])
         if of_compute is not None:
             slopes = _everywhere(_slopes, compute[..., middle], communication, slowdowns)
             by_compute, by_communication = slopes
             orders = jnp.stack([by_compute, by_compute, by_compute**2, by_compute**3])
             sway = orders * of_compute + of_pieces(by_communication[None] * sway)
         waits = ends[0, :, middle] - compute[0, :, middle] - slowdowns[0] * communication[0]
-        return ends[:4], ends[4:, :, middle] if apart else None, sway, waits
+        return ends[:4], ends[4:, :, middle], sway, waits
 
     # One after the other, and computed again for the derivative, because it is large to keep.
     every = compute, rows, inside, overlaps.slowdowns, of_loads
-    ends, *others, waits = jax.lax.map(jax.checkpoint(of_branch), every)
-    parts, sway = (x if x is None else jnp.moveaxis(x, 0, 1) for x in others)
-    return jnp.moveaxis(ends, 0, 1), parts, sway, waits
+    *figures, waits = jax.lax.map(jax.checkpoint(of_branch), every)
+    ends, parts, sway = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), figures)
+    return ends, parts, sway, waits
 
 
 def together(

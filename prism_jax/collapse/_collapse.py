@@ -209,42 +209,34 @@ def class_moments(
     every = members.T, of_members, collapse.members, decide.share
     # Computed again for the derivative, which is faster than keeping it for all rows.
     slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), every), 0, 1)
-    of_kernels = of_segments = of_classes = in_segments = hides = None
+    powers = jnp.stack([network, network**2, network**3])
+    of_kernels = in_segments = in_kernels = hides = none = None
     if load is not None and collapse.loads is not None:
         slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
+        of_kernels = sways_of_kernels(collapse.loads, cumulants[0], load)
         (mean,) = _loaded(collapse.loads, cumulants[:1], collapse.segments)
         by_load = jnp.sum(mean**2 * load.member[1][:, None], axis=0)
         follows = share_of_load(members[1], by_load, decide.share * collapse.members)
-        of_kernels = sways_of_kernels(collapse.loads, cumulants[0], load)
-        of_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
-        of_collectives = of_pieces(of_kernels[:, :, None] * network[None])
-        of_classes = jnp.einsum("cs,isr->icr", collapse.class_segments, of_segments)
-        of_classes += jnp.einsum("ck,ikr->icr", collapse.class_collectives, of_collectives)
+        in_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
+        in_kernels = of_pieces(of_kernels[:, :, None] * network[None])
+        in_kernels = jnp.einsum("ck,ikr->icr", collapse.class_collectives, in_kernels)
         cumulants = at_fullest(collapse.loads, cumulants, load)
-    compute = jnp.einsum("cs,jsn->jcn", collapse.class_segments, slowest[:3])
-    shared = _shared(collapse.class_segments, slowest[3], decide)
-    powers = jnp.stack([network, network**2, network**3])
-    part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
-    whole = compute[:, :, None, :] + part[:, :, :, None]
-    whole = jnp.concatenate([whole, jnp.broadcast_to(shared[None, :, None], (1, *whole.shape[1:]))])
     if stalls is not None:
         own = collapse.segments @ means * mean_factor(of_members, collapse.members)
         waits = slowest[0, :, len(NODE_SCORES) // 2] - own
         calls, others = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
-        in_segments = hidden(stalls, calls, waits[None, :, None], others)
-        collectives = stalls.kernels @ collapse.class_collectives.T
-        none = hidden(stalls, collectives, jnp.zeros((1, 1, network.shape[1]), waits.dtype))
-        hides = none.plus(in_segments, collapse.class_segments)
-    figures = _joined(
-        collapse,
-        _Kernels(cumulants, network, of_kernels, stalls),
-        groups,
-        _Figures(slowest, None, of_segments, in_segments),
-        _Figures(whole, part, of_classes, hides),
-        apart=apart,
-    )
-    whole, joined, sways, hides = figures
-    part = part if joined is None else joined
+        hides = hidden(stalls, calls, waits[None, :, None], others)
+        calls = stalls.kernels @ collapse.class_collectives.T
+        none = hidden(stalls, calls, jnp.zeros((1, 1, network.shape[1]), waits.dtype))
+    no_part = jnp.zeros_like(slowest[:3, :, :1])
+    segments = _Figures(slowest[:, :, None], no_part, in_segments, hides)
+    part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
+    whole = jnp.concatenate([part, jnp.zeros_like(part[:1])])[..., None]
+    serial = _Figures(whole, part, in_kernels, none).plus(segments, collapse.class_segments)
+    shared = _shared(collapse.class_segments, slowest[3], decide)
+    serial = serial._replace(whole=serial.whole.at[3].set(shared[:, None]))
+    kernels = _Kernels(cumulants, network, of_kernels, stalls)
+    whole, part, sways, hides = _joined(collapse, kernels, groups, segments, serial, apart=apart)
     of_ops, (whole, shared) = None, (whole[:3], whole[3])
     if sways is not None and collapse.layers is not None:
         whole = apart_from_loads(whole, sways)
@@ -268,10 +260,18 @@ class _Figures(NamedTuple):
         `None` if loads are equal, or if nothing stalls.
     """
 
-    whole: Float[Array, "4 classes *regimes nodes"]
-    part: Float[Array, "3 classes regimes"] | None
+    whole: Float[Array, "4 classes #regimes nodes"]
+    part: Float[Array, "3 classes #regimes"]
     sways: Float[Array, "4 classes #regimes"] | None
     hidden: Hidden | None
+
+    def plus(self, more: "_Figures", classes: Float[Array, "classes contents"]) -> "_Figures":
+        """With what is in classes that contain others so often: all figures are sums."""
+
+        def add(figure, inner):
+            return figure + jnp.einsum("co,io...->ic...", classes, inner)
+
+        return jax.tree.map(add, self, more)
 
 
 class _Kernels(NamedTuple):
@@ -302,22 +302,17 @@ def _joined(
     def with_branches(figures: _Figures, sides: Overlaps | None, inner: _Figures) -> _Figures:
         if sides is None:
             return figures
-        whole, part, sways, hides = figures
         cumulants, network, of_kernels, stalls = kernels
         of_loads = None
-        if sways is not None and inner.sways is not None and of_kernels is not None:
+        if inner.sways is not None and of_kernels is not None:
             of_loads = inner.sways, of_kernels
-        more, of_part, sway, waits = branch_moments(
+        ends, of_part, sway, waits = branch_moments(
             sides, cumulants, network, inner.whole, inner.part, of_loads, apart=apart
         )
-        whole += jnp.einsum("cb,ibrn->icrn", sides.classes, more)
-        if of_part is not None and part is not None:
-            part += jnp.einsum("cb,ibr->icr", sides.classes, of_part)
-        if sways is not None and sway is not None:
-            sways += jnp.einsum("cb,ibr->icr", sides.classes, sway)
-        if stalls is not None and hides is not None and inner.hidden is not None:
-            hides = hides.plus(inner.hidden.within(stalls, sides.compute, waits), sides.classes)
-        return _Figures(whole, part, sways, hides)
+        hides = inner.hidden
+        if stalls is not None and hides is not None:
+            hides = hides.within(stalls, sides.compute, waits)
+        return figures.plus(_Figures(ends, of_part, sway, hides), sides.classes)
 
     alone = with_branches(serial, collapse.overlaps, segments)
     figures = _until_met(collapse.waits, groups, kernels.stalls, alone)
@@ -335,26 +330,23 @@ def _until_met(
         return figures
 
     def add(figures: _Figures, wait: Waits):
-        whole, part, sways, hides = figures
-        assert part is not None
+        inner = jax.tree.map(lambda x: x[:, wait.within], figures)
         group = jax.tree.map(lambda x: x[wait.group], groups)
-        inner = whole[:, wait.within], part[:, wait.within]
-        slowest, fixed, left = group_maxima(*inner, groups.slowest[0], group, wait.count)
-        whole += jnp.einsum("c,irn->icrn", wait.classes, slowest)
-        part += jnp.einsum("c,ir->icr", wait.classes, fixed)
+        gpus = groups.slowest[0], group, wait.count
+        slowest, fixed, left = group_maxima(inner.whole, inner.part, *gpus)
+        sways, hides = inner.sways, figures.hidden
         if sways is not None:
-            of_wait = sways[:, wait.within] * jnp.stack([root(left)] * 2 + [left, left**1.5])
-            sways += jnp.einsum("c,ir->icr", wait.classes, of_wait)
+            sways = (sways * jnp.stack([root(left)] * 2 + [left, left**1.5]))[:, None]
         if stalls is not None and hides is not None:
-            middle = whole.shape[-1] // 2
+            middle = slowest.shape[-1] // 2
             share = mean_factor(group, wait.count) / groups.slowest[0, middle]
-            apart = inner[1][0]
-            own = apart + share * (inner[0][0, :, middle] - apart)
-            contained = jax.nn.one_hot(wait.within, whole.shape[1], dtype=own.dtype)[None]
+            apart = inner.part[0]
+            own = apart + share * (inner.whole[0, :, middle] - apart)
+            contained = jax.nn.one_hot(wait.within, len(wait.classes), dtype=own.dtype)[None]
             waited = (slowest[0, :, middle] - own)[None]
-            more = hides.within(stalls, contained, waited, wait.others[None])
-            hides = hides.plus(more, wait.classes[:, None])
-        return _Figures(whole, part, sways, hides), None
+            hides = hides.within(stalls, contained, waited, wait.others[None])
+        more = _Figures(slowest[:, None], fixed[:, None], sways, hides)
+        return figures.plus(more, wait.classes[:, None]), None
 
     return jax.lax.scan(jax.checkpoint(add), figures, waits)[0]
 

@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
 
     calls: Float[Array, "kinds contents"]
     time: Float[Array, "kinds contents regimes"]
-    pairs: Float[Array, " contents"]
+    pairs: Float[Array, "1 contents"]
 
     def slack(self, stalls: Stalls) -> Float[Array, "kinds contents regimes"]:
         """The slack that hides as much of the stall of any call."""
@@ -68,7 +68,7 @@ class Hidden(NamedTuple):
     def meeting(self, stalls: Stalls) -> Float[Array, " contents"]:
         """The share of pairs of stalls that are before the same wait on different members."""
         every = stalls.members * (stalls.rates @ self.calls) ** 2
-        return self.pairs / jnp.where(every > 0, every, 1)
+        return self.pairs[0] / jnp.where(every > 0, every, 1)
 
     def within(
         self,
@@ -83,15 +83,7 @@ class Hidden(NamedTuple):
         there = (contained > 0).astype(contained.dtype)
         slack = jnp.einsum("oc,kcr->kor", there, self.slack(stalls)) + waits[None]
         outer = hidden(stalls, self.calls @ contained.T, slack, others)
-        return outer._replace(pairs=outer.pairs + contained @ self.pairs)
-
-    def plus(self, more: "Hidden", classes: Float[Array, "classes contents"]) -> "Hidden":
-        """With what is in classes that contain others so often."""
-        return Hidden(
-            self.calls + more.calls @ classes.T,
-            self.time + jnp.einsum("co,kor->kcr", classes, more.time),
-            self.pairs + classes @ more.pairs,
-        )
+        return outer._replace(pairs=outer.pairs + self.pairs @ contained.T)
 
 
 def hidden(
@@ -103,4 +95,5 @@ def hidden(
     """What slacks hide of stalls, where so many `others` make the same calls before a wait."""
     slack = jnp.maximum(slack, 0)[..., None]
     mean = jnp.mean(jnp.minimum(stalls.sizes[:, None, None, :], slack), axis=-1)
-    return Hidden(calls, calls[:, :, None] * mean, others * (stalls.rates @ calls) ** 2)
+    pairs = others * (stalls.rates @ calls) ** 2
+    return Hidden(calls, calls[:, :, None] * mean, pairs[None])

@@ -78,14 +78,14 @@ def slowest_workers(
     def of_gpus(z):
         return factor(rank, score_of_maximum(z, worker))
 
-    each = [of_gpus, ft.partial(factor, in_step), ft.partial(factor, of_data)]
+    factors = [of_gpus, ft.partial(factor, in_step), ft.partial(factor, of_data)]
     ends = jnp.asarray([-_FAR, 0.0, _FAR], dtype)
-    spreads = jnp.stack([(low - high) / middle for high, middle, low in (f(ends) for f in each)])
+    spreads = jnp.stack([(low - high) / middle for high, middle, low in (f(ends) for f in factors)])
     squares = spreads**2 / jnp.maximum(jnp.sum(spreads**2), jnp.finfo(dtype).tiny)
     along = root(squares)
 
     def product(z):
-        return jnp.prod(jnp.stack([f(c * z) for f, c in zip(each, along, strict=True)]), axis=0)
+        return jnp.prod(jnp.stack([f(c * z) for f, c in zip(factors, along, strict=True)]), axis=0)
 
     alone, at_scores = gpu_factors(rank, jnp.stack([worker, counts[1]]), scores)
     of_workers = jnp.broadcast_to(number, counts.shape)
@@ -121,13 +121,13 @@ def _correlation(
     """
     dtype = shared.dtype
     grid = jnp.asarray(_GRID, dtype)
-    each = score_of_maximum(grid, number)
-    x, y = each[None, :, None, None], each[None, None, :, None]
+    scores = score_of_maximum(grid, number)
+    x, y = scores[None, :, None, None], scores[None, None, :, None]
     end = jnp.arcsin(jnp.clip(shared, 0, 1 - 1e-6))[:, None, None, None]
     angle = end * jnp.asarray((_ANGLES + 1) / 2, dtype)[None, None, None]
     weights = end * jnp.asarray(_ANGLE_WEIGHTS / 2, dtype)[None, None, None]
     power = (x**2 + y**2 - 2 * x * y * jnp.sin(angle)) / (2 * jnp.cos(angle) ** 2)
-    both = jnp.sum(weights * jnp.exp(-power), axis=-1) / (2 * np.pi)
-    excess = jnp.expm1(number * jnp.log1p(both / jnp.outer(ndtr(each), ndtr(each))[None]))
+    joint = jnp.sum(weights * jnp.exp(-power), axis=-1) / (2 * np.pi)
+    excess = jnp.expm1(number * jnp.log1p(joint / jnp.outer(ndtr(scores), ndtr(scores))[None]))
     weight = jnp.outer(ndtr(grid), ndtr(grid)) * (grid[1] - grid[0]) ** 2
     return jnp.clip(jnp.einsum("xy,ixy->i", weight, excess), 0, 1)

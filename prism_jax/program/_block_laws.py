@@ -285,7 +285,7 @@ def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, 
     """
     dtype, size = program.latencies.mean.dtype, program.group_size
     groups = [(size, 1, 1), (program.world_size, 1, 1)]
-    groups += [(size, each, most / size) for each, most in _parts(program)]
+    groups += [(size, smaller, most / size) for smaller, most in _parts(program)]
     worker = np.asarray(program.worker_size, dtype) if _differ(program) else None
     return jax.device_put((np.array(groups, dtype).T, worker))
 
@@ -301,7 +301,7 @@ def _parts(program: Program) -> list[tuple[int, int]]:
     """
     size, waits = program.group_size, program.blocks.waits.value
     members = program.blocks.members.value[~_in_tail(program)]
-    parts = {(each, max(count * each, size)) for _, count, each in waits.tolist()}
+    parts = {(smaller, max(count * smaller, size)) for _, count, smaller in waits.tolist()}
     parts |= {(1, number) for number in members.tolist() if number > size}
     return sorted(parts | ({(1, size)} if _differ(program) else set()))
 

@@ -80,11 +80,10 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
 
     @ft.cache
     def block_of(parts: Parts) -> Block:
-        found = recomputed(parts, costs.training, back=back)
         copies = () if phase == "W" else _copies(costs, parts)
         runs = [
             (unit(part, again)._replace(copies=copies * _is_trained(part)), count)
-            for part, count, again in found
+            for part, count, again in recomputed(parts, costs.training, back=back)
         ]
         then = None
         if phase == "F" and not costs.training.forward_only:

@@ -120,8 +120,8 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
             for kernel, count in kernels:
                 compute[kernel.kind] += times * count * _mean(kernel)
         for inner in (one.before, *(branches.within for branches in one.branches)):
-            for total, found in zip((compute, exposed), split_mean(inner), strict=True):
-                for name, seconds in found.items():
+            for total, of_inner in zip((compute, exposed), split_mean(inner), strict=True):
+                for name, seconds in of_inner.items():
                     total[name] += times * seconds
         for branches in one.branches:
             longest = max(branches.communication, key=_row_mean)
