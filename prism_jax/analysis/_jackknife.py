@@ -25,6 +25,8 @@ from ._objectives import AbstractObjective, bandwidth
 
 # Of the steps beyond a quantile, the share that lies next to it.
 _NEAR = 1 / 8
+# Of the steps of a kind, one of so many parts before and after a step is about it.
+_WINDOWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,16 +114,16 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     ascending order. They may lie between two of the law: quantiles of programs that hardly differ
     must not differ by the distance of two steps.
 
-    The steps of a block, of ranks next to each other, stand for each other: a group that decides a
-    share of them takes that share of each, and what all of them would be without the samples that
-    decide them comes instead. So which replica comes next, and the draws of the steps' own, whose
-    scatter is not that of groups, average out. Of the scatter within a block, each group leaves out
-    one step of it, the same one for every program: draws that programs have in common cancel.
+    Steps next to each other in rank stand for each other: a group that decides a share of those
+    about a step takes that share of it, and what the step would be without the sample that decides
+    it comes instead. So which replica comes next, and the draws of the steps' own, whose scatter is
+    not that of groups, average out. Of this scatter, each group leaves out one step of `GROUPS` in
+    a row, the same one for every program: draws that programs have in common cancel.
     """
-    steps, group, block = simulated.steps, simulated.deciders.group, simulated.block
-    size, shares = np.bincount(block), _shares(group, block)
-    # Of one replica, others of its block are instead.
+    steps, group = simulated.steps, simulated.deciders.group
+    # Of one replica, others of its kind are instead.
     single = bool(np.isnan(simulated.without).all())
+    shares = _shares(group, simulated.kind, whole=single)
     times = np.concatenate([steps, steps if single else simulated.without])
     order = np.argsort(times, kind="stable")
     times, places = times[order], np.arange(len(steps)) + 0.5
@@ -129,11 +131,11 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     left_out_by = (number + number // GROUPS) % GROUPS
     for left_out, share in enumerate(shares):
         if single:
-            weights = [group != left_out, share[block]]
+            weights = [group != left_out, share]
         else:
             own = left_out_by == left_out
-            kept = 1 - own + (np.bincount(block, own) / size)[block]
-            weights = [kept * (1 - share[block]), kept * share[block]]
+            kept = 1 - own + own.mean()
+            weights = [kept * (1 - share), kept * share]
         weights = np.concatenate(weights)[order]
         there = weights > 0
         weights = weights[there]
@@ -141,12 +143,23 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
 
 
 def _shares(
-    group: Int[np.ndarray, " n"], block: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "groups blocks"]:
-    """The share of each group in the steps of each block."""
-    blocks = int(block.max()) + 1
-    counts = np.bincount(group * blocks + block, minlength=GROUPS * blocks).reshape(GROUPS, -1)
-    return counts / np.maximum(np.bincount(block), 1)
+    group: Int[np.ndarray, " n"], kind: Int[np.ndarray, " n"], *, whole: bool
+) -> Iterator[Float[np.ndarray, " n"]]:
+    """The share of each group in the `whole` of each kind, or in the steps of its kind about each:
+    as many before as after it, so that what is linear in ranks stays as it is.
+    """
+    order, place = np.argsort(kind, kind="stable"), np.arange(len(kind))
+    starts, sizes = np.unique(kind[order], return_index=True, return_counts=True)[1:]
+    first, last = (np.repeat(at, sizes) for at in (starts, starts + sizes))
+    if not whole:
+        near = np.minimum(place - first, last - 1 - place)
+        near = np.minimum(near, np.repeat(sizes // _WINDOWS, sizes))
+        first, last = place - near, place + near + 1
+    for left_out in range(GROUPS):
+        before = np.concatenate([[0], np.cumsum(group[order] == left_out)])
+        share = np.empty(len(kind))
+        share[order] = (before[last] - before[first]) / (last - first)
+        yield share
 
 
 def _value(objective: AbstractObjective, steps: Float[np.ndarray, " n"]) -> float:

@@ -34,10 +34,6 @@ from ._pools import (
 from ._run import Advance, Run, chances, prepare
 
 
-# Steps of so many ranks in a row stand for each other without the samples that decide them.
-_BLOCK = 32
-
-
 class Deciders(NamedTuple):
     """The samples that decide steps.
 
@@ -65,9 +61,9 @@ class SimulatedSteps:
 
     - `steps`: `(n,)` step times in seconds, float64; with `exceedance`, probabilities.
     - `without`: the same without the replica that decides each step; all `nan` of one replica.
-    - `block`: `(n,)`: the steps of a block have one regime of the network, and nearly equal ranks
-        among those of a pool, or any if there is one replica. Without the samples that decide them,
-        each ends as any of these may.
+    - `kind`: `(n,)`: steps of a kind are those of a pool that have one regime of the network, in
+        the order of their ranks; or, if there is one replica, those of a stratum. Without the
+        sample that decides it, a step ends as those of its kind with about its rank do.
     - `composed`: what steps consist of.
     - `deciders`: the samples that decide them.
     - `run`: the simulation.
@@ -76,7 +72,7 @@ class SimulatedSteps:
 
     steps: Float[np.ndarray, " n"]
     without: Float[np.ndarray, " n"]
-    block: Int[np.ndarray, " n"]
+    kind: Int[np.ndarray, " n"]
     composed: Composed
     deciders: Deciders
     run: Run
@@ -140,18 +136,13 @@ def steps_of_run(
         parts.append((decided, composed, _deciders(pools, drawn, decided, composed), of_pool))
     decided, composed, deciders, of_pool = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     times, without = (x.astype(np.float64) for x in (decided.times, decided.without))
-    if np.isnan(without).all():
-        block = deciders.stratum.astype(np.int64)
-    else:
-        sizes = [-(-pool.steps // _BLOCK) for pool in draws]
-        starts = np.cumsum([0, *sizes]).tolist()[:-1]
-        of_pools = zip(draws, starts, strict=True)
-        block = np.concatenate([np.arange(pool.steps) // _BLOCK + at for pool, at in of_pools])
-        # Of one regime, for how many steps each has is set; and decided by one of unlike pools, for
-        # steps of near ranks in the first have any rank in the others.
-        for part, parts_of in (deciders.regime, len(run.chances.network)), (of_pool, len(groups)):
-            block = np.unique(block * parts_of + part, return_inverse=True)[1]
-    return SimulatedSteps(times, without, block, composed, deciders, run)
+    kind = deciders.stratum.astype(np.int64)
+    if not np.isnan(without).all():
+        # How many steps each regime has is set; and steps of near ranks in the first of unlike
+        # pools have any rank in the others.
+        number = np.repeat(np.arange(len(draws)), [pool.steps for pool in draws])
+        kind = (number * len(run.chances.network) + deciders.regime) * len(groups) + of_pool
+    return SimulatedSteps(times, without, kind, composed, deciders, run)
 
 
 def _steps(
