@@ -334,9 +334,9 @@ def say_doing(task: str, now: bool) -> None:
 
 def say_how_far() -> None:
     """Prints a line of progress at once, if lines are printed and no bar shows it."""
-    began, told = _began, _shown[-1] if _shown else lambda: _doing
-    if told is not None and began is not None:
-        line = f"prism-jax: {time.monotonic() - began:.0f} s: {told()}"
+    began, text_of = _began, _shown[-1] if _shown else lambda: _doing
+    if text_of is not None and began is not None:
+        line = f"prism-jax: {time.monotonic() - began:.0f} s: {text_of()}"
         print(line, file=sys.stderr, flush=True)
 
 

@@ -169,12 +169,12 @@ def _of_yours(ranking: Any, top: int) -> str:
     may come before it if it is not among the first `top`.
     """
     yours, behind = ranking.yours, ranking.yours.behind.value
-    said = f"yours: rank {yours.rank}"
+    text = f"yours: rank {yours.rank}"
     if yours.rank > top:
-        said += f" of the {len(ranking.layouts):,} ranked"
+        text += f" of the {len(ranking.layouts):,} ranked"
     if yours.rank > 1:
-        said += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
-    return f"{said}: {yours.job.name}"
+        text += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
+    return f"{text}: {yours.job.name}"
 
 
 def _rounded(name: str, of: str) -> Column:

@@ -188,8 +188,8 @@ def import_(args: Args) -> Output:
     try:
         _load.check_memory(args, job)
     except ValueError as error:
-        said = str(error).rstrip(".")
-        raise RuntimeError(f"{said}; {shown(args.out)} is written as it is.") from None
+        problem = str(error).rstrip(".")
+        raise RuntimeError(f"{problem}; {shown(args.out)} is written as it is.") from None
     parameters = prism.workload.count_parameters(job.model)
     training = job.training
     text = (

@@ -197,12 +197,12 @@ def fit_kernels(args: Args) -> Output:
         tables.append(prism.cluster.fit_shapes(kernel, args.sms))
         errors = prism.cluster.cross_validate(kernel, args.sms)
         rows.append(_row(kernel, tables[-1], errors))
-    asked = _prediction_of(args.ask, tables) if args.ask is not None else None
+    prediction = _prediction_of(args.ask, tables) if args.ask is not None else None
     os.makedirs(args.out, exist_ok=True)
     data.save_shapes(args.out, tables, _source(args, rows))
-    result = {"kernels": args.out, "device": args.device, "tables": rows, "asked": asked}
+    result = {"kernels": args.out, "device": args.device, "tables": rows, "asked": prediction}
     written = f"{shown(args.out)}: written, for {quoted(args.device)}"
-    return Output(result, [_errors(rows), written, asked["text"] if asked else ""])
+    return Output(result, [_errors(rows), written, prediction["text"] if prediction else ""])
 
 
 def _link(path: str) -> Output:
@@ -312,23 +312,25 @@ def _prediction_of(text: str, tables: list[Any]) -> dict[str, Any]:
     with data.located("--ask"):
         prism.trace.check_columns(sizes)
     row = {"latency_s": 1.0, **sizes, "kernel": kernel, "dtype": dtype}
-    (asked,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
-    key = (asked.kernel, asked.dtype, asked.case)
+    (measured,) = prism.trace.measured_kernels(pl.DataFrame([row]), "--ask")
+    key = (measured.kernel, measured.dtype, measured.case)
     table = next((t for t in tables if (t.kernel, t.dtype, t.case) == key), None)
     if table is None:
         known = ", ".join(dict.fromkeys(map(_name, tables)))
         raise ValueError(
-            f"--ask: no table is fitted for `{quoted(_name(asked))}`; ask for one of "
+            f"--ask: no table is fitted for `{quoted(_name(measured))}`; ask for one of "
             f"{quoted(known, 300)}."
         )
-    shape = {name: float(values[0]) for name, values in asked.columns.items()}
+    shape = {name: float(values[0]) for name, values in measured.columns.items()}
     latency, beyond = prism.cluster.shape_latency(table, shape), data.outside(table, shape)
-    said = f"{quoted(text)}: {latency:.4g} s"
+    sentence = f"{quoted(text)}: {latency:.4g} s"
     for name in beyond:
         low, high = table.ranges[name]
-        said += f"; `{name}` is {shape[name]:g}, beyond the fitted range from {low:g} to {high:g}"
-    said += ", whose end is used in its place" if beyond else ", within the fitted range"
-    return {"text": said, "latency_s": latency, "outside": list(beyond)}
+        sentence += (
+            f"; `{name}` is {shape[name]:g}, beyond the fitted range from {low:g} to {high:g}"
+        )
+    sentence += ", whose end is used in its place" if beyond else ", within the fitted range"
+    return {"text": sentence, "latency_s": latency, "outside": list(beyond)}
 
 
 def _name(table: Any) -> str:

@@ -87,7 +87,7 @@ def _searched(
     """The ranking of the layouts of a job."""
     enumerate_layouts = prism.layouts.enumerate_layouts
     parts = {"training": job.training, "kernels": job.kernels, "batch_size": batch, "space": space}
-    asked = (job.model, job.cluster, args.gpus)
+    of_job = (job.model, job.cluster, args.gpus)
     margin = args.memory_margin
     options = {"top": args.top, "memory_margin": margin, **options, "progress": not args.json}
     number, left = divmod(batch * job.schedule.num_microbatches, job.batch_size)
@@ -99,11 +99,11 @@ def _searched(
         options |= _load.options_of(args) | {"progress": not args.json or args.progress}
     began = time.monotonic()
     try:
-        listed = enumerate_layouts(*asked, any_memory=True, **parts)
+        listed = enumerate_layouts(*of_job, any_memory=True, **parts)
         options["budget"] -= time.monotonic() - began
         ranking = prism.layouts.rank_layouts(listed, of, **options)
     except prism.layouts.NothingFitsError:
-        enumerate_layouts(*asked, memory_margin=margin, **parts)  # Says what would.
+        enumerate_layouts(*of_job, memory_margin=margin, **parts)  # Says what would.
         raise
     if ranking.ended == "interrupted":
         _load.tell_ended(

@@ -85,8 +85,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         check_interrupt()
         from .._misc import OutOfMemoryWarning
 
-        asked = getattr(args, "progress", False)
-        shown = asked or (not args.json and (keep or on_terminal()))
+        wants_progress = getattr(args, "progress", False)
+        shown = wants_progress or (not args.json and (keep or on_terminal()))
         with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
             # The command itself refuses a job that does not fit, or was told to go on.
             warnings.simplefilter("ignore", OutOfMemoryWarning)

@@ -46,8 +46,8 @@ def predict(args: Args) -> Output:
     result["prediction_interval_90"] = {"mean": [low, high]}
     result["expected_error"] = _load.expected_error_json(error)
     head = f"{predicted.mean:.5g} s a step, without variability"
-    such = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
-    lines = [head, such, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
+    interval = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
+    lines = [head, interval, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
     lines += [] if needed.fits else [_fit(job, needed)]
     effects = prediction.effects_of_stack(job, predicted.mean)
     left_out = prediction.uncounted(job, predicted.mean)

@@ -112,8 +112,8 @@ def run(args: Args) -> Output:
         result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)
         result["expected_error"] = _load.expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
-        such = f"90 % of such runs take {low:.4g} .. {high:.4g} days, {error}"
-        blocks.append(f"{counted(steps, 'step')}: {such}")
+        interval = f"90 % of such runs take {low:.4g} .. {high:.4g} days, {error}"
+        blocks.append(f"{counted(steps, 'step')}: {interval}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
     blocks.append(table)
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""

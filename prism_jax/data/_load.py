@@ -359,12 +359,12 @@ def _given_table(job: Job, name: str) -> dict[str, Any]:
 def replaced(job: Job, values: Mapping[str, Any]) -> Job:
     """`Job.replace`: the job as its file would be read, with these overrides."""
     table = {**_given_table(job, ""), "name": job.name}
-    made = make_job(table, pathlib.Path(quoted(job.name) or "job"), values)
+    changed = make_job(table, pathlib.Path(quoted(job.name) or "job"), values)
     if job.cluster is None or job.kernels in (None, unchanged := kernels_of(job)):
-        return made
+        return changed
     # They were changed, which the table of a job cannot say.
     kernels = job.kernels
-    if made.cluster is None or kernels_of(made) != unchanged:
+    if changed.cluster is None or kernels_of(changed) != unchanged:
         raise ValueError(
             f"The kernels of the job `{job.name}` were changed, and those of its new cluster, or "
             "with its new calibration, are others; replace these keys first."
@@ -372,4 +372,4 @@ def replaced(job: Job, values: Mapping[str, Any]) -> Job:
     for override in overrides_of(values):
         if override.keys[0] == "kernels":
             kernels = apply_kernel_override(kernels, override)
-    return msgspec.structs.replace(made, kernels=kernels)
+    return msgspec.structs.replace(changed, kernels=kernels)

@@ -159,9 +159,9 @@ def _of_year(device: Device, operators: Operators | None) -> Device:
         return device
     if name in known:
         return msgspec.structs.replace(device, name=name, kernels=name)
-    same = f"{_MEASURED}-{operators.libraries}" if operators else ""
-    if same in known and (device.kernels or device.name) == _SAME_DIE:
-        return msgspec.structs.replace(device, kernels=same)
+    measured_name = f"{_MEASURED}-{operators.libraries}" if operators else ""
+    if measured_name in known and (device.kernels or device.name) == _SAME_DIE:
+        return msgspec.structs.replace(device, kernels=measured_name)
     return device
 
 

@@ -87,8 +87,8 @@ def _fields(
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
     """The default of a field, as a file would have it; `NODEFAULT` if it is required."""
-    made = field.default_factory is not msgspec.NODEFAULT
-    value = field.default_factory() if made else field.default
+    has_factory = field.default_factory is not msgspec.NODEFAULT
+    value = field.default_factory() if has_factory else field.default
     return value if value is msgspec.NODEFAULT else msgspec.to_builtins(value)
 
 
@@ -147,12 +147,12 @@ def _allowed(annotation: Any) -> str:
 
 def _limits(meta: Any) -> str:
     signs = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    told = [
+    limits = [
         f"{word} {value:g}"
         for sign, word in signs.items()
         if (value := getattr(meta, sign, None)) is not None and abs(value) < 1e8
     ]
-    return f" {', '.join(told)}" if told else ""
+    return f" {', '.join(limits)}" if limits else ""
 
 
 _Origin = Literal["given", "derived", "stack", "default"]

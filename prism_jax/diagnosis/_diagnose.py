@@ -153,8 +153,8 @@ class Diagnosis(Shown):
     @property
     def tell(self) -> dict[str, str]:
         """Of steps that are not normal, the measurements that would tell which cause it is."""
-        asked = () if self.normal or self.ranks is not None else self.causes
-        return {cause.name: TELLS[cause.name] for cause in asked if cause.indistinguishable}
+        causes = () if self.normal or self.ranks is not None else self.causes
+        return {cause.name: TELLS[cause.name] for cause in causes if cause.indistinguishable}
 
     def summary(self) -> Table:
         """The causes; if none can be, an empty table that says so."""
@@ -259,7 +259,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
     series, future = series_of(measured), of.future
     check_unit(series.level, float(np.median(future.levels)))
     seen = of_ranks(ranks, of.job) if ranks else None
-    told = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
+    odds_of = {name: odds(name, *x) for name, x in (shares_of_ranks(seen) if seen else {}).items()}
     unchanged = np.ones((1, future.shapes.shape[1]))
     nothing = Explained("nothing", "", np.zeros(1), unchanged, np.zeros(1))
     (none,) = _log_likelihood(nothing, series, of)
@@ -281,7 +281,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
         if cause.name == "stalls" and of_series:  # What slow steps take is seen.
             explains = of_series["stalls"][0] * series.level
         ratio = total / UP_TO_TWO / max(float(np.exp(none - most)), 1e-300)
-        here = ratio * told.get(cause.name, 1.0)
+        here = ratio * odds_of.get(cause.name, 1.0)
         weighed.append(Cause(cause.name, here, explains, cause.parameter, value))
     nothing, causes = _ranked(weighed)
     middle, error = float(np.median(future.levels)), future.error
@@ -293,8 +293,8 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
         nothing, causes = None, ()
     steps = (series.level, series.number, nothing, causes, seen)
     mfu = None if of.mfu is None else of.mfu * of.mean_s / series.level
-    such = middle, interval, percentile, of.changes, mfu, error.about_sites()
-    return Diagnosis(normal, *steps, *such)
+    expected = middle, interval, percentile, of.changes, mfu, error.about_sites()
+    return Diagnosis(normal, *steps, *expected)
 
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankWhere]) -> Diagnosis:

@@ -87,10 +87,10 @@ def document(
             raise ValueError("this is not a table of keys; give a configuration.")
     if problem is None:
         return _command(name, text, outer, source)
-    said = quoted(" ".join(str(problem).split()).rstrip("."), 160)
+    reason = quoted(" ".join(str(problem).split()).rstrip("."), 160)
     if isinstance(problem, json.JSONDecodeError) and not text.rstrip().endswith(("}", "]")):
-        said = "the JSON ends early, as of a download that was cut"
-    raise ValueError(f"it cannot be read: {said}; give another file.")
+        reason = "the JSON ends early, as of a download that was cut"
+    raise ValueError(f"it cannot be read: {reason}; give another file.")
 
 
 def _command(

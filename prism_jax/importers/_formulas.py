@@ -57,10 +57,10 @@ def keys_of(formula: str) -> tuple[str, ...]:
 
 def _product(*numbers: object) -> int:
     """The product of those that are said, which must be above zero."""
-    said = [number for number in numbers if number is not None]
-    if not said or not all(isinstance(number, int) and number > 0 for number in said):
+    factors = [number for number in numbers if number is not None]
+    if not factors or not all(isinstance(number, int) and number > 0 for number in factors):
         raise TypeError
-    return math.prod(said)  # pyright: ignore
+    return math.prod(factors)  # pyright: ignore
 
 
 def plain(value: object) -> object:

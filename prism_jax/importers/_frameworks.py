@@ -360,8 +360,8 @@ def compute(arguments: Arguments, owner: Framework) -> None:
         with contextlib.suppress(*NO_VALUE):
             value, values, first = value_of(formula)
             if value is not None:
-                said = sentence.format(value=value, origin=arguments.origin(first), **values)
-                arguments.problems.notes.append(said)
+                note = sentence.format(value=value, origin=arguments.origin(first), **values)
+                arguments.problems.notes.append(note)
     for target, formula in owner.table["computed"].items():
         with contextlib.suppress(*NO_VALUE):
             value, _, first = value_of(formula)
@@ -377,8 +377,8 @@ def _tell_unknown(problems: Problems, unknown: list[str], owner: Framework, stri
     """Notes keys that are not known; those that are almost a known one are problems."""
     word = "flag" if owner.is_megatron else "key"
     if len(unknown) > _MOST_UNKNOWN:
-        said = f"{len(unknown)} {word}s that are not known here, as `{quoted(unknown[0], 60)}`"
-        problems.add(said)
+        problem = f"{len(unknown)} {word}s that are not known here, as `{quoted(unknown[0], 60)}`"
+        problems.add(problem)
         return
     for key in unknown:
         near = _near(usual(key), owner)

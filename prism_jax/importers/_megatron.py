@@ -242,12 +242,12 @@ def layers_of_layout(text: str) -> list[int]:
 
 def _training(read: Reader, model: Table) -> Table:
     base = "fp16" if read.flag("fp16") else "bf16"
-    asked, narrow = read.replaced.get("training.dtype", "").strip("\"'"), _dtype(read)
-    asked = "fp32" if asked == "float32" else asked
-    in_float32 = asked in ("fp32", "tf32") or not (asked or read.flag("bf16") or base == "fp16")
+    dtype, narrow = read.replaced.get("training.dtype", "").strip("\"'"), _dtype(read)
+    dtype = "fp32" if dtype == "float32" else dtype
+    in_float32 = dtype in ("fp32", "tf32") or not (dtype or read.flag("bf16") or base == "fp16")
     if in_float32:
         base = "fp32"
-        if narrow and not asked:
+        if narrow and not dtype:
             read.problems.append(f"products in {narrow} of float32 (neither `bf16` nor `fp16`)")
     read.choice("optimizer", "adam")
     fused = _LOSSES[read.choice("cross-entropy-fusion-impl", *_LOSSES)]
@@ -264,7 +264,7 @@ def _training(read: Reader, model: Table) -> Table:
         "loss": fused if read.flag("cross-entropy-loss-fusion") else "vocab-parallel",
         **read.given(optimizer_instances="num-distributed-optimizer-instances"),
         **_kernels(read),
-        **(_float32(read, asked) if in_float32 else {}),
+        **(_float32(read, dtype) if in_float32 else {}),
     }
     if "cp-comm-type" in read:
         training["cp_comm_type"] = _cp_comm_type(read)

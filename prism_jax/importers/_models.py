@@ -62,8 +62,8 @@ def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
     model = values.table(kind["model"])
     count = values.of(kind["num_layers"])
     if not isinstance(count, int) or not 1 <= count <= MOST_LAYERS:
-        said = values.said(kind["num_layers"])
-        read.problems.append(f"{said}, but must be from 1 to {MOST_LAYERS}, as `model.num_layers`")
+        given = values.said(kind["num_layers"])
+        read.problems.append(f"{given}, but must be from 1 to {MOST_LAYERS}, as `model.num_layers`")
     for formula, sentence in kind.get("notes", ()):
         if values.of(formula):
             read.notes.append(sentence)

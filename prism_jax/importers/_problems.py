@@ -163,9 +163,9 @@ class Reader:
         """The value of `key` as a whole number, as in `count`."""
         number = _whole(value)
         if number is None or number < least or (most is not None and number > most):
-            said = "is missing" if value is None else f"is {quoted(value)}"
+            problem = "is missing" if value is None else f"is {quoted(value)}"
             to = "" if most is None else f" to {most}, as for `model.num_layers`"
-            self._refuse(key, f"{said}, but must be a whole number from {least}{to}")
+            self._refuse(key, f"{problem}, but must be a whole number from {least}{to}")
             return max(1, least)
         return number
 
@@ -180,8 +180,8 @@ class Reader:
     def check_divisor(self, key: str, number: int, of: str, total: int) -> None:
         """A number that does not divide another key's is a problem."""
         if total % number != 0 and self.sound(key, of):
-            said = f"{self.name(key)} {number} does not divide {self.name(of)} {total}"
-            self.problems.append(said)
+            problem = f"{self.name(key)} {number} does not divide {self.name(of)} {total}"
+            self.problems.append(problem)
 
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key, default)

@@ -268,8 +268,8 @@ class _Run:
             return not self._holds(words[1:])
         match [without_missing(self.variables.text(word)) for word in words]:
             case [a, "=" | "==" | "!=" as by, b]:
-                same = fnmatch.fnmatchcase(a, b) if '"' not in words[2] else a == b
-                return same == (by != "!=")
+                is_equal = fnmatch.fnmatchcase(a, b) if '"' not in words[2] else a == b
+                return is_equal == (by != "!=")
             case [a, by, b]:
                 numbers = all(re.fullmatch(r"(-?\d{1,18})?", word) for word in (a, b))
                 return numbers and by in _COMPARE and _COMPARE[by](int(a or 0), int(b or 0))

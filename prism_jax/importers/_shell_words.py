@@ -143,8 +143,8 @@ class Variables:
                 case ["cat"] if here:
                     return self.text(here[0]).removesuffix("\n")
                 case ["echo", *_]:
-                    said = it.dropwhile(re.compile("-[en]+$").match, words[1:])
-                    return " ".join(self.words([*said]))
+                    echoed = it.dropwhile(re.compile("-[en]+$").match, words[1:])
+                    return " ".join(self.words([*echoed]))
                 case ["expr", *_]:
                     return self.number(" ".join(words[1:]).replace("\\", ""))
         return absent(f"({command.strip()[:40]})")

@@ -102,8 +102,10 @@ def read_training(
     batch = job["schedule"].get("num_microbatches", 1) * job["layout"]["dp"]
     is_said = "global-batch-size" in read or "num-microbatches" in read
     of_step = Batch(batch * job["training"]["microbatch_size"]) if is_said else None
-    asked = "" if main.is_megatron else _ASK
-    return Draft(job, read.notes, main.name, of_step, asked, status, software, why, comments), gpus
+    question = "" if main.is_megatron else _ASK
+    return Draft(
+        job, read.notes, main.name, of_step, question, status, software, why, comments
+    ), gpus
 
 
 _ASK = "the batch is not known; give the sequences of a step with `--batch`"

@@ -62,9 +62,9 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
         recompute=(*dict.fromkeys((parts.training.recompute, "none", "selective", "full")),),
     )
     machine = parts.cluster, parts.kernels
-    asked = Question(parts.model, *machine, parts.training, job.batch_size, space)
+    question = Question(parts.model, *machine, parts.training, job.batch_size, space)
     # Its own stages may not divide the layers evenly.
-    layouts = it.chain(steps_of(asked, layout, job.schedule), layouts_of(asked, gpus))
+    layouts = it.chain(steps_of(question, layout, job.schedule), layouts_of(question, gpus))
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
     near = sorted(listed, key=ft.partial(_distance, job))
     best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()

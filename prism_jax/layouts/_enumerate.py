@@ -72,10 +72,10 @@ def enumerate_layouts(
     check_memory_margin(memory_margin)
     kernels = load_kernels(cluster) if kernels is None else kernels
     training = msgspec.structs.replace(training, global_batch_size=None)  # It is `batch_size`.
-    asked = Question(model, cluster, kernels, training, batch_size, space)
-    jobs = [*layouts_of(asked, world_size)]
+    question = Question(model, cluster, kernels, training, batch_size, space)
+    jobs = [*layouts_of(question, world_size)]
     if not jobs:
-        raise ValueError(_nothing_divides(asked, world_size))
+        raise ValueError(_nothing_divides(question, world_size))
     if any_memory:
         return tuple(jobs)
     most = [usable_bytes(job) * (1 - memory_margin) for job in jobs]
@@ -91,7 +91,9 @@ def enumerate_layouts(
     if not fitting:
         known = needed or floors
         least = min(known, key=lambda i: known[i])
-        why = _too_large(asked, world_size, jobs[least], known[least], memory_margin, bool(needed))
+        why = _too_large(
+            question, world_size, jobs[least], known[least], memory_margin, bool(needed)
+        )
         raise ValueError(why)
     return fitting
 
@@ -136,30 +138,30 @@ def check_memory_margin(margin: float) -> None:
         raise ValueError(f"`memory_margin={margin!r}` must be a share from 0 to less than 1.")
 
 
-def _nothing_divides(asked: Question, world_size: int) -> str:
+def _nothing_divides(question: Question, world_size: int) -> str:
     """The message if no layout divides evenly: the nearest numbers of GPUs with a layout."""
     near: list[int] = []
     for away in range(1, _NEAR):
         for number in (world_size - away, world_size + away):
-            if number > 0 and len(near) < 2 and any(True for _ in layouts_of(asked, number)):
+            if number > 0 and len(near) < 2 and any(True for _ in layouts_of(question, number)):
                 near.append(number)
-    fixes = [*_dividing_values(asked, world_size)]
+    fixes = [*_dividing_values(question, world_size)]
     if near:
         fixes = [" or ".join([*map("{:,}".format, sorted(near)[:-1]), counted(max(near), "GPU")])]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
         f"No layout of the space divides {counted(world_size, 'GPU')}, the "
-        f"{counted(asked.model.num_layers, 'layer')} and the model's sizes, and a batch of "
-        f"{counted(asked.batch_size, 'sequence')} evenly; {nearest}, "
+        f"{counted(question.model.num_layers, 'layer')} and the model's sizes, and a batch of "
+        f"{counted(question.batch_size, 'sequence')} evenly; {nearest}, "
         "or another batch or space."
     )
 
 
-def _dividing_values(asked: Question, world_size: int) -> Iterator[str]:
+def _dividing_values(question: Question, world_size: int) -> Iterator[str]:
     """For each field of which no value divides what it shares out, the values that do."""
     shared = {"tp": world_size, "pp": world_size, "cp": world_size}
-    for name, number in (shared | {"microbatch_size": asked.batch_size}).items():
-        choices = getattr(asked.space, name)
+    for name, number in (shared | {"microbatch_size": question.batch_size}).items():
+        choices = getattr(question.space, name)
         if choices is not None and all(number % choice for choice in choices):
             divisors = [n for n in range(1, number + 1) if number % n == 0]
             more = " or another divisor" if len(divisors) > _MOST_NAMED else ""
@@ -167,24 +169,24 @@ def _dividing_values(asked: Question, world_size: int) -> Iterator[str]:
 
 
 def _too_large(
-    asked: Question, world_size: int, least: Job, needed: float, margin: float, activations: bool
+    question: Question, world_size: int, least: Job, needed: float, margin: float, activations: bool
 ) -> str:
     """What to say where nothing fits: what fits nearest, with or without its activations, and on
     how many GPUs something would.
     """
-    device = asked.cluster.device
+    device = question.cluster.device
     if needed == math.inf:
         memory(least)  # Raises the error of a schedule that cannot run so many microbatches.
     # Not even all of the GPUs together hold the model if there are fewer.
     usable = usable_bytes(least)
     fewest = _bytes(_undivided(least), False) / (usable * (1 - margin))
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
-    more = next((n for n in numbers if _any_fits(layouts_of(asked, n), margin)), None)
+    more = next((n for n in numbers if _any_fits(layouts_of(question, n), margin)), None)
     fix = f"use {more:,} GPUs, or " if more else "use "
     free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
-        f"No layout of {asked.model.name or 'the model'} on {counted(world_size, 'GPU')} fits a "
+        f"No layout of {question.model.name or 'the model'} on {counted(world_size, 'GPU')} fits a "
         f"`{device.name}`, of which {usable / GIB:.1f} GiB are usable{free}: {even}"
         f"`{least.name}` needs least, {needed / GIB:.1f} GiB; {fix}devices with {much}."
     )

@@ -100,43 +100,43 @@ class Question:
         return (*dict.fromkeys(values),)
 
 
-def layouts_of(asked: Question, world_size: int) -> Iterator[Job]:
+def layouts_of(question: Question, world_size: int) -> Iterator[Job]:
     """All layouts that divide evenly, in the order of the fields of `LayoutSpace`: `recompute`
     changes fastest. They may need too much memory.
     """
-    space = asked.space
-    tps = space.tp or range(1, min(asked.cluster.links[0].group, world_size) + 1)
-    pps = space.pp or range(1, min(asked.model.num_layers, world_size) + 1)
+    space = question.space
+    tps = space.tp or range(1, min(question.cluster.links[0].group, world_size) + 1)
+    pps = space.pp or range(1, min(question.model.num_layers, world_size) + 1)
     for tp in _dividing(tps, world_size):
         left = world_size // tp
         for pp in _dividing(pps, left):
             splits = [
                 cp
                 for cp in _dividing(space.cp or _CONTEXT_DEGREES, left // pp)
-                if asked.batch_size % (left // pp // cp) == 0
+                if question.batch_size % (left // pp // cp) == 0
             ]
-            degrees = _dividing(asked.expert_degrees, left // pp)
-            for config, cp, ep in it.product([*_pipelines(asked, pp)], splits, degrees):
+            degrees = _dividing(question.expert_degrees, left // pp)
+            for config, cp, ep in it.product([*_pipelines(question, pp)], splits, degrees):
                 layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
-                if _splits(asked, layout, config):
-                    yield from steps_of(asked, layout, config)
+                if _splits(question, layout, config):
+                    yield from steps_of(question, layout, config)
 
 
 def _dividing(choices: Iterable[int], number: int) -> list[int]:
     return [degree for degree in choices if number % degree == 0]
 
 
-def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
+def _pipelines(question: Question, pp: int) -> Iterator[ScheduleConfig]:
     """The schedules, and how the layers are distributed over their stages. If the stages do not
     divide the layers, the embedding and the head count as one layer each, as in Megatron-LM.
     """
-    layers, known = asked.model.num_layers, schedules()
-    for kind in asked.space.schedule:
+    layers, known = question.model.num_layers, schedules()
+    for kind in question.space.schedule:
         fields: Any = dataclasses.fields(known[kind])  # pyright: ignore
         several = "virtual_stages" in [field.name for field in fields]
         if several and pp == 1:
             continue
-        every = asked.space.virtual_stages or range(2, layers // pp + 1)
+        every = question.space.virtual_stages or range(2, layers // pp + 1)
         for virtual_stages in every if several else (1,):
             stages = pp * virtual_stages
             for ends in (False, True):
@@ -147,19 +147,23 @@ def _pipelines(asked: Question, pp: int) -> Iterator[ScheduleConfig]:
                     break
 
 
-def _splits(asked: Question, layout: Layout, config: ScheduleConfig) -> bool:
+def _splits(question: Question, layout: Layout, config: ScheduleConfig) -> bool:
     try:
-        check_split(asked.model, layout, config, asked.training)
+        check_split(question.model, layout, config, question.training)
     except ValueError:
         return False
     return True
 
 
-def steps_of(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
+def steps_of(question: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
-    space, order = asked.space, schedules()[config.kind]
-    of: dict[str, Any] = {"model": asked.model, "cluster": asked.cluster, "kernels": asked.kernels}
-    of_replica = asked.batch_size // layout.dp
+    space, order = question.space, schedules()[config.kind]
+    of: dict[str, Any] = {
+        "model": question.model,
+        "cluster": question.cluster,
+        "kernels": question.kernels,
+    }
+    of_replica = question.batch_size // layout.dp
     for size in space.microbatch_size or _MICROBATCH_SIZES:
         number, left = divmod(of_replica, size)
         if left or (order.whole_groups and number % layout.pp) or number < 1:
@@ -169,9 +173,9 @@ def steps_of(asked: Question, layout: Layout, config: ScheduleConfig) -> Iterato
         schedule = msgspec.structs.replace(config, num_microbatches=number)
         # One replica has no other replica to share with.
         shares = space.zero if layout.dp * layout.cp > 1 else space.zero[:1]
-        for zero, recompute in it.product(shares, asked.recompute):
+        for zero, recompute in it.product(shares, question.recompute):
             training = msgspec.structs.replace(
-                asked.training, microbatch_size=size, zero=zero, recompute=recompute
+                question.training, microbatch_size=size, zero=zero, recompute=recompute
             )
             name = layout_name(layout, schedule, training)
             yield Job(layout, schedule, **of, training=training, name=name)

@@ -133,10 +133,10 @@ def _hardware(
 def _source(timed: Timed, scatter: Scatter, where: str, command: str) -> Source:
     devices, calls, rounds = timed.seconds.shape
     counts = {"devices": devices, "calls": calls, "rounds": rounds}
-    told = f"of an empty call, subtracted; {timed.left_out} calls of less than 1.5"
+    note = f"of an empty call, subtracted; {timed.left_out} calls of less than 1.5"
     texts = (
         ("command", command, "it measured everything here"),
-        ("dispatch", f"{timed.dispatch_s:.3g} s", f"{told} times as much are left out"),
+        ("dispatch", f"{timed.dispatch_s:.3g} s", f"{note} times as much are left out"),
         ("autocorrelation", f"{scatter.autocorrelation:.2f}", "of consecutive rounds (`step`)"),
         ("link", "as fast as memory", "no collective was measured; give its own for more devices"),
     )

@@ -170,8 +170,8 @@ def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
         begin, end = ({"ph": "s"}, op, lane), ({"ph": "f", "bp": "e"}, receiver, _COMPUTE)
         for phase, node, of in (begin, end):
             where = _thread(step, int(ops["rank"][node]), of)
-            same = {"cat": "send_recv", "name": "send_recv", "id": op, **where}
-            yield {**phase, **same, "ts": _microseconds(ops["start_s"][node])}
+            flow = {"cat": "send_recv", "name": "send_recv", "id": op, **where}
+            yield {**phase, **flow, "ts": _microseconds(ops["start_s"][node])}
 
 
 def _of_ranks(step: SampledStep) -> Iterator[Event]:

@@ -179,7 +179,7 @@ def uncounted(job: Job, mean: float | None = None) -> str:
     training = job.training
     if job.model is None or training is None or training.software or job.calibrated:
         return ""
-    plain, told = _plain(training), ""
+    plain, longer_by = _plain(training), ""
     left_out = [
         effect
         for effect, keys in _TOGETHER.items()
@@ -192,10 +192,10 @@ def uncounted(job: Job, mean: float | None = None) -> str:
     with contextlib.suppress(ValueError):  # The job may give what the stack cannot do.
         mean = mean_step(job) if mean is None else mean
         longer = mean_step(job.replace(**{"training.software": stack})) / mean - 1
-        told = f", {_change(longer)}"
+        longer_by = f", {_change(longer)}"
     return (
         f"no software stack: {', '.join(left_out)} are not counted; the nearest, "
-        f"`training.software={stack}`{told}."
+        f"`training.software={stack}`{longer_by}."
     )
 
 

@@ -130,9 +130,9 @@ def expected_error(job: Job) -> ExpectedError:
     keys = () if unknown else ((*machine, training.software or ""), (*machine, ""))
     law = next((laws[key] for key in keys if key in laws), None)
     if law is None:
-        law, told = laws[(*kind, "", "")], "none of its class"
+        law, table = laws[(*kind, "", "")], "none of its class"
         law = msgspec.structs.replace(
-            law, spread=law.spread * shipped.unknown, num_runs=0, table=told
+            law, spread=law.spread * shipped.unknown, num_runs=0, table=table
         )
     of_law = law.bias, law.spread, law.num_runs, law.table
     return ExpectedError(*of_law, shipped.degrees, shipped.variability)

@@ -90,9 +90,9 @@ def find_loadings(logs: Logs) -> Loadings | None:
     own = np.maximum(variance - raw**2, 0)
     errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(raw)
     loadings = raw / np.mean(raw)
-    told = used.any(axis=1) & (errors > 0)
-    off = np.sum(((loadings - 1) / np.where(told, errors, np.inf)) ** 2)
-    if np.sum(told) < 3 or off <= np.sum(told) + _SEEN * np.sqrt(2 * np.sum(told)):
+    known = used.any(axis=1) & (errors > 0)
+    off = np.sum(((loadings - 1) / np.where(known, errors, np.inf)) ** 2)
+    if np.sum(known) < 3 or off <= np.sum(known) + _SEEN * np.sqrt(2 * np.sum(known)):
         loadings = np.ones_like(loadings)
     return np.where(used.any(axis=1), loadings, 1).reshape(logs.shape[1:3])
 

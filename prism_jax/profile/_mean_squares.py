@@ -131,8 +131,8 @@ def within(logs: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     steps, number = logs.shape[4], count(logs, (1, 2))
     there = ~np.isnan(logs) & (number > 1)
     if not there.any():
-        told = Variance(None, note="a microbatch has one op, so they cannot be separated")
-        return told, told
+        unknown = Variance(None, note="a microbatch has one op, so they cannot be separated")
+        return unknown, unknown
     # The unit vector of the data, and the part at right angles to it.
     unit = np.where(there, slopes, 0)
     unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)

@@ -75,8 +75,8 @@ def compile_job(job: Job) -> Program:
     except ValueError as error:
         raise ValueError(f"Job `{job.name}`: {error}") from None
     if lacking := shortage(job):
-        said = f"{lacking}; use another layout, which `prism.rank_layouts` finds, or more GPUs."
-        warnings.warn(OutOfMemoryWarning(said), stacklevel=2)
+        problem = f"{lacking}; use another layout, which `prism.rank_layouts` finds, or more GPUs."
+        warnings.warn(OutOfMemoryWarning(problem), stacklevel=2)
     return program
 
 

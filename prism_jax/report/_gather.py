@@ -176,7 +176,7 @@ def gather(
         missing["law"] = "interrupted; the law has the steps until then"
     attempt = ft.partial(_attempt, missing)
     steps, few = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
-    same = {"num_samples": steps, "key": key, "progress": progress}
+    of_steps = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     runs = runs_of(measured)
     ranks = [] if profiled is None else [*profiled.by_rank] or [profiled]
@@ -191,9 +191,9 @@ def gather(
         throughput=throughput(job, law.mean),
         memory=modelled and memory(modelled),
         quickest=modelled and attempt("first change", lambda: quickest_change(modelled)),
-        sensitivity=attempt("sensitivities", lambda: sensitivity(program, wanted, **same)),
-        criticality=attempt("criticality", lambda: criticality(alike, **same)),
-        step=attempt("timeline", lambda: sample_step(alike, quantile=quantile, **same)),
+        sensitivity=attempt("sensitivities", lambda: sensitivity(program, wanted, **of_steps)),
+        criticality=attempt("criticality", lambda: criticality(alike, **of_steps)),
+        step=attempt("timeline", lambda: sample_step(alike, quantile=quantile, **of_steps)),
         settings=settings,
         sliders=attempt("sliders", lambda: sliders(program, most=most, num_samples=few, key=key)),
         missing=missing,

@@ -54,13 +54,13 @@ def sections(report: Report) -> dict[str, Markup]:
         "Memory": (_memory, report.memory, _NO_MODEL.format("its memory is")),
         "One step": (_timeline, report.step, missing.get("timeline")),
     }
-    made = {}
+    shown = {}
     for name, (show, result, reason) in sections.items():
         if result is not None:
-            made[name] = blocks(show(result))
+            shown[name] = blocks(show(result))
         elif reason is not None:  # Without measured steps there is no diagnosis.
-            made[name] = tag("p", f"Missing: {reason.rstrip('.')}.", class_="note")
-    return made
+            shown[name] = tag("p", f"Missing: {reason.rstrip('.')}.", class_="note")
+    return shown
 
 
 def _sentences(lines: Iterable[str]) -> Iterable[str]:

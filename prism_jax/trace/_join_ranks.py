@@ -59,8 +59,8 @@ def join_ranks(
     if absent:
         d, s = absent[0]
         numbers = [str(rank) for rank, place in enumerate(places) if place == (d, s)]
-        theirs = f"rank{'s' * (len(numbers) > 1)} {' or '.join(numbers[:8])}"
-        first = f"replica {d}, stage {s}, {theirs}"
+        ranks_of_worker = f"rank{'s' * (len(numbers) > 1)} {' or '.join(numbers[:8])}"
+        first = f"replica {d}, stage {s}, {ranks_of_worker}"
         has = "has" if len(absent) == 1 else "have"
         without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
         if not whole:
