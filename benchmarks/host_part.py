@@ -74,7 +74,7 @@ def as_for_an_accelerator() -> None:
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
     _pools._joined_on_device = given_again(_pools._joined_on_device)
     _pools._counted = given_again(_pools._counted)
-    _pool._reached = given_again(_pool._reached)
+    _pool._slowest_on_device = given_again(_pool._slowest_on_device)
     _pools._group_sums = given_again(_pools._group_sums)
 
 

@@ -123,10 +123,13 @@ def test_weights_of_samples_by_hand():
 def test_pools_are_arranged_alike_on_the_host_and_on_a_device():
     score, stratum = np.random.default_rng(0).random(1000), np.arange(1000) % 2
     ranks, steps = Ranks(range(5000), 0.3, 4, 2), 5000
-    pools = [_pool(x, ranks, _NETWORK, stratum) for x in (score, jnp.asarray(score, jnp.float32))]
-    for samples in zip(*((pool.ends.T, pool.ids[None], pool.later) for pool in pools), strict=True):
-        np.testing.assert_array_equal(*(x[:, :1000] for x in samples))
-    np.testing.assert_array_equal(*(pool.slowest[:steps] for pool in pools))
+    on_host = _pool(score, ranks, _NETWORK, stratum)
+    on_device = _pool(jnp.asarray(score, jnp.float32), ranks, _NETWORK, stratum)
+    for name in ("ends", "ids"):
+        arrays = (getattr(pool, name)[:1000] for pool in (on_host, on_device))
+        np.testing.assert_array_equal(next(arrays), next(arrays))
+    np.testing.assert_array_equal(on_host.later, on_device.later)
+    np.testing.assert_array_equal(on_host.slowest[:steps], on_device.slowest[:steps])
 
 
 @pytest.mark.parametrize("times", [1, 2, 8])
