@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import statistics
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -65,29 +64,6 @@ def rounded(value: float, error: float) -> str:
         return f"{round(value, places):.{max(places, 0)}f}"
     digits = math.floor(math.log10(max(abs(value), error))) + 1 + places
     return f"{value:.{digits}g}"
-
-
-class Scatter(NamedTuple):
-    """The scatter of an estimate: its standard error, its skewness, and the degrees of freedom of
-    the standard error, which is itself an estimate.
-    """
-
-    error: float
-    skewness: float = 0.0
-    degrees: float = float("inf")
-
-
-def scatter(squares: float, cubes: float, fourths: float) -> Scatter:
-    """The scatter of an estimate, from the sums of powers of the contribution of each sample.
-
-    The sum of fourth powers is the variance of the sum of squares. The part of it that is
-    correlated with the estimate is skewness; the rest is noise of the standard error.
-    """
-    if squares == 0:
-        return Scatter(0.0)
-    noise = fourths - cubes**2 / squares
-    degrees = 2 * squares**2 / noise if noise > 0 else float("inf")
-    return Scatter(squares**0.5, cubes / squares**1.5, degrees)
 
 
 def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float]:

@@ -9,9 +9,9 @@ import pytest
 
 import prism_jax as prism
 from benchmarks import intervals
-from prism_jax._estimate import Estimate, Scatter, scatter
+from prism_jax._estimate import Estimate
 from prism_jax.law import LEVELS
-from prism_jax.law._errors import pooled_errors
+from prism_jax.law._errors import pooled_errors, scatters
 from prism_jax.program import Network, Variability
 from prism_jax.schedule import OneFOneB
 
@@ -60,10 +60,9 @@ def test_the_law_is_known_with_very_many_replicas():
     assert prism.merge_laws(found).num_samples == 200_000
 
 
-def _of_contributions(values: np.ndarray) -> Scatter:
-    """The scatter of the mean of independent values."""
-    apart = (values - values.mean()) / len(values)
-    return scatter(*(float(np.sum(apart**power)) for power in (2, 3, 4)))
+def _scatter_of_mean(values: np.ndarray) -> list[float]:
+    """Error, skewness and degrees of freedom of the mean of independent values."""
+    return scatters((values[:, None] - values.mean()) / len(values))[0].tolist()
 
 
 def test_intervals_miss_as_often_on_either_side():
@@ -73,9 +72,9 @@ def test_intervals_miss_as_often_on_either_side():
     missed = np.zeros((2, 2))
     values = np.random.default_rng(0).exponential(size=(10_000, 40))
     for sample in values:
-        found = _of_contributions(sample)
-        for row, skewness in enumerate((0.0, found.skewness)):
-            estimate = Estimate(float(sample.mean()), found.error, skewness=skewness)
+        error, skewness, _ = _scatter_of_mean(sample)
+        for row, known in enumerate((0.0, skewness)):
+            estimate = Estimate(float(sample.mean()), error, skewness=known)
             low, high = estimate.interval()
             missed[row] += (low > 1.0, high < 1.0)
     (below, above), by_skewness = missed / len(values)
@@ -86,21 +85,21 @@ def test_intervals_miss_as_often_on_either_side():
 def test_a_share_has_the_interval_of_a_share():
     """Against Wilson's interval of a binomial share, which inverts the score."""
     n, q, z = 400, 0.95, 1.96
-    found = _of_contributions((np.arange(n) < n * q).astype(float))
-    assert np.isclose(found.error**2, q * (1 - q) / n)
-    low, high = Estimate(q, found.error, skewness=found.skewness).interval()
+    error, skewness, _ = _scatter_of_mean((np.arange(n) < n * q).astype(float))
+    assert np.isclose(error**2, q * (1 - q) / n)
+    low, high = Estimate(q, error, skewness=skewness).interval()
     middle, half = q + z**2 / (2 * n), z * np.sqrt(q * (1 - q) / n + (z / n) ** 2 / 4)
     wilson = (np.array([-half, half]) + middle) / (1 + z**2 / n)
-    np.testing.assert_allclose([low, high], wilson, atol=0.25 * found.error)
+    np.testing.assert_allclose([low, high], wilson, atol=0.25 * error)
     assert q - low > 1.2 * (high - q)
 
 
 def test_degrees_of_freedom_leave_out_the_part_explained_by_the_estimate():
     rng, n = np.random.default_rng(0), 100_000
     # A fourth power of 3, of which the square of the variance is not noise either: 2 n / 3.
-    assert np.isclose(_of_contributions(rng.standard_normal(n)).degrees, 2 * n / 3, rtol=0.05)
+    assert np.isclose(_scatter_of_mean(rng.standard_normal(n))[2], 2 * n / 3, rtol=0.05)
     # 9 less the square of a skewness of 2.
-    assert np.isclose(_of_contributions(rng.exponential(size=n)).degrees, 2 * n / 5, rtol=0.1)
+    assert np.isclose(_scatter_of_mean(rng.exponential(size=n))[2], 2 * n / 5, rtol=0.1)
 
 
 def test_the_skewness_of_laws_put_together_is_that_of_their_mean():

@@ -413,6 +413,18 @@ def test_a_slow_rank_in_one_replica_of_many():
     assert np.std(whole) == pytest.approx(np.std(apart), rel=0.03)
 
 
+def test_some_unlike_replicas_share_the_regime_of_their_step():
+    """Those that are unlike in name alone: as many steps are congested, and take as long."""
+    program = rich_program(16)
+    alike, unlike = (
+        simulated_steps(program, num_samples=4096, key=jax.random.key(8), unlike=replicas)
+        for replicas in (None, (program, 5))
+    )
+    congested = np.bincount(alike.composed.regime)
+    np.testing.assert_array_equal(np.bincount(unlike.composed.regime), congested)
+    assert unlike.steps.mean() == pytest.approx(alike.steps.mean(), rel=0.01)
+
+
 @pytest.mark.slow
 def test_scaling_a_collective_scales_its_mean():
     program = rich_program(stalls={}, network=None)

@@ -185,7 +185,8 @@ def _shuffled(run: Run, pool: Pool, drawn: Drawn, number: int) -> np.ndarray:
     seed = [int(word) for word in np.asarray(run.key)]
     counter = [0, 0, number, drawn.draws.first]
     rng = np.random.Generator(np.random.Philox(key=seed, counter=counter))
-    bounds = [0, *np.searchsorted(pool.slowest[: drawn.steps], pool.starts), drawn.steps]
+    slowest, starts = np.asarray(pool.slowest)[: drawn.steps], np.asarray(pool.starts)
+    bounds = [0, *np.searchsorted(slowest, starts).tolist(), drawn.steps]
     ranks = [start + rng.permutation(end - start) for start, end in it.pairwise(bounds)]
     return np.concatenate(ranks).astype(np.int32)
 

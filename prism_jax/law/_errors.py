@@ -5,8 +5,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float
 
-from .._estimate import Scatter, reaches
+from .._estimate import reaches
 from .._misc import bisect
 from ._compared import AbstractCompared
 
@@ -102,15 +103,36 @@ class Errors(AbstractCompared):
         return round(found, 9)  # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
 
 
+def scatters(
+    contributions: Float[np.ndarray, "groups figures"], most_skewness: float = math.inf
+) -> Float[np.ndarray, "figures 3"]:
+    """The scatter of figures from what each group of samples adds to them: the standard error, its
+    skewness, and the degrees of freedom of the standard error, which is itself an estimate.
+
+    The sum of fourth powers is the variance of the sum of squares. The part of it that is
+    correlated with the estimate is skewness; the rest is noise of the standard error.
+    """
+    squares, cubes, fourths = (np.sum(contributions**power, axis=0) for power in (2, 3, 4))
+    scatter = np.tile([0.0, 0.0, np.inf], (len(squares), 1))
+    known = squares > 0
+    squares, cubes, fourths = squares[known], cubes[known], fourths[known]
+    skewness, noise = cubes / squares**1.5, fourths - cubes**2 / squares
+    # The more of the scatter few groups hold, the less is known of it.
+    degrees = np.full_like(squares, len(contributions) - 1)
+    np.divide(2 * squares**2, noise, out=degrees, where=2 * squares**2 < degrees * noise)
+    skewness = np.clip(skewness, -most_skewness, most_skewness)
+    scatter[known] = np.column_stack([np.sqrt(squares), skewness, degrees])
+    return scatter
+
+
 def errors_of_figures(
-    found: Sequence[Scatter] | np.ndarray, support: float, level_support: np.ndarray
+    scatter: Float[np.ndarray, "figures 3"], support: float, level_support: np.ndarray
 ) -> Errors:
-    """The errors of a law from the scatter of its mean, of its standard deviation, and of the
+    """The errors of a law from the `scatters` of its mean, of its standard deviation, and of the
     distribution function at each of `LEVELS`. The rest is as in [`Errors`][].
     """
-    array = np.array(found, float)
-    (mean, std), (error, skewness, degrees) = array[:2].tolist(), array[2:].T
-    moments = (mean[0], std[0], mean[1], std[1], mean[2], std[2])
+    (mean, std), (error, skewness, degrees) = scatter[:2].tolist(), scatter[2:].T
+    moments = mean[0], std[0], mean[1], std[1], mean[2], std[2]
     return Errors(*moments, support, error, skewness, degrees, level_support)
 
 

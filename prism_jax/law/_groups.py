@@ -17,9 +17,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from .._estimate import Scatter, scatter
 from ._counted import AnyArray
-from ._errors import Errors, errors_of_figures
+from ._errors import Errors, errors_of_figures, scatters
 
 
 # Of 32 contributions, skewness is known poorly; beyond this Hall's transformation has no bound.
@@ -120,14 +119,6 @@ def errors_by_group(sums: GroupSums) -> Errors:
     sides = np.array([decided[:, 3:], decided[:, :1] - decided[:, 3:]])
     # A group holds a pair of samples at least; but few steps look at only some of its samples. As
     # many groups of equally many steps would scatter as much.
-    of_all = min(2 * number**2 / np.sum(decided[:, 0] ** 2), number)
+    of_all = float(min(2 * number**2 / np.sum(decided[:, 0] ** 2), number))
     of_side = np.minimum(2 * (sides > 0).sum(axis=1), sides.sum(axis=1)).min(axis=0)
-    return errors_of_figures([_scatter(column) for column in apart.T], of_all, of_side)
-
-
-def _scatter(apart: Float[np.ndarray, " groups"]) -> Scatter:
-    """The scatter of a figure, from what each group adds to it."""
-    error, skewness, degrees = scatter(*(float(np.sum(apart**power)) for power in (2, 3, 4)))
-    # The more of the scatter few groups hold, the less is known of it.
-    degrees = min(degrees, len(apart) - 1) if error else degrees
-    return Scatter(error, min(max(skewness, -_MOST_SKEWNESS), _MOST_SKEWNESS), degrees)
+    return errors_of_figures(scatters(apart, _MOST_SKEWNESS), of_all, of_side)

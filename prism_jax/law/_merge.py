@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from .._estimate import Scatter, scatter
-from .._misc import dot
-from ._errors import LEVELS, SHARES, errors_of_figures, pooled_errors
+from ._errors import LEVELS, SHARES, errors_of_figures, pooled_errors, scatters
 from ._histogram import merge_histograms
 from ._law import Allocations, Law
 
@@ -60,13 +58,12 @@ def merge_allocations(laws: Sequence[Law]) -> Law:
     """
     law, count = merge_chunks(laws), len(laws)
     if count < 2:
-        found = [Scatter(float("nan"))] * (2 + len(LEVELS))
+        scatter = np.tile([np.nan, 0.0, np.inf], (2 + len(LEVELS), 1))
     else:
-        each = _contributions(law, laws)
+        apart = _contributions(law, laws)
         # Of all allocations, from those at hand, as in an unbiased variance.
-        each = (each - each.mean(axis=0)) / np.sqrt(count * (count - 1))
-        found = [_scatter(mine, count - 1.0) for mine in each.T]
-    errors = errors_of_figures(found, float(count), count * SHARES)
+        scatter = scatters((apart - apart.mean(axis=0)) / np.sqrt(count * (count - 1)))
+    errors = errors_of_figures(scatter, float(count), count * SHARES)
     return dataclasses.replace(law, errors=errors, allocations=_allocations(laws))
 
 
@@ -94,12 +91,6 @@ def _contributions(law: Law, laws: Sequence[Law]) -> np.ndarray:
     sums = sizes * np.hstack([shift, square, below])
     total, number = sums.sum(axis=0, keepdims=True), sizes.sum()
     return (len(laws) - 1) * (figures(total / number) - figures((total - sums) / (number - sizes)))
-
-
-def _scatter(contributions: np.ndarray, most_degrees: float) -> Scatter:
-    squares = contributions**2
-    found = scatter(float(squares.sum()), dot(squares, contributions), dot(squares, squares))
-    return found._replace(degrees=min(found.degrees, most_degrees))
 
 
 def _pool(laws: Sequence[Law], keys) -> Law:
