@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.engine import prepare
+from prism_jax.engine import _simulated_steps, prepare, simulated_steps
 from prism_jax.engine._pilot import sampled
-from prism_jax.engine._pools import pool_draws
+from prism_jax.engine._pools import pool_draws, pool_of
 from prism_jax.latency import AbstractLatency, LogNormal
 from prism_jax.program import Variability
 from prism_jax.schedule import GPipe
@@ -65,6 +65,23 @@ def test_the_value_is_of_all_steps():
     many = prism.what_if(program, {}, num_samples=96_000, key=KEY)
     error = found.before["p95"].standard_error
     assert abs(found.before["p95"].value - many.before["p95"].value) < 3 * error
+
+
+def test_a_slow_replica_that_decides_most_steps_lets_them_look_at_no_more_others(monkeypatch):
+    """It is the last that a step looks at, and all that there are like it."""
+    looks = []
+
+    def recorded(run, samples, number, *others):
+        looks.append(number)
+        return pool_of(run, samples, number, *others)
+
+    monkeypatch.setattr(_simulated_steps, "pool_of", recorded)
+    program = rich_program(16, schedule=GPipe(2, 2), network=None, stalls={})
+    slow = prism.slow_rank(program, 1, 2.0)
+    unlike = slow.program, 1
+    steps = simulated_steps(program, unlike=unlike, num_samples=1024, key=KEY)
+    assert np.mean(steps.kind % 2) > 0.99  # Of the other program.
+    assert set(looks) == {2}
 
 
 def test_factors_of_steps_that_programs_have_in_common_cancel_in_the_error_of_a_change():

@@ -167,7 +167,7 @@ def steps_that_look(
     looks = min(_LOOKS, replicas)
     while True:
         steps = steps_of(looks)
-        if slowest_decides or looks == replicas or np.mean(steps.of("last")) <= _LAST:
+        if slowest_decides or np.mean(steps.of("last")) <= _LAST:
             return steps, looks
         looks = min(_MORE * looks, replicas)
 
@@ -185,7 +185,7 @@ def pool_of(
     **Arguments:**
 
     - `looks`: how many of its replicas a step looks at.
-    - `room`: for samples, as of `room_of`.
+    - `room`: as of `room_of`.
     - `number`: of the pool in a run: over pools, the ranks of their first steps are evenly spread.
     - `num_replicas`: of how many samples a step takes the slowest, if not of those of the run.
     """

@@ -27,7 +27,8 @@ class Decided(eqx.Module):
     - `decider`: the position in the pool of the sample that decided it; of several pools, as if
         they stood one after the other.
     - `sink`: the sink that decided it; of equals the first.
-    - `last`: whether the last of the replicas that it looked at decided it: then more should be.
+    - `last`: whether the last of the replicas that it looked at in a pool decided it, though it has
+        more of this pool: then more should be.
     """
 
     times: Float[Array, " steps"]
@@ -91,6 +92,7 @@ def decided_steps(
         left = jnp.max(jnp.where(decides[:, None], -jnp.inf, ends), axis=0)
         barrier = jnp.max(left + (ready - latest), axis=0)
     without = parts.factor * (barrier + parts.tail)
-    last = look == len(samples) - 1
+    is_last = [jnp.append(jnp.zeros(len(pool.later), bool), ~pool.all_looked_at) for pool in pools]
+    last = jnp.concatenate(is_last)[look]
     steps = Decided(parts.times(), without, decider, sink, last)
     return steps, Composed(parts, barrier, regimes)

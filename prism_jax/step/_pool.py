@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from ..random import KeyData, Stream, counters, fold, uniforms
 from ._chances import Chances
@@ -47,6 +47,7 @@ class Pool(eqx.Module):
     - `starts`: where the samples of each regime but the first start.
     - `last`: the position of the last sample.
     - `first_step`: the id of the pool's first step.
+    - `all_looked_at`: whether steps look at all of their replicas of this pool.
     """
 
     ends: Float[Array, "samples sinks"]
@@ -56,6 +57,7 @@ class Pool(eqx.Module):
     starts: Int[Array, " further_regimes"]
     last: Int[Array, ""]
     first_step: UInt32[Array, ""]
+    all_looked_at: Bool[Array, ""]
 
 
 class Room(NamedTuple):
@@ -127,6 +129,7 @@ def make_pool(
         picks = _by_weight(weights[np.asarray(order)], *how)
     starts = np.cumsum(sizes)[:-1].astype(np.int32)
     small = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
+    small += (np.bool_(looks == ranks.num_replicas),)
     slowest = _slowest_on_device if on_device else _slowest
     samples_of_steps = slowest(picks, np.float32(ranks.offset), room.steps)
     return Pool(*jax.device_put((rows, ids, samples_of_steps, picks.later, *small)))
