@@ -97,9 +97,8 @@ def _processor() -> str:
     """A short name of the processor and what it can do."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][
-            :2
-        ]
+        starts = ("flags", "Features", "model name")
+        features = [line for line in lines if line.startswith(starts)][:2]
     except OSError:
         features = [platform.processor()]
     return hashlib.sha256("".join([platform.machine(), *features]).encode()).hexdigest()[:12]

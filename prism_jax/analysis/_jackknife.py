@@ -25,7 +25,7 @@ from ._objectives import AbstractObjective, bandwidth
 
 # Of the steps beyond a quantile, the share that lies next to it.
 _NEAR = 1 / 8
-# Of the steps of a kind, one of so many parts before and after a step is about it.
+# About a step are one in so many of the steps of its kind before it, and as many after it.
 _WINDOWS = 64
 
 
@@ -121,7 +121,7 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     a row, the same one for every program: draws that programs have in common cancel.
     """
     steps, group = simulated.steps, simulated.deciders.group
-    # Of one replica, others of its kind are instead.
+    # Of one replica, others of its kind come instead.
     single = bool(np.isnan(simulated.without).all())
     shares = _shares(group, simulated.kind, whole=single)
     times = np.concatenate([steps, steps if single else simulated.without])
@@ -145,8 +145,8 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
 def _shares(
     group: Int[np.ndarray, " n"], kind: Int[np.ndarray, " n"], *, whole: bool
 ) -> Iterator[Float[np.ndarray, " n"]]:
-    """The share of each group in the `whole` of each kind, or in the steps of its kind about each:
-    as many before as after it, so that what is linear in ranks stays as it is.
+    """For each group, its share of the steps about each step, or of the `whole` of its kind. As
+    many before as after a step are about it, so that what is linear in ranks stays as it is.
     """
     order, place = np.argsort(kind, kind="stable"), np.arange(len(kind))
     starts, sizes = np.unique(kind[order], return_index=True, return_counts=True)[1:]

@@ -81,6 +81,7 @@ def calibrate(args: Args) -> Output:
     assert calibrated is not None
     _load.tell_notes([job])
     law_of = ("kernel", "component", "family")
+    measured = [*zip(names, args.to, jobs, all_runs, strict=True)]
     result = {
         "job": args.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
@@ -98,9 +99,7 @@ def calibrate(args: Args) -> Output:
                 "to": path,
                 **agreement(calibration.with_calibrated(at_scale, calibrated), runs),
             }
-            for name, path, at_scale, runs in [*zip(names, args.to, jobs, all_runs, strict=True)][
-                1:
-            ]
+            for name, path, at_scale, runs in measured[1:]
         ],
     }
     steps, runs = counted(result["num_steps"], "step"), counted(result["num_runs"], "run")

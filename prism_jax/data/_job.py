@@ -272,9 +272,8 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             yield f"etp {layout.expert_tp}"
         zero, dp = training and training.zero, layout.dp
         if training is not None and zero == 3 and dp * layout.cp > 1:
-            copies = (
-                training.optimizer_instances
-            )  # Ranks that share a sequence share the states, too.
+            # Ranks that share a sequence share the states, too.
+            copies = training.optimizer_instances
             hybrid = f" in {copies} copies" if copies > 1 else ""
             yield f"FSDP over {dp * layout.cp // copies}{hybrid}"
         elif dp > 1:

@@ -239,10 +239,8 @@ def _put(raw: dict[str, Any], overrides: Sequence[Override]) -> None:
     if not isinstance(raw.get("model"), dict):
         raise ValueError("the job has no model; leave `layers` out.")
     architecture = load_architecture(path)
-    layers, depth = (
-        msgspec.to_builtins(architecture.layers),
-        sum(layer.repeat for layer in architecture.layers),
-    )
+    layers = msgspec.to_builtins(architecture.layers)
+    depth = sum(layer.repeat for layer in architecture.layers)
     named = {name for layer in architecture.layers for name in layer.modules}
     modules_before = raw["model"].get("modules")
     kept = modules_before.items() if isinstance(modules_before, dict) else ()

@@ -103,9 +103,8 @@ class Framework:
                     effect = meaning.kind in ("sets", "same", "opposite")
                     target = meaning.what if meaning.kind in ("same", "opposite") else flag
                     kind = "same" if meaning.kind == "opposite" else "opposite"
-                    return name, Meaning(kind, target) if effect else Meaning(
-                        "no_effect", "negated"
-                    )
+                    negated = Meaning("no_effect", "negated")
+                    return name, Meaning(kind, target) if effect else negated
         return None
 
     @property

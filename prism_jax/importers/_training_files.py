@@ -103,9 +103,8 @@ def read_training(
     is_said = "global-batch-size" in read or "num-microbatches" in read
     of_step = Batch(batch * job["training"]["microbatch_size"]) if is_said else None
     question = "" if main.is_megatron else _ASK
-    return Draft(
-        job, read.notes, main.name, of_step, question, status, software, why, comments
-    ), gpus
+    of_files = question, status, software, why, comments
+    return Draft(job, read.notes, main.name, of_step, *of_files), gpus
 
 
 _ASK = "the batch is not known; give the sequences of a step with `--batch`"
