@@ -381,7 +381,7 @@ def test_each_cause_makes_steps_longer_by_its_effects(simulated_causes):
             ["gpt3-175b-h100-768"],
             "Give one of --log, --measured, --step-time, --trace and --ranks.",
         ),
-        (["gpt3-175b-h100-768", "--step-time", "-1"], "a number of seconds"),
+        (["gpt3-175b-h100-768", "--step-time", "0"], "a number of seconds from 1e-6"),
         (["gpt3-175b-h100-768", "--measured", "none.csv"], "no such file"),
         (["gpt3-175b-h100-768", "--trace", "none"], "no such file"),
         (["gpt3-175b-h100-768", "--step-time", "1", "--trace", "x"], "Give one of"),

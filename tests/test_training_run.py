@@ -416,6 +416,7 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
     [
         (["--deadline", "0"], "days above 0"),
         (["--deadline", "nan"], "days above 0"),
+        (["--level", "-1"], "`-1` must be a share from 0 to 1"),
         (["--interval", "20"], "longer interval"),
         (["--interval", "1e9", "--restart", "1e9"], "save checkpoints more often"),
         (["--failures", "llama-33"], "llama-3"),

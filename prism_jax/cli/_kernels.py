@@ -68,7 +68,7 @@ def _variability() -> Output:
 @command(
     "--progress",
     how={
-        "--seconds": number(0, "seconds, 0 to 1e9"),
+        "--seconds": number(0, "a number of seconds from 0 to 1e9"),
         "--with": {"dest": "library", "choices": ("jax", "torch"), "default": "jax"},
         "--out": REQUIRED,
     },

@@ -19,7 +19,7 @@ from ._values import count, number, tokens, whole
 _COSTS = ("interval", "blocking", "background", "restart", "repair", "evaluation")
 # Equally likely quantiles of the expected error.
 _LEVELS = (np.arange(51) + 0.5) / 51
-_SECONDS = number(0, "seconds from 0 to 1e9")
+_SECONDS = number(0, "a number of seconds from 0 to 1e9")
 
 
 @command(
@@ -28,13 +28,13 @@ _SECONDS = number(0, "seconds from 0 to 1e9")
         "--samples": (count, 8192),
         "--steps": count,
         "--tokens": tokens,
-        "--deadline": number(1e-9, "days above 0, up to 1e9"),
+        "--deadline": number(1e-9, "a number of days above 0, up to 1e9"),
         "--failures": (str, "llama-3"),
-        "--age": number(0, "years from 0 to 1e9"),
+        "--age": number(0, "a number of years from 0 to 1e9"),
         **{f"--{name}": _SECONDS for name in _COSTS},
         "--spares": whole(0),
         "--find-slow": _SECONDS,
-        "--autocorrelation": number(1, "steps from 1 to 1e9"),
+        "--autocorrelation": number(1, "a number of steps from 1 to 1e9"),
         "--level": number(0, "a share from 0 to 1"),
         "--runs": (count, 100_000),
     },

@@ -81,7 +81,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 def number(least: float, meaning: str) -> Callable[[str], float]:
     """Reads numbers from `least` to 1e9."""
-    return reader(float, lambda x: least <= x <= 1e9, f"a number of {meaning}")
+    return reader(float, lambda x: least <= x <= 1e9, meaning)
 
 
 count = whole(1)
