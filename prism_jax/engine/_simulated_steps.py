@@ -102,8 +102,9 @@ def simulated_steps(
     with working():
         run = sampled(prepare(program, key), num_samples, like and like.run)
         other = unlike and (prepare(unlike[0], key), unlike[1])
-    # Each sample is drawn, then decides steps.
-    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance, interruptible():
+    # Each sample is drawn, then decides steps; unlike ones, too, are drawn.
+    total = (2 if other is None else 3) * num_samples
+    with progress_bar(total, progress, "steps", "sample") as advance, interruptible():
         return steps_of_run(run, num_samples, other, advance)
 
 
