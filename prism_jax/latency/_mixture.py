@@ -18,17 +18,16 @@ from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
 _MAX_STEPS = 120
 
 
-def _shares(weights: Array, ndim: int) -> Array:
-    """The normalised weight of each component, `(components, ...)`, for values of `ndim` axes."""
-    shares = jnp.moveaxis(weights / jnp.sum(weights, axis=-1, keepdims=True), -1, 0)
-    return jnp.expand_dims(shares, tuple(range(1, 2 + ndim - shares.ndim)))
+def _shares(weights: Array) -> list[Array]:
+    """The normalised weight of each component."""
+    total = jnp.sum(weights, axis=-1)
+    return [weights[..., i] / total for i in range(weights.shape[-1])]
 
 
-def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[Array, Array]:
+def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[list, list]:
     """The score of `x` under each component, and its derivative with respect to `x`."""
     pairs = [jax.jvp(c.to_normal, (x,), (jnp.ones_like(x),)) for c in components]
-    scores, slopes = map(jnp.stack, zip(*pairs, strict=True))
-    return scores, slopes
+    return [score for score, _ in pairs], [slope for _, slope in pairs]
 
 
 def _log_density(score: Array) -> Array:
@@ -36,25 +35,28 @@ def _log_density(score: Array) -> Array:
     return log_density(jnp.clip(score, -1e3, 1e3))
 
 
-def _largest(shares: Array, logs: Array) -> Array:
+def _largest(shares: list[Array], logs: list[Array]) -> Array:
     """The largest of the components that have a share."""
-    return jax.lax.stop_gradient(jnp.max(jnp.where(shares > 0, logs, -1e30), axis=0))
+    values = [jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)]
+    return jax.lax.stop_gradient(ft.reduce(jnp.maximum, values))
 
 
-def _log_tail(shares: Array, scores: Array, sign: Array | float) -> Array:
+def _log_tail(shares: list[Array], scores: list[Array], sign: Array | float) -> Array:
     """The logarithm of the distribution (sign 1) or survival (sign -1) function."""
-    logs = log_ndtr(sign * scores)
+    logs = [log_ndtr(sign * score) for score in scores]
     top = _largest(shares, logs)
-    return top + jnp.log(jnp.sum(shares * jnp.exp(jnp.minimum(logs - top[None], 80.0)), axis=0))
+    terms = (w * jnp.exp(jnp.minimum(l - top, 80.0)) for w, l in zip(shares, logs, strict=True))
+    return top + jnp.log(sum(terms, jnp.zeros_like(top)))
 
 
 @eqx.filter_custom_jvp
 def _solve(mixture: "Mixture", z: Array) -> Array:
     """The quantile of score `z`, by Newton's method inside a bracket."""
+    shares = _shares(mixture.weights)
     # Under each component, the quantile of the mixture lies on one side of the component's own.
-    own = jnp.stack([c.from_normal(z) for c in mixture.components])
-    low, high = jnp.min(own, axis=0), jnp.max(own, axis=0)
-    shares = jnp.broadcast_to(_shares(mixture.weights, z.ndim), own.shape)
+    own = [c.from_normal(z) for c in mixture.components]
+    low, high = ft.reduce(jnp.minimum, own), ft.reduce(jnp.maximum, own)
+    low, high, z, *shares = jnp.broadcast_arrays(low, high, z, *shares)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
     target = log_ndtr(sign * z)
     eps = float(jnp.finfo(z.dtype).eps)
@@ -66,10 +68,12 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
     def advance(state):
         x, low, high, last, active, step = state
         scores, slopes = _scores(mixture.components, x)
-        log_p = _log_tail(shares, scores, sign[None])
+        log_p = _log_tail(shares, scores, sign)
         error = sign * (log_p - target)
-        dense = jnp.exp(jnp.clip(_log_density(scores) - log_p[None], -80.0, 80.0))
-        density = jnp.sum(shares * dense * slopes, axis=0)
+        density = sum(
+            w * jnp.exp(jnp.clip(_log_density(s) - log_p, -80.0, 80.0)) * d
+            for w, s, d in zip(shares, scores, slopes, strict=True)
+        )
         new_low = jnp.where(error < 0, x, low)
         new_high = jnp.where(error < 0, high, x)
         rising = density > 0
@@ -97,17 +101,20 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
 def _(primals, tangents):
     (mixture, z), (mixture_dot, z_dot) = primals, tangents
     x = _solve(mixture, z)
-    shares = _shares(mixture.weights, z.ndim)
+    shares = _shares(mixture.weights)
     scores, slopes = _scores(mixture.components, x)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
     # Densities, over the largest of them so that none underflows.
-    rising = slopes > 0
-    logs = _log_density(scores) + jnp.log(jnp.where(rising, slopes, 1.0))
-    top = _largest(shares, jnp.where(rising, logs, -1e30))
+    logs = [
+        jnp.where(d > 0, _log_density(s) + jnp.log(jnp.where(d > 0, d, 1.0)), -1e30)
+        for s, d in zip(scores, slopes, strict=True)
+    ]
+    top = _largest(shares, logs)
     dense = top > -1e29
     top = jnp.where(dense, top, 0.0)
-    parts = jnp.exp(jnp.clip(_log_density(scores) - top[None], -1e4, 80.0))
-    density = jnp.where(dense, jnp.sum(shares * parts * slopes, axis=0), 1.0)
+    parts = [jnp.exp(jnp.clip(_log_density(s) - top, -1e4, 80.0)) for s in scores]
+    density = sum(w * p * d for w, p, d in zip(shares, parts, slopes, strict=True))
+    density = jnp.where(dense, density, 1.0)
 
     def per_density(tangent, weight):
         return jnp.where(dense, weight * tangent / density, 0.0)
@@ -116,11 +123,14 @@ def _(primals, tangents):
     if z_dot is not None:
         out = out + per_density(z_dot, jnp.exp(jnp.minimum(log_density(z) - top, 80.0)))
     if mixture_dot.weights is not None:
-        weigh = ft.partial(_shares, ndim=z.ndim)
-        share_dots = jax.jvp(weigh, (mixture.weights,), (mixture_dot.weights,))[1]
-        tails = jnp.exp(jnp.minimum(log_ndtr(sign[None] * scores) - top[None], 80.0))
-        out = out - per_density(jnp.sum(share_dots * tails, axis=0), sign)
-    probabilities, eps = jnp.exp(log_ndtr(sign[None] * scores)), float(jnp.finfo(x.dtype).eps)
+        share_dots = jax.jvp(_shares, (mixture.weights,), (mixture_dot.weights,))[1]
+        for share_dot, score in zip(share_dots, scores, strict=True):
+            tail = sign * jnp.exp(jnp.minimum(log_ndtr(sign * score) - top, 80.0))
+            out = out - per_density(share_dot, tail)
+    probabilities, eps = (
+        [jnp.exp(log_ndtr(sign * s)) for s in scores],
+        float(jnp.finfo(x.dtype).eps),
+    )
     for i, (c, c_dot) in enumerate(zip(mixture.components, mixture_dot.components, strict=True)):
         # A component without spread at this score: the mixture moves along with it.
         own, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
@@ -201,31 +211,26 @@ class Mixture(AbstractLatency):
         return _solve(self, jnp.broadcast_to(z, broadcast_batch(z.shape, self.batch_shape)))
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
-        x = jnp.asarray(x, self.dtype)
-        x = jnp.broadcast_to(x, broadcast_batch(x.shape, self.batch_shape))
-        shares = _shares(self.weights, x.ndim)
-        scores = jnp.stack([component.to_normal(x) for component in self.components])
+        shares = _shares(self.weights)
+        scores = [component.to_normal(x) for component in self.components]
         return score_of_tails(_log_tail(shares, scores, 1.0), _log_tail(shares, scores, -1.0))
 
-    def _of_each(self, moment: str) -> Float[Array, "components ..."]:
-        shape = self.batch_shape
-        return jnp.stack([jnp.broadcast_to(getattr(c, moment)(), shape) for c in self.components])
-
-    def _mean_of(self, values: Float[Array, "components ..."]) -> Float[Array, "..."]:
+    def _mean_of(self, values: list[Array]) -> Array:
         """The mean over the components of a value of each."""
-        return jnp.sum(_shares(self.weights, len(self.batch_shape)) * values, axis=0)
+        shares = _shares(self.weights)
+        return ft.reduce(jnp.add, [w * x for w, x in zip(shares, values, strict=True)])
 
     def mean(self) -> Float[Array, "..."]:
-        return self._mean_of(self._of_each("mean"))
+        return self._mean_of([c.mean() for c in self.components])
 
     def variance(self) -> Float[Array, "..."]:
-        apart = self._of_each("mean") - self.mean()[None]
-        return self._mean_of(self._of_each("variance") + apart**2)
+        mean = self.mean()
+        return self._mean_of([c.variance() + (c.mean() - mean) ** 2 for c in self.components])
 
     def third_moment(self) -> Float[Array, "..."]:
-        apart = self._of_each("mean") - self.mean()[None]
-        variance, third = self._of_each("variance"), self._of_each("third_moment")
-        return self._mean_of(third + apart * (3.0 * variance + apart**2))
+        mean = self.mean()
+        apart = [(c, c.mean() - mean) for c in self.components]
+        return self._mean_of([c.third_moment() + d * (3.0 * c.variance() + d**2) for c, d in apart])
 
     def rules(self) -> tuple[Rule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:

@@ -87,16 +87,15 @@ class AbstractParametric(AbstractLatency):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        held = vars(self).values()
-        shapes = [x.batch_shape if isinstance(x, AbstractLatency) else x.shape for x in held]
-        return broadcast_batch(*shapes)
+        held = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return broadcast_batch(
+            *(x.batch_shape if isinstance(x, AbstractLatency) else x.shape for x in held)
+        )
 
     def rules(self) -> tuple[Rule, ...]:
-        return tuple(
-            Rule(field.name, getattr(self, field.name), _RULES[rule], rule)
-            for field in dataclasses.fields(self)
-            if (rule := field.metadata.get("allowed"))
-        )
+        parameters = (field for field in dataclasses.fields(self) if "allowed" in field.metadata)
+        allowed = ((field.name, field.metadata["allowed"]) for field in parameters)
+        return tuple(Rule(name, getattr(self, name), _RULES[rule], rule) for name, rule in allowed)
 
 
 def check(latency: AbstractLatency) -> None:
