@@ -165,11 +165,11 @@ def steps_that_look(
     # Whether no other replica than the slowest ends last at any sink that decides a step.
     slowest_decides = sinks.number == 1 or bool((sinks.reduction.value < 0).all())
     looks = min(_LOOKS, replicas)
-    while True:
-        steps = steps_of(looks)
-        if slowest_decides or np.mean(steps.of("last")) <= _LAST:
-            return steps, looks
+    steps = steps_of(looks)
+    while not slowest_decides and looks < replicas and np.mean(steps.of("last")) > _LAST:
         looks = min(_MORE * looks, replicas)
+        steps = steps_of(looks)
+    return steps, looks
 
 
 def pool_of(
