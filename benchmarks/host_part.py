@@ -26,8 +26,8 @@ from prism_jax.step import _pool
 
 
 _REPLICAS, _STEPS = (1, 64, 1024), 20_000_000
-_JOB, _STEPS_OF_JOB = "gpt3-175b-h100-4096", 4_000_000
-_REPEATS, _FEW = 3, 4096
+_JOB, _STEPS_OF_JOB = "gpt3-175b-h100-4096", 200_000
+_REPEATS, _FEW = 9, 4096
 _given: dict[Any, Any] = {}  # What functions gave.
 
 

@@ -76,13 +76,14 @@ class AbstractOfOneReplica(AbstractSampling):
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
         # Chunks stand one after the other and share tiles, for some are short.
-        first_ids, numbers = np.array([(mine.first, mine.replicas) for mine in draws]).T
+        first_ids, numbers = np.array([(chunk.first, chunk.replicas) for chunk in draws]).T
         ends = np.cumsum(numbers)
-        to_ids = first_ids - (ends - numbers)
+        to_ids = (first_ids - (ends - numbers)).astype(np.uint32)
 
         def inputs(first, count):
-            place = np.arange(first, first + count)
-            return ((place + to_ids[np.searchsorted(ends, place, side="right")]).astype(np.uint32),)
+            of_chunks = np.diff(np.clip(ends, first, first + count), prepend=first)
+            places = np.arange(first, first + count, dtype=np.uint32)
+            return (places + np.repeat(to_ids, of_chunks),)
 
         shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
         for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
