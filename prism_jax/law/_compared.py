@@ -6,14 +6,14 @@ import msgspec
 
 
 class AbstractCompared:
-    """A dataclass whose instances are equal if their fields are, as texts: in these, all figures
-    that are not known are alike.
+    """A dataclass whose instances are equal if all their fields are, bit by bit: a figure that is
+    not known equals another, and is neither infinite nor zero.
     """
 
     def __eq__(self, other: object) -> bool:
-        return _text(self) == _text(other) if type(other) is type(self) else NotImplemented
+        return _bits(self) == _bits(other) if type(other) is type(self) else NotImplemented
 
 
-def _text(record) -> bytes:
+def _bits(record) -> bytes:
     fields = {x.name: getattr(record, x.name) for x in dataclasses.fields(record) if x.compare}
-    return msgspec.json.encode(fields, enc_hook=lambda array: array.tolist())
+    return msgspec.msgpack.encode(fields, enc_hook=lambda array: array.tolist())
