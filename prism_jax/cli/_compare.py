@@ -18,12 +18,12 @@ from .._summary import GIB, Column, Table, picked, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
-from ._values import changes_of, count, objective, points, shard, tokens
+from ._values import changes_of, objective, points, shard, tokens, whole
 
 
 @command(
     "--objective RANDOM --over --allow-oom --tokens --price",
-    how={"jobs": {"nargs": "+"}, "--samples": (count, 16_384), "--parameters": tokens},
+    how={"jobs": {"nargs": "+"}, "--samples": (whole(32), 16_384), "--parameters": tokens},
 )
 def compare(args: Args) -> Output:
     """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.

@@ -18,7 +18,7 @@ from . import _load
 from ._compare import check_cost, ranked
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
-from ._values import changes_of, count, duration, objective, percentage, points, values
+from ._values import changes_of, count, duration, objective, percentage, points, values, whole
 
 
 @command(
@@ -27,7 +27,7 @@ from ._values import changes_of, count, duration, objective, percentage, points,
         "--gpus": {**REQUIRED, "type": count},
         "--top": (count, 20),
         "--batch": count,
-        "--samples": (count, 16_384),
+        "--samples": (whole(32), 16_384),
         "--by": {"default": "simulation", "choices": ("simulation", "mean")},
         "--budget": (duration, 120.0),
         "--memory-margin": (percentage, 0.05),

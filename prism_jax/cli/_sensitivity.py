@@ -12,12 +12,12 @@ from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
-from ._values import count, named_factor, objective, quantile
+from ._values import count, named_factor, objective, quantile, whole
 
 
 @command(
     "job RANDOM --allow-oom --objective --top",
-    how={"--samples": (count, 8192), "--shapley": (str, "")},
+    how={"--samples": (whole(32), 8192), "--shapley": (str, "")},
     csv=True,
 )
 def sensitivity(args: Args) -> Output:
@@ -202,7 +202,7 @@ def timeline(args: Args) -> Output:
     return Output(result, [_load.header(job, program), text])
 
 
-@command("SIMULATED", csv=True)
+@command("SIMULATED", how={"--samples": (whole(32), 65_536)}, csv=True)
 def whatif(args: Args) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
 
@@ -212,6 +212,7 @@ def whatif(args: Args) -> Output:
     --link NAME:F...  a link of the cluster has F times less bandwidth
     --kernel KIND:F...  a kind of kernel takes F times as long, such as all_gather:0.8
     --change KEY=VALUE...  a key of the job, such as schedule.virtual_stages=6
+    --samples N  steps to simulate of each (65536)
 
     example: prism-jax whatif gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8
     """
