@@ -57,6 +57,7 @@ def _error(arguments, capsys) -> str:
         (["simulate", "JOB", "--samples=-5"], "`-5` must be a whole number of at least 1"),
         (["simulate", "JOB", "--samples", "nan"], "`nan` must be a whole number of at least 1"),
         (["simulate", "JOB", "--samples", "1.5"], "`1.5` must be a whole number of at least 1"),
+        (["whatif", "JOB", "--samples", "31"], "`31` must be a whole number of at least 32"),
         (["simulate", "JOB", "--seed", "x"], "`x` must be a whole number"),
         (["simulate", "JOB", "--set", "layout.dq=4"], "did you mean `.*dp`"),
         (["simulate", "JOB", "--set", "layout.dp"], "layout.dp"),
