@@ -143,19 +143,19 @@ def layers_of(model: Model) -> tuple[Part, ...]:
     make = ft.cache(ft.partial(make_module, model))
     if model.layers is None:
         return (Part((make("attention"), make("mlp"))),) * model.num_layers
-    found: list[Part] = []
+    parts: list[Part] = []
     for layer in model.layers:
         sizes = layer.sequence_length, layer.hidden_size, layer.frozen
         part = Part(tuple(map(make, layer.modules)), True, *sizes, norms=layer.norms or ())
-        found += [part] * layer.repeat
-    if any(after.frozen and not before.frozen for before, after in it.pairwise(found)):
+        parts += [part] * layer.repeat
+    if any(after.frozen and not before.frozen for before, after in it.pairwise(parts)):
         raise ValueError(
             "`model.layers` has a frozen layer behind one that is trained, which needs gradients "
             "from it; put frozen layers first."
         )
     return tuple(
-        part._replace(modules=tuple(one.of_layer(number) for one in part.modules))
-        for number, part in enumerate(found)
+        part._replace(modules=tuple(module.of_layer(number) for module in part.modules))
+        for number, part in enumerate(parts)
     )
 
 
@@ -210,13 +210,13 @@ def recomputed(
     left = sum(count for _, count in parts) if training.recompute in ("by-op", "full") else 0
     if training.recompute == "full" and training.recompute_method == "block":
         left = training.recompute_layers
-    found = []
+    runs = []
     for part, count in parts:
         again = min(left, count) if part.is_layer else 0
         left -= again
-        found += [(part, again, True)] * (again > 0)
-        found += [(part, count - again, False)] * (count > again or not again)
-    return tuple(found)
+        runs += [(part, again, True)] * (again > 0)
+        runs += [(part, count - again, False)] * (count > again or not again)
+    return tuple(runs)
 
 
 def total_parameters(model: Model, parts: Parts, *, frozen: bool = False) -> Parameters:

@@ -122,7 +122,7 @@ class Branches(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not all(self.communication) or not self.communication:
             raise ValueError("Branches need at least one collective; without one, give kernels.")
-        if self.within and (self.compute or any(_nests(one) for one, _ in self.within)):
+        if self.within and (self.compute or any(_nests(segment) for segment, _ in self.within)):
             raise ValueError(
                 "Branches have either `compute` or a block `within` them, in which no block is "
                 "within branches again; leave one out."
@@ -185,8 +185,8 @@ class Segment(msgspec.Struct, frozen=True):
             )
 
 
-def _nests(one: Segment) -> bool:
-    return any(branches.within for branches in one.branches)
+def _nests(segment: Segment) -> bool:
+    return any(branches.within for branches in segment.branches)
 
 
 Segments = list[Segment]  # In order.
@@ -273,6 +273,6 @@ class Workload(msgspec.Struct, frozen=True):
     def reduce_scatter(self) -> tuple[Block, ...]:
         """For each pipeline rank, all collectives that reduce its gradients."""
         return tuple(
-            tuple(part for one in reductions for part in one.kernels)
+            tuple(part for reduction in reductions for part in reduction.kernels)
             for reductions in self.reductions
         )

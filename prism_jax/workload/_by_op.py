@@ -26,11 +26,11 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
     """Of the segments of a layer's forward, what runs again. What tensor- and context-parallel
     ranks gather for a product, they gather in the backward anyway.
     """
-    kept, made = _dealt(costs, part)
+    kept, remade = _dealt(costs, part)
     if not kept:
         return segments
     # The last product is gone already, if it may be.
-    products = {result.of for result in (*kept, *made)}
+    products = {result.of for result in (*kept, *remade)}
 
     def without_products(whole: Segment) -> Segment:
         counts: Counter[Kernel] = Counter()
@@ -42,7 +42,7 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
         again = last and (last.kind, last.group) in (("all_reduce", "tp"), ("all_gather", "etp"))
         return Segment(tuple(counts.items()), last if again else None, members=whole.members)
 
-    products_again = (result.again for result in made if result.again)
+    products_again = (result.again for result in remade if result.again)
     return [*map(without_products, segments), segment(products_again)]
 
 

@@ -138,9 +138,11 @@ class Costs(msgspec.Struct, frozen=True):
         """The dtype of the weights that operators see: float32 with autocast, or 16 bits, also if
         these are gathered from shards in float32.
         """
-        how = self.training
-        narrow = how.zero == 3 and how.gather_dtype != "fp32" and self.group("dp").size > 1
-        return "fp32" if how.weights == "fp32" and not narrow else "bf16"
+        training = self.training
+        narrow = (
+            training.zero == 3 and training.gather_dtype != "fp32" and self.group("dp").size > 1
+        )
+        return "fp32" if training.weights == "fp32" and not narrow else "bf16"
 
     @property
     def residual_bytes(self) -> int:
@@ -237,8 +239,8 @@ class Costs(msgspec.Struct, frozen=True):
         """
         dtype = self.training.dtype if dtype is None else dtype
         flop = 2 * batch * m * n * k
-        made = 8 if added else self.activation_bytes
-        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + made * m * n)
+        result_bytes = 8 if added else self.activation_bytes
+        num_bytes = batch * (_DTYPE_BYTES[dtype] * (m * k + k * n) + result_bytes * m * n)
         on = self.cluster.device, self.kernels, parts
         mean = compute_latency("gemm", dtype, flop, num_bytes, *on)
         sizes = map(math.ceil, (m, n, k) if batch == 1 else (batch, m, n, k))
@@ -265,8 +267,8 @@ class Costs(msgspec.Struct, frozen=True):
         matrices = [self.linear(tokens, width, inputs, name=name) for width in outputs if width]
         summed = self.move_values("elementwise", (len(matrices) + 1) * tokens * inputs)
         whole = _joined(matrices, 0.0, summed.mean if len(matrices) > 1 else 0.0)
-        made = [result for matrix in matrices for result in matrix.results]
-        results = tuple(msgspec.structs.replace(result, of=whole.forward) for result in made)
+        results = [result for matrix in matrices for result in matrix.results]
+        results = tuple(msgspec.structs.replace(result, of=whole.forward) for result in results)
         return msgspec.structs.replace(whole, results=results)
 
     def linear(
@@ -307,8 +309,8 @@ class Costs(msgspec.Struct, frozen=True):
         added = self.move("elementwise", values * (5 * size * outputs + drop)).mean
         back = self.move("elementwise", values * (size * (2 * outputs + 3 * inputs) + drop)).mean
         joined = _joined([base, down, up], added, back)
-        made = Result(size * values * outputs, joined.forward, joined.forward)
-        return msgspec.structs.replace(joined, results=(made,))
+        result = Result(size * values * outputs, joined.forward, joined.forward)
+        return msgspec.structs.replace(joined, results=(result,))
 
     def attention(
         self,
@@ -334,10 +336,10 @@ class Costs(msgspec.Struct, frozen=True):
         narrow = self.training.dtype != self.base_dtype
         variants = ["fp8"] if self.training.fp8_attention and narrow else []
         # On Blackwell, which FlashAttention 2 was not written for, PyTorch takes cuDNN's kernel.
-        others = ["cudnn"] if self.training.attention == "flash-2" else []
+        fallbacks = ["cudnn"] if self.training.attention == "flash-2" else []
         if self.kernels.operators is not None:
             variants.append("masked-" * masked + ("64" if head_size <= 64 else "128"))
-        variants += [self.training.attention, *others]
+        variants += [self.training.attention, *fallbacks]
         tables = (*(f"{kind}-{variant}" for variant in variants), kind)
         measured = (name for name in tables if self.kernels.find_efficiency(name, self.base_dtype))
         return next(measured, "attention")
@@ -429,12 +431,12 @@ class Costs(msgspec.Struct, frozen=True):
         """
         whole, pieces = self.collective(kind, num_bytes, self.group("tp")), self.layout.tp
 
-        def some(count: int) -> Kernel:
+        def of_pieces(count: int) -> Kernel:
             size = whole.size.replace(f"{num_bytes}B", f"{num_bytes * count // pieces}B", 1)
             size += f", {count} of {pieces} pieces"
             return msgspec.structs.replace(whole, size=size, mean=whole.mean * count / pieces)
 
-        return some(1), self.beside([gemm], some(pieces - 1))
+        return of_pieces(1), self.beside([gemm], of_pieces(pieces - 1))
 
     def send_recv(self, sender: int, receiver: int) -> Kernel:
         """The send_recv of the activations, or their gradients, of a microbatch between two

@@ -80,7 +80,8 @@ def _row(kernels: Iterable[Kernel]) -> Block:
 
 def _kernels(costs: Costs, held: Held) -> list[Kernel]:
     """The collectives that reduce the gradients of some parameters."""
-    return [kernel for one in shared(costs, held) for kernel in scattered(costs, *one)]
+    reduced = shared(costs, held)
+    return [kernel for number, group in reduced for kernel in scattered(costs, number, group)]
 
 
 def _of_embedding(costs: Costs, stages: Stages, rank: int) -> list[Kernel]:
@@ -171,7 +172,7 @@ def tail(costs: Costs, stages: Stages, forward: tuple[Block, ...]) -> Block:
     if training.forward_only:
         return block([(host, 1)])
     of_ranks = [stages.held_by_rank(rank) for rank in range(costs.layout.pp)]
-    shards_of = [sharded_parameters(costs, sum_held(one)) for one in of_ranks]
+    shards_of = [sharded_parameters(costs, sum_held(of_rank)) for of_rank in of_ranks]
     shard = max(shards_of)
     segments = []
     if training.optimizer == "adam":

@@ -175,7 +175,9 @@ def _operators_of(costs: Costs, listed: Listed) -> list[Operator]:
         operators = _in_residual(costs, listed, operators)
     if costs.training.adapters is None:
         return operators
-    return [one._replace(trained=one.name.startswith("adapter")) for one in operators]
+    return [
+        operator._replace(trained=operator.name.startswith("adapter")) for operator in operators
+    ]
 
 
 def _in_residual(costs: Costs, listed: Listed, operators: list[Operator]) -> list[Operator]:
@@ -199,7 +201,9 @@ def _kernels(costs: Costs, operator: Operator, phase: _Phase) -> Iterator[Kernel
 
 
 def _of_all_weights(costs: Costs, operators: Iterable[Operator]) -> Iterator[Kernel]:
-    return it.chain.from_iterable(_of_weights(costs, one) for one in operators if one.trained)
+    return it.chain.from_iterable(
+        _of_weights(costs, operator) for operator in operators if operator.trained
+    )
 
 
 def _of_weights(costs: Costs, operator: Operator) -> Iterator[Kernel]:

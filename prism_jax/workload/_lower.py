@@ -92,7 +92,9 @@ def _blocks(costs: Costs, stages: Stages, phase: str, *, back: bool = False) -> 
         whole = row_of_units(costs, runs[::-1] if back else runs, then=then)
         if phase == "W":
             return whole
-        passes = [(launched_units(costs, parts, back=one), one) for one in (False, True)]
+        passes = [
+            (launched_units(costs, parts, back=backward), backward) for backward in (False, True)
+        ]
         return whole + host_waits(costs, passes[: 1 + back])[-1]
 
     return tuple(map(block_of, stages.parts))
@@ -117,11 +119,11 @@ def _with_received(
     """The blocks of all stages, each after `received`. Equal stages still share a block."""
     joined: dict[tuple[Block, int], Block] = {}
 
-    def of_stage(stage: int, one: Block) -> Block:
+    def of_stage(stage: int, block: Block) -> Block:
         first = received(costs, stages, stage, step)
-        return joined.setdefault((first, id(one)), first + one) if first else one
+        return joined.setdefault((first, id(block)), first + block) if first else block
 
-    return tuple(of_stage(stage, one) for stage, one in enumerate(blocks))
+    return tuple(of_stage(stage, block) for stage, block in enumerate(blocks))
 
 
 def _limited(
@@ -132,7 +134,7 @@ def _limited(
     if kernels.constant_share is None:
         return costs
     means = [sum(pair) for pair in zip(block_means(forward), block_means(backward), strict=True)]
-    ranks = (sum(means[one] for one in stages.of_rank(r)) for r in range(costs.layout.pp))
+    ranks = (sum(means[stage] for stage in stages.of_rank(r)) for r in range(costs.layout.pp))
     most = kernels.constant_share * costs.schedule.num_microbatches * max(ranks)
     kernels = msgspec.structs.replace(kernels, constant_s=min(kernels.constant_s, most))
     return msgspec.structs.replace(costs, kernels=kernels)

@@ -99,7 +99,9 @@ def held_by_stages(job: Costs, stage_to_rank: Sequence[int]) -> tuple[Sizes, ...
 def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     """The memory of a stage."""
     training = costs.training
-    (held, tables), (frozen, fixed) = (_held(costs, parts, frozen=one) for one in (False, True))
+    (held, tables), (frozen, fixed) = (
+        _held(costs, parts, frozen=is_frozen) for is_frozen in (False, True)
+    )
     runs = recomputed(parts, training)
     sizes_of = {part: _kept(part.costs(costs), listed(costs, part)) for part, _ in parts}
     num_layers = sum(count for part, count, _ in runs if part.is_layer)
@@ -129,13 +131,13 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     # A layer's backward needs gradients, about as many as the activations that a module
     # keeps, and the buffers of that module.
     wide = replace(costs, training=replace(training, narrow_inputs=False, adapters=None))
-    gradients = (
+    of_modules = (
         sum(module.activations(part.costs(wide)).values()) + module.buffers(part.costs(costs))
         for part, _, _ in runs
         for module in listed(costs, part).modules
         if part.is_layer
     )
-    most = max(gradients, default=0.0)
+    most = max(of_modules, default=0.0)
     logits = kept.get("logits", 0.0)
     of_head = max((sizes.get("logits", 0.0) for sizes in sizes_of.values()), default=0.0)
     # What the loss needs is gone when the gradients of the layers are computed. Of several heads
@@ -165,20 +167,20 @@ def _stage_memory(costs: Costs, parts: Parts) -> StageMemory:
     copied = static.pop("copied", 0.0)
     # PyTorch's own gradients are freed after a step (`zero_grad`), Megatron-LM's have buffers.
     freed = training.zero == 3 or training.plain
-    made = static.pop("gradients", 0.0) if freed else 0.0
+    gradients = static.pop("gradients", 0.0) if freed else 0.0
     value = 4 if training.forward_only else 8  # A value of a table, and its one moment.
     # Those of frozen tables are in float32, too.
     # FSDP shards what adapters leave as it is; in fp8 this has a transpose, too.
     resharded = training.adapters and training.zero == 3 and training.reshard_after_forward
     size = 4 if training.plain and training.weights == "fp32" else costs.activation_bytes
     stays = size * (sharded_parameters(costs, frozen) if resharded else sum(frozen)) + 4 * fixed
-    others = {"tables": value * tables, "frozen": stays}
+    static |= {"tables": value * tables, "frozen": stays}
     if training.forward_only:
         kept, backward, closing, summed, offloaded = {}, {}, {}, 0.0, 0.0
         # Until the next layer: what a layer, or an end, would keep, of that which would keep most.
         forward = {**max(sizes_of.values(), key=total, default={}), "gathered": whole}
     peaks = (forward, backward, closing)
-    return StageMemory(static | others, kept, *peaks, made, copied, summed, offloaded)
+    return StageMemory(static, kept, *peaks, gradients, copied, summed, offloaded)
 
 
 def _static(costs: Costs, held: Held) -> Sizes:
@@ -223,8 +225,10 @@ def _held(costs: Costs, parts: Parts, *, frozen: bool) -> tuple[Held, float]:
     most of them; of what is trained, or of what is `frozen`, of which each replica has all.
     """
     parameters = total_parameters(costs.model, parts, frozen=frozen)
-    modules = (one for part, _ in parts if part.frozen or not frozen for one in part.modules)
-    shares = (one.fullest(costs.layout.ep) for one in modules if isinstance(one, EmbeddingBags))
+    modules = (module for part, _ in parts if part.frozen or not frozen for module in part.modules)
+    shares = (
+        module.fullest(costs.layout.ep) for module in modules if isinstance(module, EmbeddingBags)
+    )
     return held_of(parameters, costs.layout), parameters.tables * sum(shares)
 
 

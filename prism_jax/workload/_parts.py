@@ -23,19 +23,19 @@ def row(kernels: Iterable[Kernel]) -> Row:
     return tuple(Counter(kernels).items())
 
 
-def without(kernels: Row, one: Kernel) -> Row:
+def without(kernels: Row, kernel: Kernel) -> Row:
     """A row in which one kernel runs one time fewer."""
     counts = Counter(dict(kernels))
-    counts[one] -= 1
+    counts[kernel] -= 1
     return tuple((+counts).items())
 
 
 def without_end(segments: Segments, product: Kernel) -> Segments:
     """The segments of a module before its last product, with which its output is scattered."""
-    *rest, last = segments
+    *before, last = segments
     if product in dict(last.kernels):
-        return [*rest, Segment(without(last.kernels, product), None, last.branches)]
-    return [*rest, Segment(last.kernels, None, last.branches[:-1])]
+        return [*before, Segment(without(last.kernels, product), None, last.branches)]
+    return [*before, Segment(last.kernels, None, last.branches[:-1])]
 
 
 def block(parts: Iterable[tuple[Segments, int]]) -> Block:
@@ -46,22 +46,24 @@ def block(parts: Iterable[tuple[Segments, int]]) -> Block:
     counts: Counter[Segment] = Counter()
     loose: Counter[Kernel] = Counter()
     for segments, times in parts:
-        for one in segments:
-            if times == 0 or not (one.kernels or one.collective or one.branches or one.before):
+        for segment in segments:
+            if times == 0 or not (
+                segment.kernels or segment.collective or segment.branches or segment.before
+            ):
                 continue
-            if not closes(one):
-                for kernel, count in one.kernels:
+            if not closes(segment):
+                for kernel, count in segment.kernels:
                     loose[kernel] += count * times
             else:
-                counts[one] += times
+                counts[segment] += times
     if loose:
         counts[Segment(tuple(loose.items()))] += 1
     return tuple(counts.items())
 
 
-def closes(one: Segment) -> bool:
+def closes(segment: Segment) -> bool:
     """Whether members of a segment wait for one another."""
-    return bool(one.collective or one.branches or one.members)
+    return bool(segment.collective or segment.branches or segment.members)
 
 
 def until_all(parts: Iterable[tuple[Segments, int]], last: Segment) -> Segments:
@@ -69,7 +71,7 @@ def until_all(parts: Iterable[tuple[Segments, int]], last: Segment) -> Segments:
     members wait: those of smaller groups do not wait for one another before.
     """
     inner = block([*parts, ([Segment(last.kernels)], 1)])
-    if not any(closes(one) for one, _ in inner):
+    if not any(closes(segment) for segment, _ in inner):
         kernels = inner[0][0].kernels if inner else ()
         return [msgspec.structs.replace(last, kernels=kernels)]
     wait = Segment((), last.collective, (), last.members, inner)
@@ -79,34 +81,36 @@ def until_all(parts: Iterable[tuple[Segments, int]], last: Segment) -> Segments:
     return [msgspec.structs.replace(wait, collective=None), own]
 
 
-def rows_of(one: Segment) -> Iterator[tuple[Row, bool]]:
+def rows_of(segment: Segment) -> Iterator[tuple[Row, bool]]:
     """The rows of kernels of a segment, and whether each is run by every member by itself."""
-    yield one.kernels, True
-    yield from _rows_of_block(one.before)
-    for branches in one.branches:
+    yield segment.kernels, True
+    yield from _rows_of_block(segment.before)
+    for branches in segment.branches:
         yield branches.compute, True
         yield from _rows_of_block(branches.within)
         for communication in branches.communication:
             yield communication, False
-    if one.collective is not None:
-        yield ((one.collective, 1),), False
+    if segment.collective is not None:
+        yield ((segment.collective, 1),), False
 
 
 def _rows_of_block(parts: Block) -> Iterator[tuple[Row, bool]]:
-    for one, times in parts:
-        for kernels, by_member in rows_of(one):
+    for segment, times in parts:
+        for kernels, by_member in rows_of(segment):
             yield tuple((kernel, count * times) for kernel, count in kernels), by_member
 
 
 def block_mean(parts: Block) -> float:
     """The latency of a block of constant kernels, in seconds."""
-    return sum((times * _segment_mean(one) for one, times in parts), start=0.0)
+    return sum((times * _segment_mean(segment) for segment, times in parts), start=0.0)
 
 
 def block_means(blocks: Sequence[Block]) -> tuple[float, ...]:
     """`block_mean` of each, computed once for a block that stages share, as most do."""
-    means = {key: block_mean(one) for key, one in {id(one): one for one in blocks}.items()}
-    return tuple(means[id(one)] for one in blocks)
+    means = {
+        key: block_mean(block) for key, block in {id(block): block for block in blocks}.items()
+    }
+    return tuple(means[id(block)] for block in blocks)
 
 
 def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
@@ -115,30 +119,30 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
     """
     compute: defaultdict[str, float] = defaultdict(float)
     exposed: defaultdict[str, float] = defaultdict(float)
-    for one, times in parts:
-        for kernels in (one.kernels, *(branches.compute for branches in one.branches)):
+    for segment, times in parts:
+        for kernels in (segment.kernels, *(branches.compute for branches in segment.branches)):
             for kernel, count in kernels:
                 compute[kernel.kind] += times * count * _mean(kernel)
-        for inner in (one.before, *(branches.within for branches in one.branches)):
+        for inner in (segment.before, *(branches.within for branches in segment.branches)):
             for total, of_inner in zip((compute, exposed), split_mean(inner), strict=True):
                 for name, seconds in of_inner.items():
                     total[name] += times * seconds
-        for branches in one.branches:
+        for branches in segment.branches:
             longest = max(branches.communication, key=_row_mean)
             left = _branches_mean(branches) - _compute_mean(branches)
             exposed[longest[0][0].group] += times * left
-        if one.collective:
-            exposed[one.collective.group] += times * _mean(one.collective)
+        if segment.collective:
+            exposed[segment.collective.group] += times * _mean(segment.collective)
     return compute, exposed
 
 
-def _segment_mean(one: Segment) -> float:
+def _segment_mean(segment: Segment) -> float:
     mean = (
-        _row_mean(one.kernels)
-        + block_mean(one.before)
-        + (_mean(one.collective) if one.collective else 0.0)
+        _row_mean(segment.kernels)
+        + block_mean(segment.before)
+        + (_mean(segment.collective) if segment.collective else 0.0)
     )
-    return mean + sum(map(_branches_mean, one.branches))
+    return mean + sum(map(_branches_mean, segment.branches))
 
 
 def _branches_mean(branches: Branches) -> float:

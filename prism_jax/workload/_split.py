@@ -63,10 +63,10 @@ class Stages(msgspec.Struct, frozen=True):
     def num_frozen(self) -> int:
         """How many of the first stages have nothing that is trained, and so no backward."""
         trained = (not all(part.frozen for part, _ in parts) for parts in self.parts)
-        return next((stage for stage, one in enumerate(trained) if one), len(self.parts))
+        return next((stage for stage, trains in enumerate(trained) if trains), len(self.parts))
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
-        return tuple(stage for stage, one in enumerate(self.rank) if one == rank)
+        return tuple(stage for stage, holder in enumerate(self.rank) if holder == rank)
 
     def held_by_rank(self, rank: int) -> tuple[Held, ...]:
         """The parameters that one GPU of a pipeline rank holds of each of its stages."""
@@ -80,7 +80,7 @@ def deal(job: Costs, stage_to_rank: Sequence[int]) -> Stages:
     layers = layers_of_stages(job.model, job.layout, schedule)
     apart = stage_to_rank[0] != stage_to_rank[-1]
     parts = parts_of_stages(job.model, layers, apart, job.training.adapters)
-    held = ft.cache(lambda one: held_of(total_parameters(job.model, one), job.layout))
+    held = ft.cache(lambda stage: held_of(total_parameters(job.model, stage), job.layout))
     # Most stages are equal.
     return Stages(layers, parts, tuple(map(held, parts)), tuple(stage_to_rank), group)
 
@@ -98,18 +98,18 @@ def layers_of_stages(model: Model, layout: Layout, schedule: ScheduleConfig) -> 
     if schedule.layers_per_stage == "auto":
         return balanced_layers(model, stages)
     if schedule.layers_per_stage is not None:
-        given = schedule.layers_per_stage
-        if len(given) != stages:
+        layers = schedule.layers_per_stage
+        if len(layers) != stages:
             raise ValueError(
-                f"`schedule.layers_per_stage` has {len(given)} entries, but there are {product} "
+                f"`schedule.layers_per_stage` has {len(layers)} entries, but there are {product} "
                 "stages; give one for each."
             )
-        if sum(given) != model.num_layers:
+        if sum(layers) != model.num_layers:
             raise ValueError(
-                f"`schedule.layers_per_stage` adds up to {sum(given)}, but "
+                f"`schedule.layers_per_stage` adds up to {sum(layers)}, but "
                 f"`model.num_layers` is {model.num_layers}; change one of them."
             )
-        return given
+        return layers
     first, last = schedule.embedding_counts_as_layer, schedule.head_counts_as_layer
     total = model.num_layers + first + last
     if not (first or last) and balances(model.num_layers, stages):
@@ -130,9 +130,11 @@ def _how_to_divide(layers: int, stages: int) -> str:
     keys = ("embedding_counts_as_layer", "head_counts_as_layer")
     counted = {2: "both", 1: "one"}.get(-layers % stages)
     if counted and stages > 1 and layers >= stages - 2:
-        both = " and ".join(f"`schedule.{key} = true`" for key in keys)
-        said = f"set {both}, as in Megatron-LM" if counted == "both" else f"set one of {both}"
-        return f'{said}, or `schedule.layers_per_stage = "auto"`'
+        settings = " and ".join(f"`schedule.{key} = true`" for key in keys)
+        advice = (
+            f"set {settings}, as in Megatron-LM" if counted == "both" else f"set one of {settings}"
+        )
+        return f'{advice}, or `schedule.layers_per_stage = "auto"`'
     return 'use a divisor, or `schedule.layers_per_stage = "auto"`'
 
 
@@ -150,11 +152,11 @@ def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
     ends = np.append(0.0, np.cumsum(layers))
     besides = [*[0.0] * (stages - 1), last]  # The work of a stage besides that of its layers.
     most = best = np.where(ends == 0, 0.0, np.inf)
-    for one in besides:
-        most = _least_of_most(most, ends, one)
+    for extra in besides:
+        most = _least_of_most(most, ends, extra)
     limit = most[-1] * (1 + 1e-9)
     choices = []
-    for stage, one in enumerate(besides):
+    for stage, extra in enumerate(besides):
         # Ends that the stages up to this one can reach, and from which the others reach the last.
         behind = (stages - 1 - stage) * limit - sum(besides[stage + 1 :])
         low = np.searchsorted(ends, ends[-1] - behind * (1 + 1e-9))
@@ -162,8 +164,8 @@ def balanced_layers(model: Model, stages: int) -> tuple[int, ...]:
         before, best, choice = best, np.full(len(ends), np.inf), np.zeros(len(ends), int)
         for a in range(low, high, _ROWS):
             b = min(a + _ROWS, int(high))
-            first = np.searchsorted(ends, ends[a] + one - limit)
-            work = ends[a:b, None] - ends[first:b] + one
+            first = np.searchsorted(ends, ends[a] + extra - limit)
+            work = ends[a:b, None] - ends[first:b] + extra
             fits = (work <= limit) & (ends[a:b, None] >= ends[first:b])
             total = before[first:b] + np.where(fits, work**2, np.inf)
             choice[a:b] = first + np.argmin(total, axis=1)
@@ -203,8 +205,11 @@ def check_split(model: Model, layout: Layout, schedule: ScheduleConfig, training
     _check_widths(model, layout)
     parts = layout.cp * (layout.tp if training.sequence_parallel else 1)
     own = (layer.sequence_length or parts for layer in model.layers or ())
-    lengths = {"training": (training.sequence_length,), "model.layers": own}
-    for where, length in ((where, one) for where, found in lengths.items() for one in found):
+    lengths = [
+        ("training", training.sequence_length),
+        *(("model.layers", length) for length in own),
+    ]
+    for where, length in lengths:
         if length % parts != 0:
             degrees = "tp*cp" if training.sequence_parallel else "cp"
             raise ValueError(

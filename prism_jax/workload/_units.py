@@ -174,7 +174,7 @@ def row_of_units(
     ranks = costs.expert_ranks or 1
     if not meets and ranks > _worker(costs):
         # Units without experts, whose ranks wait at the exchange after them.
-        dense = [part for part in parts if not any(one.members == ranks for one in part[0])]
+        dense = [part for part in parts if not any(segment.members == ranks for segment in part[0])]
         experts = [part for part in parts if part not in dense]
         parts = [*experts, (until_all(dense, segment([], members=ranks)), 1)]
     if not meets and overlaps_layers(costs.training):
@@ -191,13 +191,13 @@ def _beside(costs: Costs, before: Unit, unit: Unit, after: Unit) -> Iterator[Seg
     hidden = (after.gathers if ahead else ()) + (before.reductions if behind else ())
     streams = [stream for stream in (hidden, unit.copies) if stream]
     if not (ahead and before.segments):
-        yield from (segment([], one) for one in unit.gathers)
+        yield from (segment([], collective) for collective in unit.gathers)
     if streams:
         yield costs.beside_block(block([(unit.segments, 1)]), *streams)
     else:
         yield from unit.segments
     if not (behind and after.segments):
-        yield from (segment([], one) for one in unit.reductions)
+        yield from (segment([], collective) for collective in unit.reductions)
 
 
 def _until_met(costs: Costs, unit: Unit, meets: bool) -> Segments:
@@ -231,8 +231,8 @@ def _in_lines(costs: Costs) -> int:
     schedule, ranks = costs.schedule, costs.layout.pp
     if costs.training.optimizer_instances > 1:
         return _every(costs)
-    others = schedule.num_microbatches * schedule.virtual_stages - 1
-    return round(_every(costs) * ((ranks + others) / (ranks**0.5 + others)) ** 2)
+    forwards = schedule.num_microbatches * schedule.virtual_stages - 1
+    return round(_every(costs) * ((ranks + forwards) / (ranks**0.5 + forwards)) ** 2)
 
 
 def _worker(costs: Costs) -> int:

@@ -114,30 +114,30 @@ class Attention(AbstractPairModule):
 
     def adapted(self, model: Model) -> dict[str, Parameters]:
         hidden, (queries, keys, values, gate, out) = model.hidden_size, self._widths(model)
-        made = queries + gate + (keys + values if self.context_length is None else 0)
-        return {"linear_qkv": Parameters(hidden + made), "linear_proj": Parameters(out + hidden)}
+        outputs = queries + gate + (keys + values if self.context_length is None else 0)
+        return {"linear_qkv": Parameters(hidden + outputs), "linear_proj": Parameters(out + hidden)}
 
     def linears(self, costs: Costs) -> list[Linear]:
         tokens, (queries, keys, values, gate, out) = costs.tokens, self.widths_of_rank(costs)
-        hidden, made = costs.model.hidden_size, (queries + gate, keys, values)
-        made = made if self.context_length is None else made[:1]
-        first = costs.linears(tokens, made, hidden, "linear_qkv", joined=self.joined_products)
+        hidden, outputs = costs.model.hidden_size, (queries + gate, keys, values)
+        outputs = outputs if self.context_length is None else outputs[:1]
+        first = costs.linears(tokens, outputs, hidden, "linear_qkv", joined=self.joined_products)
         last = costs.linear(tokens, hidden, out, name="linear_proj")
         return [first, last, *self._of_context(costs)]
 
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         core, of_context = self.core(costs), self._of_context(costs)
         if backward:
-            made = [*made, *self._gated(costs, 5)]
-            segments, left = run_core(costs, core, made, backward=True)
+            kernels = [*kernels, *self._gated(costs, 5)]
+            segments, left = run_core(costs, core, kernels, backward=True)
             left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
-            left += [kernel for one in of_context for kernel in gradients(one, weights)]
+            left += [kernel for linear in of_context for kernel in gradients(linear, weights)]
             return segments, [*left, *cast_gradient(costs, self._made(costs))]
-        made = [*made, *(one.forward for one in of_context)]
-        made += [*self._norms(costs, 2), *self._rotary(costs)]
-        segments, left = run_core(costs, core, made, backward=False)
+        kernels = [*kernels, *(linear.forward for linear in of_context)]
+        kernels += [*self._norms(costs, 2), *self._rotary(costs)]
+        segments, left = run_core(costs, core, kernels, backward=False)
         *_, out = self.widths_of_rank(costs)
         return segments, [*left, *self._gated(costs, 3), *cast(costs, costs.tokens * out)]
 
@@ -160,7 +160,7 @@ class Attention(AbstractPairModule):
         )
         biased = self.bias if self.qkv_bias is None else self.qkv_bias
         last_biased = self.bias if self.proj_bias is None else self.proj_bias
-        made = [width for width in (queries + gate, keys, values) if width]
+        outputs = [width for width in (queries + gate, keys, values) if width]
         separate = costs.training.separate_products and not self.joined_products
         heads = {"q": tokens * queries, "k": tokens * keys}
         # Transformers makes a mask for a window, which no kernel for causal attention takes.
@@ -174,7 +174,7 @@ class Attention(AbstractPairModule):
             core = core._replace(masked=True, causal=False, window=None, kv_heads=core.num_heads)
         return [
             *matrices(
-                costs, made if separate else (sum(made),), hidden, "linear_qkv", biased=biased
+                costs, outputs if separate else (sum(outputs),), hidden, "linear_qkv", biased=biased
             ),
             *[Operator("joined", heads)] * (not separate),
             # Values stay in what one matrix made; so do queries and keys that are not rotated.
@@ -196,8 +196,8 @@ class Attention(AbstractPairModule):
 
     def results(self, costs: Costs) -> list[Result]:
         first, last, *of_context = self.linears(costs)
-        made = [result for linear in (first, *of_context) for result in linear.results]
-        return [*made, *self.core(costs).results(costs), *closed(costs, last)]
+        results = [result for linear in (first, *of_context) for result in linear.results]
+        return [*results, *self.core(costs).results(costs), *closed(costs, last)]
 
     def buffers(self, costs: Costs) -> float:
         return core_buffers(costs, self.core(costs))
@@ -210,8 +210,8 @@ class Attention(AbstractPairModule):
         value_size = self.value_head_size or size
         keys, values = (n * self.kv_heads for n in (size, value_size))
         gate = heads * (1 if self.output_gate == "per_head" else value_size)
-        made = keys * (self.kv_matrices > 0), values * (self.kv_matrices > 1)
-        return heads * size, *made, gate * bool(self.output_gate), heads * value_size
+        keys, values = keys * (self.kv_matrices > 0), values * (self.kv_matrices > 1)
+        return heads * size, keys, values, gate * bool(self.output_gate), heads * value_size
 
     def widths_of_rank(self, costs: Costs) -> tuple[int, ...]:
         """The same on one rank."""

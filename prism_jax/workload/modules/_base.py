@@ -46,9 +46,9 @@ class Parameters(NamedTuple):
     def total(self) -> int:
         return sum(self)
 
-    def plus(self, other: "Parameters", times: int = 1) -> "Parameters":
+    def plus(self, addend: "Parameters", times: int = 1) -> "Parameters":
         """The sum with `times` another."""
-        return Parameters(*(a + times * b for a, b in zip(self, other, strict=True)))
+        return Parameters(*(a + times * b for a, b in zip(self, addend, strict=True)))
 
 
 def closed(costs: Costs, last: Linear) -> list[Result]:
@@ -191,21 +191,21 @@ class AbstractPairModule(AbstractModule):
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         first, last, *_ = self.linears(costs)
-        made = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
-        segments, left = self.between(costs, made, backward=False)
-        rest = [*segments, *close_module(costs, [*left, last.forward], last.forward)]
-        return open_module(costs, before, first.forward, rest)
+        kernels = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
+        segments, left = self.between(costs, kernels, backward=False)
+        segments = [*segments, *close_module(costs, [*left, last.forward], last.forward)]
+        return open_module(costs, before, first.forward, segments)
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         first, last, *_ = self.linears(costs)
         again = self.forward(costs, []) if costs.recomputes(self.kind) else []
         if again and costs.training.recompute_early_stop:
             again = without_end(again, last.forward)
-        made = cast_gradient(costs, costs.tokens * costs.model.hidden_size)
-        made += gradients(last, weights)
-        segments, left = self.between(costs, made, backward=True, weights=weights)
-        rest = [*segments, *close_backward(costs, left, first, weights)]
-        return [*again, *open_module(costs, before, last.dgrad, rest)]
+        kernels = cast_gradient(costs, costs.tokens * costs.model.hidden_size)
+        kernels += gradients(last, weights)
+        segments, left = self.between(costs, kernels, backward=True, weights=weights)
+        segments = [*segments, *close_backward(costs, left, first, weights)]
+        return [*again, *open_module(costs, before, last.dgrad, segments)]
 
     def backward_weight(self, costs: Costs) -> Segments:
         return weight_gradients(costs, *self.linears(costs))
@@ -216,13 +216,13 @@ class AbstractPairModule(AbstractModule):
 
     @abc.abstractmethod
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         """What runs between the two matrices.
 
         **Arguments:**
 
-        - `made`: the kernels of the matrix before, which is the last one in the backward.
+        - `kernels`: those of the matrix before, which is the last one in the backward.
         - `weights`: as in `backward`.
         """
 
@@ -235,11 +235,13 @@ class AbstractSampleModule(AbstractModule):
     in_residual = False
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        products = [one.forward for one in self.linears(costs)]
+        products = [linear.forward for linear in self.linears(costs)]
         return [segment([*before, *products, *self.moved(costs, backward=False)])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
-        products = (kernel for one in self.linears(costs) for kernel in gradients(one, weights))
+        products = (
+            kernel for linear in self.linears(costs) for kernel in gradients(linear, weights)
+        )
         return [segment([*before, *self.moved(costs, backward=True), *products])]
 
     def backward_weight(self, costs: Costs) -> Segments:
@@ -292,9 +294,9 @@ def make_module(model: Model, name: str) -> AbstractModule:
             own = (f"{where}.{field}" for field in fields)
             raise ValueError(unknown_name("key", f"{where}.{key}", own))
     shared = {key: getattr(model, key, None) for key in fields}
-    given = {key: value for key, value in shared.items() if value is not None} | table
+    values = {key: value for key, value in shared.items() if value is not None} | table
     try:
-        made = msgspec.convert(given, known[kind])
+        module = msgspec.convert(values, known[kind])
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         missing = message.removeprefix("Object missing required field `")
@@ -306,18 +308,18 @@ def make_module(model: Model, name: str) -> AbstractModule:
             ) from None
         key = f"{where}.{path.rstrip('`')}" if path else where
         raise ValueError(f"the key `{quoted(key)}` cannot be used: {quoted(message)}.") from None
-    _check_inner(table, made, where)
-    return made
+    _check_inner(table, module, where)
+    return module
 
 
-def _check_inner(given: Any, made: Any, where: str) -> None:
+def _check_inner(table: Any, module: Any, where: str) -> None:
     """Raises a `ValueError` for an unknown key of a table within the table of a module."""
-    if isinstance(given, Mapping) and dataclasses.is_dataclass(made):
-        own = [f"{where}.{field.name}" for field in dataclasses.fields(made)]
-        for key, value in given.items():
+    if isinstance(table, Mapping) and dataclasses.is_dataclass(module):
+        own = [f"{where}.{field.name}" for field in dataclasses.fields(module)]
+        for key, value in table.items():
             if f"{where}.{key}" not in own:
                 raise ValueError(unknown_name("key", f"{where}.{key}", own))
-            _check_inner(value, getattr(made, key), f"{where}.{key}")
-    elif isinstance(given, Sequence) and isinstance(made, tuple):
-        for i, both in enumerate(zip(given, made, strict=True)):
-            _check_inner(*both, f"{where}[{i}]")
+            _check_inner(value, getattr(module, key), f"{where}.{key}")
+    elif isinstance(table, Sequence) and isinstance(module, tuple):
+        for i, pair in enumerate(zip(table, module, strict=True)):
+            _check_inner(*pair, f"{where}[{i}]")

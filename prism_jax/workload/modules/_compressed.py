@@ -85,9 +85,9 @@ class CompressedAttention(AbstractPairModule):
     def linears(self, costs: Costs) -> Sequence[Linear]:
         tokens, hidden, tp = costs.tokens, costs.model.hidden_size, costs.layout.tp
         width, groups = self.num_heads * self.head_size, self.num_output_groups // tp
-        made = (self.q_lora_rank, self.head_size, self._pooled(self.head_size))
+        outputs = (self.q_lora_rank, self.head_size, self._pooled(self.head_size))
         return [
-            costs.linears(tokens, made, hidden),
+            costs.linears(tokens, outputs, hidden),
             costs.linear(tokens, hidden, groups * self.output_rank),
             costs.linear(tokens, width // tp, self.q_lora_rank),
             costs.linear(tokens, self.output_rank, width // tp // groups, groups=groups),
@@ -95,7 +95,7 @@ class CompressedAttention(AbstractPairModule):
         ]
 
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         _, _, queries, narrowed, *index_linears = self.linears(costs)
         tokens, latent, cores = costs.tokens, self.q_lora_rank + self.head_size, self._cores(costs)
@@ -110,12 +110,12 @@ class CompressedAttention(AbstractPairModule):
         norms = [costs.move_values("norm", (3 if backward else 2) * size) for size in sizes]
         if backward:
             again = [queries.forward] * costs.recomputes("mla_up_proj")
-            left = [*again, *made, *gradients(narrowed, weights), turned, *core]
+            left = [*again, *kernels, *gradients(narrowed, weights), turned, *core]
             for index in self._indexer():
                 left += index.gradients(costs, cores[-1], weights)
             left += [turned, *norms, *gradients(queries, weights), *[pool] * (pooled > 0)]
             return [], [*left, *cast_gradient(costs, tokens * self._made)]
-        left = [*made, queries.forward, *norms, turned, *[pool] * (pooled > 0)]
+        left = [*kernels, queries.forward, *norms, turned, *[pool] * (pooled > 0)]
         left += [linear.forward for linear in index_linears]
         for index in self._indexer():
             left += index.scores(costs, cores[-1], backward=False)

@@ -26,8 +26,8 @@ def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int
     """
     pixels, dtype = costs.tokens, costs.base_dtype
     weights = size**2 * inputs * outputs
-    flop, each = 2 * pixels * weights, costs.activation_bytes
-    images = each * pixels * (stride**2 * inputs + outputs)
+    flop, value_bytes = 2 * pixels * weights, costs.activation_bytes
+    images = value_bytes * pixels * (stride**2 * inputs + outputs)
     measured = costs.kernels.find_efficiency("convolution", dtype) is not None
     table, on = "convolution" if measured else "gemm", (costs.cluster.device, costs.kernels)
     batch = costs.training.microbatch_size
@@ -38,7 +38,7 @@ def convolve(costs: Costs, outputs: int, inputs: int, size: int = 3, stride: int
         return Kernel("convolution", f"{name} {phase}", mean, flop=flop)
 
     # The gradients of weights are added in float32.
-    return Linear(kernel("forward", each), kernel("dgrad", each), kernel("wgrad", 8))
+    return Linear(kernel("forward", value_bytes), kernel("dgrad", value_bytes), kernel("wgrad", 8))
 
 
 def normed(
@@ -150,15 +150,17 @@ class ResNetBlock(AbstractSampleModule):
 
     def linears(self, costs: Costs) -> list[Linear]:
         inputs, outputs = self._channels(costs.model)
-        batch, found = costs.training.microbatch_size, [convolve(costs, outputs, inputs)]
+        batch, linears = costs.training.microbatch_size, [convolve(costs, outputs, inputs)]
         if self.time_size:
-            found.append(costs.linear(batch, outputs, self.time_size, costs.base_dtype))
-        found.append(convolve(costs, outputs, outputs))
-        return found + [convolve(costs, outputs, inputs, 1)] * (inputs != outputs)
+            linears.append(costs.linear(batch, outputs, self.time_size, costs.base_dtype))
+        linears.append(convolve(costs, outputs, outputs))
+        return linears + [convolve(costs, outputs, inputs, 1)] * (inputs != outputs)
 
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         read, written = (costs.tokens * channels for channels in self._channels(costs.model))
-        kernels = [one for n in (read, written) for one in normed(costs, n, backward=backward)]
+        kernels = [
+            kernel for n in (read, written) for kernel in normed(costs, n, backward=backward)
+        ]
         # Halves are joined, or their gradients parted; time is added, and the residual.
         sizes = [2 * read] * bool(self.skip_channels) + [2 * written] * bool(self.time_size)
         return kernels + [costs.move_values("elementwise", n) for n in (*sizes, 3 * written)]

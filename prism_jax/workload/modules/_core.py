@@ -186,15 +186,15 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
     """
     if core.ranks == 1:
         return [], [*before, *core.kernels(costs, backward=backward)]
-    (made, out), how = _values(core), costs.training.cp_comm_type
-    if how == "a2a":
+    (qkv, out), comm_type = _values(core), costs.training.cp_comm_type
+    if comm_type == "a2a":
         # The whole sequence, and some of the heads.
         heads, kv_heads = core.num_heads // core.ranks, core.kv_heads // core.ranks
         own = core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
         kernels = own.kernels(costs, backward=backward)
-        enter, leave = (out, made) if backward else (made, out)
+        enter, leave = (out, qkv) if backward else (qkv, out)
         return _exchanged(costs, before, enter, kernels, leave)
-    if how == "p2p":
+    if comm_type == "p2p":
         steps = [step.kernels(costs, backward=backward) for step in _steps(core)]
         # Keys and values in all steps but the last, their gradients in all but the first.
         last, sends = ([], 2) if backward else (steps.pop(), 1)
@@ -204,7 +204,7 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
         # Without balance, only the last rank has a core as long as this one.
         members = None if core.first is None else costs.layout.tp
         ring = segment(before, None, beside, members=members)
-        sums = costs.move_values("elementwise", 3 * (made if backward else out))
+        sums = costs.move_values("elementwise", 3 * (qkv if backward else out))
         left = [*last, *(core.ranks - 1) * [sums]]  # Adds up the results of the steps.
         return _waited(costs, core, [ring], left)
     gather = segment(before, _over_ranks(costs, core, "all_gather"))
@@ -258,13 +258,13 @@ def check_context(
             f"`window` = {window} leaves the steps of a ring unequal work, which is not known "
             'here; use `training.cp_comm_type` = "all_gather" or "a2a".'
         )
-    other = "p2p" if window is None else "all_gather"
+    fallback = "p2p" if window is None else "all_gather"
     for key, number in heads.items():
         if training.cp_comm_type == "a2a" and number % (layout.tp * layout.cp) != 0:
             raise ValueError(
                 f"`layout.tp`*`layout.cp` = {layout.tp}*{layout.cp} does not divide `model.{key}` "
                 f'= {number}, which `training.cp_comm_type` = "a2a" distributes over the ranks; '
-                f'use a divisor, or "{other}".'
+                f'use a divisor, or "{fallback}".'
             )
 
 
@@ -288,8 +288,8 @@ def _steps(core: Core) -> list[Core]:
     """
     packed = core.packed and core.packed / core.ranks  # Of each sequence a rank has a part.
     own = core._replace(keys=core.queries, first=None, packed=packed, ranks=1)
-    other = own if core.first is None else own._replace(causal=False)
-    return [own, *[other] * (core.ranks - 1)]
+    remote = own if core.first is None else own._replace(causal=False)
+    return [own, *[remote] * (core.ranks - 1)]
 
 
 def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:

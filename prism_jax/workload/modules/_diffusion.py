@@ -97,11 +97,11 @@ class PatchEmbedding(AbstractFirstModule):
         return Parameters(copied=total + (self.num_classes or 0) * hidden)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        return [segment([*before, *(one.forward for one in self._linears(costs))])]
+        return [segment([*before, *(linear.forward for linear in self._linears(costs))])]
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
-        of_patches, *others = self._linears(costs)
-        kernels = (kernel for one in others for kernel in gradients(one, True))
+        of_patches, *linears = self._linears(costs)
+        kernels = (kernel for linear in linears for kernel in gradients(linear, True))
         return [segment([*before, *weights_of(of_patches), *kernels])]
 
     def activations(self, costs: Costs) -> dict[str, float]:
@@ -220,11 +220,11 @@ class StreamBlock(AbstractSampleModule):
         return {"stream": costs.activation_bytes * values, **kept}
 
     def linears(self, costs: Costs) -> list[Linear]:
-        batch, found = costs.training.microbatch_size, []
+        batch, linears = costs.training.microbatch_size, []
         for tokens in self._tokens(costs):
-            found.append(costs.linear(batch, *self._modulation(costs.model), costs.base_dtype))
-            found += [costs.linear(tokens, n, k) for n, k in self._shapes(costs.model)]
-        return found
+            linears.append(costs.linear(batch, *self._modulation(costs.model), costs.base_dtype))
+            linears += [costs.linear(tokens, n, k) for n, k in self._shapes(costs.model)]
+        return linears
 
     def moved(self, costs: Costs, *, backward: bool) -> list[Kernel]:
         values, wide = (costs.tokens * n for n in (costs.model.hidden_size, self.ffn_size))

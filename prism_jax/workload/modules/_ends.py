@@ -77,15 +77,15 @@ class Projection(AbstractModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         linear = self._linear(costs)
         norms = [costs.norm(), costs.norm()]
-        rest = close_module(costs, [linear.forward], linear.forward)
+        segments = close_module(costs, [linear.forward], linear.forward)
         words = Embedding().forward(costs, before)
-        return [*words, *open_module(costs, norms, linear.forward, rest)]
+        return [*words, *open_module(costs, norms, linear.forward, segments)]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         linear = self._linear(costs)
-        rest = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
+        segments = close_backward(costs, [costs.norm(3), costs.norm(3)], linear, weights)
         words = Embedding().backward(costs, [], weights=weights)
-        return [*open_module(costs, before, linear.dgrad, rest), *words]
+        return [*open_module(costs, before, linear.dgrad, segments), *words]
 
     def backward_weight(self, costs: Costs) -> Segments:
         words = Embedding().backward_weight(costs)
@@ -123,7 +123,7 @@ class Head(AbstractModule):
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         tokens, _, vocabulary = self._shape(costs)
-        norm = [*before, costs.norm(), *(one.forward for one in self._transform(costs))]
+        norm = [*before, costs.norm(), *(linear.forward for linear in self._transform(costs))]
         logits = [self._words(costs).forward]
         # In float32: conversion, maximum, subtraction, and the sum of exponentials.
         moved = 14 if costs.training.in_float32 else 20
@@ -140,7 +140,9 @@ class Head(AbstractModule):
         tokens, _, vocabulary = self._shape(costs)
         moved = 8 if costs.training.in_float32 else 10
         loss = [*before, costs.move("loss", moved * tokens * vocabulary)]
-        transform = (one for linear in self._transform(costs) for one in gradients(linear, weights))
+        transform = (
+            kernel for linear in self._transform(costs) for kernel in gradients(linear, weights)
+        )
         segments = close_backward(costs, loss, self._words(costs), weights)
         return [*segments, segment([*transform, costs.norm(3)])]
 

@@ -49,13 +49,15 @@ class GatedDelta(AbstractMixer):
     def sizes(self, model: Model) -> Sizes:
         heads, ((decays, _), (values, _)) = self.num_value_heads, self._gates
         convolved = 2 * self.num_key_heads * self.key_head_size + values
-        made = convolved + heads + sum(gate for gate, rank in self._gates if rank is None)
+        projected = convolved + heads + sum(gate for gate, rank in self._gates if rank is None)
         # Taps, a decay of each head, with a bias of what the gate makes; and the norm of a head.
-        others = Parameters(convolved * self.conv_size + heads + decays, self.value_head_size)
-        return Sizes(made, convolved, values, others, sum(rank or 0 for _, rank in self._gates))
+        parameters = Parameters(convolved * self.conv_size + heads + decays, self.value_head_size)
+        return Sizes(
+            projected, convolved, values, parameters, sum(rank or 0 for _, rank in self._gates)
+        )
 
     def inner(self, tp: int) -> list[tuple[int, int]]:
-        return [(made // tp, rank) for made, rank in self._gates if rank]
+        return [(gate // tp, rank) for gate, rank in self._gates if rank]
 
     def scan(self, costs: Costs) -> list[Kernel]:
         length = min(self.chunk_size, costs.training.sequence_length)

@@ -16,16 +16,16 @@ from .._costs import Costs
 from .._parts import row, segment, without
 
 
-def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel, rest: Segments) -> Segments:
-    """The kernels before a gather, and the rest. In the first segment of the rest, `gemm` may
+def open_module(costs: Costs, kernels: list[Kernel], gemm: Kernel, segments: Segments) -> Segments:
+    """The kernels before a gather, and the segments after it. In the first of these, `gemm` may
     overlap with the pieces of the gather.
     """
     if not costs.splits_sequence:
-        return [segment(kernels), *rest]
-    first, *later = rest
+        return [segment(kernels), *segments]
+    first, *later = segments
     # A product that other pieces run beside already hides none of these.
     if not costs.training.tp_overlap or gemm not in dict(first.kernels):
-        return [segment(kernels, gather_states(costs)), *rest]
+        return [segment(kernels, gather_states(costs)), *segments]
     bare, beside = costs.in_pieces("all_gather", tp_bytes(costs), gemm)
     changed = msgspec.structs.replace(
         first, kernels=without(first.kernels, gemm), branches=(beside, *first.branches)
@@ -74,15 +74,15 @@ def gradients_of_input(
     return [segment(kernels, None, *branches)]
 
 
-def weight_gradients(costs: Costs, inputs: Linear, *others: Linear) -> Segments:
+def weight_gradients(costs: Costs, inputs: Linear, *linears: Linear) -> Segments:
     """The phase backward-weight. The input is gathered again beside kernels without it."""
-    of_others, of_inputs = weights_of(*others), weights_of(inputs)
+    of_linears, of_inputs = weights_of(*linears), weights_of(inputs)
     if not (costs.splits_sequence and of_inputs):
-        return [segment([*of_others, *of_inputs])]
+        return [segment([*of_linears, *of_inputs])]
     gather = gather_states(costs)
-    if not (of_others and costs.training.overlap_tp_backward):
-        return [segment(of_others, gather), segment(of_inputs)]
-    return [segment(of_inputs, None, costs.beside(of_others, gather))]
+    if not (of_linears and costs.training.overlap_tp_backward):
+        return [segment(of_linears, gather), segment(of_inputs)]
+    return [segment(of_inputs, None, costs.beside(of_linears, gather))]
 
 
 def gradients(linear: Linear, weights: bool) -> list[Kernel]:

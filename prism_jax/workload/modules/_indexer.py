@@ -63,8 +63,8 @@ class Indexer(NamedTuple):
 
     def gradients(self, costs: Costs, core: Core, weights: bool) -> list[Kernel]:
         """Its backward, with the gradients of its matrices if `weights`."""
-        made = weights_of(*self.linears(costs)) if weights else []
-        return [*self.scores(costs, core, backward=True), *made]
+        kernels = weights_of(*self.linears(costs)) if weights else []
+        return [*self.scores(costs, core, backward=True), *kernels]
 
     def skipped_flop(self, costs: Costs, core: Core) -> float:
         """As in `AbstractModule`."""
@@ -75,5 +75,5 @@ class Indexer(NamedTuple):
 
     def kept(self, costs: Costs) -> float:
         """The bytes that its backward needs: what its matrices make, and which keys are chosen."""
-        made = sum(outputs for outputs, _ in self.shapes(costs.model.hidden_size))
-        return costs.tokens * (costs.activation_bytes * made + 4 * self.top_k)
+        values = sum(outputs for outputs, _ in self.shapes(costs.model.hidden_size))
+        return costs.tokens * (costs.activation_bytes * values + 4 * self.top_k)

@@ -41,7 +41,7 @@ class PerLayerInput(AbstractPairModule):
         return [costs.linear(tokens, *shape) for shape in shapes]
 
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         *_, projection = self.linears(costs)
         values = costs.tokens * self.input_size // costs.layout.tp
@@ -50,9 +50,9 @@ class PerLayerInput(AbstractPairModule):
         size = costs.activation_bytes
         rows = costs.move("embedding", (8 + size if backward else 2 * size) * values)
         if backward:
-            left = [*made, scaled, rows, *gradients(projection, weights)]
+            left = [*kernels, scaled, rows, *gradients(projection, weights)]
             return [], [*left, *cast_gradient(costs, values)]
-        return [], [*made, projection.forward, rows, scaled, *cast(costs, values)]
+        return [], [*kernels, projection.forward, rows, scaled, *cast(costs, values)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # The gate before and after its activation, the input, and their product.

@@ -41,9 +41,9 @@ class Mamba(AbstractMixer):
         inner = self.mamba_num_heads * self.mamba_head_size
         convolved = inner + 2 * self.num_groups * self.state_size
         # Taps and biases; decay, skip and step of each head, and the norm before the last matrix.
-        others = convolved * (self.conv_size + 1) + 3 * self.mamba_num_heads + inner
-        made = inner + convolved + self.mamba_num_heads
-        return Sizes(made, convolved, inner, Parameters(others))
+        split = convolved * (self.conv_size + 1) + 3 * self.mamba_num_heads + inner
+        projected = inner + convolved + self.mamba_num_heads
+        return Sizes(projected, convolved, inner, Parameters(split))
 
     def scan(self, costs: Costs) -> list[Kernel]:
         length = min(self.chunk_size, costs.training.sequence_length)

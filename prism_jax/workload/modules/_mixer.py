@@ -18,18 +18,18 @@ class Sizes(NamedTuple):
 
     **Attributes:**
 
-    - `made`: what the first matrix makes and the group splits.
+    - `projected`: what the first matrix makes and the group splits.
     - `convolved`: of those, what the convolution reads.
     - `mixed`: what the scan makes, and the last matrix reads after its gate and norm.
-    - `others`: the parameters besides those of matrices.
+    - `parameters`: the parameters besides those of matrices.
     - `narrow`: what the first matrix makes besides on each rank, for `inner` matrices to read.
     - `summed`: what the tensor-parallel group sums before the scan.
     """
 
-    made: int
+    projected: int
     convolved: int
     mixed: int
-    others: Parameters
+    parameters: Parameters
     narrow: int = 0
     summed: int = 0
 
@@ -69,27 +69,27 @@ class AbstractMixer(AbstractPairModule):
 
     def parameters(self, model: Model) -> Parameters:
         hidden, sizes = model.hidden_size, self.sizes(model)
-        split = hidden * (sizes.made + sizes.mixed) + sum(m * n for m, n in self.inner(1))
-        return sizes.others.plus(Parameters(split, hidden * sizes.narrow))
+        split = hidden * (sizes.projected + sizes.mixed) + sum(m * n for m, n in self.inner(1))
+        return sizes.parameters.plus(Parameters(split, hidden * sizes.narrow))
 
     def linears(self, costs: Costs) -> list[Linear]:
         tp, hidden, width = costs.layout.tp, costs.model.hidden_size, self.sizes(costs.model)
-        shapes = [(width.made // tp + width.narrow, hidden), (hidden, width.mixed // tp)]
+        shapes = [(width.projected // tp + width.narrow, hidden), (hidden, width.mixed // tp)]
         return [costs.linear(costs.tokens, *shape) for shape in (*shapes, *self.inner(tp))]
 
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         width, per_rank = self.sizes(costs.model), costs.tokens / costs.layout.tp
         (_, _, *inner), convolves = self.linears(costs), width.convolved > 0
         if backward:
-            made = [*made, move(costs, 6 * width.mixed)]
+            kernels = [*kernels, move(costs, 6 * width.mixed)]
             # Each product has two gradients; the states are made again.
             scan = [*(3 * self.scan(costs)), *[move(costs, 4 * width.convolved)] * convolves]
             leave = [kernel for linear in inner for kernel in gradients(linear, weights)]
-            leave += cast_gradient(costs, int(per_rank * width.made))
+            leave += cast_gradient(costs, int(per_rank * width.projected))
         else:
-            made = [*made, *(linear.forward for linear in inner)]
+            kernels = [*kernels, *(linear.forward for linear in inner)]
             scan = [*[move(costs, 2 * width.convolved)] * convolves, *self.scan(costs)]
             leave = [move(costs, 3 * width.mixed)]  # Gated and normed.
             leave += cast(costs, int(per_rank * width.mixed))
@@ -97,20 +97,20 @@ class AbstractMixer(AbstractPairModule):
         if width.summed and costs.layout.tp > 1:
             num_bytes = costs.activation_bytes * costs.tokens * width.summed
             sums = costs.collective("all_reduce", num_bytes, costs.group("tp"))
-            segments, made = [segment(made, sums)], []
+            segments, kernels = [segment(kernels, sums)], []
         if costs.layout.cp == 1:
-            return segments, [*made, *scan, *leave]
+            return segments, [*kernels, *scan, *leave]
         size = costs.activation_bytes
         sent = [
             costs.collective("all_to_all", size * int(per_rank * values), costs.group("cp"))
-            for values in (width.made, width.mixed)
+            for values in (width.projected, width.mixed)
         ]
-        return [*segments, segment(made, sent[0]), segment(scan, sent[1])], leave
+        return [*segments, segment(kernels, sent[0]), segment(scan, sent[1])], leave
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # What the first matrix makes, the convolution's output, that of the scan, gated and normed.
         width = self.sizes(costs.model)
-        values = width.made + width.convolved + width.mixed
+        values = width.projected + width.convolved + width.mixed
         size = costs.activation_bytes * values + costs.input_bytes() * width.mixed
         narrow = costs.activation_bytes * width.narrow
         return {self.kind or "mixer": costs.tokens * (size / costs.layout.tp + narrow)}

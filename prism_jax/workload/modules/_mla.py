@@ -95,11 +95,11 @@ class MLA(AbstractModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         down, _, out = self._linears(costs)
         first = [*before, *cast(costs, costs.states), down.forward, self._latent_norms(costs, 2)]
-        core, made = self._core(costs), self._heads(costs)
+        core, kernels = self._core(costs), self._heads(costs)
         for index in self._indexer(costs.model):
-            made += [linear.forward for linear in index.linears(costs)]
-            made += index.scores(costs, core, backward=False)
-        segments, left = run_core(costs, core, made, backward=False)
+            kernels += [linear.forward for linear in index.linears(costs)]
+            kernels += index.scores(costs, core, backward=False)
+        segments, left = run_core(costs, core, kernels, backward=False)
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
         last = [*left, *self._gated(costs, 3), *cast(costs, values), out.forward]
         closing = close_module(costs, last, out.forward)
@@ -124,9 +124,9 @@ class MLA(AbstractModule):
             opening = [segment(before, gather_states(costs))]
             opening += self._gather(costs, []) if again else []
             before = []
-        made = [*before, *kernels]
+        kernels = [*before, *kernels]
         core = self._core(costs)
-        segments, left = run_core(costs, core, made, backward=True)
+        segments, left = run_core(costs, core, kernels, backward=True)
         for index in self._indexer(costs.model):
             left = [*left, *index.gradients(costs, core, weights)]
         inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
@@ -151,10 +151,10 @@ class MLA(AbstractModule):
             up = costs.tokens * heads * (self.query_size + latent + self.value_head_size)
         up += 2 * costs.tokens * heads * self.value_head_size * self.output_gate
         core = self._core(costs)
-        made = output_bytes(costs, costs.tokens * heads * self.value_head_size)
+        output = output_bytes(costs, costs.tokens * heads * self.value_head_size)
         kept = sum(index.kept(costs) for index in self._indexer(costs.model))
         return {
-            "attention": latents + made + size * copied_values(costs, core) + kept,
+            "attention": latents + output + size * copied_values(costs, core) + kept,
             "mla_up_proj": 0 if costs.recomputes("mla_up_proj") else size * up,
             **core.activations(costs),
         }
@@ -162,9 +162,9 @@ class MLA(AbstractModule):
     def results(self, costs: Costs) -> list[Result]:
         down, (queries, keys, *gate), out = self._linears(costs)
         of_queries = down.results[: self.q_lora_rank is not None]  # Or that of both as one.
-        made = [*of_queries, *queries.results, *down.results[len(of_queries) :], *keys.results]
-        made += [result for linear in gate for result in linear.results]
-        return [*made, *self._core(costs).results(costs), *closed(costs, out)]
+        results = [*of_queries, *queries.results, *down.results[len(of_queries) :], *keys.results]
+        results += [result for linear in gate for result in linear.results]
+        return [*results, *self._core(costs).results(costs), *closed(costs, out)]
 
     def skipped_flop(self, costs: Costs) -> float:
         core, indexers = self._core(costs), self._indexer(costs.model)

@@ -54,21 +54,21 @@ class MLP(AbstractPairModule):
 
     def linears(self, costs: Costs) -> tuple[Linear, Linear]:
         tokens, ffn, _ = self._shape(costs)
-        hidden, made = costs.model.hidden_size, [ffn] * gate_factor(self.activation)
+        hidden, outputs = costs.model.hidden_size, [ffn] * gate_factor(self.activation)
         last = costs.linear(tokens, hidden, ffn, name="linear_fc2")
         joined = self.joined_products
-        return costs.linears(tokens, made, hidden, "linear_fc1", joined=joined), last
+        return costs.linears(tokens, outputs, hidden, "linear_fc1", joined=joined), last
 
     def between(
-        self, costs: Costs, made: list[Kernel], *, backward: bool, weights: bool = True
+        self, costs: Costs, kernels: list[Kernel], *, backward: bool, weights: bool = True
     ) -> Open:
         tokens, ffn, width = self._shape(costs)
         if backward:
             # Reads the gradient and the inputs of the activation, writes the inputs' gradient.
             moved = costs.move_values("elementwise", tokens * (ffn + 2 * width))
-            return [], [*made, moved, *cast_gradient(costs, tokens * width)]
+            return [], [*kernels, moved, *cast_gradient(costs, tokens * width)]
         moved = costs.move_values("elementwise", tokens * (width + ffn))
-        return [], [*made, moved, *cast(costs, tokens * ffn)]
+        return [], [*kernels, moved, *cast(costs, tokens * ffn)]
 
     def last_product(self, costs: Costs) -> Kernel | None:
         return self.linears(costs)[1].forward
@@ -76,12 +76,12 @@ class MLP(AbstractPairModule):
     def operators(self, costs: Costs) -> list[Operator]:
         ffn, hidden, gates = self.ffn_size, costs.model.hidden_size, gate_factor(self.activation)
         separate = costs.training.separate_products and not self.joined_products
-        made = (ffn,) * gates if separate else (gates * ffn,)
+        outputs = (ffn,) * gates if separate else (gates * ffn,)
         activation = "swiglu" if gates > 1 else self.activation
         between = {"f": costs.tokens * ffn}
         return [
-            *matrices(costs, made, hidden, "linear_fc1", biased=self.bias),
-            *[Operator("joined-gates", between)] * (gates > len(made)),
+            *matrices(costs, outputs, hidden, "linear_fc1", biased=self.bias),
+            *[Operator("joined-gates", between)] * (gates > len(outputs)),
             Operator(activation, between),
             *matrix(costs, (ffn, hidden), "linear_fc2", biased=self.bias),
         ]

@@ -163,9 +163,9 @@ class MoE(AbstractModule):
         permute = self._permute_to_send(costs)
         route = [*before, router.forward, self._choose(costs)]
         route += [*(linear.forward for linear in to_latents), *permute, *self._counted(costs)]
-        shared = [one for mlp in self.shared for one in mlp.forward(costs, [])]
-        found = self._exchange(costs, route, experts, shared)
-        return [*found, segment([*permute, *(linear.forward for linear in of_latents)])]
+        shared = [segment for mlp in self.shared for segment in mlp.forward(costs, [])]
+        segments = self._exchange(costs, route, experts, shared)
+        return [*segments, segment([*permute, *(linear.forward for linear in of_latents)])]
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
         router, up, down = self._linears(costs)
@@ -191,19 +191,21 @@ class MoE(AbstractModule):
         last = [*permute, self._choose(costs)]
         for linear in (*to_latents, router):
             last += gradients(linear, weights)
-        shared = [one for mlp in self.shared for one in mlp.backward(costs, [], weights=weights)]
+        shared = [
+            segment for mlp in self.shared for segment in mlp.backward(costs, [], weights=weights)
+        ]
         forward: Segments = []
         if costs.recomputes("moe"):
             forward = self.forward(costs, [])
         elif costs.recomputes("shared_experts"):
-            forward = [one for mlp in self.shared for one in mlp.forward(costs, [])]
+            forward = [segment for mlp in self.shared for segment in mlp.forward(costs, [])]
         for linear in of_latents:
             before = [*before, *gradients(linear, weights)]
-        found = self._exchange(costs, [*before, *permute], experts, shared)
-        return [*forward, *found, segment(last)]
+        segments = self._exchange(costs, [*before, *permute], experts, shared)
+        return [*forward, *segments, segment(last)]
 
     def backward_weight(self, costs: Costs) -> Segments:
-        shared = [one for mlp in self.shared for one in mlp.backward_weight(costs)]
+        shared = [segment for mlp in self.shared for segment in mlp.backward_weight(costs)]
         router, *experts = self._linears(costs)
         to_latents, of_latents = self._latents(costs)
         loaded = with_load(weights_of(*experts), self._load(costs))
@@ -257,7 +259,7 @@ class MoE(AbstractModule):
             values, shape = {"w": groups * inputs * outputs}, (inputs, outputs)
             return Operator("experts", values, shape, groups, self.top_k, dtype)
 
-        shared = (one for mlp in self.shared for one in mlp.operators(costs))
+        shared = (operator for mlp in self.shared for operator in mlp.operators(costs))
         return [
             *matrices(costs, (groups + self.shared_gate,), hidden, biased=self.router_bias),
             *(Operator("routing", {**routes, "t": costs.tokens}), Operator("dispatch", copied)),
@@ -284,11 +286,11 @@ class MoE(AbstractModule):
         routed, ffn, width = self._shape(costs)
         hidden, local = costs.model.hidden_size, self.num_experts // costs.layout.ep
         read, scores = self.latent_size or hidden, self.num_experts + self.shared_gate
-        each = routed / local  # On average, of which there may be a part.
+        tokens = routed / local  # On average, of which there may be a part.
         return (
             costs.linear(costs.norm_tokens, scores, hidden, costs.base_dtype),
-            costs.linear(each, width, read, groups=local, name="linear_fc1"),
-            costs.linear(each, read, ffn, groups=local, name="linear_fc2"),
+            costs.linear(tokens, width, read, groups=local, name="linear_fc1"),
+            costs.linear(tokens, read, ffn, groups=local, name="linear_fc2"),
         )
 
     def _latents(self, costs: Costs) -> tuple[list[Linear], list[Linear]]:
@@ -321,7 +323,9 @@ class MoE(AbstractModule):
         (sent,) = with_load([send], load)
         out = [*shared, segment(first, sent, members=ranks)]
         if sent and shared and costs.training.overlap_shared_experts:
-            alone = [kernel for one in shared for kernel, n in one.kernels for _ in range(n)]
+            alone = [
+                kernel for segment in shared for kernel, n in segment.kernels for _ in range(n)
+            ]
             out = [segment(first, None, costs.beside(alone, sent), members=ranks)]
         etp = costs.group("etp")
         if etp.size == 1:

@@ -41,14 +41,14 @@ def norm_name(model: Model) -> str:
 
 
 def matrices(
-    costs: Costs, made: Iterable[int], inputs: int, name: str = "", *, biased: bool
+    costs: Costs, outputs: Iterable[int], inputs: int, name: str = "", *, biased: bool
 ) -> Iterator[Operator]:
     """Matrices that read the same input; `name` is that of their adapters."""
     read = {"x": costs.tokens * inputs}
-    for number, outputs in enumerate(made):
+    for number, width in enumerate(outputs):
         yield from [Operator("shared", read)] * (number > 0)
         yield Operator("input", read)
-        yield from matrix(costs, (inputs, outputs), name, biased=biased, source="input")
+        yield from matrix(costs, (inputs, width), name, biased=biased, source="input")
 
 
 def matrix(

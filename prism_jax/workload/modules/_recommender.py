@@ -26,13 +26,13 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
     """
     m, on = costs.tokens, costs.kernels
     known = costs.linear(m, n, k, costs.base_dtype)
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for kernel, shape in zip(astuple(known)[:3], ((m, n, k), (m, k, n), (k, n, m)), strict=True):
         # Tables are of 16 bits; bf16 is as fast as fp16.
         seconds = gemm_latency(on, "bf16", *shape) if not costs.training.in_float32 else None
         mean = kernel.mean if seconds is None else max(on.compute * seconds, on.floor_s)
-        found.append(replace(kernel, mean=mean, size=f"{kernel.size} short"))
-    return Linear(found[0], found[1], found[2])
+        kernels.append(replace(kernel, mean=mean, size=f"{kernel.size} short"))
+    return Linear(kernels[0], kernels[1], kernels[2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +164,13 @@ def place(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[Shards, ...]:
     with least so far, as by the greedy partitioner of TorchRec's planner.
     """
     shards: list[Shards] = []
-    for one in (table for table in tables if table.sharding != "data_parallel"):
-        parts = 1 if one.sharding == "table_wise" else one.shards or gpus
-        width = 1 / parts if one.sharding == "column_wise" else 1.0
-        shards += [Shards(one.pooling_factor / parts, width, one.rows / parts)] * parts
+    shared = (table for table in tables if table.sharding != "data_parallel")
+    for table in shared:
+        parts = 1 if table.sharding == "table_wise" else table.shards or gpus
+        width = 1 / parts if table.sharding == "column_wise" else 1.0
+        shards += [Shards(table.pooling_factor / parts, width, table.rows / parts)] * parts
     placed = [(0.0, Shards())] * gpus
-    for shard in sorted(shards, key=lambda one: one.looked_up + one.sums, reverse=True):
+    for shard in sorted(shards, key=lambda shard: shard.looked_up + shard.sums, reverse=True):
         total = Shards(*(a + b for a, b in zip(placed[0][1], shard, strict=True)))
         heapq.heapreplace(placed, (total.looked_up + total.sums, total))
     return tuple(shard for _, shard in placed)
@@ -225,18 +226,18 @@ class EmbeddingBags(AbstractFirstModule):
 
     def parameters(self, model: Model) -> Parameters:
         total = self.bottom.parameters(model)
-        for one in self.tables:
-            where = "copied" if one.sharding == "data_parallel" else "tables"
-            total = total.plus(Parameters(**{where: one.rows * model.hidden_size}))
+        for table in self.tables:
+            where = "copied" if table.sharding == "data_parallel" else "tables"
+            total = total.plus(Parameters(**{where: table.rows * model.hidden_size}))
         return total
 
     def fullest(self, gpus: int) -> float:
         """The share of the rows that GPUs share on the GPU with the most."""
-        held = [one.held for one in place(self.tables, gpus)]
+        held = [shard.held for shard in place(self.tables, gpus)]
         return max(held) / (sum(held) or 1)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
-        bottom = [one.forward for one in self.bottom.linears(costs)]
+        bottom = [linear.forward for linear in self.bottom.linears(costs)]
         looked_up, sent, received, whole = self._values(costs)
         # Reads rows in float32, and writes their sums.
         pool = costs.move("embedding", 4 * looked_up + costs.activation_bytes * sent)
@@ -246,7 +247,7 @@ class EmbeddingBags(AbstractFirstModule):
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
         # Without the first, which is the gradient of the features.
-        bottom = [k for one in self.bottom.linears(costs) for k in gradients(one, True)]
+        bottom = [k for linear in self.bottom.linears(costs) for k in gradients(linear, True)]
         # Of each row that was looked up: reads its gradient, the row and its state; writes both.
         size = 16 + costs.activation_bytes
         update = costs.move("embedding", size * self._values(costs)[0])

@@ -29,8 +29,8 @@ class ShortConvolution(AbstractMixer):
 
     def sizes(self, model: Model) -> Sizes:
         hidden = model.hidden_size
-        others = Parameters((self.conv_size + 4 * self.bias) * hidden, hidden * self.bias)
-        return Sizes(3 * hidden, hidden, hidden, others)
+        parameters = Parameters((self.conv_size + 4 * self.bias) * hidden, hidden * self.bias)
+        return Sizes(3 * hidden, hidden, hidden, parameters)
 
     def scan(self, costs: Costs) -> list[Kernel]:
         """The gate before the convolution, in place of a scan."""
@@ -102,8 +102,8 @@ class Mamba1(AbstractMixer):
         inner, ((latent, _), _) = self.inner_size, self.inner(1)
         # A decay of each state; a skip, the biases of step and convolution, and its taps.
         of_value = self.state_size + 3 + self.conv_size
-        others = Parameters(inner * of_value, latent * self.inner_norms)
-        return Sizes(2 * inner, inner, inner, others, summed=latent)
+        parameters = Parameters(inner * of_value, latent * self.inner_norms)
+        return Sizes(2 * inner, inner, inner, parameters, summed=latent)
 
     def inner(self, tp: int) -> list[tuple[int, int]]:
         size = self.inner_size // tp
