@@ -113,8 +113,10 @@ def branch_moments(
         for j in range(1, rows.shape[1]):
             if of_rows is not None:
                 alone = jnp.concatenate([communication, jnp.zeros_like(communication[:1])])
-                own, other = _everywhere(_slopes, alone, rows[:, j], jnp.zeros_like(slowdowns))
-                sway = own[None] * sway + other[None] * of_rows[:, j]
+                by_longest, by_row = _everywhere(
+                    _slopes, alone, rows[:, j], jnp.zeros_like(slowdowns)
+                )
+                sway = by_longest[None] * sway + by_row[None] * of_rows[:, j]
             communication = _longest(communication, rows[:, j])
         if apart:
             ends = with_part(compute, communication[:, :, None], inside[:, :, None], slowdowns)
@@ -232,19 +234,19 @@ def _slopes(numbers: Float[Array, "9"]) -> Float[Array, "2"]:
 
 
 def _longest(
-    one: Float[Array, "3 *shape"], other: Float[Array, "3 *shape"]
+    first: Float[Array, "3 *shape"], second: Float[Array, "3 *shape"]
 ) -> Float[Array, "3 *shape"]:
     """The cumulants of the longer of two latencies that do not slow each other."""
-    alone = jnp.concatenate([one, jnp.zeros_like(one[:1])])
-    return together(alone, other, jnp.zeros((2,), one.dtype))[:3]
+    alone = jnp.concatenate([first, jnp.zeros_like(first[:1])])
+    return together(alone, second, jnp.zeros((2,), first.dtype))[:3]
 
 
-def _quadrature(one, other):
+def _quadrature(figures, figures_2):
     """Weights, and the deviation of each of two from its mean, `(*shape, outer, inner)`. They end
     together where the sum of mean and deviation, times the last figure of each, is equal.
     """
-    mean, std, skewness, part = one
-    mean_2, std_2, skewness_2, part_2 = other
+    mean, std, skewness, part = figures
+    mean_2, std_2, skewness_2, part_2 = figures_2
     dtype = std.dtype
     lead = (1,) * std.ndim
 

@@ -224,8 +224,8 @@ def class_moments(
     if stalls is not None:
         own = collapse.segments @ means * mean_factor(of_members, collapse.members)
         waits = slowest[0, :, len(NODE_SCORES) // 2] - own
-        calls, others = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
-        hides = hidden(stalls, calls, waits[None, :, None], others)
+        calls, peers = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
+        hides = hidden(stalls, calls, waits[None, :, None], peers)
         calls = stalls.kernels @ collapse.class_collectives.T
         none = hidden(stalls, calls, jnp.zeros((1, 1, network.shape[1]), waits.dtype))
     no_part = jnp.zeros_like(slowest[:3, :, :1])

@@ -120,15 +120,15 @@ def slowest_and_others(
     shares = shares if sizes is None else shares ** (1 / sizes[:, None, None])
     shares = below[:, :, None] * shares
     at = jnp.concatenate([nodes, jnp.broadcast_to(scores, (number, len(scores)))], axis=1)
-    others = jax.scipy.special.ndtri(shares).reshape(number, -1)
+    scores_below = jax.scipy.special.ndtri(shares).reshape(number, -1)
     # One call for all: a law without a closed quantile is costly to compile.
-    together = jnp.concatenate([score_of_maximum(at, count), others], axis=1)
+    together = jnp.concatenate([score_of_maximum(at, count), scores_below], axis=1)
     factors = factor(together.reshape(-1)).reshape(together.shape)
     if lines is not None:
         factors = 1 + (factors - 1) / jnp.sqrt(lines)[:, None]
     places = np.cumsum([nodes.shape[1], len(scores)])
-    slowest, at_scores, others = jnp.split(factors.astype(dtype), places, axis=1)
-    return Group(slowest, others.reshape(shares.shape)), at_scores
+    slowest, at_scores, factors_below = jnp.split(factors.astype(dtype), places, axis=1)
+    return Group(slowest, factors_below.reshape(shares.shape)), at_scores
 
 
 def segment_maxima(
@@ -167,8 +167,8 @@ def group_maxima(
 
     def of_regime(regime):
         (mean, variance, third, shared), (apart, *_) = regime
-        each = (mean - apart) / slowest, variance / slowest**2, third / slowest**3
-        first, second, skewed, kept = segment_maxima(*each, group, count)
+        moments = (mean - apart) / slowest, variance / slowest**2, third / slowest**3
+        first, second, skewed, kept = segment_maxima(*moments, group, count)
         return jnp.stack([first + apart, second, skewed, root(kept**2 + shared**2)])
 
     def all_wait(figures):
@@ -184,27 +184,27 @@ def group_maxima(
 def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:
     """The figures of `segment_maxima` for one factor of the slowest GPU."""
     mean, variance, third, count, share, slowest = numbers[:6]
-    each, dtype = numbers[6:], numbers.dtype
+    factors_below, dtype = numbers[6:], numbers.dtype
     std, skewness = shape_of(variance, third)
     # A constant segment is treated as one of tiny spread, so that its derivative is right too.
     spread = jnp.maximum(std, jnp.maximum(1e-6 * mean, 1e-18))  # Padding has no mean.
-    grid = _grid(slowest, each, mean / spread, share)
+    grid = _grid(slowest, factors_below, mean / spread, share)
     # P(a member below A ends after A * (mean + spread * y)), in units of its own spread
-    ratio = (slowest / each)[:, None]
+    ratio = (slowest / factors_below)[:, None]
     score = (ratio - 1) * (mean / spread) + ratio * grid[None, :]
     later_each = _ndtr(-cube_normal_score(score, skewness))
     later = jnp.asarray(_BELOW_WEIGHTS, dtype) @ later_each
     # By logarithms, because the numbers are nearly one in groups of many members.
     later_any = jnp.minimum(later, 1 - jnp.finfo(dtype).eps)
     deciding = share * count
-    others = jnp.exp((deciding - 1) * jnp.log1p(-later_any))
+    none_later = jnp.exp((deciding - 1) * jnp.log1p(-later_any))
     # The slowest GPU is among them, or another member is in its place.
     at_slowest = _ndtr(cube_normal_score(grid, skewness))
-    cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * others
+    cdf = (share * at_slowest + (1 - share) * (1 - later_any)) * none_later
     step = grid[1] - grid[0]
     first, second, _ = moments_of(grid, cdf, step)
     # Whether the slowest GPU decides is the same in all segments, so it skews none of them.
-    _, _, skewed = moments_of(grid, at_slowest * others, step)
+    _, _, skewed = moments_of(grid, at_slowest * none_later, step)
     scale = slowest * std
     kept = _kept(cdf, at_slowest, later_each, later, deciding, share, step)
     return jnp.stack(
@@ -225,12 +225,12 @@ def _ndtr(z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return 0.5 * jax.lax.erfc(-np.sqrt(0.5).astype(z.dtype) * z)
 
 
-def _grid(slowest, others, means, share) -> Float[Array, " points"]:
+def _grid(slowest, factors_below, means, share) -> Float[Array, " points"]:
     """The grid of ends of a segment, in standard deviations from the mean end on the slowest GPU;
     `means` is the mean in this unit. If that GPU may not decide, other GPUs do.
     """
     grid = jnp.asarray(_GRID, means.dtype)
-    before = (1 - jnp.min(others) / slowest) * means
+    before = (1 - jnp.min(factors_below) / slowest) * means
     before = jax.lax.stop_gradient(jnp.where(share < 1, before, 0))
     return grid - before * (grid[-1] - grid) / (grid[-1] - grid[0])
 
@@ -271,9 +271,11 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
 def mean_factor(group: Group, count: Float[Array, "*groups"]) -> Float[Array, "*groups"]:
     """The mean factor of all of `count` members, at the middle node."""
     middle = len(NODE_SCORES) // 2
-    slowest, others = group.slowest[..., middle], group.others[..., middle, :]
+    slowest, factors_below = group.slowest[..., middle], group.others[..., middle, :]
     number = jnp.maximum(count, 1)
-    return (slowest + (number - 1) * (others @ jnp.asarray(_BELOW_WEIGHTS, others.dtype))) / number
+    return (
+        slowest + (number - 1) * (factors_below @ jnp.asarray(_BELOW_WEIGHTS, factors_below.dtype))
+    ) / number
 
 
 def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:

@@ -75,14 +75,14 @@ class Hidden(NamedTuple):
         stalls: Stalls,
         contained: Float[Array, "outer contents"],
         waits: Float[Array, "outer regimes"],
-        others: Float[Array, " outer"] | float = 0.0,
+        peers: Float[Array, " outer"] | float = 0.0,
     ) -> "Hidden":
         """The same of blocks that contain these, at whose end members wait for longer still, also
-        for `others`.
+        for `peers`.
         """
         there = (contained > 0).astype(contained.dtype)
         slack = jnp.einsum("oc,kcr->kor", there, self.slack(stalls)) + waits[None]
-        outer = hidden(stalls, self.calls @ contained.T, slack, others)
+        outer = hidden(stalls, self.calls @ contained.T, slack, peers)
         return outer._replace(pairs=outer.pairs + self.pairs @ contained.T)
 
 
@@ -90,10 +90,10 @@ def hidden(
     stalls: Stalls,
     calls: Float[Array, "kinds contents"],
     slack: Float[Array, "#kinds #contents regimes"],
-    others: Float[Array, " contents"] | float = 0.0,
+    peers: Float[Array, " contents"] | float = 0.0,
 ) -> Hidden:
-    """What slacks hide of stalls, where so many `others` make the same calls before a wait."""
+    """What slacks hide of stalls, where so many `peers` make the same calls before a wait."""
     slack = jnp.maximum(slack, 0)[..., None]
     mean = jnp.mean(jnp.minimum(stalls.sizes[:, None, None, :], slack), axis=-1)
-    pairs = others * (stalls.rates @ calls) ** 2
+    pairs = peers * (stalls.rates @ calls) ** 2
     return Hidden(calls, calls[:, :, None] * mean, pairs[None])
