@@ -79,8 +79,8 @@ def check_plan(program: Program, plan: Plan) -> None:
 
 def _check_laws(program: Program, plan: Plan) -> None:
     """Raises if samples cannot tell the mean of some law, or the dtype does not hold its cubes."""
-    laws, found = all_laws(every_kind(program)), np.asarray(plan.tables.laws)
-    for (name, law), variance in zip(laws.items(), found[1], strict=True):
+    laws, moments = all_laws(every_kind(program)), np.asarray(plan.tables.laws)
+    for (name, law), variance in zip(laws.items(), moments[1], strict=True):
         # What is no number here is computed again, for the law's own scale may be the reason.
         if not variance <= MAX_SPREAD**2 and not (spread := _spread(law)) <= MAX_SPREAD:
             times = f"{spread:.3g}" if spread < math.inf else "over 1e15"
@@ -88,9 +88,9 @@ def _check_laws(program: Program, plan: Plan) -> None:
                 f"The law of the {name} has a standard deviation of {times} times its mean, and "
                 f"samples do not tell the mean beyond {MAX_SPREAD} times; lower its spread."
             )
-    for name, mean in zip(laws, found[0].tolist(), strict=True):
+    for name, mean in zip(laws, moments[0].tolist(), strict=True):
         if name.startswith("residual"):  # Of others, only quantiles matter.
-            check_scale(f"the {name}", mean, found.dtype)
+            check_scale(f"the {name}", mean, moments.dtype)
 
 
 def _spread(law: AbstractLatency) -> float:
@@ -124,9 +124,9 @@ def _check_collapse(program: Program, plan: Plan, kinds: np.ndarray) -> None:
     _, variance, third = laws[:, : len(kinds)]
     mean = np.asarray(program.latencies.mean, np.float64)
     worst = int(np.argmax((inside > 0) * np.abs(third) * mean**3))
-    found = f"{np.abs(skewness).max():.2g}" if finite else f"far above {MAX_SKEWNESS}"
+    largest = f"{np.abs(skewness).max():.2g}" if finite else f"far above {MAX_SKEWNESS}"
     raise ValueError(
-        f"The kernels of a block have a summed latency of skewness {found}, most of it by "
+        f"The kernels of a block have a summed latency of skewness {largest}, most of it by "
         f"`{kinds[worst]}`, whose standard deviation is {np.sqrt(variance[worst]):.2g} times its "
         f"mean, and the collapse of blocks is right up to {MAX_SKEWNESS}; lower this spread, "
         "or describe what is rare and long as stalls."

@@ -51,7 +51,7 @@ class Explicit(AbstractSampling):
         return Chances(np.arange(len(network)), network, np.ones(len(network)), network)
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
-        first, ends = draws[0].first, np.cumsum([mine.steps for mine in draws])
+        first, ends = draws[0].first, np.cumsum([chunk.steps for chunk in draws])
 
         def on_gpus(row):
             return first + row, np.searchsorted(ends, row, side="right")
@@ -77,15 +77,15 @@ def slowest_ends(
         step, replica = np.divmod(np.arange(begin, begin + count), replicas)
         return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
 
-    rest = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
+    pending = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
     shared, size = (without_steps(run.plan), run.key), tiles_of(run.plan)
     for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
         ends, regimes = batch.samples()
-        ends = np.concatenate([rest[0], ends[:, :sinks]])
-        regimes = np.concatenate([rest[1], regimes])
+        ends = np.concatenate([pending[0], ends[:, :sinks]])
+        regimes = np.concatenate([pending[1], regimes])
         steps = len(ends) // replicas
         whole = steps * replicas
-        rest = ends[whole:], regimes[whole:]
+        pending = ends[whole:], regimes[whole:]
         if steps:
             yield ends[:whole].reshape(steps, replicas, -1).max(axis=1), regimes[:whole:replicas]
 
@@ -114,8 +114,10 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     - `num_sets`: at least two.
     - `num_steps`: on each set, with every replica simulated; at least two.
     """
-    found = slowest_ends(run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps))
-    ends, regimes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    batches = slowest_ends(
+        run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps)
+    )
+    ends, regimes = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     # The slowness of the step is the same on all sets, so it is left out.
     ids = np.arange(len(ends), dtype=np.uint32) % num_steps
     parts = composed(run, ids, ends, regimes)[1]

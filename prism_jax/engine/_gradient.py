@@ -113,12 +113,12 @@ def _by_segment(
     slots = np.arange(len(owner)) + before[owner[order]]
     entries = np.full(number.sum() * size, -1)
     entries[slots] = order
-    of_tiles, found = np.repeat(np.arange(segments), number), np.zeros(len(owner))
+    of_tiles, values = np.repeat(np.arange(segments), number), np.zeros(len(owner))
 
     def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
         entry = entries[first : first + count]
-        *others, weights = (x[entry] for x in columns)
-        return *others, np.where(entry >= 0, weights, 0)
+        *columns_of_entries, weights = (x[entry] for x in columns)
+        return *columns_of_entries, np.where(entry >= 0, weights, 0)
 
     for batch in tiles(function, shared, len(entries), inputs, per_batch=per_batch, size=size):
         sums = batch.by_tile(operator.itemgetter(0))
@@ -127,8 +127,8 @@ def _by_segment(
             lambda total, x, to=of_batch: np.add.at(total, to[: len(x)], x), (*derivatives,), sums
         )
         entry = entries[batch.first : batch.first + batch.count]
-        found[entry[entry >= 0]] = batch.samples(operator.itemgetter(1))[entry >= 0]
-    return found
+        values[entry[entry >= 0]] = batch.samples(operator.itemgetter(1))[entry >= 0]
+    return values
 
 
 def _step_vjp(shared, _, ids, end, sink, regimes, slope):
@@ -137,10 +137,10 @@ def _step_vjp(shared, _, ids, end, sink, regimes, slope):
     """
     plan, exceedance, key = shared
     numbers = jnp.arange(len(plan.structure.sinks.first), dtype=sink.dtype)
-    others = numbers[:, None] != sink[None]
+    other_sinks = numbers[:, None] != sink[None]
 
     def forward(tables, exceedance, end):
-        ends = jnp.where(others, jnp.finfo(end.dtype).min / 4, end[None])
+        ends = jnp.where(other_sinks, jnp.finfo(end.dtype).min / 4, end[None])
         whole = dataclasses.replace(plan, tables=tables)
         parts = step_parts(whole, ends, ids, key, regimes)[1]
         return times_or_chances(tables.step, tables.residuals, parts, exceedance)

@@ -48,7 +48,7 @@ def _chosen(run: Run, num_samples: int) -> AbstractSampling:
     importance = named("importance", run)
     pilot = dataclasses.replace(run, key=key_data(pilot_key()), sampling=importance)
     # A run of few steps draws more plain samples than steps, but no more weighted ones.
-    few, many = (_samples(run, how, num_samples) for how in (importance, Plain()))
+    few, many = (_samples(run, sampling, num_samples) for sampling in (importance, Plain()))
     return importance if importance_gain(pilot) * few > many else Plain()
 
 

@@ -65,22 +65,25 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
     loads = rng.normal(size=(len(load_class), shape[1]))
     seconds = np.zeros((program.num_ops, shape[1]))
     for row, c in enumerate(program.rows.class_.value):
-        mine, rank, spread = ops.row.value == row, program.rows.rank.value[row], 1.0
+        in_row, rank, spread = ops.row.value == row, program.rows.rank.value[row], 1.0
         if groups is not None:
-            spread = np.asarray(groups.spread)[groups.group.value[mine], None]
+            spread = np.asarray(groups.spread)[groups.group.value[in_row], None]
         z, shared = (
-            rng.normal(size=(mine.sum(), shape[1])),
+            rng.normal(size=(in_row.sum(), shape[1])),
             (slowest[rank], worker[rank], others[rank]),
         )
-        seconds[mine] = _seconds(program, laws, c, regime, z, *shared, spread)
-        if laws.load is not None and (pair[mine] >= 0).all():
+        seconds[in_row] = _seconds(program, laws, c, regime, z, *shared, spread)
+        if laws.load is not None and (pair[in_row] >= 0).all():
             sway, skewness = np.asarray(laws.load)
-            skewness = skewness[load_class[pair[mine]]][:, regime]
-            deviations = np.asarray(on_host(cube_normal, loads[pair[mine]], skewness))
-            seconds[mine] = np.maximum(seconds[mine] + sway[c, regime] * deviations, 0)
+            skewness = skewness[load_class[pair[in_row]]][:, regime]
+            deviations = np.asarray(on_host(cube_normal, loads[pair[in_row]], skewness))
+            seconds[in_row] = np.maximum(seconds[in_row] + sway[c, regime] * deviations, 0)
         if program.blocks.compute.value[c] and laws.loading is not None:
-            factor, loading = data[ops.microbatch.value[mine]], np.asarray(laws.loading)[c, regime]
-            seconds[mine] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)
+            factor, loading = (
+                data[ops.microbatch.value[in_row]],
+                np.asarray(laws.loading)[c, regime],
+            )
+            seconds[in_row] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)
     if groups is not None:
         seconds *= np.asarray(groups.latency)[groups.group.value, None]
     kinds = sorted(laws_of.stalls)

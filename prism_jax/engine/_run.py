@@ -96,12 +96,12 @@ def by_chunk(
     draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """The samples of chunks, at most one chunk at a time."""
-    ends, start = np.cumsum([mine.replicas for mine in draws]), 0
-    for some in samples:
-        stop = start + len(some[0])
+    ends, start = np.cumsum([chunk.replicas for chunk in draws]), 0
+    for columns in samples:
+        stop = start + len(columns[0])
         within = ends[(start < ends) & (ends < stop)].tolist()
         for begin, end in it.pairwise([start, *within, stop]):
-            yield tuple(x[begin - start : end - start] for x in some) if within else some
+            yield tuple(x[begin - start : end - start] for x in columns) if within else columns
         start = stop
 
 
@@ -109,11 +109,13 @@ def chances(
     run: Run, parts: StepParts, exceedance: ConditionalExceedance
 ) -> Float[np.ndarray, " steps"]:
     """The probability of each step that it exceeds a threshold."""
-    tables, found = run.plan.tables, []
+    tables, probabilities = run.plan.tables, []
     for start in range(0, len(parts.barrier), _AT_ONCE):
-        some = jax.tree.map(lambda x, start=start: x[start : start + _AT_ONCE], parts)
-        found.append(on_host(times_or_chances, tables.step, tables.residuals, some, exceedance))
-    return np.concatenate(found).astype(np.float64)
+        batch = jax.tree.map(lambda x, start=start: x[start : start + _AT_ONCE], parts)
+        probabilities.append(
+            on_host(times_or_chances, tables.step, tables.residuals, batch, exceedance)
+        )
+    return np.concatenate(probabilities).astype(np.float64)
 
 
 def composed(
@@ -125,8 +127,8 @@ def composed(
     room = len(run.plan.structure.sinks.first) - ends.shape[1]
 
     def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
-        some = slice(first, first + count)
-        return ids[some], np.pad(ends[some], ((0, 0), (0, room))), regimes[some]
+        entries = slice(first, first + count)
+        return ids[entries], np.pad(ends[entries], ((0, 0), (0, room))), regimes[entries]
 
     shared = run.plan_of_steps, run.key
     batches = tiles(step_tile, shared, len(ids), inputs, per_batch=STEP_TILES)

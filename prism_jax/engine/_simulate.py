@@ -79,10 +79,10 @@ def simulate(
     started = time.perf_counter()
     run = prepare(program, key)
     if allocations is not None:
-        how: AbstractSampling = Explicit(allocations)
+        method: AbstractSampling = Explicit(allocations)
     else:
-        how = Plain() if sampling in ("auto", "plain") else named(sampling, run)
-    run = dataclasses.replace(run, sampling=how)
+        method = Plain() if sampling in ("auto", "plain") else named(sampling, run)
+    run = dataclasses.replace(run, sampling=method)
     draws = pool_draws(run, num_samples)
     room = room_of(run, draws)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that

@@ -101,11 +101,11 @@ def simulated_steps(
     num_samples = check_num_samples(num_samples)
     with working():
         run = sampled(prepare(program, key), num_samples, like and like.run)
-        other = unlike and (prepare(unlike[0], key), unlike[1])
+        unlike_run = unlike and (prepare(unlike[0], key), unlike[1])
     # Each sample is drawn, then decides steps; unlike ones, too, are drawn.
-    total = (2 if other is None else 3) * num_samples
+    total = (2 if unlike_run is None else 3) * num_samples
     with progress_bar(total, progress, "steps", "sample") as advance, interruptible():
-        return steps_of_run(run, num_samples, other, advance)
+        return steps_of_run(run, num_samples, unlike_run, advance)
 
 
 def steps_of_run(
@@ -124,8 +124,8 @@ def steps_of_run(
     if unlike is not None:
         key = on_host(fold, run.key, Stream.UNLIKE)
         network = dataclasses.replace(unlike[0].chances, network=run.chances.network)
-        other = sampled(unlike[0], num_samples, run)
-        groups.append((dataclasses.replace(other, key=key, chances=network), unlike[1]))
+        unlike_run = sampled(unlike[0], num_samples, run)
+        groups.append((dataclasses.replace(unlike_run, key=key, chances=network), unlike[1]))
     pools_of = (drawn_pools(of, pool_draws(of, num_samples), advance) for of, _ in groups)
     parts = []
     for number, drawn in enumerate(zip(*pools_of, strict=True)):
@@ -228,6 +228,6 @@ def conditional_exceedances(
     there = ~np.isnan(barrier)
     steps = chances(simulated.run, parts, exceedance)
     barrier = np.where(there, barrier, parts.barrier)
-    others = eqx.tree_at(lambda parts: parts.barrier, parts, barrier)
-    without = np.where(there, chances(simulated.run, others, exceedance), np.nan)
+    parts_without = eqx.tree_at(lambda parts: parts.barrier, parts, barrier)
+    without = np.where(there, chances(simulated.run, parts_without, exceedance), np.nan)
     return dataclasses.replace(simulated, steps=steps, without=without, exceedance=exceedance)
