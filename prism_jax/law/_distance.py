@@ -39,14 +39,14 @@ def wasserstein(law: Any, other: Any) -> float | Float[Array, ""]:
     **Source:** the form by quantile functions, such as Villani, *Topics in Optimal Transportation*
     (2003), eq. 2.52; as a figure for simulators of training, arXiv:2405.02803.
     """
-    one, two = _sorted(law), _sorted(other)
-    first, second, weights = matched(len(one), len(two))
-    if isinstance(one, jax.Array) or isinstance(two, jax.Array):
-        floats = [x.dtype for x in (one, two) if isinstance(x, jax.Array)]
+    times, other_times = _sorted(law), _sorted(other)
+    first, second, weights = matched(len(times), len(other_times))
+    if isinstance(times, jax.Array) or isinstance(other_times, jax.Array):
+        floats = [x.dtype for x in (times, other_times) if isinstance(x, jax.Array)]
         floats = [x for x in floats if jnp.issubdtype(x, jnp.floating)]
         dtype = floats[0] if floats else jnp.zeros(()).dtype
-        one, two, weights = (jnp.asarray(x, dtype) for x in (one, two, weights))
-    return (weights * abs(one[first] - two[second])).sum()[()]
+        times, other_times, weights = (jnp.asarray(x, dtype) for x in (times, other_times, weights))
+    return (weights * abs(times[first] - other_times[second])).sum()[()]
 
 
 def matched(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -57,12 +57,12 @@ def matched(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return edges[:-1] // m, edges[:-1] // n, np.diff(edges) / (n * m)
 
 
-def _sorted(given: Any) -> Any:
-    if isinstance(given, Law):
-        return quantiles(given)
-    given = steps_of(given)
+def _sorted(samples: Any) -> Any:
+    if isinstance(samples, Law):
+        return quantiles(samples)
+    samples = steps_of(samples)
     try:
-        array = given if isinstance(given, jax.Array) else np.asarray(given)
+        array = samples if isinstance(samples, jax.Array) else np.asarray(samples)
     except ValueError:  # Lists of different lengths.
         array = np.zeros(0)
     kinds = (np.floating, np.integer)

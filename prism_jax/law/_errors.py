@@ -24,11 +24,11 @@ FEWEST = 20
 _HALVINGS = 53
 
 
-def more_steps(support: float, what: str = "steps") -> str:
+def more_steps(support: float, noun: str = "steps") -> str:
     """How many more steps a standard error needs that rests on so many independent samples."""
     if support < 1:  # No sample says how many.
-        return f"far more {what}, or ask for what is less far out"
-    return f"about {math.ceil(FEWEST / support):,} times as many {what}"
+        return f"far more {noun}, or ask for what is less far out"
+    return f"about {math.ceil(FEWEST / support):,} times as many {noun}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,8 +99,8 @@ class Errors(AbstractCompared):
     def support_beyond(self, q: float) -> float:
         """How many independent replica samples lie beyond the quantile at `q`."""
         # Support falls towards the tails about as the share beyond does.
-        found = float(np.interp(q, LEVELS, self.level_support / SHARES)) * min(q, 1 - q)
-        return round(found, 9)  # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
+        support = float(np.interp(q, LEVELS, self.level_support / SHARES)) * min(q, 1 - q)
+        return round(support, 9)  # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
 
 
 def scatters(
@@ -138,7 +138,7 @@ def errors_of_figures(
 
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     """The errors of several independent laws together. Each law has a share of the steps."""
-    error, skewness, degrees = np.moveaxis(np.array([_scatters(one) for one in errors]), 1, 0)
+    error, skewness, degrees = np.moveaxis(np.array([_scatters(of_law) for of_law in errors]), 1, 0)
     error = shares[:, None] * error
     third = np.sum(error**3 * skewness, axis=0)
     # Half the variance of the square of it, by Welch and Satterthwaite.
@@ -149,8 +149,8 @@ def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     degrees = np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0)
     return errors_of_figures(
         np.column_stack([error, skewness, degrees]),
-        sum(one.support for one in errors),
-        np.sum([one.level_support for one in errors], axis=0),
+        sum(of_law.support for of_law in errors),
+        np.sum([of_law.level_support for of_law in errors], axis=0),
     )
 
 

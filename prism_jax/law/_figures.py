@@ -23,7 +23,7 @@ def figures(
     law: "Law", level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
 ) -> dict[str, tuple[float, tuple[float, float]]]:
     """The mean, the standard deviation and quantiles, each with its confidence interval."""
-    found = {
+    of_quantiles = {
         name: (float(law.quantile(q)), law.quantile_interval(q, level))
         for name, q in quantiles.items()
     }
@@ -31,7 +31,7 @@ def figures(
         "mean": (law.mean, law.mean_interval(level)),
         "std": (law.std, law.std_interval(level)),
     }
-    return first | found
+    return first | of_quantiles
 
 
 def law_table(

@@ -45,12 +45,12 @@ def load_law(path: str | os.PathLike[str]) -> Law:
 
     `ValueError` if the file is damaged or not a law; `OSError` if it cannot be read.
     """
-    about, arrays = read_archive(path, dict[str, Any], *_WHAT)
+    header, arrays = read_archive(path, dict[str, Any], *_WHAT)
     try:
-        errors = {**about["errors"], **{name: arrays[name] for name in _LEVELS}}
-        steps = {"edges": about["edges"], **{name: arrays[name] for name in _STEPS}}
-        law = msgspec.convert({**about, "histogram": steps, "errors": errors}, Law)
-        known = about["format"] == _FORMAT and _names(about, arrays) == _names(*_written(law))
+        errors = {**header["errors"], **{name: arrays[name] for name in _LEVELS}}
+        steps = {"edges": header["edges"], **{name: arrays[name] for name in _STEPS}}
+        law = msgspec.convert({**header, "histogram": steps, "errors": errors}, Law)
+        known = header["format"] == _FORMAT and _names(header, arrays) == _names(*_written(law))
         with np.errstate(all="ignore"):  # What a damaged file holds may be as large as it likes.
             if known and _is_sound(law):
                 return law
@@ -59,9 +59,9 @@ def load_law(path: str | os.PathLike[str]) -> Law:
     raise damaged(path, *_WHAT)
 
 
-def _names(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> set[str]:
+def _names(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> set[str]:
     """Of all that is in a file."""
-    return {*about, *about["errors"], *(about["allocations"] or ()), *arrays}
+    return {*header, *header["errors"], *(header["allocations"] or ()), *arrays}
 
 
 def _is_sound(law: Law) -> bool:
@@ -75,7 +75,9 @@ def _is_sound(law: Law) -> bool:
     skewness = np.array([errors.mean_skewness, errors.std_skewness, *errors.level_skewness])
     degrees = np.array([errors.mean_degrees, errors.std_degrees, *errors.level_degrees])
     sizes = [law.std, law.effective_samples, law.compile_s, law.run_s, apart.std if apart else 0]
-    each = np.array([errors.mean, errors.std, *errors.levels])
+    standard_errors = np.array([errors.mean, errors.std, *errors.levels])
+    if not errors.known:
+        standard_errors = standard_errors[~np.isnan(standard_errors)]
     rounding = 1e-9 * abs(law.mean)
     sound = [
         counts.dtype == np.int64 and counts.shape == (NUM_BINS + 2,) and np.all(counts >= 0),
@@ -87,7 +89,7 @@ def _is_sound(law: Law) -> bool:
         apart is None or 1 <= len(apart.means) <= total,
         all(_are_between(x, -_MOST, _MOST) for x in (times, smallest, largest, skewness)),
         _are_between(np.array([*sizes, errors.support, *errors.level_support]), 0, _MOST),
-        _are_between(each if errors.known else each[~np.isnan(each)], 0, _MOST),
+        _are_between(standard_errors, 0, _MOST),
         np.all(degrees > 0),
         steps.edges[0] < steps.edges[1],
         np.all(np.diff(smallest) >= 0) and np.all(np.diff(largest) >= 0),

@@ -83,11 +83,11 @@ def group_sums(
         return GroupSums(decided, decided)
     step, blocks = xp.arange(len(times), dtype=group.dtype), -(-len(times) // groups) * regimes
     block = step // groups * regimes + group // groups  # Of steps of one regime.
-    one = xp.ones_like(times)
-    of_block = sums(bins(without), one, block, blocks)
+    ones = xp.ones_like(times)
+    of_block = sums(bins(without), ones, block, blocks)
     number = xp.maximum(of_block[:, :1], 1)
     place = block * regimes * groups + group
-    share = total(place, one, blocks * regimes * groups)
+    share = total(place, ones, blocks * regimes * groups)
     share = share.reshape(blocks, -1) / number
     product = np.matmul if xp is np else ft.partial(jnp.matmul, precision="highest")
     cancelled = xp.sqrt(xp.sum(share**2, axis=1))[block]

@@ -80,11 +80,11 @@ class Histogram(AbstractCompared):
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
     """The histogram of all steps of several histograms, which must have the same grid."""
-    low = np.sort(np.concatenate([one.smallest for one in histograms]))
-    high = np.sort(np.concatenate([one.largest for one in histograms]))
+    low = np.sort(np.concatenate([histogram.smallest for histogram in histograms]))
+    high = np.sort(np.concatenate([histogram.largest for histogram in histograms]))
     return Histogram(
         edges=histograms[0].edges,
-        counts=ft.reduce(np.add, (one.counts for one in histograms)),
+        counts=ft.reduce(np.add, (histogram.counts for histogram in histograms)),
         smallest=low[:NUM_EXTREMES],
         largest=high[-NUM_EXTREMES:],
     )

@@ -126,13 +126,13 @@ class Law(Shown, AbstractCompared):
 
     def about_allocations(self) -> list[str]:
         """A sentence about how much sets of GPUs differ, if there are several."""
-        found = self.allocations
-        if found is None or len(found.means) < 2:
+        allocations = self.allocations
+        if allocations is None or len(allocations.means) < 2:
             return []
         return [
-            f"{len(found.means)} sets of GPUs: on one set, the standard deviation of steps is "
-            f"{found.std:.3g} s; between sets, that of the mean of {_RUN_STEPS:,} independent "
-            f"steps is {self.run_mean_std(_RUN_STEPS):.3g} s"
+            f"{len(allocations.means)} sets of GPUs: on one set, the standard deviation of steps "
+            f"is {allocations.std:.3g} s; between sets, that of the mean of {_RUN_STEPS:,} "
+            f"independent steps is {self.run_mean_std(_RUN_STEPS):.3g} s"
         ]
 
     @property
@@ -247,8 +247,8 @@ class Law(Shown, AbstractCompared):
         """
         errors = self.errors
         known = errors.std if errors.known else float("nan")
-        found = Estimate(self.std, known, errors.std_degrees, errors.std_skewness)
-        low, high = found.interval(level)
+        estimate = Estimate(self.std, known, errors.std_degrees, errors.std_skewness)
+        low, high = estimate.interval(level)
         return float(np.maximum(low, 0.0)), high
 
     def quantile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
@@ -284,11 +284,13 @@ class Law(Shown, AbstractCompared):
             return None
         beyond = self.errors.support if q is None else self.support(q)
         if not self.errors.known or beyond < FEWEST:
-            number, one = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
-            verb = ("is" if one else "are") if q is None else ("lies" if one else "lie")
+            number, singular = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
+            verb = ("is" if singular else "are") if q is None else ("lies" if singular else "lie")
             of = ("allocation", "allocations"), ("independent replica sample", "steps")
             sample, more = of[not self.allocations]
-            where = f"{sample}{'' if one else 's'} {verb} {'behind' if q is None else 'beyond'} it"
+            where = (
+                f"{sample}{'' if singular else 's'} {verb} {'behind' if q is None else 'beyond'} it"
+            )
             return f"only {number} {where}, and {FEWEST} are needed: {more_steps(beyond, more)}"
         return "the grid of step times misses an end of it; simulate more steps"
 
@@ -297,9 +299,9 @@ class Law(Shown, AbstractCompared):
         return self.errors.support_beyond(q)
 
 
-def _numbers(given: object, must: str) -> np.ndarray:
+def _numbers(values: object, must: str) -> np.ndarray:
     """What is given as floats. Raises a `ValueError` that says what it must be."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if np.asarray(given).dtype.kind in "iuf":
-            return np.asarray(given, float)
-    raise ValueError(must.format(quoted(given)))
+        if np.asarray(values).dtype.kind in "iuf":
+            return np.asarray(values, float)
+    raise ValueError(must.format(quoted(values)))

@@ -42,8 +42,9 @@ def merge_laws(laws: Iterable[Law]) -> Law:
     sets = [law.allocations for law in laws if law.allocations is not None]
     if len(sets) < len(laws):
         return merged
-    means = tuple(mean for mine in sets for mean in mine.means)
-    std = np.sqrt(np.average([mine.std**2 for mine in sets], weights=[x.num_samples for x in laws]))
+    means = tuple(mean for allocations in sets for mean in allocations.means)
+    sizes = [law.num_samples for law in laws]
+    std = np.sqrt(np.average([allocations.std**2 for allocations in sets], weights=sizes))
     return dataclasses.replace(merged, allocations=Allocations(means, float(std)))
 
 
@@ -73,16 +74,16 @@ def _allocations(laws: Sequence[Law]) -> Allocations:
     return Allocations(tuple(law.mean for law in laws), float(np.sqrt(within)))
 
 
-def _contributions(law: Law, laws: Sequence[Law]) -> np.ndarray:
+def _contributions(merged: Law, laws: Sequence[Law]) -> np.ndarray:
     """What each of several laws contributes to the mean, the standard deviation and the levels of
     the law of all, by the jackknife: how far the figure moves without it, times the number of the
     others. Columns are figures.
     """
-    quantiles = np.asarray(law.quantile(LEVELS))
-    sizes = np.array([[one.num_samples] for one in laws])
-    shift = np.array([[one.mean] for one in laws]) - law.mean
-    square = np.array([[one.std] for one in laws]) ** 2 + shift**2
-    below = np.array([one.cdf(quantiles) for one in laws])
+    quantiles = np.asarray(merged.quantile(LEVELS))
+    sizes = np.array([[law.num_samples] for law in laws])
+    shift = np.array([[law.mean] for law in laws]) - merged.mean
+    square = np.array([[law.std] for law in laws]) ** 2 + shift**2
+    below = np.array([law.cdf(quantiles) for law in laws])
 
     def figures(moments):
         mean, square, levels = moments[:, :1], moments[:, 1:2], moments[:, 2:]
