@@ -189,7 +189,7 @@ def test_a_comparison_goes_on_without_the_points_that_cannot_be(path, capsys, mo
         "prism_jax.layouts.rank_layouts", lambda jobs, *more, **how: seen.append(jobs)
     )
     monkeypatch.setattr(_compare, "ranked", lambda *what: ({}, ""))
-    words = ["compare", str(path), "--samples", "8", "--json", "--over"]
+    words = ["compare", str(path), "--samples", "32", "--json", "--over"]
     assert main([*words, "layout.tp=1,3,8"]) == 0
     said = capsys.readouterr()
     assert [job.layout.dp for job in seen[0]] == [64, 8]
