@@ -16,7 +16,7 @@ from scipy.stats import norm
 from prism_jax import data
 from prism_jax.latency import AbstractLatency, make_latency
 
-from ._rows import note, number, read, words
+from ._rows import note, note_left_out, number, read, words
 from ._tables import Folder, Row, table
 
 
@@ -48,9 +48,11 @@ def _shipped() -> Spells:
 def _runs(folder: Folder, job: Row) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of collectives, and of all, of the runs of a job; none if there is no such table.
     Those of collectives are what other parts leave of all, not a number where a part is empty."""
-    rows = read(folder / "fleet" / f"breakdown_{job['machine']}_{job['job']}.csv")
-    seconds = [[number(row[key], 0.0) for key in ("total_s", *_OTHERS)] for row in rows]
-    total, *others = np.array([row for row in seconds if row[0]], float).reshape(-1, 4).T
+    path = folder / "fleet" / f"breakdown_{job['machine']}_{job['job']}.csv"
+    seconds = [[number(row[key], 0.0) for key in ("total_s", *_OTHERS)] for row in read(path)]
+    timed = [row for row in seconds if row[0]]
+    note_left_out(len(seconds) - len(timed), path, "no `total_s`")
+    total, *others = np.array(timed, float).reshape(-1, 4).T
     return total - sum(others), total
 
 
@@ -136,7 +138,9 @@ def _products(folder: Folder, machine: str) -> pl.DataFrame:
     rows = pl.read_parquet(path)
     if "memory_gb" in rows.columns:
         rows = rows.filter(pl.col("memory_gb").cast(pl.Float64).fill_null(40.0) == 40)
-    return rows.drop_nulls(["node", "gpu", "time_s"])
+    whole = rows.drop_nulls(["node", "gpu", "time_s"])
+    note_left_out(len(rows) - len(whole), path, "no node, GPU or time")
+    return whole
 
 
 def _rank(device: str) -> AbstractLatency:
@@ -150,6 +154,9 @@ def fleet_rows(folder: Folder) -> dict[str, list[Row]]:
     for job in _jobs():
         collectives, total = _runs(folder, job)
         whole = np.isfinite(collectives)
+        if parts := np.count_nonzero(~whole):
+            left_out = f"{parts} runs of {job['job']} on {job['machine']}"
+            note(f"{left_out} count in the tail alone: a part of `total_s` is empty")
         if np.count_nonzero(whole) < 3:
             continue
         covariance = np.cov(collectives[whole], total[whole])

@@ -123,6 +123,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def note_left_out(number: int, path: pathlib.Path, reason: str) -> None:
+    """Says how many rows of a file are left out, if any."""
+    if number:
+        note(f"{number} rows of {path} are left out: {reason}")
+
+
 def reason_lines(rows: Iterable[Row]) -> list[str]:
     """How many rows have which reason, in Markdown."""
     reasons = Counter(row["reason"] for row in rows if "reason" in row)

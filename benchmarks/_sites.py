@@ -6,6 +6,7 @@ from scipy.stats import chi2, t
 
 from prism_jax import data
 
+from ._rows import note_left_out
 from ._tables import Folder, Row, by, table_of
 
 
@@ -19,10 +20,12 @@ _LEVEL = 0.9
 def configurations(folder: Folder) -> list[Row]:
     """The medians of the systems that share a configuration of Llama 3.1 8B, and their
     logarithms."""
-    sites = pl.read_csv(folder / "fleet" / "sites_llama31_8b.csv", infer_schema=False)
+    path = folder / "fleet" / "sites_llama31_8b.csv"
+    every = pl.read_csv(path, infer_schema=False)
     numbers = pl.col("gpus", "global_batch", "micro_batch", "step_p50_s")
-    sites = sites.with_columns(numbers.cast(pl.Float64, strict=False))
-    sites = sites.drop_nulls(["gpu", "system", "step_p50_s"])
+    every = every.with_columns(numbers.cast(pl.Float64, strict=False))
+    sites = every.drop_nulls(["gpu", "system", "step_p50_s"])
+    note_left_out(len(every) - len(sites), path, "no GPU, system or step time")
     rows = []
     for (gpu, gpus, precision, *_), group in sites.group_by(*_SAME, maintain_order=True):
         name = f"Llama 3.1 8B, {gpus:g} {gpu}, {precision}" if gpus else f"Llama 3.1 8B, {gpu}"

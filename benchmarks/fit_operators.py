@@ -22,7 +22,7 @@ import polars as pl
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._rows import ROOT, attempt, note, words
+from benchmarks._rows import ROOT, attempt, note, note_left_out, words
 from benchmarks._tables import Folder, Row, by, error_of, options, percent, table
 from prism_jax.cluster import Measured, cross_validate, fit_shapes, shape_latencies
 from prism_jax.data import Constant, ShapeTable, Source, save_shapes
@@ -61,8 +61,7 @@ def read_operators(folder: Folder, parts: Any = SERVING) -> Iterator[tuple[str, 
         except pl.exceptions.PolarsError as error:
             note(f"{path} is left out: {str(error).splitlines()[0]}")
             continue
-        if left := len(whole) - len(frame):
-            note(f"{left} rows of {path} are left out: no known device, size or latency")
+        note_left_out(len(whole) - len(frame), path, "no known device, size or latency")
         for (device,), rows in sorted(frame.group_by("device"), key=lambda one: str(one[0])):
             for measured in _of_device(rows, str(path)):
                 yield str(device), measured

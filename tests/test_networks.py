@@ -146,4 +146,8 @@ def test_rows_of_a_fleet_do_not_need_every_cell_and_file(tmp_path, capsys):
     assert np.isclose(figures["communication_share"], 1)
     assert np.isclose(figures["p95_over_p50"], np.quantile(total, 0.95) / np.median(total))
     assert np.isclose(figures["slowest_of_8"], 1.1 / values.mean())
-    assert "gemm_frontier.parquet is missing" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "gemm_frontier.parquet is missing" in err
+    assert f"1 rows of {table} are left out: no `total_s`" in err
+    assert "1 runs of nanogpt on frontier count in the tail alone" in err
+    assert "gemm_perlmutter.parquet are left out: no node, GPU or time" in err

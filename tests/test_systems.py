@@ -97,8 +97,8 @@ def test_sites_differ_as_the_shipped_law_says(shared):
     assert load_priors().sites.deviation == pytest.approx(spread_of_sites(rows)[0], rel=0.01)
 
 
-def test_only_systems_of_one_configuration_are_compared(tmp_path):
-    """Whole numbers as decimals are the same; runs without a time do not count."""
+def test_only_systems_of_one_configuration_are_compared(tmp_path, capsys):
+    """Whole numbers as decimals are the same; runs without a time do not count, which is noted."""
     folder = tmp_path / "fleet"
     folder.mkdir()
     head = "system,gpu,gpus,precision,global_batch,micro_batch,step_p50_s"
@@ -112,6 +112,7 @@ def test_only_systems_of_one_configuration_are_compared(tmp_path):
     table = folder / "sites_llama31_8b.csv"
     table.write_text("\n".join([head, *lines, *others]))
     rows = site_rows(tmp_path)["rows"]
+    assert f"2 rows of {table} are left out: no GPU, system" in capsys.readouterr().err
     assert [row["machine"] for row in rows] == ["X", "all"]
     assert all(np.isclose(row["measured"], np.log(1.1) / np.sqrt(2)) for row in rows)
     table.write_text("\n".join([head, *others]))
