@@ -7,13 +7,11 @@ allocations is simulated once, and each repetition draws some of them with repla
 independent, and the truth is the law of the whole population, exactly.
 """
 
-import dataclasses
-
 import jax
 import numpy as np
 
 from prism_jax.engine import prepare
-from prism_jax.engine._explicit import Explicit
+from prism_jax.engine._explicit import explicit
 from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
 from prism_jax.law import Law, counted, figures, grid_of, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Variability
@@ -54,7 +52,7 @@ def _population() -> list[Law]:
     """The laws of allocations: four replicas of one op, whose GPUs differ more than its calls."""
     laws = Variability(residual={"gemm": lognormal(0.01)}, rank=lognormal(0.03))
     program = pipeline_program(OneFOneB(1, 1), variability=laws, num_replicas=4)
-    run = dataclasses.replace(prepare(program, jax.random.key(0)), sampling=Explicit(_POPULATION))
+    run = explicit(prepare(program, jax.random.key(0)), _POPULATION)
     draws, steps = pool_draws(run, _POPULATION * _STEPS), []
     room = room_of(run, draws)
     for drawn in drawn_pools(run, draws):

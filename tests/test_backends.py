@@ -52,7 +52,7 @@ def table():
     real = plan.dtype
     ends = real, len(sinks.first)
     plain = dataclasses.replace(run, sampling=Plain())
-    (drawn,) = drawn_pools(plain, [Draws(Plain(), 0, 64)])
+    (drawn,) = drawn_pools(plain, [Draws(0, 64, 64)])
     pool = pool_of(plain, drawn, 2, room_of(plain, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {

@@ -115,7 +115,7 @@ with jax.enable_x64(True):
     program = rich_program(8)
     kept = []
     for n in (5000, 20_000):
-        draws = [Draws(Plain(), 0, n)]
+        draws = [Draws(0, n, n)]
         run = dataclasses.replace(prepare(program, key), sampling=Plain())
         (drawn,) = drawn_pools(run, draws)
         kept.append(np.asarray(drawn.samples[0][:5000]))

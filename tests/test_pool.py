@@ -174,7 +174,7 @@ def _run(program, seed: int):
 
 def _decided(run, steps: int, looks: int):
     """A pool of as many samples as steps, and these."""
-    (drawn,) = drawn_pools(run, [Draws(run.sampling, 0, steps)])
+    (drawn,) = drawn_pools(run, [Draws(0, steps, steps)])
     pool = pool_of(run, drawn, looks, room_of(run, [drawn.draws]))
     return pool, pooled_steps(run, (pool,), steps)
 

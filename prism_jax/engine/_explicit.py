@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ..law import Law, merge_allocations
-from ..program import Program
 from ..random import Stream, fold, uniforms
 from ..replica import (
     Sampled,
@@ -25,8 +24,7 @@ from ._sampling import AbstractSampling
 
 @dataclasses.dataclass(frozen=True)
 class Explicit(AbstractSampling):
-    """All replicas of each step, by their law. The latest end of each sink represents them, as if a
-    step had a single replica.
+    """All replicas of each step, by their law; see `explicit`.
 
     **Attributes:**
 
@@ -36,19 +34,11 @@ class Explicit(AbstractSampling):
     name = "plain"
     allocations: int
 
-    def num_replicas(self, program: Program) -> int:
-        return 1
-
     def merged(self, laws: list[Law]) -> Law:
         return merge_allocations(laws)
 
     def compacted(self, laws: list[Law]) -> list[Law]:
         return laws
-
-    def chances(self, run: Run) -> Chances:
-        """Steps have stalls and a regime of the network by their law."""
-        network = run.chances.network
-        return Chances(np.arange(len(network)), network, np.ones(len(network)), network)
 
     def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
         first, ends = draws[0].first, np.cumsum([chunk.steps for chunk in draws])
@@ -58,6 +48,15 @@ class Explicit(AbstractSampling):
 
         for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
             yield latest, latest.max(axis=1), regimes, np.ones(len(latest), np.float32)
+
+
+def explicit(run: Run, allocations: int) -> Run:
+    """The run with all replicas of each step simulated. The latest end of each sink represents
+    them, as if a step had a single replica, whose stalls and regime of the network are by its law.
+    """
+    network = run.chances.network
+    by_law = Chances(np.arange(len(network)), network, np.ones(len(network)), network)
+    return dataclasses.replace(run, chances=by_law, num_replicas=1, sampling=Explicit(allocations))
 
 
 def slowest_ends(

@@ -65,7 +65,7 @@ def importance_gain(run: Run) -> float:
     Support is the effective number of samples.
     """
     assert run.sampling is not None
-    (drawn,) = drawn_pools(run, [Draws(run.sampling, 0, _SAMPLES)])
+    (drawn,) = drawn_pools(run, [Draws(0, _SAMPLES, run.sampling.replicas(_SAMPLES))])
     _, score, stratum, likelihood = (np.asarray(x) for x in drawn.samples)
     chances, share = run.chances, -np.log(0.75) / run.program.num_replicas
     slowest = np.argsort(-score, kind="stable")

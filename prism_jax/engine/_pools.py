@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools as ft
-import itertools as it
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -68,7 +67,8 @@ def drawn_pools(
 
     `KeyboardInterrupt` after Ctrl-C, after a last pool of the samples drawn so far.
     """
-    samples = by_chunk(draws, draws[0].sampling.samples(run, draws))
+    assert run.sampling is not None
+    samples = by_chunk(draws, run.sampling.samples(run, draws))
     with interruptible():
         for pool in draws:
             parts, number, interrupted = [], 0, False
@@ -107,14 +107,18 @@ def pool_draws(run: Run, num_steps: int) -> list[Draws]:
     """
     sampling = run.sampling
     assert sampling is not None
-    number = max(sampling.replicas(num_steps) // _samples(run), 1)
+    number, fewest = max(sampling.replicas(num_steps) // _samples(run), 1), 0
     if isinstance(sampling, Explicit):
         number = sampling.allocations
     elif number == 1 and isinstance(sampling, Plain):
         replicas = run.program.num_replicas
-        sampling = Plain(max(min(_SAMPLES_A_REPLICA * replicas, _MOST), 2 * replicas))
-    ends = [num_steps * i // number for i in range(number + 1)]
-    return [Draws(sampling, first, last - first) for first, last in it.pairwise(ends)]
+        fewest = max(min(_SAMPLES_A_REPLICA * replicas, _MOST), 2 * replicas)
+    draws = []
+    for i in range(number):
+        first, last = num_steps * i // number, num_steps * (i + 1) // number
+        steps = last - first
+        draws.append(Draws(first, steps, max(sampling.replicas(steps), fewest)))
+    return draws
 
 
 def _samples(run: Run) -> int:
@@ -145,9 +149,8 @@ def draw_pilot_pool(run: Run, room: Room) -> PilotPool:
     """A pilot with a key of its own, so that it depends on the program alone. Its pool has at least
     the `room` of those that share its compiled code.
     """
-    sampling = Plain(max(_PILOT, 2 * run.program.num_replicas))
-    run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=sampling)
-    (drawn,) = drawn_pools(run, [Draws(sampling, 0, _PILOT)])
+    run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=Plain())
+    (drawn,) = drawn_pools(run, [Draws(0, _PILOT, max(_PILOT, 2 * run.num_replicas))])
     room = Room(*map(max, room, room_of(run, [drawn.draws])))
     steps, looks = steps_that_look(
         run, lambda looks: pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
@@ -172,14 +175,7 @@ def steps_that_look(
     return steps, looks
 
 
-def pool_of(
-    run: Run,
-    drawn: Drawn,
-    looks: int,
-    room: Room,
-    number: int = 0,
-    num_replicas: int | None = None,
-) -> Pool:
+def pool_of(run: Run, drawn: Drawn, looks: int, room: Room, number: int = 0) -> Pool:
     """The pool of drawn samples.
 
     **Arguments:**
@@ -187,19 +183,17 @@ def pool_of(
     - `looks`: how many of its replicas a step looks at.
     - `room`: as of `room_of`.
     - `number`: of the pool in a run: over pools, the ranks of their first steps are evenly spread.
-    - `num_replicas`: of how many samples a step takes the slowest, if not of those of the run.
     """
     assert run.sampling is not None
     first = drawn.draws.first
     seed = [int(word) for word in np.asarray(run.key)]
     offset = (np.random.Generator(np.random.Philox(key=seed)).random() + _reversed(number)) % 1
     steps = range(first, first + drawn.steps)
-    replicas = num_replicas or run.sampling.num_replicas(run.program)
     return make_pool(
-        run.sampling.chances(run),
+        run.chances,
         drawn.samples,
         first,
-        Ranks(steps, offset, replicas, looks),
+        Ranks(steps, offset, run.num_replicas, looks),
         room,
         by_their_law=run.sampling.lead is None,
     )
@@ -292,7 +286,7 @@ def effective_samples(run: Run, drawn: Drawn) -> float:
     weights over the sum of the squares.
     """
     assert run.sampling is not None
-    chances = run.sampling.chances(run)
+    chances = run.chances
     _, score, stratum, likelihood = drawn.samples
     if chances.alike and len(chances.network) == 1 and run.sampling.lead is None:
         return float(len(score))

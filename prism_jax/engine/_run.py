@@ -4,7 +4,7 @@ import dataclasses
 import functools as ft
 import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ class Run:
 
     **Attributes:**
 
+    - `num_replicas`: of how many samples a step takes the slowest.
     - `sampling`: how replica samples are drawn; `None` until this is chosen.
     """
 
@@ -49,6 +50,7 @@ class Run:
     plan: Plan
     key: KeyData
     chances: Chances
+    num_replicas: int
     sampling: "AbstractSampling | None" = None
 
     @ft.cached_property
@@ -69,27 +71,22 @@ def prepare(program: Program, key: "jax.Array") -> Run:
     with working():
         plan = make_plan(program)
         check_plan(program, plan)
-        return Run(program, plan, key_data(key), chances_of(program, plan))
+        chances = chances_of(program, plan)
+        return Run(program, plan, key_data(key), chances, program.num_replicas)
 
 
-@dataclasses.dataclass(frozen=True)
-class Draws:
-    """How the samples of one chunk of a run are drawn.
+class Draws(NamedTuple):
+    """Which samples are drawn for one chunk of a run.
 
     **Attributes:**
 
-    - `sampling`: the way that they are drawn in.
     - `first`, `steps`: the first step of the chunk, and its number of steps.
+    - `replicas`: the number of samples, whose ids begin at the first step.
     """
 
-    sampling: "AbstractSampling"
     first: int
     steps: int
-
-    @property
-    def replicas(self) -> int:
-        """How many samples are drawn."""
-        return self.sampling.replicas(self.steps)
+    replicas: int
 
 
 def by_chunk(

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..law import Law, merge_chunks
-from ..program import Program
 from ..replica import (
     Lead,
     leading_axes,
@@ -22,7 +21,6 @@ from ..replica import (
     tiles_of,
     without_steps,
 )
-from ..step import Chances
 from ._run import Draws, Run
 
 
@@ -50,17 +48,9 @@ class AbstractSampling(abc.ABC):
         room for more sinks, scores, strata and likelihoods.
         """
 
-    def chances(self, run: Run) -> Chances:
-        """The probabilities of the strata that samples are in."""
-        return run.chances
-
     def replicas(self, num_steps: int) -> int:
-        """How many samples a chunk of so many steps has."""
+        """How many samples are drawn for so many steps."""
         return num_steps
-
-    def num_replicas(self, program: Program) -> int:
-        """Of how many samples a step takes the slowest."""
-        return program.num_replicas
 
     def merged(self, laws: list[Law]) -> Law:
         """The law of all chunks from the law of each."""
@@ -101,18 +91,9 @@ def _replica_tile(shared, _, ids):
 
 @dataclasses.dataclass(frozen=True)
 class Plain(AbstractOfOneReplica):
-    """By their law.
-
-    **Attributes:**
-
-    - `least`: the least number of samples.
-    """
+    """By their law."""
 
     name = "plain"
-    least: int = 0
-
-    def replicas(self, num_steps: int) -> int:
-        return max(num_steps, self.least)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..law import Errors, Law, grid_of, law_of
 from ..program import Program, digest
 from ..step import Room
 from ._check import check_num_samples, check_program
-from ._explicit import Explicit
+from ._explicit import explicit
 from ._pools import (
     draw_pilot_pool,
     drawn_pools,
@@ -25,7 +25,7 @@ from ._pools import (
     room_of,
 )
 from ._run import Draws, Run, prepare
-from ._sampling import AbstractSampling, Plain, named
+from ._sampling import Plain, named
 
 
 def simulate(
@@ -77,18 +77,18 @@ def simulate(
         _check_allocations(program, num_samples, sampling, allocations)
     _check_sampling(sampling)
     started = time.perf_counter()
-    run = prepare(program, key)
+    prepared = prepare(program, key)
     if allocations is not None:
-        method: AbstractSampling = Explicit(allocations)
+        run = explicit(prepared, allocations)
     else:
-        method = Plain() if sampling in ("auto", "plain") else named(sampling, run)
-    run = dataclasses.replace(run, sampling=method)
+        method = Plain() if sampling in ("auto", "plain") else named(sampling, prepared)
+        run = dataclasses.replace(prepared, sampling=method)
     draws = pool_draws(run, num_samples)
     room = room_of(run, draws)
     # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
     # laws of one program can be merged.
     with working():
-        pilot = draw_pilot_pool(run, room)
+        pilot = draw_pilot_pool(prepared, room)
     grid, looks = grid_of(pilot.steps), pilot.looks
     compiled = time.perf_counter()
     # Each sample is drawn, then decides steps.
@@ -106,7 +106,8 @@ def _law(
     run: Run, draws: Sequence[Draws], grid: tuple[float, float], looks: int, room: Room, advance
 ) -> Law:
     """The law of all pools, or, after Ctrl-C, of the steps so far."""
-    sampling = draws[0].sampling
+    sampling = run.sampling
+    assert sampling is not None
     fields: Any = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
     fields |= {"sampling": sampling.name, "compile_s": 0.0, "run_s": 0.0}
     laws: list[Law] = []

@@ -120,13 +120,17 @@ def steps_of_run(
     """
     draws = pool_draws(run, num_samples)
     room = room_of(run, pool_draws(run, max(num_samples, law_steps)))
-    groups = [(run, run.program.num_replicas - (unlike[1] if unlike else 0))]
+    groups = [run]
     if unlike is not None:
-        key = on_host(fold, run.key, Stream.UNLIKE)
-        network = dataclasses.replace(unlike[0].chances, network=run.chances.network)
-        unlike_run = sampled(unlike[0], num_samples, run)
-        groups.append((dataclasses.replace(unlike_run, key=key, chances=network), unlike[1]))
-    pools_of = (drawn_pools(of, pool_draws(of, num_samples), advance) for of, _ in groups)
+        unlike_run, number = unlike
+        chances = dataclasses.replace(unlike_run.chances, network=run.chances.network)
+        changed = {"key": on_host(fold, run.key, Stream.UNLIKE), "chances": chances}
+        unlike_run = sampled(unlike_run, num_samples, run)
+        groups = [
+            dataclasses.replace(run, num_replicas=run.num_replicas - number),
+            dataclasses.replace(unlike_run, num_replicas=number, **changed),
+        ]
+    pools_of = (drawn_pools(group, pool_draws(group, num_samples), advance) for group in groups)
     parts = []
     for number, drawn in enumerate(zip(*pools_of, strict=True)):
         steps, _ = steps_that_look(run, ft.partial(_steps, groups, drawn, room, number))
@@ -147,21 +151,19 @@ def steps_of_run(
 
 
 def _steps(
-    groups: Sequence[tuple[Run, int]],
+    groups: Sequence[Run],
     drawn: Sequence[Drawn],
     room: Room,
     number: int,
     looks: int,
 ) -> PooledSteps:
-    """The steps of one pool of each of `groups`: runs, and how many replicas of a step are of
-    these.
-    """
+    """The steps of one pool of each group of unlike replicas."""
     pools = tuple(
-        pool_of(run, samples, looks, room, number, replicas)
-        for (run, replicas), samples in zip(groups, drawn, strict=True)
+        pool_of(group, samples, looks, room, number)
+        for group, samples in zip(groups, drawn, strict=True)
     )
     # The ranks of a step among unlike replicas are independent, but for the network's regime.
-    run = groups[0][0]
+    run = groups[0]
     ranks = [_shuffled(run, pools[0], drawn[0], k) for k in range(1, len(pools))]
     return pooled_steps(run, pools, drawn[0].steps, ranks=ranks)
 
