@@ -244,6 +244,7 @@ def _check(row: dict[str, str], stack: str, is_known: bool) -> None:
     reasons = {f"sharding that jobs do not have: {zero}": zero and zero not in WORDS["zero"]}
     reasons[f"the layers of {row['model'].partition(' (')[0]} are not known"] = not is_known
     reasons[f"no device {row['gpu_type']}"] = not models.device_of(row["gpu_type"])
+    reasons["`dtype` is not given"] = not row["dtype"]
     reasons[f"no dtype {row['dtype']}"] = _dtype(row) not in WORDS["dtypes"]
     reasons["`vpp` is not given"] = pp > 1 and not row["vpp"]
     reasons["the software is not known here"] = not stack

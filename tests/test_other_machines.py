@@ -47,10 +47,12 @@ def test_a_block_of_steps_has_its_evaluation(tmp_path):
 def test_chips_are_named_and_others_stand_apart(tmp_path):
     fp8 = _ROW | {"gpu_type": "MI350X", "dtype": "fp8", "gpus": "8", "global_batch": "24"}
     fp8 |= {"source": "mlcommons/training_results_v5.1 X/results", "zero": "1", "micro_batch": "1"}
-    found = _rows(tmp_path, _ROW, fp8, _ROW | {"gpu_type": "H100"}, _ROW | {"dtype": "int3"})
+    odd = [_ROW | {"gpu_type": "H100"}, *(_ROW | {"dtype": dtype} for dtype in ("int3", ""))]
+    found = _rows(tmp_path, _ROW, fp8, *odd)
     assert [row["table"] for row in found["rows"]] == ["TPU v6e", "MI350X"]
     assert len(found["others"]) == 1
-    assert found["refused"][0]["reason"] == "no dtype int3"
+    reasons = [row["reason"] for row in found["refused"]]
+    assert reasons == ["no dtype int3", "`dtype` is not given"]
     assert all(row["low"] < row["predicted"] < row["high"] for row in found["rows"])
     assert "| dense | MI350X | 1 |" in machine_table(found)
 

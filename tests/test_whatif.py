@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax.analysis import Quantile
+from prism_jax.analysis._jackknife import Jackknifed, combined, jackknifed
 from prism_jax.engine import _simulated_steps, prepare, simulated_steps
 from prism_jax.engine._pilot import sampled
 from prism_jax.engine._pools import pool_draws, pool_of
@@ -22,9 +24,9 @@ from .helpers import lognormal, rich_program
 KEY = jax.random.key(5)
 
 
-def _program(num_replicas: int) -> prism.Program:
+def _program(num_replicas: int, spread: float = 0.1) -> prism.Program:
     """A chain."""
-    law: AbstractLatency = LogNormal(jnp.asarray(1.0), jnp.asarray(0.1))
+    law: AbstractLatency = LogNormal(jnp.asarray(1.0), jnp.asarray(spread))
     ops = [prism.Op(0.1, kind="gemm", after=[i - 1] if i else []) for i in range(8)]
     return prism.compile_graph(
         ops, variability=Variability(residual={"gemm": law}), num_replicas=num_replicas
@@ -99,3 +101,16 @@ def test_few_steps_of_many_replicas_rest_on_many_samples():
     """Weighted ones, of which there would be eight, are worth less."""
     run = sampled(prepare(_program(64), KEY), 32)
     assert sum(pool.replicas for pool in pool_draws(run, 32)) == 64 * 64
+
+
+def test_small_changes_of_a_quantile_scatter_as_their_errors_say():
+    # They are much smaller than the distance of two steps.
+    def p90(seed: int, spread: float) -> Jackknifed:
+        program = _program(1, spread)
+        simulated = simulated_steps(program, num_samples=8192, key=jax.random.key(seed))
+        return jackknifed(simulated, [Quantile(0.9)])
+
+    changes = [combined(np.subtract, p90(seed, 0.102), p90(seed, 0.1)) for seed in range(40)]
+    scatter = np.std([change.values[0] for change in changes], ddof=1)
+    errors = np.array([change.scatter[0] for change in changes])
+    assert 0.7 < scatter / np.sqrt(np.mean(errors**2)) < 1.35
