@@ -270,16 +270,17 @@ def test_intervals_cover_where_few_replica_samples_decide():
         slopes = np.array([[slope["kernel", "a", "spread"]] for slope in slopes])
         return Jackknifed(slopes[0], slopes[1:], np.array([rests_on]))
 
-    # 0.95 within four standard errors, and 2.3 of fewer keys, which take longer.
-    for keys, truth, estimated, least in (
-        (400, value, lambda seed: figure_value(p95(seed)), 0.91),
-        (60, of_spread, derivative, 0.885),
+    # Of derivatives there are fewer keys, which take longer.
+    for keys, truth, estimated in (
+        (400, value, lambda seed: figure_value(p95(seed))),
+        (60, of_spread, derivative),
     ):
         estimates = [estimated(seed) for seed in range(keys)]
         low, high = np.array([x.estimates()[0].interval() for x in estimates]).T
         known = ~np.isnan(low)
         assert np.mean(known) >= 0.9
-        assert np.mean(((low < truth) & (truth < high))[known]) >= least
+        coverage = np.mean(((low < truth) & (truth < high))[known])
+        assert coverage >= 0.95 - 2.3 * np.sqrt(0.95 * 0.05 / keys)
         errors, values = np.array([(x.scatter[0], x.values[0]) for x in estimates]).T
         assert 0.8 < np.median(errors) / np.std(values) < 1.3
 

@@ -14,7 +14,7 @@ from prism_jax.analysis._jackknife import Jackknifed, combined, jackknifed
 from prism_jax.engine import _simulated_steps, prepare, simulated_steps
 from prism_jax.engine._pilot import sampled
 from prism_jax.engine._pools import pool_draws, pool_of
-from prism_jax.latency import AbstractLatency, LogNormal
+from prism_jax.latency import AbstractLatency, LogNormal, Mixture
 from prism_jax.program import Variability
 from prism_jax.schedule import GPipe
 
@@ -101,6 +101,19 @@ def test_few_steps_of_many_replicas_rest_on_many_samples():
     """Weighted ones, of which there would be eight, are worth less."""
     run = sampled(prepare(_program(64), KEY), 32)
     assert sum(pool.replicas for pool in pool_draws(run, 32)) == 64 * 64
+
+
+def test_a_quantile_beside_a_gap_lies_where_steps_do():
+    # Eight standard errors of the share of long ones from it.
+    two = Mixture((0.955, 0.045), tuple(LogNormal(x, 0.001) for x in (1.0, 2.0)))
+    program = prism.compile_graph(
+        [prism.Op(1.0, kind="gemm")], variability=Variability(residual={"gemm": two})
+    )
+    simulated = simulated_steps(program, num_samples=2**17, key=KEY)
+    p95 = jackknifed(simulated, [Quantile(0.95)])
+    near = np.quantile(simulated.steps, [0.949, 0.951])
+    assert near[0] < p95.values[0] < near[1]
+    assert p95.scatter[0] < near[1] - near[0]
 
 
 def test_small_changes_of_a_quantile_scatter_as_their_errors_say():

@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import betainc
 
 from .._estimate import Estimate
-from .._misc import counted
+from .._misc import counted, dot
 from ..engine import SimulatedSteps, support
 from ..law import FEWEST, more_steps
 from ..step import GROUPS
 from ._objectives import AbstractObjective, bandwidth
 
 
-# Of the steps beyond a quantile, the share that lies next to it.
-_NEAR = 1 / 8
+# Steps whose ranks are so many standard errors from that of a quantile do not count in it.
+_FARTHEST = 6
 # About a step are one in so many of the steps of its kind before it, and as many after it.
 _WINDOWS = 64
 
@@ -100,7 +101,8 @@ def stacked(*parts: Jackknifed) -> Jackknifed:
 
 def jackknifed(simulated: SimulatedSteps, objectives: Sequence[AbstractObjective]) -> Jackknifed:
     """Figures of simulated steps."""
-    values = [_value(objective, np.sort(simulated.steps)) for objective in objectives]
+    ordered = np.sort(simulated.steps)
+    values = [_value(objective, ordered) for objective in objectives]
     without = [
         [_value(objective, steps) for objective in objectives]
         for steps in without_groups(simulated)
@@ -165,14 +167,18 @@ def _shares(
 def _value(objective: AbstractObjective, steps: Float[np.ndarray, " n"]) -> float:
     """A figure of steps in ascending order. A quantile would move by the distance of two steps,
     which scatters: of two programs that differ by 2 %, up to four times as much as all else. So it
-    is taken of means of steps about each, in values as in what is left of them without a group.
+    is the mean of all steps, weighted by how likely each is the quantile of as many others (Harrell
+    and Davis, "A new distribution-free quantile estimator", 1982), in values as in what is left of
+    them without a group.
     """
-    if objective.level is not None:
-        from scipy.ndimage import uniform_filter1d
-
-        near = int(objective.share * len(steps) * _NEAR) + 1
-        steps = uniform_filter1d(steps, near, mode="nearest")
-    return objective.value(steps)
+    if objective.level is None:
+        return objective.value(steps)
+    n, q = len(steps), objective.level
+    far = _FARTHEST * math.sqrt(n * q * (1 - q)) + 1
+    first, last = max(int(n * q - far), 0), min(int(n * q + far) + 1, n)
+    ends = np.arange(first, last + 1) / n
+    weights = np.diff(betainc((n + 1) * q, (n + 1) * (1 - q), ends))
+    return dot(weights / weights.sum(), steps[first:last])
 
 
 def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float:
