@@ -97,7 +97,9 @@ def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
     ends, room = jnp.ones((number, 3), jnp.float32), Room(2 * number, 4, number)
     for traced in (
         _arrange_on_device.trace(ends, times, whole, np.uint32(0), room, True),
-        _slowest_on_device.trace(_Picks(whole, times, times[None]), np.float32(0.5), 2 * number),
+        _slowest_on_device.trace(
+            _Picks(whole, times, times, times[None]), np.float32(0.5), 2 * number
+        ),
         _counted.trace(times, number, (0.0, 2.0)),
         _group_sums.trace(times, times, whole, times[0], times[:21], (1, 32)),
     ):

@@ -35,7 +35,7 @@ def figure_gradients(figure: Figure) -> tuple[list[Program], float]:
     dependence = dependence_of(figure, figure.value)
     simulated, relevance = dependence.simulated, dependence.relevance()
     group, (bins, moved) = simulated.deciders.group, _moved(dependence)
-    by_bin = through_paths(simulated, relevance, relevance, bins, _BINS)
+    by_bin = through_paths(simulated, np.abs(dependence.slope), relevance, bins, _BINS)
     by_group = through_paths(simulated, dependence.slope, relevance, group, GROUPS)
     influences = dependence.influence, dependence.lost, np.zeros_like(group), 1
     weights = through_weights(simulated, *influences)
@@ -90,8 +90,10 @@ def _moved(
     moved = np.zeros((GROUPS, _BINS))
     for number, others in enumerate(without_groups(simulated)):
         slopes = dependence.unit * dependence.objective.slope(others, dependence.width)
+        slopes = slopes * dependence.matters(others)
         moved[number] = np.bincount(np.searchsorted(edges, others, side="right"), slopes, _BINS)
         kept = np.where(simulated.deciders.group == number, 0, dependence.slope)
+        kept = kept * dependence.matters(steps)
         moved[number] -= np.bincount(bins, kept, _BINS)
     of_bins = np.bincount(bins, relevance, _BINS)
     return bins, moved / np.maximum(of_bins, np.finfo(float).tiny)

@@ -66,10 +66,13 @@ class Dependence(NamedTuple):
     influence: Float[np.ndarray, " n"]
     lost: Float[np.ndarray, " n"]
 
+    def matters(self, steps: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """By how much steps may move: times do, but probabilities of zero and one do not."""
+        return np.ones(len(steps)) if self.simulated.exceedance is None else steps * (1 - steps)
+
     def relevance(self) -> Float[np.ndarray, " n"]:
-        """How much each step matters. A probability of zero or one does not."""
-        size, steps = np.abs(self.slope), self.simulated.steps
-        return size if self.simulated.exceedance is None else size * steps * (1 - steps)
+        """How much each step matters."""
+        return np.abs(self.slope) * self.matters(self.simulated.steps)
 
 
 def dependence_of(figure: Figure, value: float) -> Dependence:

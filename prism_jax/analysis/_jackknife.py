@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.special import betainc
 
 from .._estimate import Estimate
@@ -26,8 +26,9 @@ from ._objectives import AbstractObjective, bandwidth
 
 # Steps whose ranks are so many standard errors from that of a quantile do not count in it.
 _FARTHEST = 6
-# About a step are one in so many of the steps of its kind before it, and as many after it.
-_WINDOWS = 64
+# About a step are as many steps of its kind before it, and after it, as own draws move one by, but
+# so many at least, and one in so many of its kind at most.
+_NEAR, _WINDOWS = GROUPS // 2, 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +126,7 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
     steps, group = simulated.steps, simulated.deciders.group
     # Of one replica, others of its kind come instead.
     single = bool(np.isnan(simulated.without).all())
-    shares = _shares(group, simulated.kind, whole=single)
+    shares = _shares(simulated, whole=single)
     times = np.concatenate([steps, steps if single else simulated.without])
     order = np.argsort(times, kind="stable")
     times, places = times[order], np.arange(len(steps)) + 0.5
@@ -144,21 +145,25 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
         yield np.interp(places, np.cumsum(weights) - weights / 2, times[there])
 
 
-def _shares(
-    group: Int[np.ndarray, " n"], kind: Int[np.ndarray, " n"], *, whole: bool
-) -> Iterator[Float[np.ndarray, " n"]]:
+def _shares(simulated: SimulatedSteps, *, whole: bool) -> Iterator[Float[np.ndarray, " n"]]:
     """For each group, its share of the steps about each step, or of the `whole` of its kind. As
-    many before as after a step are about it, so that what is linear in ranks stays as it is.
+    many before as after a step are about it, so that what is linear in ranks stays as it is. The
+    share is that over all first ranks: a sample that decides 1.5 steps decides 1 or 2.
     """
+    kind = simulated.kind
     order, place = np.argsort(kind, kind="stable"), np.arange(len(kind))
     starts, sizes = np.unique(kind[order], return_index=True, return_counts=True)[1:]
     first, last = (np.repeat(at, sizes) for at in (starts, starts + sizes))
     if not whole:
-        near = np.minimum(place - first, last - 1 - place)
-        near = np.minimum(near, np.repeat(sizes // _WINDOWS, sizes))
+        by_time = np.lexsort((-simulated.steps, kind))
+        moved = max(_NEAR, int(np.abs(np.argsort(by_time)[order] - place).mean()))
+        most = np.maximum(np.repeat(sizes // _WINDOWS, sizes), _NEAR)
+        near = np.minimum(np.minimum(place - first, last - 1 - place), np.minimum(most, moved))
         first, last = place - near, place + near + 1
+    ends, reached = np.arange(len(kind) + 1), np.cumsum(np.append(0.0, simulated.decides))
     for left_out in range(GROUPS):
-        before = np.concatenate([[0], np.cumsum(group[order] == left_out)])
+        of_group = np.where(simulated.groups == left_out, simulated.decides, 0)
+        before = np.interp(ends, reached, np.cumsum(np.append(0.0, of_group)))
         share = np.empty(len(kind))
         share[order] = (before[last] - before[first]) / (last - first)
         yield share

@@ -64,6 +64,8 @@ class SimulatedSteps:
     - `kind`: `(n,)`: steps of a kind are those of a pool that have one regime of the network, in
         the order of their ranks; or, if there is one replica, those of a stratum. Without the
         sample that decides it, a step ends as those of its kind with about its rank do.
+    - `decides`: `(samples,)`, how many steps of each kind a sample decides on average over what
+        rank the first step has; by kinds, the slowest first. `groups`: `(samples,)`, its group.
     - `composed`: what steps consist of.
     - `deciders`: the samples that decide them.
     - `run`: the simulation.
@@ -73,6 +75,8 @@ class SimulatedSteps:
     steps: Float[np.ndarray, " n"]
     without: Float[np.ndarray, " n"]
     kind: Int[np.ndarray, " n"]
+    decides: Float[np.ndarray, " samples"]
+    groups: Int[np.ndarray, " samples"]
     composed: Composed
     deciders: Deciders
     run: Run
@@ -138,8 +142,12 @@ def steps_of_run(
         pools, (decided, composed) = steps.pools, steps.on_host()
         ends = np.cumsum([len(pool.ends) for pool in pools])
         of_pool = np.searchsorted(ends, decided.decider, side="right")
-        parts.append((decided, composed, _deciders(pools, drawn, decided, composed), of_pool))
-    decided, composed, deciders, of_pool = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+        by_rank = np.asarray(pools[0].decides), group_of(np.asarray(pools[0].ids))
+        deciders = _deciders(pools, drawn, decided, composed)
+        parts.append((decided, composed, deciders, of_pool, by_rank))
+    decided, composed, deciders, of_pool, by_rank = jax.tree.map(
+        lambda *x: np.concatenate(x), *parts
+    )
     times, without = (x.astype(np.float64) for x in (decided.times, decided.without))
     kind = deciders.stratum.astype(np.int64)
     if not np.isnan(without).all():
@@ -147,7 +155,10 @@ def steps_of_run(
         # pools have any rank in the others.
         number = np.repeat(np.arange(len(draws)), [pool.steps for pool in draws])
         kind = (number * len(run.chances.network) + deciders.regime) * len(groups) + of_pool
-    return SimulatedSteps(times, without, kind, composed, deciders, run)
+    decides, of_group = by_rank
+    if len(groups) > 1 or run.num_replicas == 1:  # How many a sample decides is not known.
+        decides, of_group = np.ones(len(times)), deciders.group[np.argsort(kind, kind="stable")]
+    return SimulatedSteps(times, without, kind, decides, of_group, composed, deciders, run)
 
 
 def _steps(

@@ -41,6 +41,7 @@ class Pool(eqx.Module):
     - `ends`: when each sink ends, in seconds.
     - `ids`: of the samples.
     - `slowest`: which sample is the slowest replica of each step, by the ranks of these.
+    - `decides`: of how many steps each sample is the slowest replica, over all first ranks.
     - `later`: for each further replica that a step looks at, minus the logarithm of the chance that
         it comes after each sample. After sample `j` it comes after `k` by
         `exp(later[j] - later[k])`.
@@ -53,6 +54,7 @@ class Pool(eqx.Module):
     ends: Float[Array, "samples sinks"]
     ids: UInt32[Array, " samples"]
     slowest: Int[Array, " steps"]
+    decides: Float[Array, " samples"]
     later: Float[Array, "further samples"]
     starts: Int[Array, " further_regimes"]
     last: Int[Array, ""]
@@ -132,7 +134,7 @@ def make_pool(
     small += (np.bool_(looks == ranks.num_replicas),)
     slowest = _slowest_on_device if on_device else _slowest
     samples_of_steps = slowest(picks, np.float32(ranks.offset), room.steps)
-    return Pool(*jax.device_put((rows, ids, samples_of_steps, picks.later, *small)))
+    return Pool(*jax.device_put((rows, ids, samples_of_steps, *picks[2:], *small)))
 
 
 def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
@@ -226,11 +228,12 @@ def steps_by_regime(
 
 class _Picks(NamedTuple):
     """How many steps have a slowest replica that is each sample or one before it: whole steps, and
-    the chance of one more. And `later` of [`Pool`][].
+    the chance of one more. And `decides` and `later` of [`Pool`][].
     """
 
     steps: Int[np.ndarray, " samples"] | Array
     part: Float[np.ndarray, " samples"] | Array
+    decides: Float[np.ndarray, " samples"] | Array
     later: Float[np.ndarray, "further samples"] | Array
 
 
@@ -300,6 +303,7 @@ def _picks(logs: Sequence[np.ndarray], counts: Sequence[int], room: int) -> _Pic
     later = [np.minimum(-log[1:], most) + (most + 4) * g for g, log in enumerate(logs)]
     more = room - len(steps)
     arrays = np.floor(steps).astype(np.int32), (steps % 1).astype(np.float32)
+    decides = np.pad(np.diff(steps, prepend=0).astype(np.float32), (0, more))
     steps, part = (np.pad(x, (0, more), mode="edge") for x in arrays)
     later = np.concatenate(later, axis=1).astype(np.float32)
-    return _Picks(steps, part, np.pad(later, ((0, 0), (0, more)), mode="edge"))
+    return _Picks(steps, part, decides, np.pad(later, ((0, 0), (0, more)), mode="edge"))
