@@ -82,14 +82,14 @@ def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float
     if not 0 < level < 1:
         raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
     if math.isinf(degrees):
-        half = statistics.NormalDist().inv_cdf((1 + level) / 2)
+        deviations = statistics.NormalDist().inv_cdf((1 + level) / 2)
     else:
         from scipy.special import stdtrit
 
-        half = float(stdtrit(degrees, (1 + level) / 2))
+        deviations = float(stdtrit(degrees, (1 + level) / 2))
     if abs(skewness) < 1e-6:
-        return half, half
-    ends = (1 + skewness * (x - skewness / 6) for x in (half, -half))
+        return deviations, deviations
+    ends = (1 + skewness * (x - skewness / 6) for x in (deviations, -deviations))
     below, above = ((math.cbrt(end) - 1) * 3 / skewness for end in ends)
     return below, -above
 

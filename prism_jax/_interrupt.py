@@ -283,8 +283,8 @@ def _told_by_lines(total: int | None, task: str, unit: str) -> Iterator[Callable
     def told() -> str:
         from ._misc import counted
 
-        known = "" if total is None else f"{done:,.0f} of "
-        return f"{task}: {known}{counted(round(done) if total is None else total, unit)}"
+        progress = "" if total is None else f"{done:,.0f} of "
+        return f"{task}: {progress}{counted(round(done) if total is None else total, unit)}"
 
     with said_how_far(told, False):
         yield advance

@@ -56,11 +56,11 @@ def printable(text: str, keep: str = "") -> str:
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """A sentence for an unknown name, with known names: similar ones first, but not too many."""
     known, name = sorted({*known}), quoted(name)
-    near = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
-    hint = f"; did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "."
+    close_names = [quoted(n) for n in difflib.get_close_matches(name, known, n=3, cutoff=0.5)]
+    hint = f"; did you mean {' or '.join(f'`{n}`' for n in close_names)}?" if close_names else "."
     shown = quoted(", ".join(known[:_MOST_NAMES]), 3 * MOST_QUOTED)
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f"No {kind} `{name}`{hint} Known: {shown or 'none'}{more}."
+    and_more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"No {kind} `{name}`{hint} Known: {shown or 'none'}{and_more}."
 
 
 _MOST_NAMES = 12

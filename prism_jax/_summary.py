@@ -142,8 +142,8 @@ class Table:
         return [Column(column) if isinstance(column, str) else column for column in self.columns]
 
     def _below(self) -> list[str]:
-        left = len(self.rows) - (len(self.rows) if self.most is None else self.most)
-        return [f"... and {left:,} more"] * (left > 0) + [*map(printable, self.notes)]
+        num_hidden = len(self.rows) - (len(self.rows) if self.most is None else self.most)
+        return [f"... and {num_hidden:,} more"] * (num_hidden > 0) + [*map(printable, self.notes)]
 
 
 class Shown:
@@ -217,8 +217,10 @@ def _text(value: Any, form: str = "") -> str:
         if low is None or low != low:
             return "unknown"
         # Of a positive figure, whose ends may differ much, both have two digits at least.
-        half = (high - low) / 2
-        ends = (rounded(x, min(half, 0.31 * x) if low > 0 else half) for x in (low, high))
+        half_width = (high - low) / 2
+        ends = (
+            rounded(x, min(half_width, 0.31 * x) if low > 0 else half_width) for x in (low, high)
+        )
         return " .. ".join(ends)
     if isinstance(value, float):
         return format(value, form or (",.0f" if 1e5 <= abs(value) < 1e15 else ".5g"))

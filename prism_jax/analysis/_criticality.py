@@ -232,24 +232,24 @@ def communication_shares(program: Program) -> dict[str, Any]:
     mean = np.asarray(table.mean, np.float64)
     collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
     direct = blocks.direct.value
-    whole = exposed = np.zeros(len(direct))
+    durations = exposed = np.zeros(len(direct))
     if (direct < 0).any():
         runs = blocks.segments.value @ mean
         exposed = blocks.class_collectives.value @ mean
-        whole = blocks.class_segments.value @ runs + exposed
+        durations = blocks.class_segments.value @ runs + exposed
         for sides in (blocks.branches, blocks.outer_branches):
             if sides is blocks.outer_branches:
                 columns = zip(blocks.waits.value[:, 0], blocks.class_waits.value.T, strict=True)
                 for within, classes in columns:
-                    whole, exposed = (x + classes * x[within] for x in (whole, exposed))
+                    durations, exposed = (x + classes * x[within] for x in (durations, exposed))
             # A block that lies within another has no block within it.
-            inner = (runs, 0 * runs) if sides is blocks.branches else (whole, exposed)
+            inner = (runs, 0 * runs) if sides is blocks.branches else (durations, exposed)
             ends, left = (sides.classes.value @ inside for inside in _ends(sides, *inner, mean))
-            whole, exposed = whole + ends, exposed + left
+            durations, exposed = durations + ends, exposed + left
     single = direct >= 0
-    whole = np.where(single, mean[direct], whole)
+    durations = np.where(single, mean[direct], durations)
     exposed = np.where(single, (mean * collective)[direct], exposed)
-    share = exposed / np.where(whole > 0, whole, 1)
+    share = exposed / np.where(durations > 0, durations, 1)
     of_ops = share[program.rows.class_.value[program.ops.row.value]]
     return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
 

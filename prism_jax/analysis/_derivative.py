@@ -42,9 +42,9 @@ def figure_gradients(figure: Figure) -> tuple[list[Program], float]:
     lost = through_weights(simulated, dependence.lost, dependence.lost, group, GROUPS)
 
     def rows(by_group, by_bin, weights, lost):
-        whole = by_group.sum(axis=0) + weights
-        without = whole - by_group + np.tensordot(moved, by_bin, 1)
-        return np.concatenate([whole, without - lost + lost.mean(axis=0)])
+        total = by_group.sum(axis=0) + weights
+        without = total - by_group + np.tensordot(moved, by_bin, 1)
+        return np.concatenate([total, without - lost + lost.mean(axis=0)])
 
     derivatives = jax.tree.map(rows, by_group, by_bin, weights, lost)
     tables = _over_density(figure, dependence, derivatives)

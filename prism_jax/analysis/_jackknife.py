@@ -136,8 +136,8 @@ def without_groups(simulated: SimulatedSteps) -> Iterator[Float[np.ndarray, " n"
         if single:
             weights = [group != left_out, share]
         else:
-            own = left_out_by == left_out
-            kept = 1 - own + own.mean()
+            is_left_out = left_out_by == left_out
+            kept = 1 - is_left_out + is_left_out.mean()
             weights = [kept * (1 - share), kept * share]
         weights = np.concatenate(weights)[order]
         there = weights > 0
@@ -202,8 +202,8 @@ def withheld(what: str, rests_on: float) -> tuple[str, ...]:
     """A note for a figure whose standard error is not known; empty if it is."""
     if rests_on >= FEWEST:
         return ()
-    few = counted(round(rests_on), "independent replica sample")
+    num_samples = counted(round(rests_on), "independent replica sample")
     return (
-        f"{what} rests on {few}, and a standard error needs {FEWEST}: simulate "
+        f"{what} rests on {num_samples}, and a standard error needs {FEWEST}: simulate "
         f"{more_steps(rests_on)}.",
     )

@@ -130,8 +130,8 @@ def adjusted(
     gpu: Float[Array, " ranks"],
 ) -> Adjustment:
     """The program's adjustment with further factors on groups of ops; -1 stands for no group."""
-    own = program.adjustment
-    outer = np.zeros(program.num_ops, np.int64) if own is None else own.group.value
+    adjustment = program.adjustment
+    outer = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group.value
     pairs, number = np.unique(np.stack([outer, group]), axis=1, return_inverse=True)
 
     def of_groups(outer, inner):
@@ -140,9 +140,9 @@ def adjusted(
 
     return Adjustment(
         group=FrozenArray(number.reshape(-1)),
-        latency=of_groups(own and own.latency, latency),
-        spread=of_groups(own and own.spread, spread),
-        gpu=gpu if own is None else gpu * own.gpu,
+        latency=of_groups(adjustment and adjustment.latency, latency),
+        spread=of_groups(adjustment and adjustment.spread, spread),
+        gpu=gpu if adjustment is None else gpu * adjustment.gpu,
     )
 
 
@@ -184,10 +184,10 @@ def check_parts(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for a name that is not of a part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
-    names, known = list(names), [*it.chain(*parts_of(program).values())]
+    names, allowed = list(names), [*it.chain(*parts_of(program).values())]
     for name in names:
-        if name not in known:
-            raise ValueError(unknown_name("part", name, known))
+        if name not in allowed:
+            raise ValueError(unknown_name("part", name, allowed))
     return names
 
 

@@ -183,7 +183,7 @@ def sensitivity(
     falls = gains([*((name,) for name in chosen), tuple(elements)], "gains")
     places = [chosen.index(name) for name in elements]
     total = combined(lambda x: x[:, places].sum(1, keepdims=True), falls)
-    *of_chosen, whole = falls.estimates()
+    *of_chosen, whole_gain = falls.estimates()
     gained = dict(zip(chosen, of_chosen, strict=True))
     return Sensitivity(
         objective=str(objective),
@@ -191,7 +191,7 @@ def sensitivity(
         value=value.estimates()[0],
         parts=tuple(dataclasses.replace(row, gain=gained.get(row.name)) for row in rows),
         sum_of_gains=total.estimates()[0],
-        whole_gain=whole,
+        whole_gain=whole_gain,
         shapley=_shapley(shapley, gains),
         num_samples=count,
         notes=(

@@ -159,11 +159,11 @@ class Sliders:
 
         `ValueError` for a parameter without a slider, or a value beyond its range.
         """
-        known = {slider.name: slider for slider in self.sliders}
+        by_name = {slider.name: slider for slider in self.sliders}
         for name in values:
-            if name not in known:
-                raise ValueError(unknown_name("slider", name, tuple(known)))
-        changes = [known[name].change(value) for name, value in values.items()]
+            if name not in by_name:
+                raise ValueError(unknown_name("slider", name, tuple(by_name)))
+        changes = [by_name[name].change(value) for name, value in values.items()]
         return np.maximum.accumulate(sum(changes, self.law))
 
 

@@ -165,16 +165,18 @@ def sweep_points(
     inputs = [list(map(dict, points.values)), num_samples, words, points.about]
     digest = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()
     done = {} if folder is None else open_parts(folder, digest)
-    left = [[number for number in chunk if number not in done] for chunk in chunks]
+    missing = [[number for number in chunk if number not in done] for chunk in chunks]
     if executor is None:  # A row is written as soon as it is done.
-        left = [[number] for chunk in left for number in chunk]
-    left = [*filter(None, left)]
+        missing = [[number] for chunk in missing for number in chunk]
+    missing = [*filter(None, missing)]
     options = (points.program_of, num_samples, key)
-    tasks = [([points.sources[number] for number in row_numbers], *options) for row_numbers in left]
+    tasks = [
+        ([points.sources[number] for number in row_numbers], *options) for row_numbers in missing
+    ]
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
         for which, rows in run_tasks(_rows, tasks, executor):
-            for number, row in zip(left[which], rows, strict=True):
+            for number, row in zip(missing[which], rows, strict=True):
                 done[number] = {"row": number, **points.values[number], **row}
                 if folder is not None:
                     write_part(folder, done[number], digest)
@@ -225,10 +227,10 @@ def _parameter(program: Program, name: str) -> Callable[[Program], Any]:
 
     node: Any = program
     for depth, key in enumerate(keys):
-        known = node if isinstance(node, dict) else getattr(node, "__dict__", {})
-        if key not in known:
-            raise ValueError(unknown_name("parameter", ".".join(keys[: depth + 1]), known))
-        node = known[key]
+        attributes = node if isinstance(node, dict) else getattr(node, "__dict__", {})
+        if key not in attributes:
+            raise ValueError(unknown_name("parameter", ".".join(keys[: depth + 1]), attributes))
+        node = attributes[key]
     if not eqx.is_inexact_array(node):
         raise ValueError(
             f"`{name}` has the type {type(node).__name__}, but only floating-point numbers of a "

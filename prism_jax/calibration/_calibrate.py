@@ -196,8 +196,8 @@ def fit_level(
             break
     values[2] = max(values[2], 0.0)
     covariance = np.linalg.inv(information)
-    known = np.sqrt(np.diag(covariance))[1:] < _TOLD * deviation[1:]
-    names = (name for name, told in zip(LEVEL[1:], known, strict=True) if not told)
+    is_certain = np.sqrt(np.diag(covariance))[1:] < _TOLD * deviation[1:]
+    names = (name for name, told in zip(LEVEL[1:], is_certain, strict=True) if not told)
     return Level(values, covariance, tuple(names))
 
 

@@ -123,14 +123,14 @@ def epistemic(job: Job, law: Law) -> Epistemic:
 def possible_runs(job: Job, steps: Float[np.ndarray, " steps"], median: float) -> Epistemic:
     """As `epistemic`, from the quantiles of a step at `STEP_LEVELS`, and its median."""
     error, priors = expected_error(job), load_priors()
-    known = None if job.calibrated is None else job.calibrated.uncertainty
-    if known is None:
+    uncertainty = None if job.calibrated is None else job.calibrated.uncertainty
+    if uncertainty is None:
         spread = priors.system_spread.deviation
         laws = laws_of_systems(priors, upper_spread(steps), _SYSTEMS)
         factors = np.stack([law.factors(len(steps)) for law in laws])
         shapes = factors / np.median(factors, axis=1, keepdims=True)
     else:
-        spread = known.spread
+        spread = uncertainty.spread
         relative = steps / median - 1
         shapes = 1 + np.exp(spread * ndtri(_SPREADS))[:, None] * relative
     levels = median * levels_of_law(error, _LEVELS)
@@ -158,8 +158,10 @@ def level_of_runs(job: Job) -> tuple[float, float]:
     level, drift = priors.level, priors.drift
     if has_experts(model):
         level, drift = priors.level_experts, priors.drift_experts
-    known = None if job.calibrated is None else job.calibrated.uncertainty
-    return level.deviation if known is None else known.level, float(np.expm1(drift.mean))
+    uncertainty = None if job.calibrated is None else job.calibrated.uncertainty
+    return level.deviation if uncertainty is None else uncertainty.level, float(
+        np.expm1(drift.mean)
+    )
 
 
 def laws_of_systems(priors: Priors, usual: float, number: int) -> list[StepLaw]:

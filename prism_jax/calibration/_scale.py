@@ -183,11 +183,11 @@ def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
     """
     if not splits:
         return None
-    usual, own = priors.collective_noise, priors.step_alone
+    usual, alone = priors.collective_noise, priors.step_alone
     noise = np.exp(usual.mean) * _FACTORS[:, None]
     step = np.sqrt(max(split.alone for split in splits)) * _PARTS
     cost = (
-        np.log1p((step / own.value) ** 2) + (np.log(_FACTORS)[:, None] / usual.deviation) ** 2 / 2
+        np.log1p((step / alone.value) ** 2) + (np.log(_FACTORS)[:, None] / usual.deviation) ** 2 / 2
     )
     for split in splits:
         predicted = np.maximum(split.kernels + split.collectives * noise**2, 0) + step**2
@@ -238,12 +238,12 @@ def without_calibration(job: Job, source: str) -> Job:
     """
     if job.cluster is None or job.kernels is None:
         return job
-    known = list(kernels_of(msgspec.structs.replace(job, calibrated=None)).variability)
+    families = list(kernels_of(msgspec.structs.replace(job, calibrated=None)).variability)
     rates = {}
     if job.calibrated is not None:
-        known += job.calibrated.variability
+        families += job.calibrated.variability
         rates = job.calibrated.rates
-    changed = tuple(v for v in job.kernels.variability if v not in known)
+    changed = tuple(v for v in job.kernels.variability if v not in families)
     return with_calibrated(job, Calibrated(source, variability=changed, rates=rates))
 
 

@@ -357,13 +357,15 @@ def _with_throughput(
     rows: list[dict[str, Any]], jobs: Sequence[Any], advance: Callable[[float], object]
 ) -> None:
     """Adds GPUs, tokens/s (or samples/s) per GPU and MFU to all rows, or to those of a shard."""
-    known: dict[bytes, Any] = {}  # Without laws, because they do not change it.
+    by_digest: dict[bytes, Any] = {}  # Without laws, because they do not change it.
     for row in rows:
         job = jobs[row["row"]]
         laws = job.kernels and msgspec.structs.replace(job.kernels, variability=())
         key = msgspec.json.encode(msgspec.structs.replace(job, kernels=laws))
         constant = (
-            known[key] if key in known else known.setdefault(key, prism.prediction.throughput(job))
+            by_digest[key]
+            if key in by_digest
+            else by_digest.setdefault(key, prism.prediction.throughput(job))
         )
         row["world_size"] = job.layout.world_size
         if constant is not None and row["mean_s"]:

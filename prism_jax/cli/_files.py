@@ -106,10 +106,10 @@ def init(args: Args) -> Output:
 
 def _newest_stack(framework: str) -> str:
     """The shipped stack of a framework with the latest year."""
-    known = data.list_names("software stack")
-    names = [name for name in known if re.fullmatch(rf"{re.escape(framework)}(-\d{{4}})?", name)]
+    stacks = data.list_names("software stack")
+    names = [name for name in stacks if re.fullmatch(rf"{re.escape(framework)}(-\d{{4}})?", name)]
     if not names:
-        every = dict.fromkeys(re.sub(r"-\d{4}$", "", name) for name in known)
+        every = dict.fromkeys(re.sub(r"-\d{4}$", "", name) for name in stacks)
         raise ValueError(unknown_name("framework", framework, every))
     return max(names)
 
@@ -310,11 +310,11 @@ def hardware(args: Args) -> Output:
     example: prism-jax hardware dgx-h100
     """
     of_devices, of_clusters = data.list_names("device"), data.list_names("cluster")
-    known = {*of_devices, *of_clusters}
+    names = {*of_devices, *of_clusters}
     for name in args.names:
-        if name not in known:
-            raise ValueError(unknown_name("device or cluster", name, known))
-    wanted = {*args.names} or known
+        if name not in names:
+            raise ValueError(unknown_name("device or cluster", name, names))
+    wanted = {*args.names} or names
     # The job sets the number of nodes of a family; a cluster of two racks has all links.
     clusters = [data.load_cluster(name, 10**6) for name in of_clusters if name in wanted]
     wanted |= {cluster.device.name for cluster in clusters}

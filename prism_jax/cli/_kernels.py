@@ -103,8 +103,10 @@ def measure(args: Args) -> Output:
     else:
         calls, empty = [torch.calls(job)], torch.empty()
     _load.say(args, f"measuring {len(calls[0])} calls on each device")
-    left = max(seconds - (time.perf_counter() - begin), 0.0)
-    timed = machine.time_calls(calls, left, progress=_load.wants_progress(args), empty=empty)
+    seconds_left = max(seconds - (time.perf_counter() - begin), 0.0)
+    timed = machine.time_calls(
+        calls, seconds_left, progress=_load.wants_progress(args), empty=empty
+    )
     if timed.interrupted:
         _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = machine.split_scatter(timed.seconds, timed.kinds)
@@ -316,10 +318,10 @@ def _prediction_of(text: str, tables: list[Any]) -> dict[str, Any]:
     key = (measured.kernel, measured.dtype, measured.case)
     table = next((t for t in tables if (t.kernel, t.dtype, t.case) == key), None)
     if table is None:
-        known = ", ".join(dict.fromkeys(map(_name, tables)))
+        names = ", ".join(dict.fromkeys(map(_name, tables)))
         raise ValueError(
             f"--ask: no table is fitted for `{quoted(_name(measured))}`; ask for one of "
-            f"{quoted(known, 300)}."
+            f"{quoted(names, 300)}."
         )
     shape = {name: float(values[0]) for name, values in measured.columns.items()}
     latency, beyond = prism.cluster.shape_latency(table, shape), data.outside(table, shape)

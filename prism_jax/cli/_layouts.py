@@ -64,8 +64,8 @@ def layouts(args: Args) -> Output:
     rankings: list[Any] = []
     with _load.ray_executor(args) as executor:  # First, because the cluster may not answer.
         for job, batch in jobs:
-            left = args.budget - (time.monotonic() - began)
-            budget = left / (len(jobs) - len(rankings))
+            seconds_left = args.budget - (time.monotonic() - began)
+            budget = seconds_left / (len(jobs) - len(rankings))
             out = args.out and os.path.join(args.out, str(len(rankings)) * (len(jobs) > 1))
             options = {"budget": budget, "out": out, "executor": executor}
             rankings.append(_searched(args, job, batch, of, space, options))
@@ -90,8 +90,8 @@ def _searched(
     of_job = (job.model, job.cluster, args.gpus)
     margin = args.memory_margin
     options = {"top": args.top, "memory_margin": margin, **options, "progress": not args.json}
-    number, left = divmod(batch * job.schedule.num_microbatches, job.batch_size)
-    if job.layout.world_size == args.gpus and number and not left:
+    number, remainder = divmod(batch * job.schedule.num_microbatches, job.batch_size)
+    if job.layout.world_size == args.gpus and number and not remainder:
         options["yours"] = _as_listed(job, number)
     if args.by == "mean":
         options["num_samples"] = None
@@ -147,13 +147,13 @@ def _check_kept(changes: list[str]) -> None:
 
 def _space(texts: list[str]) -> Any:
     """Raises a `ValueError` of one sentence."""
-    known = {field.name for field in msgspec.structs.fields(prism.layouts.LayoutSpace)}
+    fields = {field.name for field in msgspec.structs.fields(prism.layouts.LayoutSpace)}
     space: dict[str, Any] = {}
     for text in texts:
         key, choices = values(text, "--choose", "tp=4,8")
         option = f"`--choose {quoted(text)}`"
-        if key not in known:
-            raise ValueError(f"{option}: {unknown_name('key', key, known)}")
+        if key not in fields:
+            raise ValueError(f"{option}: {unknown_name('key', key, fields)}")
         if key in space or len({*choices}) < len(choices):
             raise ValueError(f"{option} gives `{key}` or a value of it twice; give each once.")
         if key not in ("schedule", "recompute"):

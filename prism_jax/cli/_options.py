@@ -91,11 +91,11 @@ def command(
                 check_writes(args, writes)
             return run(args)
 
-        sentence, *own, example = (inspect.getdoc(run) or "").split("\n\n")
+        sentence, *description, example = (inspect.getdoc(run) or "").split("\n\n")
         force = "--force" if writes is not None and writes.replaces else ""
         groups = (_named(words) if isinstance(words, str) else words for words in (*shared, force))
         # An argument of its own stands for a shared one of the same name.
-        listed = dict(arguments("".join(own), how))
+        listed = dict(arguments("".join(description), how))
         listed |= {name: read for name, read in it.chain(*groups) if name not in listed}
         sentence, example = (" ".join(text.split()) for text in (sentence, example))
         return Command(checked, sentence, example, tuple(listed.items()), csv)

@@ -102,25 +102,25 @@ def simulate(args: Args) -> Output:
             "off; leave `--epistemic` out, or give a job with a model."
         )
     program, options = _load.compiled(args, job)
-    known = _load.job_of(job)
+    loaded = _load.job_of(job)
     drawn = {"sampling": args.sampling, "allocations": args.allocations}
     law = prism.engine.simulate(program, **drawn, **options)
     if args.out is not None:
         prism.law.save_law(law, args.out)
     # Of a job as it is shipped; a changed one was not measured.
-    measured = None if known is None or args.overrides else known.measured
+    measured = None if loaded is None or args.overrides else loaded.measured
     levels = {**prism.law.QUANTILES, **args.quantiles}
-    future = None if known is None else prism.calibration.epistemic(known, law)
+    future = None if loaded is None else prism.calibration.epistemic(loaded, law)
     expected = None if future is None else future.intervals(levels)
     table = prism.law.law_table(law, levels, measured and measured.figures, expected)
     result = {"job": job.name, "world_size": job.layout.world_size, **law.to_json(levels)}
     if future is not None:
         result["prediction_interval_90"] = plain(expected)
         result["expected_error"] = _load.expected_error_json(future.error)
-    if known is not None:
-        sources = known.kernels.sources
+    if loaded is not None:
+        sources = loaded.kernels.sources
         result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
-        result["notes"] = list(_load.all_notes(known))
+        result["notes"] = list(_load.all_notes(loaded))
     if measured is not None:
         figures = plain(measured).items()
         result["measured"] = {name: value for name, value in figures if value is not None}
@@ -129,10 +129,10 @@ def simulate(args: Args) -> Output:
             for row in table.rows
             if row["measured_s"] is not None
         }
-    per_gpu = prism.prediction.throughput(known, law.mean)
+    per_gpu = prism.prediction.throughput(loaded, law.mean)
     needed = None
-    if known is not None and per_gpu is not None:
-        needed = prism.prediction.memory(known)
+    if loaded is not None and per_gpu is not None:
+        needed = prism.prediction.memory(loaded)
         result |= {"throughput": plain(per_gpu), "fits": needed.fits}
     result["exposed_data_parallel_s"] = _exposed(program, options)
     if args.epistemic and future is not None:
@@ -140,7 +140,7 @@ def simulate(args: Args) -> Output:
     _load.tell_interrupted("steps", law, law.num_samples)
     table = dataclasses.replace(table, title="")
     lines = _below(law, future, result, per_gpu)
-    lines += [] if needed is None or needed.fits else [_fit(known, needed)]
+    lines += [] if needed is None or needed.fits else [_fit(loaded, needed)]
     return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 
 
@@ -250,7 +250,7 @@ def _commands(args: Args) -> dict[str, str]:
     """
     job = [args.job, *(word for change in args.overrides for word in ("--set", change))]
     seed = ["--seed", str(args.seed), *["--allow-oom"] * args.allow_oom]
-    few = [*job, "--samples", str(min(args.samples, prism.report.MOST_STEPS)), *seed]
+    with_samples = [*job, "--samples", str(min(args.samples, prism.report.MOST_STEPS)), *seed]
     law = [*job, "--samples", str(args.samples), *seed, "--sampling", args.sampling]
     if args.allocations is not None:
         law += ["--allocations", str(args.allocations)]
@@ -259,10 +259,10 @@ def _commands(args: Args) -> dict[str, str]:
     step = ["--quantile", f"{args.quantile:g}", "--out", "step.json"]
     words = {
         "simulate": ["simulate", *law],
-        "sensitivity": ["sensitivity", *few, "--objective", args.objective],
-        "criticality": ["criticality", *few],
+        "sensitivity": ["sensitivity", *with_samples, "--objective", args.objective],
+        "criticality": ["criticality", *with_samples],
         "memory": ["memory", *job],
-        "sample_step": ["timeline", *few, *step],
+        "sample_step": ["timeline", *with_samples, *step],
         "load_job": ["show", *job],
     }
     return {name: shlex.join(["prism-jax", *line]) for name, line in words.items()}

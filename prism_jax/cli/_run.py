@@ -69,10 +69,10 @@ def run(args: Args) -> Output:
     job = _load.load(args)
     failures, world_size = load_failures(args.failures), job.layout.world_size
     failures = failures if args.age is None else at_age(failures, args.age)
-    known = _load.job_of(job)
-    steps, costs = _steps(args, known), _costs(args, failures, world_size)
+    loaded = _load.job_of(job)
+    steps, costs = _steps(args, loaded), _costs(args, failures, world_size)
     program, options = _load.compiled(args, job)
-    level, drift = (0.0, 0.0) if known is None else prism.calibration.level_of_runs(known)
+    level, drift = (0.0, 0.0) if loaded is None else prism.calibration.level_of_runs(loaded)
     level = level if args.level is None else args.level
     law = prism.runs.training_run(
         program,
@@ -80,7 +80,7 @@ def run(args: Args) -> Output:
         failures=failures,
         costs=costs,
         num_spares=args.spares,
-        autocorrelation_time=args.autocorrelation or _spell_steps(known),
+        autocorrelation_time=args.autocorrelation or _spell_steps(loaded),
         level=level,
         drift=drift,
         find_slow_s=args.find_slow,
@@ -88,7 +88,7 @@ def run(args: Args) -> Output:
         derivatives=args.derivatives,
         **options,
     )
-    error = None if known is None else prism.prediction.expected_error(known)
+    error = None if loaded is None else prism.prediction.expected_error(loaded)
     future = law if error is None else law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
     names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
     result: dict[str, Any] = {
@@ -174,8 +174,8 @@ def _costs(args: Args, failures: Any, world_size: int) -> Any:
     costs = {f"{n}_s": v for n in _COSTS if (v := getattr(args, n)) is not None}
     if not costs:
         return None
-    known = ("blocking_s", "restart_s", "repair_s", "repair_power")
-    costs = {name: getattr(failures, name) for name in known} | costs
+    fields = ("blocking_s", "restart_s", "repair_s", "repair_power")
+    costs = {name: getattr(failures, name) for name in fields} | costs
     if "interval_s" not in costs:
         counted = sum(cause.count for cause in failures.causes if not cause.announced)
         rate = counted * world_size / (failures.device_hours * 3600)

@@ -119,9 +119,9 @@ def drawn(power: Power, kind: str) -> float:
     leaks more, up to its limit.
     """
     leaked = power.static_w * math.expm1(power.leakage_per_k * power.warmer_k)
-    known = {"": power.static_w, "gemm": power.gemm_w, "attention": power.attention_w}
-    known["convolution"] = power.gemm_w
-    return min(known.get(kind, power.moving_w) + leaked, power.limit_w)
+    watts = {"": power.static_w, "gemm": power.gemm_w, "attention": power.attention_w}
+    watts["convolution"] = power.gemm_w
+    return min(watts.get(kind, power.moving_w) + leaked, power.limit_w)
 
 
 def shape_latency(table: ShapeTable, sizes: Mapping[str, float]) -> float:

@@ -224,9 +224,9 @@ def cross_validate(measured: Measured, sms: int = 0) -> Float[np.ndarray, " rows
     fold = _folds(np.stack(list(sizes.values()), -1))
     errors = np.full(len(fold), np.nan)
     for i in np.unique(fold) if fold.any() else ():
-        kept, left = measured.only(fold != i), measured.only(fold == i)
+        kept, left_out = measured.only(fold != i), measured.only(fold == i)
         table = fit_shapes(kept, sms)
-        errors[fold == i] = np.log(shape_latencies(table, left.columns) / left.seconds)
+        errors[fold == i] = np.log(shape_latencies(table, left_out.columns) / left_out.seconds)
     return errors
 
 

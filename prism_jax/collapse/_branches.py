@@ -132,8 +132,8 @@ def branch_moments(
         return ends[:4], ends[4:, :, middle], sway, waits
 
     # One after the other, and computed again for the derivative, because it is large to keep.
-    every = compute, rows, inside, overlaps.slowdowns, of_loads
-    *figures, waits = jax.lax.map(jax.checkpoint(of_branch), every)
+    arguments = compute, rows, inside, overlaps.slowdowns, of_loads
+    *figures, waits = jax.lax.map(jax.checkpoint(of_branch), arguments)
     ends, parts, sway = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), figures)
     return ends, parts, sway, waits
 
@@ -176,8 +176,8 @@ def _everywhere(function, *figures) -> Float[Array, "figures *shape"]:
     """A function of columns of figures, applied at each place of arrays of them."""
     shape = jnp.broadcast_shapes(*(x.shape[1:] for x in figures))
     figures = [x.reshape(len(x), *[1] * (len(shape) + 1 - x.ndim), *x.shape[1:]) for x in figures]
-    whole = jnp.concatenate([jnp.broadcast_to(x, (len(x), *shape)) for x in figures])
-    return function(whole.reshape(len(whole), -1)).reshape(-1, *shape)
+    stacked = jnp.concatenate([jnp.broadcast_to(x, (len(x), *shape)) for x in figures])
+    return function(stacked.reshape(len(stacked), -1)).reshape(-1, *shape)
 
 
 @by_columns
@@ -266,10 +266,10 @@ def _quadrature(figures, figures_2):
     meets = (ahead + pick(part_2, part) * narrow) / jnp.maximum(spread, 1e-12)
     meets = jnp.clip(cube_normal_score(meets, pick(skewness, skewness_2)), -_LIMIT, _LIMIT)
     # Two parts, below and above: one axis for the parts, and one for the points of each.
-    half = jnp.stack([meets + _LIMIT, _LIMIT - meets], axis=-1) / 2
+    half_lengths = jnp.stack([meets + _LIMIT, _LIMIT - meets], axis=-1) / 2
     middle = jnp.stack([meets - _LIMIT, _LIMIT + meets], axis=-1) / 2
-    inner = middle + half * constants(_INNER, 1, -1, 1)
-    weights = half * constants(_INNER_WEIGHTS, 1, -1, 1) * jnp.exp(-(inner**2) / 2)
+    inner = middle + half_lengths * constants(_INNER, 1, -1, 1)
+    weights = half_lengths * constants(_INNER_WEIGHTS, 1, -1, 1) * jnp.exp(-(inner**2) / 2)
     weights = weights * constants(_OUTER_WEIGHTS, -1, 1, 1)
     inner = inner.reshape(*inner.shape[:-2], -1)
     weights = weights.reshape(inner.shape)

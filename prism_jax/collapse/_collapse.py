@@ -206,9 +206,9 @@ def class_moments(
         alone = members[0] <= 1
         return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
-    every = members.T, of_members, collapse.members, decide.share
+    arguments = members.T, of_members, collapse.members, decide.share
     # Computed again for the derivative, which is faster than keeping it for all rows.
-    slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), every), 0, 1)
+    slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), arguments), 0, 1)
     powers = jnp.stack([network, network**2, network**3])
     of_kernels = in_segments = in_kernels = hides = none = None
     if load is not None and collapse.loads is not None:

@@ -67,8 +67,8 @@ class Hidden(NamedTuple):
 
     def meeting(self, stalls: Stalls) -> Float[Array, " contents"]:
         """The share of pairs of stalls that are before the same wait on different members."""
-        every = stalls.members * (stalls.rates @ self.calls) ** 2
-        return self.pairs[0] / jnp.where(every > 0, every, 1)
+        squares = stalls.members * (stalls.rates @ self.calls) ** 2
+        return self.pairs[0] / jnp.where(squares > 0, squares, 1)
 
     def within(
         self,

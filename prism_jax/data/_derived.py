@@ -51,10 +51,10 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
         together = dp * size
         if batch % together:
             low = batch // together * together
-            near = " or ".join(str(near) for near in (low, low + together) if near)
+            multiple = " or ".join(str(multiple) for multiple in (low, low + together) if multiple)
             raise ValueError(
                 f"`training.global_batch_size` is {batch}, not a multiple of dp*microbatch_size = "
-                f"{dp}*{size} = {together}; use {near}, or other degrees or microbatches."
+                f"{dp}*{size} = {together}; use {multiple}, or other degrees or microbatches."
             )
         derived["schedule.num_microbatches"] = batch // together
     has_order = "schedule" in table or "schedule.num_microbatches" in derived

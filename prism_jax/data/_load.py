@@ -221,10 +221,10 @@ def _resolve(
         return
     for override in changes:
         if override.keys[:3] == ("cluster", "device", "power"):
-            known = (name for name in list_names("device") if load_device(name).power)
+            devices = (name for name in list_names("device") if load_device(name).power)
             raise ValueError(
                 f"override `{override}`: what the device `{quoted(device.get('name', ''))}` draws "
-                f"is not known; take {', '.join(known)}, or add `[power]` to the device's file."
+                f"is not known; take {', '.join(devices)}, or add `[power]` to the device's file."
             )
 
 

@@ -154,13 +154,13 @@ def load_kernels(cluster: Cluster, operators: Operators | None = None) -> Kernel
 def _of_year(device: Device, operators: Operators | None) -> Device:
     """The device with its kernels in the libraries of operators, if these were measured."""
     name = f"{device.name}-{operators.libraries}" if operators else ""
-    known = list_names("profile of kernels")
+    names = list_names("profile of kernels")
     if device.kernels is not None and is_path(device.kernels):
         return device
-    if name in known:
+    if name in names:
         return msgspec.structs.replace(device, name=name, kernels=name)
     measured_name = f"{_MEASURED}-{operators.libraries}" if operators else ""
-    if measured_name in known and (device.kernels or device.name) == _SAME_DIE:
+    if measured_name in names and (device.kernels or device.name) == _SAME_DIE:
         return msgspec.structs.replace(device, kernels=measured_name)
     return device
 
@@ -196,14 +196,14 @@ def links_without_table(cluster: Cluster) -> tuple[str, ...]:
     folder, source = _folder("cluster", cluster)
     if source.stands_in_for:  # `Kernels.notes` warns about these.
         return ()
-    known = {row.variant for row in _rows(folder, CollectiveRow)}
-    return tuple(link.name for link in cluster.links if link.name not in known)
+    variants = {row.variant for row in _rows(folder, CollectiveRow)}
+    return tuple(link.name for link in cluster.links if link.name not in variants)
 
 
 def load_source(name: str) -> Source:
     """Where the numbers of `kernels/<name>/` are from."""
-    if name not in (known := list_names("profile of kernels")):
-        raise ValueError(unknown_name("profile of kernels", name, known))
+    if name not in (names := list_names("profile of kernels")):
+        raise ValueError(unknown_name("profile of kernels", name, names))
     return _source_of(data_folder("kernels") / name)
 
 

@@ -122,25 +122,25 @@ def apply_override(raw: dict[str, Any], override: Override) -> str:
         seen = ".".join(override.keys[: depth + 1])
         if isinstance(table, list):
             named = [(i, item) for i, item in enumerate(table) if isinstance(item, dict)]
-            known = {str(item["name"]): i for i, item in named if "name" in item}
+            places = {str(item["name"]): i for i, item in named if "name" in item}
         else:
-            known = types_of(struct_type(annotation)) or dict.fromkeys(table, Any)
+            places = types_of(struct_type(annotation)) or dict.fromkeys(table, Any)
         # A module itself checks its keys later.
         is_of_module = depth == last == 3 and override.keys[:2] == ("model", "modules")
-        if key not in known and not (is_of_module and isinstance(table, dict)):
+        if key not in places and not (is_of_module and isinstance(table, dict)):
             before = seen.removesuffix(key)
-            raise ValueError(unknown_name("key", seen, (f"{before}{name}" for name in known)))
+            raise ValueError(unknown_name("key", seen, (f"{before}{name}" for name in places)))
         if isinstance(table, list):
             if depth == last:
                 raise ValueError(f"`{quoted(seen)}` is a table; set one of its keys.")
-            table, path = table[known[key]], f"{path[:-1]}[{known[key]}]."
+            table, path = table[places[key]], f"{path[:-1]}[{places[key]}]."
             continue
         if depth == last:
             table[key] = override.value
             if override.value is None:  # As if it had not been given.
                 del table[key]
             return f"{path}{key}"
-        annotation = known[key]
+        annotation = places[key]
         if struct_type(annotation) is not None:
             table.setdefault(key, {})
         table, path = table.get(key), f"{path}{key}."

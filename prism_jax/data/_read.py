@@ -272,14 +272,14 @@ def write_toml(
 
 def _commented(text: str, comments: Mapping[str, str]) -> str:
     """A text in TOML with comments, each once."""
-    lines, left, section = [], dict(comments), ""
+    lines, uncommented, section = [], dict(comments), ""
     for line in text.splitlines():
         if header := re.fullmatch(r"\[+([^\[\]]+)\]+", line):
             section, key = header[1], header[1]
         else:
             name = re.match(r"([\w-]+) = ", line)
             key = f"{section}.{name[1]}".lstrip(".") if name else ""
-        comment = quoted(left.pop(key, ""), 200)
+        comment = quoted(uncommented.pop(key, ""), 200)
         if not comment:
             lines.append(line)
         elif header or line.endswith(("[", "{")):  # A section, or a list on further lines.

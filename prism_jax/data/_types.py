@@ -51,12 +51,12 @@ def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:
     """Raises if `raw` has a key that `cls` does not have. The message names similar keys."""
-    known = types_of(cls)
+    types = types_of(cls)
     for key, value in raw.items():
-        if key not in known:
-            sentence = unknown_name("key", f"{prefix}{key}", (f"{prefix}{k}" for k in known))
+        if key not in types:
+            sentence = unknown_name("key", f"{prefix}{key}", (f"{prefix}{k}" for k in types))
             raise ValueError(f"{where(prefix + key)}: {sentence}")
-        if (inner := struct_type(known[key])) is None:
+        if (inner := struct_type(types[key])) is None:
             continue
         items = enumerate(value) if isinstance(value, list) else [(None, value)]
         for i, item in items:
@@ -97,8 +97,8 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
 @ft.cache
 def types_of(cls: type[msgspec.Struct] | None) -> dict[str, Any]:
     """The types of the keys that a table of a struct may have; none for `None`."""
-    known = msgspec.structs.fields(cls) if cls else ()
-    return {field.encode_name: field.type for field in known if field.type is not Given}
+    fields = msgspec.structs.fields(cls) if cls else ()
+    return {field.encode_name: field.type for field in fields if field.type is not Given}
 
 
 def _type_of(cls: Any, key: str) -> Any:

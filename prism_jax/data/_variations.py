@@ -187,8 +187,8 @@ def check_variation(variation: Variation) -> None:
             "`power` is the law of the component `rank` alone and has no parameters; it follows "
             "from the device's `[power]`."
         )
-    own = _NETWORKS.get(family, ()) if component == "network" else _OWN.get(component, ())
-    allowed = (*own, *[STEP_EXCESS] * (family == "two-regimes"))
+    factors = _NETWORKS.get(family, ()) if component == "network" else _OWN.get(component, ())
+    allowed = (*factors, *[STEP_EXCESS] * (family == "two-regimes"))
     for name, number in parameters.items():
         if component == "network" and name not in allowed:
             raise ValueError(unknown_name("parameter", name, allowed))
@@ -202,6 +202,6 @@ def check_variation(variation: Variation) -> None:
             f"`{min(seconds)}` is a parameter of the component `step` with the family `lognormal` "
             "only; leave it out."
         )
-    missing = [name for name in own if name not in parameters]
+    missing = [name for name in factors if name not in parameters]
     if missing:
         raise ValueError(f"`parameters` has no `{missing[0]}`; add it.")

@@ -328,14 +328,14 @@ def _log_likelihood(
 ) -> Float[np.ndarray, " values"]:
     """The log likelihood of what was measured, for each value of the parameter of a cause."""
     future, error = of.future, of.future.error
-    few = not len(series.steps)  # A single figure is a mean.
-    factor = (np.mean if few else np.median)(cause.factors, axis=1)
+    is_single = not len(series.steps)  # A single figure is a mean.
+    factor = (np.mean if is_single else np.median)(cause.factors, axis=1)
     off = np.log(series.level / np.median(future.levels) / factor)
     # A narrower law would fall between two values of the grid.
     apart = np.abs(np.gradient(np.log(factor))) / 2 if len(factor) > 1 else 0.0
     spread = np.maximum(error.spread, apart)
     level = log_student(off / spread, error.degrees) - np.log(spread)
-    if few:
+    if is_single:
         return level
     priors = load_priors()
     drift = priors.drift_experts if has_experts(parts_of(of.job).model) else priors.drift

@@ -114,14 +114,14 @@ def calibrated_to_profile(
             "A profile of whole steps calibrates jobs of plain PyTorch on one pipeline rank; give "
             "one whose `training.software` is such a stack, or measured steps by `--to`."
         )
-    whole = sum(kernels.measured_s for kernels in classes)
+    measured_s = sum(kernels.measured_s for kernels in classes)
     # What the device is idle between kernels that are launched in time is a part of each of them.
     idle = sum(part.seconds for part in profiled.idle if part.cause == "device")
     gap = idle / sum(kernels.measured for kernels in classes)
     rates = {
         kind: (kernels.measured_s + gap * kernels.predicted) / kernels.predicted_s
         for kernels in classes
-        if min(kernels.predicted_s, kernels.measured_s) > _SMALL * whole
+        if min(kernels.predicted_s, kernels.measured_s) > _SMALL * measured_s
         for kind in kernels.kinds
     }
     job = msgspec.structs.replace(job, calibrated=Calibrated(source, rates=rates))

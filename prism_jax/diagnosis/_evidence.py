@@ -106,11 +106,15 @@ def of_ranks(ranks: Sequence[RankWhere], job: Job) -> OfRanks:
     """
     peers = max(job.layout.world_size // job.layout.pp, 1)
     step = float(np.median([where.step_time_s for where in ranks]))
-    own = {where.rank: where.own_s / step for where in ranks}
+    own_shares = {where.rank: where.own_s / step for where in ranks}
     lead: dict[int, tuple[float, float]] = {}
-    for rank, share in own.items():
-        near = [x for r, x in own.items() if r != rank and r // peers == rank // peers]
-        compared = near if len(near) > 1 else [x for r, x in own.items() if r != rank] or [share]
+    for rank, share in own_shares.items():
+        neighbours = [x for r, x in own_shares.items() if r != rank and r // peers == rank // peers]
+        compared = (
+            neighbours
+            if len(neighbours) > 1
+            else [x for r, x in own_shares.items() if r != rank] or [share]
+        )
         lead[rank] = (share - float(np.median(compared)), float(np.std(compared)))
     rank = max(lead, key=lambda r: lead[r][0])
     least = min(ranks, key=lambda where: where.hideable_s[0])

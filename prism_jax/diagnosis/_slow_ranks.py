@@ -128,8 +128,10 @@ def wait_for_spare(
         return 0.0 if num_spares is None else repair_s
     taken = sum(cause.count for cause in failures.causes if cause.takes_node)
     rate = taken * devices / (failures.device_hours * 3600)
-    few, all_spares = (waiting_share(rate, repair_s, n) for n in (num_spares - 1, num_spares))
-    return repair_s * (few - all_spares)
+    all_but_one, all_spares = (
+        waiting_share(rate, repair_s, n) for n in (num_spares - 1, num_spares)
+    )
+    return repair_s * (all_but_one - all_spares)
 
 
 def slow_ranks(

@@ -83,10 +83,13 @@ def slowest_ends(
         ends = np.concatenate([pending[0], ends[:, :sinks]])
         regimes = np.concatenate([pending[1], regimes])
         steps = len(ends) // replicas
-        whole = steps * replicas
-        pending = ends[whole:], regimes[whole:]
+        num_samples = steps * replicas
+        pending = ends[num_samples:], regimes[num_samples:]
         if steps:
-            yield ends[:whole].reshape(steps, replicas, -1).max(axis=1), regimes[:whole:replicas]
+            yield (
+                ends[:num_samples].reshape(steps, replicas, -1).max(axis=1),
+                regimes[:num_samples:replicas],
+            )
 
 
 def _explicit_tile(shared, _, ids, gpu_ids):

@@ -141,8 +141,8 @@ def _step_vjp(shared, _, ids, end, sink, regimes, slope):
 
     def forward(tables, exceedance, end):
         ends = jnp.where(other_sinks, jnp.finfo(end.dtype).min / 4, end[None])
-        whole = dataclasses.replace(plan, tables=tables)
-        parts = step_parts(whole, ends, ids, key, regimes)[1]
+        changed = dataclasses.replace(plan, tables=tables)
+        parts = step_parts(changed, ends, ids, key, regimes)[1]
         return times_or_chances(tables.step, tables.residuals, parts, exceedance)
 
     _, vjp = jax.vjp(forward, plan.tables, exceedance, end)

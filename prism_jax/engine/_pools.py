@@ -124,10 +124,10 @@ def pool_draws(run: Run, num_steps: int) -> list[Draws]:
 def _samples(run: Run) -> int:
     """The samples of a pool, where there are more: a power of two."""
     replicas, sinks = run.program.num_replicas, len(run.plan.structure.sinks.first)
-    more = _MORE_WIDE if on_accelerator() else 1
+    wider = _MORE_WIDE if on_accelerator() else 1
     fewest = max(bucket(_SAMPLES_A_REPLICA * replicas, 1) // 2, _ROOM)
-    most = max(more * _SAMPLES, bucket(2 * replicas, 1))
-    return min(max(more * _ENDS // sinks, fewest), most)
+    most = max(wider * _SAMPLES, bucket(2 * replicas, 1))
+    return min(max(wider * _ENDS // sinks, fewest), most)
 
 
 def room_of(run: Run, draws: Sequence[Draws]) -> Room:

@@ -116,12 +116,12 @@ def _law(
         try:
             for number, drawn in enumerate(drawn_pools(run, draws, advance)):
                 # Whole pools of one run have the errors of the first.
-                whole = drawn.steps == drawn.draws.steps
+                is_whole = drawn.steps == drawn.draws.steps
                 pool = pool_of(run, drawn, looks, room, number)
                 steps = pooled_steps(run, (pool,), drawn.steps, advance)
                 part = steps.counted(grid)
-                errors = first if first is not None and whole else steps.errors(part)
-                first = errors if whole else first
+                errors = first if first is not None and is_whole else steps.errors(part)
+                first = errors if is_whole else first
                 effective = effective_samples(run, drawn)
                 fields |= {"requested": drawn.draws.steps, "effective_samples": effective}
                 law = law_of(part, drawn.steps, grid, errors, **fields)

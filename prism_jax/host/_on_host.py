@@ -199,9 +199,9 @@ def flat(function: Function) -> Flat:
 
 def evaluated(function: Function, args: Sequence[Any]) -> list[Any]:
     """What a traced function returns."""
-    whole = flat(function)
-    values = values_of(whole, args, all_of_them=False)
-    return [values[number] for number in whole.outputs]
+    flattened = flat(function)
+    values = values_of(flattened, args, all_of_them=False)
+    return [values[number] for number in flattened.outputs]
 
 
 def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> list[Any]:

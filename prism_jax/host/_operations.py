@@ -62,8 +62,8 @@ def _broadcast(equation, x, *_):
 def _iota(equation, *_):
     shape, axis = _shape(equation), equation.params["dimension"]
     along = np.arange(shape[axis], dtype=equation.params["dtype"])
-    whole = np.broadcast_to(along, (*np.delete(shape, axis), shape[axis]))
-    return wide(np.moveaxis(whole, -1, axis))
+    numbers = np.broadcast_to(along, (*np.delete(shape, axis), shape[axis]))
+    return wide(np.moveaxis(numbers, -1, axis))
 
 
 def _select(equation, which, *cases):

@@ -104,14 +104,14 @@ def _pulled_back(
 @ft.lru_cache(maxsize=4096)
 def _read_on_the_way_back(function: Function) -> Flat:
     """A traced function without calls of others whose values are only returned."""
-    whole = flat(function)
-    read = {number for operation in whole.operations for number in operation.reads}
+    flattened = flat(function)
+    read = {number for operation in flattened.operations for number in operation.reads}
     kept = [
         operation
-        for operation in whole.operations
+        for operation in flattened.operations
         if _has_slopes(operation.equation) or read & {*operation.writes}
     ]
-    return whole._replace(operations=kept)
+    return flattened._replace(operations=kept)
 
 
 def _has_slopes(equation: JaxprEqn) -> bool:

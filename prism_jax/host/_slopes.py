@@ -78,8 +78,10 @@ def _summed(derivatives, shape):
 
 def _broadcast(equation, g, z, x, *_):
     places, shape = equation.params["broadcast_dimensions"], np.shape(x)
-    own = {place for place, size in zip(places, shape, strict=True) if size == np.shape(z)[place]}
-    axes = tuple(1 + axis for axis in range(np.ndim(z)) if axis not in own)
+    same_size = {
+        place for place, size in zip(places, shape, strict=True) if size == np.shape(z)[place]
+    }
+    axes = tuple(1 + axis for axis in range(np.ndim(z)) if axis not in same_size)
     return [lambda: g.sum(axis=axes).reshape(len(g), *shape)]
 
 

@@ -25,15 +25,15 @@ def read_adapters(config: Mapping[str, object]) -> tuple[Table, list[str]]:
         read.problems.append(
             f"`peft_type` {quoted(read.get('peft_type'))} of `adapter_config.json`"
         )
-    targets, known = read.get("target_modules", "all-linear"), tables()["maps"]["adapted"]
+    targets, adapted = read.get("target_modules", "all-linear"), tables()["maps"]["adapted"]
     if isinstance(targets, str):  # A pattern of names, or all of them.
-        words = known if targets == "all-linear" else re.findall(r"\w+", targets)
-        names = [name for name in words if name in known]
+        words = adapted if targets == "all-linear" else re.findall(r"\w+", targets)
+        names = [name for name in words if name in adapted]
     else:
         listed = targets if isinstance(targets, list) else []
         names = [str(name).rpartition(".")[2] for name in listed]
-    unknown = sorted({name for name in names if name not in known})
-    modules = {known[name] for name in names if name in known}
+    unknown = sorted({name for name in names if name not in adapted})
+    modules = {adapted[name] for name in names if name in adapted}
     if not modules:
         read.problems.append(f"`target_modules` {quoted(targets, 80)} of `adapter_config.json`")
     table = {
@@ -43,8 +43,8 @@ def read_adapters(config: Mapping[str, object]) -> tuple[Table, list[str]]:
     }
     read.check()
     notes = ["Adapters are read from `adapter_config.json`; what they adapt is not trained."]
-    left = [f"`{key}`" for key in _OTHERS if read.get(key)]
-    left += [f"adapters of `{quoted(name, 40)}`" for name in unknown[:8]]
-    if left:
-        notes.append(f"Of `adapter_config.json` {', '.join(left)} are left out.")
+    unread = [f"`{key}`" for key in _OTHERS if read.get(key)]
+    unread += [f"adapters of `{quoted(name, 40)}`" for name in unknown[:8]]
+    if unread:
+        notes.append(f"Of `adapter_config.json` {', '.join(unread)} are left out.")
     return table, notes

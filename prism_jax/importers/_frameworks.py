@@ -170,9 +170,9 @@ def framework_of(document: Document) -> Framework | None:
         owner = framework(framework_name)
         marked = sum(1 for mark in owner.marks if any(_marks(mark, name) for name in names))
         if marked >= owner.table.get("least_marks", 1):
-            known = sum(1 for name in names if owner.meaning(name) is not None)
-            if (known, marked) > most:
-                best, most = owner, (known, marked)
+            num_meant = sum(1 for name in names if owner.meaning(name) is not None)
+            if (num_meant, marked) > most:
+                best, most = owner, (num_meant, marked)
     return best
 
 
@@ -266,9 +266,9 @@ def translate(
         arguments.problems.add(f"`--leave-out {key}`, a key that no file has")
     if told:
         names = ", ".join(f"`{quoted(key, 60)}`" for key in told[:4])
-        more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+        and_more = f" and {len(told) - 4} more" if len(told) > 4 else ""
         arguments.problems.notes.append(
-            f"Left out, because they name data, tokenizers or logs: {names}{more}."
+            f"Left out, because they name data, tokenizers or logs: {names}{and_more}."
         )
     return arguments
 
@@ -380,10 +380,10 @@ def _tell_unknown(problems: Problems, unknown: list[str], owner: Framework, stri
         problems.add(problem)
         return
     for key in unknown:
-        near = _near(usual(key), owner)
-        if near:
+        close_keys = _near(usual(key), owner)
+        if close_keys:
             problems.add(
-                f"`{quoted(key)}`, a {word} that is not known here (did you mean `{near}`?)"
+                f"`{quoted(key)}`, a {word} that is not known here (did you mean `{close_keys}`?)"
             )
         elif strict:
             problems.add(f"`{quoted(key)}`, a {word} that is not known here")
@@ -397,10 +397,10 @@ def _near(name: str, owner: Framework) -> str:
     """The known key that was probably meant: one that differs by a slip of the finger, or a flag
     that sets a key and whose name has more words.
     """
-    effects = [known for known, meaning in owner.meanings.items() if meaning.kind != "no_effect"]
+    effects = [names for names, meaning in owner.meanings.items() if meaning.kind != "no_effect"]
     slips = len(name) > 3 and difflib.get_close_matches(
         name, effects, 1, 1 - 1.01 / (len(name) - 1)
     )
     words = {*name.split("-")}
-    longer = (known for known, m in owner.meanings.items() if m.kind == "sets" and len(words) > 1)
+    longer = (names for names, m in owner.meanings.items() if m.kind == "sets" and len(words) > 1)
     return slips[0] if slips else next((n for n in longer if words < {*n.split("-")}), "")

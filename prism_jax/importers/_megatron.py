@@ -198,13 +198,13 @@ def _uneven(read: Reader, pp: int, count: int, first: int, last: int) -> list[in
     if of_stage in read:
         virtual = max(1, first // read.count(of_stage)) if first else 1
     between = pp - bool(first) - bool(last)
-    left = count - first - last
+    num_between = count - first - last
     if pp * virtual > MOST_LAYERS:
         read.problems.append(f"{pp}*{virtual} stages for {count} layers")
         return []
-    even = left // between if between else 0
+    even = num_between // between if between else 0
     ranks = [first or even, *[even] * (pp - 2), last or even]
-    if pp < 2 or left != even * between or any(rank % virtual for rank in ranks):
+    if pp < 2 or num_between != even * between or any(rank % virtual for rank in ranks):
         read.problems.append("uneven stages that do not divide")
         return []
     return [rank // virtual for rank in ranks] * virtual

@@ -95,9 +95,9 @@ def _longest(read: Reader) -> int | None:
 
 
 def _position(read: Reader) -> str:
-    known = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
-    known |= {"yarn": "rotary", "mrope": "rotary"}
-    named = known[read.choice("position-embedding-type", *known)]
+    kinds = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+    kinds |= {"yarn": "rotary", "mrope": "rotary"}
+    named = kinds[read.choice("position-embedding-type", *kinds)]
     if read.flag("no-position-embedding") and named == "learned":
         named = "none"
     return "rotary" if read.flag("use-rotary-position-embeddings") else named
@@ -131,8 +131,8 @@ def _vocabulary(read: Reader) -> int:
 
 def _size_of_words(table: str, text: str) -> tuple[str, int]:
     """The first name of a table of vocabularies that is in a text, and its size; or nothing."""
-    known = framework("megatron").table["vocabularies"][table].items()
-    return next(((name, size) for name, size in known if name in text), ("", 0))
+    sizes = framework("megatron").table["vocabularies"][table].items()
+    return next(((name, size) for name, size in sizes if name in text), ("", 0))
 
 
 def _sizes(read: Reader, module: str) -> Table:
@@ -237,10 +237,10 @@ def _layers(read: Reader, attention: str, *, windowed: bool, scans: bool) -> lis
         if key in read:
             chosen = _chosen(read, key, range(1, count + 1), lambda i, every: i % every != 0)
         seen = [module if yes else usual for yes, usual in zip(chosen, seen, strict=True)]
-    every = read.count("dsa-indexer-topk-freq", 1) if attention == "mla" else 1
+    frequency = read.count("dsa-indexer-topk-freq", 1) if attention == "mla" else 1
     first = max(read.count("dsa-indexer-skip-topk-offset", 0, least=0), 1)
-    if every > 1:  # Layers between those with an indexer use what it has chosen.
-        shares = (max(i - first, 0) % every for i in range(1, count + 1))
+    if frequency > 1:  # Layers between those with an indexer use what it has chosen.
+        shares = (max(i - first, 0) % frequency for i in range(1, count + 1))
         seen = ["shared" if share else own for share, own in zip(shares, seen, strict=True)]
     if "num-experts" in read:
         experts = _chosen(read, "moe-layer-freq", range(count), lambda i, every: i % every == 0)
@@ -291,9 +291,9 @@ def _chosen(
     """Which layers are chosen, by a zero or one for each, or by a number: if `chosen` is true of
     the layer's number and that one.
     """
-    text, every = read.text(key, "1"), 1
+    text, period = read.text(key, "1"), 1
     if re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        every = int(text)
+        period = int(text)
     else:
         try:
             entries = repeated(text)
@@ -302,7 +302,7 @@ def _chosen(
             read.problems.append(f"`{key}` for {len(entries)} layers of {len(numbers)}")
         except ValueError as error:
             read.problems.append(f"`{key}` of {error}")
-    return [chosen(i, every) for i in numbers]
+    return [chosen(i, period) for i in numbers]
 
 
 def repeated(text: str) -> list[int]:

@@ -189,8 +189,8 @@ class Values:
         by_layer = self.read.get("per_layer_config", {})
         if isinstance(by_layer, dict) and i is not None:
             for number in (f"{i}", f"{i:02}", f"{i:03}"):
-                if isinstance(own := by_layer.get(number), dict) and key in own:
-                    return own[key]
+                if isinstance(of_layer := by_layer.get(number), dict) and key in of_layer:
+                    return of_layer[key]
         names = (*self.kind["names"].get(key, ()), key)
         defaults = {} if any(map(self.read.says, names)) else self.kind["defaults"]
         default = next((defaults[name] for name in names if name in defaults), None)

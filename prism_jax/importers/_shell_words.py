@@ -167,8 +167,8 @@ class Variables:
             words = words[:1]
         elif index not in (None, "@", "*"):
             at = self.number(index)
-            known = at.lstrip("-").isdigit() and -len(words) <= int(at) < len(words)
-            words = [words[int(at)]] if known else []
+            is_argument = at.lstrip("-").isdigit() and -len(words) <= int(at) < len(words)
+            words = [words[int(at)]] if is_argument else []
         has = words is not None and (any(words) or not or_empty)
         if operation == "+":
             words = self.words([default], splits=False) if has else []

@@ -81,12 +81,12 @@ def read_training(
         ]
         raise GpusNotSaidError(least, main.name, missing(" ".join(sizes)))
     if num_gpus is None and gpus % least:
-        more = -(-gpus // least) * least
+        multiple = -(-gpus // least) * least
         read.notes.append(
             f"The launcher has {gpus} GPUs, of which the degrees make no replica, so the job has "
-            f"{more}; `--gpus` gives another number."
+            f"{multiple}; `--gpus` gives another number."
         )
-        gpus = more
+        gpus = multiple
     if arguments.flags.get("shards-in-a-node") and gpus % USUAL_NODE == 0:
         arguments.flags["training.optimizer_instances"] = gpus // USUAL_NODE
         arguments.origins["training.optimizer_instances"] = arguments.origins["training.zero"]
@@ -174,12 +174,12 @@ def without_keys(table: Mapping[str, Any], leave_out: Iterable[str]) -> dict[str
 
     A `ValueError` for one that it does not have.
     """
-    left = dict(table)
+    remaining = dict(table)
     for key in leave_out:
-        if key not in left:
+        if key not in remaining:
             raise ValueError(f"`--leave-out {quoted(key)}` is not in the file.")
-        del left[key]
-    return left
+        del remaining[key]
+    return remaining
 
 
 @ft.cache

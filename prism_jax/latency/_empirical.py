@@ -21,16 +21,18 @@ def _slopes(table: Array) -> Array:
     """Slopes at the nodes per node spacing, limited so that the cubic is monotone."""
     # F. N. Fritsch and R. E. Carlson, "Monotone piecewise cubic interpolation", 1980.
     secant = table[..., 1:] - table[..., :-1]
-    left, right = secant[..., :-1], secant[..., 1:]
-    centre = 0.5 * (left + right)
+    before, right = secant[..., :-1], secant[..., 1:]
+    centre = 0.5 * (before + right)
     if table.shape[-1] > 4:
         # Fourth order, where there are two neighbours on each side.
-        fine = (7.0 * (left + right)[..., 1:-1] - secant[..., :-3] - secant[..., 3:]) / 12.0
+        fine = (7.0 * (before + right)[..., 1:-1] - secant[..., :-3] - secant[..., 3:]) / 12.0
         centre = jnp.concatenate([centre[..., :1], fine, centre[..., -1:]], axis=-1)
     first = 1.5 * secant[..., :1] - 0.5 * secant[..., 1:2]
     last = 1.5 * secant[..., -1:] - 0.5 * secant[..., -2:-1]
     slope = jnp.concatenate([first, centre, last], axis=-1)
-    limit = jnp.concatenate([secant[..., :1], jnp.minimum(left, right), secant[..., -1:]], axis=-1)
+    limit = jnp.concatenate(
+        [secant[..., :1], jnp.minimum(before, right), secant[..., -1:]], axis=-1
+    )
     return jnp.maximum(jnp.minimum(slope, 3.0 * limit), 0.0)
 
 

@@ -74,17 +74,17 @@ def _log_tails(a: Array, y: Array) -> tuple[Array, Array]:
     x = jnp.exp(y)
     # P = x^a / Gamma(a + 1) * (1 + sum over k of a / (a + k) * (-x)^k / k!). Its logarithm keeps
     # the digits of 1 - P where P is close to one below x = 1 already, as for the smallest shapes.
-    near = x < 1.0
-    small = jnp.where(near, x, 0.0)
+    below_one = x < 1.0
+    small = jnp.where(below_one, x, 0.0)
     power, more = jnp.ones_like(x), jnp.zeros_like(x)
     for k in range(1, 19 if _is_double(x) else 12):
         power = power * (-small / k)
         more = more + a / (a + k) * power
-    safe = jnp.where(near, 1.0, x)
+    safe = jnp.where(below_one, 1.0, x)
     log_cdf = jnp.where(
-        near, a * y - gammaln(a + 1.0) + jnp.log1p(more), jnp.log(gammainc(a, safe))
+        below_one, a * y - gammaln(a + 1.0) + jnp.log1p(more), jnp.log(gammainc(a, safe))
     )
-    survival = jnp.where(near, -jnp.expm1(log_cdf), gammaincc(a, safe))
+    survival = jnp.where(below_one, -jnp.expm1(log_cdf), gammaincc(a, safe))
     return log_cdf, jnp.log(jnp.maximum(survival, 0.0))
 
 
@@ -201,10 +201,10 @@ class Gamma(AbstractParametric):
         eta0 = z * cv
         wide = (cv * cv * _least_shape(z) > 1.0) | (jnp.abs(eta0) > _REACH)
         narrow_cv = jnp.where(wide, 0.0, cv)
-        near = 1.0 + _excess_near_normal(jnp.where(wide, 0.0, eta0), narrow_cv**2)
+        ratio = 1.0 + _excess_near_normal(jnp.where(wide, 0.0, eta0), narrow_cv**2)
         wide_cv2 = jnp.where(wide, cv, 1.0) ** 2
         y = _log_quantile(1.0 / wide_cv2, jnp.where(wide, z, 0.0), wide)
-        return self.location * jnp.where(wide, wide_cv2 * jnp.exp(y), near)
+        return self.location * jnp.where(wide, wide_cv2 * jnp.exp(y), ratio)
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
         x = jnp.asarray(x, self.dtype)

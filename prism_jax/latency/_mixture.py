@@ -54,8 +54,8 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
     """The quantile of score `z`, by Newton's method inside a bracket."""
     shares = _shares(mixture.weights)
     # Under each component, the quantile of the mixture lies on one side of the component's own.
-    own = [c.from_normal(z) for c in mixture.components]
-    low, high = ft.reduce(jnp.minimum, own), ft.reduce(jnp.maximum, own)
+    of_components = [c.from_normal(z) for c in mixture.components]
+    low, high = ft.reduce(jnp.minimum, of_components), ft.reduce(jnp.maximum, of_components)
     low, high, z, *shares = jnp.broadcast_arrays(low, high, z, *shares)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
     target = log_ndtr(sign * z)

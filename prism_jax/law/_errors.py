@@ -71,11 +71,11 @@ class Errors(AbstractCompared):
         """The standard error of the distribution function at the quantile at `q`, and the skewness
         of its estimator.
         """
-        own, there = np.sqrt(LEVELS * (1 - LEVELS)), float(np.sqrt(q * (1 - q)))
+        binomial, there = np.sqrt(LEVELS * (1 - LEVELS)), float(np.sqrt(q * (1 - q)))
         if there == 0:
             return 0.0, 0.0
-        error = float(np.interp(q, LEVELS, self.levels / own)) * there
-        return error, float(np.interp(q, LEVELS, self.level_skewness * own)) / there
+        error = float(np.interp(q, LEVELS, self.levels / binomial)) * there
+        return error, float(np.interp(q, LEVELS, self.level_skewness * binomial)) / there
 
     def interval_levels(self, q: float, level: float) -> tuple[float, float]:
         """The two levels whose quantiles are the ends of a confidence interval for the quantile at
@@ -114,14 +114,14 @@ def scatters(
     """
     squares, cubes, fourths = (np.sum(contributions**power, axis=0) for power in (2, 3, 4))
     scatter = np.tile([0.0, 0.0, np.inf], (len(squares), 1))
-    known = squares > 0
-    squares, cubes, fourths = squares[known], cubes[known], fourths[known]
+    positive = squares > 0
+    squares, cubes, fourths = squares[positive], cubes[positive], fourths[positive]
     skewness, noise = cubes / squares**1.5, fourths - cubes**2 / squares
     # The more of the scatter few groups hold, the less is known of it.
     degrees = np.full_like(squares, len(contributions) - 1)
     np.divide(2 * squares**2, noise, out=degrees, where=2 * squares**2 < degrees * noise)
     skewness = np.clip(skewness, -most_skewness, most_skewness)
-    scatter[known] = np.column_stack([np.sqrt(squares), skewness, degrees])
+    scatter[positive] = np.column_stack([np.sqrt(squares), skewness, degrees])
     return scatter
 
 
@@ -144,8 +144,8 @@ def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:
     # Half the variance of the square of it, by Welch and Satterthwaite.
     fourth = np.sum(error**4 / degrees, axis=0)
     error = np.sqrt(np.sum(error**2, axis=0))
-    known = error > 0
-    skewness = np.divide(third, error**3, out=np.zeros_like(error), where=known)
+    positive = error > 0
+    skewness = np.divide(third, error**3, out=np.zeros_like(error), where=positive)
     degrees = np.divide(error**4, fourth, out=np.full_like(error, np.inf), where=fourth > 0)
     return errors_of_figures(
         np.column_stack([error, skewness, degrees]),

@@ -81,9 +81,9 @@ def about_noise(law: "Law", expected: Mapping[str, tuple[float, float]]) -> str:
     if not math.isfinite(high - low):
         return f"noise of the simulation: not known of p95: {law.why_unknown(0.95)}"
     wide = (high - low) / (expected["p95"][1] - expected["p95"][0])
-    more = "more samples change nothing" if wide < _LITTLE else "more samples narrow it"
+    advice = "more samples change nothing" if wide < _LITTLE else "more samples narrow it"
     share = 50 * (high - low) / law.quantile(0.95)
-    return f"noise of the simulation: p95 +- {share:.1g} %; {more}"
+    return f"noise of the simulation: p95 +- {share:.1g} %; {advice}"
 
 
 def _error(row: Mapping[str, Any]) -> float | None:

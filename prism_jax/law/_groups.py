@@ -92,8 +92,8 @@ def group_sums(
     product = np.matmul if xp is np else ft.partial(jnp.matmul, precision="highest")
     cancelled = xp.sqrt(xp.sum(share**2, axis=1))[block]
     of_set = group // groups * groups + (step + block) % groups
-    own = sums(of_times, cancelled, of_set, regimes * groups)
-    moved = decided - product(share.T, of_block) + own
+    own_draws = sums(of_times, cancelled, of_set, regimes * groups)
+    moved = decided - product(share.T, of_block) + own_draws
     return GroupSums(*(x.reshape(regimes, groups, -1) for x in (decided, moved)))
 
 

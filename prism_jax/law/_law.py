@@ -237,8 +237,8 @@ class Law(Shown, AbstractCompared):
         """
         errors = self.errors
         # Means of a few allocations are nearly normal, so Student's t holds.
-        known = errors.mean if errors.known or self.allocations else float("nan")
-        return Estimate(self.mean, known, errors.mean_degrees, errors.mean_skewness).interval(level)
+        error = errors.mean if errors.known or self.allocations else float("nan")
+        return Estimate(self.mean, error, errors.mean_degrees, errors.mean_skewness).interval(level)
 
     def std_interval(self, level: float = 0.95) -> tuple[float, float]:
         """A confidence interval for the standard deviation, in seconds. Both ends are `nan` if its
@@ -246,8 +246,8 @@ class Law(Shown, AbstractCompared):
         behind it.
         """
         errors = self.errors
-        known = errors.std if errors.known else float("nan")
-        estimate = Estimate(self.std, known, errors.std_degrees, errors.std_skewness)
+        error = errors.std if errors.known else float("nan")
+        estimate = Estimate(self.std, error, errors.std_degrees, errors.std_skewness)
         low, high = estimate.interval(level)
         return float(np.maximum(low, 0.0)), high
 

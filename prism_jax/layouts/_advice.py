@@ -66,9 +66,9 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     # Its own stages may not divide the layers evenly.
     layouts = it.chain(steps_of(question, layout, job.schedule), layouts_of(question, gpus))
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
-    near = sorted(listed, key=ft.partial(_distance, job))
+    by_distance = sorted(listed, key=ft.partial(_distance, job))
     best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
-    for layout_job in it.takewhile(lambda _: time.monotonic() < ends, near):
+    for layout_job in it.takewhile(lambda _: time.monotonic() < ends, by_distance):
         schedule = layout_job.schedule
         turns = layout_job.layout.pp * schedule.virtual_stages * schedule.num_microbatches
         with contextlib.suppress(ValueError):

@@ -140,14 +140,16 @@ def check_memory_margin(margin: float) -> None:
 
 def _nothing_divides(question: Question, world_size: int) -> str:
     """The message if no layout divides evenly: the nearest numbers of GPUs with a layout."""
-    near: list[int] = []
+    closest: list[int] = []
     for away in range(1, _NEAR):
         for number in (world_size - away, world_size + away):
-            if number > 0 and len(near) < 2 and any(True for _ in layouts_of(question, number)):
-                near.append(number)
+            if number > 0 and len(closest) < 2 and any(True for _ in layouts_of(question, number)):
+                closest.append(number)
     fixes = [*_dividing_values(question, world_size)]
-    if near:
-        fixes = [" or ".join([*map("{:,}".format, sorted(near)[:-1]), counted(max(near), "GPU")])]
+    if closest:
+        fixes = [
+            " or ".join([*map("{:,}".format, sorted(closest)[:-1]), counted(max(closest), "GPU")])
+        ]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
         f"No layout of the space divides {counted(world_size, 'GPU')}, the "
@@ -164,8 +166,8 @@ def _dividing_values(question: Question, world_size: int) -> Iterator[str]:
         choices = getattr(question.space, name)
         if choices is not None and all(number % choice for choice in choices):
             divisors = [n for n in range(1, number + 1) if number % n == 0]
-            more = " or another divisor" if len(divisors) > _MOST_NAMED else ""
-            yield f"`{name}` of {', '.join(map(str, divisors[:_MOST_NAMED]))}{more}"
+            or_another = " or another divisor" if len(divisors) > _MOST_NAMED else ""
+            yield f"`{name}` of {', '.join(map(str, divisors[:_MOST_NAMED]))}{or_another}"
 
 
 def _too_large(
@@ -181,8 +183,8 @@ def _too_large(
     usable = usable_bytes(least)
     fewest = _bytes(_undivided(least), False) / (usable * (1 - margin))
     numbers = (n * world_size for n in _TIMES if n * world_size >= fewest)
-    more = next((n for n in numbers if _any_fits(layouts_of(question, n), margin)), None)
-    fix = f"use {more:,} GPUs, or " if more else "use "
+    num_gpus = next((n for n in numbers if _any_fits(layouts_of(question, n), margin)), None)
+    fix = f"use {num_gpus:,} GPUs, or " if num_gpus else "use "
     free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (

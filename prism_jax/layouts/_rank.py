@@ -111,8 +111,8 @@ def rank_layouts(
     objective = Quantile(0.95) if objective is None else objective
     _check([*jobs, *([] if yours is None else [yours])], objective, num_samples, key, top)
     check_memory_margin(memory_margin or 0.0)
-    jobs, own = _with_yours(jobs, yours)
-    search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin, own)
+    jobs, own_number = _with_yours(jobs, yours)
+    search = Search(jobs, *works_of(jobs), objective, num_samples, top, memory_margin, own_number)
     with interruptible() as interrupt, said_how_far(search.progress, progress):
         watch = Watch(budget, interrupt)
         queue = best_first(search, watch)
@@ -163,10 +163,10 @@ def _simulate_all(
         for number in numbers:
             if number in known:
                 search.add(number, _figures(known[number]))
-        left = [number for number in numbers if number not in known]
+        missing = [number for number in numbers if number not in known]
         # Programs of one schedule share compiled code.
-        most = min(max(len(left) // _CALLS, 1), _MOST)
-        calls = alike(left, lambda number: schedule_of(jobs[number]), most)
+        most = min(max(len(missing) // _CALLS, 1), _MOST)
+        calls = alike(missing, lambda number: schedule_of(jobs[number]), most)
         tasks = [([jobs[number] for number in call], *options) for call in calls]
         for which, results in run_tasks(simulate_jobs, tasks, workers, watch):
             for number, result in zip(calls[which], results, strict=True):
@@ -246,9 +246,9 @@ def _digest(search: Search, key: "jax.Array") -> str:
             if id(part) not in shared:
                 shared[id(part)] = len(shared)
                 digest.update(msgspec.json.encode(part))
-        own = (job.layout, job.schedule, job.training, job.name)
+        of_job = (job.layout, job.schedule, job.training, job.name)
         which = [shared[id(part)] for part in (job.model, job.cluster, job.kernels)]
-        digest.update(msgspec.json.encode((own, which)))
+        digest.update(msgspec.json.encode((of_job, which)))
     words = [int(word) for word in key_data(key)]
     digest.update(msgspec.json.encode([str(search.objective), search.num_samples, *words, FIGURES]))
     return digest.hexdigest()

@@ -184,18 +184,18 @@ def _notes(
     search: Search, layouts: Sequence[RankedLayout], ranked: Collection[int]
 ) -> tuple[str, ...]:
     notes = []
-    left = len(search.jobs) - len(layouts) - len(search.refused) - search.num_too_large
+    skipped = len(search.jobs) - len(layouts) - len(search.refused) - search.num_too_large
     unranked = (number for number in search.predictions if number not in ranked)
     least = min([search.least, *map(search.predicted, unranked)])
-    if left and search.ended:
+    if skipped and search.ended:
         notes.append(
-            f"The search was ended ({search.ended}): {counted(left, 'layout')} left out, none of "
+            f"The search was ended ({search.ended}): {counted(skipped, 'layout')} left out, none of "
             f"which takes less than {least:.5g} s without variability; a longer one only adds "
             "layouts."
         )
-    elif left:
+    elif skipped:
         notes.append(
-            f"{counted(left, 'layout')} left out: without variability, none of them takes less "
+            f"{counted(skipped, 'layout')} left out: without variability, none of them takes less "
             f"than {least:.5g} s, so none is among the first {search.top:,}."
         )
     if excess := search.too_high():

@@ -158,15 +158,15 @@ class Search:
         """How far the search is, and the best so far; another thread may ask."""
         number = counted(len(self.jobs), "layout")
         simulated = {i: float(result.values[0]) for i, result in [*self.results.items()]}
-        known = simulated or {i: prediction.mean for i, prediction in [*self.predictions.items()]}
-        if not known:
+        means = simulated or {i: prediction.mean for i, prediction in [*self.predictions.items()]}
+        if not means:
             looked_at = max(len(self.queue), self.num_too_large + len(self.refused))
             return f"{looked_at:,} of {number} looked at, none predicted"
-        best = min(known, key=lambda i: self.scaled(known[i], i))
+        best = min(means, key=lambda i: self.scaled(means[i], i))
         return (
             f"{len(self.predictions):,} of {number} predicted, {len(simulated):,} simulated; best "
             f"so far: {self.jobs[best].name}, {self.objective if simulated else 'predicted'} "
-            f"{known[best]:.5g} s"
+            f"{means[best]:.5g} s"
         )
 
 
@@ -186,14 +186,14 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
     the first: no other step is shorter. So the order does not depend on how many are looked at.
     `tick` is called before each look.
     """
-    queue, known = search.queue, dict[tuple, Passes]()
+    queue, passes = search.queue, dict[tuple, Passes]()
     yours = [] if search.yours is None else [search.yours]
     yours = [number for number in yours if _predicted(search, number) is not None]
     for number, job in enumerate(search.jobs):
         if number == search.yours:
             continue
         tick()
-        heapq.heappush(queue, (search.scaled(least_seconds(job, known), number), number, 0))
+        heapq.heappush(queue, (search.scaled(least_seconds(job, passes), number), number, 0))
     while queue:
         tick()
         seconds, number, looks = queue[0]
@@ -203,7 +203,7 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
             yours = []
             yield number
             continue
-        closer = _predicted(search, number) if looks else _sharded(search.jobs[number], known)
+        closer = _predicted(search, number) if looks else _sharded(search.jobs[number], passes)
         if closer is None:
             heapq.heappop(queue)
         else:

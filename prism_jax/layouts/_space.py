@@ -108,16 +108,16 @@ def layouts_of(question: Question, world_size: int) -> Iterator[Job]:
     tps = space.tp or range(1, min(question.cluster.links[0].group, world_size) + 1)
     pps = space.pp or range(1, min(question.model.num_layers, world_size) + 1)
     for tp in _dividing(tps, world_size):
-        left = world_size // tp
-        for pp in _dividing(pps, left):
+        of_tp = world_size // tp
+        for pp in _dividing(pps, of_tp):
             splits = [
                 cp
-                for cp in _dividing(space.cp or _CONTEXT_DEGREES, left // pp)
-                if question.batch_size % (left // pp // cp) == 0
+                for cp in _dividing(space.cp or _CONTEXT_DEGREES, of_tp // pp)
+                if question.batch_size % (of_tp // pp // cp) == 0
             ]
-            degrees = _dividing(question.expert_degrees, left // pp)
+            degrees = _dividing(question.expert_degrees, of_tp // pp)
             for config, cp, ep in it.product([*_pipelines(question, pp)], splits, degrees):
-                layout = Layout(tp=tp, pp=pp, dp=left // pp // cp, cp=cp, ep=ep)
+                layout = Layout(tp=tp, pp=pp, dp=of_tp // pp // cp, cp=cp, ep=ep)
                 if _splits(question, layout, config):
                     yield from steps_of(question, layout, config)
 
@@ -136,8 +136,8 @@ def _pipelines(question: Question, pp: int) -> Iterator[ScheduleConfig]:
         several = "virtual_stages" in [field.name for field in fields]
         if several and pp == 1:
             continue
-        every = question.space.virtual_stages or range(2, layers // pp + 1)
-        for virtual_stages in every if several else (1,):
+        chunks = question.space.virtual_stages or range(2, layers // pp + 1)
+        for virtual_stages in chunks if several else (1,):
             stages = pp * virtual_stages
             for ends in (False, True):
                 if stages <= layers and (layers + 2 * ends) % stages == 0:
@@ -165,8 +165,8 @@ def steps_of(question: Question, layout: Layout, config: ScheduleConfig) -> Iter
     }
     of_replica = question.batch_size // layout.dp
     for size in space.microbatch_size or _MICROBATCH_SIZES:
-        number, left = divmod(of_replica, size)
-        if left or (order.whole_groups and number % layout.pp) or number < 1:
+        number, remainder = divmod(of_replica, size)
+        if remainder or (order.whole_groups and number % layout.pp) or number < 1:
             continue
         if number < order.microbatches_per_rank * layout.pp:
             continue

@@ -179,14 +179,14 @@ def fullest(
         return load, _apart(drawn, there, members, load), _central(drawn)
 
     # One by one, and again for the derivative, because there are many draws of many members.
-    every = (quantiles, loads.shares, *sizes)
-    load, member, of_members = jax.lax.map(jax.checkpoint(moments), every)
+    operands = (quantiles, loads.shares, *sizes)
+    load, member, of_members = jax.lax.map(jax.checkpoint(moments), operands)
     load, member, rivals, first = load.T, member.T, loads.members, None
     if loads.shares is not None:
-        known = loads.shares[:, 0, 0] >= 0
+        has_shares = loads.shares[:, 0, 0] >= 0
         kept, deciding, first = _rivals(of_members, loads.shares, factor, gpu_spread)
-        member = jnp.where(known[None, :], kept, member)
-        rivals = jnp.where(known, deciding, rivals)
+        member = jnp.where(has_shares[None, :], kept, member)
+        rivals = jnp.where(has_shares, deciding, rivals)
     most = _MOST_SKEWNESS * member[1] ** 1.5
     member = member.at[2].set(jnp.clip(member[2], -most, most))
     powers = jnp.stack([factor, factor**2, factor**3])

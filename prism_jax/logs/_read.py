@@ -176,10 +176,10 @@ def _measured(all_series: list[Series], job: Job | None) -> Measured:
         for run in np.split(again, ends):
             kept, kinds = counted_steps(times[run], series, run)
             left_out.update({left.kind: left.count for left in kinds})
-            every = int(np.median(np.diff(series.steps[run]))) if len(run) > 1 else 1
+            interval = int(np.median(np.diff(series.steps[run]))) if len(run) > 1 else 1
             used = times[run][kept]
-            if every > 1 or series.smoothed:
-                is_mean = "a mean of those before it" if series.smoothed else f"of {every} steps"
+            if interval > 1 or series.smoothed:
+                is_mean = "a mean of those before it" if series.smoothed else f"of {interval} steps"
                 notes.append(f"Each value is {is_mean}, so that only the level of steps is known.")
                 used = np.array([np.median(used)])
             runs.append(used)

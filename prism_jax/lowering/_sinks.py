@@ -154,14 +154,14 @@ def when_reduced(
     means = block_means([sink.reduction for sink in sinks])
     # The sinks of one op share its pieces, of which there may be one for each layer.
     shared = {id(sink.pieces): sink.pieces for sink in sinks}
-    left = {key: _from_each(pieces) for key, pieces in shared.items()}
+    remainders = {key: _from_each(pieces) for key, pieces in shared.items()}
     for rank in range(len(reduced)):
         of_rank = [i for i, sink in enumerate(sinks) if sink.rank == rank]
-        before, whole = 0.0, sum(means[i] for i in of_rank)
+        before, total = 0.0, sum(means[i] for i in of_rank)
         for i in of_rank:
             sink = sinks[i]
-            end = ends[i] - left[id(sink.pieces)][sink.piece + 1]
-            reduced[rank] = max(reduced[rank], end + contention * before + (whole - before))
+            end = ends[i] - remainders[id(sink.pieces)][sink.piece + 1]
+            reduced[rank] = max(reduced[rank], end + contention * before + (total - before))
             before += means[i]
     return reduced
 

@@ -114,10 +114,10 @@ def padded(
     """An array on the device, with room at the end of each axis; whole numbers have 32 bits unless
     there is a `dtype`.
     """
-    own = np.int32 if array.dtype == np.int64 else array.dtype
-    whole = np.full(shape, fill, own if dtype is None else dtype)
-    whole[tuple(map(slice, array.shape))] = array
-    return jax.device_put(whole)  # `jnp.asarray` would compile a copy for each shape.
+    own_dtype = np.int32 if array.dtype == np.int64 else array.dtype
+    filled = np.full(shape, fill, own_dtype if dtype is None else dtype)
+    filled[tuple(map(slice, array.shape))] = array
+    return jax.device_put(filled)  # `jnp.asarray` would compile a copy for each shape.
 
 
 def _bits(lanes: Lanes) -> tuple[int, int]:

@@ -153,11 +153,11 @@ def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     read = array((images, rows * stride, pixels // rows * stride, inputs))
     weights = array((size, size, inputs, outputs))
     made = array((images, rows, pixels // rows, outputs))
-    which = {"forward": None, "dgrad": 0, "wgrad": 1}[kernel.size.split()[-1]]
-    if which is None:
+    argument = {"forward": None, "dgrad": 0, "wgrad": 1}[kernel.size.split()[-1]]
+    if argument is None:
         run = _launch(convolve, read, weights)
     else:  # What only the other gradient needs is not compiled.
-        run = _launch(lambda x, w, g: jax.vjp(convolve, x, w)[1](g)[which], read, weights, made)
+        run = _launch(lambda x, w, g: jax.vjp(convolve, x, w)[1](g)[argument], read, weights, made)
     return Call("convolution", "bf16", kernel.flop, run)
 
 

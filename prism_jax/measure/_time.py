@@ -94,7 +94,7 @@ def time_calls(
     - `progress`: whether to show a progress bar.
     - `empty`: the empty call, if it is not one of JAX.
     """
-    begin, every = time.perf_counter(), len(calls_on[0])
+    begin, num_calls = time.perf_counter(), len(calls_on[0])
     calls_on = _compiled(calls_on, begin + seconds / 2)
     nothings = [empty or _empty(calls) for calls in calls_on]
     rounds, end, stopped = [], begin + seconds, False
@@ -122,7 +122,7 @@ def time_calls(
         )
     # A call that ran while its dispatch was slow is not shorter than a tenth of what was seen.
     clear = np.maximum(alone, 0.1 * seconds_of[:, 1:])[:, kept]
-    return Timed(calls, clear, float(np.median(dispatch)), every - len(kept), stopped)
+    return Timed(calls, clear, float(np.median(dispatch)), num_calls - len(kept), stopped)
 
 
 def _compiled(calls_on: Sequence[Sequence[Call]], until: float) -> list[list[Call]]:
@@ -232,8 +232,8 @@ def split_scatter(
     if len(seconds) == 1:
         return scatter
     total = np.log(seconds.sum(1))
-    left = np.var(total, axis=1, ddof=1).mean() / rounds * scatter.autocorrelation_time
-    between = float(np.var(total.mean(1), ddof=1) - left)
+    unexplained = np.var(total, axis=1, ddof=1).mean() / rounds * scatter.autocorrelation_time
+    between = float(np.var(total.mean(1), ddof=1) - unexplained)
     return dataclasses.replace(scatter, rank=math.sqrt(max(between, 0.0)))
 
 

@@ -70,8 +70,8 @@ def _matrix(text: str) -> list[list[str]]:
     rows = [row[1 : 1 + number] for row in cells if row and re.fullmatch(r"GPU\d+", row[0])]
     rows = [row for row in rows if "X" in row][:number]
     kinds = re.compile(r"X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS")
-    whole = len(rows) == number and all(len(row) == number for row in rows)
-    if not (1 < number <= _MOST_GPUS and whole and all(map(kinds.fullmatch, it.chain(*rows)))):
+    is_square = len(rows) == number and all(len(row) == number for row in rows)
+    if not (1 < number <= _MOST_GPUS and is_square and all(map(kinds.fullmatch, it.chain(*rows)))):
         raise ValueError(
             f"it has no matrix of 2 to {_MOST_GPUS} GPUs as `nvidia-smi topo -m` prints it"
         )

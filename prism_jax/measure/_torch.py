@@ -123,8 +123,8 @@ class Torch:
         x, y, row, column = (self._random(*n) for n in ((rows, width),) * 2 + ((width,), (rows, 1)))
         x16, row16 = x.to(narrow), row.to(narrow)
         heads = x16.view(1, rows, width // _HEAD, _HEAD).transpose(1, 2)
-        wide, whole = heads.float(), heads.contiguous()
-        cos, half = self._random(1, 1, rows, _HEAD), _HEAD // 2
+        wide, contiguous = heads.float(), heads.contiguous()
+        cos, middle = self._random(1, 1, rows, _HEAD), _HEAD // 2
         values, logits = x.numel(), self._random(rows, words)
         log, table = logits.log_softmax(-1), self._random(words, width)
         ids = torch.randint(0, words, (rows,))
@@ -143,15 +143,19 @@ class Torch:
         yield "broadcast-16", 4 * values, lambda: row16 * x16
         yield "expand", 4 * values, lambda: column.expand(rows, width) / width
         yield "fill", 2 * values, lambda: x16.new_zeros(rows, width)
-        yield "halves", 2 * values, lambda: -heads[..., half:]
-        yield "concat", 4 * values, lambda: torch.cat((heads[..., half:], heads[..., :half]), -1)
+        yield "halves", 2 * values, lambda: -heads[..., middle:]
+        yield (
+            "concat",
+            4 * values,
+            lambda: torch.cat((heads[..., middle:], heads[..., :middle]), -1),
+        )
         yield "rotary", 6 * values, lambda: heads * cos
-        yield "rotary-second", 6 * values, lambda: whole * cos
+        yield "rotary-second", 6 * values, lambda: contiguous * cos
         yield "rotary-16", 4 * values, lambda: heads * cos.to(narrow)
         yield "rotary-backward", 8 * values, lambda: wide * cos
-        yield "vector-strided", 12 * values, lambda: wide + whole.float()
-        yield "strided", 6 * values, lambda: heads + whole
-        yield "transpose", 4 * values, lambda: whole.transpose(1, 2).contiguous()
+        yield "vector-strided", 12 * values, lambda: wide + contiguous.float()
+        yield "strided", 6 * values, lambda: heads + contiguous
+        yield "transpose", 4 * values, lambda: contiguous.transpose(1, 2).contiguous()
         yield "slice", 4 * values, lambda: zeros[:-1].copy_(x16)
         yield (
             "fused-norm",

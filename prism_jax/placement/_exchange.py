@@ -22,9 +22,9 @@ _RESTARTS = 3
 
 def best_order(trials: Trials) -> Order:
     """The best order of nodes found."""
-    every = _all_orders(trials.nodes)
-    if every is not None:
-        return every[int(np.argmin(trials.values(every)))]
+    all_orders = _all_orders(trials.nodes)
+    if all_orders is not None:
+        return all_orders[int(np.argmin(trials.values(all_orders)))]
     return search(trials)
 
 
@@ -89,10 +89,10 @@ def _exchange(
 ) -> tuple[float, Order]:
     """Exchanges pairs of nodes while that helps; gives the figure and the order."""
     failures, tried = 0, set()
-    few = math.comb(len(order), 2) <= _MOST_EXCHANGES
-    slopes = np.zeros(0) if few else trials.slopes(order)
+    tries_all = math.comb(len(order), 2) <= _MOST_EXCHANGES
+    slopes = np.zeros(0) if tries_all else trials.slopes(order)
     while failures < _PATIENCE and not trials.spent:
-        if few:  # All of them.
+        if tries_all:  # All of them.
             pairs = list(it.combinations(range(len(order)), 2))
         else:
             pairs = _pairs(slopes, trials.nodes.pieces[order], rng)
@@ -110,7 +110,7 @@ def _exchange(
         best = [float(values[better[0]]), float(trials.values(orders[1:])[0])]
         value, order = min(best), orders[int(np.argmin(best))]
         failures, tried = 0, set()
-        if not few:
+        if not tries_all:
             slopes = trials.slopes(order)
     return value, order
 
@@ -126,8 +126,8 @@ def _pairs(slopes, pieces, rng: np.random.Generator) -> list[tuple[int, int]]:
     """
     number = len(slopes)
     cost = slopes @ pieces.T
-    own = np.diag(cost)
-    gain = np.triu(own[:, None] + own[None, :] - cost - cost.T, 1).reshape(-1)
+    diagonal = np.diag(cost)
+    gain = np.triu(diagonal[:, None] + diagonal[None, :] - cost - cost.T, 1).reshape(-1)
     # Some of the best: rounds without success would have nothing else to try.
     many = min(16 * _MOST_EXCHANGES, len(gain))
     most = rng.choice(np.argpartition(-gain, many - 1)[:many], _MOST_EXCHANGES // 2, replace=False)

@@ -217,8 +217,8 @@ def _all_of(steps: Placed, function, slowest, noise, number: int, which) -> np.n
 
     def inputs(first, count):
         row, step = which(np.arange(first, first + count))
-        own = noise[row].astype(np.uint32)
-        return rows[row], own, step.astype(np.uint32), steps.regimes[step]
+        row_noise = noise[row].astype(np.uint32)
+        return rows[row], row_noise, step.astype(np.uint32), steps.regimes[step]
 
     return _all(steps.run, function, (plan, key, np.uint32(steps.num_steps)), number, inputs)
 

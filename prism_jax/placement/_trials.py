@@ -179,11 +179,13 @@ def _latest_but(
     where there are no others.
     """
     number = min(most + 1, len(ready))
-    which = np.argpartition(-ready, number - 1, axis=0)[:number]
-    order = np.argsort(-np.take_along_axis(ready, which, axis=0), axis=0)
-    which = np.take_along_axis(which, order, axis=0)
-    latest = np.take_along_axis(ready, which, axis=0)
-    return lambda left_out: np.max(latest, axis=0, where=~np.isin(which, left_out), initial=-np.inf)
+    places = np.argpartition(-ready, number - 1, axis=0)[:number]
+    order = np.argsort(-np.take_along_axis(ready, places, axis=0), axis=0)
+    places = np.take_along_axis(places, order, axis=0)
+    latest = np.take_along_axis(ready, places, axis=0)
+    return lambda left_out: np.max(
+        latest, axis=0, where=~np.isin(places, left_out), initial=-np.inf
+    )
 
 
 def _likened(steps: Placed, few: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -178,8 +178,8 @@ def _of_ranks(step: SampledStep) -> Iterator[Event]:
     """The ranges that each rank has once in the step."""
     stage, rank = step.ops["stage"], step.ops["rank"]
     for r, (start, end) in enumerate(step.reduction_s.tolist()):
-        whole, reduction, tail = (_thread(step, r, lane) for lane in (_STEP, _REDUCTION, _TAIL))
-        yield _range("ProfilerStep#0", 0.0, step.step_s, whole)
+        steps, reduction, tail = (_thread(step, r, lane) for lane in (_STEP, _REDUCTION, _TAIL))
+        yield _range("ProfilerStep#0", 0.0, step.step_s, steps)
         if end > start:
             name = f"PP:{stage[rank == r].min()}REDUCE_GRAD"
             yield _range(name, start, end, reduction, critical=r == step.last_rank)
@@ -206,12 +206,12 @@ def _of_profile(measured: Rows) -> Iterator[Event]:
     """The ranks of a profile, each below the predicted one of its number."""
     for rank, spans in sorted(measured.items()):
         pid = _FIRST_MEASURED + rank
-        own = {"ph": "M", "pid": pid, "tid": pid}
-        yield own | {"name": "process_name", "args": {"name": f"rank {rank}, measured"}}
+        names = {"ph": "M", "pid": pid, "tid": pid}
+        yield names | {"name": "process_name", "args": {"name": f"rank {rank}, measured"}}
         order = {"sort_index": _FIRST_RANK + rank}
-        yield own | {"name": "process_sort_index", "args": order}
+        yield names | {"name": "process_sort_index", "args": order}
         for lane, offset in _MEASURED.items():
-            yield own | {"name": "thread_name", "tid": pid + offset, "args": {"name": lane}}
+            yield names | {"name": "thread_name", "tid": pid + offset, "args": {"name": lane}}
         for lane, name, start, end in spans:
             where = {"pid": pid, "tid": pid + _MEASURED[lane]}
             yield {**_range(name, start, end, where), "cat": "measured"}

@@ -109,8 +109,8 @@ def heat_map(criticality: Criticality, *, phase: str | None = None, ax: Any = No
     chosen = ops["phase"] != SEND_RECV if phase is None else ops["phase"] == phase
     chosen &= ops["microbatch"] >= 0  # Without the ops that run once in a step.
     if not chosen.any():
-        known = ", ".join(sorted({*ops["phase"][ops["microbatch"] >= 0].tolist()} - {SEND_RECV}))
-        raise ValueError(f"No op has the phase {phase!r}; known are {known}.")
+        phases = ", ".join(sorted({*ops["phase"][ops["microbatch"] >= 0].tolist()} - {SEND_RECV}))
+        raise ValueError(f"No op has the phase {phase!r}; known are {phases}.")
     ax = axes(ax, (7.0, 3.0))
     stage, microbatch = ops["stage"][chosen], ops["microbatch"][chosen]
     shape = (int(stage.max()) + 1, int(microbatch.max()) + 1)
@@ -150,15 +150,15 @@ def memory(memory: Memory, *, ax: Any = None) -> Any:
     shown = {name: np.array(size[name]) for name in largest[: len(_STYLES)]}
     if small := largest[len(_STYLES) :]:
         shown["others"] = np.sum([size[name] for name in small], axis=0)
-    left, places = np.zeros(ranks), np.arange(ranks)
+    bottoms, places = np.zeros(ranks), np.arange(ranks)
     for (name, sizes), (color, hatch) in zip(shown.items(), (*_STYLES, _OTHERS), strict=False):
         look = {"color": color, "hatch": hatch, "edgecolor": DARK, "linewidth": 0.4}
-        ax.barh(places, sizes, left=left, height=0.8, label=name, **look)
-        left = left + sizes
+        ax.barh(places, sizes, left=bottoms, height=0.8, label=name, **look)
+        bottoms = bottoms + sizes
     usable, device = memory.usable_bytes / GIB, memory.device_bytes / GIB
     label = f"usable: {usable:.4g} of {device:.4g} GiB"
     ax.axvline(usable, color=ACCENT, linestyle="--", label=label)
-    ax.set(xlim=(0, 1.05 * max(device, left.max())), ylim=(ranks - 0.4, -0.6))
+    ax.set(xlim=(0, 1.05 * max(device, bottoms.max())), ylim=(ranks - 0.4, -0.6))
     plain_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
     return finished(ax, "memory (GiB)", "pipeline rank", columns=4)

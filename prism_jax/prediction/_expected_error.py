@@ -115,13 +115,19 @@ def expected_error(job: Job) -> ExpectedError:
     parts = parts_of(job)
     model, training = parts.model, parts.training
     shipped = load_expected_errors()
-    known = None if job.calibrated is None else job.calibrated.uncertainty
-    if job.calibrated is not None and known is not None and known.of in ((), class_of(job)):
+    uncertainty = None if job.calibrated is None else job.calibrated.uncertainty
+    if (
+        job.calibrated is not None
+        and uncertainty is not None
+        and uncertainty.of in ((), class_of(job))
+    ):
         slope = slope_of_level(constant_step(job), parts.kernels)
-        spread = float(np.sqrt(slope @ np.array(known.covariance) @ slope + known.level**2))
-        longer = known.variability
+        spread = float(
+            np.sqrt(slope @ np.array(uncertainty.covariance) @ slope + uncertainty.level**2)
+        )
+        longer = uncertainty.variability
         bias, source = float(np.log1p(longer)), job.calibrated.source
-        of_job = bias, spread, known.num_steps, source
+        of_job = bias, spread, uncertainty.num_steps, source
         return ExpectedError(*of_job, variability=longer, at_one_site=True)
     kind = ("experts" if has_experts(model) else "dense", training.zero == 3)
     machine = (*kind, generation_of(parts.cluster.device.name))

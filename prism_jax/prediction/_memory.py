@@ -234,9 +234,9 @@ def _libraries(costs: Costs) -> int:
 def _communication(costs: Costs) -> Sizes:
     """Buffers: the gathered input of a module, and tensors sent to and from other stages."""
     model = costs.model
-    own = (layer.hidden_size or model.hidden_size for layer in model.layers or ())
+    widths = (layer.hidden_size or model.hidden_size for layer in model.layers or ())
     size = float(costs.activation_bytes)
-    gathered = size * costs.tokens * max((model.hidden_size, *own)) * costs.splits_sequence
+    gathered = size * costs.tokens * max((model.hidden_size, *widths)) * costs.splits_sequence
     sent = 2 * size * costs.stream_states if costs.layout.pp > 1 else 0.0
     return {"communication": gathered + sent}
 
@@ -310,7 +310,7 @@ def _whole(
     """
     ops = np.flatnonzero(makes)
     turns = ops[np.append(True, np.diff(stage[ops]) != 0)[: len(ops)]]
-    own = summed[stage[turns]]
+    of_turns = summed[stage[turns]]
     # Each turn lasts up to the next; before the first there are none.
-    unsharded = np.append(0.0, own + np.append(0.0, own)[: len(own)])
+    unsharded = np.append(0.0, of_turns + np.append(0.0, of_turns)[: len(of_turns)])
     return np.repeat(unsharded, np.diff(np.concatenate(([0], turns, [len(stage)]))))

@@ -76,9 +76,9 @@ class Prediction(Shown, msgspec.Struct, frozen=True):
         yields = {f"{rate:{rate_form(rate)}} {unit}/s": rate for unit, rate in rates.items()}
         yields |= {f"{self.flop_per_s / 1e12:,.1f} TFLOP/s per device": self.flop_per_s}
         yields |= {f"MFU {100 * self.mfu:.1f} %": self.mfu}
-        known = [text for text, value in yields.items() if value == value]
+        texts = [text for text, value in yields.items() if value == value]
         title = f"A step of {self.mean:.5g} s without variability, by parts"
-        return parts_table(self.breakdown, title, [", ".join(known)])
+        return parts_table(self.breakdown, title, [", ".join(texts)])
 
 
 def rate_form(least: float) -> str:
@@ -255,9 +255,9 @@ def _of_average_rank(
             phases[kind.phase] += add(block, count / ranks)
     reduced = workload.reduce_scatter  # Kept, for their `id`s.
     for block, exposed in zip(reduced, step.reduced.tolist(), strict=True):
-        whole = block_mean(block)
-        if whole:
-            add(block, exposed / whole / ranks)
+        mean_block = block_mean(block)
+        if mean_block:
+            add(block, exposed / mean_block / ranks)
     add(workload.tail, 1)
     waits = max(step.seconds - sum(breakdown.values()), 0.0)
     breakdown["exposed pp"] += min(sends, waits)

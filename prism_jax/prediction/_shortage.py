@@ -20,10 +20,10 @@ def shortage(job: Job) -> str:
     """
     if job.model is None or job.cluster is None or job.training is None or job.allow_oom:
         return ""
-    few, least, needed = _with_few(job), "", None
-    if few is not job:
+    smallest, least, needed = _with_few(job), "", None
+    if smallest is not job:
         with contextlib.suppress(ValueError):  # An order may need as many microbatches.
-            needed, least = memory(few), "at least "
+            needed, least = memory(smallest), "at least "
     if needed is None or needed.fits:
         needed, least = memory(job), ""
     if needed.fits:
@@ -41,5 +41,9 @@ def _with_few(job: Job) -> Job:
     """
     pp, number = job.layout.pp, job.schedule.num_microbatches
     most = _MOST_TURNS // (pp * job.schedule.virtual_stages)
-    few = min(_FEW * pp, most // pp * pp or max(most, 1))
-    return with_values(job, {"schedule.num_microbatches": few}) if few < number > most else job
+    num_gpus = min(_FEW * pp, most // pp * pp or max(most, 1))
+    return (
+        with_values(job, {"schedule.num_microbatches": num_gpus})
+        if num_gpus < number > most
+        else job
+    )

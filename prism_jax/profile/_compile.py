@@ -96,9 +96,9 @@ def _constants(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
         constant, key = kind != row.kind, (kind, row.dp_rank * profile.layout.pp + row.stage)
         where = f"`{quoted(row.kind)}` on dp_rank {row.dp_rank}, stage {row.stage}"
         if key not in ops or (constant and not ops[key]):
-            which = "compute" if constant else "op"
+            unit = "compute" if constant else "op"
             raise ValueError(
-                f"a row of `means.csv` is of {where}, where no {which} is of this kind; correct or "
+                f"a row of `means.csv` is of {where}, where no {unit} is of this kind; correct or "
                 "remove it."
             )
         if constant and row.loading != 1:

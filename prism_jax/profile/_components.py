@@ -96,16 +96,16 @@ def take_apart(
     there, present = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
     # At first as if everything that ops of a worker or a step share were persistent; then with
     # loadings, by which data are separated from workers and steps.
-    whole, common = main_effects(body)
-    loadings = find_loadings(body - whole - common)
+    effects, common = main_effects(body)
+    loadings = find_loadings(body - effects - common)
     for _ in range(_ROUNDS - 1):
-        loadings, *_ = _separated(body, whole, loadings)
-    loadings, worker, rank, step, data_of_step = _separated(body, whole, loadings)
+        loadings, *_ = _separated(body, effects, loadings)
+    loadings, worker, rank, step, data_of_step = _separated(body, effects, loadings)
     deviations = body - worker - step.by_group
     times = None if step_times is None else step_times[present]
     of_step, memory = of_steps(step.factor[present], step.noise[present], steps[present], times)
     rough = find_factor(deviations, loadings)
-    (residual, worker_step), left = _inner(deviations, rough)
+    (residual, worker_step), remaining = _inner(deviations, rough)
     if loadings is None:
         data, microbatch = (
             rough,
@@ -122,7 +122,7 @@ def take_apart(
         microbatch.component("microbatch"),
         residual.component("residual"),
     )
-    return Apart(components, _own(left, data.slopes(there), residual, worker_step), data)
+    return Apart(components, _own(remaining, data.slopes(there), residual, worker_step), data)
 
 
 def data_of(logs: Logs) -> DataFactor:
@@ -157,8 +157,8 @@ def _separated(
 def _inner(logs: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
     """The variances of the residual and of a worker's step, and the rest without the data."""
     apart = logs - np.log(data.relative)
-    left = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
-    return within(left, data.slopes(~np.isnan(logs))), left
+    residuals = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
+    return within(residuals, data.slopes(~np.isnan(logs))), residuals
 
 
 def _of_data(

@@ -87,12 +87,12 @@ def find_loadings(logs: Logs) -> Loadings | None:
         return None
     raw = _one_factor(covariance, used)
     # The noise of an op, relative to the spread of the factor.
-    own = np.maximum(variance - raw**2, 0)
-    errors = np.sqrt(own / np.maximum(np.diag(number), 1)) / np.mean(raw)
+    own_variance = np.maximum(variance - raw**2, 0)
+    errors = np.sqrt(own_variance / np.maximum(np.diag(number), 1)) / np.mean(raw)
     loadings = raw / np.mean(raw)
-    known = used.any(axis=1) & (errors > 0)
-    off = np.sum(((loadings - 1) / np.where(known, errors, np.inf)) ** 2)
-    if np.sum(known) < 3 or off <= np.sum(known) + _SEEN * np.sqrt(2 * np.sum(known)):
+    usable = used.any(axis=1) & (errors > 0)
+    off = np.sum(((loadings - 1) / np.where(usable, errors, np.inf)) ** 2)
+    if np.sum(usable) < 3 or off <= np.sum(usable) + _SEEN * np.sqrt(2 * np.sum(usable)):
         loadings = np.ones_like(loadings)
     return np.where(used.any(axis=1), loadings, 1).reshape(logs.shape[1:3])
 
@@ -227,16 +227,16 @@ def step_effects(
     level = log_mean(logs, (0, 3))[0, :, :, 0]
     # A worker's step acts on all microbatches of its phases.
     workers = np.sum((~np.isnan(logs)).any(axis=(2, 3)), axis=0)[:, None]
-    own = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
-    weight = np.where(number > 0, 1 / np.maximum(own, 1e-18), 0)
+    own_variance = noise / np.maximum(number, 1) + worker_step / np.maximum(workers, 1)
+    weight = np.where(number > 0, 1 / np.maximum(own_variance, 1e-18), 0)
     effect, precision, shift = _solved(level, weight, loadings[:, :, None], data)
-    present, own = number.sum(axis=(0, 1)) > 0, 1 / precision
-    kept = _no_chance(effect[present], own[present], 0.0)
+    present, own_variance = number.sum(axis=(0, 1)) > 0, 1 / precision
+    kept = _no_chance(effect[present], own_variance[present], 0.0)
     # The data of steps are more than chance if replicas with different data vary together.
     of_data = _no_chance(shift[present], data[present], _SEEN)
     by_group = kept * effect + np.log(np.maximum(1 + of_data * loadings[:, :, None] * shift, 0.1))
     factor = effect + of_data * shift
-    return StepEffects(factor, own + of_data * data, by_group[None, :, :, None])
+    return StepEffects(factor, own_variance + of_data * data, by_group[None, :, :, None])
 
 
 def _solved(
@@ -268,5 +268,5 @@ def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:
     if len(values) < 2 or not np.any(values):
         return 0.0
     variance, chance = float(np.var(values, ddof=1)), float(np.mean(noise))
-    more = variance > chance * (1 + seen * np.sqrt(2 / (len(values) - 1)))
-    return max(1 - chance / variance, 0.0) if more else 0.0
+    is_more = variance > chance * (1 + seen * np.sqrt(2 / (len(values) - 1)))
+    return max(1 - chance / variance, 0.0) if is_more else 0.0

@@ -158,7 +158,7 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     law = simulate(program, num_samples=_NUM_SAMPLES, key=key, sampling="plain")
     levels, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
     quantiles, predicted = np.quantile(step_times, levels), np.asarray(law.quantile(levels))
-    measured, known = _variance(quantiles), _variance(predicted)
+    measured, modelled = _variance(quantiles), _variance(predicted)
     mean, level = float(step_times.mean()), 1.0
     off = law.mean / mean - 1
     chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / mean**2
@@ -177,7 +177,7 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
             f"than chance explains, so all latencies are scaled by {level:.4g}"
         )
     of_median = float(level * predicted[1] / quantiles[1]) - 1
-    if abs(of_median) > max(_SEEN * _OF_MEDIAN * np.sqrt(max(measured, known)) / root, _NOTED):
+    if abs(of_median) > max(_SEEN * _OF_MEDIAN * np.sqrt(max(measured, modelled)) / root, _NOTED):
         notes.append(
             f"the median of the fitted law is {100 * of_median:+.2g} % off that of the steps"
         )
@@ -185,8 +185,8 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     level_now = level * profile.fitted.level
     fitted = msgspec.structs.replace(profile.fitted, level=level_now, notes=tuple(notes))
     scaled = msgspec.structs.replace(profile, means=means, fitted=fitted)
-    missing = measured - known
-    if missing <= _SEEN * known * _OF_VARIANCE / root:
+    missing = measured - modelled
+    if missing <= _SEEN * modelled * _OF_VARIANCE / root:
         return scaled
     return _wider(scaled, missing, measured * _OF_VARIANCE / root)
 

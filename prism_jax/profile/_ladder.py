@@ -69,10 +69,10 @@ def _drawn_in_turn(
     varying = op_latencies(trace, step) - constant
     logs = compute_logs(step, varying / np.where(mean > 0, mean, 1))
     of_data = at_ops(step, find_factor(logs, loadings).relative)
-    whole = mean * of_data
-    left = np.where(whole > 0, varying / np.where(whole > 0, whole, 1), 0)
-    times = max(-(-_STEPS // left.shape[1]), 1)
-    relative, residuals = np.tile(of_data, times), np.tile(left, times)
+    means = mean * of_data
+    cvs = np.where(means > 0, varying / np.where(means > 0, means, 1), 0)
+    times = max(-(-_STEPS // cvs.shape[1]), 1)
+    relative, residuals = np.tile(of_data, times), np.tile(cvs, times)
     laws, compute = _Laws(profile, step, residuals.shape[1]), step.computes
 
     def latencies() -> Latencies:

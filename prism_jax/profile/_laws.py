@@ -140,8 +140,8 @@ def _goes_on(factor: Float[np.ndarray, "replicas steps microbatches"]) -> bool:
     """
     number = factor.shape[2]
     centred = factor - factor.mean()
-    half = number // 2
-    first, last = centred[..., :half].sum(axis=2), centred[..., -half:].sum(axis=2)
+    halfway = number // 2
+    first, last = centred[..., :halfway].sum(axis=2), centred[..., -halfway:].sum(axis=2)
     inside, across = first * last, last[:, :-1] * first[:, 1:]
     error = np.sqrt(inside.var() / inside.size + across.var() / across.size)
     places = factor.mean(axis=(0, 1)) - factor.mean()

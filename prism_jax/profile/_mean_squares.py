@@ -79,8 +79,8 @@ def slope_of(y: np.ndarray, x: np.ndarray) -> tuple[float, float]:
     along, off = x - x.mean(), y - y.mean()
     square = float(along @ along)
     slope = float(along @ off) / square
-    left = float(np.sum((off - slope * along) ** 2)) / (len(y) - 2)
-    return slope, float(np.sqrt(left / square))
+    residual = float(np.sum((off - slope * along) ** 2)) / (len(y) - 2)
+    return slope, float(np.sqrt(residual / square))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +137,10 @@ def within(logs: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
     unit = np.where(there, slopes, 0)
     unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)
     filled = np.where(there, logs, 0)
-    left = filled - unit * np.sum(unit * filled, axis=(1, 2), keepdims=True)
+    deviations = filled - unit * np.sum(unit * filled, axis=(1, 2), keepdims=True)
     cells = np.sum(there, axis=(2, 3))
-    means = np.sum(left, axis=(2, 3)) / np.maximum(cells, 1)
-    total, ops = float(np.sum(left**2)), max(float(np.sum(there)), 1.0)
+    means = np.sum(deviations, axis=(2, 3)) / np.maximum(cells, 1)
+    total, ops = float(np.sum(deviations**2)), max(float(np.sum(there)), 1.0)
     op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
     # The means over the steps, of workers and of their phases, were subtracted before.
     phases = np.count_nonzero(there.any(axis=(3, 4))) - np.count_nonzero(there.any(axis=(2, 3, 4)))
@@ -177,9 +177,9 @@ def between_microbatches(logs: Logs, residual: Variance) -> Variance:
         return Variance(None, note=note or "one microbatch in a step")
     spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
     square = float(np.nansum(spread**2)) / df
-    own = residual.known * float(np.mean(1 / ops[ops > 0]))
-    value = 0.0 if residual.value is not None else square - own
-    return Variance(value, square * np.sqrt(2 / df), note, own * np.sqrt(2 / df))
+    own_variance = residual.known * float(np.mean(1 / ops[ops > 0]))
+    value = 0.0 if residual.value is not None else square - own_variance
+    return Variance(value, square * np.sqrt(2 / df), note, own_variance * np.sqrt(2 / df))
 
 
 def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) -> np.ndarray:
@@ -196,11 +196,11 @@ def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) ->
     parts = np.einsum("dsmt,dkmt->dskt", stages, stages) / np.maximum(cells, 1)[:, :, None]
     kept = np.eye(parts.shape[1])[None, :, :, None] * (cells > 0)[:, :, None] - parts
     workers, ops = np.maximum(np.sum(cells > 0), 1), max(float(np.sum(there)), 1.0)
-    own = np.einsum("dsst->dst", kept) / np.maximum(cells, 1)
+    own_terms = np.einsum("dsst->dst", kept) / np.maximum(cells, 1)
     of_ops = np.sum(there) - np.sum(stages**2)
-    left = np.sum(np.maximum(np.sum(there, axis=(1, 2)) - 1, 0))
+    freedom = np.sum(np.maximum(np.sum(there, axis=(1, 2)) - 1, 0))
     return np.array(
-        [[np.sum(kept**2) / workers, np.sum(own) / workers], [of_ops / ops, left / ops]]
+        [[np.sum(kept**2) / workers, np.sum(own_terms) / workers], [of_ops / ops, freedom / ops]]
     )
 
 

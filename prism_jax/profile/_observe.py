@@ -83,8 +83,8 @@ def observe(trace: Trace) -> Seen:
     plain = with_inner_waits(outline(trace), trace)
     graph = step_graph(trace.job, plain)
     latencies = op_latencies(trace, graph)
-    whole = with_links(plain, graph, latencies)
-    step = step_graph(trace.job, whole)  # The same ops, by other names.
+    linked = with_links(plain, graph, latencies)
+    step = step_graph(trace.job, linked)  # The same ops, by other names.
     off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
@@ -92,7 +92,7 @@ def observe(trace: Trace) -> Seen:
             f"replay is off by {100 * off:.3g} %, and {100 * _REPLAY_MOST:.0f} % are allowed; "
             "give the job that was traced, and starts on one clock."
         )
-    return Seen(trace, whole, step, latencies, step_times, off)
+    return Seen(trace, linked, step, latencies, step_times, off)
 
 
 def with_inner_waits(outline: Outline, trace: Trace) -> Outline:

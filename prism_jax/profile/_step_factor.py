@@ -71,8 +71,8 @@ def _in_step_times(variance: Variance, factor: OfSteps, noise: OfSteps, logs: Of
     if not variance.known or slope + _CONTRADICTED * of_slope >= 1:
         return variance
     # The slope of the factor alone; that of the noise is one.
-    own = float(np.mean(noise))
-    stretch = (variance.known + own) / variance.known
+    noise_level = float(np.mean(noise))
+    stretch = (variance.known + noise_level) / variance.known
     share = max(slope * stretch - (stretch - 1), 0.0)
     error = np.hypot(share**2 * variance.error, 2 * share * variance.known * stretch * of_slope)
     note = f"{np.sqrt(variance.known):.3g} for compute alone; step times show only a part of it"
@@ -86,9 +86,9 @@ def _maximum_likelihood(
     from scipy.optimize import minimize
 
     name = "step_autocorrelation"
-    gaps, which = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
+    gaps, gap_numbers = np.unique(np.diff(steps, prepend=steps[0]), return_inverse=True)
     # One at a time, Python's numbers are many times faster than elements of arrays.
-    rows = (factor.tolist(), (noise + 1e-9 * scale).tolist(), which.tolist())
+    rows = (factor.tolist(), (noise + 1e-9 * scale).tolist(), gap_numbers.tolist())
     likelihood = ft.partial(minus_log_likelihood, rows, gaps.astype(float))
 
     def objective(point) -> float:
@@ -142,12 +142,12 @@ def minus_log_likelihood(
     - `gaps`: the distances; the first is zero.
     - `variance`, `decay`: the variance of the process, and its autocorrelation after one step.
     """
-    left = (decay**gaps).tolist()
+    decays = (decay**gaps).tolist()
     value = unit = 0.0  # The expectations for the next step.
     spread = variance
     logs = of_values = cross = of_units = 0.0
     for measured, noise, gap in zip(*rows, strict=True):
-        decayed = left[gap]
+        decayed = decays[gap]
         value, unit = decayed * value, decayed * unit
         spread = decayed * decayed * spread + variance * (1 - decayed * decayed)
         total = spread + noise

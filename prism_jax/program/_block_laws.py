@@ -210,8 +210,8 @@ def _loadings(moments, communication, direct, loading, slopes) -> Float[Array, "
     does not count. The slowest GPU hardly changes it, so it is that of the middle node.
     """
     middle = moments.shape[-1] // 2
-    whole = moments[0, :, :, middle]
-    there = jnp.where(whole > 0, whole, 1)
+    means = moments[0, :, :, middle]
+    there = jnp.where(means > 0, means, 1)
     share = 1 - communication[0] / there
     share = share if slopes is None else slopes / there
     single = 1 if loading is None else loading[direct][:, None]

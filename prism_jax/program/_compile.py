@@ -224,9 +224,9 @@ def _of_packing(job: Costs, blocks: Sequence[Block]) -> list[Variation]:
 def _shares(blocks: Sequence[Block]) -> dict[str, float]:
     """The share of each kind of kernel in the compute of the blocks of ops."""
     compute: defaultdict[str, float] = defaultdict(float)
-    known = {id(block): block for block in blocks}  # Most ops have the same block.
+    by_identity = {id(block): block for block in blocks}  # Most ops have the same block.
     for key, number in Counter(map(id, blocks)).items():
-        for kind, seconds in split_mean(known[key])[0].items():
+        for kind, seconds in split_mean(by_identity[key])[0].items():
             compute[kind] += number * seconds
     total = sum(compute.values()) or 1.0
     return {kind: seconds / total for kind, seconds in compute.items()}

@@ -123,9 +123,9 @@ def compile_graph(
                 check_scale(f"op {position}", mean, dtype)
             else:  # A latency that is always zero has no shape.
                 laws.pop(kinds[position], None)
-    known: dict[tuple[str, float, str | None], Block] = {}
+    by_law: dict[tuple[str, float, str | None], Block] = {}
     blocks = [
-        known.get(parts) or known.setdefault(parts, _block(*parts))
+        by_law.get(parts) or by_law.setdefault(parts, _block(*parts))
         for parts in zip(kinds, means.tolist(), (op.link for op in ops), strict=True)
     ]
     return assemble(

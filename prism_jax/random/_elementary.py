@@ -79,11 +79,11 @@ def exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     if x.dtype != jnp.float32:
         return jnp.exp(x)
     x = jnp.clip(x, -87, 87)
-    whole = jnp.round(x * np.float32(1 / np.log(2)))
+    powers = jnp.round(x * np.float32(1 / np.log(2)))
     # log(2) in two parts, of which the first has few bits: whole * log(2) keeps all of its own.
-    remainder = (x - whole * np.float32(0.693359375)) - whole * np.float32(-2.12194440e-4)
+    remainder = (x - powers * np.float32(0.693359375)) - powers * np.float32(-2.12194440e-4)
     bits = lax.bitcast_convert_type(1 + remainder * _polynomial(_EXP, remainder), jnp.int32)
-    bits = bits + (whole.astype(jnp.int32) << np.int32(23))
+    bits = bits + (powers.astype(jnp.int32) << np.int32(23))
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 

@@ -136,8 +136,8 @@ def uniforms(
     """
     word, _ = _words(key, sample_ids, counters)
     drop = 0 if dtype == jnp.float64 else 9
-    whole = (word >> np.uint32(drop)).astype(dtype) + dtype.type(0.5)
-    return whole * dtype.type(2.0 ** (drop - 32))
+    integers = (word >> np.uint32(drop)).astype(dtype) + dtype.type(0.5)
+    return integers * dtype.type(2.0 ** (drop - 32))
 
 
 def _words(key: KeyData, sample_ids: UInt32[Array, "*ids"], counters: UInt32[Array, "*counters"]):

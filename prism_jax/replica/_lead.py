@@ -97,9 +97,11 @@ def _gradient(
     number, num_ops = sum(_counts(program)), program.num_ops
     room = bucket(number, 64)  # Of axes and of ops, so that many graphs share what JAX traces.
     most = _PILOT_SAMPLES
-    few = int(np.clip(_PILOT_NUMBERS // room, 16 * _FOR_DIRECTION, most)) // _FOR_DIRECTION
-    samples = int(np.clip(_PILOT_NUMBERS // room, 16, most)) if whole else few
-    at_once = max(few, _AT_ONCE // room)
+    num_directions = (
+        int(np.clip(_PILOT_NUMBERS // room, 16 * _FOR_DIRECTION, most)) // _FOR_DIRECTION
+    )
+    samples = int(np.clip(_PILOT_NUMBERS // room, 16, most)) if whole else num_directions
+    at_once = max(num_directions, _AT_ONCE // room)
     words = key_data(key)
     rng = np.random.Generator(np.random.Philox(key=[int(word) for word in np.asarray(words)]))
     scores = np.zeros((room, samples), plan.dtype)

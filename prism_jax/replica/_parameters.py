@@ -60,19 +60,21 @@ def gradient_of(program: Program, of_parameters: Parameters) -> Program:
     """The derivative with respect to the program from that with respect to its parameters: a
     program with `None` for everything that is not a float.
     """
-    whole, laws = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
-    arrays = {name: getattr(of_parameters, name)[: len(x)] for name, x in _arrays(whole).items()}
-    residual = {kind: laws.residual[kind] for kind in whole.variability.residual}
+    parameters, laws = eqx.filter(program, eqx.is_inexact_array), of_parameters.variability
+    arrays = {
+        name: getattr(of_parameters, name)[: len(x)] for name, x in _arrays(parameters).items()
+    }
+    residual = {kind: laws.residual[kind] for kind in parameters.variability.residual}
     parts = [*arrays.values(), dataclasses.replace(laws, residual=residual)]
 
     def places(program: Program):
         return [*_arrays(program).values(), program.variability]
 
-    whole = eqx.tree_at(places, whole, jax.tree.map(jnp.asarray, parts))
-    if whole.loads is None:
-        return whole
+    parameters = eqx.tree_at(places, parameters, jax.tree.map(jnp.asarray, parts))
+    if parameters.loads is None:
+        return parameters
     unevenness = jax.tree.map(jnp.asarray, of_parameters.unevenness)
-    return eqx.tree_at(lambda program: program.loads.unevenness, whole, unevenness)
+    return eqx.tree_at(lambda program: program.loads.unevenness, parameters, unevenness)
 
 
 def every_kind(program: Program) -> Variability:

@@ -65,8 +65,8 @@ def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Arr
     proportion to its share.
     """
     sequence = sample_ids * np.uint32(0x9E3779B9)
-    which = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
-    return jnp.minimum(which, strata.number - 1)
+    stratum = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
+    return jnp.minimum(stratum, strata.number - 1)
 
 
 def pauses_of(

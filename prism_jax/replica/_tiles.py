@@ -206,11 +206,11 @@ def _tiled(x: np.ndarray, size: int, tiles: int, devices: int) -> np.ndarray:
     """Tiles for all devices, `tiles` each, of which a short batch fills the first few on each."""
     shape = devices, tiles * size, *x.shape[1:]
     if len(x) < shape[0] * shape[1]:
-        whole = np.zeros(shape, x.dtype)
+        filled = np.zeros(shape, x.dtype)
         per_device = int(_turns(len(x), size, devices)[0]) * size
-        for rows, start in zip(whole, range(0, len(x), per_device), strict=False):
+        for rows, start in zip(filled, range(0, len(x), per_device), strict=False):
             rows[:per_device][: len(x) - start] = x[start : start + per_device]
-        x = whole
+        x = filled
     return x.reshape(-1, size, *shape[2:])
 
 
@@ -261,7 +261,7 @@ def _jitted(function, backend: str, wide: bool):
 def _run(wide: bool, function, static, arrays, turns, ids, inputs):
     leaves, tree = static
     static = jax.tree.unflatten(tree, leaves)
-    whole, tiled = PartitionSpec(), PartitionSpec("tiles")
+    replicated, tiled = PartitionSpec(), PartitionSpec("tiles")
 
     def on_device(arrays, turns, ids, inputs):
         shared = eqx.combine(arrays, static)
@@ -289,7 +289,7 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
     return jax.shard_map(
         on_device,
         mesh=_mesh(),
-        in_specs=(whole, tiled, tiled, tiled),
+        in_specs=(replicated, tiled, tiled, tiled),
         out_specs=tiled,
         check_vma=False,
     )(arrays, turns, jnp.asarray(ids), inputs)

@@ -175,7 +175,7 @@ def gather(
     if law.interrupted or interrupt.late:
         missing["law"] = "interrupted; the law has the steps until then"
     attempt = ft.partial(_attempt, missing)
-    steps, few = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
+    steps, half_steps = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
     of_steps = {"num_samples": steps, "key": key, "progress": progress}
     wanted = Quantile(0.95) if objective is None else objective
     runs = runs_of(measured)
@@ -195,7 +195,9 @@ def gather(
         criticality=attempt("criticality", lambda: criticality(alike, **of_steps)),
         step=attempt("timeline", lambda: sample_step(alike, quantile=quantile, **of_steps)),
         settings=settings,
-        sliders=attempt("sliders", lambda: sliders(program, most=most, num_samples=few, key=key)),
+        sliders=attempt(
+            "sliders", lambda: sliders(program, most=most, num_samples=half_steps, key=key)
+        ),
         missing=missing,
         num_steps=steps,
         seed=seed or f"key {jax.random.key_data(key).tolist()}",

@@ -153,15 +153,15 @@ def _origin(report: Report) -> Iterable[Block]:
     """The command or the function, the samples and the seed of each figure; versions and date."""
     law = report.law
     sampling = f"{law.sampling} sampling"
-    every, few = law.num_samples, report.num_steps
+    num_samples, num_steps = law.num_samples, report.num_steps
     rows = [
-        ("step time", "simulate", f"{counted(every, 'step')}; {sampling}"),
+        ("step time", "simulate", f"{counted(num_samples, 'step')}; {sampling}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
-        ("sliders", "analysis.sliders", f"{counted(few, 'step')} a point"),
-        ("sensitivities", "sensitivity", counted(few, "step")),
-        ("criticality", "criticality", counted(few, "step")),
+        ("sliders", "analysis.sliders", f"{counted(num_steps, 'step')} a point"),
+        ("sensitivities", "sensitivity", counted(num_steps, "step")),
+        ("criticality", "criticality", counted(num_steps, "step")),
         ("memory", "memory", "no steps; on the host"),
-        ("one step", "sample_step", f"of {counted(few, 'step')}"),
+        ("one step", "sample_step", f"of {counted(num_steps, 'step')}"),
         ("assumptions", "load_job", "no steps"),
     ]
     if report.job is None:
@@ -183,7 +183,7 @@ def _origin(report: Report) -> Iterable[Block]:
 
 def _expected_error(job: Job | None) -> Iterable[Block]:
     """How far predictions of this kind were off, and for which runs."""
-    known = tomllib.loads(resource("_accuracy.toml"))
+    accuracies = tomllib.loads(resource("_accuracy.toml"))
     yield (
         "The intervals on this page cover only the noise of the simulation: more samples make "
         "them narrower, but not the model more accurate. The commands that docs/accuracy.md "
@@ -198,7 +198,7 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
             "measured. The table does not apply to the steps of another run, or of other GPUs."
         )
         header = ("trace", "from and to", "mean", "p95", "std ratio")
-        rows = [*map(tuple, known["traces"])]
+        rows = [*map(tuple, accuracies["traces"])]
         yield Table(header, rows, "Steps of a trace from other steps")
         return
     if job.calibrated is not None:
@@ -207,7 +207,7 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
             "(GPT-3 175B and Llama 3.1 405B on H100 and GB200, 512 to 6,144 GPUs), jobs that were "
             "calibrated to some systems predicted another of the same family:"
         )
-        yield tag("ul", *(tag("li", line) for line in known["calibrated"]))
+        yield tag("ul", *(tag("li", line) for line in accuracies["calibrated"]))
         return
     if job.model is not None:
         error = expected_error(job)
@@ -224,7 +224,7 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
         "some of these runs, so a job unlike them may be further off."
     )
     header = ("published runs", "rows", "mean error", "mean absolute error", "worst")
-    rows = [*map(tuple, known["means"])]
+    rows = [*map(tuple, accuracies["means"])]
     listed = table(Table(header, rows, "Means of published steps, from configuration alone"))
     yield tag("details", tag("summary", "Published steps of all classes"), listed)
 

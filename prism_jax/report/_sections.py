@@ -111,13 +111,13 @@ def _sliders(report: Report, sliders: Sliders) -> Iterable[Block]:
 def _slider(number: int, of: Setting | AbstractSlider) -> Markup:
     places = [*of.factors] if isinstance(of, Setting) else of.positions()
     names = [*map(of.label, places)]
-    own = places.index(of.own)
-    range_of = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own}
+    own_place = places.index(of.own)
+    range_of = {"type": "range", "min": 0, "max": len(places) - 1, "step": 1, "value": own_place}
     shown = {"id": f"slider-{number}", "data_names": json.dumps(names), "autocomplete": "off"}
     label = tag("label", of.name, for_=f"slider-{number}")
     entry = Markup(tag("input", **range_of, **shown).removesuffix("</input>"))
     low, high = (tag("span", name, class_="faint") for name in (names[0], names[-1]))
-    now = tag("output", names[own], for_=f"slider-{number}")
+    now = tag("output", names[own_place], for_=f"slider-{number}")
     return tag("p", join([label, tag("span", join([low, entry, high, now]), class_="range")]))
 
 
@@ -159,12 +159,12 @@ def _beside(report: Report, parts: tuple[Part, ...]) -> Iterable[Block]:
 def _throughput(throughput: Throughput) -> Iterable[Block]:
     """Tokens or samples, FLOP/s and MFU at the mean step time."""
     mfu, (per_gpu, unit) = throughput.mfu, throughput.rate().split()
-    every, _ = throughput.rate(throughput.world_size).split()
+    total, _ = throughput.rate(throughput.world_size).split()
     noun = unit.removesuffix("/s")
     rows = [
         ("GPUs", throughput.world_size, ""),
         (f"{noun} per GPU", per_gpu, unit),
-        (noun, every, unit),
+        (noun, total, unit),
         ("model TFLOP/s per GPU", f"{throughput.flop_per_s_per_gpu / 1e12:,.1f}", "TFLOP/s"),
         ("model FLOP/s utilisation (MFU)", "unknown" if mfu is None else f"{100 * mfu:.1f}", "%"),
     ]

@@ -124,14 +124,14 @@ def run_cycles(
     evaluated = costs.evaluation_s / costs.interval_s
     while len(going):
         until = rng.exponential(size=num_runs)[going]
-        which = rng.random(num_runs)[going]
+        numbers = rng.random(num_runs)[going]
         repair = _repairs(num_runs, costs, rng)
         until = until / np.maximum(rate[going], _NEVER)
         if hazards.weeks is not None:
             weeks = hazards.weeks[going]
             until = reached(exposed(clock[going], weeks) + until, weeks) - clock[going]
         slow = slowness[going, sets[going] % slowness.shape[1]]
-        cause = np.minimum((chance[going] < which[:, None]).sum(axis=1), num_causes - 1)
+        cause = np.minimum((chance[going] < numbers[:, None]).sum(axis=1), num_causes - 1)
         works = until - down[going] - wait[going]
         announced = hazards.announced[cause]
         safe, saving, lost, ends = _cycle(work[going] - done[going], slow, works, announced, costs)
@@ -174,12 +174,12 @@ def _cycle(left, slow, until, announced, costs: RunCosts) -> tuple[np.ndarray, .
     stretched = slow * (1 + costs.evaluation_s / costs.interval_s)
     between = np.maximum(np.ceil(left / costs.interval_s) - 1, 0)  # The end needs no checkpoint.
     ends = until >= left * stretched + between * costs.blocking_s
-    whole = costs.interval_s * stretched + costs.blocking_s
+    cycle_s = costs.interval_s * stretched + costs.blocking_s
     written = until - np.where(announced, 0, costs.background_s)
     with np.errstate(invalid="ignore"):
-        saved = np.floor(np.maximum(written, 0) / whole)
+        saved = np.floor(np.maximum(written, 0) / cycle_s)
     saved = np.where(ends, between, np.minimum(saved, between))
-    beyond = np.where(ends, 0, np.maximum(until, 0) - saved * whole)
+    beyond = np.where(ends, 0, np.maximum(until, 0) - saved * cycle_s)
     # An announced interruption loses nothing except the unfinished part of a checkpoint.
     kept = np.where(announced, np.minimum(beyond / stretched, costs.interval_s), 0)
     lost = np.where(announced, 0, beyond)

@@ -120,9 +120,9 @@ class RunLaw(Shown):
         are equally likely. 2,000 quantiles stand for the simulated runs. The other figures stay.
         The levels of a job are those of `expected_error`, by `prediction.levels_of_law`.
         """
-        few = np.quantile(self.days, (np.arange(2_000) + 0.5) / 2_000)
+        quantiles = np.quantile(self.days, (np.arange(2_000) + 0.5) / 2_000)
         longer = (self.parts["work"] + self.parts["slow"]) * (np.asarray(levels) - 1)
-        days = np.sort((few[:, None] + longer).reshape(-1))
+        days = np.sort((quantiles[:, None] + longer).reshape(-1))
         return dataclasses.replace(self, days=days)
 
     def summary(self) -> Table:
@@ -209,9 +209,9 @@ def expected_seconds(
         return work_s * (1 + blocking_s / interval_s)
     again = sum(down_rate * -math.expm1(-rate * down) for down_rate, down in downs) / rate
     # What is saved while the job is up, over the rate: in whole intervals, and when announced.
-    whole = interval_s * math.exp(-rate * (interval_s + blocking_s))
+    cycle = interval_s * math.exp(-rate * (interval_s + blocking_s))
     part = -math.expm1(-rate * interval_s) / rate
-    saved = float((rate - announced) * whole + announced * part)
+    saved = float((rate - announced) * cycle + announced * part)
     try:
         return work_s * -math.expm1(-rate * (interval_s + blocking_s)) / saved / (1 - again)
     except ZeroDivisionError:

@@ -288,8 +288,8 @@ class _Simulation:
         """Of so many runs: the factors of the sets of GPUs that they have one after the other, and
         the error of the sum of their steps, as `noise`.
         """
-        which = rng.integers(len(self.factors), size=(number, _SETS))
+        factors = rng.integers(len(self.factors), size=(number, _SETS))
         noise = self.noise * rng.normal(size=number)
         # By a generator of their own: the other random numbers are the same whatever the level.
         levels = np.exp(self.level * rng.spawn(1)[0].normal(size=(number, 1)))
-        return self.factors[which] * levels * np.exp(-(self.level**2) / 2), noise
+        return self.factors[factors] * levels * np.exp(-(self.level**2) / 2), noise

@@ -59,21 +59,21 @@ def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int
 def _without_producers(parts: Parts, num_stages: int, chain_starts: tuple[int, ...]) -> Needs:
     """All that parts read, first from their own stages, then from the stages next to them."""
     forward, weight = parts.phase == "F", parts.phase == "W"
-    own = np.flatnonzero(~forward)
+    backwards = np.flatnonzero(~forward)
     # A forward reads from the stage before its own, a backward from the one behind, in its chain.
     starts = np.array(chain_starts)
     ends = np.append(starts[1:] - 1, num_stages - 1)
     outermost = np.where(forward, np.isin(parts.stage, starts), np.isin(parts.stage, ends))
-    near = np.flatnonzero(~outermost & ~weight)
-    near_stage = parts.stage[near] + np.where(forward[near], -1, 1)
-    part = np.append(own, near)
+    inner = np.flatnonzero(~outermost & ~weight)
+    near_stage = parts.stage[inner] + np.where(forward[inner], -1, 1)
+    part = np.append(backwards, inner)
     return Needs(
         part=part,
         producer=np.full(len(part), -1),
         consumer=parts.op[part],
-        stage=np.append(parts.stage[own], near_stage),
+        stage=np.append(parts.stage[backwards], near_stage),
         microbatch=parts.microbatch[part],
-        backward=np.append(weight[own], ~forward[near]),
+        backward=np.append(weight[backwards], ~forward[inner]),
     )
 
 
@@ -89,10 +89,10 @@ def _check_places(
     part = int(bad[0])
     if misplaced[part]:
         rank = int(parts.rank[part])
-        own = [stage for stage, r in enumerate(stage_to_rank) if r == rank]
+        held = [stage for stage, r in enumerate(stage_to_rank) if r == rank]
         raise ValueError(
             f"{_describe_part(parts, part)} is out of place: `stage_to_rank` gives rank {rank} the "
-            f"stages {own}; move it to the order of the rank of its stage, or correct "
+            f"stages {held}; move it to the order of the rank of its stage, or correct "
             "`stage_to_rank`."
         )
     token = actions_of(ops)[parts.op[maker[part]]].token
@@ -102,8 +102,8 @@ def _check_places(
 def _check_producers(ops: Ops, parts: Parts, needs: Needs, stage_to_rank: tuple[int, ...]) -> None:
     producer, consumer = needs.producer, needs.consumer
     # Only a backward-input leaves a backward-weight to do.
-    whole = (parts.phase[needs.part] == "W") & (ops.phase[producer] != "I")
-    missing = (producer < 0) | whole
+    joined = (parts.phase[needs.part] == "W") & (ops.phase[producer] != "I")
+    missing = (producer < 0) | joined
     behind = (ops.rank[producer] == ops.rank[consumer]) & (producer >= consumer)
     bad = np.flatnonzero(missing | behind)
     if not len(bad):

@@ -58,8 +58,8 @@ def make_schedule(
 
     A schedule.
     """
-    kind, known = schedule_name(kind), schedules()
-    options = _options(known[kind])
+    kind, classes = schedule_name(kind), schedules()
+    options = _options(classes[kind])
     arguments = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
@@ -70,13 +70,15 @@ def make_schedule(
     defaults = {"virtual_stages": 1, "microbatch_group_size": None, "memory_limit": None}
     for name, default in defaults.items():
         if arguments[name] != default and name not in options:
-            having = (schedule for schedule in sorted(known) if name in _options(known[schedule]))
+            having = (
+                schedule for schedule in sorted(classes) if name in _options(classes[schedule])
+            )
             listed = ", ".join(f"`{schedule}`" for schedule in having)
             raise ValueError(
                 f"The schedule `{kind}` has no `{name}`, but `{name}={arguments[name]!r}` is "
                 f"given; leave it out, or use one of {listed}."
             )
-    return known[kind](**{name: arguments[name] for name in arguments if name in options})
+    return classes[kind](**{name: arguments[name] for name in arguments if name in options})
 
 
 def _options(cls: type[AbstractSchedule]) -> set[str]:

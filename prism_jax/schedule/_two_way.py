@@ -51,7 +51,7 @@ class Chimera(AbstractTwoWay):
     kind: ClassVar[str] = "chimera"
 
     def orders(self) -> list[list[str]]:
-        p, half = self.num_ranks, self.num_ranks // 2
+        p, num_halves = self.num_ranks, self.num_ranks // 2
 
         def in_turns(microbatches: range) -> list[list[str]]:
             return [
@@ -60,8 +60,8 @@ class Chimera(AbstractTwoWay):
             ]
 
         pipe = Pipe(self.stage_to_rank, self.chain_starts)
-        limits = [min(half, p - rank) + min(half, rank + 1) for rank in range(p)]
-        return fill_units(in_turns, self.num_microbatches // 2, half, pipe, limits)
+        limits = [min(num_halves, p - rank) + min(num_halves, rank + 1) for rank in range(p)]
+        return fill_units(in_turns, self.num_microbatches // 2, num_halves, pipe, limits)
 
 
 class DualPipe(AbstractTwoWay):

@@ -72,8 +72,8 @@ def decided_steps(
     ends, before = pools[0].ends[samples], 0
     for number in range(1, len(pools)):
         before += len(pools[number - 1].ends)
-        own = fold(key, Stream.UNLIKE, number)
-        more, _ = picked(pools[number], places[number], step_ids, own, plan.dtype)
+        pool_key = fold(key, Stream.UNLIKE, number)
+        more, _ = picked(pools[number], places[number], step_ids, pool_key, plan.dtype)
         ends = jnp.concatenate([ends, pools[number].ends[more]])
         samples = jnp.concatenate([samples, before + more])
     ends = jnp.moveaxis(ends, 2, 1)
@@ -89,8 +89,8 @@ def decided_steps(
     decider = jnp.sum(jnp.where(decides, samples, 0), axis=0, dtype=samples.dtype)
     barrier = jnp.full_like(parts.barrier, jnp.nan)
     if len(samples) > 1:
-        left = jnp.max(jnp.where(decides[:, None], -jnp.inf, ends), axis=0)
-        barrier = jnp.max(left + (ready - latest), axis=0)
+        waiting = jnp.max(jnp.where(decides[:, None], -jnp.inf, ends), axis=0)
+        barrier = jnp.max(waiting + (ready - latest), axis=0)
     without = parts.factor * (barrier + parts.tail)
     is_last = [jnp.append(jnp.zeros(len(pool.later), bool), ~pool.all_looked_at) for pool in pools]
     last = jnp.concatenate(is_last)[look]

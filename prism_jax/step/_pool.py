@@ -156,11 +156,11 @@ def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: A
             keys |= regime.astype(np.uint64) << np.uint64(56)
         keys |= np.arange(len(score), dtype=np.uint64)
         order = (np.sort(keys) & np.uint64(2**24 - 1)).astype(np.int64)
-    more = room.samples - len(score)
+    padding = room.samples - len(score)
     ids = first_sample + order.astype(np.uint32)
     ends = ends[:, : room.sinks]
-    rows = xp.pad(ends[order], ((0, more), (0, room.sinks - ends.shape[1])))
-    return rows, xp.pad(ids, (0, more)), order
+    rows = xp.pad(ends[order], ((0, padding), (0, room.sinks - ends.shape[1])))
+    return rows, xp.pad(ids, (0, padding)), order
 
 
 _arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
@@ -265,9 +265,9 @@ def _without_replacement(
     """
     logs = []
     for size in sizes:
-        left = size - np.arange(size, dtype=np.float64)
+        num_left = size - np.arange(size, dtype=np.float64)
         with np.errstate(divide="ignore"):
-            terms = [np.log1p(-np.minimum((R - i) / left, 1)) for i in range(looks)]
+            terms = [np.log1p(-np.minimum((R - i) / num_left, 1)) for i in range(looks)]
         logs.append(np.cumsum(terms, axis=1))
     picks = _picks(logs, counts, room)
     return jax.device_put(picks) if on_device else picks
@@ -301,9 +301,9 @@ def _picks(logs: Sequence[np.ndarray], counts: Sequence[int], room: int) -> _Pic
     # further regime lie beyond any of the one before.
     most = 60.0 + 2 * len(logs[0])
     later = [np.minimum(-log[1:], most) + (most + 4) * g for g, log in enumerate(logs)]
-    more = room - len(steps)
+    padding = room - len(steps)
     arrays = np.floor(steps).astype(np.int32), (steps % 1).astype(np.float32)
-    decides = np.pad(np.diff(steps, prepend=0).astype(np.float32), (0, more))
-    steps, part = (np.pad(x, (0, more), mode="edge") for x in arrays)
+    decides = np.pad(np.diff(steps, prepend=0).astype(np.float32), (0, padding))
+    steps, part = (np.pad(x, (0, padding), mode="edge") for x in arrays)
     later = np.concatenate(later, axis=1).astype(np.float32)
-    return _Picks(steps, part, decides, np.pad(later, ((0, 0), (0, more)), mode="edge"))
+    return _Picks(steps, part, decides, np.pad(later, ((0, 0), (0, padding)), mode="edge"))

@@ -135,14 +135,14 @@ def times_or_chances(
     threshold = jnp.asarray(exceedance.threshold)
     if exceedance.last == "step":
         assert step is not None
-        whole = parts.barrier + parts.tail
+        totals = parts.barrier + parts.tail
         # Steps may take no time.
-        whole = jnp.where(whole > 0, whole, threshold)
-        score = table_score(step, threshold / whole)
+        totals = jnp.where(totals > 0, totals, threshold)
+        score = table_score(step, threshold / totals)
     else:
         assert parts.tail_law is not None
-        left = threshold / parts.factor - parts.barrier
-        score = parts.tail_law.score(left, residuals)
+        remaining = threshold / parts.factor - parts.barrier
+        score = parts.tail_law.score(remaining, residuals)
     # Beyond the table nothing is known but that it hardly ever happens.
     return jnp.where(score < SCORE_RANGE, ndtr(-score), 0)
 

@@ -55,7 +55,7 @@ def join_ranks(
     workers, notes = _workers(ranks, places)
     dp, pp = job.layout.dp, job.layout.pp
     absent = [worker for worker in it.product(range(dp), range(pp)) if worker not in workers]
-    whole = sorted(set(range(dp)) - {d for d, _ in absent})
+    present = sorted(set(range(dp)) - {d for d, _ in absent})
     if absent:
         d, s = absent[0]
         numbers = [str(rank) for rank, place in enumerate(places) if place == (d, s)]
@@ -63,19 +63,21 @@ def join_ranks(
         first = f"replica {d}, stage {s}, {ranks_of_worker}"
         has = "has" if len(absent) == 1 else "have"
         without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
-        if not whole:
+        if not present:
             raise ValueError(
                 f"{without}, and no replica is whole; the first is {first}; add its trace, or "
                 "give the layout that was traced."
             )
-        notes.append(f"{without}, the first {first}: only {len(whole)} of {dp} replicas are fitted")
+        notes.append(
+            f"{without}, the first {first}: only {len(present)} of {dp} replicas are fitted"
+        )
     if clocks.unknown:
         shown = quoted(", ".join(map(str, clocks.unknown)))
         notes.append(f"ranks {shown} share no collective with the first: their clocks are trusted")
-    layout = msgspec.structs.replace(job.layout, dp=len(whole))
+    layout = msgspec.structs.replace(job.layout, dp=len(present))
     job = msgspec.structs.replace(job, layout=layout, world_size=None)
     rows = []
-    for (i, d), s in it.product(enumerate(whole), range(pp)):
+    for (i, d), s in it.product(enumerate(present), range(pp)):
         offset = clocks.offsets[workers[d, s].rank]
         for op in numbered(workers[d, s].ops, s, schedule, job):
             times = op.start + offset, op.end + offset
@@ -165,10 +167,10 @@ def _transfers(ops: "pl.DataFrame", waits: bool) -> Iterator["pl.DataFrame"]:
         lag = (start - sent).filter(idle).median().round().cast(pl.Int64)
         lag = lag.over("dp_rank", "virtual_stage").fill_null(0).clip(0)
         end = pl.max_horizontal(start, sent)
-        known = pl.when(idle | waits).then(end).otherwise(pl.min_horizontal(sent + lag, end))
-        ready = pl.min_horizontal(pl.coalesce("before", "begin", "origin"), known)
+        arrivals = pl.when(idle | waits).then(end).otherwise(pl.min_horizontal(sent + lag, end))
+        ready = pl.min_horizontal(pl.coalesce("before", "begin", "origin"), arrivals)
         receives = pairs.with_columns(
-            optype=pl.lit(f"{phase}-recv"), start=pl.max_horizontal("origin", ready), end=known
+            optype=pl.lit(f"{phase}-recv"), start=pl.max_horizontal("origin", ready), end=arrivals
         )
         yield receives
         yield receives.with_columns(

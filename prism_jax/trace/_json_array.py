@@ -51,9 +51,9 @@ def read_array(
     text = _Text(file)
     before = _up_to_array(text, key)
     decoder = msgspec.json.Decoder(list[kind])
-    more = True
-    while more and not text.ended:
-        more = text.read()
+    unfinished = True
+    while unfinished and not text.ended:
+        unfinished = text.read()
         while not text.ended and (objects := _whole_objects(text, decoder)):
             add(objects)
     while text.read() and len(text.rest) < _MOST_BESIDE:

@@ -227,8 +227,8 @@ def _traced_orders(
         tokens = [token for token in stated if token in columns]
         tokens += [token for token in columns if token not in {*stated}]
         starts, ends = (np.array([columns[token][i] for token in tokens]) for i in (0, 1))
-        every = max(starts.shape[1] // _MOST_LOOKS, 1)
-        rows = np.lexsort((ends[:, ::every], starts[:, ::every]), axis=0).T
+        stride = max(starts.shape[1] // _MOST_LOOKS, 1)
+        rows = np.lexsort((ends[:, ::stride], starts[:, ::stride]), axis=0).T
         kinds, counts = np.unique(rows, axis=0, return_counts=True)
         orders.append([tokens[i] for i in kinds[np.argmax(counts)]])
         unusual = max(unusual, 1 - float(counts.max()) / len(rows))

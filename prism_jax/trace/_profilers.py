@@ -92,9 +92,9 @@ def read_kineto(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
     if not reader.events:
         why = "it ends early, before its first event" if cut else "it has no events"
         raise ValueError(f"{why}; give a trace as it was recorded.")
-    own = beside.get("distributedInfo")
-    own = own if isinstance(own, dict) else {}
-    rank, world_size = _whole(own.get("rank")), own.get("world_size")
+    distributed = beside.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    rank, world_size = _whole(distributed.get("rank")), distributed.get("world_size")
     rank = rank if rank >= 0 else None
     if cut:
         number = sum(reader.events.values())

@@ -58,10 +58,10 @@ def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
 
 def check_columns(columns: Iterable[str]) -> None:
     """Raises a `ValueError` if a column is not one of `read_kernels`."""
-    known = {*_TEXTS, "latency_s", *(name for of in _GIVEN.values() for name in of)}
+    allowed = {*_TEXTS, "latency_s", *(name for of in _GIVEN.values() for name in of)}
     for name in columns:
-        if name not in known:
-            raise ValueError(unknown_name("column", name, known))
+        if name not in allowed:
+            raise ValueError(unknown_name("column", name, allowed))
 
 
 def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:

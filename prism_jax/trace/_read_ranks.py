@@ -101,10 +101,10 @@ def read_ranks(
     files = _files(path, suffixes)
     for file in files:
         with _opened(file) as content:
-            own, name = format or _format_of(file), os.path.basename(file)
+            own_format, name = format or _format_of(file), os.path.basename(file)
             # The number of a single file of a profiler may be that of a step, or a date.
-            is_numbered = own == "chakra" or len(files) > 1
-            traces = _FORMATS[own][1](content, time_unit)
+            is_numbered = own_format == "chakra" or len(files) > 1
+            traces = _FORMATS[own_format][1](content, time_unit)
             for i, trace in enumerate(traces):
                 rank = len(seen) if len(traces) > 1 else trace.rank
                 numbers = _RANK.findall(name) or (_CHAKRA.findall(name) if is_numbered else [])
@@ -202,7 +202,7 @@ def _joined_ops(
         notes.append(f"rank {ops_of_ranks[0].rank} is fitted as the only one of the layout")
         ops_of_ranks = [dataclasses.replace(ops_of_ranks[0], rank=0)]
     with located(shown(path)):
-        table, job, more = join_ranks(ops_of_ranks, job, schedule, names.order)
+        table, job, warnings = join_ranks(ops_of_ranks, job, schedule, names.order)
     hints = (
         [_ends_early(cut)] if (cut := sorted(ops.rank for ops in ops_of_ranks if ops.cut)) else []
     )
@@ -212,7 +212,7 @@ def _joined_ops(
             "so they count as one: record each in a range such as `Forward 7`, or check that the "
             "job is the traced one"
         )
-    return table, job, notes + more, hints
+    return table, job, notes + warnings, hints
 
 
 def _ends_early(ranks: Sequence[int]) -> str:

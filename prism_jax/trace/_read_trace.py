@@ -81,15 +81,15 @@ def trace_of_rows(
     stage_to_rank = check_places(rows, pp, schedule)
     local = {s: i for stages in stages_of_ranks(stage_to_rank, pp) for i, s in enumerate(stages)}
     virtual_stages = max(local.values(), default=0) + 1
-    own = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
-    rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own)
+    own_chunk = pl.col("virtual_stage").replace_strict(local, return_dtype=pl.Int32)
+    rows = rows.with_columns(seq_id=pl.col("seq_id") + microbatches * own_chunk)
     steps = collect(rows.select(pl.col("step").unique().sort()))["step"].to_numpy()
     ops = collect(rows.select(pl.col("optype").unique(maintain_order=True)))["optype"]
     number = collect(rows.select(pl.len())).item()
     _check_number(number, len(steps), job, virtual_stages, hint)
     again = {"duplicate rows": 0, "rows that contradict another": 0}
     start, end = {}, {}
-    whole = np.ones(len(steps), bool)
+    complete = np.ones(len(steps), bool)
     for op in ops:  # One kind at a time: a table of all rows may not fit into memory.
         calls = microbatches * virtual_stages if op in PIPELINED else 1
         shape = (len(steps), dp, pp, calls)
@@ -99,7 +99,7 @@ def trace_of_rows(
         again["rows that contradict another"] += contradicting
         there = ~np.isnan(start[op])
         expected = expected_calls(op, there, stage_to_rank, schedule)
-        whole &= np.all(there | ~expected, axis=(1, 2, 3))
+        complete &= np.all(there | ~expected, axis=(1, 2, 3))
         start[op][:, ~expected] = np.nan
         end[op][:, ~expected] = np.nan
     needed = _needed_ops(pp, start)
@@ -110,15 +110,15 @@ def trace_of_rows(
             f"{', '.join(needed)}."
         )
     dropped = {reason: number for reason, number in again.items() if number}
-    if not whole.all():
-        dropped["steps with missing ops"] = int(np.sum(~whole))
-    if not whole.any():
+    if not complete.all():
+        dropped["steps with missing ops"] = int(np.sum(~complete))
+    if not complete.any():
         raise ValueError(
             f"ops are missing in each of {counted(len(steps), 'step')}, for dp = {dp}, pp = {pp} "
             f"and num_microbatches = {microbatches}; {hint}."
         )
     trace = Trace(job, steps, start, end, dropped)
-    trace = trace if whole.all() else trace[np.flatnonzero(whole)]
+    trace = trace if complete.all() else trace[np.flatnonzero(complete)]
     return in_order(trace, stage_to_rank, schedule)
 
 

@@ -159,6 +159,6 @@ def _between_optimizers(work: Work) -> list[tuple[int, int, int]]:
         return []
     counts = np.diff(np.searchsorted(work.launched, [-(2**62), *ends]))
     marks = [(i + 1, a, b) for i, (a, b) in enumerate(it.pairwise(ends))]
-    whole = len(counts) < 2 or abs(counts[0] - counts[1]) <= _ALIKE * counts[1]
+    alike = len(counts) < 2 or abs(counts[0] - counts[1]) <= _ALIKE * counts[1]
     first = int(work.launched[0]) if len(work.launched) else ends[0]
-    return [(0, min(first, ends[0]), ends[0])] * bool(whole) + marks
+    return [(0, min(first, ends[0]), ends[0])] * bool(alike) + marks

@@ -109,12 +109,12 @@ def _check_once(
 ) -> None:
     """Raises if a step of a run has two rows, which are then next to each other in this order."""
     for begin in range(0, len(order) - 1, _BLOCK):
-        near = order[begin : begin + _BLOCK + 1]
-        twice = steps[near[1:]] == steps[near[:-1]]
+        block = order[begin : begin + _BLOCK + 1]
+        twice = steps[block[1:]] == steps[block[:-1]]
         if runs is not None:
-            twice &= runs[near[1:]] == runs[near[:-1]]
+            twice &= runs[block[1:]] == runs[block[:-1]]
         if twice.any():
-            row = near[np.argmax(twice)]
+            row = block[np.argmax(twice)]
             of_run = (
                 "" if runs is None or names is None else f" of run {quoted(names[int(runs[row])])}"
             )

@@ -162,9 +162,9 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
     passes = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
     whole = np.stack([steps.number, steps.start, steps.end], axis=1)
     of_step, *parts = np.array(passes or whole, np.int64).reshape(-1, 3).T
-    own = (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts)
-    own = np.bincount(
-        np.searchsorted(steps.number, of_step), own + within(cover.computes, *parts), len(steps)
+    own_s = (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts)
+    own_s = np.bincount(
+        np.searchsorted(steps.number, of_step), own_s + within(cover.computes, *parts), len(steps)
     )
     cv = float(times.std() / times.mean()) if len(times) >= 4 else None
     place = steps.of_kernels(work)
@@ -191,7 +191,7 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
         cv,
         Split(*(float(np.median(x)) for x in shares)),
         float(np.median(busy - either)),
-        float(np.median(own)),
+        float(np.median(own_s)),
         (float(np.median(hiding)), float(np.median(with_compute - computes))),
         phases,
         _collectives(work, cover, place, len(steps)),

@@ -239,8 +239,8 @@ def _in_nodes(
     """Whether at each time the thread is in a node of autograd."""
     nodes, inside = spans[spans.kind == Kind.BACKWARD], np.zeros(len(times), bool)
     for thread in np.unique(nodes.lane).tolist():
-        own, nodes_of = lanes == thread, nodes[nodes.lane == thread]
-        inside[own] = _inside(times[own], nodes_of.start, nodes_of.end)
+        in_thread, nodes_of = lanes == thread, nodes[nodes.lane == thread]
+        inside[in_thread] = _inside(times[in_thread], nodes_of.start, nodes_of.end)
     return inside
 
 

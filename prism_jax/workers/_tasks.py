@@ -60,9 +60,9 @@ def run_tasks(
                 numbers[executor.submit(call)] = number
         except cf.BrokenExecutor as error:
             broken = error
-        left = {*numbers}
-        while left:
-            done, left = cf.wait(left, _TICK, cf.FIRST_COMPLETED)
+        waiting = {*numbers}
+        while waiting:
+            done, waiting = cf.wait(waiting, _TICK, cf.FIRST_COMPLETED)
             for future in sorted(done, key=numbers.__getitem__):
                 try:
                     yield numbers[future], future.result()

@@ -65,13 +65,13 @@ class Part(NamedTuple):
 
     def of_width(self, model: Model) -> Model:
         """The model with its width."""
-        own = self.hidden_size
-        return model if own is None else replace(model, hidden_size=own)
+        width = self.hidden_size
+        return model if width is None else replace(model, hidden_size=width)
 
     def of_length(self, training: Training) -> Training:
         """The training with its sequence length."""
-        own = self.sequence_length
-        return training if own is None else replace(training, sequence_length=own)
+        length = self.sequence_length
+        return training if length is None else replace(training, sequence_length=length)
 
     def costs(self, costs: Costs) -> Costs:
         """The costs with both."""
@@ -207,13 +207,13 @@ def recomputed(
     no backward.
     """
     parts = tuple((part, count) for part, count in parts if not (back and part.frozen))
-    left = sum(count for _, count in parts) if training.recompute in ("by-op", "full") else 0
+    num_layers = sum(count for _, count in parts) if training.recompute in ("by-op", "full") else 0
     if training.recompute == "full" and training.recompute_method == "block":
-        left = training.recompute_layers
+        num_layers = training.recompute_layers
     runs = []
     for part, count in parts:
-        again = min(left, count) if part.is_layer else 0
-        left -= again
+        again = min(num_layers, count) if part.is_layer else 0
+        num_layers -= again
         runs += [(part, again, True)] * (again > 0)
         runs += [(part, count - again, False)] * (count > again or not again)
     return tuple(runs)

@@ -369,13 +369,13 @@ class Costs(msgspec.Struct, frozen=True):
         if self.group("ep").size == 1:
             return None
         token_bytes = self.activation_bytes * self.states
-        whole = self.collective("all_to_all", routing.copies * token_bytes, self.group("ep"))
+        all_to_all = self.collective("all_to_all", routing.copies * token_bytes, self.group("ep"))
         if self.training.token_dispatcher == "alltoall":
-            return whole
+            return all_to_all
         kind = self.training.token_dispatcher
         on = self.group("ep"), self.cluster, self.kernels
         seconds = dispatch_latency(kind, token_bytes, routing, *on)
-        return msgspec.structs.replace(whole, size=f"{whole.size} {kind}", mean=seconds)
+        return msgspec.structs.replace(all_to_all, size=f"{all_to_all.size} {kind}", mean=seconds)
 
     def beside(self, compute: Iterable[Kernel], *collectives: Kernel) -> Branches:
         """Compute that overlaps with serial collectives. The collectives take a share of the
@@ -422,19 +422,21 @@ class Costs(msgspec.Struct, frozen=True):
     @property
     def exchange_contention(self) -> tuple[float, float]:
         """The same for exchanges with experts."""
-        few = _HYBRIDEP if self.training.token_dispatcher == "hybridep" else 1.0
-        return _slower(min(few, self.kernels.overlap.contention))
+        contention = _HYBRIDEP if self.training.token_dispatcher == "hybridep" else 1.0
+        return _slower(min(contention, self.kernels.overlap.contention))
 
     def in_pieces(self, kind: str, num_bytes: int, gemm: Kernel) -> tuple[Kernel, Branches]:
         """A tensor-parallel collective in as many pieces as the group has members. One piece, the
         first to arrive or the last to leave, is exposed; the others overlap with a GEMM.
         """
-        whole, pieces = self.collective(kind, num_bytes, self.group("tp")), self.layout.tp
+        collective, pieces = self.collective(kind, num_bytes, self.group("tp")), self.layout.tp
 
         def of_pieces(count: int) -> Kernel:
-            size = whole.size.replace(f"{num_bytes}B", f"{num_bytes * count // pieces}B", 1)
+            size = collective.size.replace(f"{num_bytes}B", f"{num_bytes * count // pieces}B", 1)
             size += f", {count} of {pieces} pieces"
-            return msgspec.structs.replace(whole, size=size, mean=whole.mean * count / pieces)
+            return msgspec.structs.replace(
+                collective, size=size, mean=collective.mean * count / pieces
+            )
 
         return of_pieces(1), self.beside([gemm], of_pieces(pieces - 1))
 

@@ -248,5 +248,5 @@ def _hide(
         else:
             end = max(end, now) + part
     hidden = (kernel.mean - max(end - now, 0.0)) * costs.kernels.overlap.data_parallel
-    left = kernel.mean - max(hidden, 0.0)
-    return msgspec.structs.replace(kernel, size=f"{kernel.size} exposed", mean=left)
+    exposed = kernel.mean - max(hidden, 0.0)
+    return msgspec.structs.replace(kernel, size=f"{kernel.size} exposed", mean=exposed)

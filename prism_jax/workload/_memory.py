@@ -190,31 +190,31 @@ def _static(costs: Costs, held: Held) -> Sizes:
     dtype. Parameters in float32 have no copy.
     """
     training, gradient, narrow = costs.training, costs.gradient_bytes, costs.activation_bytes
-    whole, sharded = sum(held), sharded_parameters(costs, held)
+    parameters, sharded = sum(held), sharded_parameters(costs, held)
     on_device = sharded * (1 - costs.optimizer_on_host)
     resharded = training.zero == 3 and training.reshard_after_forward
     if training.forward_only:
-        return {"parameters": narrow * (sharded if resharded else whole)}
+        return {"parameters": narrow * (sharded if resharded else parameters)}
     if training.plain:
         size = costs.weight_bytes
-        held_here = sharded if training.zero == 3 else whole
+        held_here = sharded if training.zero == 3 else parameters
         return {
             "parameters": size * held_here
-            + narrow * whole * (training.zero == 3 and not resharded),
-            "gradients": size * (sharded if training.zero >= 2 else whole),
+            + narrow * parameters * (training.zero == 3 and not resharded),
+            "gradients": size * (sharded if training.zero >= 2 else parameters),
             "optimizer": 2 * size * on_device,
             # DDP has gradients in buckets besides.
             "buckets": size * sum(n for n, _ in shared(costs, held)) * (training.zero == 0),
         }
     if training.zero == 3:
         return {
-            "parameters": 4 * sharded + (0 if resharded else narrow * whole),
+            "parameters": 4 * sharded + (0 if resharded else narrow * parameters),
             "gradients": 4 * sharded,
             "optimizer": costs.moment_bytes * on_device,
         }
     return {
-        "parameters": narrow * whole,
-        "gradients": gradient * (sharded if training.zero == 2 else whole),
+        "parameters": narrow * parameters,
+        "gradients": gradient * (sharded if training.zero == 2 else parameters),
         "optimizer": (costs.copy_bytes + costs.moment_bytes) * on_device,
         "copied": (0 if gradient == 4 else 4) * on_device,
     }

@@ -77,8 +77,8 @@ def until_all(parts: Iterable[tuple[Segments, int]], last: Segment) -> Segments:
     wait = Segment((), last.collective, (), last.members, inner)
     if not last.branches:
         return [wait]
-    own = msgspec.structs.replace(last, kernels=())
-    return [msgspec.structs.replace(wait, collective=None), own]
+    without_kernels = msgspec.structs.replace(last, kernels=())
+    return [msgspec.structs.replace(wait, collective=None), without_kernels]
 
 
 def rows_of(segment: Segment) -> Iterator[tuple[Row, bool]]:
@@ -129,8 +129,8 @@ def split_mean(parts: Block) -> tuple[dict[str, float], dict[str, float]]:
                     total[name] += times * seconds
         for branches in segment.branches:
             longest = max(branches.communication, key=_row_mean)
-            left = _branches_mean(branches) - _compute_mean(branches)
-            exposed[longest[0][0].group] += times * left
+            waiting = _branches_mean(branches) - _compute_mean(branches)
+            exposed[longest[0][0].group] += times * waiting
         if segment.collective:
             exposed[segment.collective.group] += times * _mean(segment.collective)
     return compute, exposed

@@ -75,11 +75,11 @@ def pair(passes: Passes, forward: int, backward: int) -> Block | None:
         _cut(row, exchanges[:count]) for row, exchanges in zip(rows, places, strict=True)
     )
     # Up to the first exchange that no exchange of the forward overlaps.
-    more = next((i for i, part in enumerate(their_end) if _exchange(part)), len(their_end))
+    num_before = next((i for i, part in enumerate(their_end) if _exchange(part)), len(their_end))
     last = segment([], members=rows[1][places[1][0]].members)
-    after = [*(compute for compute, _ in theirs[1:]), [*their_end[:more], last]]
+    after = [*(compute for compute, _ in theirs[1:]), [*their_end[:num_before], last]]
     # What follows the last exchange waits for the first one of the next pair.
-    *exposed, end = _joined([*our_end, *their_end[more:]])
+    *exposed, end = _joined([*our_end, *their_end[num_before:]])
     columns = _until_all([end, *theirs[0][0]])
     for (our_compute, sent), (_, got), compute in zip(ours, theirs, after, strict=True):
         columns.append(_column(our_compute, got, passes.contention))

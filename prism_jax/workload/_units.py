@@ -61,11 +61,11 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
         segments = launched([*copied, *forward_part(costs, part)], launches(costs, part))
         return Unit(segments, gathered)
     if phase == "W":
-        own, part = part.costs(costs), listed(costs, part)
+        part_costs, part = part.costs(costs), listed(costs, part)
         segments: Segments = []
         for module in reversed(part.modules):
-            segments += module.backward_weight(own)
-            segments.append(segment(weights_of(*mixing_of(own, module))))
+            segments += module.backward_weight(part_costs)
+            segments.append(segment(weights_of(*mixing_of(part_costs, module))))
     else:
         segments = backward_part(costs, part, again, weights=weights)
         segments = launched(segments, (1 + again) * launches(costs, part))
@@ -123,8 +123,8 @@ def launched(segments: Segments, seconds: float) -> Segments:
 
     The host runs ahead of the GPU, so that only the sum over a layer counts, not each kernel.
     """
-    left = seconds - block_mean(block([(segments, 1)])) if seconds else 0.0
-    return [*segments, segment([Kernel("host", "launches", left)])] if left > 0 else segments
+    exposed = seconds - block_mean(block([(segments, 1)])) if seconds else 0.0
+    return [*segments, segment([Kernel("host", "launches", exposed)])] if exposed > 0 else segments
 
 
 def launched_units(costs: Costs, parts: Parts, *, back: bool) -> Iterator[tuple[Segments, int]]:
@@ -311,9 +311,9 @@ def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
     """
     training, collectives = costs.training, []
     if kind == "all_gather" and training.zero == 3:
-        whole = shared(costs, gathered_bytes(costs, ((part, 1),)))
+        gathered = shared(costs, gathered_bytes(costs, ((part, 1),)))
         collectives = [
-            costs.collective(kind, size, instance(costs, group)) for size, group in whole
+            costs.collective(kind, size, instance(costs, group)) for size, group in gathered
         ]
     elif kind == "reduce_scatter" and reduces_each_microbatch(training):
         collectives = [
@@ -330,8 +330,8 @@ def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segme
     """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
     they are `reduced`.
     """
-    training, whole = costs.training, held_of(part.sharded(costs.model), costs.layout)
-    parameters = gathered * sum(number for number, _ in shared(costs, whole))
+    training, held = costs.training, held_of(part.sharded(costs.model), costs.layout)
+    parameters = gathered * sum(number for number, _ in shared(costs, held))
     gradients = reduced * sum(number for number, _ in shared_of_unit(costs, part))
     num_bytes = training.gather_copy_bytes * parameters + training.gradient_copy_bytes * gradients
     return [segment([costs.move("copies", num_bytes)])] if num_bytes else []

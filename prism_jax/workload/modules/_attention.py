@@ -131,15 +131,17 @@ class Attention(AbstractPairModule):
         core, of_context = self.core(costs), self._of_context(costs)
         if backward:
             kernels = [*kernels, *self._gated(costs, 5)]
-            segments, left = run_core(costs, core, kernels, backward=True)
-            left = [*left, *self._rotary(costs), *self._norms(costs, 3)]
-            left += [kernel for linear in of_context for kernel in gradients(linear, weights)]
-            return segments, [*left, *cast_gradient(costs, self._made(costs))]
+            segments, open_kernels = run_core(costs, core, kernels, backward=True)
+            open_kernels = [*open_kernels, *self._rotary(costs), *self._norms(costs, 3)]
+            open_kernels += [
+                kernel for linear in of_context for kernel in gradients(linear, weights)
+            ]
+            return segments, [*open_kernels, *cast_gradient(costs, self._made(costs))]
         kernels = [*kernels, *(linear.forward for linear in of_context)]
         kernels += [*self._norms(costs, 2), *self._rotary(costs)]
-        segments, left = run_core(costs, core, kernels, backward=False)
+        segments, open_kernels = run_core(costs, core, kernels, backward=False)
         *_, out = self.widths_of_rank(costs)
-        return segments, [*left, *self._gated(costs, 3), *cast(costs, costs.tokens * out)]
+        return segments, [*open_kernels, *self._gated(costs, 3), *cast(costs, costs.tokens * out)]
 
     def normed_bytes(self, costs: Costs) -> float:
         return costs.input_bytes("linear_qkv")

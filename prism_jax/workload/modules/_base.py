@@ -192,8 +192,8 @@ class AbstractPairModule(AbstractModule):
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         first, last, *_ = self.linears(costs)
         kernels = [*cast(costs, costs.tokens * costs.model.hidden_size), first.forward]
-        segments, left = self.between(costs, kernels, backward=False)
-        segments = [*segments, *close_module(costs, [*left, last.forward], last.forward)]
+        segments, open_kernels = self.between(costs, kernels, backward=False)
+        segments = [*segments, *close_module(costs, [*open_kernels, last.forward], last.forward)]
         return open_module(costs, before, first.forward, segments)
 
     def backward(self, costs: Costs, before: list[Kernel], *, weights: bool = True) -> Segments:
@@ -203,8 +203,8 @@ class AbstractPairModule(AbstractModule):
             again = without_end(again, last.forward)
         kernels = cast_gradient(costs, costs.tokens * costs.model.hidden_size)
         kernels += gradients(last, weights)
-        segments, left = self.between(costs, kernels, backward=True, weights=weights)
-        segments = [*segments, *close_backward(costs, left, first, weights)]
+        segments, open_kernels = self.between(costs, kernels, backward=True, weights=weights)
+        segments = [*segments, *close_backward(costs, open_kernels, first, weights)]
         return [*again, *open_module(costs, before, last.dgrad, segments)]
 
     def backward_weight(self, costs: Costs) -> Segments:
@@ -284,19 +284,19 @@ def make_module(model: Model, name: str) -> AbstractModule:
     A `ValueError` of one sentence for an unknown kind or key, or an invalid value.
     """
     table = dict((model.modules or {}).get(name, {}))
-    kind, known = table.pop("kind", name), modules()
-    if not isinstance(kind, str) or kind not in known:
-        raise ValueError(unknown_name("module", kind, known))
-    fields = {field.name for field in dataclasses.fields(known[kind])}  # pyright: ignore
+    kind, names = table.pop("kind", name), modules()
+    if not isinstance(kind, str) or kind not in names:
+        raise ValueError(unknown_name("module", kind, names))
+    fields = {field.name for field in dataclasses.fields(names[kind])}  # pyright: ignore
     where = f"model.modules.{name}"
     for key in table:
         if key not in fields:
-            own = (f"{where}.{field}" for field in fields)
-            raise ValueError(unknown_name("key", f"{where}.{key}", own))
+            of_fields = (f"{where}.{field}" for field in fields)
+            raise ValueError(unknown_name("key", f"{where}.{key}", of_fields))
     shared = {key: getattr(model, key, None) for key in fields}
     values = {key: value for key, value in shared.items() if value is not None} | table
     try:
-        module = msgspec.convert(values, known[kind])
+        module = msgspec.convert(values, names[kind])
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         missing = message.removeprefix("Object missing required field `")
@@ -315,10 +315,10 @@ def make_module(model: Model, name: str) -> AbstractModule:
 def _check_inner(table: Any, module: Any, where: str) -> None:
     """Raises a `ValueError` for an unknown key of a table within the table of a module."""
     if isinstance(table, Mapping) and dataclasses.is_dataclass(module):
-        own = [f"{where}.{field.name}" for field in dataclasses.fields(module)]
+        own_fields = [f"{where}.{field.name}" for field in dataclasses.fields(module)]
         for key, value in table.items():
-            if f"{where}.{key}" not in own:
-                raise ValueError(unknown_name("key", f"{where}.{key}", own))
+            if f"{where}.{key}" not in own_fields:
+                raise ValueError(unknown_name("key", f"{where}.{key}", own_fields))
             _check_inner(value, getattr(module, key), f"{where}.{key}")
     elif isinstance(table, Sequence) and isinstance(module, tuple):
         for i, pair in enumerate(zip(table, module, strict=True)):

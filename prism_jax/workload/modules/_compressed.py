@@ -110,17 +110,17 @@ class CompressedAttention(AbstractPairModule):
         norms = [costs.move_values("norm", (3 if backward else 2) * size) for size in sizes]
         if backward:
             again = [queries.forward] * costs.recomputes("mla_up_proj")
-            left = [*again, *kernels, *gradients(narrowed, weights), turned, *core]
+            open_kernels = [*again, *kernels, *gradients(narrowed, weights), turned, *core]
             for index in self._indexer():
-                left += index.gradients(costs, cores[-1], weights)
-            left += [turned, *norms, *gradients(queries, weights), *[pool] * (pooled > 0)]
-            return [], [*left, *cast_gradient(costs, tokens * self._made)]
-        left = [*kernels, queries.forward, *norms, turned, *[pool] * (pooled > 0)]
-        left += [linear.forward for linear in index_linears]
+                open_kernels += index.gradients(costs, cores[-1], weights)
+            open_kernels += [turned, *norms, *gradients(queries, weights), *[pool] * (pooled > 0)]
+            return [], [*open_kernels, *cast_gradient(costs, tokens * self._made)]
+        open_kernels = [*kernels, queries.forward, *norms, turned, *[pool] * (pooled > 0)]
+        open_kernels += [linear.forward for linear in index_linears]
         for index in self._indexer():
-            left += index.scores(costs, cores[-1], backward=False)
+            open_kernels += index.scores(costs, cores[-1], backward=False)
         ranks = self.num_output_groups * self.output_rank // costs.layout.tp
-        return [], [*left, *core, turned, narrowed.forward, *cast(costs, tokens * ranks)]
+        return [], [*open_kernels, *core, turned, narrowed.forward, *cast(costs, tokens * ranks)]
 
     def activations(self, costs: Costs) -> dict[str, float]:
         tokens, size = costs.tokens, costs.activation_bytes
@@ -156,8 +156,8 @@ class CompressedAttention(AbstractPairModule):
         if ratio is None or last.keys < ratio:
             return [last]
         packed = last.packed and last.packed / ratio
-        few = last._replace(keys=last.keys // ratio, window=self.index_top_k, packed=packed)
-        return [last, few]
+        selected = last._replace(keys=last.keys // ratio, window=self.index_top_k, packed=packed)
+        return [last, selected]
 
     def _indexer(self) -> list[Indexer]:
         if self.index_num_heads is None or self.index_top_k is None:

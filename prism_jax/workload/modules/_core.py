@@ -190,8 +190,8 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
     if comm_type == "a2a":
         # The whole sequence, and some of the heads.
         heads, kv_heads = core.num_heads // core.ranks, core.kv_heads // core.ranks
-        own = core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
-        kernels = own.kernels(costs, backward=backward)
+        own_core = core._replace(num_heads=heads, kv_heads=kv_heads, queries=core.keys, ranks=1)
+        kernels = own_core.kernels(costs, backward=backward)
         enter, leave = (out, qkv) if backward else (qkv, out)
         return _exchanged(costs, before, enter, kernels, leave)
     if comm_type == "p2p":
@@ -205,15 +205,15 @@ def run_core(costs: Costs, core: Core, before: list[Kernel], *, backward: bool) 
         members = None if core.first is None else costs.layout.tp
         ring = segment(before, None, beside, members=members)
         sums = costs.move_values("elementwise", 3 * (qkv if backward else out))
-        left = [*last, *(core.ranks - 1) * [sums]]  # Adds up the results of the steps.
-        return _waited(costs, core, [ring], left)
+        open_kernels = [*last, *(core.ranks - 1) * [sums]]  # Adds up the results of the steps.
+        return _waited(costs, core, [ring], open_kernels)
     gather = segment(before, _over_ranks(costs, core, "all_gather"))
     kernels = [*_sorted(costs, core), *core.kernels(costs, backward=backward)]
     kernels += _sorted(costs, core) if backward else []
-    segments, left = _waited(costs, core, [gather], kernels)
+    segments, open_kernels = _waited(costs, core, [gather], kernels)
     if not backward:
-        return segments, left
-    return [*segments, segment(left, _over_ranks(costs, core, "reduce_scatter"))], []
+        return segments, open_kernels
+    return [*segments, segment(open_kernels, _over_ranks(costs, core, "reduce_scatter"))], []
 
 
 def copied_values(costs: Costs, core: Core) -> int:
@@ -287,9 +287,9 @@ def _steps(core: Core) -> list[Core]:
     to all keys of the ranks before it.
     """
     packed = core.packed and core.packed / core.ranks  # Of each sequence a rank has a part.
-    own = core._replace(keys=core.queries, first=None, packed=packed, ranks=1)
-    remote = own if core.first is None else own._replace(causal=False)
-    return [own, *[remote] * (core.ranks - 1)]
+    own_core = core._replace(keys=core.queries, first=None, packed=packed, ranks=1)
+    remote = own_core if core.first is None else own_core._replace(causal=False)
+    return [own_core, *[remote] * (core.ranks - 1)]
 
 
 def _over_ranks(costs: Costs, core: Core, kind: str) -> Kernel:

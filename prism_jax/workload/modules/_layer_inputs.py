@@ -50,8 +50,8 @@ class PerLayerInput(AbstractPairModule):
         size = costs.activation_bytes
         rows = costs.move("embedding", (8 + size if backward else 2 * size) * values)
         if backward:
-            left = [*kernels, scaled, rows, *gradients(projection, weights)]
-            return [], [*left, *cast_gradient(costs, values)]
+            open_kernels = [*kernels, scaled, rows, *gradients(projection, weights)]
+            return [], [*open_kernels, *cast_gradient(costs, values)]
         return [], [*kernels, projection.forward, rows, scaled, *cast(costs, values)]
 
     def activations(self, costs: Costs) -> dict[str, float]:

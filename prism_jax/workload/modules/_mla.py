@@ -99,9 +99,9 @@ class MLA(AbstractModule):
         for index in self._indexer(costs.model):
             kernels += [linear.forward for linear in index.linears(costs)]
             kernels += index.scores(costs, core, backward=False)
-        segments, left = run_core(costs, core, kernels, backward=False)
+        segments, open_kernels = run_core(costs, core, kernels, backward=False)
         values = costs.tokens * self.num_heads // costs.layout.tp * self.value_head_size
-        last = [*left, *self._gated(costs, 3), *cast(costs, values), out.forward]
+        last = [*open_kernels, *self._gated(costs, 3), *cast(costs, values), out.forward]
         closing = close_module(costs, last, out.forward)
         return [*self._gather(costs, first), *segments, *closing]
 
@@ -126,10 +126,10 @@ class MLA(AbstractModule):
             before = []
         kernels = [*before, *kernels]
         core = self._core(costs)
-        segments, left = run_core(costs, core, kernels, backward=True)
+        segments, open_kernels = run_core(costs, core, kernels, backward=True)
         for index in self._indexer(costs.model):
-            left = [*left, *index.gradients(costs, core, weights)]
-        inputs = [*left, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
+            open_kernels = [*open_kernels, *index.gradients(costs, core, weights)]
+        inputs = [*open_kernels, self._rotary(costs), *cast_gradient(costs, self._up_size(costs))]
         closing = gradients_of_input(costs, inputs, ups, weights, self._latent_bytes(costs))
         return [*opening, *segments, *closing, segment(last)]
 

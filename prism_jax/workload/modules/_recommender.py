@@ -25,9 +25,9 @@ def short_linear(costs: Costs, n: int, k: int) -> Linear:
     were chosen with the products of language models.
     """
     m, on = costs.tokens, costs.kernels
-    known = costs.linear(m, n, k, costs.base_dtype)
+    linear = costs.linear(m, n, k, costs.base_dtype)
     kernels: list[Kernel] = []
-    for kernel, shape in zip(astuple(known)[:3], ((m, n, k), (m, k, n), (k, n, m)), strict=True):
+    for kernel, shape in zip(astuple(linear)[:3], ((m, n, k), (m, k, n), (k, n, m)), strict=True):
         # Tables are of 16 bits; bf16 is as fast as fp16.
         seconds = gemm_latency(on, "bf16", *shape) if not costs.training.in_float32 else None
         mean = kernel.mean if seconds is None else max(on.compute * seconds, on.floor_s)
@@ -238,11 +238,11 @@ class EmbeddingBags(AbstractFirstModule):
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
         bottom = [linear.forward for linear in self.bottom.linears(costs)]
-        looked_up, sent, received, whole = self._values(costs)
+        looked_up, sent, received, whole_rows = self._values(costs)
         # Reads rows in float32, and writes their sums.
         pool = costs.move("embedding", 4 * looked_up + costs.activation_bytes * sent)
         # The sums of the shards of a table become one vector, beside the others of the sample.
-        joined = costs.move_values("elementwise", received + whole)
+        joined = costs.move_values("elementwise", received + whole_rows)
         return [self._exchanged(costs, [*before, pool], bottom), segment([joined])]
 
     def gradients(self, costs: Costs, before: list[Kernel]) -> Segments:
@@ -255,8 +255,8 @@ class EmbeddingBags(AbstractFirstModule):
 
     def activations(self, costs: Costs) -> dict[str, float]:
         # Indices of rows, of eight bytes, and the vectors.
-        looked_up, _, _, whole = self._values(costs)
-        size = 8 * looked_up / costs.model.hidden_size + costs.activation_bytes * whole
+        looked_up, _, _, whole_rows = self._values(costs)
+        size = 8 * looked_up / costs.model.hidden_size + costs.activation_bytes * whole_rows
         return {"embedding": size, **self.bottom.activations(costs)}
 
     def _values(self, costs: Costs) -> list[float]:
