@@ -4,7 +4,9 @@ files and functions of the package one `simulate` of a job enters: `python bench
 """
 
 import ast
+import collections
 import io
+import itertools as it
 import json
 import pathlib
 import sys
@@ -25,6 +27,21 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # those of the longest function without its docstring.
 _COLUMNS = ("code", "docstrings", "lines", "files", "longest file", "longest function")
 _JOB, _SAMPLES = "gpt3-175b-h100-4096", 4096
+# Names of variables that do not say what a value is.
+_PRONOUNS = (
+    "about all_ both each every few found further given half known left less many mine more near "
+    "one other others own part parts rest said some such that these this those told what where "
+    "which whole"
+)
+# The same thing, exact and padded.
+_TWINS = (
+    ({"Levels"}, {"Lanes"}),
+    ({"Rows", "Ops"}, {"Graph"}),
+    ({"Blocks"}, {"Collapse"}),
+    ({"Sides"}, {"Overlaps"}),
+    ({"ExpertLoads"}, {"Loads"}),
+    ({"LatencyTable", "Adjustment"}, {"Parameters"}),
+)
 
 
 def main() -> None:
@@ -39,14 +56,22 @@ def main() -> None:
         found[name] = dict(zip(_COLUMNS, sizes, strict=True))
     public, entered = len(dir(prism)), _entered_by_simulate()
     files = len({file for file, _ in entered})
+    names, homonyms, twins = _variables(), _homonyms(), _twins()
+    pronouns = sum(names[name] for name in _PRONOUNS.split()) / names.total()
     if given.json:
         numbers = {"public_names": public, "simulate_files": files}
-        print(json.dumps({"packages": found, **numbers, "simulate_functions": len(entered)}))
+        numbers |= {"simulate_functions": len(entered), "pronouns": pronouns}
+        numbers |= {"homonyms": len(homonyms), "twins": len(twins)}
+        print(json.dumps({"packages": found, **numbers}))
         return
     cells = [(name, *(f"{x:,}" for x in row.values())) for name, row in found.items()]
     print(table(("package", *_COLUMNS), cells))
     print(f"\n{public} public names")
     print(f"`simulate` enters {len(entered)} functions of {files} files")
+    frequent = ", ".join(f"{name} {count}" for name, count in names.most_common(10))
+    print(f"{pronouns:.1%} of local names are pronouns; the most frequent names: {frequent}")
+    print(f"{len(homonyms)} names are of several files: {', '.join(homonyms)}")
+    print(f"{len(twins)} things exist twice: {'; '.join(map(' and '.join, twins))}")
 
 
 def _entered_by_simulate() -> set[tuple[str, int]]:
@@ -71,6 +96,54 @@ def _entered_by_simulate() -> set[tuple[str, int]]:
     finally:
         sys.setprofile(None)
     return entered
+
+
+def _trees() -> dict[pathlib.Path, ast.Module]:
+    """The syntax trees of the package's files."""
+    paths = sorted((_ROOT / "prism_jax").rglob("*.py"))
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
+def _variables() -> collections.Counter[str]:
+    """In how many functions each name is that of an argument or of a local variable."""
+    names = collections.Counter[str]()
+
+    def of_function(node: ast.AST) -> set[str]:
+        local = set[str]()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, _FUNCTIONS | ast.Lambda):
+                names.update(of_function(child))
+            elif isinstance(child, ast.arg):
+                local.add(child.arg)
+            elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                local.add(child.id)
+            else:
+                local |= of_function(child)
+        return local
+
+    for tree in _trees().values():
+        of_function(tree)
+    return names
+
+
+def _homonyms() -> list[str]:
+    """The names of public functions and classes of several files, those of commands aside."""
+    files = collections.Counter[str]()
+    for path, tree in _trees().items():
+        tops = (node for node in tree.body if isinstance(node, _FUNCTIONS | ast.ClassDef))
+        public = {node.name for node in tops if not node.name.startswith("_")}
+        files.update(public if path.parent.name != "cli" else ())
+    return sorted(name for name, count in files.items() if count > 1)
+
+
+def _twins() -> list[list[str]]:
+    """The classes of a thing that is there both exact and padded."""
+    nodes = it.chain.from_iterable(tree.body for tree in _trees().values())
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    there = [
+        [n for n in [*a, *b] if n in names] for a, b in _TWINS if a & {*names} and b & {*names}
+    ]
+    return there + [[name] * 2 for name in ("Sinks",) if names.count(name) > 1]
 
 
 def _packages() -> dict[str, list[pathlib.Path]]:
