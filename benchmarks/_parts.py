@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from prism_jax import data
 from prism_jax.cluster import Group, collective_latency
 from prism_jax.data import Cluster, load_cluster, load_kernels
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import Segment, split_mean
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._parts import block
@@ -133,7 +133,7 @@ def _predicted_layer(row: dict[str, str]) -> tuple[float, float]:
     parts = (_layer_of(row), layout, data.ScheduleConfig("1f1b", 1), training)
     job: Any = job_of(lambda _: job_on(*parts, cluster_of(row["gpu"])), row)
     ((experts,),) = (part.modules for part in layers_of(job.model))
-    costs = parts_of(job)
+    costs = job_parts(job)
     blocks = dtype == "fp8" and not re.search("delayed|tensor|current|row", recipe)
     longer = _BY_BLOCKS if blocks else _SUSTAINED
     both = experts.forward(costs, []), experts.backward(costs, [])

@@ -14,8 +14,8 @@ import numpy as np
 
 from prism_jax.calibration import _scale as scaling
 from prism_jax.calibration._calibrate import fit_level
-from prism_jax.calibration._observe import law_of_steps, observe, spread_of
-from prism_jax.calibration._scale import Problem, Split, scale_of, without_calibration
+from prism_jax.calibration._observe import law_of_steps, observe_runs, spread_of
+from prism_jax.calibration._scale import CoreSplit, Problem, scale_of, without_calibration
 from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
 from prism_jax.prediction import constant_step, slope_of_level, with_level
@@ -80,7 +80,7 @@ def solved(found: Sequence[Linear], level: np.ndarray) -> tuple[np.ndarray, dict
     return level + change[len(names) :], dict(zip(names, map(float, change), strict=False))
 
 
-def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
+def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[CoreSplit]]:
     """What makes the spread of the core of each system, at the level that it was measured at."""
     priors, found = load_priors(), {family: [] for family in families}
     for family, systems in families.items():
@@ -93,7 +93,7 @@ def splits_of(families: Mapping[str, Sequence]) -> dict[str, list[Split]]:
     return found
 
 
-def noises(splits: Mapping[str, list[Split]]) -> tuple[dict[str, float], Prior, Prior]:
+def noises(splits: Mapping[str, list[CoreSplit]]) -> tuple[dict[str, float], Prior, Prior]:
     """Of each family the mean logarithm of the noise that makes all of what steps do not share; the
     law of it over families, less what systems of one family differ by; and that. Where the usual
     noise makes less than a hundredth of its variance, nothing is told.
@@ -113,7 +113,7 @@ def noises(splits: Mapping[str, list[Split]]) -> tuple[dict[str, float], Prior, 
     return means, law, Prior(0.0, float(np.sqrt(within)), "families")
 
 
-def priors_without(near: Any, splits: Mapping[str, list[Split]], family: str) -> Priors:
+def priors_without(near: Any, splits: Mapping[str, list[CoreSplit]], family: str) -> Priors:
     """The shipped priors, with the means that all families say but those that share a machine."""
     level, found = near
     apart = {name: mine for name, mine in splits.items() if machine_of(name) != machine_of(family)}
@@ -179,7 +179,7 @@ def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, fl
         first = rng.integers(0, max(len(run) - number, 0) + 1)
         steps = run[first : first + number]
         try:
-            observed = observe([steps])
+            observed = observe_runs([steps])
         except ValueError:  # Refused, because slow steps come together and fill such a stretch.
             continue
         spread = spread_of(observed, priors)
@@ -191,7 +191,7 @@ def _pair(runs, scales, priors, number: int, measured: float) -> tuple[float, fl
     return float(ours), float(carried)
 
 
-def _elsewhere(observed, spread: float, scales: tuple[Split, Split], priors) -> float:
+def _elsewhere(observed, spread: float, scales: tuple[CoreSplit, CoreSplit], priors) -> float:
     """The spread of the core at the other scale."""
     own = {"alone": scaling.alone(observed, spread, priors), "num_steps": observed.num_steps}
     noise: Any = scaling.most_likely_noise([dataclasses.replace(scales[0], **own)], priors)

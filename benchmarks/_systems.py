@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from prism_jax._estimate import in_core
 from prism_jax.calibration._observe import upper_spread
 from prism_jax.data import Priors, Variation, load_priors
-from prism_jax.data._priors import Line, Prior, Sampled
+from prism_jax.data._priors import EstimatedNormal, Line, Prior
 from prism_jax.program import variability_of
 
 from ._published_models import device_of, has_experts
@@ -189,7 +189,7 @@ def _priors(every: Sequence[System], deviation: float) -> Priors:
     about = {"number": len(every), "systems": tuple(one.name for one in every)}
     moments = float(shares.mean()), float(shares.std(ddof=1)), len(seen)
     changes: Any = {"system_spread": replace(shipped.system_spread, deviation=deviation, **about)}
-    changes["system_shares"] = Sampled(*moments, _SOURCE)
+    changes["system_shares"] = EstimatedNormal(*moments, _SOURCE)
     changes["system_excess"] = Line(float(excesses.mean()), slope, around, _SOURCE)
     for suffix, experts in (("", False), ("_experts", True)):
         mine = [one for one in every if one.experts == experts]

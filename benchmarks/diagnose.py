@@ -32,7 +32,7 @@ from prism_jax.data import Variation, replace_variations
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
 from prism_jax.diagnosis._changes import EFFECTS, scenario_of, simulated
 from prism_jax.prediction import expected_error, levels_of_law
-from prism_jax.trace import contents, read_ranks
+from prism_jax.trace import contents, read_rank_traces
 
 
 CAUSES = ("slow-rank", "no-overlap", "stalls", "nothing")
@@ -130,7 +130,7 @@ def _by_traces(seeds: range) -> Rows:
                 jobs[folder] = sound._replace(seed=seed, **changes[cause])
             record_jobs(jobs)
             for folder in jobs:
-                ranks = contents(read_ranks(folder)).by_rank
+                ranks = contents(read_rank_traces(folder)).by_rank
                 found = diagnose_ranks(prism.load_job(folder / "job.toml"), ranks)
                 cause, _, seed = folder.name.rpartition("-")
                 yield _row(cause, None, int(seed), found)

@@ -22,7 +22,7 @@ from benchmarks._prism import NAMES, headlines_text
 from benchmarks._tables import options, table, use_all_cores
 from benchmarks.placement import figures_of, program_of
 from prism_jax.analysis._figure import figure
-from prism_jax.analysis._knobs import ELEMENTARY, parts_of, varied
+from prism_jax.analysis._knobs import ELEMENTARY, varied, varying_parts
 from prism_jax.cluster import COLLECTIVES
 from tests import test_trends as toy
 
@@ -45,7 +45,7 @@ def communication() -> str:
 
 def _communication(job: str, wider: float) -> tuple[str, ...]:
     program = prism.compile_job(prism.load_job(job))
-    groups = parts_of(program)
+    groups = varying_parts(program)
     parts = {name for group in ELEMENTARY for name in groups[group]}
     kernels = {name for name in parts if name.removeprefix("stalls of ") in COLLECTIVES}
     mine = {*kernels, "send_recv", "network"} & parts

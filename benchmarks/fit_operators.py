@@ -24,7 +24,7 @@ import polars as pl
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks._rows import ROOT, attempt, note, note_left_out, words
 from benchmarks._tables import Folder, Row, by, error_of, options, percent, table
-from prism_jax.cluster import Measured, cross_validate, fit_shapes, shape_latencies
+from prism_jax.cluster import MeasuredLatencies, cross_validate, fit_shapes, shape_latencies
 from prism_jax.data import Constant, ShapeTable, Source, save_shapes
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import shape_key
@@ -45,7 +45,7 @@ TRAINING = tuple((part["file"], part) for part in _WORDS["training"])
 _FITTED_NODES = 4  # Collectives over more nodes are predicted from those over so many.
 
 
-def read_operators(folder: Folder, parts: Any = SERVING) -> Iterator[tuple[str, Measured]]:
+def read_operators(folder: Folder, parts: Any = SERVING) -> Iterator[tuple[str, MeasuredLatencies]]:
     """The rows of the files that are in a folder, with their device; those that cannot be read are
     counted on stderr."""
     for name, about in parts:
@@ -76,7 +76,7 @@ def _is_usable(sizes: str) -> pl.Expr:
     return pl.all_horizontal(values[n].is_between(least, 1e15) for n, least in each.items())
 
 
-def _of_device(rows: pl.DataFrame, path: str) -> list[Measured]:
+def _of_device(rows: pl.DataFrame, path: str) -> list[MeasuredLatencies]:
     """The rows of a device, without kernels and dtypes that are not known."""
     found, reason = attempt(measured_kernels, rows, path)
     if reason:
@@ -89,7 +89,7 @@ def _of_device(rows: pl.DataFrame, path: str) -> list[Measured]:
     return found
 
 
-def names_of(measured: Measured) -> list[str]:
+def names_of(measured: MeasuredLatencies) -> list[str]:
     """The shapes as texts."""
     sizes = measured.sizes()
     start = measured.kernel + (f" case={measured.case:g}" if measured.case else "")
@@ -97,7 +97,7 @@ def names_of(measured: Measured) -> list[str]:
     return [form.format(*row) for row in zip(*sizes.values(), strict=True)]
 
 
-def class_of(device: str, measured: Measured) -> np.ndarray:
+def class_of(device: str, measured: MeasuredLatencies) -> np.ndarray:
     """The name of the table in which each row counts."""
     kind = measured.kernel.partition(":")[0]
     if kind in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter"):

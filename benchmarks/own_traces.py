@@ -33,7 +33,7 @@ sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from benchmarks._tables import Folder, Row, Rows, cells, line, options, table, table_of
 from prism_jax.data import Variation
-from prism_jax.profile import op_latencies, replay, step_graph
+from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.trace import outline, read_profile_traces, read_range_names, read_step_times
 
 
@@ -52,7 +52,7 @@ def trace_rows(folder: Folder) -> Rows:
 def replay_error(trace) -> float:
     """How far the replay of a trace's ops is off its steps, at most."""
     step = step_graph(trace.job, outline(trace))
-    again = replay(step, op_latencies(trace, step))
+    again = replayed_step_times(step, op_latencies(trace, step))
     return float(np.max(np.abs(again / trace.step_times() - 1)))
 
 

@@ -42,11 +42,11 @@ def main() -> None:
 def _read(path: str) -> None:
     """Prints the number of events, the peak of memory in GiB, and two numbers of seconds."""
     from prism_jax.data import Job, Layout, ScheduleConfig
-    from prism_jax.trace import contents, read_profile_traces, read_ranks
+    from prism_jax.trace import contents, read_profile_traces, read_rank_traces
 
     schedule = ScheduleConfig(kind="1f1b", num_microbatches=_MICROBATCHES)
     begin = time.process_time()
-    events = sum(contents(read_ranks(path)).events.values())
+    events = sum(contents(read_rank_traces(path)).events.values())
     middle = time.process_time()
     read_profile_traces(path, Job(Layout(), schedule, name="large"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

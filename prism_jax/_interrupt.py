@@ -281,10 +281,10 @@ def _told_by_lines(total: int | None, task: str, unit: str) -> Iterator[Callable
         done += count
 
     def told() -> str:
-        from ._misc import counted
+        from ._misc import plural
 
         progress = "" if total is None else f"{done:,.0f} of "
-        return f"{task}: {progress}{counted(round(done) if total is None else total, unit)}"
+        return f"{task}: {progress}{plural(round(done) if total is None else total, unit)}"
 
     with said_how_far(told, False):
         yield advance

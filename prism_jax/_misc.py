@@ -97,7 +97,7 @@ def whole_number(value: object, name: str, least: int = 1, most: int | None = No
 STEP_TIME = "step_time_s"
 
 
-def steps_of(measured: Any) -> Any:
+def as_step_times(measured: Any) -> Any:
     """Step times as they are given or, of a data frame of polars or pandas, its column of them."""
     if not _is_frame(measured):
         return measured
@@ -117,8 +117,8 @@ def runs_of(measured: Any) -> list[np.ndarray]:
     if it has them.
     """
     if not _is_frame(measured):
-        return [np.asarray(steps_of(run), float) for run in measured]
-    steps = steps_of(measured)
+        return [np.asarray(as_step_times(run), float) for run in measured]
+    steps = as_step_times(measured)
     run, step = (
         np.asarray(measured[name] if name in measured.columns else np.zeros(len(steps)))
         for name in ("run", "step")
@@ -135,7 +135,7 @@ def _article(word: str) -> str:
     return "an" if word[0].lower() in "aeio" else "a"
 
 
-def counted(number: int, noun: str, plural: str = "s") -> str:
+def plural(number: int, noun: str, plural: str = "s") -> str:
     """`1 row`, `2 rows`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
 

@@ -191,7 +191,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def picked(result: Any, *names: str) -> dict[str, Any]:
+def picked_attributes(result: Any, *names: str) -> dict[str, Any]:
     """Some attributes, as in JSON."""
     return {name: plain(getattr(result, name)) for name in names}
 

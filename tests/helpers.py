@@ -16,7 +16,7 @@ from prism_jax.data import Job, Model
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Errors, Law, counted, grid_of, law_of
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.lowering._sinks import Sink
 from prism_jax.program import Network, Program, Stall, Variability, compile_program
 from prism_jax.program._assemble import assemble
@@ -143,7 +143,7 @@ def rich_program(num_replicas: int = 1, *, schedule=None, **changes):
 
 def compile_with(job: Job, variability: Variability) -> Program:
     """The program of a job with other laws."""
-    parts = parts_of(job)
+    parts = job_parts(job)
     rest = {"training": parts.training, "kernels": parts.kernels, "variability": variability}
     return compile_program(parts.model, parts.layout, parts.schedule, parts.cluster, **rest)
 
@@ -151,7 +151,7 @@ def compile_with(job: Job, variability: Variability) -> Program:
 def lower_job(job: Job) -> Workload:
     """The workload of a job whose stages are dealt to ranks in turns."""
     ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
-    return lower(parts_of(job), ranks)
+    return lower(job_parts(job), ranks)
 
 
 def kernels_of(block: Block) -> Counter[Kernel]:

@@ -9,7 +9,7 @@ from benchmarks._published_jobs import of_steps
 from benchmarks._rows import job_of, read
 from prism_jax import predict
 from prism_jax.data import load_job
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.prediction import memory
 from prism_jax.workload import memory_of_stages
 from prism_jax.workload.modules import MLA, MLP, Attention
@@ -62,7 +62,7 @@ def test_every_second_product_of_a_layer_runs_again_in_the_order_of_the_layer(ti
     """
     again, once = (titan(f"training.recompute={how}") for how in ("by-op", "none"))
     more, fewer = _backward(again) - _backward(once), _backward(once) - _backward(again)
-    costs, layers = parts_of(again), 32
+    costs, layers = job_parts(again), 32
     expected = Counter(
         {
             costs.gemm(_TOKENS, _KV, _HIDDEN): layers,
@@ -107,7 +107,7 @@ def test_by_ops_is_between_nothing_and_everything(titan, changes):
     )
     assert predict(nothing).mean < predict(by_op).mean < predict(full).mean
     (nothings, by_ops, fulls) = (
-        sum(memory_of_stages(parts_of(job), (0,))[0].kept.values())
+        sum(memory_of_stages(job_parts(job), (0,))[0].kept.values())
         for job in (nothing, by_op, full)
     )
     assert nothings > by_ops > fulls
@@ -131,7 +131,7 @@ def test_what_keeps_no_results_runs_again_as_a_whole():
 
 def test_products_are_counted_as_torchtitan_runs_them(titan):
     """With latent attention wq_a, wq_b, wkv_a, wkv_b and wo."""
-    costs = parts_of(titan())
+    costs = job_parts(titan())
     attention = Attention(32, num_kv_heads=8).results(costs)
     latent = MLA(32, 512, 1536).results(costs)
     widths = [_HIDDEN, _KV, _KV, None, _HIDDEN], [1536, 32 * 192, 576, 32 * 256, None, _HIDDEN]
@@ -139,7 +139,7 @@ def test_products_are_counted_as_torchtitan_runs_them(titan):
         made = [one.num_bytes / 2 / _TOKENS if one.of else None for one in found]
         assert made == expected
     # Latents that are one product come first.
-    joined = MLA(32, 512, 1536).results(parts_of(titan("training.separate_products=false")))
+    joined = MLA(32, 512, 1536).results(job_parts(titan("training.separate_products=false")))
     assert joined[0].num_bytes == 2 * _TOKENS * (1536 + 576)
     again = [one.again for one in MLP(_FFN, "swiglu").results(costs)]
     assert [one and one.flop for one in again] == [2 * _TOKENS * _FFN * _HIDDEN] * 3
@@ -159,7 +159,7 @@ def test_selective_is_the_word_of_torchtitan_for_by_ops(titan):
 
 def test_separate_products_are_as_many_flop_and_a_sum_of_gradients(titan):
     joined, separate = (
-        parts_of(titan(f"training.separate_products={how}")) for how in ("false", "true")
+        job_parts(titan(f"training.separate_products={how}")) for how in ("false", "true")
     )
     module = Attention(32, num_kv_heads=8)
     (one, *_), (each, *_) = module.linears(joined), module.linears(separate)
@@ -176,7 +176,7 @@ def test_rotary_positions_move_their_bytes(titan):
     """Of each value of queries and keys in each layer, in a forward and in a backward."""
     job = titan("training.recompute=none", "training.rotary_bytes=20")
     work, moved = lower_job(job), 20 * _TOKENS * (_HIDDEN + _KV)
-    kernel = parts_of(job).move("elementwise", moved)
+    kernel = job_parts(job).move("elementwise", moved)
     for block in (work.forward[0], work.backward[0]):
         assert _named(Counter(kernels_of(block)))[kernel.kind, kernel.size] == 32
 

@@ -18,10 +18,10 @@ from prism_jax.calibration._observe import (
     StepLaw,
     core_spread,
     law_of_steps,
-    observe,
+    observe_runs,
     spread_of,
 )
-from prism_jax.calibration._scale import Problem, Split, most_likely_noise, without_calibration
+from prism_jax.calibration._scale import CoreSplit, Problem, most_likely_noise, without_calibration
 from prism_jax.cli import main
 from prism_jax.data import Calibrated, Variation, apply_calibrated, load_job, load_priors, save_job
 from prism_jax.data._priors import Prior
@@ -148,7 +148,7 @@ def test_step_times_are_taken_apart(decay):
         factor = shared * _autoregressive(rng, 4000, decay) + own * rng.standard_normal(4000)
         pauses = np.where(rng.random(4000) < 0.01, 0.1, 0)
         runs.append(20 * level * (1 + factor + pauses))
-    observed = observe(runs)
+    observed = observe_runs(runs)
     assert observed.core == pytest.approx(np.hypot(shared, own), rel=0.03)
     # Without memory, nothing tells the factor from the noise.
     assert observed.shared == pytest.approx(9 / 13 if decay else 0.0, abs=0.03)
@@ -172,7 +172,7 @@ def test_the_typical_run_takes_no_longer_than_a_sort(monkeypatch):
         "quantile",
         lambda a, q, **how: work.append(np.size(a) * np.size(q)) or quantile(a, q, **how),
     )
-    found = observe(runs)
+    found = observe_runs(runs)
     np.testing.assert_allclose(found.steps, np.median(medians) * typical, rtol=1e-12)
     assert max(work, default=0) <= 4 * 3003
 
@@ -216,7 +216,7 @@ def test_the_score_is_that_of_its_definition():
 )
 def test_step_times_that_cannot_be_used(runs, part):
     with pytest.raises(ValueError, match=part):
-        observe(runs)
+        observe_runs(runs)
 
 
 def test_measured_steps_of_the_score_must_be_step_times():
@@ -409,14 +409,14 @@ def test_noise_of_collectives_is_told_by_scales_or_by_priors():
     usual = np.exp(priors.collective_noise.mean)
     grow = [1e-5, 1e-4, 4e-4]
     for noise, step in ((0.2, 3e-4), (0.03, 2e-3)):
-        told = [Split(1e-9 + c * noise**2 + step**2, 1e-9, c, 100_000) for c in grow]
+        told = [CoreSplit(1e-9 + c * noise**2 + step**2, 1e-9, c, 100_000) for c in grow]
         assert most_likely_noise(told, _nothing_else()) == pytest.approx(noise, rel=0.1)
     assert most_likely_noise([], priors) is None
-    short = most_likely_noise([Split(1e-3, 1e-9, 1e-10, 1000)], priors)
+    short = most_likely_noise([CoreSplit(1e-3, 1e-9, 1e-10, 1000)], priors)
     assert short == pytest.approx(usual, rel=1e-6)
     # Twice the usual is believed in part; far more is a step's own, which has no such bound.
     spreads = [0.03 * usual * x for x in (2, 99)]
-    each = [most_likely_noise([Split(s**2, 1e-9, 0.03**2, 1000)], priors) for s in spreads]
+    each = [most_likely_noise([CoreSplit(s**2, 1e-9, 0.03**2, 1000)], priors) for s in spreads]
     assert usual * 1.2 < float(each[0] or 0) < usual * 2
     assert each[1] == pytest.approx(usual, rel=0.1)
 
@@ -440,7 +440,7 @@ def test_a_short_run_leans_on_other_systems():
     for number in (20, 200, 20_000):
         steps = 3.0 * np.exp(0.01 * rng.standard_normal(number))
         steps[: number // 10] *= 1.3
-        observed = observe([steps])
+        observed = observe_runs([steps])
         spreads.append(spread_of(observed, priors))
         shares.append(law_of_steps([observed], spreads[-1], priors).outlier_share)
     assert spreads == sorted(spreads)

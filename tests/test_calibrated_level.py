@@ -9,7 +9,7 @@ import pytest
 
 from prism_jax.calibration import epistemic
 from prism_jax.calibration._calibrate import fit_level
-from prism_jax.calibration._observe import observe
+from prism_jax.calibration._observe import observe_runs
 from prism_jax.calibration._scale import Problem, Scale
 from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
@@ -22,7 +22,7 @@ from prism_jax.data import (
 )
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.prediction import constant_step, slope_of_level, with_level
 from prism_jax.program import Variability
 
@@ -43,7 +43,7 @@ def _job(dp, microbatches):
 
 def _kernels(job):
     """Those of a job without any level."""
-    kernels = msgspec.structs.replace(parts_of(job).kernels, constant_share=None)
+    kernels = msgspec.structs.replace(job_parts(job).kernels, constant_share=None)
     return with_level(kernels, np.zeros(4), 1)
 
 
@@ -58,7 +58,7 @@ def _vague():
 
 def _given(jobs, priors, seconds=None):
     """Jobs without any level, whose steps are `seconds`, by default those of the program."""
-    runs = observe([np.linspace(1.0, 1.1, 40)])  # A level is fitted to medians that are given.
+    runs = observe_runs([np.linspace(1.0, 1.1, 40)])  # A level is fitted to medians that are given.
     seconds = [constant_step(job) for job in jobs] if seconds is None else seconds
     plain = [msgspec.structs.replace(job, kernels=_kernels(job)) for job in jobs]
     scales = [Scale(job, runs, step) for job, step in zip(plain, seconds, strict=True)]
@@ -77,7 +77,7 @@ _SCALES = ((8, 64), (8, 16), (128, 64), (128, 16), (64, 8))
 def test_a_step_without_variability_is_that_of_the_program():
     """Whatever the factors: the host's step and the engine's are one."""
     job = _job(16, 16)
-    kernels = with_level(parts_of(job).kernels, _TRUTH, 8)
+    kernels = with_level(job_parts(job).kernels, _TRUTH, 8)
     program = compile_with(msgspec.structs.replace(job, kernels=kernels), Variability())
     law = simulate(program, num_samples=8, key=jax.random.key(0))
     assert constant_step(job)(kernels) == pytest.approx(law.mean, rel=2e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.trace import contents, read_profile_traces, read_ranks
+from prism_jax.trace import contents, read_profile_traces, read_rank_traces
 from prism_jax.trace._chakra import _nodes as _nodes_of
 
 from .test_kineto import _events
@@ -109,11 +109,11 @@ def test_a_chakra_trace_has_the_same_ops(tmp_path, made, suffix, write):
     assert trace.steps.tolist() == made.steps.tolist()
     for op, end in made.end.items():
         np.testing.assert_allclose(trace.end[op] - 1e-4, end, atol=2.1e-6)
-    found = contents(read_ranks(tmp_path, "chakra"))
+    found = contents(read_rank_traces(tmp_path, "chakra"))
     assert found.ranks == (0, 1, 2, 3)
     assert found.clocks.matched == 5 * 3
     (tmp_path / f"chakra.3.{suffix}").unlink()
-    assert contents(read_ranks(tmp_path, "chakra")).missing == (3,)
+    assert contents(read_rank_traces(tmp_path, "chakra")).missing == (3,)
     notes = read_profile_traces(tmp_path, made.job, "chakra").notes
     assert "replica 1, stage 1, rank 3" in notes[0]
 
@@ -121,7 +121,7 @@ def test_a_chakra_trace_has_the_same_ops(tmp_path, made, suffix, write):
 def test_a_node_on_which_no_operator_of_the_host_depends_is_an_op_by_itself(tmp_path):
     nodes = [(1, "forward-compute", 4, [], 10, 5, {}), (2, "optimizer", 4, [1], 20, 5, {})]
     (tmp_path / "rank0.et").write_bytes(_protobuf(nodes))
-    found = contents(read_ranks(tmp_path, "chakra"))
+    found = contents(read_rank_traces(tmp_path, "chakra"))
     assert found.ops == {"forward-compute": 1, "optimizer": 1, "load-data": 1}
 
 
@@ -153,7 +153,7 @@ def test_a_node_without_an_id_has_the_default_of_the_schema(tmp_path, suffix, wr
         (1, "gemm", 4, [0], 20, 7, {"stream": 7}),
     ]
     (tmp_path / f"rank0.{suffix}").write_bytes(write(nodes, rank=0))
-    (trace,) = read_ranks(tmp_path, "chakra")
+    (trace,) = read_rank_traces(tmp_path, "chakra")
     assert trace.spans.names == ("forward-compute", "launch", "gemm")
 
 
@@ -204,7 +204,7 @@ def test_any_bytes_are_read_or_refused(tmp_path):
             bad[place] ^= change
             (tmp_path / "rank0.et").write_bytes(bad)
             try:
-                contents(read_ranks(tmp_path, "chakra"))
+                contents(read_rank_traces(tmp_path, "chakra"))
             except ValueError as error:
                 refusals.append(str(error))
     assert refusals
@@ -222,4 +222,4 @@ def test_any_bytes_are_read_or_refused(tmp_path):
 def test_an_execution_trace_without_times_is_refused_with_what_joins_it(trace, format, tmp_path):
     (tmp_path / "rank0.json").write_text(json.dumps(trace))
     with pytest.raises(ValueError, match="by `chakra_trace_link`, convert that to Chakra"):
-        list(read_ranks(tmp_path, format))
+        list(read_rank_traces(tmp_path, format))

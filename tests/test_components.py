@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_jax._estimate import stalled
-from prism_jax.profile._components import data_of, stall_rate, take_apart
+from prism_jax.profile._components import data_of, stall_rate_component, take_apart
 from prism_jax.profile._mean_squares import ALIKE
 from prism_jax.profile._step_factor import minus_log_likelihood, of_steps
 
@@ -17,7 +17,10 @@ def _components(logs, steps):
     """Those of latencies with stalls."""
     stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
     apart = take_apart(np.where(stalls, np.nan, logs), steps)
-    return (*apart.components, stall_rate(int(np.sum(stalls)), int(np.sum(~np.isnan(logs)))))
+    return (
+        *apart.components,
+        stall_rate_component(int(np.sum(stalls)), int(np.sum(~np.isnan(logs)))),
+    )
 
 
 def _made(seed, *, replicas, stages, steps, microbatches=8, missing=False):

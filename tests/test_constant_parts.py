@@ -15,7 +15,7 @@ from prism_jax.profile import (
     ladder,
     load_profile,
     op_latencies,
-    replay,
+    replayed_step_times,
     save_profile,
     step_graph,
 )
@@ -170,7 +170,9 @@ def test_a_constant_part_is_time_before_the_op(blocking):
     ]
     assert len(apart) == len(seconds) + 2 * 4
     np.testing.assert_allclose(
-        replay(split, np.array(apart)), replay(step, seconds + constant), rtol=1e-12
+        replayed_step_times(split, np.array(apart)),
+        replayed_step_times(step, seconds + constant),
+        rtol=1e-12,
     )
     assert split.phases == step.phases
     assert split.computes.sum() == step.computes.sum()

@@ -11,7 +11,7 @@ from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer
 from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import Branches, block_mean
 from prism_jax.workload._memory import memory_of_stages
 from prism_jax.workload.modules import make_module
@@ -190,7 +190,7 @@ def test_without_balance_the_last_rank_has_the_most(kind):
 
 
 def _memory(job):
-    return memory_of_stages(parts_of(job), (0,))[0]
+    return memory_of_stages(job_parts(job), (0,))[0]
 
 
 def test_memory_kept_by_each_kind_of_context_parallelism():
@@ -202,7 +202,7 @@ def test_memory_kept_by_each_kind_of_context_parallelism():
     for kind in ("all_gather", "a2a"):
         assert found[kind].kept["attention"] == 3 * (kept + 2 * _TOKENS * _WIDTH)
     job = _job()
-    costs = parts_of(job)
+    costs = job_parts(job)
     for kind, blocks in {"p2p": 2, "all_gather": _CP, "a2a": 0}.items():
         training = msgspec.structs.replace(costs.training, cp_comm_type=kind)
         own = msgspec.structs.replace(costs, training=training)

@@ -284,11 +284,11 @@ def test_constant_laws_have_no_parameters_to_override(own_profile):
 
 
 def test_a_name_that_is_known_twice_is_listed_once():
-    from prism_jax._misc import counted, unknown_name
+    from prism_jax._misc import plural, unknown_name
 
     said = unknown_name("op", "gemn", ["gemm", "copy", "gemm"])
     assert said == "No op `gemn`; did you mean `gemm`? Known: copy, gemm."
-    assert (counted(1, "row"), counted(0, "row")) == ("1 row", "0 rows")
+    assert (plural(1, "row"), plural(0, "row")) == ("1 row", "0 rows")
 
 
 def test_a_stall_has_a_rate_and_a_size(own_profile):

@@ -27,9 +27,9 @@ from prism_jax.diagnosis._changes import (
     with_setting,
 )
 from prism_jax.diagnosis._diagnose import Hypotheses
-from prism_jax.diagnosis._evidence import series_of, shape_of, student
+from prism_jax.diagnosis._evidence import log_shapes, series_of, student
 from prism_jax.logs import RankFactors
-from prism_jax.trace import contents, step_times
+from prism_jax.trace import contents, median_step_times
 from prism_jax.trace._spans import Kind, Message, RankTrace, SpanList
 
 
@@ -149,8 +149,8 @@ def test_the_trend_is_that_of_the_series_and_of_each_run():
 
 def test_the_shape_has_no_unit():
     steps = np.stack([_steps(3), _steps(4)])
-    np.testing.assert_allclose(shape_of(7 * steps), shape_of(steps), rtol=1e-9)
-    assert np.exp(shape_of(steps)[0, 0]) == pytest.approx(0.003, rel=0.2)
+    np.testing.assert_allclose(log_shapes(7 * steps), log_shapes(steps), rtol=1e-9)
+    assert np.exp(log_shapes(steps)[0, 0]) == pytest.approx(0.003, rel=0.2)
 
 
 @pytest.mark.parametrize("degrees", [1.0, 3.0, np.inf])
@@ -220,10 +220,10 @@ def test_traces_tell_apart_causes_with_equal_step_times(of):
 def test_ranks_need_one_common_step():
     one, other = _traces(None, 2)
     first = dataclasses.replace(one, spans=one.spans[np.arange(3)])
-    assert step_times(contents([first, other]).by_rank) == pytest.approx([0.17])
+    assert median_step_times(contents([first, other]).by_rank) == pytest.approx([0.17])
     other = dataclasses.replace(other, spans=other.spans[np.arange(9, 18)])
     with pytest.raises(ValueError, match="2 traced ranks have no step in common"):
-        step_times(contents([first, other]).by_rank)
+        median_step_times(contents([first, other]).by_rank)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from scipy import stats
 import prism_jax as prism
 from prism_jax._misc import runs_of
 from prism_jax.analysis._cells import cells_of, figures_by_counts
-from prism_jax.calibration._observe import observe
+from prism_jax.calibration._observe import observe_runs
 from prism_jax.law import crps, quantiles
 from prism_jax.plot._axes import measured_steps
 
@@ -53,8 +53,8 @@ def test_a_data_frame_is_taken_for_its_steps(frame):
     runs = [steps[-2::-2], steps[::-2]]
     for found, run in zip(runs_of(of_two), runs, strict=True):
         np.testing.assert_array_equal(found, run)
-    assert observe(of_two).measured("") == observe(runs).measured("")
-    assert observe([given]).measured("") == observe([steps]).measured("")
+    assert observe_runs(of_two).measured("") == observe_runs(runs).measured("")
+    assert observe_runs([given]).measured("") == observe_runs([steps]).measured("")
     with pytest.raises(ValueError, match=r"no column `step_time_s`; it has seconds\.$"):
         prism.score(law, frame({"seconds": steps}), key=key)
     with pytest.raises(ValueError, match=r"no numbers in its column `step_time_s`; give seconds"):

@@ -14,7 +14,7 @@ from prism_jax.analysis import Quantile, estimate
 from prism_jax.data import load_job
 from prism_jax.engine import simulate
 from prism_jax.latency import Scaled
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import order_of
 
@@ -68,7 +68,7 @@ def _job():
 @ft.cache
 def _step() -> Step:
     job = _job()
-    workload, cluster = lower_job(job), parts_of(job).cluster
+    workload, cluster = lower_job(job), job_parts(job).cluster
     assert (job.layout.pp, job.layout.dp, job.layout.tp) == (4, 8, 2)
     assert job.schedule.num_microbatches == 8
     return Step(

@@ -16,7 +16,7 @@ from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
 from prism_jax.host import on_host
 from prism_jax.loads import Unevenness, fullest, loads_of
-from prism_jax.lowering import lay_out, parts_of
+from prism_jax.lowering import job_parts, lay_out
 from prism_jax.prediction import predict
 from prism_jax.program import block_laws_of
 from prism_jax.program._assemble import assemble
@@ -188,7 +188,7 @@ def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, 
         load_job(tmp_path / "job.toml", [*changes, *uneven, *more])
         for more in ((), ("model.modules.moe.capacity_factor=1.25",))
     )
-    _, _, workload = lay_out(parts_of(cut))
+    _, _, workload = lay_out(job_parts(cut))
     blocks = [*workload.forward, *workload.backward]
     program = assemble(
         graph_of([()] * len(blocks)),

@@ -31,7 +31,7 @@ from prism_jax.latency import (
     scale_spread,
 )
 from prism_jax.latency._scores import expectation
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
 from prism_jax.workload import block_mean, lower
 
@@ -258,7 +258,7 @@ def test_a_schedule_of_a_job():
     program = compiled(schedule)
     config = ScheduleConfig(kind="last-in-first-out", num_microbatches=8)
     assert program == compiled(config)
-    work = lower(parts_of(msgspec.structs.replace(job, schedule=config)), range(4))
+    work = lower(job_parts(msgspec.structs.replace(job, schedule=config)), range(4))
     (send,) = {kernel.mean for kernel in work.send_recv.values()}
     forward, backward = (
         np.array([[block_mean(block)] * 8 for block in blocks])
@@ -298,7 +298,7 @@ def test_a_placement_of_stages_that_are_not_dealt_in_turns():
         model = msgspec.structs.replace(job.model, tied_embeddings=tied)
         config = ScheduleConfig(kind="x", num_microbatches=1, virtual_stages=2)
         changed = msgspec.structs.replace(job, model=model, schedule=config)
-        work = lower(parts_of(changed), stage_to_rank)
+        work = lower(job_parts(changed), stage_to_rank)
         assert set(work.send_recv) == {(0, 1), (1, 0)}
         return [block_mean(block) for block in work.reduce_scatter]
 

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 import prism_jax as prism
 from prism_jax.data import Adapters, Job, Layout, Lengths, Model, Packed, ScheduleConfig, Training
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.program import compile_job
 from prism_jax.workload import lower, model_flop, rows_of
 
@@ -65,7 +65,7 @@ def test_operations_of_adapters(names, separate):
     of_adapters = 4 * 8 * sum(sum(SIZES[name]) for name in names)
     scores = 4 * 2 * tokens**2 / 2 * 2 * 1024
     expected = 4 * tokens * of_model + 6 * tokens * of_adapters + 3 * scores
-    assert_allclose(model_flop(parts_of(job)), expected, rtol=1e-12)
+    assert_allclose(model_flop(job_parts(job)), expected, rtol=1e-12)
 
 
 def test_only_adapters_have_gradients():
@@ -73,7 +73,7 @@ def test_only_adapters_have_gradients():
     the backward; and all that adapters add goes to nothing with their rank.
     """
     load, plain = (
-        lower(parts_of(job_of(Layout(tp=2), dtype="fp8", adapters=adapters)), (0,))
+        lower(job_parts(job_of(Layout(tp=2), dtype="fp8", adapters=adapters)), (0,))
         for adapters in (Adapters(8), None)
     )
     products = [one for one in kernels_of(load.backward[0]) if "added" in one.size]
@@ -117,7 +117,7 @@ def test_replicas_reduce_adapters_alone():
     trained = 4 * 8 * sum(sum(SIZES[name]) for name in ATTENTION)
 
     def sent(job: Job, kind: str) -> float:
-        load = lower(parts_of(job), (0,))
+        load = lower(job_parts(job), (0,))
         found = [one for one in kernels_of(load.forward[0] + load.backward[0]) if one.kind == kind]
         return sum(int(one.size.partition("B")[0]) for one in found)
 
@@ -150,7 +150,7 @@ def test_equal_packed_sequences_are_a_larger_microbatch():
 
 def attended(job: Job) -> float:
     """The operations of attention in the forward of a GPU."""
-    kernels = kernels_of(lower(parts_of(job), (0,)).forward[0])
+    kernels = kernels_of(lower(job_parts(job), (0,)).forward[0])
     return sum(one.flop for one in kernels if one.kind == "attention")
 
 

@@ -12,7 +12,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.data import load_device, make_job
 from prism_jax.importers import import_job
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import memory_of_stages
 
 from .helpers import kernels_of, lower_job
@@ -33,7 +33,7 @@ def _job(dtype, *overrides):
 
 
 def _stages(job):
-    return memory_of_stages(parts_of(job), range(job.layout.pp))
+    return memory_of_stages(job_parts(job), range(job.layout.pp))
 
 
 def test_a_parameter_takes_sixteen_bytes_of_which_none_is_a_copy():
@@ -104,7 +104,7 @@ def test_what_is_sent_and_moved_has_twice_the_bytes():
 
 @pytest.mark.parametrize(("dtype", "peak"), [("tf32", 494.7e12), ("fp32", 66.9e12)])
 def test_a_product_reaches_what_one_in_16_bits_does_that_takes_as_long(dtype, peak):
-    costs = parts_of(_job(dtype))
+    costs = job_parts(_job(dtype))
     device = costs.cluster.device
     assert device.peak_flop_per_s[dtype] == peak
     table = costs.kernels.find_efficiency("gemm", "bf16")

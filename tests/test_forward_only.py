@@ -6,7 +6,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_job
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.prediction import constant_step, predict
 from prism_jax.schedule import ForwardOnly, order_of
 from prism_jax.workload import lower
@@ -105,6 +105,6 @@ def test_no_published_step_has_forwards_alone():
 def test_tail_of_a_forward_pass_has_only_host_time():
     job = load_job(_SMALL, [_ALONE])
     order = order_of(job.schedule, job.layout, job.training)
-    work = lower(parts_of(job), order.stage_to_rank)
+    work = lower(job_parts(job), order.stage_to_rank)
     assert not any(work.reductions)
     assert {k.kind for one, _ in work.tail for k, _ in one.kernels} <= {"host"}

@@ -7,7 +7,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.data import load_job, load_priors
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload.modules import MLP
 
 from .helpers import kernels_of, lower_job
@@ -30,7 +30,7 @@ def _job(*changes):
 
 
 def _costs(job):
-    return parts_of(job)
+    return job_parts(job)
 
 
 @pytest.mark.parametrize("tp", [("layout.tp=1",), ("layout.tp=8", "layout.dp=2")])

@@ -20,7 +20,7 @@ from prism_jax.data import located
 from prism_jax.logs import read_log
 from prism_jax.measure import links_of_topology
 from prism_jax.schedule import OneFOneB, load_schedule, save_schedule
-from prism_jax.trace import contents, read_ranks
+from prism_jax.trace import contents, read_rank_traces
 
 from .test_chakra import _json, _nodes, _protobuf
 from .test_fuzz import _mutate, _read
@@ -56,7 +56,7 @@ def events():
 
 
 def _contents(format: str):
-    return lambda path: contents(read_ranks(path, format))
+    return lambda path: contents(read_rank_traces(path, format))
 
 
 def _with_others(value, rng: random.Random):
@@ -260,7 +260,7 @@ def test_xla(seeds, tmp_path):
         path = tmp_path / ("rank0.json" if seed % 2 else "a.xplane.pb")
         text = json.dumps({"traceEvents": _with_others(events, rng)})
         path.write_bytes(text.encode() if seed % 2 else _mutate(content, rng))
-        _read(lambda path: contents(read_ranks(path)), path, seed)
+        _read(lambda path: contents(read_rank_traces(path)), path, seed)
         path.unlink()
 
 

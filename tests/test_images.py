@@ -13,7 +13,7 @@ import prism_jax as prism
 from prism_jax.data import load_job, load_model
 from prism_jax.data._kernels import Efficiency
 from prism_jax.data._model import Layer, Model
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.measure._calls import _convolution
 from prism_jax.prediction import class_of
 from prism_jax.workload import Costs, count_parameters
@@ -32,7 +32,7 @@ _WIDTHS, _PIXELS = (320, 640, 1280, 1280), (4096, 1024, 256, 64)
 
 def _costs(*overrides: str) -> Costs:
     job: Any = load_job(_UNET, overrides)
-    return parts_of(job)
+    return job_parts(job)
 
 
 def _flop(block, *kinds: str) -> float:
@@ -235,7 +235,7 @@ def test_bytes_of_elementwise_kernels_in_a_flux_block(text, backward):
         job: Any = load_job(
             _FLUX, (*words, "training.microbatch_size=2", f"model.hidden_size={width}")
         )
-        costs = parts_of(job)
+        costs = job_parts(job)
         block = StreamBlock(4, ffn, text)
         found.append(_moved(block.moved(costs, backward=backward)))
     streams, passes = (2 if text else 1), (3 if backward else 2)

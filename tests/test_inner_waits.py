@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
-from prism_jax.profile import op_latencies, replay, step_graph
+from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.profile._observe import with_inner_waits
 from prism_jax.trace import outline
 
@@ -34,9 +34,11 @@ def test_waits_of_replicas_within_a_step_are_found(gathered, pp):
     for name, shape in (("with", found), ("without", plain)):
         step = step_graph(job, shape)
         latencies = op_latencies(trace, step)
-        np.testing.assert_allclose(replay(step, latencies), trace.step_times(), rtol=1e-9)
+        np.testing.assert_allclose(
+            replayed_step_times(step, latencies), trace.step_times(), rtol=1e-9
+        )
         shuffled = np.tile(latencies, 5)
-        moved[name] = replay(step, rng.permuted(shuffled, axis=1)).mean() / mean - 1
+        moved[name] = replayed_step_times(step, rng.permuted(shuffled, axis=1)).mean() / mean - 1
     error = trace.step_times().std() / np.sqrt(200) / mean
     assert abs(moved["with"]) < 4 * error
     assert moved["without"] > 4 * error or not gathered

@@ -12,7 +12,7 @@ from prism_jax.trace import (
     _json_array,
     contents,
     read_profile_traces,
-    read_ranks,
+    read_rank_traces,
     read_trace,
 )
 from prism_jax.trace._json_array import read_array
@@ -212,7 +212,7 @@ def test_other_units_of_time(tmp_path, made, unit, given):
     """Calls of a microsecond say which it is."""
     per_second = {"s": 1.0, "ms": 1e3, "ns": 1e9}[unit]
     folder = _write(tmp_path / "k", made, only=[0], unit=per_second)
-    (trace,) = read_ranks(folder, time_unit=unit if given else None)
+    (trace,) = read_rank_traces(folder, time_unit=unit if given else None)
     again = contents([trace])
     steps = [made.end[op][:, 0, 0].max(axis=1) for op in (*LETTERS, "optimizer") if op in made.end]
     expected = np.median(1e-4 + np.max(steps, axis=0))
@@ -247,7 +247,7 @@ def test_a_long_text_that_looks_like_many_events_is_one(tmp_path):
     text = {"ph": "X", "cat": "other", "name": 600_000 * "}, {"}
     events = [{"ph": "X", "ts": 1, "dur": 1, "cat": "user_annotation", "name": "a"}, text, text]
     (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": events}))
-    (trace,) = read_ranks(tmp_path)
+    (trace,) = read_rank_traces(tmp_path)
     assert trace.events == {"user_annotation": 1, "other": 2}
 
 
@@ -308,7 +308,7 @@ def test_names_of_ranges_may_be_given(tmp_path):
     ]
     (tmp_path / "rank0.json").write_text(json.dumps(events))
     rule = RangeRule(r"fw (?P<microbatch>\d+) of \d+", "forward-compute")
-    found = contents(read_ranks(tmp_path), RangeNames((rule,), r"it (?P<step>\d+)"))
+    found = contents(read_rank_traces(tmp_path), RangeNames((rule,), r"it (?P<step>\d+)"))
     assert found.ops == {"forward-compute": 2, "load-data": 2}
     assert found.steps == 2
     assert found.microbatches == 2

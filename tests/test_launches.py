@@ -8,7 +8,7 @@ import pytest
 from prism_jax import predict
 from prism_jax.data import load_job
 from prism_jax.loads import mean_of_fullest
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload.modules import MoE
 from prism_jax.workload.modules._routing import dropless_concentration
 
@@ -83,7 +83,7 @@ def test_a_router_without_a_forced_balance_takes_longer():
 
 def test_experts_keep_the_tokens_that_their_capacity_takes():
     """Of a router as it is, those of the fullest rank; in the mean, if all take equally many."""
-    costs = parts_of(_with_experts())
+    costs = job_parts(_with_experts())
     equal = MoE(128, 8, 768)
     cut = dataclasses.replace(equal, balance="dropless", capacity_factor=1.0)
     kept = [module.activations(costs)["experts"] for module in (equal, cut)]

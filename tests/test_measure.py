@@ -17,18 +17,18 @@ from prism_jax.cli import main
 from prism_jax.cluster import compute_latency
 from prism_jax.data import load_cluster, load_job, load_operators, save_job
 from prism_jax.measure import (
-    Call,
+    KernelCall,
     Timed,
     Torch,
     calls_of,
     compute_kernels,
-    kind_of,
     links_of_topology,
     nccl_test_of,
     rates_of,
     save_machine,
     split_scatter,
     time_calls,
+    variability_kind,
 )
 from prism_jax.measure._calls import _product
 from prism_jax.trace import read_kernels
@@ -136,7 +136,7 @@ def test_compilation_counts_as_time_and_what_was_measured_in_it_is_kept(monkeypa
             compiled.append(True)
             return ready
 
-        return Call(kernel, dtype, 1.0, run)
+        return KernelCall(kernel, dtype, 1.0, run)
 
     calls = [slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]
     timed = time_calls([calls], 100.0)
@@ -157,9 +157,9 @@ def test_a_call_is_timed_and_dispatch_is_subtracted(monkeypatch):
             time.sleep(seconds)
             return ready
 
-        return Call(kernel, dtype, 1.0, run)
+        return KernelCall(kernel, dtype, 1.0, run)
 
-    short = Call("norm", "", 1.0, lambda: ready)
+    short = KernelCall("norm", "", 1.0, lambda: ready)
     monkeypatch.setattr("prism_jax.measure._time._MOST_ROUNDS", 10)
     timed = time_calls([[pause("gemm", "bf16", 0.02), short, pause("norm", "", 0.01)]], 600.0)
     assert (len(timed.calls), timed.left_out) == (2, 1)
@@ -382,7 +382,7 @@ def test_classes_of_kernels_have_the_variability_of_their_kind():
     kinds = {"attention_backward-64": "attention", "softmax-backward": "loss", "halves": ""}
     kinds |= {"optimizer-adam-16": "optimizer", "reduce": "norm", "gather": "embedding"}
     kinds |= {"attention_backward": "attention", "gemm": "gemm", "copies": "copies"}
-    assert {name: kind_of(name) for name in kinds} == {
+    assert {name: variability_kind(name) for name in kinds} == {
         name: kind or "elementwise" for name, kind in kinds.items()
     }
 

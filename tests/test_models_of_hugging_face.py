@@ -13,7 +13,7 @@ from benchmarks import imports
 from prism_jax.data import Model
 from prism_jax.importers import import_job
 from prism_jax.importers._adapters import read_adapters
-from prism_jax.importers._formulas import evaluate, keys_of, parsed
+from prism_jax.importers._formulas import formula_value, keys_of, parsed
 from prism_jax.importers._hugging_face import read_model
 from prism_jax.importers._models import tables, type_of
 from prism_jax.prediction import expected_error
@@ -86,7 +86,7 @@ def test_the_table_of_types_has_no_dead_ends():
         values = dict.fromkeys(keys_of(formula))
         # Of a file without any key. What is no formula raises something else.
         with contextlib.suppress(ArithmeticError, LookupError, TypeError, ValueError):
-            evaluate(parsed(formula), values | tables()["maps"])
+            formula_value(parsed(formula), values | tables()["maps"])
     for name in [*tables().keys() - others, *tables()["same"]]:
         table = type_of(name)
         assert table is not None
@@ -200,9 +200,9 @@ def test_what_is_no_model_is_a_problem(change, said):
 
 def test_a_formula_of_a_file_cannot_fill_the_memory():
     with pytest.raises(TypeError):
-        evaluate(parsed("=a * b"), {"a": [1] * 1000, "b": 10**9})
+        formula_value(parsed("=a * b"), {"a": [1] * 1000, "b": 10**9})
     with pytest.raises(TypeError):
-        evaluate(parsed("=a * b"), {"a": 10**400, "b": 2})
+        formula_value(parsed("=a * b"), {"a": 10**400, "b": 2})
 
 
 def test_import_says_that_a_type_was_guessed(tmp_path):

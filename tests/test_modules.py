@@ -11,7 +11,7 @@ import prism_jax as prism
 from prism_jax.cluster import compute_latency
 from prism_jax.data import Model, ScheduleConfig, load_job, load_model
 from prism_jax.data._model import Layer
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import Block, Workload, block_mean, count_parameters, lower
 from prism_jax.workload._block import weights_of
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
@@ -170,7 +170,7 @@ def test_each_forward_of_deepep_waits_for_the_number_of_tokens(dispatcher, graph
 
 def test_grouped_products_are_as_efficient_as_one_of_them():
     job = load_job("megatron-22b-a100-8")
-    costs = parts_of(job)
+    costs = job_parts(job)
     one, many = costs.linear(2048, 4096, 2048), costs.linear(2048, 4096, 2048, groups=16)
     for kind in ("forward", "dgrad", "wgrad"):
         single, grouped = getattr(one, kind).mean, getattr(many, kind).mean
@@ -182,7 +182,7 @@ def test_gradients_of_experts_are_added_in_float32():
     """With few tokens each, they take as long as their bytes: 8 of a gradient, 2 of a weight."""
     job = load_job("megatron-22b-a100-8")
     job = msgspec.structs.replace(job, model=load_model("mixtral-8x7b"))
-    costs = parts_of(job)
+    costs = job_parts(job)
     experts, single = costs.linear(1, 4096, 2048, groups=16), costs.linear(1, 4096, 2048)
     of_experts, of_one = weights_of(experts, single)
     assert of_experts.mean / experts.forward.mean == pytest.approx(4, rel=0.1)
@@ -428,7 +428,7 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
     program = prism.compile_program(*parts, **options)
     assert program.num_ops == 3
     config = ScheduleConfig(kind="1f1b", num_microbatches=1)
-    assert lower(parts_of(msgspec.structs.replace(job, schedule=config)), (0,)) == work
+    assert lower(job_parts(msgspec.structs.replace(job, schedule=config)), (0,)) == work
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from prism_jax.cli import main
-from prism_jax.trace import read_profile_traces, read_ranks
+from prism_jax.trace import read_profile_traces, read_rank_traces
 
 from .test_kineto import _events
 from .test_trace import _job, _made_trace, _plain
@@ -104,7 +104,7 @@ def test_rows_without_times_are_refused(tmp_path, column, value):
         db.execute(f"INSERT INTO {_KERNELS} VALUES (?, ?, ?, ?, ?, ?)", [*row.values()])
     db.close()
     with pytest.raises(ValueError, match=rf"`{_KERNELS}` has a row from .* whole numbers"):
-        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+        list(read_rank_traces(tmp_path / "a.sqlite", "nsight"))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_views_and_virtual_tables_are_refused(tmp_path, create):
         db.execute(create)
     db.close()
     with pytest.raises(ValueError, match="is not a table of its own"):
-        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+        list(read_rank_traces(tmp_path / "a.sqlite", "nsight"))
 
 
 def test_a_value_that_is_computed_and_large_is_refused(tmp_path):
@@ -138,7 +138,7 @@ def test_a_value_that_is_computed_and_large_is_refused(tmp_path):
         )
     db.close()
     with pytest.raises(ValueError, match="too big"):
-        list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+        list(read_rank_traces(tmp_path / "a.sqlite", "nsight"))
 
 
 def test_reading_leaves_no_file_behind(tmp_path):
@@ -147,5 +147,5 @@ def test_reading_leaves_no_file_behind(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "a.sqlite")) as db, db:
         db.execute("PRAGMA journal_mode = WAL")
     db.close()
-    list(read_ranks(tmp_path / "a.sqlite", "nsight"))
+    list(read_rank_traces(tmp_path / "a.sqlite", "nsight"))
     assert [file.name for file in tmp_path.iterdir()] == ["a.sqlite"]

@@ -7,7 +7,7 @@ from benchmarks._published_jobs import of_steps
 from benchmarks._rows import job_of, read
 from prism_jax import predict
 from prism_jax.data import Layer, load_device, load_job
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.prediction import memory
 from prism_jax.workload import memory_of_stages
 
@@ -50,7 +50,7 @@ def _copies(block):
 def test_what_leaves_the_device_is_what_the_link_carries_each_way(recompute, sharded):
     how = (f"training.recompute={recompute}", *sharded)
     kept, offloaded = _job(*how), _job(*how, _ACTIVATIONS, "training.offload_layers=12")
-    before, after = (memory_of_stages(parts_of(job), (0,))[0] for job in (kept, offloaded))
+    before, after = (memory_of_stages(job_parts(job), (0,))[0] for job in (kept, offloaded))
     left = sum(before.kept.values()) - sum(after.kept.values())
     work, link = lower_job(offloaded), _host(offloaded).link_bytes_per_s
     assert left > 0
@@ -66,7 +66,7 @@ def test_two_layers_stay_where_all_are_offloaded():
         for layers in (12, 10)
     )
     every = _job(_ACTIVATIONS, "model.num_layers=12")
-    kept = [memory_of_stages(parts_of(job), (0,))[0].kept for job in (each, two, every)]
+    kept = [memory_of_stages(job_parts(job), (0,))[0].kept for job in (each, two, every)]
     assert kept[0] == kept[1] == kept[2]
 
 
@@ -83,9 +83,9 @@ def test_layers_that_take_turns_are_kept_as_equal_ones(changes):
     equal = _job("model.num_layers=12", "training.attention=flash", *changes)
     turns = (Layer(("local", "mlp")), Layer(("attention", "mlp")))
     modules = {"local": {"kind": "attention", "window": 512}}
-    model = msgspec.structs.replace(parts_of(equal).model, layers=6 * turns, modules=modules)
+    model = msgspec.structs.replace(job_parts(equal).model, layers=6 * turns, modules=modules)
     jobs = equal, msgspec.structs.replace(equal, model=model)
-    of_equal, of_turns = (memory_of_stages(parts_of(job), (0,))[0] for job in jobs)
+    of_equal, of_turns = (memory_of_stages(job_parts(job), (0,))[0] for job in jobs)
     assert of_turns == of_equal
 
 
@@ -108,13 +108,13 @@ def test_an_optimizer_on_the_host_frees_its_states_and_takes_copies_and_its_memo
 ):
     kept = _job(f"training.zero={zero}")
     host = _job(f"training.zero={zero}", _OPTIMIZER, f"training.offload_fraction={share}")
-    before, after = (memory_of_stages(parts_of(job), (0,))[0].held for job in (kept, host))
+    before, after = (memory_of_stages(job_parts(job), (0,))[0].held for job in (kept, host))
     assert after["optimizer"] == pytest.approx((1 - share) * before["optimizer"])
     parameters, of = before["parameters"] / weight, _host(kept)
     copies = share * parameters * (4 + weight) / of.link_bytes_per_s
     update = share * parameters * 30 / of.memory_bytes_per_s
-    gpu = parts_of(kept).move("optimizer", 30 * parameters).mean
-    rest = parts_of(kept).move("optimizer", 30 * (1 - share) * parameters).mean
+    gpu = job_parts(kept).move("optimizer", 30 * parameters).mean
+    rest = job_parts(kept).move("optimizer", 30 * (1 - share) * parameters).mean
     longer = predict(host).mean - predict(kept).mean
     assert longer == pytest.approx(copies + update + rest - gpu, rel=1e-6)
 

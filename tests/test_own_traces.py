@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from prism_jax.data import load_job
-from prism_jax.profile import op_latencies, replay, step_graph
+from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.trace import (
     contents,
     outline,
     read_profile_traces,
     read_range_names,
-    read_ranks,
+    read_rank_traces,
     read_step_times,
 )
 
@@ -40,7 +40,7 @@ def test_steps_take_as_long_as_they_were_measured_to(trace):
 
 def test_ops_start_where_the_schedule_says(trace):
     step = step_graph(trace.job, outline(trace))
-    again = replay(step, op_latencies(trace, step))
+    again = replayed_step_times(step, op_latencies(trace, step))
     np.testing.assert_allclose(again, trace.step_times(), rtol=0.005)
     assert [call.op for call in outline(trace).before] == ["load-data"]
 
@@ -53,7 +53,7 @@ def test_ops_never_wait_for_later_starts(trace):
 
 
 def test_contents_of_the_recorded_profile():
-    found = contents(read_ranks(_FOLDER), read_range_names(_FOLDER / "names.toml"))
+    found = contents(read_rank_traces(_FOLDER), read_range_names(_FOLDER / "names.toml"))
     assert found.ranks == (0, 1, 2, 3)
     assert not found.missing
     assert not found.on_device

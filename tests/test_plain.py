@@ -21,10 +21,10 @@ from prism_jax.__main__ import main
 from prism_jax.diagnosis import calibrated_to_profile, kernel_classes
 from prism_jax.engine import simulate
 from prism_jax.importers import import_job
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.prediction import fits, memory, predict
 from prism_jax.program import compile_job
-from prism_jax.trace import contents, read_ranks
+from prism_jax.trace import contents, read_rank_traces
 from prism_jax.workload import Costs, lower
 from prism_jax.workload._architecture import count_parameters, ends_of, layers_of
 from prism_jax.workload._block import Kernel, Segments
@@ -68,7 +68,7 @@ def _launched(segments: Any) -> int:
 
 
 def test_a_layer_runs_as_many_kernels_as_in_the_profile():
-    costs = parts_of(_job(LLAMA))
+    costs = job_parts(_job(LLAMA))
     layer = layers_of(costs.model)[0]
     assert _launched(forward_part(costs, layer)) == 48
     # The backward of attention is one kernel here; the profile has three more of cuDNN's.
@@ -77,7 +77,9 @@ def test_a_layer_runs_as_many_kernels_as_in_the_profile():
 
 def test_norms_of_queries_and_of_keys_are_kernels_of_their_own():
     layers = [{"modules": ["attention", "mlp"], "repeat": 16}]
-    costs = parts_of(_job({**LLAMA, "modules": {"attention": {"qk_norm": True}}, "layers": layers}))
+    costs = job_parts(
+        _job({**LLAMA, "modules": {"attention": {"qk_norm": True}}, "layers": layers})
+    )
     layer = layers_of(costs.model)[0]
     assert _launched(forward_part(costs, layer)) == 48 + 2 * 8
     assert _launched(backward_part(costs, layer, False)) == 95 - 3 + 2 * 17
@@ -106,7 +108,7 @@ def test_attention_of_wider_heads_is_faster_with_a_mask_and_without(software):
 def test_what_a_layer_keeps_is_the_sum_of_the_tensors_of_its_operators(
     model, weights, software, by_hand
 ):
-    costs = parts_of(_job(model, weights=weights, software=software))
+    costs = job_parts(_job(model, weights=weights, software=software))
     part = listed(costs, layers_of(costs.model)[0])
     sizes: Counter[str] = Counter()
     for module in part.modules:
@@ -156,7 +158,7 @@ def _host(each: float, blocks: list[tuple[float, int, int]]) -> float:
         ([segment([Kernel("gemm", f"{i} {k}", ms / n / 1e3) for k in range(n)])], count)
         for i, (ms, n, count) in enumerate(blocks)
     ]
-    costs = parts_of(_job(LLAMA, host_forward_s=each / 1e3, host_backward_s=each / 1e3))
+    costs = job_parts(_job(LLAMA, host_forward_s=each / 1e3, host_backward_s=each / 1e3))
     return 1e3 * waits_for_host(costs, [(units, False)])[0]
 
 
@@ -204,7 +206,7 @@ def test_each_entry_of_a_list_has_a_rate_and_values_that_are_known():
         kernels = data.load_kernels(data.load_cluster("dgx-h200", 1), operators)
         rates = {table.kernel for table in kernels.efficiency}
         for model, weights in it.product((LLAMA, GPT2), ("fp32", "bf16")):
-            costs = parts_of(_job(model, weights=weights, operators=name))
+            costs = job_parts(_job(model, weights=weights, operators=name))
             for part in (*ends_of(costs.model), layers_of(costs.model)[0]):
                 steps = _operators(costs, part)
                 for step, phase in it.product(steps, ("forward", "backward", "kept")):
@@ -242,9 +244,9 @@ def test_adapters_read_and_add_to_each_matrix_of_their_own(weights, cast):
     names = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
     adapters = {"rank": 8, "modules": names}
     job = _job(LLAMA, weights=weights, adapters=adapters)
-    costs = parts_of(job)
+    costs = job_parts(job)
     layer = layers_of(costs.model)[0]._replace(adapters=costs.training.adapters)
-    plain = parts_of(_job(LLAMA, weights=weights))
+    plain = job_parts(_job(LLAMA, weights=weights))
     forward = [_launched(forward_part(one, layer)) for one in (costs, plain)]
     # As a profile on a CPU has them (PEFT 0.21): two casts, two matrices and their casts, a scale
     # and a sum; five of seven inputs are in float32 already if the weights are.
@@ -267,7 +269,8 @@ def test_attention_with_a_window_reads_a_mask_and_covers_the_whole_square():
     windows |= {"layers": [{"modules": ["local", "mlp"], "repeat": 16}]}
     for length, masked in ((1024, True), (512, False)):
         costs = [
-            parts_of(_job(model, sequence_length=length)) for model in ({**LLAMA, **windows}, LLAMA)
+            job_parts(_job(model, sequence_length=length))
+            for model in ({**LLAMA, **windows}, LLAMA)
         ]
         layers = [listed(one, layers_of(one.model)[0]) for one in costs]
         forward = [forward_part(*pair) for pair in zip(costs, layers, strict=True)]
@@ -298,7 +301,7 @@ def test_layers_of_families_keep_what_pytorch_keeps_and_run_its_operators(monkey
         (tmp_path / "config.json").write_text(json.dumps(config))
         job: Any = import_job([tmp_path / "config.json", tmp_path / "train.json"], 1).job
         for weights in keys.keys() - {"config"}:
-            costs = parts_of(job.replace(**{"training.weights": weights}))
+            costs = job_parts(job.replace(**{"training.weights": weights}))
             layers = layers_of(costs.model)
             kept = sum(
                 sum(module.activations(costs).values())
@@ -346,7 +349,7 @@ class _Gate(AbstractModule):
 
 def test_a_module_of_another_package_lists_its_operators():
     model = {**LLAMA, "layers": [{"modules": ["toy-gate"], "repeat": 16}]}
-    costs = parts_of(_job(model))
+    costs = job_parts(_job(model))
     layer = layers_of(costs.model)[0]
     # Six of the norm before it, its own, and the residual.
     assert _launched(forward_part(costs, layer)) == 6 + 1 + 1
@@ -377,7 +380,7 @@ def test_a_note_names_the_modules_that_lists_of_operators_lack():
 def test_each_activation_runs_its_own_kernels():
     numbers = []
     for activation in ("gelu_new", "squared_relu"):
-        costs = parts_of(_job({**GPT2, "activation": activation}, weights="bf16"))
+        costs = job_parts(_job({**GPT2, "activation": activation}, weights="bf16"))
         layer = layers_of(costs.model)[0]
         numbers.append(
             (_launched(forward_part(costs, layer)), _launched(backward_part(costs, layer, False)))
@@ -493,7 +496,7 @@ def test_on_one_gpu_each_equals_plain():
 
 def _sent(job: Any) -> dict[str, tuple[float, float, float]]:
     """The number, bytes and seconds of the collectives of a step, by kind."""
-    workload = lower(parts_of(job), [0])
+    workload = lower(job_parts(job), [0])
     count, rounds = Counter(), job.schedule.num_microbatches
     blocks = [(workload.forward[0], rounds), (workload.backward[0], rounds), (workload.tail, 1)]
     blocks += [(block, 1) for block in workload.reduce_scatter]
@@ -567,14 +570,14 @@ def test_collectives_of_ddp_fsdp_and_zero_by_hand(gpus):
 def test_buckets_of_a_backward_take_as_long_as_all_of_it(mode):
     job = _of(mode, 2).replace(**{"training.sequence_length": 512})
     job = job.replace(**{"training.accumulate_gradients": True})
-    workload = lower(parts_of(job), [0])
+    workload = lower(job_parts(job), [0])
     pieces = [one.piece for one in workload.reductions[0] if one.piece]
     assert len(pieces) > 10
     assert sum(map(block_mean, pieces)) == pytest.approx(block_mean(workload.backward[0]))
 
 
 def test_halves_of_a_backward_wait_for_the_host_as_the_whole_does():
-    workload = lower(parts_of(_job(LLAMA, sequence_length=512, microbatch_size=1)), [0])
+    workload = lower(job_parts(_job(LLAMA, sequence_length=512, microbatch_size=1)), [0])
     halves = workload.backward_input[0], workload.backward_weight[0]
     assert sum(map(block_mean, halves)) == pytest.approx(block_mean(workload.backward[0]))
 
@@ -596,7 +599,7 @@ def test_what_is_hidden_of_collectives_by_hand(mode):
     # Units are longer than what they hide, but for the embedding, and wait for no host.
     free = {"sequence_length": 4096, "host_forward_s": 0.0, "host_backward_s": 0.0}
     job = _of(mode, 8).replace(**{f"training.{key}": value for key, value in free.items()})
-    costs, rounds, layers = parts_of(job), 2, 16
+    costs, rounds, layers = job_parts(job), 2, 16
     kernels, (first, last) = costs.kernels, ends_of(costs.model)
     share = kernels.overlap.contention
     layer = layers_of(costs.model)[0]
@@ -650,7 +653,7 @@ def test_files_of_accelerate_and_deepspeed_are_of_this_stack(tmp_path):
     for job in jobs.values():
         assert job.training.software == "pytorch-2026"
         # Parameters are gathered, or kept, in 16 bits, and so operators have them.
-        assert parts_of(job).operands == "bf16"
+        assert job_parts(job).operands == "bf16"
     deepspeed, sharded = (memory(job).fullest.parts for job in jobs.values())
     number = count_parameters(jobs["ds.json"].model)
     assert deepspeed["parameters"] == 2 * number
@@ -730,7 +733,7 @@ def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):
 def profiled(shared):
     """The job of a profile, and what the profile contains."""
     path = shared / "data/plain_h200/kineto_llama-3.2-1b.json.gz"
-    return _job(LLAMA, sequence_length=4096), contents(read_ranks(path))
+    return _job(LLAMA, sequence_length=4096), contents(read_rank_traces(path))
 
 
 def test_kernels_of_a_profile_have_their_counterparts(profiled):

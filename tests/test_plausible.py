@@ -11,7 +11,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.data import Link, list_names, load_cluster, notes_of
+from prism_jax.data import Link, job_warnings, list_names, load_cluster
 from prism_jax.prediction import idle_keys, throughput
 
 from .helpers import made_law
@@ -24,7 +24,7 @@ _EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize("name", list_names("job"))
 def test_shipped_jobs_are_plausible(name):
     job = prism.load_job(name)
-    assert notes_of(job) == job.notes
+    assert job_warnings(job) == job.notes
     assert idle_keys(job) == ()
 
 
@@ -99,11 +99,11 @@ def test_shipped_clusters_and_models_are_plausible():
         dtype = "bf16" if "bf16" in peaks else "fp16"
         changes = [f"cluster={name}", "num_nodes=100", f"training.dtype={dtype}"]
         changed = prism.load_job(_JOB, changes)
-        assert notes_of(changed) == changed.notes, name
+        assert job_warnings(changed) == changed.notes, name
     whole = ("layout.pp=1", "layout.dp=8", "schedule.kind=1f1b", "schedule.virtual_stages=1")
     job = prism.load_job(_JOB, whole)  # With one stage, which each number of layers fits.
     for name in list_names("model"):
-        assert notes_of(msgspec.structs.replace(job, model=prism.load_model(name))) == job.notes
+        assert job_warnings(msgspec.structs.replace(job, model=prism.load_model(name))) == job.notes
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_shipped_clusters_and_models_are_plausible():
 )
 def test_implausible_values_have_a_note(change, match, capsys):
     job = prism.load_job(_JOB, [change])
-    said = notes_of(job)
+    said = job_warnings(job)
     assert sum(bool(re.search(match, note)) for note in said) == 1
     assert all(len(note) < 300 and "\n" not in note for note in said)
     assert main(["show", _JOB, "--set", change]) == 0
@@ -130,7 +130,7 @@ def test_implausible_values_have_a_note(change, match, capsys):
 def test_a_calibration_that_explains_too_much_is_doubted(factor, number):
     job = prism.load_job(_JOB)
     calibrated = prism.data.Calibrated(source="steps", compute=factor)
-    said = notes_of(msgspec.structs.replace(job, calibrated=calibrated))
+    said = job_warnings(msgspec.structs.replace(job, calibrated=calibrated))
     assert len(said) - len(job.notes) == number
 
 
@@ -179,4 +179,4 @@ def test_a_link_of_its_own_is_plausible_where_it_is_alone():
     assert job.cluster is not None
     one = (Link("nvlink", job.cluster.num_devices, 9e11),)
     cluster = msgspec.structs.replace(job.cluster, links=one)
-    assert notes_of(msgspec.structs.replace(job, cluster=cluster)) == job.notes
+    assert job_warnings(msgspec.structs.replace(job, cluster=cluster)) == job.notes

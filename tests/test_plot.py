@@ -24,7 +24,7 @@ from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._pipeline import critical_line
 from prism_jax.prediction._memory import RankMemory
 from prism_jax.runs import RunLaw
-from prism_jax.trace import median_steps, read_ranks
+from prism_jax.trace import median_steps, read_rank_traces
 
 from .helpers import event_loop_ends, made_law, rich_program
 
@@ -455,7 +455,7 @@ def test_a_chrome_trace_fits_its_schema(step):
 
 def test_the_ranks_of_a_profile_stand_below_those_that_are_predicted(step):
     """Each with threads of its own, and the times of its median step."""
-    ranks = median_steps(read_ranks(_PROFILE))
+    ranks = median_steps(read_rank_traces(_PROFILE))
     (rows,) = ranks.values()
     backward = [end - start for _, name, start, end in rows if name == "backward-compute 0"]
     assert len(backward) == 1
@@ -472,7 +472,7 @@ def test_the_ranks_of_a_profile_stand_below_those_that_are_predicted(step):
 
 def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):
     plot.save_chrome_trace(step, tmp_path / "step.json")
-    (rank,) = read_ranks(tmp_path / "step.json")
+    (rank,) = read_rank_traces(tmp_path / "step.json")
     spans = rank.spans
     names = np.array(spans.names)[spans.name]
     for op in range(len(step.receivers)):

@@ -24,9 +24,9 @@ from prism_jax.step import (
     Pool,
     Ranks,
     Room,
-    group_of,
     make_pool,
     pool_weights,
+    sample_group,
 )
 from prism_jax.step._pool import picked
 
@@ -230,7 +230,7 @@ def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     run = _run(intervals.sinks_that_tie(16), 2)
     pool, steps = _decided(run, 1025, 2)
     times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "decider"))
-    group = group_of(np.asarray(pool.ids)[decider])
+    group = sample_group(np.asarray(pool.ids)[decider])
     part = counted(times, 1025, (0.0, 4.0), np)
     found: Any = []
     for xp in (np, jnp):

@@ -12,7 +12,7 @@ from prism_jax.profile import (
     fit_profile,
     load_profile,
     op_latencies,
-    replay,
+    replayed_step_times,
     save_profile,
     step_graph,
 )
@@ -112,7 +112,7 @@ def test_a_program_without_variability_is_the_replay_of_means(tmp_path):
         ]
     )
     law = simulate(compile_profile(profile), num_samples=4, key=jax.random.key(0), sampling="plain")
-    np.testing.assert_allclose(law.mean, replay(step, seconds[:, None])[0], rtol=1e-12)
+    np.testing.assert_allclose(law.mean, replayed_step_times(step, seconds[:, None])[0], rtol=1e-12)
     save_profile(msgspec.structs.replace(profile, positions=()), tmp_path)
     assert load_profile(tmp_path).positions == ()
 

@@ -7,7 +7,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.prediction import constant_step
-from prism_jax.schedule import latest_ends, make_schedule, op_graph, replay
+from prism_jax.schedule import group_ends, make_schedule, op_graph, replay
 
 
 JOBS = ("megatron-22b-a100-8", "megatron-175b-a100-64", "gpt3-175b-h100-4096")
@@ -101,4 +101,4 @@ def test_an_op_starts_when_all_before_it_have_ended(kind, blocking):
         ends.append(max((ends[op] for op in before), default=0.0) + latency)
     expected = [max(ends[op] for op in last) for last in graph.last]
     assert replay(graph.predecessors, latencies)[1].tolist() == ends
-    assert latest_ends(graph, latencies, graph.last).tolist() == expected
+    assert group_ends(graph, latencies, graph.last).tolist() == expected

@@ -5,7 +5,7 @@ import pytest
 
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.profile._clean import clean_up
-from prism_jax.profile._fit import describe, fit_laws, means_of, split_compute
+from prism_jax.profile._fit import describe_components, fit_laws, means_of, split_compute
 from prism_jax.profile._observe import observe
 
 from .test_trace import _made_trace
@@ -75,7 +75,7 @@ def test_the_means_and_the_spread_are_split(stages):
 
 def test_the_laws_the_notes_and_the_means(stages):
     seen, clean, split = stages
-    (laws, sets), fitted = fit_laws(seen, clean, split), describe(seen, clean, split)
+    (laws, sets), fitted = fit_laws(seen, clean, split), describe_components(seen, clean, split)
     by_kind = {(law.kernel, law.component): law for law in laws}
     assert by_kind["optimizer", "stall"] is clean.stalls[0]
     assert by_kind["forward-compute", "residual"].family == "lognormal"

@@ -9,7 +9,7 @@ import pytest
 
 from prism_jax.data import Model, load_job
 from prism_jax.data._model import Layer, check_model
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import Block, count_parameters, widen
 from prism_jax.workload._memory import memory_of_stages
 from prism_jax.workload._model_flop import model_flop
@@ -307,7 +307,7 @@ def _model_flop(model: Model, length: int) -> float:
     size = ("training.microbatch_size=1", f"training.sequence_length={length}", "layout.tp=1")
     keys = ("training.attention=flash", "training.forward_only=true")
     job = load_job("megatron-22b-a100-8", (*keys, *size))
-    return model_flop(parts_of(msgspec.structs.replace(job, model=model)))
+    return model_flop(job_parts(msgspec.structs.replace(job, model=model)))
 
 
 # As their makers say, some with the matrices of words and some without.
@@ -513,7 +513,7 @@ def test_norms_are_said_for_each_module():
 def test_operations_of_a_model_have_only_the_gradients_that_an_indexer_has(overrides):
     """Those of the keys that it chose, and of its own matrices."""
     shared = {key: value for key, value in _SPARSE.items() if not key.startswith("index_n")}
-    indexed, without = (model_flop(parts_of(_job(one, *overrides))) for one in (_SPARSE, shared))
+    indexed, without = (model_flop(job_parts(_job(one, *overrides))) for one in (_SPARSE, shared))
     every, chosen = _LENGTH**2 / 2, 512 * _LENGTH - 512**2 / 2
     matrices = 2 * _TOKENS * (128 * 4 * 64 + _HIDDEN * (64 + 4))
     forward, backward = matrices + 2 * 2 * 4 * 64 * every, matrices + 2 * 2 * 2 * 4 * 64 * chosen
@@ -669,7 +669,7 @@ def _kept(table: dict[str, Any], tp: int) -> tuple[float, int]:
     module = make_module(small_model(layers=(), modules={"one": table}), "one")
     options = ("training.microbatch_size=2", "training.attention=flash", f"layout.tp={tp}")
     job = load_job("megatron-22b-a100-8", options)
-    costs = parts_of(msgspec.structs.replace(job, model=small_model()))
+    costs = job_parts(msgspec.structs.replace(job, model=small_model()))
     return sum(module.activations(costs).values()), 2 * costs.training.sequence_length
 
 
@@ -695,11 +695,11 @@ def test_modules_keep_what_they_make(name, values):
 def test_streams_are_kept_for_each_module():
     """Its input and output besides all streams, where there are several."""
     job = load_job("megatron-22b-a100-8", ("layout.tp=1", "training.recompute=none"))
-    states = parts_of(job).tokens * _HIDDEN
+    states = job_parts(job).tokens * _HIDDEN
 
     def norms(streams: int) -> float:
         model = _decoder(hyper_connections=streams)
-        (stage,) = memory_of_stages(parts_of(msgspec.structs.replace(job, model=model)), (0,))
+        (stage,) = memory_of_stages(job_parts(msgspec.structs.replace(job, model=model)), (0,))
         return stage.kept["norm"]
 
     assert norms(1) == 2 * 8 * 2 * states

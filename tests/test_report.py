@@ -20,7 +20,7 @@ from prism_jax import report as reports
 from prism_jax.analysis import LEVELS
 from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
-from prism_jax.diagnosis import Diagnosis, Part
+from prism_jax.diagnosis import Diagnosis, StepPart
 from prism_jax.law import law_table
 
 
@@ -168,7 +168,7 @@ def test_a_page_with_measured_steps_begins_with_them(report, measured, verdict):
 
 
 def test_a_page_with_a_profile_has_its_parts_beside_those_predicted(report):
-    parts = (Part("gemm", 0.25, 0.5), Part("idle: input", None, 0.125))
+    parts = (StepPart("gemm", 0.25, 0.5), StepPart("idle: input", None, 0.125))
     page = _read(reports.html_page(dataclasses.replace(report, beside=parts)))
     text = " ".join(page.texts)
     assert "Measured beside predicted" in text

@@ -14,7 +14,7 @@ import pytest
 import prism_jax as prism
 from prism_jax._files import read_archive, write_archive
 from prism_jax.importers import import_job
-from prism_jax.trace import read_ranks
+from prism_jax.trace import read_rank_traces
 
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def test_reading_only_reads(tmp_path, monkeypatch):
         prism.load_failures(examples / "failures.toml")
         prism.load_program(tmp_path / "program.npz")
         prism.read_trace(examples / "trace.csv", job)
-        read_ranks(examples / "pytorch_profile", "kineto")
+        read_rank_traces(examples / "pytorch_profile", "kineto")
         import_job(examples / "config.json", 8)
 
     read()  # What is imported for it may write compiled Python.

@@ -15,7 +15,7 @@ from benchmarks._training_operators import training_operator_rows
 from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
 from prism_jax.cli import main
 from prism_jax.cluster import (
-    Measured,
+    MeasuredLatencies,
     attention_sizes,
     cross_validate,
     fit_shapes,
@@ -38,7 +38,7 @@ from prism_jax.data import (
 )
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import read_shapes
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.trace import read_kernels
 from prism_jax.workload.modules._convolution import convolve
 
@@ -55,7 +55,7 @@ def _law(m, n, k):
 @pytest.fixture(scope="module")
 def measured():
     m, n, k = (np.array(x, float) for x in zip(*it.product(_SIZES, repeat=3), strict=True))
-    return Measured("gemm", "bf16", 0.0, {"m": m, "n": n, "k": k}, _law(m, n, k))
+    return MeasuredLatencies("gemm", "bf16", 0.0, {"m": m, "n": n, "k": k}, _law(m, n, k))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_outliers_hardly_count(measured):
     slow = measured.seconds * np.where(np.arange(len(measured.seconds)) % 29, 1.0, 5.0)
     columns, fitted = (
         measured.columns,
-        fit_shapes(Measured("gemm", "bf16", 0.0, measured.columns, slow)),
+        fit_shapes(MeasuredLatencies("gemm", "bf16", 0.0, measured.columns, slow)),
     )
     errors = np.log(shape_latencies(fitted, columns) / measured.seconds)
     assert errors.std() < 0.02
@@ -89,7 +89,7 @@ def test_rows_of_a_shape_are_left_out_together(measured):
     twice = {name: np.tile(x, 2) for name, x in measured.columns.items()}
     noise = np.exp(0.3 * np.random.default_rng(1).standard_normal(len(measured.seconds)))
     seconds = np.tile(measured.seconds * noise, 2)
-    errors = cross_validate(Measured("gemm", "bf16", 0.0, twice, seconds))
+    errors = cross_validate(MeasuredLatencies("gemm", "bf16", 0.0, twice, seconds))
     assert errors.std() > 0.3
 
 
@@ -105,7 +105,7 @@ def test_sizes_beyond_the_range_count_as_its_ends(table):
 
 
 def test_one_shape_makes_a_table_of_its_rate():
-    one = Measured(
+    one = MeasuredLatencies(
         "all_gather", "", 0.0, {"bytes": np.ones(1) * 1e6, "gpus": np.ones(1) * 8}, np.array([1e-4])
     )
     assert shape_latency(fit_shapes(one), {"bytes": 3e6, "gpus": 8}) == pytest.approx(3e-4)
@@ -410,7 +410,7 @@ def test_calls_of_training_are_scored(tmp_path):
 def test_convolutions_have_the_operations_of_measured_ones(shared):
     """Their times are of float32 without tensor cores, which no table has."""
     rows = pl.read_parquet(shared / "data" / "operators" / "convolutions.parquet")
-    costs = parts_of(load_job("stable-diffusion-2-a100-8"))
+    costs = job_parts(load_job("stable-diffusion-2-a100-8"))
     for row in rows.sample(20, seed=0).iter_rows(named=True):
         sizes = {"microbatch_size": row["batch"], "sequence_length": row["out_size"] ** 2}
         training = replace(costs.training, **sizes)

@@ -6,7 +6,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax.collapse import count_calls
-from prism_jax.lowering import parts_of
+from prism_jax.lowering import job_parts
 from prism_jax.workload import block_mean, count_parameters, memory_of_stages
 
 from .helpers import kernels_of, lower_job
@@ -154,7 +154,7 @@ def test_the_optimizer_waits_for_the_largest_shard():
 
 
 def _stage(*overrides):
-    return memory_of_stages(parts_of(_job(*overrides)), (0,))[0]
+    return memory_of_stages(job_parts(_job(*overrides)), (0,))[0]
 
 
 def test_memory_of_shards():
@@ -207,6 +207,6 @@ def test_a_dense_32b_model_that_ran_fits_and_that_ran_out_does_not(nodes, length
     job = _job(*changes)
     memory = prism.memory(job)
     assert memory.fits == fits
-    parts, number = memory.fullest.parts, count_parameters(parts_of(job).model)
+    parts, number = memory.fullest.parts, count_parameters(job_parts(job).model)
     assert parts["parameters"] + parts["optimizer"] == 12 * number / (8 * nodes)
     assert "gradients" not in parts  # At the loss, which is the peak.

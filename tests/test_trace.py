@@ -21,7 +21,7 @@ from prism_jax.profile import (
     ladder,
     load_profile,
     op_latencies,
-    replay,
+    replayed_step_times,
     save_profile,
     step_graph,
 )
@@ -136,7 +136,7 @@ def _plain(kind, worker, call, rng):
 def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
     trace, path = _traced(shared, name)
     step = step_graph(trace.job, outline(trace))
-    again = replay(step, op_latencies(trace, step))
+    again = replayed_step_times(step, op_latencies(trace, step))
     measured = read_step_times(path)
     np.testing.assert_allclose(again, measured, rtol=5e-3)
     assert np.corrcoef(again, measured)[0, 1] >= 0.99

@@ -13,7 +13,7 @@ from prism_jax.profile import (
     fit_profile,
     load_profile,
     op_latencies,
-    replay,
+    replayed_step_times,
     save_profile,
     step_graph,
 )
@@ -86,7 +86,7 @@ def test_the_order_of_a_table_is_found_and_its_replay_gives_back_its_steps(tmp_p
     assert not trace.notes
     _same(trace, made)
     step = step_graph(trace.job, outline(trace))
-    again = replay(step, op_latencies(trace, step))
+    again = replayed_step_times(step, op_latencies(trace, step))
     np.testing.assert_allclose(again, made.step_times(), rtol=1e-9)
     _same(read_trace(path, made.job), made)  # Stated, it is the same.
 
@@ -97,7 +97,7 @@ def test_the_ranges_of_a_profiler_tell_the_same(tmp_path, made):
     assert order_of(trace.job.schedule, trace.job.layout).orders() == orders
     _same(trace, made, atol=2e-8, ahead=1e-4)
     step = step_graph(trace.job, outline(trace))
-    again = replay(step, op_latencies(trace, step))
+    again = replayed_step_times(step, op_latencies(trace, step))
     np.testing.assert_allclose(again, trace.step_times(), rtol=1e-9)
 
 
@@ -119,7 +119,9 @@ def test_a_profile_of_constant_ops_has_their_step(tmp_path, kind):
         assert law.mean == pytest.approx(made.step_times()[0], rel=1e-6)
     step = step_graph(profile.job, profile.outline)
     each = [[means[k, *divmod(m[0], 2)]] for k, m in zip(step.kind, step.members, strict=True)]
-    assert replay(step, np.array(each))[0] == pytest.approx(made.step_times()[0], rel=1e-9)
+    assert replayed_step_times(step, np.array(each))[0] == pytest.approx(
+        made.step_times()[0], rel=1e-9
+    )
 
 
 def test_a_fit_of_varying_ops_has_the_mean_of_its_steps(made):

@@ -11,7 +11,7 @@ from prism_jax.cli import main
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.diagnosis import measured_beside
 from prism_jax.prediction import predict
-from prism_jax.trace import contents, median_steps, read_profile_traces, read_ranks
+from prism_jax.trace import contents, median_steps, read_profile_traces, read_rank_traces
 from prism_jax.trace._protobuf import message_classes
 from prism_jax.trace._rank_ops import rank_ops
 from prism_jax.trace._spans import Kind, RankTrace, SpanList
@@ -221,9 +221,11 @@ def test_only_a_number_that_tells_ranks_apart_is_a_rank(tmp_path):
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "pid": 1, "ts": 1, "dur": 5}
     for name in ("step.100.json", "step.101.json", "rank3.json"):
         (tmp_path / name).write_text(json.dumps([kernel]))
-    ranks = [[r.rank for r in read_ranks(tmp_path / n)] for n in ("step.100.json", "rank3.json")]
+    ranks = [
+        [r.rank for r in read_rank_traces(tmp_path / n)] for n in ("step.100.json", "rank3.json")
+    ]
     assert ranks == [[0], [3]]
-    assert [rank.rank for rank in read_ranks(tmp_path)] == [3, 100, 101]
+    assert [rank.rank for rank in read_rank_traces(tmp_path)] == [3, 100, 101]
 
 
 @pytest.mark.parametrize("command", ["timeline", "report", "calibrate"])
@@ -355,7 +357,10 @@ def _xspace(events):
 def test_a_protocol_buffer_of_xla_tells_the_same_as_its_json(shared, tmp_path):
     path = shared / "cases/traces/t07_xla.json"
     (tmp_path / "host.xplane.pb").write_bytes(_xspace(json.loads(path.read_text())["traceEvents"]))
-    one, other = contents(read_ranks(path)), contents(read_ranks(tmp_path / "host.xplane.pb"))
+    one, other = (
+        contents(read_rank_traces(path)),
+        contents(read_rank_traces(tmp_path / "host.xplane.pb")),
+    )
     for name in ("training", "step_times_s", "split", "phases", "collectives", "idle"):
         assert getattr(one, name) == getattr(other, name)
 
@@ -442,7 +447,7 @@ def test_arrows_of_autograd_tell_apart_microbatches_that_follow_one_another(
                 own = {"cat": "fwdbwd", "name": "fwdbwd", "id": 100 * step + i, "pid": 1}
                 events.append(own | {"ph": end, "ts": both[end], "tid": 1 + (end == "f")})
     (tmp_path / "a.json").write_text(json.dumps(events))
-    (rank,) = read_ranks(tmp_path / "a.json")
+    (rank,) = read_rank_traces(tmp_path / "a.json")
     ops = rank_ops(rank, RangeNames())
     told = contents([rank])
     assert told.microbatches == microbatches
@@ -496,7 +501,7 @@ def test_shapes_of_the_hosts_ranges_tell_sizes_in_files_of_2023(tmp_path):
             event = {"ph": "X", "cat": cat, "name": text, "tid": 1, "pid": 1, "dur": 10}
             events.append(event | {"ts": start, "args": args})
     (tmp_path / "a.json").write_text(json.dumps(events))
-    rows = contents(read_ranks(tmp_path / "a.json")).collectives
+    rows = contents(read_rank_traces(tmp_path / "a.json")).collectives
     assert {(row.kind, row.size, row.bytes) for row in rows} == {
         ("all_reduce", 25, 100),
         ("all_to_all", 24, 192),

@@ -18,7 +18,7 @@ from prism_jax.profile import (
     ladder,
     load_profile,
     op_latencies,
-    replay,
+    replayed_step_times,
     save_profile,
     shuffled_means,
     step_graph,
@@ -107,7 +107,7 @@ def made():
     step = step_graph(_JOB, _outline("last"))
     workers = np.exp(_TRUTH["rank"] * rng.standard_normal((_JOB.layout.dp, _JOB.layout.pp)))
     trace = _traced(step, _latencies(rng, step, workers, 120))
-    law = replay(step, _latencies(rng, step, workers, 4000))
+    law = replayed_step_times(step, _latencies(rng, step, workers, 4000))
     return trace, fit_profile(trace), law
 
 
@@ -123,7 +123,9 @@ def test_a_wait_that_is_missing_moves_the_mean(made):
     for scope in ("last", None):
         step = step_graph(_JOB, _outline(scope))
         latencies = op_latencies(trace, step)
-        np.testing.assert_allclose(replay(step, latencies), trace.step_times(), rtol=1e-9)
+        np.testing.assert_allclose(
+            replayed_step_times(step, latencies), trace.step_times(), rtol=1e-9
+        )
         moved[scope] = shuffled_means(step, latencies)
     launch = "launch layernorm-grads-all-reduce"
     assert max(map(abs, moved["last"].values())) < 0.002

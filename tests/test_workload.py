@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prism_jax import predict
-from prism_jax.data import Job, Model, load_job, load_model, notes_of
+from prism_jax.data import Job, Model, job_warnings, load_job, load_model
 from prism_jax.workload import Block, Workload, block_mean, count_parameters
 from prism_jax.workload._split import balanced_layers, layers_of_stages
 
@@ -410,7 +410,7 @@ def test_flagship_models_are_split_or_say_how():
         deepseek, schedule=msgspec.structs.replace(deepseek.schedule, layers_per_stage=None)
     )
     assert predict(auto) == predict(none)
-    assert any("are distributed by cost" in note for note in notes_of(none))
+    assert any("are distributed by cost" in note for note in job_warnings(none))
     ends = [f"schedule.{end}_counts_as_layer=false" for end in ("embedding", "head")]
     job = ["llama-3.1-405b-h100-65536", ["schedule.virtual_stages=4", *ends]]
     with pytest.raises(ValueError, match=r"set `schedule.embedding_counts_as_layer = true` and"):

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from .._misc import counted
+from .._misc import plural
 from ..engine import check_num_samples, check_program
 from ._objectives import AbstractObjective
 
@@ -37,7 +37,7 @@ def check_steps(objective: AbstractObjective, num_samples: int) -> None:
     if share < 1 and share * count < _FEWEST_BEYOND:
         do = "does" if num_samples == 1 else "do"
         raise ValueError(
-            f"{counted(num_samples, 'step')} {do} not reach as far as "
+            f"{plural(num_samples, 'step')} {do} not reach as far as "
             f"{objective}; simulate at least {math.ceil(_FEWEST_BEYOND / share):,}."
         )
 

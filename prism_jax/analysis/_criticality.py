@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._interrupt import progress_bar
-from .._misc import counted
+from .._misc import plural
 from .._summary import Column, Shown, Table
 from ..cluster import COLLECTIVES
 from ..collapse import Sides
@@ -76,8 +76,8 @@ class Criticality(Shown):
     def summary(self, of: Literal["ranks", "stages"] = "ranks") -> Table:
         """A row for each pipeline rank or stage."""
         title = (
-            f"Criticality: {counted(self.num_steps, 'step')}, decided by "
-            f"{counted(round(self.num_replicas_seen), 'replica')}; exposed communication "
+            f"Criticality: {plural(self.num_steps, 'step')}, decided by "
+            f"{plural(round(self.num_replicas_seen), 'replica')}; exposed communication "
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
         import polars as pl

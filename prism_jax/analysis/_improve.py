@@ -19,7 +19,7 @@ from ._check import check_figure, check_reached
 from ._derivative import figure_gradient
 from ._figure import Figure, figure, figure_of, figure_value
 from ._jackknife import combined, stacked, withheld
-from ._knobs import check_parts, factor_slopes, varied
+from ._knobs import check_part_names, factor_slopes, varied
 from ._objectives import AbstractObjective
 
 
@@ -108,7 +108,7 @@ def improve(
     positive.
     """
     count = check_figure(program, objective, num_samples, key)
-    check_parts(program, costs)
+    check_part_names(program, costs)
     prices = np.array([*costs.values()], float)
     if not len(prices) or not (np.isfinite(prices) & (prices > 0)).all():
         raise ValueError("`costs` must hold a positive cost for each part that can be improved.")
@@ -261,7 +261,7 @@ def target(
     if not np.isfinite(at):
         raise ValueError(f"The target {at} must be a number, in the unit of {objective}.")
     count = check_figure(program, objective, num_samples, key)
-    check_parts(program, [part])
+    check_part_names(program, [part])
     options: dict[str, Any] = {"num_samples": count, "key": key}
     base = simulated_steps(varied(program, {}), **options)
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from scipy.special import betainc
 
 from .._estimate import Estimate
-from .._misc import counted, dot
+from .._misc import dot, plural
 from ..engine import SimulatedSteps, support
 from ..law import FEWEST, more_steps
 from ..step import GROUPS
@@ -202,7 +202,7 @@ def withheld(what: str, rests_on: float) -> tuple[str, ...]:
     """A note for a figure whose standard error is not known; empty if it is."""
     if rests_on >= FEWEST:
         return ()
-    num_samples = counted(round(rests_on), "independent replica sample")
+    num_samples = plural(round(rests_on), "independent replica sample")
     return (
         f"{what} rests on {num_samples}, and a standard error needs {FEWEST}: simulate "
         f"{more_steps(rests_on)}.",

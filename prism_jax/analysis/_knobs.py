@@ -28,7 +28,7 @@ Label = tuple[str, str, str]
 Knobs = dict[Label, Array]
 
 
-def parts_of(program: Program) -> dict[str, list[str]]:
+def varying_parts(program: Program) -> dict[str, list[str]]:
     """The names of the parts that may vary, by their groups:
 
     - `kernel`: each kind of kernel, with its mean latency and the spread of its own noise.
@@ -70,7 +70,7 @@ def _knobs(program: Program, factors: Mapping[Label, ArrayLike]) -> Knobs:
     unit = jnp.ones((), program.latencies.mean.dtype)
     knobs = {
         (group, name, moment): unit
-        for group, names in parts_of(program).items()
+        for group, names in varying_parts(program).items()
         for name in names
         for moment in (("mean", "spread") if group in _WITH_MEANS else ("spread",))
     }
@@ -79,12 +79,12 @@ def _knobs(program: Program, factors: Mapping[Label, ArrayLike]) -> Knobs:
 
 def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, ArrayLike]:
     """Factors on the variability of parts by their labels."""
-    groups = {name: group for group, names in parts_of(program).items() for name in names}
+    groups = {name: group for group, names in varying_parts(program).items() for name in names}
     return {(groups[name], name, "spread"): factor for name, factor in factors.items()}
 
 
 def _turned(program: Program, knobs: Knobs) -> Program:
-    table, variability, parts = program.latencies, program.variability, parts_of(program)
+    table, variability, parts = program.latencies, program.variability, varying_parts(program)
 
     def stacked(group: str, moment: str) -> Array:
         return jnp.stack([knobs[group, name, moment] for name in parts[group]])
@@ -173,18 +173,18 @@ def slopes_by_part(program: Program, gradient: Program) -> dict[Label, float]:
     """The derivatives with respect to all knobs, from that with respect to `turned(program, {})`.
     That of a rank's mean, which has no knob, is the sum of those of its stages.
     """
-    derivatives, parts = slopes(program, {}, gradient), parts_of(program)
+    derivatives, parts = slopes(program, {}, gradient), varying_parts(program)
     of_stages = [derivatives["stage", name, "mean"] for name in parts["stage"]]
     of_ranks = np.bincount(ranks_of_stages(program), of_stages, program.num_ranks)
     labels = [("rank", name, "mean") for name in parts["rank"]]
     return derivatives | dict(zip(labels, of_ranks.tolist(), strict=True))
 
 
-def check_parts(program: Program, names: Iterable[str]) -> list[str]:
+def check_part_names(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for a name that is not of a part."""
     if isinstance(names, str):
         raise ValueError(f"`{names}` must be a list of parts: `[{names!r}]`.")
-    names, allowed = list(names), [*it.chain(*parts_of(program).values())]
+    names, allowed = list(names), [*it.chain(*varying_parts(program).values())]
     for name in names:
         if name not in allowed:
             raise ValueError(unknown_name("part", name, allowed))

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._misc import FrozenArray, check_unit, steps_of
+from .._misc import FrozenArray, as_step_times, check_unit
 from .._summary import Column, Shown, Table
 from ..law import Law, crps, matched, quantiles, wasserstein
 from ..random import key_data
@@ -19,7 +19,7 @@ _RESAMPLES = 400
 
 
 def _ordered(measured: Any) -> FrozenArray:
-    values = np.sort(np.asarray(steps_of(measured), float))
+    values = np.sort(np.asarray(as_step_times(measured), float))
     if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
         raise ValueError("Measured steps must be a list of positive step times, in seconds.")
     return FrozenArray(values)
@@ -138,7 +138,7 @@ def score(law: Law, measured: Any, *, key: "jax.Array") -> Score:
     `ValueError` for fewer than two measured steps, a step that is not a positive number, or steps
     that are more than 200 times as long or short as the law's.
     """
-    measured = np.asarray(steps_of(measured), float)
+    measured = np.asarray(as_step_times(measured), float)
     if measured.ndim != 1 or len(measured) < 2:
         raise ValueError("Measured steps must be a list of at least two step times, in seconds.")
     if not np.all(np.isfinite(measured) & (measured > 0)):

@@ -18,7 +18,7 @@ from ._check import check_figure, check_reached
 from ._derivative import figure_gradients
 from ._figure import Figure, figure, figure_value
 from ._jackknife import Jackknifed, combined, stacked, sure_of_zeros, withheld
-from ._knobs import ELEMENTARY, Label, check_parts, slopes_by_part, varied
+from ._knobs import ELEMENTARY, Label, check_part_names, slopes_by_part, varied
 from ._objectives import AbstractObjective
 
 
@@ -155,7 +155,7 @@ def sensitivity(
     `ValueError` if a name is not of a part of the program, or if `shapley` has too many names.
     """
     count = check_figure(program, objective, num_samples, key)
-    parts = None if parts is None else check_parts(program, parts)
+    parts = None if parts is None else check_part_names(program, parts)
     shapley = _check_shapley(program, shapley)
     options: dict[str, Any] = {"num_samples": count, "key": key}
     before = figure(varied(program, {}), objective, progress=progress, **options)
@@ -204,7 +204,7 @@ def sensitivity(
 
 def _check_shapley(program: Program, names: Iterable[str]) -> list[str]:
     """The names of parts as a list. Raises a `ValueError` for too many, or one given twice."""
-    names = check_parts(program, names)
+    names = check_part_names(program, names)
     if len(names) > _MOST_SHAPLEY:
         raise ValueError(f"`shapley` takes up to {_MOST_SHAPLEY} parts; {len(names)} were given.")
     if len(set(names)) < len(names):

@@ -17,7 +17,7 @@ from ..engine import SimulatedSteps, check_program, simulated_steps
 from ..latency import Mixture, scale_spread
 from ..program import Program
 from ._check import check_num_steps
-from ._knobs import Label, parts_of, turned
+from ._knobs import Label, turned, varying_parts
 
 
 _HALF = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 400)
@@ -249,7 +249,7 @@ def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:
 
 def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Label]]]:
     """For each parameter its own value, the three to simulate, and the knobs that it turns."""
-    laws, parts = program.variability, parts_of(program)
+    laws, parts = program.variability, varying_parts(program)
     compute = [kind for kind in parts["kernel"] if kind not in COLLECTIVES]
     collectives = [kind for kind in COLLECTIVES if kind in parts["kernel"]]
 

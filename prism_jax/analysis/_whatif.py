@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._estimate import Estimate
-from .._misc import check_type, counted, unknown_name
+from .._misc import check_type, plural, unknown_name
 from .._summary import Column, Shown, Table
 from ..engine import SimulatedSteps, check_program, simulated_steps
 from ..law import QUANTILES
@@ -99,7 +99,7 @@ class WhatIf(Shown):
             Column("change", unit="s"),
             Column("95 % interval", lambda row: row["change"].interval(), unit="s"),
         )
-        title = f"Changes of the step time by scenario ({counted(self.num_samples, 'step')})"
+        title = f"Changes of the step time by scenario ({plural(self.num_samples, 'step')})"
         return Table(columns, rows, title, self.notes)
 
 
@@ -198,7 +198,7 @@ def _check_scenario(program: Program, name: str, scenario: Scenario) -> None:
     same = _same_graph(program, scenario.program)
     if not same or program.num_replicas != scenario.program.num_replicas:
         raise ValueError(
-            f"`{name}` is in {counted(scenario.replicas or 1, 'replica')} but of another graph or "
+            f"`{name}` is in {plural(scenario.replicas or 1, 'replica')} but of another graph or "
             "size; only changes of latencies can be in some of the replicas."
         )
 

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..prediction import ExpectedError, expected_error, levels_of_law
 from ..workload import has_experts
 from ._observe import StepLaw, upper_spread
@@ -154,7 +154,7 @@ def level_of_runs(job: Job) -> tuple[float, float]:
 
     `ValueError` if the job has no model.
     """
-    priors, model = load_priors(), parts_of(job).model
+    priors, model = load_priors(), job_parts(job).model
     level, drift = priors.level, priors.drift
     if has_experts(model):
         level, drift = priors.level_experts, priors.drift_experts

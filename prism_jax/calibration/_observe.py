@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._estimate import in_core
-from .._misc import bisect, counted, runs_of
+from .._misc import bisect, plural, runs_of
 from ..data import Measured, Priors, Variation
 
 
@@ -68,7 +68,7 @@ class Observed:
         )
 
 
-def observe(runs: Runs) -> Observed:
+def observe_runs(runs: Runs) -> Observed:
     """Splits step times into level, core, variation that steps share, and outliers. Runs are not
     pooled.
 
@@ -147,7 +147,7 @@ def check_runs(runs: Runs, where: str = "") -> None:
     number = sum(map(len, runs))
     if number < 20 or min(map(len, runs), default=0) < 4:
         raise ValueError(
-            f"{where}{counted(len(runs), 'run')} with {counted(number, 'step')} in all: too few to "
+            f"{where}{plural(len(runs), 'run')} with {plural(number, 'step')} in all: too few to "
             "calibrate to; give at least 20 steps, and 4 of each run."
         )
     if not all(np.all((run > 0) & (run < _LATEST)) for run in runs):

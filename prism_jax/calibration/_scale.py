@@ -26,7 +26,7 @@ from ..engine import Plain, prepare, steps_of_run
 from ..prediction import constant_step, with_level
 from ..program import compile_job
 from ..workers import run_tasks
-from ._observe import Observed, Runs, StepLaw, Steps, core_spread, observe, spread_of
+from ._observe import Observed, Runs, StepLaw, Steps, core_spread, observe_runs, spread_of
 
 
 # The collectives between replicas, which share one law.
@@ -67,7 +67,7 @@ def scale_of(job: Job, runs: Runs) -> Scale:
     `ValueError` for too few steps, or a job that cannot be compiled.
     """
     seconds = constant_step(job)  # First, because its errors are about the job.
-    return Scale(job, observe(runs), seconds)
+    return Scale(job, observe_runs(runs), seconds)
 
 
 def with_laws(kernels: Kernels, laws: Iterable[Variation]) -> Kernels:
@@ -120,7 +120,7 @@ def steps_of_kernels(
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class CoreSplit:
     """The components of the spread of the core at one scale: variances, relative to the step.
 
     **Attributes:**
@@ -175,7 +175,7 @@ def noise_of_collectives(problem: Problem, kernels: Sequence[Kernels]) -> float 
     return noise
 
 
-def most_likely_noise(splits: Sequence[Split], priors: Priors) -> float | None:
+def most_likely_noise(splits: Sequence[CoreSplit], priors: Priors) -> float | None:
     """The most likely noise of collectives. Variation that steps do not share is either noise of
     collectives, whose effect follows from the program, or a step's own, which is the same at each
     scale. Both have priors: log-normal for collectives, and half-Cauchy for a step's own variation,
@@ -210,7 +210,7 @@ def alone(observed: Observed, spread: float, priors: Priors) -> float:
 
 def splits_of(
     problem: Problem, kernels: Sequence[Kernels], middle: float | None = None
-) -> list[Split]:
+) -> list[CoreSplit]:
     """The splits from simulated steps with two noises, around `middle` (by default, the usual
     noise), assuming that variances are linear in the square of the noise.
     """
@@ -228,7 +228,7 @@ def splits_of(
         of_kernels = float(more - of_collectives * noises[1] ** 2)
         observed = scale.observed
         own = alone(observed, spread_of(observed, problem.priors), problem.priors)
-        splits.append(Split(own, of_kernels, of_collectives, observed.num_steps))
+        splits.append(CoreSplit(own, of_kernels, of_collectives, observed.num_steps))
     return splits
 
 

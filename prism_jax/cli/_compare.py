@@ -13,8 +13,8 @@ import prism_jax as prism
 
 from .. import data
 from .._interrupt import progress_bar
-from .._misc import counted
-from .._summary import GIB, Column, Table, picked, plain
+from .._misc import plural
+from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
@@ -91,7 +91,9 @@ def ranked(ranking: Any, top: int, args: Args) -> tuple[dict[str, Any], Table]:
     if args.tokens is not None:
         rows = [row | cost(args, row["gpus"], args.tokens / row["tokens_per_s"]) for row in rows]
     result = {
-        **picked(ranking, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"),
+        **picked_attributes(
+            ranking, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"
+        ),
         "num_layouts": ranking.num_given,
         "layouts": plain(rows),
         "best_by_mean": plain(_row(ranking.best_by_mean, args)),
@@ -114,8 +116,8 @@ def _row(layout: Any, args: Args) -> dict[str, Any]:
     return {
         "name": job.name,
         **size,
-        **picked(job, "layout", "schedule"),
-        **picked(job.training, "microbatch_size", "zero", "recompute"),
+        **picked_attributes(job, "layout", "schedule"),
+        **picked_attributes(job.training, "microbatch_size", "zero", "recompute"),
         **{name: getattr(layout, name) for name in (*figures, *rates)},
         "predicted_s": layout.prediction.mean,
         "memory_bytes": layout.memory_bytes,
@@ -146,14 +148,14 @@ def _table(ranking: Any, rows: Sequence[dict[str, Any]]) -> Table:
         *(column for column in costs if column.of in rows[0]),
     )
     per = "" if ranking.unit == "step" else f" per {ranking.unit}"
-    title = f"by {ranking.objective}{per}; {counted(ranking.num_given, 'layout')}"
+    title = f"by {ranking.objective}{per}; {plural(ranking.num_given, 'layout')}"
     listed = [*rows, *ranking.layouts[len(rows) :]]  # More than `rows` are only counted.
     yours = [] if ranking.yours is None else [_of_yours(ranking, len(rows))]
     if not simulated:
         notes = (*yours, *ranking.notes)
         return Table(columns, listed, f"{title}, none simulated", notes, len(rows))
     title += (
-        f", {ranking.num_simulated:,} simulated: {counted(ranking.num_samples, 'step')} each, "
+        f", {ranking.num_simulated:,} simulated: {plural(ranking.num_samples, 'step')} each, "
         "with common random numbers"
     )
     note = "The best is also the best by mean."
@@ -320,7 +322,7 @@ def _tell_duration(args: Args, grid: Sequence[dict[str, str]]) -> None:
         to_simulate = time.monotonic() - began
     rows = -(-len(grid) // args.shard[1])
     seconds = len(grid) * to_read + rows * to_simulate
-    many = f"{counted(rows, 'row')} of {counted(args.samples, 'step')}"
+    many = f"{plural(rows, 'row')} of {plural(args.samples, 'step')}"
     with_out = "" if args.out else "; with `--out`, rows that are done are kept"
     _load.tell_note(f"{many} take about {_in_words(seconds)}, if all are like the first{with_out}.")
 
@@ -329,7 +331,7 @@ def _in_words(seconds: float) -> str:
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.2g} {name}"
-    return counted(round(seconds), "second")
+    return plural(round(seconds), "second")
 
 
 def _simulated(args: Args, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
@@ -346,9 +348,7 @@ def _simulated(args: Args, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(args) as executor:
-        _load.say(
-            args, f"simulating {counted(len(jobs), 'row')} of {counted(args.samples, 'step')}"
-        )
+        _load.say(args, f"simulating {plural(len(jobs), 'row')} of {plural(args.samples, 'step')}")
         where = {"out": args.out, "executor": executor, "shard": args.shard}
         return prism.analysis.sweep_points(many, **where, **_load.options_of(args))
 

@@ -14,7 +14,7 @@ import prism_jax as prism
 from .. import data
 from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
-from .._summary import GIB, Column, Table, picked, plain
+from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
@@ -288,7 +288,7 @@ def models(args: Args) -> Output:
         {
             "name": model.name,
             "parameters": prism.workload.count_parameters(model),
-            **picked(model, *sizes),
+            **picked_attributes(model, *sizes),
         }
         for model in models
     ]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .._cache import VARIABLE, cache_folder
-from .._misc import counted
+from .._misc import plural
 from .._summary import Table
 from ..data import list_names
 from ._load import devices_of_jax, use_all_cores
@@ -182,7 +182,7 @@ def _table(result: dict[str, Any]) -> Table:
     if cache["files"] is None:
         kept = f"by JAX, in {cache['folder']}" if cache["folder"] else "off"
     else:
-        files, size = counted(cache["files"], "file"), cache["bytes"] / 1e6
+        files, size = plural(cache["files"], "file"), cache["bytes"] / 1e6
         kept = f"{cache['folder']}: {files}, {size:.1f} MB"
     rows = [(name, version or "not installed") for name, version in result["versions"].items()]
     rows += [

@@ -13,7 +13,7 @@ import prism_jax as prism
 
 from .. import data
 from .._files import shown
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from .._summary import GIB, Column, Table, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
@@ -58,7 +58,7 @@ def _variability() -> Output:
     sources = list(dict.fromkeys(law.source for law in laws))
     names = [name for name, of_profile in of_profiles.items() for _ in of_profile]
     number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
-    table = data.law_table(laws, number)
+    table = data.variation_table(laws, number)
     rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
     table = Table(("profile", *table.header()), rows, most=None)
     notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
@@ -108,7 +108,7 @@ def measure(args: Args) -> Output:
         calls, seconds_left, progress=_load.wants_progress(args), empty=empty
     )
     if timed.interrupted:
-        _load.tell_ended(f"{counted(timed.seconds.shape[2], 'round')}; the machine is of these")
+        _load.tell_ended(f"{plural(timed.seconds.shape[2], 'round')}; the machine is of these")
     scatter = machine.split_scatter(timed.seconds, timed.kinds)
     words = f"{f'--job {quoted(args.job)} ' if args.job else ''}--seconds {seconds:g}"
     words += f" --with {args.library}" * (torch is not None)
@@ -143,9 +143,11 @@ def _rates(result: dict[str, Any]) -> Table:
         Column("size", "size", ".4g"),
         Column("mean", "seconds", ".4g", "ms", scale=1e3),
         Column("per second", lambda row: row["size"] / row["seconds"], ".4g"),
-        Column("residual", lambda row: residual[prism.measure.kind_of(row["kernel"])], ".3f"),
+        Column(
+            "residual", lambda row: residual[prism.measure.variability_kind(row["kernel"])], ".3f"
+        ),
     )
-    rounds, devices = counted(result["rounds"], "round"), counted(result["devices"], "device")
+    rounds, devices = plural(result["rounds"], "round"), plural(result["devices"], "device")
     notes = [
         "residual: the standard deviation of the logarithm of one call; that of what a round has "
         f"in common is {result['step']:.3f}, with an autocorrelation of "
@@ -227,7 +229,7 @@ def _link(path: str) -> Output:
         Column("time", "seconds", ".4g", "us", scale=1e6),
         Column("efficiency", "efficiency", ".3f"),
     )
-    title = f"{test.kernel} of {counted(test.gpus, 'GPU')}"
+    title = f"{test.kernel} of {plural(test.gpus, 'GPU')}"
     lines = [
         "as a link of a cluster file, and rows of its `efficiency.csv`:",
         "[[links]]",

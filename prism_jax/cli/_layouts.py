@@ -11,8 +11,8 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown, written_whole
-from .._misc import counted, quoted, unknown_name
-from .._summary import picked
+from .._misc import plural, quoted, unknown_name
+from .._summary import picked_attributes
 from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
@@ -107,7 +107,7 @@ def _searched(
         raise
     if ranking.ended == "interrupted":
         _load.tell_ended(
-            f"{counted(ranking.num_simulated, 'layout')} simulated; the table has what is known"
+            f"{plural(ranking.num_simulated, 'layout')} simulated; the table has what is known"
         )
     return ranking
 
@@ -127,7 +127,7 @@ def _sized(args: Args, changes: list[str]) -> tuple[Any, int]:
     """The job with a cluster that is large enough, and the number of sequences in a step."""
     changes = [*args.overrides, *changes]
     job = load_job(args.job, changes)
-    cluster = prism.lowering.parts_of(job, "find layouts").cluster
+    cluster = prism.lowering.job_parts(job, "find layouts").cluster
     nodes = -(-args.gpus // cluster.devices_per_node)
     if nodes > cluster.num_nodes:
         job = load_job(args.job, [*changes, f"cluster.num_nodes={nodes}"])
@@ -211,12 +211,12 @@ def place(args: Args) -> Output:
         factors = np.asarray(rank.from_normal(jax.random.normal(of_factors, (program.world_size,))))
     options |= {"devices_per_node": devices, "objective": wanted}
     placement = prism.placement.place(program, factors, **options)
-    lines = [counted(placement.num_samples, "step")]
+    lines = [plural(placement.num_samples, "step")]
     if args.out is not None:
         with written_whole(args.out) as partial:
             placement.table().write_csv(partial)
         lines.append(f"the node for each place: {args.out}")
     figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
-    result = picked(placement, *figures, "num_samples", "num_placements")
+    result = picked_attributes(placement, *figures, "num_samples", "num_placements")
     result |= {"job": job.name, "order": placement.order.tolist()}
     return Output(result, [_load.header(job, program), placement.summary(), "\n".join(lines)])

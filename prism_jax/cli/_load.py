@@ -15,9 +15,9 @@ import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import say_doing, told_interrupt
-from .._misc import counted, printable, quoted
-from .._summary import picked
-from ..data import Job, is_profile, load_job, notes_of
+from .._misc import plural, printable, quoted
+from .._summary import picked_attributes
+from ..data import Job, is_profile, job_warnings, load_job
 from ._options import IMPLAUSIBLE, Args
 
 
@@ -101,8 +101,8 @@ def compiled(args: Args, loaded: Any) -> tuple[Any, dict[str, Any]]:
     say(args, f"compiling {loaded.name}")
     program = program_of(args, loaded)
     tell_notes([job_of(loaded)])
-    steps = "steps" if args.samples is None else counted(args.samples, "step")
-    say(args, f"simulating {steps} of {counted(program.num_ops, 'op')}")
+    steps = "steps" if args.samples is None else plural(args.samples, "step")
+    say(args, f"simulating {steps} of {plural(program.num_ops, 'op')}")
     return program, options_of(args)
 
 
@@ -123,7 +123,7 @@ def tell_notes(jobs: Iterable[Any]) -> None:
     and told of a single one.
     """
     known = [job for job in jobs if job is not None]
-    notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(notes_of, known))
+    notes = all_notes(known[0]) if len(known) == 1 else it.chain(*map(job_warnings, known))
     for note in dict.fromkeys(notes):
         tell_note(note)
 
@@ -134,7 +134,11 @@ def tell_note(note: str) -> None:
 
 def all_notes(job: Job) -> tuple[str, ...]:
     """All warnings about one job."""
-    return (*notes_of(job), *prism.prediction.idle_keys(job), *prism.prediction.costly_keys(job))
+    return (
+        *job_warnings(job),
+        *prism.prediction.idle_keys(job),
+        *prism.prediction.costly_keys(job),
+    )
 
 
 def tell_idle_sets(overrides: Sequence[str], loaders: Iterable[Callable[[list[str]], Job]]) -> None:
@@ -240,7 +244,7 @@ def levels_of(values: np.ndarray, levels: Iterable[int]) -> dict[str, float]:
 
 def expected_error_json(error: Any) -> dict[str, Any]:
     """An expected error, as `--json` prints it."""
-    return picked(error, "bias", "spread", "num_runs", "table")
+    return picked_attributes(error, "bias", "spread", "num_runs", "table")
 
 
 @contextlib.contextmanager

@@ -9,9 +9,9 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown
-from .._misc import check_unit, counted
-from .._summary import Column, Table, picked, plain
-from ..data import is_profile, law_table, load_failures, load_job, save_job
+from .._misc import check_unit, plural
+from .._summary import Column, Table, picked_attributes, plain
+from ..data import is_profile, load_failures, load_job, save_job, variation_table
 from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
@@ -64,7 +64,7 @@ def calibrate(args: Args) -> Output:
         return _to_profile(args, names)
     if len(names) != len(args.to):
         raise ValueError(
-            f"{counted(len(names), 'job')} and {counted(len(args.to), 'file')} of step "
+            f"{plural(len(names), 'job')} and {plural(len(args.to), 'file')} of step "
             "times were given; give each --to one --job, or the first the JOB."
         )
     for name in filter(is_profile, names):
@@ -90,8 +90,10 @@ def calibrate(args: Args) -> Output:
         "standard_errors": {
             name: figure.standard_error for name, figure in calibrated.level.items()
         },
-        **picked(calibrated.uncertainty, "prior"),
-        "variability": [picked(law, *law_of) | law.parameters for law in calibrated.variability],
+        **picked_attributes(calibrated.uncertainty, "prior"),
+        "variability": [
+            picked_attributes(law, *law_of) | law.parameters for law in calibrated.variability
+        ],
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
             {
@@ -102,11 +104,11 @@ def calibrate(args: Args) -> Output:
             for name, path, at_scale, runs in measured[1:]
         ],
     }
-    steps, runs = counted(result["num_steps"], "step"), counted(result["num_runs"], "run")
+    steps, runs = plural(result["num_steps"], "step"), plural(result["num_runs"], "run")
     title = f"calibrated to {steps} of {runs}"
     level = dataclasses.replace(calibrated.summary(), title=f"{args.out}: {title}")
     return Output(
-        result, [level, law_table(calibrated.variability), _agreement(result, args.to[0])]
+        result, [level, variation_table(calibrated.variability), _agreement(result, args.to[0])]
     )
 
 
@@ -127,11 +129,11 @@ def _jobs_and_runs(args: Args, names: list[str]) -> tuple[list[Any], list[list[n
 def _to_profile(args: Args, names: list[str]) -> Output:
     """Calibrates one job to a profile."""
     if len(names) != 1:
-        raise ValueError(f"{counted(len(names), 'job')} for one --trace; give the one profiled.")
+        raise ValueError(f"{plural(len(names), 'job')} for one --trace; give the one profiled.")
     job = load_job(names[0], args.overrides)
     if job.model is None:
         raise ValueError(f"{shown(names[0])}: it has no model; give the job that was profiled.")
-    profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), read_names(args))
+    profiled = prism.trace.contents(prism.trace.read_rank_traces(args.trace), read_names(args))
     source = f"calibrated to {os.path.basename(args.trace)}"
     job, host = prism.diagnosis.calibrated_to_profile(job, profiled, source, args.step_time)
     save_job(job, args.out)
@@ -176,7 +178,7 @@ def score(args: Args) -> Output:
     measured = steps[args.steps]
     if len(measured) < 2:
         raise ValueError(
-            f"{shown(args.against)}: {counted(len(measured), 'step')} of {len(steps)} left to "
+            f"{shown(args.against)}: {plural(len(measured), 'step')} of {len(steps)} left to "
             "score against; give at least two steps, and a `--steps` that keeps them."
         )
     program, options = _load.compiled(args, job)
@@ -249,7 +251,7 @@ def diagnose(args: Args) -> Output:
         runs = [*steps.runs]
     ranks: list[Any] = []
     if args.trace:
-        profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), names)
+        profiled = prism.trace.contents(prism.trace.read_rank_traces(args.trace), names)
         ranks = [*profiled.by_rank] or [profiled]
     if not has_model:
         diagnosis = prism.diagnosis.diagnose_ranks(job, ranks)
@@ -258,7 +260,7 @@ def diagnose(args: Args) -> Output:
             _load.check_memory(args, job)
         elif short := prism.prediction.shortage(job):  # It ran.
             _load.tell_note(f"It ran, although it is reckoned not to fit: {short}")
-        typical = float(np.median(np.concatenate(runs or [prism.trace.step_times(ranks)])))
+        typical = float(np.median(np.concatenate(runs or [prism.trace.median_step_times(ranks)])))
         where = f"{shown(log or args.trace or '--step-time')}: "
         check_unit(typical, prism.prediction.predict(job).mean, where)
         _load.tell_notes([job])

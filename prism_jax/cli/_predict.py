@@ -8,7 +8,7 @@ import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import told_interrupt
-from .._misc import counted
+from .._misc import plural
 from .._summary import GIB, plain
 from ..data import load_job
 from . import _load
@@ -161,7 +161,7 @@ def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[
     if future is not None:
         lines.append(prism.law.about_noise(law, future.intervals()))
     lines.append(
-        f"{counted(law.num_samples, 'step')} ({law.sampling} sampling); "
+        f"{plural(law.num_samples, 'step')} ({law.sampling} sampling); "
         f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
         f"({result['samples_per_s']:,.0f} steps/s)"
     )
@@ -205,7 +205,7 @@ def report(args: Args) -> Output:
         measured = _load.measured_runs(args, args.measured, _load.job_of(job))
     names, profiled = read_names(args), None
     if args.trace:
-        profiled = prism.trace.contents(prism.trace.read_ranks(args.trace), names)
+        profiled = prism.trace.contents(prism.trace.read_rank_traces(args.trace), names)
     program, options = _load.compiled(args, job)
     gathered = prism.report.gather(
         job,

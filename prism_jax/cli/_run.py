@@ -7,8 +7,8 @@ import numpy as np
 import prism_jax as prism
 
 from .._estimate import Estimate
-from .._misc import counted
-from .._summary import Column, Table, picked, plain
+from .._misc import plural
+from .._summary import Column, Table, picked_attributes, plain
 from ..data import at_age, load_failures
 from . import _load
 from ._compare import cost
@@ -97,7 +97,7 @@ def run(args: Args) -> Output:
         "steps": steps,
         "days": {"mean": law.mean.value, **{f"p{p}": law.quantile(p / 100) for p in (5, 50, 95)}},
         "parts_days": law.parts,
-        **picked(law, *names),
+        **picked_attributes(law, *names),
         "num_runs": law.num_runs,
         "requested_runs": law.requested,
         **cost(args, world_size, 86_400 * law.mean.value),
@@ -113,11 +113,11 @@ def run(args: Args) -> Output:
         result["expected_error"] = _load.expected_error_json(error)
         low, high = future.quantile(0.05), future.quantile(0.95)
         interval = f"90 % of such runs take {low:.4g} .. {high:.4g} days, {error}"
-        blocks.append(f"{counted(steps, 'step')}: {interval}")
+        blocks.append(f"{plural(steps, 'step')}: {interval}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
     blocks.append(table)
     priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
-    blocks.append(f"{counted(round(result['gpu_hours']), 'GPU hour')} on average{priced}")
+    blocks.append(f"{plural(round(result['gpu_hours']), 'GPU hour')} on average{priced}")
     if args.deadline is not None:
         in_time, text = _in_time(future, args.deadline)
         result |= in_time

@@ -6,8 +6,8 @@ from typing import Any
 import prism_jax as prism
 
 from .._files import shown
-from .._misc import counted, quoted, unknown_name
-from .._summary import Column, Table, picked, plain
+from .._misc import plural, quoted, unknown_name
+from .._summary import Column, Table, picked_attributes, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
 from ._outputs import Writes
@@ -41,7 +41,7 @@ def sensitivity(args: Args) -> Output:
         f"all variability together: {result.whole_gain}; the sum of the gains of kernels, factors "
         f"and stalls: {result.sum_of_gains}",
         *(f"Shapley value of {name}: {value}" for name, value in result.shapley.items()),
-        counted(result.num_samples, "step"),
+        plural(result.num_samples, "step"),
     ]
     blocks = [_load.header(job, program), table, "\n".join(lines)]
     return Output({"job": job.name, **plain(result)}, blocks)
@@ -62,7 +62,7 @@ def target(args: Args) -> Output:
     text = (
         f"with {allowed.factor} times its spread, `{args.part}` gives {wanted} = "
         f"{allowed.reached:.6g}; with its present spread {allowed.as_it_is:.6g}, without any "
-        f"{allowed.without:.6g} ({counted(allowed.num_samples, 'step')})"
+        f"{allowed.without:.6g} ({plural(allowed.num_samples, 'step')})"
     )
     figure = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
     result = {**figure, "part": args.part, **plain(allowed)}
@@ -95,8 +95,8 @@ def improve(args: Args) -> Output:
     unit = "" if result.unit == "1" else f" {result.unit}"
     lines = [
         f"as it is {result.before}{unit}, improved {result.after}{unit}, gain {result.gain}{unit}",
-        f"{counted(result.num_samples, 'step')} for each figure, "
-        f"{counted(len(result.path) - 2, 'iteration')}",
+        f"{plural(result.num_samples, 'step')} for each figure, "
+        f"{plural(len(result.path) - 2, 'iteration')}",
         *result.notes,
     ]
     title = f"{result.objective}, with {result.spent:.4g} spent"
@@ -129,7 +129,7 @@ def criticality(args: Args) -> Output:
         args.of: rows,
         "exposed_communication": exposed,
         "exposed_data_parallel": data_parallel,
-        **picked(paths, "num_steps", "num_replicas_seen"),
+        **picked_attributes(paths, "num_steps", "num_replicas_seen"),
     }
     title = f"{args.of} on the critical path"
     columns = [
@@ -144,8 +144,8 @@ def criticality(args: Args) -> Output:
         + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
         for kind, shares in (("", exposed), (" of data parallelism", data_parallel))
     ]
-    seen = counted(round(paths.num_replicas_seen), "replica")
-    lines += [f"{counted(paths.num_steps, 'step')}, decided by {seen}"]
+    seen = plural(round(paths.num_replicas_seen), "replica")
+    lines += [f"{plural(paths.num_steps, 'step')}, decided by {seen}"]
     table = Table(columns, rows, title, most=args.top)
     return Output(result, [_load.header(job, program), table, "\n".join(lines)])
 
@@ -178,21 +178,21 @@ def timeline(args: Args) -> Output:
     job = _load.load(args)
     names, measured = read_names(args), None
     if args.trace:
-        measured = prism.trace.median_steps(prism.trace.read_ranks(args.trace), names)
+        measured = prism.trace.median_steps(prism.trace.read_rank_traces(args.trace), names)
     program, options = _load.compiled(args, job)
     step = prism.analysis.sample_step(program, quantile=args.quantile, **options)
     prism.plot.save_chrome_trace(step, args.out, measured)
     result = {
         "job": job.name,
         "out": args.out,
-        **picked(step, "quantile", "step_s", "num_ranks", "last_rank"),
+        **picked_attributes(step, "quantile", "step_s", "num_ranks", "last_rank"),
         "num_ops": len(step.receivers),
         "critical_ops": len(step.path),
         "num_samples": args.samples,
         "measured_ranks": sorted(measured or ()),
     }
     of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
-    ops, ranks = counted(len(step.receivers), "op"), counted(step.num_ranks, "pipeline rank")
+    ops, ranks = plural(len(step.receivers), "op"), plural(step.num_ranks, "pipeline rank")
     text = (
         f"a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of {args.samples:,}{of}\n"
         f"{ops} on {ranks}, {len(step.path):,} of "
@@ -263,7 +263,7 @@ def _speeds(
     rate = f"{unit}s_per_s_per_gpu"
     throughputs = {n: prism.prediction.throughput(job, means[n]) for n, job in jobs.items()}
     speeds = {
-        name: picked(throughput, "world_size", rate, "mfu")
+        name: picked_attributes(throughput, "world_size", rate, "mfu")
         for name, throughput in throughputs.items()
         if throughput is not None
     }

@@ -9,7 +9,7 @@ import prism_jax as prism
 
 from .. import data
 from .._files import shown
-from .._misc import counted
+from .._misc import plural
 from .._summary import Column, Table, plain
 from . import _load
 from ._options import REQUIRED, Args, Arguments, Output, arguments, command
@@ -88,9 +88,9 @@ def _head(path: str, profiled: Any) -> str:
     world = len(profiled.ranks) + len(profiled.missing)
     kind = {True: "training", False: "inference", None: "training or inference"}[profiled.training]
     spread = "" if profiled.step_cv is None else f", CV {profiled.step_cv:.2%}"
-    steps = f"{counted(profiled.steps, 'step')} of {profiled.step_time_s:.5g} s{spread}"
+    steps = f"{plural(profiled.steps, 'step')} of {profiled.step_time_s:.5g} s{spread}"
     steps = steps if profiled.steps else "no whole step"
-    return f"{path}: {kind}, {len(profiled.ranks)} of {counted(world, 'rank')}, {steps}"
+    return f"{path}: {kind}, {len(profiled.ranks)} of {plural(world, 'rank')}, {steps}"
 
 
 def _tables(profiled: Any) -> list[Table]:
@@ -159,7 +159,7 @@ def _tables(profiled: Any) -> list[Table]:
 
 
 def _ranks(args: Args) -> Any:
-    return prism.trace.read_ranks(args.trace, args.format, time_unit=args.time_unit)
+    return prism.trace.read_rank_traces(args.trace, args.format, time_unit=args.time_unit)
 
 
 def _ms(name: str, key: str) -> Column:
@@ -214,17 +214,17 @@ def fit(args: Args) -> Output:
     chosen = trace[args.steps]
     if not len(chosen.steps):
         raise ValueError(
-            f"`--steps` leaves no step of {counted(len(trace.steps), 'whole step')}; give another "
+            f"`--steps` leaves no step of {plural(len(trace.steps), 'whole step')}; give another "
             "slice."
         )
     _load.use_all_cores()
-    _load.say(args, f"fitting {counted(len(chosen.steps), 'step')}")
+    _load.say(args, f"fitting {plural(len(chosen.steps), 'step')}")
     profile = prism.profile.fit_profile(chosen)
     prism.profile.save_profile(profile, args.out, overwrite=args.force)
     _load.say(args, "replaying the steps with more and more parts sampled from the fitted laws")
     step = prism.profile.step_graph(trace.job, profile.outline)
     latencies = prism.profile.op_latencies(chosen, step)
-    again = prism.profile.replay(step, latencies)
+    again = prism.profile.replayed_step_times(step, latencies)
     moved = prism.profile.shuffled_means(step, latencies)
     measured, fitted = chosen.step_times(), profile.fitted
     rungs = prism.profile.ladder(chosen, profile)
@@ -240,7 +240,7 @@ def fit(args: Args) -> Output:
         "ladder": plain(rungs),
     }
     head = (
-        f"{args.out}: fitted to {counted(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
+        f"{args.out}: fitted to {plural(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
         f"on average; their replay is within {100 * result['replay_error']:.2g} %"
     )
     dropped = [f"dropped: {reason} ({number})" for reason, number in trace.dropped.items()]

@@ -19,7 +19,7 @@ from ._compute import (
 )
 from ._fit_shapes import (
     KINDS as KINDS,
-    Measured as Measured,
+    MeasuredLatencies as MeasuredLatencies,
     attention_sizes as attention_sizes,
     cross_validate as cross_validate,
     fit_shapes as fit_shapes,

@@ -27,7 +27,7 @@ _SMALL = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ShapeKind:
     """What the latency of a kind of kernel depends on.
 
     **Attributes:**
@@ -44,10 +44,10 @@ class Kind:
     large: float = 0.0
 
 
-def _kind(columns: str, work: str, terms: str, large: float = 0.0) -> Kind:
+def _kind(columns: str, work: str, terms: str, large: float = 0.0) -> ShapeKind:
     words = terms.split()
     pairs = zip(words[::2], map(int, words[1::2]), strict=True)
-    return Kind(tuple(columns.split()), work, tuple(pairs), large)
+    return ShapeKind(tuple(columns.split()), work, tuple(pairs), large)
 
 
 _ROWS = "tokens*topk/ep"  # Of a GPU with balanced experts.
@@ -118,7 +118,7 @@ for _name in (
     KINDS[f"nvlink_{_name}"] = _kind("tokens ep", "tokens", "tokens 6 ep 6 tokens*ep 6")
 
 
-def find_kind(kernel: str) -> Kind:
+def find_kind(kernel: str) -> ShapeKind:
     """What a kernel depends on. What follows a colon in its name keeps implementations apart."""
     return KINDS[kernel.partition(":")[0]]
 
@@ -149,7 +149,7 @@ def _terms_of(kernel: str, dtype: str, sms: int) -> tuple[tuple[str, int], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredLatencies:
     """Measured latencies of a kernel.
 
     **Attributes:**
@@ -171,13 +171,13 @@ class Measured:
             name: np.asarray(self.columns[name], float) for name in find_kind(self.kernel).columns
         }
 
-    def only(self, rows: np.ndarray) -> "Measured":
+    def only(self, rows: np.ndarray) -> "MeasuredLatencies":
         """Some of the rows, with the columns that the kernel's table has."""
         columns = {name: values[rows] for name, values in self.sizes().items()}
         return dataclasses.replace(self, columns=columns, seconds=self.seconds[rows])
 
 
-def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
+def fit_shapes(measured: MeasuredLatencies, sms: int = 0) -> ShapeTable:
     """Fits the table of a kernel, by least squares of logarithms in which outliers count less.
 
     **Arguments:**
@@ -216,7 +216,7 @@ def fit_shapes(measured: Measured, sms: int = 0) -> ShapeTable:
     return ShapeTable(*labels, constant, fitted, ranges)
 
 
-def cross_validate(measured: Measured, sms: int = 0) -> Float[np.ndarray, " rows"]:
+def cross_validate(measured: MeasuredLatencies, sms: int = 0) -> Float[np.ndarray, " rows"]:
     """The logarithms of predicted over measured latencies, each of a table that was fitted without
     that shape and a fifth of the others; NaN if there are fewer than two shapes.
     """

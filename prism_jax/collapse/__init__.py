@@ -12,7 +12,7 @@ from ._lay_out import (
     count_calls as count_calls,
     count_layers as count_layers,
     expert_loads as expert_loads,
-    lay_out as lay_out,
+    lay_out_collapse as lay_out_collapse,
 )
 from ._segment import NODE_SCORES as NODE_SCORES, gpu_factors as gpu_factors
 from ._stalls import Stalls as Stalls

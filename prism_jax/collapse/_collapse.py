@@ -27,7 +27,14 @@ from .._misc import FrozenArray
 from ..latency import root, shape_of
 from ..loads import Fullest
 from ._branches import Overlaps, branch_moments
-from ._segment import NODE_SCORES, Group, group_maxima, mean_factor, segment_alone, segment_maxima
+from ._segment import (
+    NODE_SCORES,
+    GroupFactors,
+    group_maxima,
+    mean_factor,
+    segment_alone,
+    segment_maxima,
+)
 from ._stalls import Hidden, Stalls, hidden
 from ._sways import (
     apart_from_loads,
@@ -153,7 +160,7 @@ def class_moments(
     collapse: Collapse,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
-    groups: Group,
+    groups: GroupFactors,
     load: Fullest | None = None,
     stalls: Stalls | None = None,
     *,
@@ -181,7 +188,7 @@ def class_moments(
     **Arguments:**
 
     - `collapse`: the contents of the classes.
-    - `cumulants`: the cumulants of each kernel's latency, in units of `unit_of` the means: in
+    - `cumulants`: the cumulants of each kernel's latency, in units of `unit_of_time` the means: in
         seconds, third cumulants of kernels would underflow in single precision.
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
@@ -288,7 +295,7 @@ class _Kernels(NamedTuple):
 def _joined(
     collapse: Collapse,
     kernels: _Kernels,
-    groups: Group,
+    groups: GroupFactors,
     segments: _Figures,
     serial: _Figures,
     *,
@@ -323,7 +330,7 @@ def _joined(
 
 
 def _until_met(
-    waits: Waits | None, groups: Group, stalls: Stalls | None, figures: _Figures
+    waits: Waits | None, groups: GroupFactors, stalls: Stalls | None, figures: _Figures
 ) -> _Figures:
     """The figures of classes with the waits in them."""
     if waits is None:

@@ -16,7 +16,7 @@ from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
 from ._collapse import Blocks, Sides
 
 
-def lay_out(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
+def lay_out_collapse(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
     """The static matrices of the collapse, empty if each class is one kernel that keeps its own
     law: there may be as many of these as ops.
     """

@@ -53,7 +53,7 @@ _GRID = np.linspace(-7.0, 11.0, 73)
 _COARSE = 2
 
 
-class Group(eqx.Module):
+class GroupFactors(eqx.Module):
     """The factors of a group's GPUs: of the slowest GPU, and of the others given the slowest.
 
     **Attributes:**
@@ -72,7 +72,7 @@ def gpu_factors(
     scores: Float[Array, " scores"],
     sizes: Float[Array, " groups"] | None = None,
     lines: Float[Array, " groups"] | None = None,
-) -> tuple[Group, Float[Array, "groups scores"]]:
+) -> tuple[GroupFactors, Float[Array, "groups scores"]]:
     """The factors of groups of GPUs, whose mean over GPUs is one.
 
     **Arguments:**
@@ -92,7 +92,7 @@ def gpu_factors(
     number = len(counts)
     if rank is None:
         nodes = number, len(NODE_SCORES)
-        equal = Group(jnp.ones(nodes, dtype), jnp.ones((*nodes, len(_BELOW)), dtype))
+        equal = GroupFactors(jnp.ones(nodes, dtype), jnp.ones((*nodes, len(_BELOW)), dtype))
         return equal, jnp.ones((number, len(scores)), dtype)
     return slowest_and_others(ft.partial(relative_factor, rank), counts, scores, sizes, lines)
 
@@ -108,7 +108,7 @@ def slowest_and_others(
     scores,
     sizes,
     lines,
-) -> tuple[Group, Float[Array, "groups scores"]]:
+) -> tuple[GroupFactors, Float[Array, "groups scores"]]:
     """`gpu_factors` from the factor of a GPU at scores."""
     dtype = scores.dtype
     number = len(counts)
@@ -128,14 +128,14 @@ def slowest_and_others(
         factors = 1 + (factors - 1) / jnp.sqrt(lines)[:, None]
     places = np.cumsum([nodes.shape[1], len(scores)])
     slowest, at_scores, factors_below = jnp.split(factors.astype(dtype), places, axis=1)
-    return Group(slowest, factors_below.reshape(shares.shape)), at_scores
+    return GroupFactors(slowest, factors_below.reshape(shares.shape)), at_scores
 
 
 def segment_maxima(
     mean: Float[Array, "*#nodes"],
     variance: Float[Array, "*#nodes"],
     third: Float[Array, "*#nodes"],
-    group: Group,
+    group: GroupFactors,
     count: Float[Array, ""],
     share: Float[Array, ""] | float = 1.0,
 ) -> Float[Array, "4 nodes"]:
@@ -155,7 +155,7 @@ def group_maxima(
     figures: Float[Array, "4 regimes nodes"],
     fixed: Float[Array, "3 regimes"],
     slowest: Float[Array, " nodes"],
-    group: Group,
+    group: GroupFactors,
     count: Float[Array, ""],
 ) -> tuple[Float[Array, "4 regimes nodes"], Float[Array, "3 regimes"], Float[Array, " regimes"]]:
     """The figures of the slowest of `count` groups of GPUs, from those of each by itself, as of
@@ -268,7 +268,7 @@ def _kept(cdf, at_slowest, later_each, later, deciding, share, step) -> Float[Ar
     return jnp.maximum((_COARSE * step) ** 2 * total, 0)
 
 
-def mean_factor(group: Group, count: Float[Array, "*groups"]) -> Float[Array, "*groups"]:
+def mean_factor(group: GroupFactors, count: Float[Array, "*groups"]) -> Float[Array, "*groups"]:
     """The mean factor of all of `count` members, at the middle node."""
     middle = len(NODE_SCORES) // 2
     slowest, factors_below = group.slowest[..., middle], group.others[..., middle, :]
@@ -278,7 +278,9 @@ def mean_factor(group: Group, count: Float[Array, "*groups"]) -> Float[Array, "*
     ) / number
 
 
-def segment_alone(mean, variance, third, group: Group, count, share) -> Float[Array, "4 nodes"]:
+def segment_alone(
+    mean, variance, third, group: GroupFactors, count, share
+) -> Float[Array, "4 nodes"]:
     """The same for a single member, or for padding."""
     del count, share
     slowest = group.slowest

@@ -23,7 +23,7 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float
 
 from ..latency import AbstractLatency, root, score_of_maximum
-from ._segment import Group, gpu_factors, relative_factor, slowest_and_others
+from ._segment import GroupFactors, gpu_factors, relative_factor, slowest_and_others
 
 
 # Scores of a law at which its spread is taken, and a grid of scores for correlations.
@@ -43,7 +43,7 @@ class Slowest(eqx.Module):
         workers: of the first two parts; and of the microbatches, over the spread of `of_data`.
     """
 
-    groups: Group
+    groups: GroupFactors
     at_scores: Float[Array, "groups scores"]
     in_step: Float[Array, " scores"]
     of_data: Float[Array, " scores"]
@@ -103,7 +103,7 @@ def slowest_workers(
     low, middle, high = product(score_of_maximum(root(shares[2]) * ends / _FAR, number))
     spread = (high - low) / (2 * middle)
     return Slowest(
-        groups=Group(slowest, groups.others.at[:2].set(below)),
+        groups=GroupFactors(slowest, groups.others.at[:2].set(below)),
         at_scores=at_scores.at[0].set(parts[0]),
         in_step=parts[1] / middle,
         of_data=parts[2] / middle,

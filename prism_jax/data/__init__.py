@@ -2,7 +2,7 @@ from ._check import (
     MAX_BLOCKS as MAX_BLOCKS,
     check_job as check_job,
     check_parts as check_parts,
-    notes_of as notes_of,
+    job_warnings as job_warnings,
 )
 from ._derived import DERIVED as DERIVED
 from ._failures import (
@@ -102,8 +102,8 @@ from ._variations import (
     SECONDS as SECONDS,
     Variation as Variation,
     has_seconds as has_seconds,
-    law_table as law_table,
     read_variations as read_variations,
     replace_variations as replace_variations,
+    variation_table as variation_table,
     write_variations as write_variations,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ._hardware import Cluster
 from ._job import Job, Layout, ScheduleConfig, balances
 from ._load_kernels import links_without_table
@@ -115,7 +115,7 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
     if job.layout.world_size > cluster.num_devices:
         raise ValueError(
             f"`layout` has {_ranks(job.layout)}, but the cluster `{cluster.name}` only "
-            f"{counted(cluster.num_devices, 'device')}; use smaller degrees, or more `num_nodes`."
+            f"{plural(cluster.num_devices, 'device')}; use smaller degrees, or more `num_nodes`."
         )
     dtypes = cluster.device.peak_flop_per_s
     for dtype in (training.dtype, training.base_dtype):
@@ -129,7 +129,7 @@ def _check_training(job: Job, training: Training, cluster: Cluster) -> None:
 
 def _ranks(layout: Layout) -> str:
     degrees = f"{layout.tp}*{layout.cp}*{layout.dp}*{layout.pp}"
-    return f"tp*cp*dp*pp = {degrees} = {counted(layout.world_size, 'rank')}"
+    return f"tp*cp*dp*pp = {degrees} = {plural(layout.world_size, 'rank')}"
 
 
 def check_parts(
@@ -186,7 +186,7 @@ def _check(key: str, name: str, value: float) -> None:
     )
 
 
-def notes_of(job: Job) -> tuple[str, ...]:
+def job_warnings(job: Job) -> tuple[str, ...]:
     """Warnings about a job: tables used in place of missing ones, and implausible settings."""
     return (*job.notes, *_doubts(job))
 

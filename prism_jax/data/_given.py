@@ -25,13 +25,13 @@ class Given(msgspec.Struct, frozen=True, eq=False):
         return 0
 
 
-def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted_keys(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The dotted keys of a table, with their values."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from flat(item, f"{prefix}.{name}" if prefix else name)
+            yield from dotted_keys(item, f"{prefix}.{name}" if prefix else name)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], dict):
         for i, item in enumerate(value):
-            yield from flat(item, f"{prefix}[{i}]")
+            yield from dotted_keys(item, f"{prefix}[{i}]")
     else:
         yield prefix, value

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from .._summary import Shown, Table
 from ._given import Given
 from ._hardware import Cluster
@@ -222,7 +222,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         title, _, layout = self.header.partition(": ")
         rows = [("job", self.name), ("layout", layout)]
         if self.model is not None:
-            rows.append(("model", f"{self.model.name}, {counted(self.model.num_layers, 'layer')}"))
+            rows.append(("model", f"{self.model.name}, {plural(self.model.num_layers, 'layer')}"))
         if self.cluster is not None and self.training is not None:
             words = f"{self.training.dtype}, recompute {self.training.recompute}"
             rows += [("cluster", self.cluster.name), ("training", words)]
@@ -236,7 +236,7 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `Llama 3.1 8B, 64 x H100 SXM (8 nodes): FSDP over 64, 512 sequences of 8,192 tokens, 1
         microbatch of 8`.
         """
-        microbatches = counted(self.schedule.num_microbatches, "microbatch", "es")
+        microbatches = plural(self.schedule.num_microbatches, "microbatch", "es")
         terms = [*self._parallelism(), microbatches]
         if self.training is not None:
             size = f"{microbatches} of {self.training.microbatch_size:,}"
@@ -246,19 +246,19 @@ class Job(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def machine_text(self, gpus: int) -> str:
         """The model, and the machine with so many GPUs."""
         if self.model is None or self.cluster is None:
-            return f"{self.name}, {counted(gpus, 'GPU')}"
+            return f"{self.name}, {plural(gpus, 'GPU')}"
         device, adapters = self.cluster.device, self.training and self.training.adapters
         model = self.model.title or self.model.name or self.name
         lora = f" (LoRA of rank {adapters.rank})" if adapters else ""
-        nodes = counted(-(-gpus // self.cluster.devices_per_node), "node")
+        nodes = plural(-(-gpus // self.cluster.devices_per_node), "node")
         return f"{model}{lora}, {gpus:,} x {device.title or device.name or 'GPU'} ({nodes})"
 
     def batch_text(self, sequences: int) -> str:
         """The batch of a step; without the length of samples that are no tokens."""
         if self.unit == "sample" or self.training is None:
-            return counted(sequences, "sample")
-        length = counted(self.training.sequence_length, "token")
-        return f"{counted(sequences, 'sequence')} of {length}"
+            return plural(sequences, "sample")
+        length = plural(self.training.sequence_length, "token")
+        return f"{plural(sequences, 'sequence')} of {length}"
 
     def _parallelism(self) -> Iterator[str]:
         """The degrees above one, and what replicas share."""

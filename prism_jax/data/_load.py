@@ -11,7 +11,7 @@ from .._files import check_writable, shown
 from .._misc import quoted
 from ._check import check_job, check_plausible
 from ._derived import FOLLOW, put_derived, without_keys
-from ._given import Given, flat
+from ._given import Given, dotted_keys
 from ._hardware import Cluster, Device, check_cluster, sized
 from ._job import Job
 from ._kernels import Kernels, apply_calibrated
@@ -140,7 +140,7 @@ def make_job(
     for override in put_layers(raw, changes):
         with located(f"override `{override}`"):
             origin[apply_override(raw, override)] = override
-    given = Given(tuple(sorted(key for key, _ in flat(raw))))
+    given = Given(tuple(sorted(key for key, _ in dotted_keys(raw))))
     _put_stack(raw, path)
     with located(file):
         put_derived(raw)

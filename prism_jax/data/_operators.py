@@ -13,7 +13,7 @@ from ._types import Label, Text, convert
 _Phase: TypeAlias = Literal["forward", "backward", "weights", "kept", "kept_for_weights"]
 
 
-class Term(NamedTuple):
+class ByteTerm(NamedTuple):
     """Bytes that a kernel moves, or that are kept: so many for each of some values.
 
     **Attributes:**
@@ -54,7 +54,7 @@ class Operators(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     masked: bool = False
     name: Label = ""
 
-    def terms(self, weights: str, name: str, phase: _Phase) -> list[Term]:
+    def terms(self, weights: str, name: str, phase: _Phase) -> list[ByteTerm]:
         """The entries of an operator, if there are some. A `ValueError` of one sentence for an
         entry that is none.
         """
@@ -84,12 +84,12 @@ def load_operators(name: str) -> Operators:
     return loaded
 
 
-def _term(entry: str, *, rated: bool) -> Term:
+def _term(entry: str, *, rated: bool) -> ByteTerm:
     words = entry.split()
     rate = words.pop(0) if rated and len(words) == 3 else ""
     try:
         num_bytes, values = words
-        return Term(rate, float(num_bytes), values)
+        return ByteTerm(rate, float(num_bytes), values)
     except ValueError:
         raise ValueError(
             f"`{quoted(entry)}` is no entry of an operator; give a class of kernels, bytes and "

@@ -33,7 +33,7 @@ class Worth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text
 
 
-class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EstimatedNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A normal law whose mean and standard deviation were estimated from `number` systems."""
 
     mean: Number
@@ -120,7 +120,7 @@ class Priors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drift: Prior
     drift_experts: Prior
     system_spread: SystemSpread
-    system_shares: Sampled
+    system_shares: EstimatedNormal
     system_excess: Line
     spread_elsewhere: Prior
     collective_noise: Prior

@@ -12,7 +12,7 @@ import msgspec
 
 from .._misc import quoted
 from ._derived import DERIVED, derived_keys, without_keys
-from ._given import flat
+from ._given import dotted_keys
 from ._job import Job
 from ._training import load_software
 from ._types import struct_type
@@ -245,7 +245,7 @@ def _origins(job: Job, name: str) -> Iterator[tuple[str, Any, bool, _Origin]]:
         derived = derived_keys(without_keys(table, left_out))
     except ValueError:  # As of a job that was changed in Python.
         derived = {}
-    for key, value in flat(table):
+    for key, value in dotted_keys(table):
         # In a table of free names, such as the settings of a module, no key has a default.
         default = defaults.get(key, defaults.get(re.sub(r"\[\d+\]", "", key), msgspec.NODEFAULT))
         is_given = key in job.given.keys and value is not None

@@ -63,7 +63,7 @@ class Variation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
 
 
-def law_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -> Table:
+def variation_table(laws: Sequence[Variation], *more: Column | str, title: str = "") -> Table:
     """A row for each cause of variation, with further columns."""
     columns = (
         Column("kernel", lambda law: law.kernel or "all"),

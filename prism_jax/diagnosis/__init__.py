@@ -3,7 +3,7 @@
 # weighs all of this. `_beside` has the parts of a profiled step beside those of its prediction, and
 # `_eager` the kernels of plain PyTorch.
 from ._beside import (
-    Part as Part,
+    StepPart as StepPart,
     beside_table as beside_table,
     measured_beside as measured_beside,
 )

@@ -5,7 +5,7 @@ import dataclasses
 from .._summary import Column, Table
 from ..data import Job
 from ..prediction import predict
-from ..trace import Contents, step_times
+from ..trace import Contents, median_step_times
 
 
 _SENDS = ("send", "recv", "send_recv")
@@ -13,7 +13,7 @@ _WAITS = "bubble and exposed pp"
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part of a step as it is predicted and as its kernels ran, in seconds; `None` where there is
     no counterpart.
     """
@@ -23,7 +23,7 @@ class Part:
     measured_s: float | None
 
 
-def measured_beside(job: Job, profiled: Contents) -> tuple[Part, ...]:
+def measured_beside(job: Job, profiled: Contents) -> tuple[StepPart, ...]:
     """The parts of a predicted step beside those of a profile, the largest predicted first.
 
     Kernels are told by their names. A profile does not tell which degree of parallelism a
@@ -39,7 +39,7 @@ def measured_beside(job: Job, profiled: Contents) -> tuple[Part, ...]:
 
     `ValueError` if the job has no model, or the profile has no step.
     """
-    step_times(profiled.by_rank or [profiled])  # Or it has no step.
+    median_step_times(profiled.by_rank or [profiled])  # Or it has no step.
     assert profiled.split is not None
     theirs = {"exposed collectives": 0.0, _WAITS: 0.0}
     for name, seconds in predict(job).breakdown.items():
@@ -54,13 +54,13 @@ def measured_beside(job: Job, profiled: Contents) -> tuple[Part, ...]:
     ours |= {f"idle: {cause}": seconds for cause, seconds in idle.items()}
     names = sorted({**theirs, **ours}, key=lambda name: (-theirs.get(name, 0), -ours.get(name, 0)))
     return tuple(
-        Part(name, theirs.get(name), ours.get(name))
+        StepPart(name, theirs.get(name), ours.get(name))
         for name in names
         if theirs.get(name) or ours.get(name)
     )
 
 
-def beside_table(job: Job, parts: tuple[Part, ...]) -> Table:
+def beside_table(job: Job, parts: tuple[StepPart, ...]) -> Table:
     """These parts, as a table."""
     columns = (
         "part",

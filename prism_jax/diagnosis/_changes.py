@@ -18,7 +18,7 @@ from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
 from ..data import Job, apply_kernel_override, parse_override
 from ..engine import Plain, Run, prepare, steps_of_run
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..prediction import memory, predict
 from ..program import Program, compile_job
 
@@ -173,7 +173,7 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
         return Scenario(compile_job(with_bandwidth(job, 1 / value)))
     if name == "no-overlap":
         return Scenario(compile_job(_with(job, "training", **dict.fromkeys(_OVERLAPS, False))))
-    training = parts_of(job).training
+    training = job_parts(job).training
     graphs = "none" if training.cuda_graphs == "iteration" else training.cuda_graphs
     floor = max(value, training.launch_floor_s)
     job = _with(job, "training", launch_floor_s=floor, cuda_graphs=graphs)
@@ -182,7 +182,7 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
 
 def with_bandwidth(job: Job, factor: float) -> Job:
     """The job with a factor on the bandwidth of the outermost link."""
-    *inner, link = parts_of(job).cluster.links
+    *inner, link = job_parts(job).cluster.links
     bandwidth = factor * link.bandwidth_bytes_per_s
     link = msgspec.structs.replace(link, bandwidth_bytes_per_s=bandwidth)
     return _with(job, "cluster", links=(*inner, link))
@@ -217,8 +217,8 @@ def settings_of(job: Job) -> tuple[Setting, ...]:
     """What one can set of a job with a model, of which several values divide its batch and fit in
     memory, if the job does, and which matters.
     """
-    replicas, power = job.layout.dp, parts_of(job).cluster.device.power
-    size, fits = parts_of(job).training.microbatch_size, memory(job).fits
+    replicas, power = job.layout.dp, job_parts(job).cluster.device.power
+    size, fits = job_parts(job).training.microbatch_size, memory(job).fits
     now = predict(job).mean
     tried = [
         (_REPLICAS, replicas, [replicas * x for x in (0.5, 1, 2)], ""),
@@ -249,14 +249,14 @@ def with_setting(job: Job, name: str, value: float) -> Job:
 
     `ValueError` if they do not divide the batch.
     """
-    cluster = parts_of(job).cluster
+    cluster = job_parts(job).cluster
     if name == _BANDWIDTH:
         return with_bandwidth(job, value)
     if name == _LIMIT and (power := cluster.device.power):
         power = msgspec.structs.replace(power, limit_w=value)
         return _with(job, "cluster", device=msgspec.structs.replace(cluster.device, power=power))
     replicas = value if name == _REPLICAS else job.layout.dp
-    size = value if name == _SIZE else parts_of(job).training.microbatch_size
+    size = value if name == _SIZE else job_parts(job).training.microbatch_size
     number = job.batch_size / (replicas * size)
     if number % 1 or replicas % 1 or size % 1:
         raise ValueError(f"{replicas:g} x {size:g} samples do not divide the batch.")
@@ -346,7 +346,7 @@ def _tried(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from ((_FLAG, (f"training.{text}",)) for text in _FLAGS.split())
     yield _PRECISION, ("training.gradient_dtype=bf16",)
     virtual, number = job.schedule.virtual_stages, job.schedule.num_microbatches
-    size = parts_of(job).training.microbatch_size
+    size = job_parts(job).training.microbatch_size
     for stages in (virtual * 2, virtual // 2) if virtual > 1 else ():
         yield _ORDER, (f"schedule.virtual_stages={stages}",)
     if job.schedule.kind == "1f1b":
@@ -364,6 +364,6 @@ def _set(job: Job, text: str) -> Job:
     override = parse_override(text)
     part, name = override.keys[0], override.keys[-1]
     if part == "kernels":
-        kernels = apply_kernel_override(parts_of(job).kernels, override)
+        kernels = apply_kernel_override(job_parts(job).kernels, override)
         return msgspec.structs.replace(job, kernels=kernels)
     return _with(job, part, **{name: override.value})

@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import stdtr
 
-from .._misc import check_unit, counted, runs_of
+from .._misc import check_unit, plural, runs_of
 from .._summary import Column, Shown, Table
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..prediction import throughput
-from ..trace import RankWhere, step_times
+from ..trace import RankWhere, median_step_times
 from ..workload import has_experts
 from ._changes import (
     EFFECTS,
@@ -30,12 +30,12 @@ from ._changes import (
 )
 from ._evidence import (
     OfRanks,
-    Series,
+    StepSeries,
+    log_shapes,
     log_student,
     odds,
     of_ranks,
     series_of,
-    shape_of,
     shares_of_ranks,
     shares_of_series,
     student,
@@ -129,7 +129,7 @@ class Diagnosis(Shown):
 
     def lines(self) -> list[str]:
         """What was found, in sentences."""
-        normal, steps = "normal" if self.normal else "not normal", counted(self.num_steps, "step")
+        normal, steps = "normal" if self.normal else "not normal", plural(self.num_steps, "step")
         lines = [f"measured: p50 {self.measured:.4g} s of {steps}: {normal}"]
         if self.interval_90 is not None:
             low, high = self.interval_90
@@ -252,7 +252,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
     """
     if not len(runs) and not ranks:
         raise ValueError("Nothing was measured; give step times, or traces of ranks.")
-    measured = runs_of(runs) or [step_times(ranks)]
+    measured = runs_of(runs) or [median_step_times(ranks)]
     for run in measured:
         if run.ndim != 1 or not len(run) or not np.all((run > 0) & (run < np.inf)):
             raise ValueError("Each measured run must be a list of positive step times, in seconds.")
@@ -299,7 +299,7 @@ def diagnose(of: Hypotheses, runs: Any = (), ranks: Sequence[RankWhere] = ()) ->
 
 def diagnose_ranks(job: Job, ranks: Sequence[RankWhere]) -> Diagnosis:
     """As `diagnose`, from traces alone: of a job without a model no step is predicted."""
-    series, seen = series_of([step_times(ranks)]), of_ranks(ranks, job)
+    series, seen = series_of([median_step_times(ranks)]), of_ranks(ranks, job)
     shares = shares_of_ranks(seen) | shares_of_series(series)
     parameter, level = "share of a step in the traces", series.level
     causes = [
@@ -324,7 +324,7 @@ def _ranked(causes: Sequence[Cause]) -> tuple[float, tuple[Cause, ...]]:
 
 
 def _log_likelihood(
-    cause: Explained, series: Series, of: Hypotheses
+    cause: Explained, series: StepSeries, of: Hypotheses
 ) -> Float[np.ndarray, " values"]:
     """The log likelihood of what was measured, for each value of the parameter of a cause."""
     future, error = of.future, of.future.error
@@ -338,18 +338,18 @@ def _log_likelihood(
     if is_single:
         return level
     priors = load_priors()
-    drift = priors.drift_experts if has_experts(parts_of(of.job).model) else priors.drift
+    drift = priors.drift_experts if has_experts(job_parts(of.job).model) else priors.drift
     scale = np.hypot(2 * series.trend_error, drift.deviation)
     # Steps usually get faster in their first hour: the prior is of the first over the last.
     trend = log_student((series.trend + drift.mean - cause.trend) / scale, 1.0)
     number = min(len(series.steps), _MOST_STEPS)
     rng = np.random.default_rng(0)  # The same steps for all causes.
     places = rng.integers(0, len(STEP_LEVELS), (len(future.shapes), number))
-    seen = shape_of(series.steps[None])
+    seen = log_shapes(series.steps[None])
     near, chosen = [], np.arange(0, len(cause.factors), _EVERY)
     for factor in cause.factors[chosen]:
         steps = np.take_along_axis(future.shapes * factor, places, axis=1)
-        unlike = (shape_of(steps) - seen) / _WIDTHS
+        unlike = (log_shapes(steps) - seen) / _WIDTHS
         near.append(np.mean(np.prod(student(unlike, _TAIL), axis=1)))
     shape = np.interp(np.arange(len(cause.factors)), chosen, near) if near else 1.0
     return level + trend + np.log(np.maximum(shape, 1e-300))

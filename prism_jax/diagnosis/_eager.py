@@ -10,7 +10,7 @@ import msgspec
 
 from .._summary import Column, Table
 from ..data import Calibrated, Job, Operators, kernels_of
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..prediction import predict
 from ..trace import Contents
 from ..workload import Block, Kernel, lower, rows_of
@@ -170,7 +170,7 @@ def _with_host(job: Job, step_time_s: float) -> tuple[Job, str]:
 
 def _kernels_of(job: Job) -> Iterator[tuple[Kernel, float]]:
     """The kernels of a step of a rank, with their numbers."""
-    work, rounds = lower(parts_of(job), [0]), job.schedule.num_microbatches
+    work, rounds = lower(job_parts(job), [0]), job.schedule.num_microbatches
     blocks: list[tuple[Block, int]] = [(work.forward[0], rounds), (work.backward[0], rounds)]
     for block, times in (*blocks, (work.tail, 1)):
         for segment, repeats in block:

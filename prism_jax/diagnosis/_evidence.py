@@ -22,7 +22,7 @@ _OF_TRENDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
+class StepSeries:
     """**Attributes:**
 
     - `number`, `level`: the number of all steps, and their median in seconds.
@@ -39,12 +39,12 @@ class Series:
     trend_error: float = 0.0
 
 
-def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> Series:
+def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> StepSeries:
     """The figures of the steps of some runs, each in the order of its steps."""
     level = float(np.median([np.median(run) for run in runs]))
     number, long = sum(map(len, runs)), [run for run in runs if len(run) >= FEWEST]
     if not long:
-        return Series(number, level, np.zeros(0))
+        return StepSeries(number, level, np.zeros(0))
     slopes, errors, flat = [], [], []
     for run in long:
         logs = np.log(run / np.median(run))
@@ -59,7 +59,7 @@ def series_of(runs: Sequence[Float[np.ndarray, "_"]]) -> Series:
         errors.append(1.5 * spread * float(typical(detrended, (0,))[1][0]))
         flat.append(level * np.exp(detrended))
     error = float(np.hypot.reduce(errors)) / len(long)
-    return Series(number, level, np.concatenate(flat), float(np.mean(slopes)), error)
+    return StepSeries(number, level, np.concatenate(flat), float(np.mean(slopes)), error)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def shares_of_ranks(seen: OfRanks) -> dict[str, tuple[float, float]]:
     return shares
 
 
-def shares_of_series(series: Series) -> dict[str, tuple[float, float]]:
+def shares_of_series(series: StepSeries) -> dict[str, tuple[float, float]]:
     """The share of a step that slow steps and a trend take, and its error; of short runs none."""
     if not len(series.steps):
         return {}
@@ -155,7 +155,7 @@ def odds(cause: str, share: float, error: float) -> float:
     return scale / (2 * float(student(max(share, 0.0) / scale, degrees)))
 
 
-def shape_of(steps: Float[np.ndarray, "draws steps"]) -> Float[np.ndarray, "draws 2"]:
+def log_shapes(steps: Float[np.ndarray, "draws steps"]) -> Float[np.ndarray, "draws 2"]:
     """Of each row, the logarithms of the spread of the core, and of what slow outliers add to the
     mean over this spread.
     """

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from .._estimate import typical
-from .._misc import counted
+from .._misc import plural
 from .._summary import Column, Shown, Table
 from ..analysis import Scenario, slow_rank
 from ..data import Failures, Job
@@ -97,9 +97,9 @@ class SlowRanks(Shown):
             Column("drain pays after", "drain_steps", ",.0f", "steps"),
             "pays",
         )
-        title = f"{counted(len(self.ranks), 'slow rank')} of {self.number:,}, and what each costs"
+        title = f"{plural(len(self.ranks), 'slow rank')} of {self.number:,}, and what each costs"
         notes = [
-            f"pays: over {counted(self.num_steps, 'step')}; a restart takes {self.restart_s:g} s, "
+            f"pays: over {plural(self.num_steps, 'step')}; a restart takes {self.restart_s:g} s, "
             f"and without a rank {self.wait_s:.3g} s more, until there is a spare",
             f"seen in so many steps before and after; a change of 1 % in {self.steps_to_watch:,}, "
             "of x % in 1 / x^2 of these",

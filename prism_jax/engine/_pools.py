@@ -24,9 +24,9 @@ from ..step import (
     Ranks,
     Room,
     decided_steps,
-    group_of,
     make_pool,
     pool_weights,
+    sample_group,
 )
 from ._explicit import Explicit
 from ._run import Advance, Draws, Run, by_chunk
@@ -238,7 +238,7 @@ class PooledSteps:
         if not on_device:
             ids, starts = np.asarray(ids), np.asarray(starts)
         regime = sum((decider >= start).astype(np.int32) for start in starts)
-        group = group_of(ids[decider]) + np.int32(GROUPS) * regime
+        group = sample_group(ids[decider]) + np.int32(GROUPS) * regime
         sums = _group_sums if on_device else _group_sums_on_host
         arrays = times, without, group, part.centre, part.quantiles
         return errors_by_group(sums(*arrays, (len(starts) + 1, GROUPS)))

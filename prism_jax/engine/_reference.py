@@ -13,7 +13,7 @@ from ..host import on_host
 from ..latency import cube_normal, scale_spread, score_of_maximum
 from ..maxplus import op_ends
 from ..program import SCORES, BlockLaws, Program, Sets, block_laws_of
-from ..replica import loads_of
+from ..replica import load_numbers
 
 
 def reference_steps(
@@ -61,7 +61,7 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
             for number, table in zip((*shape[:1] * 2, len(data)), at_scores, strict=True)
         )
         slowest, worker = slowest * worker, np.ones(shape)
-    pair, load_class = loads_of(program)
+    pair, load_class = load_numbers(program)
     loads = rng.normal(size=(len(load_class), shape[1]))
     seconds = np.zeros((program.num_ops, shape[1]))
     for row, c in enumerate(program.rows.class_.value):

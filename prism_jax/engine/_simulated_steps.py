@@ -18,7 +18,7 @@ from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold
 from ..replica import without_graph
-from ..step import Composed, ConditionalExceedance, Decided, Pool, Room, group_of, last_spreads
+from ..step import Composed, ConditionalExceedance, Decided, Pool, Room, last_spreads, sample_group
 from ._check import check_num_samples
 from ._pilot import sampled
 from ._pools import (
@@ -142,7 +142,7 @@ def steps_of_run(
         pools, (decided, composed) = steps.pools, steps.on_host()
         ends = np.cumsum([len(pool.ends) for pool in pools])
         of_pool = np.searchsorted(ends, decided.decider, side="right")
-        by_rank = np.asarray(pools[0].decides), group_of(np.asarray(pools[0].ids))
+        by_rank = np.asarray(pools[0].decides), sample_group(np.asarray(pools[0].ids))
         deciders = _deciders(pools, drawn, decided, composed)
         parts.append((decided, composed, deciders, of_pool, by_rank))
     decided, composed, deciders, of_pool, by_rank = jax.tree.map(
@@ -191,7 +191,7 @@ def _deciders(
         strata.append(stratum[np.minimum(number, len(stratum) - 1)])
     ids, ends, stratum = (np.concatenate(x)[decided.decider] for x in (ids, ends, strata))
     sink, regime = np.asarray(decided.sink), np.asarray(composed.regime)
-    return Deciders(ids, group_of(ids), stratum, regime, ends, sink)
+    return Deciders(ids, sample_group(ids), stratum, regime, ends, sink)
 
 
 def _shuffled(run: Run, pool: Pool, drawn: Drawn, number: int) -> np.ndarray:

@@ -91,7 +91,7 @@ class Columns(NamedTuple):
     function: Function
 
 
-class Branches(NamedTuple):
+class BranchCall(NamedTuple):
     """A call of that function whose number is the first argument."""
 
     functions: tuple[Function, ...]
@@ -123,7 +123,7 @@ class While(NamedTuple):
     num_of_body: int
 
 
-Call = Inlined | Whole | Columns | Branches | Scan | While
+Call = Inlined | Whole | Columns | BranchCall | Scan | While
 
 # The name that JAX has for what `by_columns` gives.
 COLUMNS = "columns"
@@ -142,7 +142,7 @@ def call_of(equation: JaxprEqn) -> Call | None:
         case "custom_jvp_call" | "custom_vjp_call":
             return Whole(params["call_jaxpr"])
         case "cond":
-            return Branches(params["branches"])
+            return BranchCall(params["branches"])
         case "while":
             counts = params["cond_nconsts"], params["body_nconsts"]
             return While(params["cond_jaxpr"], params["body_jaxpr"], *counts)

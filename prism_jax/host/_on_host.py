@@ -14,7 +14,7 @@ from jax.core import Tracer
 from ._by_jax import values_by_jax
 from ._equations import (
     COLUMNS,
-    Branches,
+    BranchCall,
     Call,
     ClosedJaxpr,
     Columns,
@@ -228,7 +228,7 @@ def _evaluate(equation: JaxprEqn, call: Call | None) -> Callable[[list[Any]], li
         case Scan() | While():
             loop = _scan if isinstance(call, Scan) else _while
             return ft.partial(_remembered, equation, ft.partial(loop, call))
-        case Branches():
+        case BranchCall():
             return lambda args: evaluated(branch_of(call, args), args[1:])
         case Whole(function) | Columns(function):
             return ft.partial(evaluated, function)
@@ -305,6 +305,6 @@ def _while(loop: While, args: list[Any]) -> list[Any]:
     return carry
 
 
-def branch_of(call: Branches, args: list[Any]) -> Function:
+def branch_of(call: BranchCall, args: list[Any]) -> Function:
     """The function that a call of one of several calls."""
     return call.functions[min(max(int(args[0]), 0), len(call.functions) - 1)]

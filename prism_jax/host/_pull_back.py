@@ -16,7 +16,7 @@ import numpy as np
 
 from ._by_jax import derivatives_by_jax, values_by_jax
 from ._equations import (
-    Branches,
+    BranchCall,
     ClosedJaxpr,
     Columns,
     Function,
@@ -158,7 +158,7 @@ def _through(
             if len(of_outs[0]) > of_outs[0].shape[1]:  # More figures than results.
                 return [_through_columns(function, of_outs[0], args[0])]
             return _pulled_back(function, args, of_outs, wanted)
-        case Branches() as call:
+        case BranchCall() as call:
             return None, *_pulled_back(branch_of(call, args), args[1:], of_outs, wanted[1:])
         case Scan(num_carry=0) as loop:
             return _through_map(loop, of_outs, args, wanted)

@@ -10,7 +10,7 @@ from ._problems import Table
 Status = Literal["imported", "guessed"]
 
 
-class Batch(NamedTuple):
+class BatchSizes(NamedTuple):
     """The batch of a step.
 
     **Attributes:**
@@ -46,7 +46,7 @@ class Draft:
     tables: Table
     notes: list[str]
     framework: str
-    batch: Batch | None = None
+    batch: BatchSizes | None = None
     question: str = ""
     status: Status = "imported"
     software: str | None = None

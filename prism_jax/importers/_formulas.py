@@ -1,5 +1,5 @@
 """Formulas of the keys of a configuration, as `models.toml` and `frameworks/` have them: a value
-that begins with `=`, in the syntax of Python's expressions. Only what `evaluate` names can be said.
+that begins with `=`, in the syntax of Python's expressions. Only what `formula_value` names can be said.
 """
 
 import ast
@@ -63,7 +63,7 @@ def _product(*numbers: object) -> int:
     return math.prod(factors)  # pyright: ignore
 
 
-def plain(value: object) -> object:
+def parsed_text(value: object) -> object:
     """The switch or number that a text says, else the value itself."""
     if not isinstance(value, str):
         return value
@@ -74,7 +74,7 @@ def plain(value: object) -> object:
     return int(value) if value.lstrip("-").isdigit() else float(value)
 
 
-def evaluate(node: ast.expr, values: Mapping[str, object]) -> object:
+def formula_value(node: ast.expr, values: Mapping[str, object]) -> object:
     """The value of a formula.
 
     **Arguments:**
@@ -86,7 +86,7 @@ def evaluate(node: ast.expr, values: Mapping[str, object]) -> object:
 
     `ArithmeticError`, `LookupError` or `TypeError` where the values are not what the formula is of.
     """
-    value = ft.partial(evaluate, values=values)
+    value = ft.partial(formula_value, values=values)
     match node:
         case ast.Constant():
             return node.value

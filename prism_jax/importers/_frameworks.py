@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from .._misc import quoted
 from ._documents import Document
-from ._formulas import NO_VALUE, evaluate, keys_of, parsed, plain
+from ._formulas import NO_VALUE, formula_value, keys_of, parsed, parsed_text
 from ._problems import Problems, Reader, is_off
 
 
@@ -348,12 +348,12 @@ def compute(arguments: Arguments, owner: Framework) -> None:
     def value_of(formula: str) -> tuple[Any, dict[str, Any], str]:
         """Its value, those of its keys, and of these the first that is from a file."""
         keys = {key: key.replace("_", "-") for key in sorted(keys_of(formula), key=formula.find)}
-        values = {key: plain(arguments.flags.get(flag)) for key, flag in keys.items()}
+        values = {key: parsed_text(arguments.flags.get(flag)) for key, flag in keys.items()}
         values["training"] = {
-            key.partition(".")[2]: plain(value) for key, value in arguments.flags.items()
+            key.partition(".")[2]: parsed_text(value) for key, value in arguments.flags.items()
         }
         first = next((flag for flag in keys.values() if flag in arguments.origins), "")
-        return evaluate(parsed(formula), values), values, first
+        return formula_value(parsed(formula), values), values, first
 
     for formula, sentence in owner.table["notes"]:
         with contextlib.suppress(*NO_VALUE):

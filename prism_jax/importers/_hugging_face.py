@@ -5,8 +5,8 @@ are known here.
 from collections.abc import Mapping
 
 from .._misc import quoted
-from ._draft import Batch, Draft, Status
-from ._models import model_of, tables, type_of
+from ._draft import BatchSizes, Draft, Status
+from ._models import model_table, tables, type_of
 from ._problems import Reader, Table, is_off
 
 
@@ -86,7 +86,7 @@ def read_model(
         read.notes.append("Only the model of text is imported, without what reads images or sound.")
     kind = type_of(known or "guessed")
     assert kind is not None
-    model = model_of(read, kind, is_part=len(types) > 1)
+    model = model_table(read, kind, is_part=len(types) > 1)
     if read.problems and not types[0]:
         read.problems.insert(0, "`model_type` is missing")
     if "moe" not in kind["modules"] and read.get("is_moe") is not False:
@@ -127,12 +127,12 @@ def _left_out(read: Reader) -> dict[str, list[str]]:
     return sections
 
 
-def _published_batch(kind: str, model: Table) -> Batch | None:
+def _published_batch(kind: str, model: Table) -> BatchSizes | None:
     """The batch of a model of a `model_type`, if its shape is that of a published one."""
     layers = model.get("num_layers") or sum(layer["repeat"] for layer in model["layers"])
     shape = [kind, model["hidden_size"], layers, model["vocab_size"]]
     rows = (row for row in tables()["published"]["batches"] if row[:4] == shape)
-    return next((Batch(*row[4:]) for row in rows), None)
+    return next((BatchSizes(*row[4:]) for row in rows), None)
 
 
 _NO_STACK = (

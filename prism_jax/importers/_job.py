@@ -12,11 +12,11 @@ from .._misc import quoted
 from ..data import Job, located, make_job, read_text
 from ._adapters import read_adapters
 from ._documents import Document, document
-from ._draft import Batch, Draft, Status
+from ._draft import BatchSizes, Draft, Status
 from ._frameworks import framework_of
 from ._hugging_face import read_hugging_face
 from ._problems import NotImportableError, Table
-from ._training_files import GpusNotSaidError, read_training, wanted, without_keys
+from ._training_files import GpusNotSaidError, read_training, wanted, without_left_out
 
 
 # Configurations of models list their layers, so that some have megabytes.
@@ -125,7 +125,7 @@ def import_job(
         software = draft.software
     if software is not None:
         raw["training"]["software"] = software
-    question, of_step = draft.question, draft.batch if batch is None else Batch(batch)
+    question, of_step = draft.question, draft.batch if batch is None else BatchSizes(batch)
     if "schedule.num_microbatches" in keys:
         question = ""
     elif of_step is not None:
@@ -247,7 +247,7 @@ def _draft(
         elif num_gpus is None:
             raise GpusNotSaidError(1, "huggingface")
         else:
-            table, gpus = without_keys(configs[0].table, leave_out), num_gpus
+            table, gpus = without_left_out(configs[0].table, leave_out), num_gpus
             draft = read_hugging_face(table, num_gpus, strict=strict)
         for file in adapters:
             where = file.where
@@ -264,7 +264,7 @@ def _draft(
 
 
 def _set_batch(
-    raw: Table, batch: Batch, notes: list[str], path: pathlib.Path, overrides: tuple[str, ...]
+    raw: Table, batch: BatchSizes, notes: list[str], path: pathlib.Path, overrides: tuple[str, ...]
 ) -> str:
     """Sets the batch of a job's tables, with a note if it is the published one; or says why it
     cannot be.

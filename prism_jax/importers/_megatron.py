@@ -3,7 +3,7 @@
 import math
 import re
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ._megatron_model import has_encoder, model_of
 from ._problems import MOST_LAYERS, Reader, Table, is_off
 
@@ -90,10 +90,10 @@ def _layout(read: Reader, num_gpus: int, model: Table) -> Table:
     tp, pp, cp = (layout.get(name, 1) for name in ("tp", "pp", "cp"))
     if num_gpus % (tp * pp * cp) != 0 and read.sound(*DEGREES.values()):
         read.problems.append(
-            f"{counted(num_gpus, 'GPU')}, which tp*pp*cp = {tp}*{pp}*{cp} does not divide"
+            f"{plural(num_gpus, 'GPU')}, which tp*pp*cp = {tp}*{pp}*{cp} does not divide"
         )
     layout["dp"] = max(1, num_gpus // (tp * pp * cp))
-    of_experts = () if has_experts(model) else ("ep", "etp")
+    of_experts = () if uses_experts(model) else ("ep", "etp")
     return {name: degree for name, degree in layout.items() if name not in of_experts}
 
 
@@ -102,7 +102,7 @@ def num_layers_of(model: Table) -> int:
     return model.get("num_layers") or sum(layer.get("repeat", 1) for layer in model["layers"])
 
 
-def has_experts(model: Table) -> bool:
+def uses_experts(model: Table) -> bool:
     """Whether a model has a mixture of experts."""
     return any("moe" in layer["modules"] for layer in model.get("layers", []))
 
@@ -185,7 +185,7 @@ def _dealt(read: Reader, pp: int, count: int) -> list[int]:
         stages = _uneven(read, pp, count, first, last)
     if stages and (len(stages) % pp or sum(stages) != count):
         read.problems.append(
-            f"{counted(len(stages), 'stage')} with {sum(stages)} layers, of {count} on {pp} ranks"
+            f"{plural(len(stages), 'stage')} with {sum(stages)} layers, of {count} on {pp} ranks"
         )
         return []
     return stages

@@ -9,7 +9,7 @@ import pathlib
 import tomllib
 
 from .._misc import quoted
-from ._formulas import evaluate, keys_of, parsed, plain
+from ._formulas import formula_value, keys_of, parsed, parsed_text
 from ._problems import MOST_LAYERS, Reader, Table
 
 
@@ -42,7 +42,7 @@ def _merged(base: Table, changes: Table) -> Table:
     return {**base, **changes, **inner}
 
 
-def model_of(read: Reader, kind: Table, *, is_part: bool) -> Table:
+def model_table(read: Reader, kind: Table, *, is_part: bool) -> Table:
     """The table `model` of a job.
 
     **Arguments:**
@@ -156,7 +156,7 @@ class Values:
             return self.read.whole(name, value)
         why = ""
         try:
-            value = evaluate(syntax, {**maps, **values, "i": i})
+            value = formula_value(syntax, {**maps, **values, "i": i})
             if isinstance(value, bool) or not isinstance(value, int | float):
                 return value
             if value == int(value) and 0 <= value < 2**53:
@@ -194,4 +194,4 @@ class Values:
         names = (*self.kind["names"].get(key, ()), key)
         defaults = {} if any(map(self.read.says, names)) else self.kind["defaults"]
         default = next((defaults[name] for name in names if name in defaults), None)
-        return plain(self.read.get(self._name(key), default))
+        return parsed_text(self.read.get(self._name(key), default))

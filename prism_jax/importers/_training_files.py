@@ -9,10 +9,10 @@ from typing import Any
 
 from .._misc import quoted
 from ._documents import Document
-from ._draft import Batch, Draft, Status
+from ._draft import BatchSizes, Draft, Status
 from ._frameworks import Arguments, Framework, compute, framework, framework_of, translate, usual
 from ._hugging_face import read_hugging_face
-from ._megatron import DEGREES, USUAL_NODE, gpus_of, has_experts, least_gpus, read_megatron
+from ._megatron import DEGREES, USUAL_NODE, gpus_of, least_gpus, read_megatron, uses_experts
 from ._megatron_model import model_of
 from ._problems import NotImportableError, Reader, Table
 from ._shell_words import missing
@@ -73,7 +73,7 @@ def read_training(
     read = arguments.reader(strict, replaced)
     model, comment, status = _model(arguments, read, config, main)
     gpus = num_gpus or gpus_of(read)
-    least = least_gpus(read, has_experts(model)) if read.sound(*DEGREES.values()) else 1
+    least = least_gpus(read, uses_experts(model)) if read.sound(*DEGREES.values()) else 1
     if not gpus:
         read.problems.check()
         sizes = [
@@ -101,7 +101,7 @@ def read_training(
     software, why = _stack(main, names)
     batch = job["schedule"].get("num_microbatches", 1) * job["layout"]["dp"]
     is_said = "global-batch-size" in read or "num-microbatches" in read
-    of_step = Batch(batch * job["training"]["microbatch_size"]) if is_said else None
+    of_step = BatchSizes(batch * job["training"]["microbatch_size"]) if is_said else None
     question = "" if main.is_megatron else _ASK
     of_files = question, status, software, why, comments
     return Draft(job, read.notes, main.name, of_step, *of_files), gpus
@@ -167,7 +167,7 @@ def _model(
     return dict(draft.tables["model"]), name, draft.status
 
 
-def without_keys(table: Mapping[str, Any], leave_out: Iterable[str]) -> dict[str, Any]:
+def without_left_out(table: Mapping[str, Any], leave_out: Iterable[str]) -> dict[str, Any]:
     """The table of a model without keys that are left out.
 
     **Raises:**

@@ -1,4 +1,8 @@
-from ._base import AbstractLatency as AbstractLatency, InFiles as InFiles, Rule as Rule
+from ._base import (
+    AbstractLatency as AbstractLatency,
+    InFiles as InFiles,
+    ParameterRule as ParameterRule,
+)
 from ._constant import Constant as Constant
 from ._empirical import Empirical as Empirical, empirical_from_samples as empirical_from_samples
 from ._gamma import Gamma as Gamma

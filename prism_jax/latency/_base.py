@@ -31,7 +31,7 @@ class InFiles(NamedTuple):
     make: Callable[..., "AbstractLatency"]
 
 
-class Rule(NamedTuple):
+class ParameterRule(NamedTuple):
     """A rule by which `check` tests one parameter."""
 
     name: str
@@ -145,7 +145,7 @@ class AbstractLatency(eqx.Module):
         """The third central moment (the third cumulant), in seconds cubed."""
 
     @abc.abstractmethod
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ParameterRule, ...]:
         """The rules by which `check` tests the parameters that this class itself holds."""
 
     @classmethod

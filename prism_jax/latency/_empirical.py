@@ -8,7 +8,7 @@ from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, Rule
+from ._base import AbstractLatency, ParameterRule
 from ._parameters import as_parameters
 from ._scores import log_density
 
@@ -176,12 +176,16 @@ class Empirical(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self._central_moment(3)
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ParameterRule, ...]:
         def rises(table: np.ndarray) -> np.ndarray:
             steps = np.diff(table, axis=-1, prepend=table[..., :1])
             return np.isfinite(table) & (steps >= 0)
 
-        return (Rule("table", self.table, rises, "finite and non-decreasing along its last axis"),)
+        return (
+            ParameterRule(
+                "table", self.table, rises, "finite and non-decreasing along its last axis"
+            ),
+        )
 
 
 def empirical_from_samples(samples: ArrayLike | Sequence[float], num_nodes: int = 129) -> Empirical:

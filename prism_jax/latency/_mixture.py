@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles, Rule
+from ._base import AbstractLatency, InFiles, ParameterRule
 from ._lognormal import LogNormal
 from ._parameters import as_parameters, broadcast_batch
 from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
@@ -232,10 +232,10 @@ class Mixture(AbstractLatency):
         apart = [(c, c.mean() - mean) for c in self.components]
         return self._mean_of([c.third_moment() + d * (3.0 * c.variance() + d**2) for c, d in apart])
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ParameterRule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:
             good = np.isfinite(weights) & (weights >= 0)
             return good & (np.sum(weights, axis=-1, keepdims=True) > 0)
 
         allowed = "finite, at least 0, and not all 0"
-        return (Rule("weights", self.weights, adds_up, allowed),)
+        return (ParameterRule("weights", self.weights, adds_up, allowed),)

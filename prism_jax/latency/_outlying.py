@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles, Rule
+from ._base import AbstractLatency, InFiles, ParameterRule
 from ._lognormal import LogNormal
 from ._mixture import Mixture
 from ._transform import Shifted
@@ -63,5 +63,5 @@ class Outlying(AbstractLatency):
     def third_moment(self) -> Float[Array, "..."]:
         return self.law.third_moment()
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ParameterRule, ...]:
         return self.law.rules()

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from .._misc import subclasses, unknown_name
-from ._base import AbstractLatency, InFiles, Rule, check_own
+from ._base import AbstractLatency, InFiles, ParameterRule, check_own
 
 
 def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
@@ -92,10 +92,12 @@ class AbstractParametric(AbstractLatency):
             *(x.batch_shape if isinstance(x, AbstractLatency) else x.shape for x in held)
         )
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ParameterRule, ...]:
         parameters = (field for field in dataclasses.fields(self) if "allowed" in field.metadata)
         allowed = ((field.name, field.metadata["allowed"]) for field in parameters)
-        return tuple(Rule(name, getattr(self, name), _RULES[rule], rule) for name, rule in allowed)
+        return tuple(
+            ParameterRule(name, getattr(self, name), _RULES[rule], rule) for name, rule in allowed
+        )
 
 
 def check(latency: AbstractLatency) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from .._misc import steps_of
+from .._misc import as_step_times
 from ._law import Law
 
 
@@ -60,7 +60,7 @@ def matched(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _sorted(samples: Any) -> Any:
     if isinstance(samples, Law):
         return quantiles(samples)
-    samples = steps_of(samples)
+    samples = as_step_times(samples)
     try:
         array = samples if isinstance(samples, jax.Array) else np.asarray(samples)
     except ValueError:  # Lists of different lengths.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._misc import counted
+from .._misc import plural
 from .._summary import Column, Table
 
 
@@ -51,7 +51,7 @@ def law_table(
         simulation's noise.
     """
     stopped = f"{law.num_samples:,} of " if law.interrupted else ""
-    steps = f"{stopped}{counted(max(law.num_samples, law.requested), 'step')}"
+    steps = f"{stopped}{plural(max(law.num_samples, law.requested), 'step')}"
     rows, unknown = [], []
     for name, (value, interval) in figures(law, quantiles=quantiles).items():
         row = {"figure": name, "predicted_s": value, "interval_s": interval}

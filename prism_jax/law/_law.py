@@ -11,7 +11,7 @@ import numpy as np
 
 from .._estimate import Estimate
 from .._misc import quoted, whole_number
-from .._summary import Shown, Table, picked
+from .._summary import Shown, Table, picked_attributes
 from ..random import key_data
 from ._compared import AbstractCompared
 from ._errors import FEWEST, Errors, more_steps
@@ -112,7 +112,7 @@ class Law(Shown, AbstractCompared):
         step_time["confidence_level"] = 0.95
         step_time["quantiles"] = [[i / 200, self.quantile(i / 200)] for i in range(1, 200)]
         names = ("num_samples", "sampling", "effective_samples", "compile_s", "run_s")
-        result = {"step_time_s": step_time, **picked(self, *names)}
+        result = {"step_time_s": step_time, **picked_attributes(self, *names)}
         result["requested_samples"] = self.requested
         result["samples_per_s"] = self.num_samples / max(self.run_s, 1e-9)
         if self.allocations is not None and len(self.allocations.means) > 1:

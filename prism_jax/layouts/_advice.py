@@ -11,10 +11,10 @@ import msgspec
 
 from .._summary import GIB
 from ..data import DERIVED, Job, toml_value
-from ..lowering import parts_of
-from ..prediction import Passes, fits, least_seconds, memory, predict, shortage, with_values
+from ..lowering import job_parts
+from ..prediction import ModelPasses, fits, least_seconds, memory, predict, shortage, with_values
 from ..workload import layers_of_stages
-from ._space import LayoutSpace, Question, layouts_of, steps_of
+from ._space import LayoutSpace, Question, layout_variants, layouts_of
 
 
 # For how long a layout is searched, and which share of what is usable it leaves free.
@@ -54,7 +54,7 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     """
     began = time.monotonic()
     listed_until, ends = (began + seconds * share for share in (0.3, 1))
-    parts, layout, gpus = parts_of(job), job.layout, job.layout.world_size
+    parts, layout, gpus = job_parts(job), job.layout, job.layout.world_size
     space = LayoutSpace(
         tp=_by_nearness(layout.tp, min(parts.cluster.links[0].group, gpus)),
         pp=_by_nearness(layout.pp, min(parts.model.num_layers, gpus)),
@@ -64,10 +64,10 @@ def best_on_same_gpus(job: Job, seconds: float = _SECONDS) -> Job | None:
     machine = parts.cluster, parts.kernels
     question = Question(parts.model, *machine, parts.training, job.batch_size, space)
     # Its own stages may not divide the layers evenly.
-    layouts = it.chain(steps_of(question, layout, job.schedule), layouts_of(question, gpus))
+    layouts = it.chain(layout_variants(question, layout, job.schedule), layouts_of(question, gpus))
     listed = it.takewhile(lambda _: time.monotonic() < listed_until, layouts)
     by_distance = sorted(listed, key=ft.partial(_distance, job))
-    best, shortest, passes = None, math.inf, dict[tuple[Any, ...], Passes]()
+    best, shortest, passes = None, math.inf, dict[tuple[Any, ...], ModelPasses]()
     for layout_job in it.takewhile(lambda _: time.monotonic() < ends, by_distance):
         schedule = layout_job.schedule
         turns = layout_job.layout.pp * schedule.virtual_stages * schedule.num_microbatches
@@ -119,6 +119,6 @@ def changes_to(job: Job, changed: Job) -> dict[str, Any]:
     if job.schedule.layers_per_stage != changed.schedule.layers_per_stage is None:
         for end in ("embedding", "head"):
             changes.pop(f"schedule.{end}_counts_as_layer", None)
-        layers = layers_of_stages(parts_of(changed).model, changed.layout, changed.schedule)
+        layers = layers_of_stages(job_parts(changed).model, changed.layout, changed.schedule)
         changes["schedule.layers_per_stage"] = tuple(layers)
     return changes

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from .._interrupt import progress_bar
-from .._misc import counted, whole_number
+from .._misc import plural, whole_number
 from .._summary import GIB
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import fits, least_bytes, memory, usable_bytes
@@ -127,8 +127,8 @@ def _check(space: LayoutSpace, cluster: Cluster, world_size: int, batch_size: in
     if world_size > cluster.num_devices:
         nodes = -(-world_size // cluster.devices_per_node)
         raise ValueError(
-            f"`world_size={world_size}` is more than the {counted(cluster.num_devices, 'device')} "
-            f"of the cluster `{cluster.name}`; use fewer, or a cluster of {counted(nodes, 'node')}."
+            f"`world_size={world_size}` is more than the {plural(cluster.num_devices, 'device')} "
+            f"of the cluster `{cluster.name}`; use fewer, or a cluster of {plural(nodes, 'node')}."
         )
 
 
@@ -148,13 +148,13 @@ def _nothing_divides(question: Question, world_size: int) -> str:
     fixes = [*_dividing_values(question, world_size)]
     if closest:
         fixes = [
-            " or ".join([*map("{:,}".format, sorted(closest)[:-1]), counted(max(closest), "GPU")])
+            " or ".join([*map("{:,}".format, sorted(closest)[:-1]), plural(max(closest), "GPU")])
         ]
     nearest = f"use {', or '.join(fixes)}" if fixes else "widen it"
     return (
-        f"No layout of the space divides {counted(world_size, 'GPU')}, the "
-        f"{counted(question.model.num_layers, 'layer')} and the model's sizes, and a batch of "
-        f"{counted(question.batch_size, 'sequence')} evenly; {nearest}, "
+        f"No layout of the space divides {plural(world_size, 'GPU')}, the "
+        f"{plural(question.model.num_layers, 'layer')} and the model's sizes, and a batch of "
+        f"{plural(question.batch_size, 'sequence')} evenly; {nearest}, "
         "or another batch or space."
     )
 
@@ -188,7 +188,7 @@ def _too_large(
     free = f" with a margin of {100 * margin:.3g} %" if margin else ""
     even, much = ("", "as much") if activations else ("even without activations, ", "more")
     return (
-        f"No layout of {question.model.name or 'the model'} on {counted(world_size, 'GPU')} fits a "
+        f"No layout of {question.model.name or 'the model'} on {plural(world_size, 'GPU')} fits a "
         f"`{device.name}`, of which {usable / GIB:.1f} GiB are usable{free}: {even}"
         f"`{least.name}` needs least, {needed / GIB:.1f} GiB; {fix}devices with {much}."
     )

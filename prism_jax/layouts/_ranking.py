@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._estimate import Estimate
-from .._misc import counted
+from .._misc import plural
 from .._summary import GIB
 from ..analysis import Jackknifed, combined
 from ..data import Job
@@ -189,13 +189,13 @@ def _notes(
     least = min([search.least, *map(search.predicted, unranked)])
     if skipped and search.ended:
         notes.append(
-            f"The search was ended ({search.ended}): {counted(skipped, 'layout')} left out, none of "
+            f"The search was ended ({search.ended}): {plural(skipped, 'layout')} left out, none of "
             f"which takes less than {least:.5g} s without variability; a longer one only adds "
             "layouts."
         )
     elif skipped:
         notes.append(
-            f"{counted(skipped, 'layout')} left out: without variability, none of them takes less "
+            f"{plural(skipped, 'layout')} left out: without variability, none of them takes less "
             f"than {least:.5g} s, so none is among the first {search.top:,}."
         )
     if excess := search.too_high():
@@ -206,11 +206,11 @@ def _notes(
     if search.yours is not None and search.yours not in ranked:
         notes.append(_without(search, search.yours))
     if search.num_too_large:
-        notes.append(f"{counted(search.num_too_large, 'layout')} looked at cannot fit into memory.")
+        notes.append(f"{plural(search.num_too_large, 'layout')} looked at cannot fit into memory.")
     if search.refused:
         why = next(iter(search.refused.values()))
         notes.append(
-            f"{counted(len(search.refused), 'layout')} cannot be simulated; the first: {why}"
+            f"{plural(len(search.refused), 'layout')} cannot be simulated; the first: {why}"
         )
     if search.unit != "step":
         of = "tokens_per_step" if search.unit == "token" else "batch_size"

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from .._interrupt import Interrupt
-from .._misc import counted
+from .._misc import plural
 from ..analysis import AbstractObjective, CVaR, Jackknifed, Mean
 from ..data import Job
-from ..prediction import Passes, Prediction, fits, least_seconds, predict
+from ..prediction import ModelPasses, Prediction, fits, least_seconds, predict
 
 
 # What is known of each simulated job, in this order.
@@ -156,7 +156,7 @@ class Search:
 
     def progress(self) -> str:
         """How far the search is, and the best so far; another thread may ask."""
-        number = counted(len(self.jobs), "layout")
+        number = plural(len(self.jobs), "layout")
         simulated = {i: float(result.values[0]) for i, result in [*self.results.items()]}
         means = simulated or {i: prediction.mean for i, prediction in [*self.predictions.items()]}
         if not means:
@@ -186,7 +186,7 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
     the first: no other step is shorter. So the order does not depend on how many are looked at.
     `tick` is called before each look.
     """
-    queue, passes = search.queue, dict[tuple, Passes]()
+    queue, passes = search.queue, dict[tuple, ModelPasses]()
     yours = [] if search.yours is None else [search.yours]
     yours = [number for number in yours if _predicted(search, number) is not None]
     for number, job in enumerate(search.jobs):
@@ -212,7 +212,7 @@ def best_first(search: Search, tick: Callable[[], object]) -> Iterator[int]:
     yield from yours
 
 
-def _sharded(job: Job, known: dict[tuple, Passes]) -> float:
+def _sharded(job: Job, known: dict[tuple, ModelPasses]) -> float:
     """A longer time that a step takes at least, if its parameters or gradients are sharded."""
     wants = job.training is not None and job.training.zero >= 2
     return least_seconds(job, known, sharded=True) if wants else 0.0

@@ -119,7 +119,7 @@ def layouts_of(question: Question, world_size: int) -> Iterator[Job]:
             for config, cp, ep in it.product([*_pipelines(question, pp)], splits, degrees):
                 layout = Layout(tp=tp, pp=pp, dp=of_tp // pp // cp, cp=cp, ep=ep)
                 if _splits(question, layout, config):
-                    yield from steps_of(question, layout, config)
+                    yield from layout_variants(question, layout, config)
 
 
 def _dividing(choices: Iterable[int], number: int) -> list[int]:
@@ -155,7 +155,7 @@ def _splits(question: Question, layout: Layout, config: ScheduleConfig) -> bool:
     return True
 
 
-def steps_of(question: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
+def layout_variants(question: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
     space, order = question.space, schedules()[config.kind]
     of: dict[str, Any] = {

@@ -56,7 +56,7 @@ class Unevenness(eqx.Module):
     spread: Float[Array, " loads"]
 
 
-class Draws(NamedTuple):
+class LoadScores(NamedTuple):
     """The scores of all loads.
 
     **Attributes:**
@@ -91,7 +91,7 @@ class Loads(eqx.Module):
     experts: Float[Array, " loads"]
     split: Float[Array, " loads"]
     capacity: Float[Array, " loads"]
-    draws: Draws
+    draws: LoadScores
     shares: Float[Array, "loads members experts"] | None = None
 
 
@@ -146,7 +146,7 @@ def loads_of(
         experts=jnp.asarray(experts, dtype),
         split=jnp.asarray(split, dtype),
         capacity=jnp.asarray(np.minimum(capacity, members * experts), dtype),
-        draws=Draws(jax.device_put(strata), jnp.asarray(scores, dtype)),
+        draws=LoadScores(jax.device_put(strata), jnp.asarray(scores, dtype)),
         shares=None if shares is None else jnp.asarray(np.nan_to_num(shares, nan=-1), dtype),
     )
 
@@ -200,7 +200,7 @@ def fullest(
 
 
 def _drawn(
-    draws: Draws, quantiles, shares, members, experts, counts, capacity
+    draws: LoadScores, quantiles, shares, members, experts, counts, capacity
 ) -> Float[Array, "draws members"]:
     """The loads of the members of one group; zero for padding."""
     _, *room = draws.popularity.shape

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._files import Path, shown
-from .._misc import counted
+from .._misc import plural
 from ..data import located
 from ..trace import names_of_columns, read_factors
 from ._read import content_of, text_of
@@ -70,8 +70,8 @@ def read_ranks(path: Path, num_ranks: int, devices_per_node: int) -> RankFactors
         by = by or ("node" if len(values) == nodes else "gpu")
         if len(values) != {"gpu": num_ranks, "node": nodes}[by]:
             raise ValueError(
-                f"{shown(path)}: it has {counted(len(values), 'row')} by `{by}`, and the job has "
-                f"{counted(num_ranks, 'GPU')} in {counted(nodes, 'node')}; give one for each."
+                f"{shown(path)}: it has {plural(len(values), 'row')} by `{by}`, and the job has "
+                f"{plural(num_ranks, 'GPU')} in {plural(nodes, 'node')}; give one for each."
             )
         per_row = devices_per_node if by == "node" else 1
         factors[test] = np.repeat(values**power, per_row)[:num_ranks]
@@ -97,7 +97,7 @@ def _of_reports(text: str, num_ranks: int) -> RankFactors:
             if wrong:
                 raise ValueError(
                     f"it has rank {wrong[0]} with a rate of {rates[wrong[0]]:g}, and the job has "
-                    f"{counted(num_ranks, 'rank')}, with rates above zero; give the report of "
+                    f"{plural(num_ranks, 'rank')}, with rates above zero; give the report of "
                     "this job."
                 )
             usual = sorted(rates.values())[len(rates) // 2]
@@ -105,7 +105,7 @@ def _of_reports(text: str, num_ranks: int) -> RankFactors:
             of_report[[*rates]] = usual / np.array([*rates.values()])
             factors.append(of_report)
         if factors:
-            source = f"{form['framework']}, {counted(len(factors), 'report')}"
+            source = f"{form['framework']}, {plural(len(factors), 'report')}"
             return RankFactors(np.median(factors, axis=0), None, 1, source)
     raise ValueError(
         "it has no report of a detector of stragglers that is known (Megatron-LM's, FlagScale's, "

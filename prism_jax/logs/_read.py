@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._files import Path, read_file, shown
-from .._misc import STEP_TIME, counted, quoted
+from .._misc import STEP_TIME, plural, quoted
 from ..data import Job, located
 from ..trace import read_runs
 from ._columns import (
@@ -59,7 +59,7 @@ class Measured:
     def line(self) -> str:
         """What was measured, as a sentence."""
         away = ", ".join(f"{left.count:,} {left.kind}" for left in self.left_out)
-        return f"{self.source}: {counted(self.used, 'step')}; left out: {away or 'none'}"
+        return f"{self.source}: {plural(self.used, 'step')}; left out: {away or 'none'}"
 
 
 def read_log(

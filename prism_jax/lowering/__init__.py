@@ -3,10 +3,10 @@ from ._lay_out import (
     blocks_of_kinds as blocks_of_kinds,
     frame_of as frame_of,
     graph_of as graph_of,
+    job_parts as job_parts,
     lay_out as lay_out,
     lower_chains as lower_chains,
     number_microbatches as number_microbatches,
-    parts_of as parts_of,
 )
 from ._sinks import (
     Sink as Sink,

@@ -26,7 +26,7 @@ from ..schedule import (
 from ..workload import Block, Costs, Reduction, Segment, Workload, block_means, lower, pair
 
 
-def parts_of(job: Job, purpose: str = "predict its step") -> Costs:
+def job_parts(job: Job, purpose: str = "predict its step") -> Costs:
     """The parts of a job that has a model and a machine.
 
     **Raises:**

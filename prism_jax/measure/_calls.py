@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..data import Job, Layout, Model, ScheduleConfig, Training, load_cluster, load_kernels
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..workload import Kernel, lower, rows_of
 
 
@@ -26,7 +26,7 @@ ATTENTION = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A call of a kernel.
 
     **Attributes:**
@@ -79,14 +79,14 @@ def compute_kernels(job: Job) -> list[Kernel]:
     if job.model is None:
         raise ValueError(f"The job `{job.name}` has no model; give a job with one.")
     ranks = tuple(range(job.layout.pp)) * job.schedule.virtual_stages
-    load = lower(parts_of(job), ranks)
+    load = lower(job_parts(job), ranks)
     blocks = {*load.forward, *load.backward, load.tail}
     rows = (row for block in blocks for segment, _ in block for row, _ in rows_of(segment))
     kernels = {kernel for row in rows for kernel, _ in row if kernel.link is None}
     return sorted(kernels, key=lambda kernel: (kernel.kind, kernel.size))
 
 
-def calls_of(job: Job) -> list[Call]:
+def calls_of(job: Job) -> list[KernelCall]:
     """The calls of a job's kernels on JAX's default device, where their arguments stay.
 
     Products are in bf16, whatever the job has. Of kernels that move bytes, the smallest elementwise
@@ -103,7 +103,9 @@ def calls_of(job: Job) -> list[Call]:
     return [*_calls(compute_kernels(job), job, array)]
 
 
-def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> Iterator[Call]:
+def _calls(
+    kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]
+) -> Iterator[KernelCall]:
     """The calls, with a function that makes their arguments."""
     for kernel in kernels:
         if kernel.kind == "gemm":
@@ -116,19 +118,19 @@ def _calls(kernels: list[Kernel], job: Job, array: Callable[..., jax.Array]) -> 
     sums = min((size for kind, size in moves if kind == "elementwise"), default=0)
     for kind, size in sorted({(kind, min(size, MOST_BYTES)) for kind, size in moves}):
         run = _move("sum" if (kind, size) == ("elementwise", sums) else kind, size, job, array)
-        yield Call(kind, "", size, run)
+        yield KernelCall(kind, "", size, run)
 
 
-def stream_calls() -> list[Call]:
+def stream_calls() -> list[KernelCall]:
     """A copy and a sum of arrays that fit into no cache: the bandwidth of the main memory."""
     copied, summed = (jnp.ones(MOST_BYTES // width, jnp.float32) for width in (8, 12))
     return [
-        Call("copies", "", MOST_BYTES, _launch(jnp.negative, copied)),
-        Call("elementwise", "", MOST_BYTES, _launch(jnp.add, summed, summed)),
+        KernelCall("copies", "", MOST_BYTES, _launch(jnp.negative, copied)),
+        KernelCall("elementwise", "", MOST_BYTES, _launch(jnp.add, summed, summed)),
     ]
 
 
-def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
+def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> KernelCall:
     """A product; that of the gradient of a matrix has a transpose, and is added in float32."""
     _, shape, *added = kernel.size.split()
     *batch, m, n, k = map(int, shape.split("x"))
@@ -139,10 +141,10 @@ def _product(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
     else:
         run = _launch(jnp.matmul, array((*batch, m, k)), right)
     flop = 2 * math.prod(map(int, shape.split("x")))  # Of the first, where it stands for several.
-    return Call("gemm", "bf16", flop, run, {} if batch else {"m": m, "n": n, "k": k})
+    return KernelCall("gemm", "bf16", flop, run, {} if batch else {"m": m, "n": n, "k": k})
 
 
-def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
+def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> KernelCall:
     """A convolution of images as square as can be, or the gradient of its images or its weights."""
     sizes = re.findall(r"\d+", kernel.size.split(maxsplit=1)[1])
     images, pixels, outputs, inputs, size, _, stride = map(int, sizes)
@@ -158,10 +160,10 @@ def _convolution(kernel: Kernel, array: Callable[..., jax.Array]) -> Call:
         run = _launch(convolve, read, weights)
     else:  # What only the other gradient needs is not compiled.
         run = _launch(lambda x, w, g: jax.vjp(convolve, x, w)[1](g)[argument], read, weights, made)
-    return Call("convolution", "bf16", kernel.flop, run)
+    return KernelCall("convolution", "bf16", kernel.flop, run)
 
 
-def _attention(kernel: Kernel, match: re.Match[str], array: Callable[..., jax.Array]) -> Call:
+def _attention(kernel: Kernel, match: re.Match[str], array: Callable[..., jax.Array]) -> KernelCall:
     """The core of attention, or its backward alone, whose argument is what its forward keeps."""
     batch, heads, queries, keys, size = map(int, match.groups()[:5])
     narrower, everything, window, phase = match.groups()[5:]
@@ -171,11 +173,11 @@ def _attention(kernel: Kernel, match: re.Match[str], array: Callable[..., jax.Ar
     if phase == "backward":
         made, pull = _compiled(ft.partial(jax.vjp, core), q, kv, kv)(q, kv, kv)
         run = _launch(lambda pull, gradient: pull(gradient), pull, jnp.ones_like(made))
-        return Call("attention_backward", "bf16", kernel.flop, run)
+        return KernelCall("attention_backward", "bf16", kernel.flop, run)
     shape = {"batch": batch, "sequence": keys, "heads": heads, "kv_heads": heads}
     shape |= {"head_dim": size, "causal": int(not everything), "window": int(window or 0)}
     run = _launch(core, q, kv, kv)
-    return Call("attention", "bf16", kernel.flop, run, {} if narrower else shape)
+    return KernelCall("attention", "bf16", kernel.flop, run, {} if narrower else shape)
 
 
 def _move(kind: str, size: int, job: Any, array: Callable[..., jax.Array]) -> Callable[[], Any]:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from .._interrupt import interruptible, progress_bar
 from ..data import Job
-from ._calls import Call, calls_of, grid_job, stream_calls
+from ._calls import KernelCall, calls_of, grid_job, stream_calls
 
 
 FEWEST_ROUNDS = 10
@@ -49,7 +49,7 @@ class Timed:
     - `interrupted`: whether Ctrl-C ended it early.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[KernelCall, ...]
     seconds: Float[np.ndarray, "devices calls rounds"]
     dispatch_s: float
     left_out: int = 0
@@ -58,10 +58,10 @@ class Timed:
     @property
     def kinds(self) -> list[str]:
         """The kind of kernel of each call, which decides its variability."""
-        return [kind_of(call.kernel) for call in self.calls]
+        return [variability_kind(call.kernel) for call in self.calls]
 
 
-def kind_of(kernel: str) -> str:
+def variability_kind(kernel: str) -> str:
     """The kind of kernel that decides the variability of one of a table: that of a job's kernels,
     of which the classes of operators are elementwise or as they are listed here.
     """
@@ -71,7 +71,7 @@ def kind_of(kernel: str) -> str:
 
 
 def time_calls(
-    calls_on: Sequence[Sequence[Call]],
+    calls_on: Sequence[Sequence[KernelCall]],
     seconds: float,
     *,
     progress: bool = False,
@@ -125,9 +125,9 @@ def time_calls(
     return Timed(calls, clear, float(np.median(dispatch)), num_calls - len(kept), stopped)
 
 
-def _compiled(calls_on: Sequence[Sequence[Call]], until: float) -> list[list[Call]]:
+def _compiled(calls_on: Sequence[Sequence[KernelCall]], until: float) -> list[list[KernelCall]]:
     """The calls that are compiled by then, at least one product and one other, on each device."""
-    compiled: list[list[Call]] = []
+    compiled: list[list[KernelCall]] = []
     for calls in zip(*calls_on, strict=True):
         kinds = {bool(calls_of_kind[0].dtype) for calls_of_kind in compiled}
         if len(kinds) == 2 and time.perf_counter() > until:
@@ -138,7 +138,7 @@ def _compiled(calls_on: Sequence[Sequence[Call]], until: float) -> list[list[Cal
     return [list(calls) for calls in zip(*compiled, strict=True)]
 
 
-def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[Call]]:
+def calls_for(job: Job | None, devices: Sequence[Any], seconds: float) -> list[list[KernelCall]]:
     """The calls to time on each device: those of a job's kernels, or of a grid of layers, and those
     of the main memory.
 
@@ -243,7 +243,7 @@ def _once(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _empty(calls: Sequence[Call]) -> Callable[[], object]:
+def _empty(calls: Sequence[KernelCall]) -> Callable[[], object]:
     """A call that does nothing, on the device of others."""
     (device,) = jax.tree.leaves(calls[0].run())[0].devices()
     nothing, on = jax.jit(lambda x: x + 1), jax.device_put(jnp.zeros(1, jnp.int32), device)

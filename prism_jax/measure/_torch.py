@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..data import Job
-from ._calls import ATTENTION, Call, compute_kernels
+from ._calls import ATTENTION, KernelCall, compute_kernels
 
 
 # Rows, values of each, and words, of tensors that fit into no cache; on a CPU smaller ones.
@@ -74,14 +74,14 @@ class Torch:
             tensor.add_(1)
         return (time.perf_counter() - begin) / _LAUNCHES
 
-    def calls(self, job: Job | None) -> list[Call]:
+    def calls(self, job: Job | None) -> list[KernelCall]:
         """The calls to time: of each class of kernels, and the products and attention of a job, or
         square products.
         """
-        moving = [Call(kind, "", size, self.ended(run)) for kind, size, run in self._moving()]
+        moving = [KernelCall(kind, "", size, self.ended(run)) for kind, size, run in self._moving()]
         return [*moving, *self._computing(job)]
 
-    def _computing(self, job: Job | None) -> Iterator[Call]:
+    def _computing(self, job: Job | None) -> Iterator[KernelCall]:
         torch = self.torch
         shapes = [(n, n, n) for n in _WIDTHS[self.on_gpu]] if job is None else []
         kernels = [] if job is None else compute_kernels(job)
@@ -92,26 +92,26 @@ class Torch:
         for m, n, k in dict.fromkeys(shapes):
             a, b = (self._random(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k)))
             run = self.ended(lambda a=a, b=b: torch.nn.functional.linear(a, b))
-            yield Call("gemm", "bf16", 2.0 * m * n * k, run, {"m": m, "n": n, "k": k})
+            yield KernelCall("gemm", "bf16", 2.0 * m * n * k, run, {"m": m, "n": n, "k": k})
         for kernel in kernels:
             if (match := ATTENTION.fullmatch(kernel.size)) and not match[7]:
                 batch, heads, rows, size = map(int, match.group(1, 2, 3, 5))
                 yield self._attention(kernel.flop, (batch, heads, rows, size), match[9])
 
-    def _attention(self, flop: float, shape: tuple[int, int, int, int], phase: str) -> Call:
+    def _attention(self, flop: float, shape: tuple[int, int, int, int], phase: str) -> KernelCall:
         attend = self.torch.nn.functional.scaled_dot_product_attention
         tensors = [self._random(*shape, dtype=self.torch.bfloat16) for _ in "qkv"]
         name = f"-{64 if shape[-1] <= 64 else 128}"
         if phase == "forward":
             run = self.ended(lambda: attend(*tensors, is_causal=True))
-            return Call(f"attention{name}", "bf16", flop, run)
+            return KernelCall(f"attention{name}", "bf16", flop, run)
         for tensor in tensors:
             tensor.requires_grad_()
         out = attend(*tensors, is_causal=True)
         cotangent = self.torch.ones_like(out)
         back = self.torch.autograd.grad
         run = self.ended(lambda: back(out, tensors, cotangent, retain_graph=True))
-        return Call(f"attention_backward{name}", "bf16", flop, run)
+        return KernelCall(f"attention_backward{name}", "bf16", flop, run)
 
     def _random(self, *shape: int, dtype: Any = None) -> Any:
         return (0.02 * self.torch.randn(*shape)).to(dtype or self.torch.float32)

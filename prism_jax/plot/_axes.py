@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import steps_of, unknown_name
+from .._misc import as_step_times, unknown_name
 
 
 # From light to dark, so that they differ in a grey copy, too; lines also differ in their style.
@@ -83,7 +83,7 @@ def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:
 
     `ValueError` unless they are a list of positive numbers.
     """
-    steps = np.asarray(steps_of(measured), float)
+    steps = np.asarray(as_step_times(measured), float)
     if steps.ndim != 1 or not len(steps) or not np.all(np.isfinite(steps) & (steps > 0)):
         raise ValueError(
             "Measured steps must be a list of step times, each a positive number of seconds."
@@ -91,7 +91,7 @@ def measured_steps(measured: Any) -> Float[np.ndarray, " steps"]:
     return steps
 
 
-def columns_of(rows: Any, *names: str) -> list[list[Any]]:
+def table_columns(rows: Any, *names: str) -> list[list[Any]]:
     """Some columns of a table: a polars frame, or a row for each dictionary.
 
     **Raises:**

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._misc import check_type, counted
+from .._misc import check_type, plural
 from ..law import QUANTILES, Law
 from ..runs import RunLaw
 from ._axes import ACCENT, DARK, LIGHT, LINE_STYLES, axes, finished, measured_steps, plain_numbers
@@ -48,7 +48,7 @@ def histogram(law: Law, measured: Any = None, *, bins: int = 60, ax: Any = None)
         counts, _ = np.histogram(measured, edges)
         beyond = int(np.sum(measured > edges[-1]))
         slower = f" ({beyond} slower)" if beyond else ""
-        label = f"measured, {counted(len(measured), 'step')}{slower}"
+        label = f"measured, {plural(len(measured), 'step')}{slower}"
         ax.stairs(100 * counts / len(measured), edges, color=ACCENT, linewidth=1.2, label=label)
     _quantiles(ax, law, QUANTILES, "s")
     return finished(ax, "step time (s)", "steps per bin (%)", columns=3)
@@ -87,7 +87,7 @@ def cdf(law: Law, measured: Any = None, *, ax: Any = None) -> Any:
         steps = np.sort(measured_steps(measured))
         share = np.arange(1, len(steps) + 1) / len(steps)
         look = {"color": ACCENT, "linestyle": "--", "where": "post"}
-        ax.step(steps, share, label=f"measured, {counted(len(steps), 'step')}", **look)
+        ax.step(steps, share, label=f"measured, {plural(len(steps), 'step')}", **look)
     plain_numbers(ax.xaxis)
     ax.set_ylim(0, 1.02)
     return finished(ax, "step time (s)", "probability of a faster step")

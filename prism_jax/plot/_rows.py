@@ -7,7 +7,7 @@ import numpy as np
 
 from .._misc import check_type, quoted, unit_of_seconds
 from ..analysis import Part, Sensitivity
-from ._axes import ACCENT, DARK, MEDIUM, axes, columns_of, finished, plain_numbers
+from ._axes import ACCENT, DARK, MEDIUM, axes, finished, plain_numbers, table_columns
 
 
 _MOST_OF_A_NAME = 44
@@ -78,7 +78,7 @@ def layouts(
 
     `ValueError` if a column is missing; `ImportError` without matplotlib.
     """
-    names, means, quantiles = columns_of(rows, label, mean, p95)
+    names, means, quantiles = table_columns(rows, label, mean, p95)
     means, quantiles = np.asarray(means, float), np.asarray(quantiles, float)
     ax = axes(ax, (7.0, 0.9 + 0.28 * len(names)))
     places = np.arange(len(names))
@@ -175,13 +175,13 @@ def scale(
     `ValueError` if a column is missing; `ImportError` without matplotlib.
     """
     ax = axes(ax)
-    (sizes,) = columns_of(rows, over)
+    (sizes,) = table_columns(rows, over)
     order = np.argsort(sizes, kind="stable")
     sizes = np.asarray(sizes, float)[order]
     for name in figures:
         color, line, marker = _STYLES.get(name, ("0.3", "-", "x"))
         look = {"color": color, "linestyle": line, "marker": marker, "markersize": 4, "capsize": 2}
-        (values,) = columns_of(rows, f"{name}_s")
+        (values,) = table_columns(rows, f"{name}_s")
         values = np.asarray(values, float)[order]
         ends = _interval(rows, name, order, values)
         ax.errorbar(sizes, values, yerr=ends, label=name, **look)
@@ -223,7 +223,7 @@ def _apart(sizes: np.ndarray) -> list[float]:
 def _interval(rows, name, order, values) -> Any:
     """How far the interval reaches below and above each value; `None` if there is no interval."""
     try:
-        low, high = columns_of(rows, f"{name}_low_s", f"{name}_high_s")
+        low, high = table_columns(rows, f"{name}_low_s", f"{name}_high_s")
     except ValueError:
         return None
     ends = np.stack(

@@ -15,7 +15,7 @@ from ._expected_error import (
     slopes_of_level as slopes_of_level,
     with_level as with_level,
 )
-from ._least import Passes as Passes, least_seconds as least_seconds
+from ._least import ModelPasses as ModelPasses, least_seconds as least_seconds
 from ._memory import (
     Memory as Memory,
     fits as fits,

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from ..data import Job, Training, list_names, load_software, toml_value
-from ..lowering import lower_chains, parts_of
+from ..lowering import job_parts, lower_chains
 from ..schedule import order_of
 from ..workload import Workload
 from ._expected_error import class_of
@@ -63,7 +63,7 @@ def _without(job: Job) -> Iterator[tuple[str, Any, dict[Any, Job]]]:
     """Keys, their values, and the job with other values: the default or, for a few choices, each of
     the others.
     """
-    training, layout = parts_of(job).training, job.layout
+    training, layout = job_parts(job).training, job.layout
     stack = load_software(training.software).training if training.software else {}
     for field in msgspec.structs.fields(Training):
         key, value, default = f"training.{field.name}", getattr(training, field.name), field.default
@@ -88,7 +88,7 @@ def _same(job: Job, before: Workload, changed: Job) -> bool:
 
 
 def _lowered(job: Job) -> Workload:
-    parts = parts_of(job)
+    parts = job_parts(job)
     return lower_chains(parts, order_of(job.schedule, job.layout, parts.training))
 
 

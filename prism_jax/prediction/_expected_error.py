@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from .._misc import counted
+from .._misc import plural
 from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors, load_priors
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..workload import Costs, has_experts, has_tables
 from ._predict import constant_step
 
@@ -53,9 +53,9 @@ class ExpectedError(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """Whose errors they are, after "90 % of such runs"."""
         if self.table.startswith("calibrated to"):
-            return f"by the {counted(self.num_runs, 'step')} that the job is {self.table}"
+            return f"by the {plural(self.num_runs, 'step')} that the job is {self.table}"
         if self.num_runs:
-            return f"by the errors of {counted(self.num_runs, 'published run')} ({self.table})"
+            return f"by the errors of {plural(self.num_runs, 'published run')} ({self.table})"
         return "no published run is of this class, so this is wider than for its kind of job"
 
     def about_sites(self) -> str:
@@ -112,7 +112,7 @@ def expected_error(job: Job) -> ExpectedError:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     model, training = parts.model, parts.training
     shipped = load_expected_errors()
     uncertainty = None if job.calibrated is None else job.calibrated.uncertainty
@@ -148,7 +148,7 @@ def class_of(job: Job) -> tuple[str, ...]:
     """The class of a job with a model and a cluster: its kind of model, whether parameters are
     sharded, the generation of its machine, its software, and whether its layers have a backward.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     model, training = parts.model, parts.training
     return (
         ("guessed " if model.guessed else "")

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from ..data import Job, ScheduleConfig
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..workload import block_means, layers_of_stages, lower, split_mean
 
 
@@ -16,7 +16,7 @@ from ..workload import block_means, layers_of_stages, lower, split_mean
 _IN_TURN = ("1f1b", "interleaved-1f1b", "gpipe", "looped-bfs")
 
 
-class Passes(NamedTuple):
+class ModelPasses(NamedTuple):
     """The forward and backward of one microbatch through a whole model, in seconds.
 
     **Attributes:**
@@ -32,7 +32,7 @@ class Passes(NamedTuple):
 
 
 def least_seconds(
-    job: Job, known: dict[tuple[Any, ...], Passes], *, sharded: bool = False
+    job: Job, known: dict[tuple[Any, ...], ModelPasses], *, sharded: bool = False
 ) -> float:
     """A lower bound on the predicted step of a job, in seconds; zero for a job that has none.
 
@@ -45,7 +45,7 @@ def least_seconds(
     """
     layout, schedule = job.layout, job.schedule
     try:
-        model, passes = parts_of(job).model, _passes_of(job, known, False)
+        model, passes = job_parts(job).model, _passes_of(job, known, False)
         if sharded:  # At the two ends, gathers may be hidden by what the layers compute.
             passes = passes._replace(layers=_passes_of(job, known, True).layers)
         layers = np.array(layers_of_stages(model, layout, schedule), float)
@@ -64,8 +64,8 @@ def least_seconds(
     return float(np.max(before + number * of_ranks.sum(axis=0)))
 
 
-def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) -> Passes:
-    parts = parts_of(job)
+def _passes_of(job: Job, known: dict[tuple[Any, ...], ModelPasses], sharded: bool) -> ModelPasses:
+    parts = job_parts(job)
     layout, training, model, dp = job.layout, parts.training, parts.model, job.layout.dp
     if not sharded:
         experts = layout.ep * layout.expert_tp
@@ -85,5 +85,5 @@ def _passes_of(job: Job, known: dict[tuple[Any, ...], Passes], sharded: bool) ->
         compute = sum(
             sum(split_mean(block)[0].values()) for block in (*work.forward, *work.backward)
         )
-        known[key] = Passes(sum(seconds[0]), sum(seconds[1]), sum(seconds[2]), compute)
+        known[key] = ModelPasses(sum(seconds[0]), sum(seconds[1]), sum(seconds[2]), compute)
     return known[key]

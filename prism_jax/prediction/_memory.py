@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from .._summary import GIB, Column, Shown, Table
 from ..cluster import Group, find_link, group_of
 from ..data import Cluster, Job
-from ..lowering import parts_of
+from ..lowering import job_parts
 from ..schedule import AbstractSchedule, order_of, schedule_parts
 from ..workload import (
     Costs,
@@ -149,7 +149,7 @@ def memory(job: Job) -> Memory:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    parts = parts_of(job, "compute its memory")
+    parts = job_parts(job, "compute its memory")
     try:
         order = order_of(parts.schedule, parts.layout, parts.training)
         # Each chain of stages is the whole model.
@@ -208,7 +208,7 @@ def fits(job: Job, margin: float = 0.0) -> bool:
 
 def usable_bytes(job: Job) -> float:
     """What a job can allocate of the memory of a device, in bytes."""
-    parts = parts_of(job)
+    parts = job_parts(job)
     return parts.cluster.device.memory_bytes - sum(_reserved(parts).values())
 
 
@@ -217,7 +217,7 @@ def least_bytes(job: Job) -> float:
     states, without activations and embedding tables. Unlike [`memory`][], it does not read the ops
     of the schedule.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     order = order_of(parts.schedule, parts.layout, parts.training)
     needed = np.full(order.num_ranks, float(_LIBRARIES))
     for chain in order.ranks_of_chains:

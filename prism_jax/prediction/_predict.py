@@ -20,13 +20,13 @@ from ..lowering import (
     blocks_of_kinds,
     frame_of,
     graph_of,
+    job_parts,
     lay_out,
     lower_chains,
-    parts_of,
     sinks_of,
     when_reduced,
 )
-from ..schedule import SEND_RECV, latest_ends, order_of, schedule_parts
+from ..schedule import SEND_RECV, group_ends, order_of, schedule_parts
 from ..workload import Block, Workload, block_mean, block_means, model_flop, split_mean
 
 
@@ -117,7 +117,7 @@ def predict(job: Job) -> Prediction:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     training = parts.training
     try:
         order, graph, workload = lay_out(parts)
@@ -150,7 +150,7 @@ def predict(job: Job) -> Prediction:
 
 def mean_step(job: Job) -> float:
     """`predict(job).mean` alone."""
-    _, graph, workload = lay_out(parts_of(job))
+    _, graph, workload = lay_out(job_parts(job))
     return run(frame_of(graph), workload).seconds
 
 
@@ -168,7 +168,7 @@ def constant_step(job: Job) -> Callable[[Kernels], float]:
 
     `ValueError` wherever `compile_job` raises it.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     check_parts(parts.model, parts.layout, parts.schedule, parts.training, parts.cluster)
     order = order_of(parts.schedule, parts.layout, parts.training)
     of = frame_of(graph_of(parts, order))
@@ -225,7 +225,7 @@ def _ended(
     of: Frame, workload: Workload, latencies: Float[np.ndarray, "ops"], sinks: Sequence[Sink]
 ) -> tuple[float, Float[np.ndarray, "ranks"]]:
     """The first two figures of a `ConstantStep`."""
-    ends = latest_ends(of.graph, latencies, [sink.ops for sink in sinks])
+    ends = group_ends(of.graph, latencies, [sink.ops for sink in sinks])
     reduced = when_reduced(sinks, ends, workload.contention)
     last = ends[np.flatnonzero(np.diff([sink.rank for sink in sinks], append=-1))]
     return float(np.max(reduced) + block_mean(workload.tail)), reduced - last

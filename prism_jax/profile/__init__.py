@@ -2,7 +2,7 @@ from ._compile import compile_profile as compile_profile
 from ._fit import fit_profile as fit_profile
 from ._ladder import ladder as ladder
 from ._observe import shuffled_means as shuffled_means
-from ._op_latencies import op_latencies as op_latencies, replay as replay
+from ._op_latencies import op_latencies as op_latencies, replayed_step_times as replayed_step_times
 from ._profile import (
     FILES as FILES,
     Profile as Profile,

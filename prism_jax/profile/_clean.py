@@ -10,9 +10,9 @@ from scipy.special import fdtri
 from .._estimate import stalled, typical
 from ..data import Variation, load_priors
 from ._components import data_of
-from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds
+from ._mean_squares import Latencies, at_ops, compute_logs, kinds, ops_by_kind
 from ._observe import Seen
-from ._op_latencies import replay
+from ._op_latencies import replayed_step_times
 from ._profile import PositionFactor
 from ._step_graph import StepGraph
 
@@ -82,7 +82,7 @@ def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "
     same_work = bool(len(step.graph.last) > stage.max() + 1)
     peers: dict[tuple[str, int], list[np.ndarray]] = {}
     computes = step.computes
-    for (kind, _), ops in groups(step).items():
+    for (kind, _), ops in ops_by_kind(step).items():
         if computes[ops[0]]:
             peers.setdefault((kind, same_work * int(stage[ops[0]])), []).append(ops)
     for workers in peers.values():
@@ -206,7 +206,7 @@ def take_out_stalls(
     least = _SHARE * float(np.median(step_times))
     usual = np.empty_like(latencies)
     long = np.empty(latencies.shape, bool)
-    for ops in groups(step).values():
+    for ops in ops_by_kind(step).values():
         alike = (latencies[ops] - constant[ops]) / relative[ops]
         usual[ops] = constant[ops] + typical(alike, (0, 1))[0] * relative[ops]
         long[ops] = stalled(alike, (0, 1), least)
@@ -217,7 +217,7 @@ def take_out_stalls(
         if not 0 < np.mean(stalls.any(axis=0)) < _MOST:
             continue  # Without stalls, or with so many that they belong to the body.
         body[stalls] = np.nan
-        cost = step_times - replay(step, np.where(stalls, usual, latencies))
+        cost = step_times - replayed_step_times(step, np.where(stalls, usual, latencies))
         costs = cost[cost > least]
         if len(costs):
             size = float(np.exp(np.log(costs).mean()))
@@ -242,9 +242,9 @@ def _delaying(step: StepGraph, ops: np.ndarray, latencies: Latencies, size: floa
     rng = np.random.default_rng(0)
     chosen = rng.permutation(ops)[:_REPLAYED]
     drawn = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
-    before = replay(step, drawn)
+    before = replayed_step_times(step, drawn)
     drawn[chosen, np.arange(len(chosen))] += size
-    shares = (replay(step, drawn) - before) / size
+    shares = (replayed_step_times(step, drawn) - before) / size
     return max(float(np.mean(shares)) * len(ops), 1.0)
 
 

@@ -69,7 +69,7 @@ class Apart:
         return next(c.value for c in self.components if c.name == name) or 0.0
 
 
-def stall_rate(number: int, of: int) -> Component:
+def stall_rate_component(number: int, of: int) -> Component:
     """The component of the rate of stalls, from `number` stalls in `of` ops."""
     if not of:
         return Component("stall_rate", None, None, "no op takes any time")

@@ -13,9 +13,9 @@ from ..engine import simulate
 from ..trace import Trace
 from ._clean import Clean, clean_up
 from ._compile import compile_profile
-from ._components import Apart, stall_rate, take_apart
+from ._components import Apart, stall_rate_component, take_apart
 from ._laws import Sets, law_of_data, laws_of_kernels
-from ._mean_squares import OfSteps, at_ops, compute_logs, groups
+from ._mean_squares import OfSteps, at_ops, compute_logs, ops_by_kind
 from ._observe import Seen, notes_of, observe
 from ._profile import Component, Fitted, Profile, WorkerMean
 from ._step_graph import CONSTANT
@@ -82,7 +82,7 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         outline=seen.outline,
         means=means_of(seen, clean, split),
         variability=variability,
-        fitted=describe(seen, clean, split),
+        fitted=describe_components(seen, clean, split),
         sets=sets,
         positions=clean.positions,
     )
@@ -105,7 +105,7 @@ def split_compute(seen: Seen, clean: Clean) -> Split:
     apart = take_apart(compute_logs(step, clean.body), seen.trace.steps, seen.step_times)
     relative = at_ops(step, apart.data.relative)
     mean = np.empty(len(clean.body))
-    for ops in groups(step).values():
+    for ops in ops_by_kind(step).values():
         mean[ops] = np.nanmean(clean.body[ops] / relative[ops])
     return Split(apart, mean)
 
@@ -119,11 +119,11 @@ def fit_laws(seen: Seen, clean: Clean, split: Split) -> tuple[tuple[Variation, .
     return (*of_data, *of_kernels, *clean.stalls), sets
 
 
-def describe(seen: Seen, clean: Clean, split: Split) -> Fitted:
+def describe_components(seen: Seen, clean: Clean, split: Split) -> Fitted:
     """The components with their errors, and notes on what is wrong or cannot be known."""
     compute = seen.step.computes
     number = int(np.count_nonzero(np.isnan(clean.body[compute])))
-    rate = stall_rate(number, int(np.count_nonzero(seen.latencies[compute] > 0)))
+    rate = stall_rate_component(number, int(np.count_nonzero(seen.latencies[compute] > 0)))
     notes, components = notes_of(seen, clean.constant), (*split.apart.components, rate)
     return Fitted(len(seen.trace.steps), seen.trace.dropped, notes, components)
 
@@ -132,7 +132,7 @@ def means_of(seen: Seen, clean: Clean, split: Split) -> tuple[WorkerMean, ...]:
     """The means of kinds on workers with their loadings, then their constant parts."""
     pp, phases, data = seen.trace.job.layout.pp, seen.step.phases, split.apart.data
     means, constants = [], []
-    for (kind, worker), (op, *_) in groups(seen.step).items():
+    for (kind, worker), (op, *_) in ops_by_kind(seen.step).items():
         place = divmod(worker, pp)
         loading = data.loadings[place[1], phases.index(kind)] if kind in phases else 1.0
         means.append(WorkerMean(kind, *place, float(split.mean[op]), float(loading)))

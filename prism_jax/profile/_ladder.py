@@ -12,8 +12,8 @@ from ..trace import Trace
 from ._clean import position_factors
 from ._effects import Loadings, find_factor
 from ._laws import factors_at
-from ._mean_squares import Latencies, at_ops, compute_logs, groups, kinds, places
-from ._op_latencies import op_latencies, replay
+from ._mean_squares import Latencies, at_ops, compute_logs, compute_places, kinds, ops_by_kind
+from ._op_latencies import op_latencies, replayed_step_times
 from ._profile import Profile, WorkerMean
 from ._step_graph import CONSTANT, StepGraph, step_graph
 
@@ -54,7 +54,7 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
     step = step_graph(profile.job, profile.outline)
     rungs = []
     for name, latencies in _drawn_in_turn(trace, profile, step):
-        steps = replay(step, latencies)
+        steps = replayed_step_times(step, latencies)
         rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
     return rungs
 
@@ -133,7 +133,7 @@ class _Laws:
             first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
             factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
         loading = np.ones((len(self.step.kind), 1))
-        ops, place = places(self.step)
+        ops, place = compute_places(self.step)
         loading[ops, 0] = loadings[place[1:3]]
         of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
         return np.maximum(1 + loading * (of_op - 1), 0)
@@ -158,7 +158,7 @@ def _means(profile: Profile, step: StepGraph) -> tuple[np.ndarray, np.ndarray, L
     means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
     mean, constant = np.empty((2, len(step.kind), 1))
     none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
-    for (kind, worker), ops in groups(step).items():
+    for (kind, worker), ops in ops_by_kind(step).items():
         mean[ops] = means[kind, worker].mean_s / level
         constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s / level
     mean *= position_factors(step, profile.positions)[:, None]

@@ -14,7 +14,7 @@ from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
 from ._components import Apart
-from ._mean_squares import Latencies, kinds, places
+from ._mean_squares import Latencies, compute_places, kinds
 from ._observe import Seen
 
 
@@ -53,7 +53,7 @@ def laws_of_kernels(
         if apart.value(name)
     ]
     ratios = np.where(means > 0, body.T / np.where(means > 0, means, 1), np.nan).T
-    ops, place = places(step)
+    ops, place = compute_places(step)
     ratios[ops] = np.exp(apart.residual[place])
     residuals = []
     for kind, of_kind in kinds(step).items():

@@ -23,7 +23,7 @@ OfSteps = Float[np.ndarray, " steps"]
 Latencies = Float[np.ndarray, "ops steps"]
 
 
-def groups(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
+def ops_by_kind(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
     """The ops of each kind on each worker."""
     ops_of: dict[tuple[str, int], list[int]] = {}
     for op, (kind, members) in enumerate(zip(step.kind, step.members, strict=True)):
@@ -37,7 +37,7 @@ def kinds(step: StepGraph) -> dict[str, np.ndarray]:
     return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(step.kind)}
 
 
-def places(step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+def compute_places(step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
     """The ops of compute, and the replica, stage, phase and microbatch of each."""
     ops, stage = np.flatnonzero(step.computes), step.graph.stage
     replica, phases = step.graph.rank // (stage.max() + 1), step.phases
@@ -47,7 +47,7 @@ def places(step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
 
 def compute_logs(step: StepGraph, latencies: Latencies) -> Logs:
     """Logarithms of the latencies of compute; `nan` for those that are `nan` or not positive."""
-    ops, place = places(step)
+    ops, place = compute_places(step)
     shape = (*(int(axis.max()) + 1 for axis in place), latencies.shape[1])
     logs = np.full(shape, np.nan)
     logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
@@ -56,7 +56,7 @@ def compute_logs(step: StepGraph, latencies: Latencies) -> Logs:
 
 def at_ops(step: StepGraph, values: Logs) -> Latencies:
     """The values of compute by op; one for other ops."""
-    ops, place = places(step)
+    ops, place = compute_places(step)
     by_op = np.ones((len(step.kind), values.shape[-1]))
     by_op[ops] = values[place]
     return by_op

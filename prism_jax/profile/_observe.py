@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from .._estimate import in_core
-from .._misc import counted
+from .._misc import plural
 from ..data import Outline
 from ..schedule import SEND_RECV
 from ..trace import COMPUTE, Trace, outline
-from ._mean_squares import Latencies, OfSteps, groups, kinds, slope_of
-from ._op_latencies import op_latencies, replay
+from ._mean_squares import Latencies, OfSteps, kinds, ops_by_kind, slope_of
+from ._op_latencies import op_latencies, replayed_step_times
 from ._step_graph import LAUNCH, StepGraph, step_graph
 
 
@@ -71,7 +71,7 @@ def observe(trace: Trace) -> Seen:
     """What a trace shows; see `fit_profile` for the errors."""
     if len(trace.steps) < 4:
         raise ValueError(
-            f"The trace has {counted(len(trace.steps), 'whole step')}; at least 4 are needed to "
+            f"The trace has {plural(len(trace.steps), 'whole step')}; at least 4 are needed to "
             "tell what varies from step to step."
         )
     step_times = trace.step_times()
@@ -85,7 +85,7 @@ def observe(trace: Trace) -> Seen:
     latencies = op_latencies(trace, graph)
     linked = with_links(plain, graph, latencies)
     step = step_graph(trace.job, linked)  # The same ops, by other names.
-    off = float(np.max(np.abs(replay(step, latencies) / step_times - 1)))
+    off = float(np.max(np.abs(replayed_step_times(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
             f"The starts of the trace's ops do not fit the order of the job's schedule: their "
@@ -182,7 +182,7 @@ def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
     """
     rng = np.random.default_rng(0)
     times = max(-(-_STEPS // latencies.shape[1]), 1)
-    mean, moved = float(np.mean(replay(step, latencies))), {}
+    mean, moved = float(np.mean(replayed_step_times(step, latencies))), {}
     for kind, ops in kinds(step).items():
         if kind in step.phases or not np.ptp(latencies[ops]) > 0:
             continue
@@ -191,7 +191,7 @@ def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
             shuffled = latencies.copy()
             # All workers of a kind are shuffled together, because a shared factor is not a wait.
             shuffled[ops] = latencies[ops][:, rng.permutation(latencies.shape[1])]
-            means.append(np.mean(replay(step, shuffled)))
+            means.append(np.mean(replayed_step_times(step, shuffled)))
         moved[kind] = float(np.mean(means)) / mean - 1
     return moved
 
@@ -214,7 +214,7 @@ def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
                 f"shuffling `{kind}` among the steps changes their mean by {100 * by:+.2g} %: its "
                 "latencies contain a wait that the graph lacks"
             )
-    mean = float(np.mean(replay(step, latencies)))
+    mean = float(np.mean(replayed_step_times(step, latencies)))
     for kind, ops in kinds(step).items():
         longest = float(latencies[ops].mean(axis=1).max()) / mean
         if kind.startswith(LAUNCH) and longest > _LONG:
@@ -224,12 +224,12 @@ def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
 def _of_constants(step: StepGraph, constant: Float[np.ndarray, "ops 1"], pp: int) -> Iterator[str]:
     """For each kind of op with a constant part, on which worker it is largest."""
     parts: dict[str, list[tuple[float, int]]] = {}
-    for (kind, worker), ops in groups(step).items():
+    for (kind, worker), ops in ops_by_kind(step).items():
         if constant[ops[0]] > 0:
             parts.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
     for kind, workers in parts.items():
         seconds, worker = max(workers)
-        also = f", and so does that of {counted(len(workers) - 1, 'other worker')}"
+        also = f", and so does that of {plural(len(workers) - 1, 'other worker')}"
         yield (
             f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} spreads less than that of "
             f"faster workers, as if {seconds:.3g} s of it did not vary, such as a sleep or a wait "
@@ -247,7 +247,7 @@ def _of_steps(seen: Seen) -> Iterator[str]:
         )
     seconds = [trace.end[op] - trace.start[op] for op in trace.start if op in COMPUTE]
     if idle := sum(int(np.sum(x <= 0)) for x in seconds):
-        ops = counted(sum(x.size for x in seconds), "op")
+        ops = plural(sum(x.size for x in seconds), "op")
         yield f"{idle} of {ops} of compute take no time and are left out of the components"
     yield from _drift(trace)
     gaps = np.diff(trace.steps)
@@ -256,7 +256,7 @@ def _of_steps(seen: Seen) -> Iterator[str]:
     workers = trace.job.layout.dp * trace.job.layout.pp
     if workers < 64:
         yield (
-            f"{counted(workers, 'worker')}: too few to know the law of workers; "
+            f"{plural(workers, 'worker')}: too few to know the law of workers; "
             "only their own means are known"
         )
     if steps < 100:

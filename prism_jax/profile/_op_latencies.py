@@ -42,7 +42,7 @@ def _recorded_ends(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops step
     return ends - lowest
 
 
-def replay(
+def replayed_step_times(
     step: StepGraph, latencies: Float[np.ndarray, "ops steps"]
 ) -> Float[np.ndarray, " steps"]:
     """Step times with given latencies: each op starts when all ops that it waits for have ended."""

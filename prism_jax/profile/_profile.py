@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from .._files import read_file, shown
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from .._summary import Column, Shown, Table
 from ..data import (
     MAX_BLOCKS,
@@ -155,8 +155,8 @@ class Profile(msgspec.Struct, frozen=True):
 
     def header(self, num_ops: int) -> str:
         """What was traced, in a line, of which a replica has so many ops."""
-        ranks = counted(self.layout.world_size, "rank")
-        return f"{self.name}: {ranks}, {counted(num_ops, 'op')}"
+        ranks = plural(self.layout.world_size, "rank")
+        return f"{self.name}: {ranks}, {plural(num_ops, 'op')}"
 
 
 _Row = TypeVar("_Row", WorkerMean, PositionFactor)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._estimate import in_core
-from .._misc import counted
+from .._misc import plural
 from ._mean_squares import ALIKE, OfSteps, Variance, slope_of
 from ._profile import Component
 
@@ -52,7 +52,7 @@ def of_steps(
     if step_times is not None:
         variance = _in_step_times(variance, factor, noise, np.log(step_times[chosen]))
     if out := int(np.sum(~chosen)):
-        note = f"without {counted(out, 'step')} far from the others"
+        note = f"without {plural(out, 'step')} far from the others"
         note = "; ".join(filter(None, (variance.note, note)))
         variance = dataclasses.replace(variance, note=note)
     return variance.component("step"), memory

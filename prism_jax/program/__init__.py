@@ -7,7 +7,7 @@ from ._block_laws import (
     classes_of as classes_of,
     collapse_of as collapse_of,
     groups_of as groups_of,
-    kernels_of as kernels_of,
+    kernel_room as kernel_room,
 )
 from ._compile import (
     compile_job as compile_job,

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from .._misc import FrozenArray, unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
-from ..collapse import count_calls, count_layers, expert_loads, lay_out
+from ..collapse import count_calls, count_layers, expert_loads, lay_out_collapse
 from ..host import on_host
 from ..latency import Constant
 from ..lowering import Sink
@@ -93,7 +93,7 @@ def assemble(
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
-    laid_out = lay_out(list(classes), kernels)
+    laid_out = lay_out_collapse(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
 
     layers = [*_layers(graph, different, block_of_op), *[0] * (len(classes) - len(different))]

@@ -24,7 +24,7 @@ from ..latency import AbstractLatency, Constant, root
 from ..loads import Loads, Unevenness, fullest
 from ..maxplus import bucket, padded
 from ._program import Program
-from ._table import kernel_cumulants, relative_cumulants, unit_of
+from ._table import kernel_cumulants, relative_cumulants, unit_of_time
 from ._variability import Variability
 
 
@@ -108,7 +108,7 @@ def block_laws(
     - `loading`: of the kernels, on the factor of a microbatch; one by default.
     - `loads`, `unevenness`: the loads of members of expert-parallel groups.
     """
-    dtype, unit = mean.dtype, unit_of(mean)
+    dtype, unit = mean.dtype, unit_of_time(mean)
     cumulants = kernel_cumulants(mean / unit, shapes)
     probabilities = jnp.ones((1,), dtype)
     network = jnp.ones((len(mean), 1), dtype)
@@ -170,7 +170,7 @@ def block_laws(
 
 def block_laws_of(program: Program) -> BlockLaws:
     """`block_laws` of all of a program."""
-    table, number, loads = program.latencies, kernels_of(program), program.loads
+    table, number, loads = program.latencies, kernel_room(program), program.loads
     dtype, constant = table.mean.dtype, Constant(jnp.ones((), table.mean.dtype))
     laws = [program.variability.residual.get(kind, constant) for kind in table.kinds]
     kind, room = table.kind.value, number - len(table.mean)
@@ -244,7 +244,7 @@ def collapse_of(program: Program) -> Collapse | None:
         return None
     members, in_tail = blocks.members.value, _in_tail(program)
     num_segments = bucket(len(members), 32)
-    num_kernels, num_classes = kernels_of(program), classes_of(program)
+    num_kernels, num_classes = kernel_room(program), classes_of(program)
     return Collapse(
         segments=padded(blocks.segments.value, (num_segments, num_kernels), dtype=dtype),
         class_segments=padded(
@@ -275,7 +275,7 @@ def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
     table, kinds = program.latencies, sorted(program.variability.stalls)
     of_kernels = np.array(table.kinds)[table.kind.value]
     there = np.array([of_kernels == kind for kind in kinds])
-    return padded(there, (len(kinds), kernels_of(program)), dtype=table.mean.dtype)
+    return padded(there, (len(kinds), kernel_room(program)), dtype=table.mean.dtype)
 
 
 def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, ""] | None]:
@@ -348,7 +348,7 @@ def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None
     if not number:
         return None
     room, num_classes = bucket(number, 8), classes_of(program)
-    kernels = (room, rows, kernels_of(program))
+    kernels = (room, rows, kernel_room(program))
     return Overlaps(
         compute=padded(sides.compute.value, (room, num_inner), dtype=dtype),
         communication=padded(sides.communication.value, kernels, dtype=dtype),
@@ -362,6 +362,6 @@ def classes_of(program: Program) -> int:
     return bucket(len(program.blocks.direct.value), 64)
 
 
-def kernels_of(program: Program) -> int:
+def kernel_room(program: Program) -> int:
     """How many kernels there is room for."""
     return bucket(len(program.latencies.kind.value), 64)

@@ -29,15 +29,15 @@ from ..lowering import (
     blocks_of_kinds,
     cut_at_sinks,
     frame_of,
+    job_parts,
     lay_out,
     lower_chains,
     number_microbatches,
-    parts_of,
     sinks_of,
     when_reduced,
 )
 from ..prediction import shortage
-from ..schedule import AbstractSchedule, OpGraph, latest_ends
+from ..schedule import AbstractSchedule, OpGraph, group_ends
 from ..workload import Block, Costs, Workload, block_mean, block_means, has_experts, split_mean
 from ._assemble import assemble
 from ._program import Program
@@ -69,7 +69,7 @@ def compile_job(job: Job) -> Program:
 
     `ValueError` if the job has no model, or if its layout does not fit the model.
     """
-    parts = parts_of(job)
+    parts = job_parts(job)
     try:
         program = _compile(parts)
     except ValueError as error:
@@ -161,7 +161,7 @@ def _seconds(graph: OpGraph, blocks: list[Block], workload: Workload) -> float:
     """About how long a step takes, in seconds: without variability, and without what of the
     reduction of gradients does not overlap.
     """
-    (end,) = latest_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
+    (end,) = group_ends(graph, np.array(block_means(blocks)), [range(graph.num_ops)])
     return float(end) + block_mean(workload.tail)
 
 
@@ -175,7 +175,7 @@ def _constant_step(graph: OpGraph, workload: Workload) -> float:
     """How long a step takes without variability, in seconds."""
     of, sinks = frame_of(graph), sinks_of(graph, workload)
     latencies = np.array(block_means(blocks_of_kinds(workload, of.kinds)))[of.kind_of]
-    ends = latest_ends(graph, latencies, [sink.ops for sink in sinks])
+    ends = group_ends(graph, latencies, [sink.ops for sink in sinks])
     reduced = when_reduced(sinks, ends, workload.contention)
     return float(np.max(reduced)) + block_mean(workload.tail)
 

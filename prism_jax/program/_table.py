@@ -38,7 +38,7 @@ class LatencyTable(eqx.Module):
     loading: Float[Array, " kernels"] | None = None
 
 
-def unit_of(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
+def unit_of_time(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
     """A unit of time in which no mean latency is above 1.5: a power of two, in seconds, so that a
     change of unit rounds nothing.
     """
@@ -62,7 +62,7 @@ def kernel_cumulants(
 
     **Arguments:**
 
-    - `mean`: the mean latency of each kernel, in `unit_of` all.
+    - `mean`: the mean latency of each kernel, in `unit_of_time` all.
     - `shapes`: the law of each, as of `relative_cumulants`, of which only the shape counts.
     """
     variance, third = shapes[1] * mean**2, shapes[2] * mean**3

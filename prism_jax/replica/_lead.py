@@ -23,7 +23,7 @@ from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
 from ._ends import Axes, Sampled, by_strata, replica_latencies
 from ._plan import Plan, without_graph, without_steps
-from ._structure import loads_of
+from ._structure import load_numbers
 
 
 _MOST_AXES = 256
@@ -160,7 +160,7 @@ def _direction(gradient: np.ndarray, order: np.ndarray, plan: Plan) -> Float[Arr
 def _counts(program: Program) -> tuple[int, int, int, int, int]:
     """The numbers of ops, ranks, microbatches, ranks with a factor in each step, and loads."""
     worker_steps = 0 if program.variability.worker_step is None else program.num_ranks
-    pairs = len(loads_of(program)[1])
+    pairs = len(load_numbers(program)[1])
     return program.num_ops, program.num_ranks, program.num_microbatches, worker_steps, pairs
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ..latency import Constant
 from ..loads import Unevenness
 from ..maxplus import bucket
-from ..program import Program, Variability, kernels_of
+from ..program import Program, Variability, kernel_room
 from ._structure import all_kinds, ranks_of
 
 
@@ -33,7 +33,7 @@ class Parameters(eqx.Module):
 
 def parameters_of(program: Program) -> Parameters:
     """The parameters of a program, padded."""
-    kernels, groups = kernels_of(program), program.adjustment and program.adjustment.latency
+    kernels, groups = kernel_room(program), program.adjustment and program.adjustment.latency
     room = {"mean": kernels, "loading": kernels, "gpu_factor": ranks_of(program)}
     of_groups = 0 if groups is None else bucket(len(groups), 16)
     arrays = {

@@ -9,7 +9,7 @@ from ..collapse import Collapse
 from ..latency import log_sigma
 from ..loads import Loads
 from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
-from ..program import KINDS, Program, Sets, classes_of, collapse_of, groups_of, kernels_of
+from ..program import KINDS, Program, Sets, classes_of, collapse_of, groups_of, kernel_room
 from ._rare import Strata, strata_columns, strata_of
 
 
@@ -186,7 +186,7 @@ def _graph(program: Program) -> Graph:
     microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
     adjustment, sets = program.adjustment, program.variability.microbatch
     stalls = program.stall_ops.value
-    load, load_class = loads_of(program)
+    load, load_class = load_numbers(program)
     pairs = bucket(len(load_class), 64) if len(load_class) else 0
     load = np.where(load < 0, pairs, load)
     return Graph(
@@ -221,7 +221,7 @@ def _classes(program: Program) -> Classes:
         direct=padded(blocks.direct.value, number, -1),
         compute=padded(blocks.compute.value, number, False),
         kind=_kinds(program),
-        on_network=padded(table.on_network.value, kernels_of(program), False),
+        on_network=padded(table.on_network.value, kernel_room(program), False),
         collapse=collapse_of(program),
         members=members,
         worker=worker,
@@ -235,7 +235,7 @@ def _classes(program: Program) -> Classes:
     )
 
 
-def loads_of(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " pairs"]]:
+def load_numbers(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, " pairs"]]:
     """For each op, the number of its pair of stage and microbatch among those with uneven loads, or
     -1; and the class of the first op of each pair.
     """
@@ -273,7 +273,7 @@ def _mixed(direct: np.ndarray) -> Mixed:
 def _kinds(program: Program) -> Int[Array, " kernels"]:
     """The place of each kernel's kind among all kinds that have a law."""
     kinds = np.searchsorted(all_kinds(program), program.latencies.kinds or [""]).astype(np.int32)
-    return padded(kinds[program.latencies.kind.value], kernels_of(program))
+    return padded(kinds[program.latencies.kind.value], kernel_room(program))
 
 
 def all_kinds(program: Program) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ from ..calibration import Epistemic, epistemic
 from ..data import Job
 from ..diagnosis import (
     Diagnosis,
-    Part,
     Setting,
+    StepPart,
     diagnose,
     hypotheses,
     measured_beside,
@@ -101,7 +101,7 @@ class Report:
     commands: Mapping[str, str]
     measured: Float[np.ndarray, " steps"] | None = None
     diagnosis: Diagnosis | None = None
-    beside: tuple[Part, ...] | None = None
+    beside: tuple[StepPart, ...] | None = None
     tokens: float | None = None
     price: float | None = None
 

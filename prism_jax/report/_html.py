@@ -87,7 +87,7 @@ def _cell(text: str, name: str) -> Markup:
     return tag(name, text, **attributes)
 
 
-def tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
+def figure_tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
     """Figures by their names."""
     listed = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
     return tag("dl", *listed, class_="tiles", **attributes)
@@ -110,7 +110,7 @@ def check_matplotlib() -> None:
         ) from None
 
 
-def figure(name: str, caption: str, height: float, draw: Callable[[Any], Any]) -> Markup:
+def svg_figure(name: str, caption: str, height: float, draw: Callable[[Any], Any]) -> Markup:
     """A figure as SVG, so many inches high. Its caption also describes it to readers who cannot
     see it.
     """

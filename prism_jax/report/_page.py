@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from .._files import written_whole
-from .._misc import counted
+from .._misc import plural
 from .._summary import GIB, Column, Table
-from ..data import Job, Variation, assumed_keys, law_table, notes_of, toml_value
+from ..data import Job, Variation, assumed_keys, job_warnings, toml_value, variation_table
 from ..prediction import Throughput, expected_error
 from ..profile import Profile
 from ._gather import Report, headline
-from ._html import Block, Markup, blocks, check_matplotlib, resource, table, tag, tiles
+from ._html import Block, Markup, blocks, check_matplotlib, figure_tiles, resource, table, tag
 from ._sections import sections
 
 
@@ -132,7 +132,7 @@ def _tiles(report: Report) -> Markup:
         figures["fullest GPU"] = f"{throughput.memory_bytes / GIB:.1f} GiB"
         if report.job is not None and report.job.unit == "token":
             figures |= _training(report, throughput)
-    return tiles(figures)
+    return figure_tiles(figures)
 
 
 def _training(report: Report, throughput: Throughput) -> dict[str, str]:
@@ -155,13 +155,13 @@ def _origin(report: Report) -> Iterable[Block]:
     sampling = f"{law.sampling} sampling"
     num_samples, num_steps = law.num_samples, report.num_steps
     rows = [
-        ("step time", "simulate", f"{counted(num_samples, 'step')}; {sampling}"),
+        ("step time", "simulate", f"{plural(num_samples, 'step')}; {sampling}"),
         ("throughput, breakdown", "simulate", "at the mean step time"),
-        ("sliders", "analysis.sliders", f"{counted(num_steps, 'step')} a point"),
-        ("sensitivities", "sensitivity", counted(num_steps, "step")),
-        ("criticality", "criticality", counted(num_steps, "step")),
+        ("sliders", "analysis.sliders", f"{plural(num_steps, 'step')} a point"),
+        ("sensitivities", "sensitivity", plural(num_steps, "step")),
+        ("criticality", "criticality", plural(num_steps, "step")),
         ("memory", "memory", "no steps; on the host"),
-        ("one step", "sample_step", f"of {counted(num_steps, 'step')}"),
+        ("one step", "sample_step", f"of {plural(num_steps, 'step')}"),
         ("assumptions", "load_job", "no steps"),
     ]
     if report.job is None:
@@ -232,7 +232,7 @@ def _expected_error(job: Job | None) -> Iterable[Block]:
 def _notes(report: Report) -> Iterable[str]:
     """Warnings to read before the figures."""
     of, law = report.of, report.law
-    yield from notes_of(of) if isinstance(of, Job) else of.fitted.notes
+    yield from job_warnings(of) if isinstance(of, Job) else of.fitted.notes
     if "law" in report.missing:
         text = f"Interrupted after {law.num_samples:,} of {law.requested:,} steps"
         yield f"{text}; the law has only these steps."
@@ -272,7 +272,7 @@ def _of_profile(profile: Profile) -> Iterable[Block]:
     """The assumptions of a profile."""
     fitted = profile.fitted
     dropped = ", ".join(f"{number} {why}" for why, number in fitted.dropped.items()) or "none"
-    yield f"Fitted to {counted(fitted.num_steps, 'step')} of a trace; steps left out: {dropped}."
+    yield f"Fitted to {plural(fitted.num_steps, 'step')} of a trace; steps left out: {dropped}."
     if fitted.components:
         yield fitted.summary()
     yield from _laws(profile.variability)
@@ -281,7 +281,7 @@ def _of_profile(profile: Profile) -> Iterable[Block]:
 def _laws(variability: Sequence[Variation]) -> Iterable[Block]:
     yield tag("h3", "Laws")
     yield (
-        law_table(variability, "source", title="Laws of what varies")
+        variation_table(variability, "source", title="Laws of what varies")
         if variability
         else "Nothing varies."
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import plot
-from .._misc import counted
+from .._misc import plural
 from .._summary import GIB, Table
 from ..analysis import (
     LEVELS,
@@ -19,11 +19,11 @@ from ..analysis import (
     Sensitivity,
     Sliders,
 )
-from ..diagnosis import Diagnosis, Part, Setting, beside_table
+from ..diagnosis import Diagnosis, Setting, StepPart, beside_table
 from ..law import Law, about_noise, law_table
 from ..prediction import Memory, Throughput, parts_table
 from ._gather import Report
-from ._html import Block, Markup, blocks, figure, join, table, tag, tiles
+from ._html import Block, Markup, blocks, figure_tiles, join, svg_figure, table, tag
 
 
 _MOST_ROWS = 12  # Rows of a table that is not folded.
@@ -101,7 +101,7 @@ def _sliders(report: Report, sliders: Sliders) -> Iterable[Block]:
         tag("p", text),
         *it.starmap(_slider, enumerate([*report.settings, *sliders.sliders])),
         tag("p", tag("button", "as the job is", type="button")),
-        tiles(moved, aria_live="polite"),
+        figure_tiles(moved, aria_live="polite"),
         tag("figure", drawn, tag("figcaption", caption)),
         class_="sliders",
         data_law=json.dumps(data, separators=(",", ":"), default=np.ndarray.tolist),
@@ -125,7 +125,7 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
     """The law of the step time, beside what was measured."""
     name = "Histogram of the step time"
     caption = (
-        f"{name}, with its quantiles, of {counted(law.num_samples, 'simulated step')}. "
+        f"{name}, with its quantiles, of {plural(law.num_samples, 'simulated step')}. "
         "Each bar is the share of steps in its bin; the further p95 is from p50, the more they "
         "vary."
     )
@@ -134,7 +134,7 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
     expected = None if future is None else future.intervals(report.levels)
     rows = law_table(law, report.levels, measured and measured.figures, expected)
     steps = None if report.measured is None or len(report.measured) == 1 else report.measured
-    yield figure("law", caption, 3.4, lambda ax: plot.histogram(law, steps, ax=ax))
+    yield svg_figure("law", caption, 3.4, lambda ax: plot.histogram(law, steps, ax=ax))
     yield table(rows, title="The law of the step time")
     if measured is not None:
         yield tag("p", f"Measured: {measured.source}", class_="faint")
@@ -150,7 +150,7 @@ def _diagnosis(diagnosis: Diagnosis) -> Iterable[Block]:
     return *_sentences(diagnosis.lines()), diagnosis.summary(), *diagnosis.changes_tables()
 
 
-def _beside(report: Report, parts: tuple[Part, ...]) -> Iterable[Block]:
+def _beside(report: Report, parts: tuple[StepPart, ...]) -> Iterable[Block]:
     """The parts of a profiled step beside those predicted."""
     assert report.job is not None
     yield beside_table(report.job, parts)
@@ -190,7 +190,7 @@ def _breakdown(throughput: Throughput) -> Iterable[Block]:
         "pipeline rank."
     )
     height = 0.9 + 0.3 * len(parts)
-    yield figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
+    yield svg_figure("breakdown", caption, height, lambda ax: plot.breakdown(parts, ax=ax))
     yield parts_table(parts, "Breakdown of the mean step time")
     yield tag("p", note, class_="faint")
 
@@ -204,7 +204,7 @@ def _sensitivities(sensitivity: Sensitivity) -> Iterable[Block]:
     )
     unit, seconds = ("", "") if sensitivity.unit == "1" else (" s", " (both in seconds)")
     height = 1.0 + 0.32 * min(len(sensitivity.parts), 10)
-    yield figure("sensitivities", caption, height, lambda ax: plot.tornado(sensitivity, ax=ax))
+    yield svg_figure("sensitivities", caption, height, lambda ax: plot.tornado(sensitivity, ax=ax))
     yield (
         f"{sensitivity.objective} is {sensitivity.value}{unit}. Mean: its slope in the part's "
         "latency. Spread: its slope in the part's variability. Gain: by how much it would fall if "
@@ -225,7 +225,7 @@ def _criticality(criticality: Criticality) -> Iterable[Block]:
         "How likely the compute of each stage and microbatch is on the critical path: light is "
         "unlikely, dark is likely. Only what is dark shortens a step when it becomes faster."
     )
-    yield figure("criticality", caption, 3.4, lambda ax: plot.heat_map(criticality, ax=ax))
+    yield svg_figure("criticality", caption, 3.4, lambda ax: plot.heat_map(criticality, ax=ax))
     title, scope = "Criticality of pipeline", "of the pipeline"
     yield table(criticality.summary(), f"ranks {scope}", title=f"{title} ranks", notes=())
     yield table(criticality.summary("stages"), f"stages {scope}", title=f"{title} stages")
@@ -233,8 +233,8 @@ def _criticality(criticality: Criticality) -> Iterable[Block]:
     yield (
         f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; that of data "
         f"parallelism takes {100 * exposed[1]:.2f} %. The figures are from "
-        f"{counted(criticality.num_steps, 'step')}, decided by "
-        f"{counted(round(criticality.num_replicas_seen), 'replica')}."
+        f"{plural(criticality.num_steps, 'step')}, decided by "
+        f"{plural(round(criticality.num_replicas_seen), 'replica')}."
     )
 
 
@@ -245,7 +245,7 @@ def _memory(memory: Memory) -> Iterable[Block]:
         "usable memory of a device, is free."
     )
     height = 1.6 + 0.24 * min(len(memory.ranks), 32)
-    yield figure("memory", caption, height, lambda ax: plot.memory(memory, ax=ax))
+    yield svg_figure("memory", caption, height, lambda ax: plot.memory(memory, ax=ax))
     fits = "fits" if memory.fits else "does not fit"
     yield (
         f"The fullest rank has {memory.fullest.bytes / GIB:.1f} GiB and {fits} a device of "
@@ -262,7 +262,7 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
     )
     of = f", of the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
     text = (
-        f"{counted(len(step.receivers), 'op')} on {counted(step.num_ranks, 'pipeline rank')}{of}; "
+        f"{plural(len(step.receivers), 'op')} on {plural(step.num_ranks, 'pipeline rank')}{of}; "
         f"{len(step.path):,} of them on the critical path, which ends on rank "
         f"{step.last_rank}. "
     )
@@ -273,5 +273,5 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
         for shapes in ax.collections if len(step.receivers) > _MOST_SHAPES else ():
             shapes.set_rasterized(True)
 
-    yield figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
+    yield svg_figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
     yield tag("p", text, *perfetto)

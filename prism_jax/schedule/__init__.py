@@ -9,7 +9,7 @@ from ._custom import (
 from ._evaluate import (
     Timeline as Timeline,
     evaluate as evaluate,
-    latest_ends as latest_ends,
+    group_ends as group_ends,
     replay as replay,
 )
 from ._graph import OpGraph as OpGraph, op_graph as op_graph

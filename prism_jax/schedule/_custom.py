@@ -14,7 +14,7 @@ from .._files import shown, written_whole
 from ..data import read_text
 from ._base import AbstractSchedule, check_positive, described
 from ._needs import find_needs
-from ._ops import Ops, actions_of, ops_of, parse_orders, parts_of, schedule_parts
+from ._ops import ScheduledOps, actions_of, ops_of, parse_orders, parts_of, schedule_parts
 
 
 _MOST_BYTES = 2**23  # A million ops.
@@ -109,7 +109,7 @@ def _check_chains(chains: Sequence[Sequence[int]], num_stages: int) -> tuple[int
     return tuple(first for first, _ in chains)
 
 
-def _is_dual_pipe(ops: Ops, stages: tuple[int, ...]) -> bool:
+def _is_dual_pipe(ops: ScheduledOps, stages: tuple[int, ...]) -> bool:
     """Whether the rank in the middle of a V runs both ways against the direction of one chain.
 
     One chain has the forward of the lower middle stage before that of the upper, and the backwards

@@ -202,7 +202,7 @@ def replay(
     return np.array(starts), np.array(ends)
 
 
-def latest_ends(
+def group_ends(
     graph: OpGraph, latencies: Float[np.ndarray, " ops"], groups: Sequence[Sequence[int]]
 ) -> Float[np.ndarray, " groups"]:
     """When each of some groups of ops has ended, if every op starts as soon as it can."""

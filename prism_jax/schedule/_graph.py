@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from .._ragged import group
 from ._base import AbstractSchedule
 from ._needs import Needs, find_needs
-from ._ops import SEND_RECV, Ops, actions_of, describe, ops_of
+from ._ops import SEND_RECV, ScheduledOps, actions_of, describe_op, ops_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,10 +188,10 @@ def _cycle(nodes: _Nodes, missing: list[int]) -> list[int]:
     return cycle[first:] + cycle[:first]
 
 
-def _describe(ops: Ops, needs: Needs, node: int) -> str:
+def _describe(ops: ScheduledOps, needs: Needs, node: int) -> str:
     """How an error names a node."""
     if node < len(ops.rank):
-        return describe(actions_of(ops)[node], int(ops.rank[node]))
+        return describe_op(actions_of(ops)[node], int(ops.rank[node]))
     send = node - len(ops.rank)
     tensor = "gradient" if needs.backward[send] else "activation"
     return (
@@ -201,7 +201,7 @@ def _describe(ops: Ops, needs: Needs, node: int) -> str:
     )
 
 
-def _asynchronous(ops: Ops, needs: Needs) -> _Nodes:
+def _asynchronous(ops: ScheduledOps, needs: Needs) -> _Nodes:
     """The graph in which send_recvs start at once and occupy no rank."""
     followers = 1 + np.flatnonzero(ops.rank[1:] == ops.rank[:-1])
     transfers = len(ops.rank) + np.arange(len(needs.producer))
@@ -212,7 +212,7 @@ def _asynchronous(ops: Ops, needs: Needs) -> _Nodes:
     )
 
 
-def _blocking(ops: Ops, needs: Needs) -> _Nodes:
+def _blocking(ops: ScheduledOps, needs: Needs) -> _Nodes:
     """The graph in which a send_recv is a rendezvous that blocks both ranks.
 
     A rank is a sequence of compute ops and batches of transfers. Each item waits for the whole item
@@ -248,7 +248,7 @@ def _blocking(ops: Ops, needs: Needs) -> _Nodes:
     return _Nodes(before, after, last)
 
 
-def _check(ops: Ops) -> None:
+def _check(ops: ScheduledOps) -> None:
     for rank, span in enumerate(ops.orders):
         stages = np.unique(ops.stage[span.start : span.stop]).tolist()
         phases = sorted({*ops.phase[span.start : span.stop].tolist()} - {"F", "B"})

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from ._ops import Action, Ops, Parts, actions_of, describe, parts_of
+from ._ops import Action, Parts, ScheduledOps, actions_of, describe_op, parts_of
 
 
 class Needs(NamedTuple):
@@ -23,7 +23,9 @@ class Needs(NamedTuple):
     backward: Bool[np.ndarray, "needs"]
 
 
-def find_needs(ops: Ops, stage_to_rank: tuple[int, ...], chain_starts: tuple[int, ...]) -> Needs:
+def find_needs(
+    ops: ScheduledOps, stage_to_rank: tuple[int, ...], chain_starts: tuple[int, ...]
+) -> Needs:
     """Finds what each op needs, first from its own stage, then from the stages next to it.
 
     An op that another op needs on the same rank must come before it in the order.
@@ -78,7 +80,7 @@ def _without_producers(parts: Parts, num_stages: int, chain_starts: tuple[int, .
 
 
 def _check_places(
-    ops: Ops, parts: Parts, stage_to_rank: tuple[int, ...], maker: np.ndarray
+    ops: ScheduledOps, parts: Parts, stage_to_rank: tuple[int, ...], maker: np.ndarray
 ) -> None:
     """`maker` is the first part that makes the tensor of each part."""
     places = np.array([*stage_to_rank, -1])
@@ -99,7 +101,9 @@ def _check_places(
     raise ValueError(f"{_describe_part(parts, part)} repeats `{token}`; leave one of the two out.")
 
 
-def _check_producers(ops: Ops, parts: Parts, needs: Needs, stage_to_rank: tuple[int, ...]) -> None:
+def _check_producers(
+    ops: ScheduledOps, parts: Parts, needs: Needs, stage_to_rank: tuple[int, ...]
+) -> None:
     producer, consumer = needs.producer, needs.consumer
     # Only a backward-input leaves a backward-weight to do.
     joined = (parts.phase[needs.part] == "W") & (ops.phase[producer] != "I")
@@ -121,7 +125,7 @@ def _check_producers(ops: Ops, parts: Parts, needs: Needs, stage_to_rank: tuple[
 
 def _describe_part(parts: Parts, part: int) -> str:
     action = Action(str(parts.phase[part]), int(parts.stage[part]), int(parts.microbatch[part]))
-    return describe(action, int(parts.rank[part]))
+    return describe_op(action, int(parts.rank[part]))
 
 
 def _describe_need(parts: Parts, needs: Needs, number: int) -> str:

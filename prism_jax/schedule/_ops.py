@@ -44,7 +44,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.phase}{self.microbatch}"
 
 
-def describe(action: Action, rank: int) -> str:
+def describe_op(action: Action, rank: int) -> str:
     """How an error names an op of a rank."""
     return f"`{action.token}` (stage {action.stage}, microbatch {action.microbatch}) on rank {rank}"
 
@@ -65,7 +65,7 @@ def parse_token(token: object, rank: int, position: int) -> Action:
     )
 
 
-class Ops(NamedTuple):
+class ScheduledOps(NamedTuple):
     """The ops of all ranks, rank after rank, each in the order in which its rank runs them.
 
     All but `rank` and `orders` are the fields of an `Action`.
@@ -82,7 +82,7 @@ class Ops(NamedTuple):
 
 # Several functions need the ops of one schedule: its graph, its memory and its mean.
 @ft.lru_cache(maxsize=4)
-def ops_of(schedule: AbstractSchedule) -> Ops:
+def ops_of(schedule: AbstractSchedule) -> ScheduledOps:
     """The ops of a schedule. Raises as `parse_orders`."""
     return parse_orders(schedule.orders())
 
@@ -97,7 +97,7 @@ def phases_of(schedule: AbstractSchedule) -> frozenset[str]:
     return frozenset(phase for phase in (*PHASES, OVERLAPPED) if (phases == phase).any())
 
 
-def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:
+def parse_orders(orders: Sequence[Sequence[object]]) -> ScheduledOps:
     """Reads the tokens of all ranks.
 
     **Raises:**
@@ -115,7 +115,7 @@ def parse_orders(orders: Sequence[Sequence[object]]) -> Ops:
         ]
         dtypes = ["U2"] + [np.int64] * 4
         columns = map(np.array, zip(*actions, strict=True), dtypes)
-    return Ops(
+    return ScheduledOps(
         *columns,
         rank=np.repeat(np.arange(len(orders)), lengths),
         orders=[range(end - n, end) for end, n in zip(ends, lengths, strict=True)],
@@ -138,7 +138,7 @@ def _singles(tokens: Sequence[Any]) -> tuple[Shaped[np.ndarray, "ops"], ...] | N
 
 
 def actions_of(ops: Any) -> list[Action]:
-    """The contents of the tokens of all ops of an `Ops` or an `OpGraph`."""
+    """The contents of the tokens of all ops of an `ScheduledOps` or an `OpGraph`."""
     return list(map(Action, *(getattr(ops, name).tolist() for name in Action._fields)))
 
 
@@ -152,7 +152,7 @@ class Parts(NamedTuple):
     rank: Int[np.ndarray, "parts"]
 
 
-def parts_of(ops: Ops) -> Parts:
+def parts_of(ops: ScheduledOps) -> Parts:
     """The parts of all ops, op after op."""
     pairs = ops.phase == OVERLAPPED
     op = np.repeat(np.arange(len(pairs)), 1 + pairs)

@@ -9,9 +9,9 @@ from ._pool import (
     Pool as Pool,
     Ranks as Ranks,
     Room as Room,
-    group_of as group_of,
     make_pool as make_pool,
     pool_weights as pool_weights,
+    sample_group as sample_group,
 )
 from ._step import (
     STEP_TILES as STEP_TILES,

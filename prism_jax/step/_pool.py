@@ -166,7 +166,7 @@ def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: A
 _arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
 
 
-def group_of(ids: Any) -> Any:
+def sample_group(ids: Any) -> Any:
     """The group of samples, by their ids. Those of a pair, of which importance sampling shifts one,
     are in one group.
     """

@@ -14,7 +14,7 @@ from ._read_kernels import (
 )
 from ._read_ranks import (
     read_profile_traces as read_profile_traces,
-    read_ranks as read_ranks,
+    read_rank_traces as read_rank_traces,
     write_ops as write_ops,
 )
 from ._read_trace import read_trace as read_trace
@@ -34,5 +34,5 @@ from ._trace import (
 )
 from ._where import (
     RankWhere as RankWhere,
-    step_times as step_times,
+    median_step_times as median_step_times,
 )

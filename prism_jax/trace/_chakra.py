@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from .._misc import counted
+from .._misc import plural
 from ._json_array import check_times
 from ._protobuf import message_classes
 from ._spans import MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
@@ -85,13 +85,13 @@ def read_chakra(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
         raise ValueError("it has no nodes; give a Chakra execution trace.")
     if not any(node.duration > 0 for node in nodes):
         raise ValueError(
-            f"none of its {counted(len(nodes), 'node')} has a duration, so no latency is known; "
+            f"none of its {plural(len(nodes), 'node')} has a duration, so no latency is known; "
             "link it with a profiler's trace first."
         )
     timed = [node for node in nodes if node.duration > 0]
     if len(timed) > 1 and len({node.start for node in timed}) == 1:
         raise ValueError(
-            f"its {counted(len(timed), 'node')} with a duration all start at {timed[0].start:g}: "
+            f"its {plural(len(timed), 'node')} with a duration all start at {timed[0].start:g}: "
             "the starts were not recorded; link it with a profiler's trace first."
         )
     spans = SpanList()

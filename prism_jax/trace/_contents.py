@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ._join_ranks import Clocks, set_clocks
 from ._rank_ops import RankOps, ops_of_work
 from ._spans import Kind, RankTrace
@@ -173,9 +173,9 @@ def _pools(durations: dict[tuple[str, str], list[np.ndarray]]) -> list[KernelPoo
 def _verdict(c: Contents, by_runs: bool) -> tuple[list[str], list[str]]:
     """What can and cannot be learned from the traces; `by_runs` as in `RankOps`."""
     where = "on the device" if c.on_device else "on the host, where no device was recorded"
-    steps, missing = counted(c.steps, "step"), counted(len(c.missing), "rank")
+    steps, missing = plural(c.steps, "step"), plural(len(c.missing), "rank")
     apart = "how far the clocks of ranks are apart: they share no collective"
-    graphs = counted(c.graph_launches, "launch", "es")
+    graphs = plural(c.graph_launches, "launch", "es")
     phases = "the phases of a step: the host's operators and ranges are not in it"
     if c.graph_launches and c.phases is None:
         phases = "forward and backward: one graph holds the whole step, so its phases are not known"
@@ -189,13 +189,13 @@ def _verdict(c: Contents, by_runs: bool) -> tuple[list[str], list[str]]:
         (
             c.steps >= _FEWEST_STEPS,
             f"how {steps} differ"
-            + (f"; {counted(c.warm_up, 'step')} before these had a warm-up" if c.warm_up else ""),
+            + (f"; {plural(c.warm_up, 'step')} before these had a warm-up" if c.warm_up else ""),
             f"how steps differ: there {'is' if c.steps == 1 else 'are'} {steps}, and a fit needs "
             f"{_FEWEST_STEPS}",
         ),
         (
             c.training and c.phases,
-            f"the compute of {counted(c.microbatches, 'microbatch', 'es')} of a step on each rank",
+            f"the compute of {plural(c.microbatches, 'microbatch', 'es')} of a step on each rank",
             phases,
         ),
         (
@@ -218,7 +218,7 @@ def _verdict(c: Contents, by_runs: bool) -> tuple[list[str], list[str]]:
         (len(c.ranks) > 1, "", "how ranks differ and what they wait for: there is one rank"),
         (
             c.clocks.matched,
-            f"what {len(c.ranks)} ranks wait for, by {counted(c.clocks.matched, 'collective')}",
+            f"what {len(c.ranks)} ranks wait for, by {plural(c.clocks.matched, 'collective')}",
             apart if len(c.ranks) > 1 else "",
         ),
         (

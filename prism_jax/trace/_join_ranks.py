@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from .._estimate import typical
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ..data import Job, Layout
 from ..schedule import AbstractSchedule
 from ._orders import check_places, numbered
@@ -62,7 +62,7 @@ def join_ranks(
         ranks_of_worker = f"rank{'s' * (len(numbers) > 1)} {' or '.join(numbers[:8])}"
         first = f"replica {d}, stage {s}, {ranks_of_worker}"
         has = "has" if len(absent) == 1 else "have"
-        without = f"{counted(len(absent), 'worker')} of {dp * pp} {has} no trace"
+        without = f"{plural(len(absent), 'worker')} of {dp * pp} {has} no trace"
         if not present:
             raise ValueError(
                 f"{without}, and no replica is whole; the first is {first}; add its trace, or "
@@ -109,7 +109,7 @@ def _workers(
             )
         workers.setdefault(places[ops.rank], ops)
     unused = len(ranks) - len(workers)
-    notes = [f"not used: {counted(unused, 'rank')} with parts of the same layers as another"]
+    notes = [f"not used: {plural(unused, 'rank')} with parts of the same layers as another"]
     return workers, notes if unused else []
 
 

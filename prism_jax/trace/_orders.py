@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ..data import Job
 from ..schedule import TRACED, AbstractSchedule, order_of, parse_token
 from ._spans import RankOp
@@ -124,7 +124,7 @@ def numbered(
     unknown = {op.microbatch for op in ops if op.op in LETTERS and op.stage < 0}
     if schedule is None and max(unknown, default=-1) >= job.schedule.num_microbatches:
         raise ValueError(
-            f"a step has {counted(max(unknown) + 1, 'call')} ops of a kind for "
+            f"a step has {plural(max(unknown) + 1, 'call')} ops of a kind for "
             f"{job.schedule.num_microbatches} microbatches, and their names do not give their "
             "stages; give the schedule that was traced in place of `traced`."
         )

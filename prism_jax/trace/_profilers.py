@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from .._misc import counted, quoted
+from .._misc import plural, quoted
 from ._json_array import read_array
 from ._spans import LEAST_CALL_NS, MOST_NS, UNITS, Kind, Message, RankTrace, SpanList, collective_of
 from ._xla import XlaEvents
@@ -98,7 +98,7 @@ def read_kineto(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
     rank = rank if rank >= 0 else None
     if cut:
         number = sum(reader.events.values())
-        reader.notes.append(f"the file ends early, after {counted(number, 'event')}")
+        reader.notes.append(f"the file ends early, after {plural(number, 'event')}")
     if devices := reader.xla.devices():
         return [
             RankTrace(spans, {} if i else dict(reader.events), 0 if i else size, cut=cut)

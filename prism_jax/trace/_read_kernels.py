@@ -7,7 +7,7 @@ import numpy as np
 
 from .._files import shown
 from .._misc import quoted, unknown_name
-from ..cluster import KINDS, Measured, attention_sizes
+from ..cluster import KINDS, MeasuredLatencies, attention_sizes
 from ._tables import check_rows, collect, columns_of, pl, scanned, with_numbers
 
 
@@ -30,7 +30,7 @@ _MOST, _MOST_SHAPES = 1e15, 10**6
 _ROW = "row of the table"  # A column with the number of each row; no kernel has one of this name.
 
 
-def read_kernels(path: str | os.PathLike[str]) -> list[Measured]:
+def read_kernels(path: str | os.PathLike[str]) -> list[MeasuredLatencies]:
     """Reads measured latencies of kernels from a CSV or Parquet file.
 
     Its rows have `kernel`, `dtype` (which may be empty), `latency_s`, and the sizes of the kernel's
@@ -64,7 +64,7 @@ def check_columns(columns: Iterable[str]) -> None:
             raise ValueError(unknown_name("column", name, allowed))
 
 
-def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
+def measured_kernels(table: "pl.DataFrame", where: str) -> list[MeasuredLatencies]:
     """The rows of a table that `read_kernels` describes, by the table that is fitted to them.
 
     **Arguments:**
@@ -97,7 +97,7 @@ def measured_kernels(table: "pl.DataFrame", where: str) -> list[Measured]:
             if kind == "attention":
                 columns = attention_sizes(table_name.removeprefix("attention_"), **columns)
             labels = (f"{table_name}{colon}{suffix}", str(dtype), case)
-            measured.append(Measured(*labels, columns, seconds[chosen]))
+            measured.append(MeasuredLatencies(*labels, columns, seconds[chosen]))
     return measured
 
 

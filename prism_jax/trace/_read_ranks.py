@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from .._files import Path, check_file, shown, written_whole
-from .._misc import counted, quoted, unknown_name
+from .._misc import plural, quoted, unknown_name
 from ..data import Job, located
 from ..schedule import AbstractSchedule
 from ._chakra import read_chakra
@@ -65,7 +65,7 @@ def read_profile_traces(
 
     As `read_trace`, and `ValueError` for a file that is not a trace of that format.
     """
-    ranks, schedule = read_ranks(path, format, time_unit=time_unit), stated_schedule(job)
+    ranks, schedule = read_rank_traces(path, format, time_unit=time_unit), stated_schedule(job)
     table, job, notes, hints = _joined_ops(ranks, job, schedule, names, path)
     with located(shown(path)):
         trace = trace_of_rows(table.lazy(), job, schedule, *hints[:1])
@@ -83,7 +83,7 @@ def write_ops(
         table.write_parquet(partial)
 
 
-def read_ranks(
+def read_rank_traces(
     path: Path, format: str | None = None, *, time_unit: str | None = None
 ) -> Iterator[RankTrace]:
     """Reads the traces of a job's ranks, one at a time, so that only one of them is in memory.
@@ -194,7 +194,7 @@ def _joined_ops(
                 hint = "one graph holds the whole step, so its phases are not known"
             hint = _ends_early([ops.rank]) if ops.cut else hint
             raise ValueError(
-                f"{shown(path)}: rank {ops.rank} has {counted(len(ops.steps), 'step')}, and no op "
+                f"{shown(path)}: rank {ops.rank} has {plural(len(ops.steps), 'step')}, and no op "
                 f"of them is known by its range or its launch; {hint}."
             )
     notes = [note for ops in ops_of_ranks for note in ops.notes]

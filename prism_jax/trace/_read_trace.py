@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 from jaxtyping import Int
 
-from .._misc import check_type, counted, unknown_name
+from .._misc import check_type, plural, unknown_name
 from ..data import Job
 from ..schedule import AbstractSchedule
 from ._orders import check_places, expected_calls, in_order, stages_of_ranks, stated_schedule
@@ -106,15 +106,14 @@ def trace_of_rows(
     missing = [op for op in needed if op not in start]
     if missing:
         raise ValueError(
-            f"it has no `{missing[0]}`; a trace of {counted(pp, 'stage')} needs "
-            f"{', '.join(needed)}."
+            f"it has no `{missing[0]}`; a trace of {plural(pp, 'stage')} needs {', '.join(needed)}."
         )
     dropped = {reason: number for reason, number in again.items() if number}
     if not complete.all():
         dropped["steps with missing ops"] = int(np.sum(~complete))
     if not complete.any():
         raise ValueError(
-            f"ops are missing in each of {counted(len(steps), 'step')}, for dp = {dp}, pp = {pp} "
+            f"ops are missing in each of {plural(len(steps), 'step')}, for dp = {dp}, pp = {pp} "
             f"and num_microbatches = {microbatches}; {hint}."
         )
     trace = Trace(job, steps, start, end, dropped)
@@ -125,11 +124,11 @@ def trace_of_rows(
 def _check_number(number: int, num_steps: int, job: Job, virtual_stages: int, hint: str) -> None:
     """Raises a `ValueError` for far fewer or far more rows than the steps of this job have ops."""
     dp, pp, microbatches = job.layout.dp, job.layout.pp, job.schedule.num_microbatches
-    cells, steps = num_steps * dp * pp * microbatches, counted(num_steps, "step")
+    cells, steps = num_steps * dp * pp * microbatches, plural(num_steps, "step")
     # A job with many more ops than rows is not the traced one, and its tables may not fit.
     if cells * virtual_stages > _MOST_SPARSE * max(number, 1000):
         raise ValueError(
-            f"it has {counted(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
+            f"it has {plural(number, 'row')}, but dp * pp * num_microbatches = {dp} * {pp} * "
             f"{microbatches} in {steps} are {cells:,} ops; {hint}."
         )
     # A small file may hold the same row many times.

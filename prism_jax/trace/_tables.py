@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._files import Path, check_file, shown
-from .._misc import MOST_QUOTED, counted, quoted
+from .._misc import MOST_QUOTED, plural, quoted
 from ..data import located
 
 
@@ -335,7 +335,7 @@ def with_numbers(frame: "pl.LazyFrame", numbers: list[str], integers: list[str])
 
 
 def rows_have(number: int) -> str:
-    return f"{counted(number, 'row')} {'has' if number == 1 else 'have'}"
+    return f"{plural(number, 'row')} {'has' if number == 1 else 'have'}"
 
 
 def _cell(value: object) -> str:

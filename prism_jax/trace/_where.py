@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .._misc import counted
+from .._misc import plural
 from ._rank_ops import RankOps
 from ._spans import LEAST_CALL_NS, OPTIMIZE, PHASES, Kind, Spans
 from ._steps import NO_STEP, Steps, whole_recording
 from ._trace import COMPUTE, INPUT
-from ._work import COMPUTES, COPIES, TALKS, Work, covered, union, within
+from ._work import COMPUTES, COPIES, TALKS, Work, covered, covered_seconds, union
 
 
 # Exchanges between two stages wait for these; compute cannot hide them.
@@ -44,7 +44,7 @@ _KINDS = tuple(
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class StepSplit:
     """The parts of a step in seconds: in which the device computes, in which it communicates, in
     which it only communicates (copies aside), and in which it does nothing.
     """
@@ -127,7 +127,7 @@ class RankWhere:
     step_times_s: tuple[float, ...]
     step_time_s: float
     step_cv: float | None
-    split: Split | None
+    split: StepSplit | None
     copies_s: float
     own_s: float
     hideable_s: tuple[float, float]
@@ -151,20 +151,22 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
     seconds = steps.seconds
     cover = _Cover(work)
     covers = (cover.computes, cover.talks, cover.either, cover.busy)
-    computes, talks, either, busy = (within(x, steps.start, steps.end) for x in covers)
+    computes, talks, either, busy = (covered_seconds(x, steps.start, steps.end) for x in covers)
     shares = (computes, talks, either - computes, seconds - busy)
     never = np.array([message.name in _NEVER_HIDDEN for message in work.messages] or [False])
     hideable = (work.activity == TALKS) & ~never[work.message]
     hiding, with_compute = (
-        within(covered(work.start[chosen], work.end[chosen]), steps.start, steps.end)
+        covered_seconds(covered(work.start[chosen], work.end[chosen]), steps.start, steps.end)
         for chosen in (hideable, hideable | (work.activity == COMPUTES))
     )
     passes = [(op.step, op.start, op.end) for op in ops.ops if op.op in COMPUTE]
     whole = np.stack([steps.number, steps.start, steps.end], axis=1)
     of_step, *parts = np.array(passes or whole, np.int64).reshape(-1, 3).T
-    own_s = (parts[1] - parts[0]) * 1e-9 - within(cover.either, *parts)
+    own_s = (parts[1] - parts[0]) * 1e-9 - covered_seconds(cover.either, *parts)
     own_s = np.bincount(
-        np.searchsorted(steps.number, of_step), own_s + within(cover.computes, *parts), len(steps)
+        np.searchsorted(steps.number, of_step),
+        own_s + covered_seconds(cover.computes, *parts),
+        len(steps),
     )
     cv = float(times.std() / times.mean()) if len(times) >= 4 else None
     place = steps.of_kernels(work)
@@ -189,7 +191,7 @@ def rank_where(ops: RankOps, spans: Spans, work: Work) -> RankWhere:
         tuple(times.tolist()),
         float(np.median(times)) if len(times) else 0.0,
         cv,
-        Split(*(float(np.median(x)) for x in shares)),
+        StepSplit(*(float(np.median(x)) for x in shares)),
         float(np.median(busy - either)),
         float(np.median(own_s)),
         (float(np.median(hiding)), float(np.median(with_compute - computes))),
@@ -226,7 +228,7 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     talks = np.flatnonzero((work.activity == TALKS) & (place >= 0))
     lasts = (work.end[talks] - work.start[talks]) * 1e-9
-    exposed = lasts - within(cover.computes, work.start[talks], work.end[talks])
+    exposed = lasts - covered_seconds(cover.computes, work.start[talks], work.end[talks])
     alike = collections.defaultdict[tuple, list[int]](list)
     for i, message in enumerate(work.message[talks].tolist()):
         kind, group, ranks, size, dtype = work.messages[message]
@@ -282,7 +284,7 @@ def _idle(spans: Spans, work: Work, steps: Steps) -> dict[str, float]:
     idle, bounds, before = {}, np.zeros((2, 0), np.int64), np.zeros(len(steps))
     for cause, of_cause in causes.items():
         bounds = np.append(bounds, [of_cause.start, of_cause.end], axis=1)
-        sums = of_steps(within(covered(*bounds), low, late) * is_late)
+        sums = of_steps(covered_seconds(covered(*bounds), low, late) * is_late)
         idle[cause], before = sums - before, sums
     idle["launches"] = of_steps(lasts * is_late) - before
     idle |= {"device": of_steps(lasts * (joined & ~is_late)), "unknown": of_steps(lasts * ~joined)}
@@ -311,7 +313,7 @@ def _regions(
     return tuple(Region(*pair) for pair in pairs[:_MOST_REGIONS])
 
 
-def step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
+def median_step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
     """How long each step takes on the median rank, in seconds, of the steps that all ranks have.
 
     **Raises:**
@@ -323,7 +325,7 @@ def step_times(ranks: Sequence[RankWhere]) -> Float[np.ndarray, " steps"]:
         if len(ranks) == 1:
             raise ValueError(NO_STEP)
         raise ValueError(
-            f"The {counted(len(ranks), 'traced rank')} have no step in common; record the same "
+            f"The {plural(len(ranks), 'traced rank')} have no step in common; record the same "
             "steps on all ranks, each in a range such as `ProfilerStep#7`."
         )
     seconds = [dict(zip(rank.step_numbers, rank.step_times_s, strict=True)) for rank in ranks]

@@ -299,7 +299,7 @@ def covered(
     return lambda times: np.interp((times - first).astype(float), (edges - first) * 1.0, lasts)
 
 
-def within(cover: Callable[[np.ndarray], np.ndarray], start, end) -> np.ndarray:
+def covered_seconds(cover: Callable[[np.ndarray], np.ndarray], start, end) -> np.ndarray:
     """The seconds that are covered from each start to its end."""
     return (cover(end) - cover(start)) * 1e-9
 

@@ -33,7 +33,7 @@ _TIED += ("time_size",)
 _STEP, _MOST_STEPS = 64, 2**16
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """A layer, or an end of the model.
 
     **Attributes:**
@@ -103,12 +103,12 @@ class Part(NamedTuple):
         return total.plus(Parameters(self.words * model.vocab_size * model.hidden_size))
 
 
-Parts = tuple[tuple[Part, int], ...]  # Each part with how often it occurs, in order.
+Parts = tuple[tuple[LayerPart, int], ...]  # Each part with how often it occurs, in order.
 
-_PROJECTION = Part((Projection(),), is_layer=False)
+_PROJECTION = LayerPart((Projection(),), is_layer=False)
 
 
-def ends_of(model: Model) -> tuple[Part, Part]:
+def ends_of(model: Model) -> tuple[LayerPart, LayerPart]:
     """The parts before and after all layers. `first` is frozen if the layers behind it are: no
     gradient comes back to it. A head that is tied to it then trains their matrix alone.
 
@@ -116,7 +116,9 @@ def ends_of(model: Model) -> tuple[Part, Part]:
 
     As `layers_of`.
     """
-    first, last = (Part((make_module(model, end),), False) for end in (model.first, model.last))
+    first, last = (
+        LayerPart((make_module(model, end),), False) for end in (model.first, model.last)
+    )
     if not _feeds_frozen(model):
         return first, last
     tied = model.vocab_size * model.tied_embeddings > 0 and isinstance(first.modules[0], Embedding)
@@ -133,7 +135,7 @@ def _feeds_frozen(model: Model) -> bool:
     return behind.sequence_length is None and behind.hidden_size in (None, model.hidden_size)
 
 
-def layers_of(model: Model) -> tuple[Part, ...]:
+def layers_of(model: Model) -> tuple[LayerPart, ...]:
     """All layers of a model, in order.
 
     **Raises:**
@@ -142,11 +144,11 @@ def layers_of(model: Model) -> tuple[Part, ...]:
     """
     make = ft.cache(ft.partial(make_module, model))
     if model.layers is None:
-        return (Part((make("attention"), make("mlp"))),) * model.num_layers
-    parts: list[Part] = []
+        return (LayerPart((make("attention"), make("mlp"))),) * model.num_layers
+    parts: list[LayerPart] = []
     for layer in model.layers:
         sizes = layer.sequence_length, layer.hidden_size, layer.frozen
-        part = Part(tuple(map(make, layer.modules)), True, *sizes, norms=layer.norms or ())
+        part = LayerPart(tuple(map(make, layer.modules)), True, *sizes, norms=layer.norms or ())
         parts += [part] * layer.repeat
     if any(after.frozen and not before.frozen for before, after in it.pairwise(parts)):
         raise ValueError(
@@ -201,7 +203,7 @@ def parts_of_stages(
 
 def recomputed(
     parts: Parts, training: Training, *, back: bool = True
-) -> tuple[tuple[Part, int, bool], ...]:
+) -> tuple[tuple[LayerPart, int, bool], ...]:
     """The parts of a stage with their numbers, and whether the backward recomputes them, as wholes
     or by ops: all layers, or the first ones. With `back`, without those that are frozen, which have
     no backward.
@@ -290,7 +292,7 @@ def has_tables(model: Model) -> bool:
     return any(part.held(model).tables for part in _parts(model))
 
 
-def _parts(model: Model) -> dict[Part, None]:
+def _parts(model: Model) -> dict[LayerPart, None]:
     """All layers and both ends, each once."""
     different = {id(part): part for part in (*layers_of(model), *ends_of(model))}  # Quicker.
     return dict.fromkeys(different.values())

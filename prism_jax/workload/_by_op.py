@@ -10,19 +10,19 @@ router, and grouped products of experts, are not counted and run again. With
 import itertools as it
 from collections import Counter
 
-from ._architecture import Part
+from ._architecture import LayerPart
 from ._block import Kernel, Result, Segment, Segments
 from ._costs import Costs
 from ._parts import segment
 
 
-def kept_results(costs: Costs, part: Part) -> dict[str, float]:
+def kept_results(costs: Costs, part: LayerPart) -> dict[str, float]:
     """The bytes that a layer keeps besides its input; none if it does not recompute by ops."""
     kept, _ = _dealt(costs, part)
     return {"results": sum(result.num_bytes for result in kept)} if kept else {}
 
 
-def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
+def without_kept(costs: Costs, part: LayerPart, segments: Segments) -> Segments:
     """Of the segments of a layer's forward, what runs again. What tensor- and context-parallel
     ranks gather for a product, they gather in the backward anyway.
     """
@@ -46,7 +46,7 @@ def without_kept(costs: Costs, part: Part, segments: Segments) -> Segments:
     return [*map(without_products, segments), segment(products_again)]
 
 
-def _dealt(costs: Costs, part: Part) -> tuple[list[Result], list[Result]]:
+def _dealt(costs: Costs, part: LayerPart) -> tuple[list[Result], list[Result]]:
     """The results that a layer keeps, and those that it makes again."""
     if costs.training.recompute != "by-op" or not part.is_layer:
         return [], []

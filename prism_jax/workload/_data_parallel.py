@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from ..cluster import Group, group_of
-from ._architecture import Part, reads_words_last, recomputed
+from ._architecture import LayerPart, reads_words_last, recomputed
 from ._block import Block, Kernel, Reduction
 from ._costs import Costs
 from ._listed import optimizer_of, tensors_of
@@ -114,7 +114,7 @@ def _buckets(costs: Costs, stages: Stages, stage: int) -> list[tuple[Held, Block
     runs = recomputed(stages.parts[stage], training)
     if sum(count for _, count, _ in runs) > _MOST_BUCKETS:
         most = max(most, sum(whole) / _MOST_BUCKETS)
-    pieces: list[list[tuple[Part, bool]]] = [[]]
+    pieces: list[list[tuple[LayerPart, bool]]] = [[]]
     held = [Held(0.0, 0.0)]
     for part, count, again in reversed(runs):
         of_part = held_of(part.parameters(costs.model), costs.layout)

@@ -12,7 +12,7 @@ import msgspec
 
 from ..cluster import compute_latency
 from ..data import Layout, Model, Training
-from ._architecture import Part, Parts
+from ._architecture import LayerPart, Parts
 from ._block import Kernel, Segments
 from ._costs import Costs
 from ._parts import block, block_mean, rows_of, segment
@@ -89,7 +89,7 @@ class Listed(AbstractModule):
         return _product(costs, last, "forward")
 
 
-def listed(costs: Costs, part: Part) -> Part:
+def listed(costs: Costs, part: LayerPart) -> LayerPart:
     """A layer, or an end, whose modules run op by op, if the job has lists of operators. Modules
     of other kinds, and products in fp8 or float32, keep their kernels.
     """

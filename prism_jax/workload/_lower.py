@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from ._architecture import Part, Parts, recomputed
+from ._architecture import LayerPart, Parts, recomputed
 from ._block import Block, Kernel, Workload
 from ._costs import Costs
 from ._data_parallel import received, reductions_of_ranks, tail
@@ -109,7 +109,7 @@ def _copies(costs: Costs, parts: Parts) -> tuple[Kernel, ...]:
     return (costs.to_host(num_bytes / layers),) if num_bytes else ()
 
 
-def _is_trained(part: Part) -> bool:
+def _is_trained(part: LayerPart) -> bool:
     return part.is_layer and not part.frozen
 
 

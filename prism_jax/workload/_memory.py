@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ._architecture import Part, Parts, recomputed, total_parameters
+from ._architecture import LayerPart, Parts, recomputed, total_parameters
 from ._by_op import kept_results
 from ._costs import Costs
 from ._listed import listed
@@ -272,7 +272,7 @@ def _most(sizes: Sequence[float], number: int) -> float:
     return max((sum(sizes[at : at + number]) for at in range(len(sizes))), default=0.0)
 
 
-def _kept(costs: Costs, part: Part) -> Sizes:
+def _kept(costs: Costs, part: LayerPart) -> Sizes:
     """The activations of one microbatch that a layer, or an end of the model, keeps."""
     parts: Sizes = {}
     for module, norms in part.normed:

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from ..data import Layout
-from ._architecture import Part, parts_of_stages
+from ._architecture import LayerPart, parts_of_stages
 from ._costs import Costs
 from ._parts import rows_of
 from ._units import forward_part
@@ -34,7 +34,7 @@ def model_flop(job: Costs) -> float:
     return total
 
 
-def _forward_flop(alone: Costs, part: Part, kind: str = "") -> float:
+def _forward_flop(alone: Costs, part: LayerPart, kind: str = "") -> float:
     """The floating-point operations of the forward of a layer, or of an end of the model, or of
     its kernels of a kind.
     """

@@ -162,10 +162,10 @@ def _row_mean(kernels: Row) -> float:
 
 def _mean(kernel: Kernel) -> float:
     """The mean latency of a kernel on the rank for which all others wait."""
-    return kernel.mean if kernel.load is None else kernel.mean * fullest(kernel.load)
+    return kernel.mean if kernel.load is None else kernel.mean * fullest_mean(kernel.load)
 
 
-def fullest(load: Load) -> float:
+def fullest_mean(load: Load) -> float:
     """The mean load of the fullest member over that of all, of the law that programs have."""
     from ..loads import mean_of_fullest  # Slow to import, and rarely needed.
 

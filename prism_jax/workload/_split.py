@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from ..data import Layout, Model, ScheduleConfig, Training, balances
 from ._architecture import (
-    Part,
+    LayerPart,
     Parts,
     check_modules,
     ends_of,
@@ -189,7 +189,7 @@ def _least_of_most(
     return np.min(np.maximum(most[starts], ends - ends[starts] + besides), axis=0)
 
 
-def _at_work(model: Model, part: Part) -> float:
+def _at_work(model: Model, part: LayerPart) -> float:
     """The parameters that a token passes through, times the share of passes that run."""
     total = 0.0
     for module in part.modules:

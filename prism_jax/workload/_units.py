@@ -17,7 +17,7 @@ import msgspec
 
 from ..cluster import Group
 from ..data import Training
-from ._architecture import Part, Parts, recomputed
+from ._architecture import LayerPart, Parts, recomputed
 from ._block import Block, Kernel, Segment, Segments, weights_of
 from ._by_op import without_kept
 from ._costs import Costs
@@ -45,7 +45,7 @@ class Unit(NamedTuple):
     copies: tuple[Kernel, ...] = ()
 
 
-def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
+def unit_of(costs: Costs, phase: str, part: LayerPart, again: bool) -> Unit:
     """A unit in a phase of ops, as those of `lower`; `again` says whether its backward recomputes
     it.
     """
@@ -72,7 +72,7 @@ def unit_of(costs: Costs, phase: str, part: Part, again: bool) -> Unit:
     return Unit([*segments, *copied], gathered, reduced)
 
 
-def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
+def forward_part(costs: Costs, part: LayerPart, *, again: bool = False) -> Segments:
     """The segments of the forward of one layer, or end of the model, and microbatch. With `again`,
     it is recomputed for the backward, which may not need its end.
     """
@@ -89,7 +89,7 @@ def forward_part(costs: Costs, part: Part, *, again: bool = False) -> Segments:
     return [*segments, segment(before)]
 
 
-def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True) -> Segments:
+def backward_part(costs: Costs, part: LayerPart, again: bool, *, weights: bool = True) -> Segments:
     """The segments of the backward of one layer, or end of the model, and microbatch. With `again`,
     they include its forward, or what is recomputed of it. Without `weights`, they are those of its
     phase backward-input.
@@ -106,7 +106,7 @@ def backward_part(costs: Costs, part: Part, again: bool, *, weights: bool = True
     return [*segments, segment(before)]
 
 
-def launches(costs: Costs, part: Part) -> float:
+def launches(costs: Costs, part: LayerPart) -> float:
     """How long the host takes to launch a pass through a layer, or an end, in seconds."""
     training = costs.training
     if training.cuda_graphs == "iteration":
@@ -263,7 +263,7 @@ def shared(costs: Costs, held: Held) -> tuple[tuple[float, Group], ...]:
     return tuple((number, group) for number, group in groups if number and group.size > 1)
 
 
-def shared_of_unit(costs: Costs, part: Part) -> tuple[tuple[float, Group], ...]:
+def shared_of_unit(costs: Costs, part: LayerPart) -> tuple[tuple[float, Group], ...]:
     """`shared` of the unsharded parameters of a unit that are trained."""
     return shared(costs, held_of(part.parameters(costs.model), costs.layout))
 
@@ -305,7 +305,7 @@ def scattered(costs: Costs, parameters: float, group: Group) -> Iterator[Kernel]
         yield costs.collective("all_reduce", size / inner.size, peers)
 
 
-def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
+def _collectives(costs: Costs, part: LayerPart, kind: str) -> tuple[Kernel, ...]:
     """The all_gathers of the parameters of a unit, none if each replica has all of them; or the
     reduce_scatters of its gradients, none if they are accumulated first.
     """
@@ -326,7 +326,7 @@ def _collectives(costs: Costs, part: Part, kind: str) -> tuple[Kernel, ...]:
     return tuple(kernel for kernel in named if kernel.mean)
 
 
-def _copies(costs: Costs, part: Part, *, gathered: bool, reduced: bool) -> Segments:
+def _copies(costs: Costs, part: LayerPart, *, gathered: bool, reduced: bool) -> Segments:
     """What a unit moves on its own GPU: parameters after they were `gathered`, and gradients before
     they are `reduced`.
     """

@@ -17,7 +17,7 @@ from ...data import (
 )
 from .._block import Kernel, Linear, Load, Result, Segment, Segments, weights_of
 from .._costs import Costs
-from .._parts import fullest, segment
+from .._parts import fullest_mean, segment
 from ._base import AbstractModule, Parameters
 from ._gather import cast, cast_gradient, gradients
 from ._mlp import MLP, Activation, gate_factor
@@ -219,7 +219,7 @@ class MoE(AbstractModule):
     def activations(self, costs: Costs) -> dict[str, float]:
         routed, ffn, width = self._shape(costs)
         if self.capacity_factor is not None and (load := self._load(costs)) is not None:
-            routed *= fullest(load)  # Further tokens are dropped.
+            routed *= fullest_mean(load)  # Further tokens are dropped.
         hidden = self.latent_size or costs.model.hidden_size
         parts: dict[str, float] = {
             # In float32: the probabilities of all experts, and what the chosen ones scored.

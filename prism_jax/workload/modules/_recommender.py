@@ -159,7 +159,7 @@ class Shards(NamedTuple):
 
 
 @ft.cache
-def place(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[Shards, ...]:
+def place_shards(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[Shards, ...]:
     """The shards of each GPU. Each shard, that with most to look up and send first, goes to the GPU
     with least so far, as by the greedy partitioner of TorchRec's planner.
     """
@@ -184,7 +184,7 @@ def vectors_of(tables: tuple[EmbeddingTable, ...], gpus: int) -> tuple[float, fl
     A GPU looks up its part of the rows or columns for the samples of all GPUs, and sends one sum
     for each: a vector, or its columns.
     """
-    rows, sums, _ = zip(*place(tables, gpus), strict=True)
+    rows, sums, _ = zip(*place_shards(tables, gpus), strict=True)
     copied = sum(table.pooling_factor for table in tables if table.sharding == "data_parallel")
     return copied + gpus * max(rows), gpus * max(sums), sum(sums)
 
@@ -233,7 +233,7 @@ class EmbeddingBags(AbstractFirstModule):
 
     def fullest(self, gpus: int) -> float:
         """The share of the rows that GPUs share on the GPU with the most."""
-        held = [shard.held for shard in place(self.tables, gpus)]
+        held = [shard.held for shard in place_shards(self.tables, gpus)]
         return max(held) / (sum(held) or 1)
 
     def forward(self, costs: Costs, before: list[Kernel]) -> Segments:
