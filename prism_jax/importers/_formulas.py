@@ -1,5 +1,6 @@
 """Formulas of the keys of a configuration, as `models.toml` and `frameworks/` have them: a value
-that begins with `=`, in the syntax of Python's expressions. Only what `formula_value` names can be said.
+that begins with `=`, in the syntax of Python's expressions. Only what `formula_value` names can be
+said.
 """
 
 import ast
