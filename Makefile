@@ -76,10 +76,10 @@ reference: .venv/demo
 	$(BIN)/python docs/job_reference.py
 	$(BIN)/python docs/architecture.py
 
-# The package alone; with what the quick tests need; or with what all tests need.
+# The package with all that a user needs; what the quick tests need; or what all tests need.
 .venv/demo .venv/test .venv/dev: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e '.$(patsubst %,[%],$(filter-out demo,$(@F)))'
+	$(INSTALL) -e '.[$(patsubst demo,all,$(@F))]'
 	touch $@ $(if $(filter dev,$(@F)),.venv/test) .venv/demo
 
 clean:

@@ -243,8 +243,9 @@ def progress_bar(
     **Arguments:**
 
     - `total`: the amount of work.
-    - `show`: whether to show a bar. It appears after a second, and disappears at the end. A command
-        that tells its progress by lines tells that of the outermost work in any case.
+    - `show`: whether to show a bar. It appears after a second, and disappears at the end. Without
+        tqdm, lines take its place. A command that tells its progress by lines tells that of the
+        outermost work in any case.
     - `task`, `unit`: the name of the work, and its unit.
     """
     if _by_lines and (show or not _shown):
@@ -254,8 +255,12 @@ def progress_bar(
     if not show:
         yield lambda count: None
         return
-    from tqdm import tqdm
-
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        with _told_by_lines(total, task, unit, show) as advance:
+            yield advance
+        return
     large = total is None or total >= 1000
     look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
     with said_how_far(None, False), tqdm(total=total, desc=task, **look) as bar:
@@ -272,8 +277,10 @@ _doing = ""
 
 
 @contextlib.contextmanager
-def _told_by_lines(total: int | None, task: str, unit: str) -> Iterator[Callable[[float], object]]:
-    """As `progress_bar`, for the lines of a command."""
+def _told_by_lines(
+    total: int | None, task: str, unit: str, show: bool = False
+) -> Iterator[Callable[[float], object]]:
+    """As `progress_bar`, for the lines of a command or, with `show`, of this work."""
     done = 0.0
 
     def advance(count: float) -> None:
@@ -286,7 +293,7 @@ def _told_by_lines(total: int | None, task: str, unit: str) -> Iterator[Callable
         progress = "" if total is None else f"{done:,.0f} of "
         return f"{task}: {progress}{plural(round(done) if total is None else total, unit)}"
 
-    with said_how_far(told, False):
+    with said_how_far(told, show):
         yield advance
 
 

@@ -136,7 +136,7 @@ def test_a_platform_that_jax_lacks_is_one_sentence(monkeypatch, capsys):
     assert main(["simulate", "examples/job.toml", "--samples", "64"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "pip install 'prism-jax[cuda13]'" in told
+    assert 'pip install "prism_jax[cuda13]"' in told
 
 
 def test_doctor_compares_a_law_and_a_derivative(monkeypatch):

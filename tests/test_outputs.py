@@ -51,7 +51,12 @@ def test_all_commands_that_write_are_checked():
 @pytest.mark.parametrize(("line", "names"), _WRITES.items(), ids=lambda line: str(line).split()[0])
 def test_no_command_replaces_a_file_unasked(line, names, tmp_path, monkeypatch, capsys):
     make_parser()  # Imports all commands, so that none keeps a function that is replaced here.
-    for function in ("cli._load.load", "data.load_job", "importers.import_job", "trace.read_rank_traces"):
+    for function in (
+        "cli._load.load",
+        "data.load_job",
+        "importers.import_job",
+        "trace.read_rank_traces",
+    ):
         monkeypatch.setattr(f"prism_jax.{function}", lambda *_: pytest.fail("something was read"))
     words = [word.replace("OUT", str(tmp_path / "out")) for word in line.split()]
     (out,) = (word for word in words if word.startswith(str(tmp_path)))

@@ -352,7 +352,7 @@ def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match="known are B, F"):
         plot.heat_map(_criticality(), phase="W")
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    with pytest.raises(ImportError, match=r"pip install 'prism-jax\[plot\]'"):
+    with pytest.raises(ImportError, match=r'pip install "prism_jax\[plot\]"'):
         plot.cdf(_LAW)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .documents import ROOT, blocks
@@ -63,7 +64,7 @@ def newest(folder: Path) -> None:
 def lowest(folder: Path) -> None:
     """What the module says of `lowest`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = project["dependencies"] + project["optional-dependencies"]["test"]
+    bounds = [*project["dependencies"], *_bounds(project["optional-dependencies"], "test")]
     pins = [bound.replace(">=", "==") for bound in bounds]
     jax = next(pin for pin in pins if pin.startswith("jax="))
     version = project["requires-python"].removeprefix(">=")
@@ -73,6 +74,16 @@ def lowest(folder: Path) -> None:
         return
     commands, checkout = _installed(python, folder, [*pins, jax.replace("jax", "jaxlib")])
     _run(commands / "pytest", *_TESTS, "-m", "newest and not slow", folder=checkout)
+
+
+def _bounds(extras: Mapping[str, Sequence[str]], extra: str) -> Iterator[str]:
+    """What an extra needs, and those that it names."""
+    for bound in extras[extra]:
+        if names := re.fullmatch(r"prism-jax\[(.+)\]", bound):
+            for name in names[1].split(","):
+                yield from _bounds(extras, name)
+        else:
+            yield bound
 
 
 def _installed(python: str, folder: Path, pins: list[str]) -> tuple[Path, Path]:

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from .._installed import needed
 from .._interrupt import progress_bar
 from .._misc import plural
 from .._summary import Column, Shown, Table
@@ -64,8 +65,7 @@ class Criticality(Shown):
 
     def table(self, of: str = "ops") -> Any:
         """A polars frame of the `ops`, `stages` or `ranks`, the most probable first."""
-        import polars as pl
-
+        pl = needed("polars")
         if of not in ("ops", "stages", "ranks"):
             raise ValueError(f"`of={of!r}` must be 'ops', 'stages' or 'ranks'.")
         frame = pl.DataFrame(getattr(self, of))
@@ -80,14 +80,17 @@ class Criticality(Shown):
             f"{plural(round(self.num_replicas_seen), 'replica')}; exposed communication "
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
-        import polars as pl
-
+        held = getattr(self, of)
+        rows = [
+            dict(zip(held, row, strict=True))
+            for row in zip(*(column.tolist() for column in held.values()), strict=True)
+        ]
         columns = (
             Column(of.removesuffix("s")),
             Column("on the critical path", "probability", "", "%", "standard_error", 100),
             Column("share of the step", "share", ".2f", "%", scale=100),
         )
-        return Table(columns, pl.DataFrame(getattr(self, of)).to_dicts(), title)
+        return Table(columns, rows, title)
 
 
 def criticality(

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from .._estimate import Estimate
+from .._installed import needed
 from .._interrupt import progress_bar
 from .._misc import bisect
 from ..engine import simulated_steps
@@ -63,8 +64,7 @@ class Improvement:
 
     def table(self) -> Any:
         """A polars frame with a row for each part, the largest share first."""
-        import polars as pl
-
+        pl = needed("polars")
         frame = pl.DataFrame({"part": [*self.removed], "removed [1]": [*self.removed.values()]})
         return frame.sort("removed [1]", descending=True, maintain_order=True)
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from .._installed import needed
 from ..engine import critical_paths, simulated_steps
 from ..maxplus import critical_ops, edges_of, op_ends, predecessors_of
 from ..program import Program
@@ -52,8 +53,7 @@ class SampledStep:
 
     def table(self) -> Any:
         """A polars frame of the ops, in the order of their starts."""
-        import polars as pl
-
+        pl = needed("polars")
         frame = pl.DataFrame(self.ops).sort("start_s", "rank", maintain_order=True)
         return frame.rename({"start_s": "start [s]", "end_s": "end [s]"})
 

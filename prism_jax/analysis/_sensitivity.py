@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from .._estimate import Estimate
+from .._installed import needed
 from .._interrupt import progress_bar
 from .._summary import Column, Shown, Table
 from ..program import Program
@@ -87,8 +88,7 @@ class Sensitivity(Shown):
 
     def table(self) -> Any:
         """A polars frame with a row for each part and the unit in each header."""
-        import polars as pl
-
+        pl = needed("polars")
         rows = []
         for part in self.parts:
             row: dict[str, Any] = {"group": part.group, "name": part.name}

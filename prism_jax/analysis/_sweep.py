@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._files import read_file, shown, written_whole
+from .._installed import needed
 from .._interrupt import progress_bar
 from .._misc import check_type, quoted, unknown_name
 from ..engine import simulate
@@ -88,11 +89,12 @@ def sweep(
     for name, choices in overrides.items():
         _parameter(program, name)
         _check_numbers(name, choices)
-    values = grid(overrides)
+    pl, values = needed("polars"), grid(overrides)
     points = Points(values, values, ft.partial(_with_values, program), digest(program))
-    return sweep_points(
+    rows = sweep_points(
         points, num_samples=num_samples, key=key, out=out, executor=executor, progress=progress
     )
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -154,10 +156,8 @@ def sweep_points(
     executor: Executor | None = None,
     shard: tuple[int, int] = (1, 1),
     progress: bool = False,
-) -> Any:
-    """`sweep`, over any points."""
-    import polars as pl
-
+) -> list[Row]:
+    """`sweep`, over any points, as dictionaries."""
     chunks = points.chunks(shard)
     numbers = sorted(number for chunk in chunks for number in chunk)
     folder = None if out is None else pathlib.Path(out)
@@ -181,7 +181,7 @@ def sweep_points(
                 if folder is not None:
                     write_part(folder, done[number], digest)
                 advance(1)
-    return pl.DataFrame([done[number] for number in numbers], infer_schema_length=None)
+    return [done[number] for number in numbers]
 
 
 def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array") -> list[Row]:
@@ -252,8 +252,7 @@ def open_parts(folder: pathlib.Path, digest: str, noun: str = "sweep") -> dict[i
     `ValueError` for a folder that holds something else, or a row that is not as `write_part` wrote
     it for the same digest.
     """
-    import polars as pl
-
+    pl = needed("polars")
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`{shown(folder)}` is a file; give a folder for the rows of the {noun}.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -305,8 +304,7 @@ def write_part(folder: pathlib.Path, row: Row, digest: str) -> None:
 
     `OSError` if it cannot be written, such as to a full disk.
     """
-    import polars as pl
-
+    pl = needed("polars")
     written = io.BytesIO()
     pl.DataFrame([row]).write_parquet(written)
     content = written.getvalue()

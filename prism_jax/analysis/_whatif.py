@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._estimate import Estimate
+from .._installed import needed
 from .._misc import check_type, plural, unknown_name
 from .._summary import Column, Shown, Table
 from ..engine import SimulatedSteps, check_program, simulated_steps
@@ -75,8 +76,7 @@ class WhatIf(Shown):
 
     def table(self) -> Any:
         """A polars frame with a row for each scenario and figure, with 95 % intervals."""
-        import polars as pl
-
+        pl = needed("polars")
         rows = []
         for scenario, figures in self.changes.items():
             for name, change in figures.items():

@@ -215,7 +215,7 @@ def sweep(args: Args) -> Output:
         _tell_duration(args, grid)
     grid, jobs, left_out = _jobs_of(args, grid, ft.partial(_job_of, args))
     try:
-        frame = _simulated(args, grid, jobs)
+        done = _simulated(args, grid, jobs)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         if args.out is None:
             raise
@@ -228,7 +228,7 @@ def sweep(args: Args) -> Output:
             "the others."
         ) from None
     _load.tell_notes(jobs)
-    rows = plain(frame.to_dicts())
+    rows = plain(done)
     with progress_bar(len(rows), _load.wants_progress(args), "throughput", "row") as advance:
         _with_throughput(rows, jobs, advance)
     sizes = {f"row {i}": job.layout.world_size for i, job in enumerate(jobs)}

@@ -13,6 +13,7 @@ import prism_jax as prism
 
 from .. import data
 from .._files import shown
+from .._installed import needed
 from .._misc import plural, quoted
 from .._summary import GIB, Column, Table, plain
 from . import _load
@@ -308,8 +309,7 @@ def _range_text(ranges: dict[str, list[float]]) -> str:
 
 def _prediction_of(text: str, tables: list[Any]) -> dict[str, Any]:
     """What a table predicts for a shape, and which of its sizes lie beyond the fitted range."""
-    import polars as pl
-
+    pl = needed("polars")
     kernel, *words = text.split() or [""]
     dtype = words.pop(0) if words and "=" not in words[0] else ""
     sizes = {name: _size(value) for name, _, value in (word.partition("=") for word in words)}

@@ -11,6 +11,7 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown, written_whole
+from .._installed import needed
 from .._misc import plural, quoted, unknown_name
 from .._summary import picked_attributes
 from ..data import convert, load_job
@@ -183,6 +184,8 @@ def place(args: Args) -> Output:
 
     example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """
+    if args.out is not None:
+        needed("polars")  # Before the search.
     job = _load.load(args)
     devices, factors = _load.devices_per_node(job), None
     if args.factors is not None:

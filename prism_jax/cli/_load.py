@@ -221,7 +221,7 @@ def devices_of_jax() -> list[Any]:
         on = f" on JAX_PLATFORMS={quoted(chosen)}" if chosen else ""
         raise ValueError(
             f"JAX finds no device that works{on} ({problem}); install what it needs, such as "
-            "`pip install 'prism-jax[cuda13]'` for NVIDIA GPUs, or choose JAX_PLATFORMS=cpu."
+            '`pip install "prism_jax[cuda13]"` for NVIDIA GPUs, or choose JAX_PLATFORMS=cpu.'
         ) from None
 
 

@@ -10,10 +10,15 @@ import keyword
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from .._installed import Group, named, names_of
 from .._interrupt import check_interrupt, ending_at_interrupt, on_terminal, said_to_work
 
+
+if TYPE_CHECKING:
+    from ._options import Command
 
 # The file of each command, which is the function of its name there; in the order of `--help`.
 # fmt: off
@@ -97,7 +102,7 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
             return 1
         print(output.printed(args))
         sys.stdout.flush()
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         # What is in the way of an import is listed whole.
         reasons = getattr(error, "reasons", ())
         _tell(str(error), _MOST_CHARACTERS + sum(len(reason) + 2 for reason in reasons))
@@ -138,9 +143,11 @@ def _tell(sentence: str, most: int = _MOST_CHARACTERS) -> None:
 
 
 def make_parser(
-    names: Iterable[str] = COMMANDS,
+    names: Sequence[str] = (),
 ) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """The parser of the command line, and the parser of each command, of all or some."""
+    """The parser of the command line, and the parser of each command: of some or, by default, of
+    all, also of those that other packages add.
+    """
     from .. import __version__
     from .._cache import VARIABLE
 
@@ -151,9 +158,14 @@ def make_parser(
     )
     parser.add_argument("--version", action="version", version=f"prism-jax {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    for name in names:
-        function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
-        command = getattr(importlib.import_module(f"{__package__}._{COMMANDS[name]}"), function)
+    for name in names or names_of(_added(), COMMANDS):
+        try:
+            command = _command(name)
+        except ImportError as error:  # One that cannot be imported leaves the others as they are.
+            if names:
+                raise
+            _tell(str(error))
+            continue
         about = command.about
         sub = commands.add_parser(
             name,
@@ -174,6 +186,21 @@ def make_parser(
     return parser, commands.choices
 
 
+def _command(name: str) -> "Command":
+    """The command of a name, of this package or another."""
+    if name not in COMMANDS:
+        return named(_added(), {}, name)
+    function = name.replace("-", "_") + "_" * keyword.iskeyword(name)
+    return getattr(importlib.import_module(f"{__package__}._{COMMANDS[name]}"), function)
+
+
+def _added() -> Group:
+    """The commands that other packages add."""
+    from ._options import Command
+
+    return Group("commands", "command", Command)
+
+
 def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """The options of a parser by their long names."""
     return {
@@ -187,12 +214,14 @@ def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     from .._misc import unknown_name
 
+    names = names_of(_added(), COMMANDS)
     if not arguments:
-        raise ValueError(f"No command was given; use one of {', '.join(COMMANDS)}.")
+        raise ValueError(f"No command was given; use one of {', '.join(names)}.")
     name = arguments[0]
-    if not name.startswith("-") and name not in COMMANDS:
-        raise ValueError(unknown_name("command", name, COMMANDS))
-    parser, commands = make_parser([name] if name in COMMANDS else COMMANDS)
+    is_option = name.startswith("-")
+    if not is_option and name not in names:
+        raise ValueError(unknown_name("command", name, names_of(_added(), COMMANDS)))
+    parser, commands = make_parser([] if is_option else [name])
     args, unknown = parser.parse_known_args(arguments)
     for word in unknown:
         if word.startswith("--") and name in commands:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._installed import needed
 from .._misc import quoted
 from ..data import parse_toml
 from ._shell import run_script
@@ -255,8 +256,7 @@ def parse_yaml(text: str) -> Any:
 
     A `ValueError` of one clause that names the line.
     """
-    import yaml
-
+    yaml = needed("yaml")
     try:
         return yaml.load(text, _loader())
     except yaml.MarkedYAMLError as error:
@@ -271,8 +271,7 @@ def _loader() -> Any:
     """Reads all values but truth values and nothing as texts: YAML 1.1 takes `1e-5` for a text, and
     `no` for a truth value. It makes no other objects, as a `SafeLoader`, and no tag does.
     """
-    import yaml
-
+    yaml = needed("yaml")
     base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     Loader: Any = type("Loader", (base,), {})
     values = {"true": True, "false": False, "null": None, "~": None, "": None, "none": None}

@@ -28,12 +28,17 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from .._files import shown
+from .._installed import Group, named, names_of
 from .._misc import quoted
+from ..data import located
 from ._documents import Document
 from ._formulas import NO_VALUE, formula_value, keys_of, parsed, parsed_text
 from ._problems import Problems, Reader, is_off
 
 
+# What a package adds is the path of its table.
+_GROUP = Group("importers", "framework", pathlib.Path)
 # The most percent of a step that is left out with a note.
 MOST_LEFT_OUT = 10
 # Of the keys of a file, how many say whose it is.
@@ -125,14 +130,12 @@ def usual(name: str) -> str:
 
 @ft.cache
 def framework(name: str) -> Framework:
-    """A framework by its name.
-
-    **Raises:**
-
-    `KeyError` if there is no table of it.
-    """
-    path = pathlib.Path(__file__).with_name("frameworks") / f"{name}.toml"
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    """A framework by its name. Raises as `named`, or a `ValueError` for a table that is damaged."""
+    path = named(_GROUP, _tables(), name)
+    with located(shown(path)):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        if missing := [key for key in ("marks", "title") if key not in table]:
+            raise ValueError(f"the key `{missing[0]}` is missing; add it.")
     base = framework(table["like"]) if "like" in table else Framework("", {}, {}, ())
     meanings, own_values = dict(base.meanings), table.get("values", {})
     for part in ("values", "computed"):
@@ -155,9 +158,14 @@ def framework(name: str) -> Framework:
 
 @ft.cache
 def framework_names() -> tuple[str, ...]:
-    """The names of all frameworks."""
-    folder = pathlib.Path(__file__).with_name("frameworks")
-    return tuple(sorted(path.stem for path in folder.iterdir() if path.suffix == ".toml"))
+    """The names of all frameworks, including those that other packages add."""
+    return tuple(names_of(_GROUP, _tables()))
+
+
+def _tables() -> dict[str, pathlib.Path]:
+    """Those of this package, by their names, in the order of these."""
+    paths = pathlib.Path(__file__).with_name("frameworks").glob("*.toml")
+    return dict(sorted((path.stem, path) for path in paths))
 
 
 def framework_of(document: Document) -> Framework | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._estimate import Estimate
+from .._installed import needed
 from .._misc import plural
 from .._summary import GIB
 from ..analysis import Jackknifed, combined
@@ -116,8 +117,7 @@ class Ranking:
 
     def table(self) -> Any:
         """A polars frame with a row for each layout, the best first."""
-        import polars as pl
-
+        pl = needed("polars")
         rows = [
             {
                 "layout": layout.job.name,

@@ -19,7 +19,7 @@ from ..data import (
     Training,
     load_software,
 )
-from ..schedule import schedules
+from ..schedule import schedule_class
 from ..workload import check_split, has_experts, has_tables
 
 
@@ -130,9 +130,9 @@ def _pipelines(question: Question, pp: int) -> Iterator[ScheduleConfig]:
     """The schedules, and how the layers are distributed over their stages. If the stages do not
     divide the layers, the embedding and the head count as one layer each, as in Megatron-LM.
     """
-    layers, known = question.model.num_layers, schedules()
+    layers = question.model.num_layers
     for kind in question.space.schedule:
-        fields: Any = dataclasses.fields(known[kind])  # pyright: ignore
+        fields: Any = dataclasses.fields(schedule_class(kind))  # pyright: ignore
         several = "virtual_stages" in [field.name for field in fields]
         if several and pp == 1:
             continue
@@ -157,7 +157,7 @@ def _splits(question: Question, layout: Layout, config: ScheduleConfig) -> bool:
 
 def layout_variants(question: Question, layout: Layout, config: ScheduleConfig) -> Iterator[Job]:
     """The layout with all microbatch sizes, kinds of sharding and kinds of recomputation."""
-    space, order = question.space, schedules()[config.kind]
+    space, order = question.space, schedule_class(config.kind)
     of: dict[str, Any] = {
         "model": question.model,
         "cluster": question.cluster,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._estimate import Estimate
+from .._installed import needed
 from .._interrupt import progress_bar
 from .._summary import Shown, Table
 from ..analysis import (
@@ -72,8 +73,7 @@ class Placement(Shown):
 
     def table(self) -> Any:
         """A polars frame with a row for each place."""
-        import polars as pl
-
+        pl = needed("polars")
         return pl.DataFrame(self.places).rename({"factor": "factor [1]"})
 
     def summary(self) -> Table:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from .._installed import needed
 from .._misc import as_step_times, unknown_name
 
 
@@ -21,15 +22,9 @@ def axes(ax: Any, size: tuple[float, float] = (7.0, 3.2)) -> Any:
 
     `ImportError` if matplotlib is not installed; `ValueError` if `ax` is not axes.
     """
-    try:
-        from matplotlib.axes import Axes
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "Plots need matplotlib, which is not installed; run `pip install 'prism-jax[plot]'`."
-        ) from None
+    Axes = needed("matplotlib.axes").Axes
     if ax is None:
-        return _new_axes(Figure, size)
+        return _new_axes(needed("matplotlib.figure").Figure, size)
     if not isinstance(ax, Axes):
         raise ValueError(
             f"`ax` is a {type(ax).__name__}; give matplotlib's axes, or leave `ax` out to get new "

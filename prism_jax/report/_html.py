@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .._installed import needed
 from .._summary import Table, number_of
 
 
@@ -99,15 +100,10 @@ def resource(name: str) -> str:
 
 
 def check_matplotlib() -> None:
-    """Raises a `ValueError` if matplotlib is not installed; called before the simulation."""
-    try:
-        # What figures need, so that a page is written at once after Ctrl-C.
-        from matplotlib.figure import Figure as Figure
-    except ImportError:
-        raise ValueError(
-            "A report needs matplotlib, which is not installed; run `pip install "
-            "'prism-jax[plot]'`."
-        ) from None
+    """Raises an `ImportError` if matplotlib is not installed; called before the simulation."""
+    needed(
+        "matplotlib.figure"
+    )  # What figures need, so that a page is written at once after Ctrl-C.
 
 
 def svg_figure(name: str, caption: str, height: float, draw: Callable[[Any], Any]) -> Markup:

@@ -39,7 +39,7 @@ def save_html(report: Report, path: str | os.PathLike[str]) -> None:
 
     **Raises:**
 
-    `OSError` if the file cannot be written; `ValueError` if matplotlib is not installed.
+    `OSError` if the file cannot be written; `ImportError` if matplotlib is not installed.
     """
     text = html_page(report)
     with written_whole(path) as partial:
@@ -60,7 +60,7 @@ def html_page(report: Report) -> str:
 
     **Raises:**
 
-    `ValueError` if matplotlib is not installed.
+    `ImportError` if matplotlib is not installed.
     """
     check_matplotlib()
     of = report.of

@@ -36,6 +36,7 @@ from ._registry import (
     TRACED as TRACED,
     make_schedule as make_schedule,
     order_of as order_of,
+    schedule_class as schedule_class,
     schedule_name as schedule_name,
     schedules as schedules,
 )

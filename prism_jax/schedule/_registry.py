@@ -2,17 +2,28 @@
 
 import dataclasses
 
-from .._misc import subclasses, unknown_name
+from .._installed import Group, all_named, named, names_of
+from .._misc import subclasses
 from ..data import Layout, ScheduleConfig, Training
 from ._base import AbstractSchedule
 from ._custom import CustomSchedule, ForwardOnly, places
 
 
 TRACED = "traced"  # The kind of schedule whose order is taken from a trace.
+_GROUP = Group("schedules", "schedule", AbstractSchedule)
 
 
 def schedules() -> dict[str, type[AbstractSchedule]]:
-    """The schedules that job files can name, including those of other packages."""
+    """The schedules that job files can name, including those that other packages add."""
+    return all_named(_GROUP, _imported())
+
+
+def schedule_class(name: str) -> type[AbstractSchedule]:
+    """The schedule of a name as job files have it. Raises as `named`."""
+    return named(_GROUP, _imported(), name)
+
+
+def _imported() -> dict[str, type[AbstractSchedule]]:
     return {cls.kind: cls for cls in subclasses(AbstractSchedule) if cls.kind is not None}
 
 
@@ -23,11 +34,13 @@ def schedule_name(text: str) -> str:
 
     A `ValueError` if there is no such schedule.
     """
-    known = schedules()
-    names = [text] if text in known else [n for n in known if _letters(n) == _letters(text)]
-    if not names:
-        raise ValueError(unknown_name("schedule", text, known))
-    return names[0]
+    known = _imported()
+    if text in known:
+        return text
+    alike = (name for name in names_of(_GROUP, known) if _letters(name) == _letters(text))
+    name = next(alike, text)
+    schedule_class(name)  # Raises if there is none.
+    return name
 
 
 def _letters(name: str) -> str:
@@ -58,8 +71,9 @@ def make_schedule(
 
     A schedule.
     """
-    kind, classes = schedule_name(kind), schedules()
-    options = _options(classes[kind])
+    kind = schedule_name(kind)
+    schedule = schedule_class(kind)
+    options = _options(schedule)
     arguments = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
@@ -70,15 +84,13 @@ def make_schedule(
     defaults = {"virtual_stages": 1, "microbatch_group_size": None, "memory_limit": None}
     for name, default in defaults.items():
         if arguments[name] != default and name not in options:
-            having = (
-                schedule for schedule in sorted(classes) if name in _options(classes[schedule])
-            )
-            listed = ", ".join(f"`{schedule}`" for schedule in having)
+            having = sorted(kind for kind, cls in _imported().items() if name in _options(cls))
+            listed = ", ".join(f"`{kind}`" for kind in having)
             raise ValueError(
                 f"The schedule `{kind}` has no `{name}`, but `{name}={arguments[name]!r}` is "
                 f"given; leave it out, or use one of {listed}."
             )
-    return classes[kind](**{name: arguments[name] for name in arguments if name in options})
+    return schedule(**{name: arguments[name] for name in arguments if name in options})
 
 
 def _options(cls: type[AbstractSchedule]) -> set[str]:

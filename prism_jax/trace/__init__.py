@@ -13,11 +13,13 @@ from ._read_kernels import (
     read_kernels as read_kernels,
 )
 from ._read_ranks import (
+    TraceReader as TraceReader,
     read_profile_traces as read_profile_traces,
     read_rank_traces as read_rank_traces,
     write_ops as write_ops,
 )
 from ._read_trace import read_trace as read_trace
+from ._spans import Kind as Kind, RankTrace as RankTrace, SpanList as SpanList
 from ._tables import (
     names_of_columns as names_of_columns,
     read_factors as read_factors,

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from .._installed import needed
 from .._misc import plural
 from ._json_array import check_times
 from ._protobuf import message_classes
@@ -170,8 +171,7 @@ def _nodes(file: BinaryIO) -> Iterator[_Node]:
 
 
 def _nodes_of_protobuf(file: BinaryIO) -> Iterator[_Node]:
-    from google.protobuf.message import DecodeError
-
+    DecodeError = needed("google.protobuf.message").DecodeError
     for number, content in enumerate(_messages(file)):
         try:
             node = message_classes(_SCHEMA)["Node" if number else "Metadata"].FromString(content)

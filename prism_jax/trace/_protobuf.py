@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from .._installed import needed
+
 
 _CLASSES: dict[int, dict[str, Any]] = {}
 
@@ -13,8 +15,10 @@ def message_classes(schema: dict[str, str]) -> dict[str, Any]:
     """
     if id(schema) in _CLASSES:
         return _CLASSES[id(schema)]
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
+    names = ("descriptor_pb2", "descriptor_pool", "message_factory")
+    descriptor_pb2, descriptor_pool, message_factory = (
+        needed(f"google.protobuf.{name}") for name in names
+    )
     file = descriptor_pb2.FileDescriptorProto(name="read.proto", syntax="proto3")
     for message, fields in schema.items():
         table = file.message_type.add(name=message)

@@ -5,10 +5,11 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from .._files import Path, check_file, shown, written_whole
-from .._misc import plural, quoted, unknown_name
+from .._installed import Group, named, names_of
+from .._misc import plural, quoted
 from ..data import Job, located
 from ..schedule import AbstractSchedule
 from ._chakra import read_chakra
@@ -23,12 +24,26 @@ from ._trace import RangeNames, Trace
 from ._xla import read_xplane
 
 
-_Reader = Callable[[BinaryIO, str | None], list[RankTrace]]
-_FORMATS: dict[str, tuple[tuple[str, ...], _Reader]] = {
-    "kineto": ((".json", ".json.gz"), read_kineto),
-    "chakra": ((".et", ".json"), read_chakra),
-    "nsight": ((".sqlite",), read_nsight),
-    "xla": ((".xplane.pb", ".pb"), read_xplane),
+class TraceReader(NamedTuple):
+    """A format of traces.
+
+    **Attributes:**
+
+    - `suffixes`: the ends of the names of its files.
+    - `read`: reads an open file into the traces of its ranks. It also takes the unit of times in
+        the file (`s`, `ms`, `us` or `ns`), or `None` for that of the format.
+    """
+
+    suffixes: tuple[str, ...]
+    read: Callable[[BinaryIO, str | None], list[RankTrace]]
+
+
+_GROUP = Group("readers", "format of traces", TraceReader)
+_FORMATS = {
+    "kineto": TraceReader((".json", ".json.gz"), read_kineto),
+    "chakra": TraceReader((".et", ".json"), read_chakra),
+    "nsight": TraceReader((".sqlite",), read_nsight),
+    "xla": TraceReader((".xplane.pb", ".pb"), read_xplane),
 }
 # The most bytes of a file, because a stream may be endless; and the most ranks.
 _MOST_BYTES, _MOST_RANKS = 2**42, 2**20
@@ -94,9 +109,7 @@ def read_rank_traces(
     `ValueError` if the format is not known, there are no files, a file is not a trace, or two files
     are of the same rank.
     """
-    if format is not None and format not in _FORMATS:
-        raise ValueError(unknown_name("format of traces", format, _FORMATS))
-    suffixes = _FORMATS[format or _format_of(path)][0]
+    suffixes = _reader(format or _format_of(path)).suffixes
     seen: dict[int, str] = {}
     files = _files(path, suffixes)
     for file in files:
@@ -104,7 +117,7 @@ def read_rank_traces(
             own_format, name = format or _format_of(file), os.path.basename(file)
             # The number of a single file of a profiler may be that of a step, or a date.
             is_numbered = own_format == "chakra" or len(files) > 1
-            traces = _FORMATS[own_format][1](content, time_unit)
+            traces = _reader(own_format).read(content, time_unit)
             for i, trace in enumerate(traces):
                 rank = len(seen) if len(traces) > 1 else trace.rank
                 numbers = _RANK.findall(name) or (_CHAKRA.findall(name) if is_numbered else [])
@@ -137,10 +150,14 @@ def _format_of(path: Path) -> str:
     """The format of a file, or of the files of a folder, by their suffixes."""
     name = os.fspath(path)
     names = [entry.name for entry in os.scandir(name)] if os.path.isdir(name) else [name]
-    for format in ("kineto", "chakra", "nsight", "xla"):
-        if any(file.endswith(_FORMATS[format][0]) for file in names):
+    for format in names_of(_GROUP, _FORMATS):
+        if any(file.endswith(_reader(format).suffixes) for file in names):
             return format
     return "kineto"
+
+
+def _reader(format: str) -> TraceReader:
+    return named(_GROUP, _FORMATS, format)
 
 
 @contextlib.contextmanager

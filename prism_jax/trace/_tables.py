@@ -4,7 +4,6 @@ step times, and of how much longer compute takes on each GPU or node.
 
 import contextlib
 import csv
-import importlib
 import math
 import os
 import re
@@ -17,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._files import Path, check_file, shown
+from .._installed import needed
 from .._misc import MOST_QUOTED, plural, quoted
 from ..data import located
 
@@ -28,7 +28,7 @@ class _Lazy:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+        return getattr(needed(self._name), name)
 
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from .._installed import needed
 from ._protobuf import message_classes
 from ._spans import BACKWARD, FORWARD, MOST_NS, OPTIMIZE, Kind, RankTrace, SpanList, Spans, is_copy
 
@@ -108,8 +109,7 @@ def read_xplane(file: BinaryIO, time_unit: str | None = None) -> list[RankTrace]
 
     `ValueError` for a file that cannot be read, or without a device.
     """
-    from google.protobuf.message import DecodeError
-
+    DecodeError = needed("google.protobuf.message").DecodeError
     if time_unit is not None:
         raise ValueError("times of XLA's profiler are in ps; leave out --time-unit.")
     text = file.read(_MOST_OF_A_FILE + 1)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from .._cache import keep_compiled
+from .._installed import needed
 from .._misc import quoted
 
 
@@ -158,8 +159,8 @@ class RayExecutor(cf.Executor):
 
     **Raises:**
 
-    `ValueError` if Ray is not installed, if no cluster answers, or if this process is already
-    connected to a cluster.
+    `ImportError` if Ray is not installed; `ValueError` if no cluster answers, or if this process is
+    already connected to a cluster.
     """
 
     def __init__(
@@ -219,12 +220,7 @@ def _call(keep: bool, function: Callable[..., Any], args: tuple, kwargs: dict[st
 
 def _connected(address: str | None) -> Any:
     """The module `ray`, connected to a cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise ValueError(
-            "Ray is not installed; `pip install 'prism-jax[ray]'`, here and on its machines."
-        ) from None
+    ray = needed("ray")
     if ray.is_initialized():
         raise ValueError("This process is connected to a Ray cluster; call `ray.shutdown()` first.")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # It sends them unless told not to.

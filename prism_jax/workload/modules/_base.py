@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
+from ..._installed import Group, all_named, named
 from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
 from .._block import Kernel, Linear, Open, Result, Segments, weights_of
@@ -261,8 +262,15 @@ class AbstractSampleModule(AbstractModule):
         return []
 
 
+_GROUP = Group("modules", "module", AbstractModule)
+
+
 def modules() -> dict[str, type[AbstractModule]]:
-    """The modules that files can name, including those of other packages."""
+    """The modules that files can name, including those that other packages add."""
+    return all_named(_GROUP, _imported())
+
+
+def _imported() -> dict[str, type[AbstractModule]]:
     return {cls.kind: cls for cls in subclasses(AbstractModule) if cls.kind is not None}
 
 
@@ -284,10 +292,9 @@ def make_module(model: Model, name: str) -> AbstractModule:
     A `ValueError` of one sentence for an unknown kind or key, or an invalid value.
     """
     table = dict((model.modules or {}).get(name, {}))
-    kind, names = table.pop("kind", name), modules()
-    if not isinstance(kind, str) or kind not in names:
-        raise ValueError(unknown_name("module", kind, names))
-    fields = {field.name for field in dataclasses.fields(names[kind])}  # pyright: ignore
+    kind = table.pop("kind", name)
+    cls = named(_GROUP, _imported(), kind if isinstance(kind, str) else quoted(kind))
+    fields = {field.name for field in dataclasses.fields(cls)}  # pyright: ignore
     where = f"model.modules.{name}"
     for key in table:
         if key not in fields:
@@ -296,7 +303,7 @@ def make_module(model: Model, name: str) -> AbstractModule:
     shared = {key: getattr(model, key, None) for key in fields}
     values = {key: value for key, value in shared.items() if value is not None} | table
     try:
-        module = msgspec.convert(values, names[kind])
+        module = msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         missing = message.removeprefix("Object missing required field `")
