@@ -55,11 +55,11 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
         calls.append(changed)
         return simulate(changed, **options)
 
-    monkeypatch.setattr(_sweep, "simulate", dies)
+    monkeypatch.setattr(_sweep, "law_alone", dies)
     with pytest.raises(KeyboardInterrupt):
         sweep(program, grid, **arguments)
     assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
-    monkeypatch.setattr(_sweep, "simulate", lambda p, **o: calls.append(p) or simulate(p, **o))
+    monkeypatch.setattr(_sweep, "law_alone", lambda p, **o: calls.append(p) or simulate(p, **o))
     resumed = sweep(program, grid, **arguments)
     assert len(calls) == 3
     arguments["out"] = None

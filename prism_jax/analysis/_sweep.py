@@ -22,7 +22,7 @@ from .._files import read_file, shown, written_whole
 from .._installed import needed
 from .._interrupt import progress_bar
 from .._misc import check_type, quoted, unknown_name
-from ..engine import simulate
+from ..engine import law_alone
 from ..law import figures
 from ..program import Program, digest
 from ..random import key_data
@@ -188,7 +188,7 @@ def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array"
     """The figures of some programs."""
     rows = []
     for source in sources:
-        law = simulate(program_of(source), num_samples=num_samples, key=key)
+        law = law_alone(program_of(source), num_samples=num_samples, key=key)
         if law.interrupted:
             raise KeyboardInterrupt
         row: Row = {}

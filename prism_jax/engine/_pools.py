@@ -11,7 +11,7 @@ import numpy as np
 
 from .._interrupt import interruptible
 from .._misc import dot
-from ..law import Counted, Errors, counted, errors_by_group, group_sums
+from ..law import Counted, Errors, counted, errors_by_group, grid_of, group_sums
 from ..maxplus import bucket
 from ..random import key_data
 from ..replica import Batch, on_accelerator, tiles
@@ -139,9 +139,9 @@ def room_of(run: Run, draws: Sequence[Draws]) -> Room:
 
 
 class PilotPool(NamedTuple):
-    """A few steps, `(n,)` in seconds, and how many of its replicas a step should look at."""
+    """The grid of a law, and how many of its replicas a step should look at."""
 
-    steps: np.ndarray
+    grid: tuple[float, float]
     looks: int
 
 
@@ -152,10 +152,15 @@ def draw_pilot_pool(run: Run, room: Room) -> PilotPool:
     run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=Plain())
     (drawn,) = drawn_pools(run, [Draws(0, _PILOT, max(_PILOT, 2 * run.num_replicas))])
     room = Room(*map(max, room, room_of(run, [drawn.draws])))
-    steps, looks = steps_that_look(
+    return pilot_of(
         run, lambda looks: pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
-    )
-    return PilotPool(np.asarray(steps.of("times")), looks)
+    )[1]
+
+
+def pilot_of(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> tuple["PooledSteps", PilotPool]:
+    """Steps that look at as many of their replicas as they need, and what they say of others."""
+    steps, looks = steps_that_look(run, steps_of)
+    return steps, PilotPool(grid_of(np.asarray(steps.of("times"))), looks)
 
 
 def steps_that_look(
