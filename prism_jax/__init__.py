@@ -12,6 +12,7 @@ Functions, in the order in which one needs them; `help(prism_jax.simulate)` tell
 - `training_run(program)`: how long a whole run takes.
 - `read_step_times`, `read_log`, `read_trace`: what was measured.
 - `fit_profile`, `calibrate`, `score`: laws of what was measured.
+- `fit_parameters(program, CRPS(steps), where, key=key)`: parameters that explain measured steps.
 """
 
 import importlib

@@ -21,6 +21,7 @@ from .analysis import (
     Wasserstein as Wasserstein,
     criticality as criticality,
     estimate as estimate,
+    fit_parameters as fit_parameters,
     improve as improve,
     sample_step as sample_step,
     scale_kernel as scale_kernel,

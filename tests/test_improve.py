@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from prism_jax.analysis import Exceedance, Quantile, Std, improve, target
-from prism_jax.analysis._improve import _affordable, _descend
+from prism_jax.analysis._improve import _affordable, _best_shares
 from prism_jax.cli import main
 from prism_jax.program import Op, Variability, compile_graph
 from prism_jax.schedule import GPipe
@@ -89,7 +89,7 @@ def test_a_linear_figure_is_lowered_as_far_as_the_budget_goes():
     def value_and_gradient(removed):
         return -float(gains @ removed), -gains
 
-    removed, path = _descend(value_and_gradient, prices, 20.0, 5)
+    removed, path = _best_shares(value_and_gradient, prices, 20.0, 5)
     assert -path[1] == pytest.approx(0.4)
     np.testing.assert_allclose(removed, [0, *[1] * 20])
 

@@ -99,7 +99,7 @@ def test_classes_are_abstract_or_final():
 def test_imports_leave_out_jax_and_slow_libraries():
     script = (
         "import sys, prism_jax.cli._main; print('jax' in sys.modules);"
-        "from prism_jax import *; late = {'tqdm', 'matplotlib', 'scipy.stats'};"
+        "from prism_jax import *; late = {'tqdm', 'matplotlib', 'optax', 'scipy.stats'};"
         "print(simulate.__name__, sorted(late & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ from ._criticality import (
     exposed_data_parallel as exposed_data_parallel,
 )
 from ._estimate import estimate as estimate, step_times as step_times
+from ._fit import Fit as Fit, fit_parameters as fit_parameters
 from ._improve import (
     Improvement as Improvement,
     Target as Target,

@@ -3,8 +3,7 @@
 import dataclasses
 import functools as ft
 import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from ..engine import simulated_steps
 from ..program import Program
 from ._check import check_figure, check_reached
 from ._derivative import figure_gradient
+from ._descent import descend
 from ._figure import Figure, figure, figure_of, figure_value
 from ._jackknife import combined, stacked, withheld
 from ._knobs import check_part_names, factor_slopes, varied
@@ -131,7 +131,7 @@ def improve(
         return result.value, -slopes
 
     with progress_bar(num_iterations + 2, progress, "descent", "iteration") as advance:
-        removed, path = _descend(value_and_gradient, prices, budget, num_iterations)
+        removed, path = _best_shares(value_and_gradient, prices, budget, num_iterations)
     options: dict[str, Any] = {"num_samples": count, "key": of_report}
     options["progress"] = progress
     was = figure(varied(program, {}), objective, **options)
@@ -145,37 +145,42 @@ def improve(
     return Improvement(*plan, before, after, gain, path, count, notes)
 
 
-def _descend(
-    value_and_gradient, prices: np.ndarray, budget: float, num_iterations: int
+def _best_shares(
+    value_and_gradient: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    prices: np.ndarray,
+    budget: float,
+    num_iterations: int,
 ) -> tuple[np.ndarray, list[float]]:
     """The best shares seen, and the value at each iteration.
 
     The variables are amounts of money, so a step moves money between parts by how much each gains
     for it.
     """
+    import optax
 
-    def at(spent: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        value, gradient = value_and_gradient(spent / prices)
-        return value, gradient / prices, spent
+    @ft.cache
+    def at(*spent: float) -> tuple[float, np.ndarray]:
+        value, gradient = value_and_gradient(np.array(spent) / prices)
+        return value, gradient / prices
 
-    even = at(prices * min(budget / prices.sum(), 1))
+    even = prices * min(budget / prices.sum(), 1)
     # Where the figure is linear, this is the optimum.
-    greedy = at(_greedy(even[1], prices, budget))
-    path = [even[0], greedy[0]]
-    point = best = min(even, greedy, key=operator.itemgetter(0))
-    scale = float(np.abs(point[1]).max()) or 1.0
+    greedy = _greedy(at(*even)[1], prices, budget)
+    start = min(even, greedy, key=lambda spent: at(*spent)[0])
+    scale = float(np.abs(at(*start)[1]).max()) or 1.0
     # Not an optimiser that scales each coordinate by itself: its projection would settle elsewhere.
-    rate = 0.5 * min(budget, float(prices.max()))
-    for i in range(num_iterations):
-        _, gradient, before = point
-        decayed = rate * (1 + np.cos(np.pi * i / num_iterations)) / 2
-        spent = _affordable(before - decayed * gradient / scale, prices, budget)
-        if np.abs(spent - before).max() < _SETTLED * budget:
-            break
-        point = at(spent)
-        path.append(point[0])
-        best = min(best, point, key=operator.itemgetter(0))
-    return best[2] / prices, path
+    rate = 0.5 * min(budget, float(prices.max())) / scale
+    path = descend(
+        lambda spent, _: at(*spent),
+        start,
+        optax.sgd(optax.cosine_decay_schedule(rate, num_iterations)),
+        num_iterations + 1,
+        lambda spent: _affordable(spent, prices, budget),
+        _SETTLED * budget,
+    )
+    points = [even, greedy, *path.points[1:]]
+    values = [at(*spent)[0] for spent in points]
+    return points[int(np.argmin(values))] / prices, values
 
 
 def _greedy(gradient: np.ndarray, prices: np.ndarray, budget: float) -> np.ndarray:

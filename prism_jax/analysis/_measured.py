@@ -77,6 +77,16 @@ class Wasserstein(AbstractObjective):
         return beyond - np.mean(beyond)
 
 
+def shares(objective: Any, number: int) -> list[Any]:
+    """The objective against a random share of its measured steps each, up to `number` shares that
+    together are all of them; or as it is, where it has none.
+    """
+    if not isinstance(objective, CRPS | Wasserstein):
+        return [objective] * number
+    measured = np.random.default_rng(0).permutation(objective.measured.value)
+    return [type(objective)(x) for x in np.array_split(measured, min(number, len(measured)))]
+
+
 def _ranks(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The share of `ordered` below each of `at`."""
     sides = [np.searchsorted(ordered, at, side) for side in ("left", "right")]

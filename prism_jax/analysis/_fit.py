@@ -1,0 +1,280 @@
+"""Parameters of a program that lower a figure of the step time most, by its gradient."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, PyTree
+
+from .._interrupt import progress_bar
+from .._misc import quoted, whole_number
+from ..engine import check_program
+from ..program import Program
+from ._check import check_objective, check_reached
+from ._descent import Descent, descend
+from ._estimate import estimate, step_times
+from ._measured import Wasserstein, shares
+from ._objectives import AbstractObjective
+
+
+_RATE = 0.02
+# Standard errors are from so many gradients, each of its own draws and its own measured steps; and
+# from the differences of gradients where a logarithm is this much larger or smaller.
+_GROUPS, _CHANGE = 32, 0.05
+# Newton's method is trusted so far, where no combination of parameters hardly matters.
+_FARTHEST, _LEAST = 0.2, 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """The result of `fit_parameters`.
+
+    **Attributes:**
+
+    - `program`: the program with the fitted parameters: their geometric means over the last tenth
+        of the path, as single steps scatter with the draws.
+    - `path`: `(num_steps,)`, the objective before each step, in its unit.
+    - `num_steps`: how many steps were taken; fewer than were allowed if all bounds are met.
+    - `settled`: whether the last tenth of the path has no slope beyond its noise. Without it, more
+        steps would change the result.
+    - `errors`: the standard errors of the parameters, as `where` picks these. They are those of the
+        draws and, of an objective with measured steps, of these, as if they were independent; of a
+        function of step times, those of the draws alone. `nan` for a parameter at its bound, where
+        the objective has no minimum, and for more parameters than half the steps.
+    """
+
+    program: Program
+    path: Float[np.ndarray, " num_steps"]
+    num_steps: int
+    settled: bool
+    errors: PyTree
+
+
+def fit_parameters(
+    program: Program,
+    objective: AbstractObjective | Callable[..., Any],
+    where: Callable[[Program], Any],
+    *,
+    num_samples: int,
+    key: "jax.Array",
+    optimizer: Any = None,
+    num_steps: int = 200,
+    bounds: tuple[Any, Any] | None = None,
+    common_draws: bool = False,
+    progress: bool = False,
+) -> Fit:
+    """Finds the parameters of a program that minimise a figure of the step time, such as the
+    distance of its law from measured steps, by following its gradient.
+
+    The optimizer moves the logarithms of the parameters, so that they stay positive.
+
+    **Arguments:**
+
+    - `program`: the step, with the values from which the parameters start.
+    - `objective`: what to minimise, such as `CRPS(measured)`; or a function of simulated step
+        times, an array `(num_samples,)` in seconds, that is as smooth in each as `step_times`
+        needs, such as `lambda times: times.std() / times.mean()`.
+    - `where`: picks the parameters, as in `eqx.tree_at`: one array of the program, or a PyTree of
+        them, such as `lambda p: [p.variability.residual[kind].sigma for kind in ("a", "b")]`.
+    - `num_samples`: how many steps to simulate for each step of the fit.
+    - `key`: a `jax.random` key.
+    - `optimizer`: an `optax.GradientTransformation` that needs no function of the parameters. By
+        default, `optax.adam(0.02)`: no parameter changes by much more than 2 % in a step.
+    - `num_steps`: the most steps of the fit.
+    - `bounds`: the least and the largest values: a pair of PyTrees as `where` picks, or of parts of
+        these that hold for all below them, such as one number each. By default, none.
+    - `common_draws`: whether all steps have the same draws. The path is then smooth, and the result
+        rests on `num_samples` simulated steps instead of as many in each step.
+    - `progress`: whether to show a bar on stderr.
+
+    **Returns:**
+
+    A [`Fit`][].
+
+    **Raises:**
+
+    `ValueError` if `where` picks nothing, something that is not a parameter, or a parameter that is
+    not positive; if a parameter starts outside of its bounds; or if the objective or its gradient
+    is not finite.
+
+    **Source:** standard errors are those of minimisers of sums, Huber, "The behavior of maximum
+    likelihood estimates under nonstandard conditions" (1967).
+    """
+    check_program(program, key)
+    if not callable(objective):
+        check_objective(objective)
+    count, most = whole_number(num_samples, "num_samples"), whole_number(num_steps, "num_steps")
+    picked = _picked(program, where)
+    start, (low, high) = jax.tree.map(_log, picked), _log_bounds(bounds, picked)
+    if optimizer is None:
+        import optax
+
+        optimizer = optax.adam(_RATE)
+    task = _Task(program, objective, where, count)
+    path_key, newton_key = jax.random.split(key)
+
+    def at_step(logs: PyTree, step: int) -> tuple[float, PyTree]:
+        draws = path_key if common_draws else jax.random.fold_in(path_key, step)
+        value, slopes = _value_and_slopes(task, logs, draws)
+        if isinstance(objective, AbstractObjective) and step == 0:
+            check_reached(objective, value)
+        advance(1)
+        return value, slopes
+
+    def project(logs: PyTree) -> PyTree:
+        return jax.tree.map(np.clip, logs, low, high)
+
+    with progress_bar(most, progress, "fit", "step") as advance:
+        path = descend(at_step, start, optimizer, most, project)
+    logs, errors = _newton(task, path, low, high, newton_key)
+    fitted = _at(task, logs)
+    errors = jax.tree.map(lambda error, x: error * np.asarray(x), errors, where(fitted))
+    return Fit(fitted, np.array(path.values), len(path.values), path.settled, errors)
+
+
+class _Task(NamedTuple):
+    """What is minimised over the logarithms of the parameters that `where` picks."""
+
+    program: Program
+    objective: Any
+    where: Callable[[Program], Any]
+    num_samples: int
+
+
+def _at(task: _Task, logs: PyTree) -> Program:
+    """The program with other parameters."""
+    old = task.where(task.program)
+    new = jax.tree.map(lambda x, log: jnp.asarray(np.exp(log), x.dtype), old, logs)
+    return eqx.tree_at(task.where, task.program, new)
+
+
+def _value_and_slopes(task: _Task, logs: PyTree, key: "jax.Array") -> tuple[float, PyTree]:
+    """The objective, and its derivative with respect to the logarithms."""
+
+    def figure(program: Program) -> Any:
+        if isinstance(task.objective, AbstractObjective):
+            return estimate(program, task.objective, num_samples=task.num_samples, key=key)
+        return task.objective(step_times(program, task.num_samples, key=key))
+
+    program = _at(task, logs)
+    value, gradient = eqx.filter_value_and_grad(figure)(program)
+    slopes = jax.tree.map(lambda x, slope: np.exp(x) * slope, logs, task.where(gradient))
+    slopes = jax.tree.map(lambda x: np.asarray(x, float), slopes)
+    if not all(np.isfinite(x).all() for x in (value, *jax.tree.leaves(slopes))):
+        raise ValueError(
+            f"The objective is {float(value):g} and its gradient {_listed(slopes)} where the "
+            f"parameters are {_listed(task.where(program))}; set `bounds` or start elsewhere."
+        )
+    return float(value), slopes
+
+
+def _newton(
+    task: _Task, path: Descent, low: PyTree, high: PyTree, key: "jax.Array"
+) -> tuple[PyTree, PyTree]:
+    """The logarithms after a step of Newton's method from their means over the last tenth of the
+    path, and their standard errors.
+
+    The gradient is the mean of those of parts of the measured steps, each with draws of its own, as
+    many in all as in the last tenth of the path; how these scatter gives the errors.
+    """
+    mean = jax.tree.map(lambda *logs: np.mean(logs, axis=0), *path.last_tenth)
+    flat, unravel = ravel_pytree(mean)
+    start, low, high = (np.array(ravel_pytree(x)[0], float) for x in (mean, low, high))
+    free = np.flatnonzero((low + _CHANGE < start) & (start < high - _CHANGE))
+    parts, errors = shares(task.objective, _GROUPS), np.full(len(start), np.nan)
+
+    def tree(x: np.ndarray) -> PyTree:
+        return unravel(jnp.asarray(x, flat.dtype))
+
+    def slopes(task: _Task, x: np.ndarray, key: "jax.Array") -> np.ndarray:
+        return np.asarray(ravel_pytree(_value_and_slopes(task, tree(x), key)[1])[0], float)[free]
+
+    # The derivative of a Wasserstein distance jumps, so it tells no distance from the minimum.
+    jumps = isinstance(task.objective, Wasserstein)
+    if jumps or not 0 < 2 * len(free) <= len(path.values):
+        return tree(start), tree(errors)
+    changes = _CHANGE * np.eye(len(start))[free]
+    curvature = np.array(
+        [slopes(task, start + by, key) - slopes(task, start - by, key) for by in changes]
+    )
+    curvature = (curvature + curvature.T) / (4 * _CHANGE)
+    draws = max(task.num_samples * len(path.last_tenth) // len(parts), 1)
+    of_parts = np.array(
+        [
+            slopes(task._replace(objective=part, num_samples=draws), start, draw)
+            for part, draw in zip(parts, jax.random.split(key, len(parts)), strict=True)
+        ]
+    )
+    eigenvalues = np.linalg.eigvalsh(curvature)
+    if eigenvalues[0] > _LEAST * eigenvalues[-1]:
+        inverse = np.linalg.inv(curvature)
+        step = -inverse @ of_parts.mean(axis=0)
+        if np.max(np.abs(step)) < _FARTHEST:
+            scatter = np.atleast_2d(np.cov(of_parts.T)) / len(parts)
+            start[free] = np.clip(start[free] + step, low[free], high[free])
+            errors[free] = np.sqrt(np.diag(inverse @ scatter @ inverse))
+    return tree(start), tree(errors)
+
+
+def _picked(program: Program, where: Callable[[Program], Any]) -> PyTree:
+    """The parameters that `where` picks, which are positive."""
+    picked = where(program)
+    leaves = jax.tree.leaves(picked)
+    if not leaves or not all(eqx.is_inexact_array(leaf) for leaf in leaves):
+        what = "nothing" if not leaves else "what is not an array of floats"
+        raise ValueError(
+            f"`where` picks {what}; pick parameters, such as `lambda p: p.latencies.mean`."
+        )
+    try:
+        eqx.tree_at(where, program, picked)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`where` picks what is not part of the program; pick its own arrays, as `eqx.tree_at` "
+            "does."
+        ) from None
+    if not all(np.all(np.isfinite(leaf) & (leaf > 0)) for leaf in leaves):
+        raise ValueError(
+            f"The parameters that `where` picks are {_listed(picked)}, and a fit moves their "
+            "logarithms; start from positive values."
+        )
+    return picked
+
+
+def _log_bounds(bounds: tuple[Any, Any] | None, picked: PyTree) -> tuple[PyTree, PyTree]:
+    """The logarithms of the bounds of each parameter."""
+
+    def of_each(bound: Any) -> PyTree:
+        whole = jax.tree.broadcast(bound, picked)
+        return jax.tree.map(
+            lambda x, y: np.broadcast_to(np.asarray(y, x.dtype), x.shape), picked, whole
+        )
+
+    try:
+        low, high = map(of_each, (0.0, np.inf) if bounds is None else bounds)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`bounds` must be a pair, each a number or a PyTree like that which `where` picks."
+        ) from None
+    inside = jax.tree.map(
+        lambda x, low, high: np.all((low >= 0) & (low <= x) & (x <= high)), picked, low, high
+    )
+    if not all(jax.tree.leaves(inside)):
+        raise ValueError(
+            f"The parameters start at {_listed(picked)}, and `bounds` must be at least 0 and hold "
+            f"them: they are {_listed(low)} and {_listed(high)}."
+        )
+    with np.errstate(divide="ignore"):
+        return jax.tree.map(_log, low), jax.tree.map(_log, high)
+
+
+def _log(x: Any) -> Any:
+    return np.log(np.asarray(x, float))
+
+
+def _listed(tree: PyTree) -> str:
+    return quoted([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)])
