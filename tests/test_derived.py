@@ -6,7 +6,6 @@ import tomllib
 from typing import Any
 
 import msgspec
-import polars as pl
 import pytest
 
 import prism_jax as prism
@@ -155,8 +154,7 @@ def test_a_number_of_gpus_is_given_once_and_shown_once(path, capsys, monkeypatch
         row |= {"row": i, "world_size": (32, 64)[i], "tokens_per_s_per_gpu": 1.0}
         ends = {f"{name}_{end}_s": 1.0 for name in _compare._FIGURES for end in ("low", "high")}
         row |= ends
-    frame = pl.DataFrame(rows)
-    monkeypatch.setattr(_compare, "_simulated", lambda *_: frame)
+    monkeypatch.setattr(_compare, "_simulated", lambda *_: rows)
     assert main(sweep) == 0
     assert capsys.readouterr().out.splitlines()[0].split().count("world_size") == 1
 

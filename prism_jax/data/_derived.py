@@ -22,7 +22,8 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
 
     **Raises:**
 
-    A `ValueError` of one sentence if a number must divide another and does not.
+    A `ValueError` of one sentence if a number must divide another and does not, or if the batch is
+    no whole number of at least 1.
     """
 
     def has(key: str) -> bool:
@@ -47,6 +48,11 @@ def derived_keys(table: Mapping[str, Any]) -> dict[str, Any]:
         per_node = number("cluster.devices_per_node") or 1
         derived["cluster.num_nodes"] = -(-ranks * dp // per_node) or 1
     batch, size = number("training.global_batch_size"), number("training.microbatch_size")
+    if has("training.global_batch_size") and not batch:
+        value = _value(table, "training.global_batch_size")
+        raise ValueError(
+            f"`training.global_batch_size` is {value}; give a whole number of at least 1."
+        )
     if batch and size and dp and not has("schedule.num_microbatches"):
         together = dp * size
         if batch % together:

@@ -90,6 +90,11 @@ def find_file(
         )
     if not is_path(name):
         if name not in known:
+            if os.path.isfile(name):
+                raise ValueError(
+                    f"{by}{shown(name)}: this is a file, but a {kind} is a `.toml` file, or one of "
+                    "the shipped names; give one of these."
+                )
             raise ValueError(by + unknown_name(kind, name, known))
         return data_folder(_FOLDERS[kind]) / f"{name}.toml"
     name = os.fspath(name)

@@ -48,6 +48,8 @@ def series_of_columns(columns: Columns, column: str | None, unit: str | None) ->
 
     A `ValueError` of one sentence if there is no such column, or its unit is not known.
     """
+    if not columns:
+        raise ValueError("the file has no columns; give one with a column of step times")
     names = [name for name in columns if not name.endswith(_SCATTER)]
     lower = {name: _metric(name) for name in names}
     if column is None and set(_TENSORBOARD) <= {*lower.values()}:
@@ -60,7 +62,7 @@ def series_of_columns(columns: Columns, column: str | None, unit: str | None) ->
         parts = {name: name.rpartition("/")[2] for name in lower.values() if "eval" not in name}
         metric = next((name for word in units for name in parts if parts[name] == word), None)
     if metric is None:
-        there = quoted(", ".join(names), 2 * MOST_QUOTED) or "none"
+        there = quoted(", ".join(names), 2 * MOST_QUOTED)
         if column is None:
             raise ValueError(
                 f"no column is known to be a step time, among {there}; give `--column` and `--unit`"
