@@ -38,7 +38,7 @@ def needed(module: str) -> Any:
         ) from None
 
 
-class Group(NamedTuple):
+class Plugins(NamedTuple):
     """What other packages add by entry points of one group.
 
     **Attributes:**
@@ -59,14 +59,14 @@ class Group(NamedTuple):
         return entry_points(group=f"prism_jax.{self.name}")
 
 
-def names_of(group: Group, built_in: Iterable[str]) -> Iterator[str]:
+def names_of(plugins: Plugins, built_in: Iterable[str]) -> Iterator[str]:
     """The names that are built in, then those that other packages add."""
     known = dict.fromkeys(built_in)
     yield from known
-    yield from dict.fromkeys(entry.name for entry in group.entries() if entry.name not in known)
+    yield from dict.fromkeys(entry.name for entry in plugins.entries() if entry.name not in known)
 
 
-def named(group: Group, built_in: Mapping[str, T], name: str) -> T:
+def named(plugins: Plugins, built_in: Mapping[str, T], name: str) -> T:
     """What has a name: what is built in, or else what an installed package adds, imported now.
 
     **Raises:**
@@ -76,27 +76,27 @@ def named(group: Group, built_in: Mapping[str, T], name: str) -> T:
     """
     if name in built_in:
         return built_in[name]
-    entries = [entry for entry in group.entries() if entry.name == name]
+    entries = [entry for entry in plugins.entries() if entry.name == name]
     if not entries:
         from ._misc import unknown_name
 
-        raise ValueError(unknown_name(group.noun, name, names_of(group, built_in)))
+        raise ValueError(unknown_name(plugins.noun, name, names_of(plugins, built_in)))
     packages = " and ".join(f"`{entry.dist.name if entry.dist else '?'}`" for entry in entries)
     if len(entries) > 1:
-        raise ValueError(f"The {group.noun} `{name}` is of {packages}; uninstall one of them.")
+        raise ValueError(f"The {plugins.noun} `{name}` is of {packages}; uninstall one of them.")
     try:
         added = entries[0].load()
-        if not (issubclass if isinstance(added, type) else isinstance)(added, group.base):
-            raise TypeError(f"`{entries[0].value}` is no `{group.base.__name__}`")
+        if not (issubclass if isinstance(added, type) else isinstance)(added, plugins.base):
+            raise TypeError(f"`{entries[0].value}` is no `{plugins.base.__name__}`")
     except Exception as error:  # Another package may raise anything.
         why = f"{type(error).__name__}: {error}".rstrip(".")
         raise ImportError(
-            f"The {group.noun} `{name}` of the package {packages} cannot be imported ({why}); "
+            f"The {plugins.noun} `{name}` of the package {packages} cannot be imported ({why}); "
             "repair or uninstall that package."
         ) from error
     return cast(T, added)
 
 
-def all_named(group: Group, built_in: Mapping[str, T]) -> dict[str, T]:
+def all_named(plugins: Plugins, built_in: Mapping[str, T]) -> dict[str, T]:
     """Everything that has a name. It imports what other packages add, and raises as `named`."""
-    return {name: named(group, built_in, name) for name in names_of(group, built_in)}
+    return {name: named(plugins, built_in, name) for name in names_of(plugins, built_in)}

@@ -21,7 +21,7 @@ from ._load import devices_of_jax, use_all_cores
 from ._options import Args, Output, command
 
 
-_PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "msgspec")
+_PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "msgspec", "optax")
 _OPTIONAL = ("polars", "protobuf", "pyyaml", "tqdm", "matplotlib", "torch")
 _TESTED = "0.10.2"  # For each version of Python.
 _BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}

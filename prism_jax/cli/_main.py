@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from .._installed import Group, named, names_of
+from .._installed import Plugins, named, names_of
 from .._interrupt import check_interrupt, ending_at_interrupt, on_terminal, said_to_work
 
 
@@ -194,11 +194,11 @@ def _command(name: str) -> "Command":
     return getattr(importlib.import_module(f"{__package__}._{COMMANDS[name]}"), function)
 
 
-def _added() -> Group:
+def _added() -> Plugins:
     """The commands that other packages add."""
     from ._options import Command
 
-    return Group("commands", "command", Command)
+    return Plugins("commands", "command", Command)
 
 
 def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

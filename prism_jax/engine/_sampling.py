@@ -108,7 +108,7 @@ class Importance(AbstractOfOneReplica):
         return -(-num_steps // 4)
 
 
-def named(name: str, run: Run) -> AbstractSampling:
+def sampling_named(name: str, run: Run) -> AbstractSampling:
     """The sampling of a name, `"plain"` or `"importance"`, with the leading axes of a run."""
     if name == Plain.name:
         return Plain()

@@ -28,7 +28,7 @@ from ._pools import (
     room_of,
 )
 from ._run import Advance, Draws, Run, prepare
-from ._sampling import Plain, named
+from ._sampling import Plain, sampling_named
 
 
 def simulate(
@@ -84,7 +84,7 @@ def simulate(
     if allocations is not None:
         run = explicit(prepared, allocations)
     else:
-        method = Plain() if sampling in ("auto", "plain") else named(sampling, prepared)
+        method = Plain() if sampling in ("auto", "plain") else sampling_named(sampling, prepared)
         run = dataclasses.replace(prepared, sampling=method)
     draws = pool_draws(run, num_samples)
     room = room_of(run, draws)

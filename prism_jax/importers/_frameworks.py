@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._files import shown
-from .._installed import Group, named, names_of
+from .._installed import Plugins, named, names_of
 from .._misc import quoted
 from ..data import located
 from ._documents import Document
@@ -38,7 +38,7 @@ from ._problems import Problems, Reader, is_off
 
 
 # What a package adds is the path of its table.
-_GROUP = Group("importers", "framework", pathlib.Path)
+_PLUGINS = Plugins("importers", "framework", pathlib.Path)
 # The most percent of a step that is left out with a note.
 MOST_LEFT_OUT = 10
 # Of the keys of a file, how many say whose it is.
@@ -131,7 +131,7 @@ def usual(name: str) -> str:
 @ft.cache
 def framework(name: str) -> Framework:
     """A framework by its name. Raises as `named`, or a `ValueError` for a table that is damaged."""
-    path = named(_GROUP, _tables(), name)
+    path = named(_PLUGINS, _tables(), name)
     with located(shown(path)):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         if missing := [key for key in ("marks", "title") if key not in table]:
@@ -159,7 +159,7 @@ def framework(name: str) -> Framework:
 @ft.cache
 def framework_names() -> tuple[str, ...]:
     """The names of all frameworks, including those that other packages add."""
-    return tuple(names_of(_GROUP, _tables()))
+    return tuple(names_of(_PLUGINS, _tables()))
 
 
 def _tables() -> dict[str, pathlib.Path]:

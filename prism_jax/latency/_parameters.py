@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from .._installed import Group, all_named, named
+from .._installed import Plugins, all_named, named
 from .._misc import subclasses, unknown_name
 from ._base import AbstractLatency, InFiles, ParameterRule, check_own
 
@@ -124,12 +124,12 @@ def check(latency: AbstractLatency) -> None:
             check(part)
 
 
-_GROUP = Group("families", "latency family", AbstractLatency)
+_PLUGINS = Plugins("families", "latency family", AbstractLatency)
 
 
 def families() -> dict[str, InFiles]:
     """The families that data files can name, including those that other packages add."""
-    classes = all_named(_GROUP, _classes())
+    classes = all_named(_PLUGINS, _classes())
     return {name: cls.in_files for name, cls in classes.items() if cls.in_files}
 
 
@@ -156,7 +156,7 @@ def fit_latency(family: str, samples: Float[np.ndarray, " samples"]) -> dict[str
     """The parameters of a family of data files with the moments of samples; see `fit` of its class.
     `None` if it has none.
     """
-    return named(_GROUP, _classes(), family).fit(samples)
+    return named(_PLUGINS, _classes(), family).fit(samples)
 
 
 def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLatency:
@@ -176,7 +176,7 @@ def make_latency(family: str, parameters: Mapping[str, ArrayLike]) -> AbstractLa
 
     `ValueError` for an unknown family, an unknown or missing parameter, or a bad value.
     """
-    in_files = named(_GROUP, _classes(), family).in_files
+    in_files = named(_PLUGINS, _classes(), family).in_files
     if in_files is None:
         raise ValueError(f"The latency family `{family}` has no `in_files`; give its class one.")
     _, names, make = in_files

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .._installed import Group, all_named, named, names_of
+from .._installed import Plugins, all_named, named, names_of
 from .._misc import subclasses
 from ..data import Layout, ScheduleConfig, Training
 from ._base import AbstractSchedule
@@ -10,17 +10,17 @@ from ._custom import CustomSchedule, ForwardOnly, places
 
 
 TRACED = "traced"  # The kind of schedule whose order is taken from a trace.
-_GROUP = Group("schedules", "schedule", AbstractSchedule)
+_PLUGINS = Plugins("schedules", "schedule", AbstractSchedule)
 
 
 def schedules() -> dict[str, type[AbstractSchedule]]:
     """The schedules that job files can name, including those that other packages add."""
-    return all_named(_GROUP, _imported())
+    return all_named(_PLUGINS, _imported())
 
 
 def schedule_class(name: str) -> type[AbstractSchedule]:
     """The schedule of a name as job files have it. Raises as `named`."""
-    return named(_GROUP, _imported(), name)
+    return named(_PLUGINS, _imported(), name)
 
 
 def _imported() -> dict[str, type[AbstractSchedule]]:
@@ -37,7 +37,7 @@ def schedule_name(text: str) -> str:
     known = _imported()
     if text in known:
         return text
-    alike = (name for name in names_of(_GROUP, known) if _letters(name) == _letters(text))
+    alike = (name for name in names_of(_PLUGINS, known) if _letters(name) == _letters(text))
     name = next(alike, text)
     schedule_class(name)  # Raises if there is none.
     return name

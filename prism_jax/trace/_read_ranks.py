@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from .._files import Path, check_file, shown, written_whole
-from .._installed import Group, named, names_of
+from .._installed import Plugins, named, names_of
 from .._misc import plural, quoted
 from ..data import Job, located
 from ..schedule import AbstractSchedule
@@ -38,7 +38,7 @@ class TraceReader(NamedTuple):
     read: Callable[[BinaryIO, str | None], list[RankTrace]]
 
 
-_GROUP = Group("readers", "format of traces", TraceReader)
+_PLUGINS = Plugins("readers", "format of traces", TraceReader)
 _FORMATS = {
     "kineto": TraceReader((".json", ".json.gz"), read_kineto),
     "chakra": TraceReader((".et", ".json"), read_chakra),
@@ -150,14 +150,14 @@ def _format_of(path: Path) -> str:
     """The format of a file, or of the files of a folder, by their suffixes."""
     name = os.fspath(path)
     names = [entry.name for entry in os.scandir(name)] if os.path.isdir(name) else [name]
-    for format in names_of(_GROUP, _FORMATS):
+    for format in names_of(_PLUGINS, _FORMATS):
         if any(file.endswith(_reader(format).suffixes) for file in names):
             return format
     return "kineto"
 
 
 def _reader(format: str) -> TraceReader:
-    return named(_GROUP, _FORMATS, format)
+    return named(_PLUGINS, _FORMATS, format)
 
 
 @contextlib.contextmanager

@@ -117,7 +117,9 @@ class Spans:
     def __len__(self) -> int:
         return len(self.kind)
 
-    def __getitem__(self, chosen: Bool[np.ndarray, " spans"] | Int[np.ndarray, " chosen"]):
+    def __getitem__(
+        self, chosen: Bool[np.ndarray, " spans"] | Int[np.ndarray, " chosen"]
+    ) -> "Spans":
         """Some of the spans."""
         return dataclasses.replace(self, **{c: getattr(self, c)[chosen] for c in _COLUMNS})
 

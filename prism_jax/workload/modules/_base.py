@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from ..._installed import Group, all_named, named
+from ..._installed import Plugins, all_named, named
 from ..._misc import quoted, subclasses, unknown_name
 from ...data import Layout, Model, Training
 from .._block import Kernel, Linear, Open, Result, Segments, weights_of
@@ -262,12 +262,12 @@ class AbstractSampleModule(AbstractModule):
         return []
 
 
-_GROUP = Group("modules", "module", AbstractModule)
+_PLUGINS = Plugins("modules", "module", AbstractModule)
 
 
 def modules() -> dict[str, type[AbstractModule]]:
     """The modules that files can name, including those that other packages add."""
-    return all_named(_GROUP, _imported())
+    return all_named(_PLUGINS, _imported())
 
 
 def _imported() -> dict[str, type[AbstractModule]]:
@@ -293,7 +293,7 @@ def make_module(model: Model, name: str) -> AbstractModule:
     """
     table = dict((model.modules or {}).get(name, {}))
     kind = table.pop("kind", name)
-    cls = named(_GROUP, _imported(), kind if isinstance(kind, str) else quoted(kind))
+    cls = named(_PLUGINS, _imported(), kind if isinstance(kind, str) else quoted(kind))
     fields = {field.name for field in dataclasses.fields(cls)}  # pyright: ignore
     where = f"model.modules.{name}"
     for key in table:
