@@ -52,7 +52,7 @@ class Fit:
     path: Float[np.ndarray, " num_steps"]
     num_steps: int
     settled: bool
-    errors: PyTree
+    errors: Any
 
 
 def fit_parameters(
