@@ -362,6 +362,21 @@ def test_where_nobody_sees_a_bar_lines_say_how_far_the_work_is(monkeypatch, caps
     assert not _interrupt._by_lines
 
 
+@pytest.mark.parametrize("in_command", [True, False])
+def test_without_tqdm_lines_take_the_place_of_a_bar(in_command, monkeypatch, capsys):
+    """On a terminal; in a command, and in Python."""
+    from prism_jax import _interrupt
+
+    monkeypatch.setattr(_interrupt, "EVERY", 1e-3)
+    monkeypatch.setattr(_interrupt, "on_terminal", lambda: True)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with _interrupt.said_to_work("`run`", in_command):
+        with _interrupt.progress_bar(14, True, "gains", "program") as advance:
+            advance(3)
+            _until(capsys, ": gains: 3 of 14 programs\n")
+    assert _interrupt._began is None
+
+
 def _until(capsys, ending):
     """Waits until this is what lines say."""
     for _ in range(10_000):
