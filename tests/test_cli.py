@@ -370,10 +370,10 @@ def test_without_tqdm_lines_take_the_place_of_a_bar(in_command, monkeypatch, cap
     monkeypatch.setattr(_interrupt, "EVERY", 1e-3)
     monkeypatch.setattr(_interrupt, "on_terminal", lambda: True)
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with _interrupt.said_to_work("`run`", in_command):
-        with _interrupt.progress_bar(14, True, "gains", "program") as advance:
-            advance(3)
-            _until(capsys, ": gains: 3 of 14 programs\n")
+    within = _interrupt.said_to_work("`run`", in_command)
+    with within, _interrupt.progress_bar(14, True, "gains", "program") as advance:
+        advance(3)
+        _until(capsys, ": gains: 3 of 14 programs\n")
     assert _interrupt._began is None
 
 
