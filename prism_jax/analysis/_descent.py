@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 
 # A path that is settled has no slope in its last tenth, beyond so many standard errors.
@@ -15,13 +14,13 @@ _FEWEST = 4
 
 
 class Descent(NamedTuple):
-    """The points of a descent, PyTrees of arrays of float64, and the value at each."""
+    """The points of a descent, vectors in float64, and the value at each."""
 
-    points: list[PyTree]
+    points: list[np.ndarray]
     values: list[float]
 
     @property
-    def last_tenth(self) -> list[PyTree]:
+    def last_tenth(self) -> list[np.ndarray]:
         """The last tenth of the points."""
         return self.points[-max(len(self.points) // _TENTH, 1) :]
 
@@ -39,11 +38,11 @@ class Descent(NamedTuple):
 
 
 def descend(
-    value_and_gradient: Callable[[PyTree, int], tuple[float, PyTree]],
-    start: PyTree,
+    value_and_gradient: Callable[[np.ndarray, int], tuple[float, np.ndarray]],
+    start: np.ndarray,
     optimizer: Any,
     num_steps: int,
-    project: Callable[[PyTree], PyTree],
+    project: Callable[[np.ndarray], np.ndarray],
     still: float = 0.0,
 ) -> Descent:
     """The points that an optimizer takes, each projected onto those that are allowed.
@@ -58,18 +57,18 @@ def descend(
     import optax
 
     optimizer = optax.with_extra_args_support(optimizer)
-    point, state, path = start, optimizer.init(jax.tree.map(jnp.asarray, start)), Descent([], [])
+    point, state, path = start, optimizer.init(jnp.asarray(start)), Descent([], [])
     for step in range(num_steps):
         value, gradient = value_and_gradient(point, step)
         path.points.append(point)
         path.values.append(value)
-        gradient, params = jax.tree.map(jnp.asarray, (gradient, point))
         with jax.numpy_dtype_promotion("standard"):  # Schedules of optax need it.
-            updates, state = optimizer.update(gradient, state, params, value=value)
+            updates, state = optimizer.update(
+                jnp.asarray(gradient), state, jnp.asarray(point), value=value
+            )
         # In float64: what fills a budget or meets a bound does so exactly.
-        moved = project(jax.tree.map(lambda x, by: x + np.asarray(by, float), point, updates))
-        moves = jax.tree.map(lambda x, y: np.max(np.abs(x - y), initial=0), moved, point)
-        if max(jax.tree.leaves(moves)) <= still:
+        moved = project(point + np.asarray(updates, float))
+        if np.max(np.abs(moved - point)) <= still:
             break
         point = moved
     return path

@@ -88,8 +88,9 @@ def fit_parameters(
         them, such as `lambda p: [p.variability.residual[kind].sigma for kind in ("a", "b")]`.
     - `num_samples`: how many steps to simulate for each step of the fit.
     - `key`: a `jax.random` key.
-    - `optimizer`: an `optax.GradientTransformation` that needs no function of the parameters. By
-        default, `optax.adam(0.02)`: no parameter changes by much more than 2 % in a step.
+    - `optimizer`: an `optax.GradientTransformation` of one vector, the logarithms of all parameters
+        in the order of `jax.tree.leaves`, that needs no function of these. By default,
+        `optax.adam(0.02)`: no parameter changes by much more than 2 % in a step.
     - `num_steps`: the most steps of the fit.
     - `bounds`: the least and the largest values: a pair of PyTrees as `where` picks, or of parts of
         these that hold for all below them, such as one number each. By default, none.
@@ -115,7 +116,7 @@ def fit_parameters(
         check_objective(objective)
     count, most = whole_number(num_samples, "num_samples"), whole_number(num_steps, "num_steps")
     picked = _picked(program, where)
-    start, (low, high) = jax.tree.map(_log, picked), _log_bounds(bounds, picked)
+    start, (low, high) = np.log(_flat(picked)), _log_bounds(bounds, picked)
     if optimizer is None:
         import optax
 
@@ -123,7 +124,7 @@ def fit_parameters(
     task = _Task(program, objective, where, count)
     path_key, newton_key = jax.random.split(key)
 
-    def at_step(logs: PyTree, step: int) -> tuple[float, PyTree]:
+    def at_step(logs: np.ndarray, step: int) -> tuple[float, np.ndarray]:
         draws = path_key if common_draws else jax.random.fold_in(path_key, step)
         value, slopes = _value_and_slopes(task, logs, draws)
         if isinstance(objective, AbstractObjective) and step == 0:
@@ -131,19 +132,15 @@ def fit_parameters(
         advance(1)
         return value, slopes
 
-    def project(logs: PyTree) -> PyTree:
-        return jax.tree.map(np.clip, logs, low, high)
-
     with progress_bar(most, progress, "fit", "step") as advance:
-        path = descend(at_step, start, optimizer, most, project)
+        path = descend(at_step, start, optimizer, most, lambda logs: np.clip(logs, low, high))
     logs, errors = _newton(task, path, low, high, newton_key)
-    fitted = _at(task, logs)
-    errors = jax.tree.map(lambda error, x: error * np.asarray(x), errors, where(fitted))
-    return Fit(fitted, np.array(path.values), len(path.values), path.settled, errors)
+    errors = _unflattened(task, errors * np.exp(logs))
+    return Fit(_at(task, logs), np.array(path.values), len(path.values), path.settled, errors)
 
 
 class _Task(NamedTuple):
-    """What is minimised over the logarithms of the parameters that `where` picks."""
+    """What is minimised over the logarithms of the parameters that `where` picks, in one vector."""
 
     program: Program
     objective: Any
@@ -151,14 +148,21 @@ class _Task(NamedTuple):
     num_samples: int
 
 
-def _at(task: _Task, logs: PyTree) -> Program:
+def _flat(tree: PyTree) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
+
+def _unflattened(task: _Task, values: np.ndarray) -> PyTree:
+    flat, unravel = ravel_pytree(task.where(task.program))
+    return unravel(jnp.asarray(values, flat.dtype))
+
+
+def _at(task: _Task, logs: np.ndarray) -> Program:
     """The program with other parameters."""
-    old = task.where(task.program)
-    new = jax.tree.map(lambda x, log: jnp.asarray(np.exp(log), x.dtype), old, logs)
-    return eqx.tree_at(task.where, task.program, new)
+    return eqx.tree_at(task.where, task.program, _unflattened(task, np.exp(logs)))
 
 
-def _value_and_slopes(task: _Task, logs: PyTree, key: "jax.Array") -> tuple[float, PyTree]:
+def _value_and_slopes(task: _Task, logs: np.ndarray, key: "jax.Array") -> tuple[float, np.ndarray]:
     """The objective, and its derivative with respect to the logarithms."""
     program, options = _at(task, logs), {"num_samples": task.num_samples, "key": key}
     if isinstance(task.objective, AbstractObjective):
@@ -168,62 +172,49 @@ def _value_and_slopes(task: _Task, logs: PyTree, key: "jax.Array") -> tuple[floa
         value, gradient = eqx.filter_value_and_grad(
             lambda program: task.objective(step_times(program, **options))
         )(program)
-    slopes = jax.tree.map(
-        lambda x, slope: np.exp(x) * np.asarray(slope, float), logs, task.where(gradient)
-    )
-    if not all(np.isfinite(x).all() for x in (value, *jax.tree.leaves(slopes))):
+    slopes = np.exp(logs) * _flat(task.where(gradient))
+    if not np.all(np.isfinite([value, *slopes])):
         raise ValueError(
-            f"The objective is {float(value):g} and its gradient {_listed(slopes)} where the "
-            f"parameters are {_listed(task.where(program))}; set `bounds` or start elsewhere."
+            f"The objective is {float(value):g} and its gradient {quoted(slopes.tolist())} where "
+            f"the parameters are {quoted(np.exp(logs).tolist())}; set `bounds` or start elsewhere."
         )
     return float(value), slopes
 
 
 def _newton(
-    task: _Task, path: Descent, low: PyTree, high: PyTree, key: "jax.Array"
-) -> tuple[PyTree, PyTree]:
+    task: _Task, path: Descent, low: np.ndarray, high: np.ndarray, key: "jax.Array"
+) -> tuple[np.ndarray, np.ndarray]:
     """The logarithms after a step of Newton's method from their means over the last tenth of the
     path, and their standard errors. The gradient is the mean of those of parts of the measured
     steps, each with draws of its own; their scatter gives the errors.
     """
-    mean = jax.tree.map(lambda *logs: np.mean(logs, axis=0), *path.last_tenth)
-    flat, unravel = ravel_pytree(mean)
-    start, low, high = (np.array(ravel_pytree(x)[0], float) for x in (mean, low, high))
-    free = np.flatnonzero((low + _CHANGE < start) & (start < high - _CHANGE))
-    errors = np.full(len(start), np.nan)
-
-    def tree(x: np.ndarray) -> PyTree:
-        return unravel(jnp.asarray(x, flat.dtype))
-
-    def slopes(task: _Task, x: np.ndarray, key: "jax.Array") -> np.ndarray:
-        return np.asarray(ravel_pytree(_value_and_slopes(task, tree(x), key)[1])[0], float)[free]
-
+    logs = np.mean(path.last_tenth, axis=0)
+    free = np.flatnonzero((low + _CHANGE < logs) & (logs < high - _CHANGE))
+    errors = np.full(len(logs), np.nan)
     # The derivative of a Wasserstein distance jumps, so it tells no distance from the minimum.
     jumps = isinstance(task.objective, Wasserstein)
     if jumps or not 0 < 2 * len(free) <= len(path.values):
-        return tree(start), tree(errors)
+        return logs, errors
     fine = task._replace(num_samples=task.num_samples * max(_GROUPS // (2 * len(free)), 1))
-    changes = _CHANGE * np.eye(len(start))[free]
-    curvature = [slopes(fine, start + by, key) - slopes(fine, start - by, key) for by in changes]
-    curvature = (np.array(curvature) + np.array(curvature).T) / (4 * _CHANGE)
-    objectives = shares(task.objective, _GROUPS)
-    gradients = np.array(
+    curvature = np.array(
         [
-            slopes(task._replace(objective=objective), start, draws)
-            for objective, draws in zip(
-                objectives, jax.random.split(key, len(objectives)), strict=True
-            )
+            np.subtract(*(_value_and_slopes(fine, logs + sign * by, key)[1] for sign in (1, -1)))
+            for by in _CHANGE * np.eye(len(logs))[free]
         ]
+    )[:, free]
+    curvature = (curvature + curvature.T) / (4 * _CHANGE)
+    objectives = shares(task.objective, _GROUPS)
+    draws = zip(objectives, jax.random.split(key, len(objectives)), strict=True)
+    gradients = np.array(
+        [_value_and_slopes(task._replace(objective=x), logs, draw)[1][free] for x, draw in draws]
     )
-    eigenvalues = np.linalg.eigvalsh(curvature)
-    if eigenvalues[0] > _LEAST * eigenvalues[-1]:
-        inverse = np.linalg.inv(curvature)
-        step = -inverse @ gradients.mean(axis=0)
-        if np.max(np.abs(step)) < _FARTHEST:
-            start[free] = np.clip(start[free] + step, low[free], high[free])
-            scatter = np.atleast_2d(np.cov(gradients.T)) / len(gradients)
-            errors[free] = np.sqrt(np.diag(inverse @ scatter @ inverse))
-    return tree(start), tree(errors)
+    eigenvalues, inverse = np.linalg.eigvalsh(curvature), np.linalg.pinv(curvature)
+    step = -inverse @ gradients.mean(axis=0)
+    if eigenvalues[0] > _LEAST * eigenvalues[-1] and np.max(np.abs(step)) < _FARTHEST:
+        scatter = np.atleast_2d(np.cov(gradients.T)) / len(gradients)
+        errors[free] = np.sqrt(np.diag(inverse @ scatter @ inverse))
+        logs[free] += step
+    return np.clip(logs, low, high), errors
 
 
 def _picked(program: Program, where: Callable[[Program], Any]) -> PyTree:
@@ -242,21 +233,24 @@ def _picked(program: Program, where: Callable[[Program], Any]) -> PyTree:
             "`where` picks what is not part of the program; pick its own arrays, as `eqx.tree_at` "
             "does."
         ) from None
-    if not all(np.all(np.isfinite(leaf) & (leaf > 0)) for leaf in leaves):
+    values = _flat(picked)
+    if not np.all(np.isfinite(values) & (values > 0)):
         raise ValueError(
-            f"The parameters that `where` picks are {_listed(picked)}, and a fit moves their "
-            "logarithms; start from positive values."
+            f"The parameters that `where` picks are {quoted(values.tolist())}, and a fit moves "
+            "their logarithms; start from positive values."
         )
     return picked
 
 
-def _log_bounds(bounds: tuple[Any, Any] | None, picked: PyTree) -> tuple[PyTree, PyTree]:
+def _log_bounds(bounds: tuple[Any, Any] | None, picked: PyTree) -> tuple[np.ndarray, np.ndarray]:
     """The logarithms of the bounds of each parameter."""
 
-    def of_each(bound: Any) -> PyTree:
+    def of_each(bound: Any) -> np.ndarray:
         whole = jax.tree.broadcast(bound, picked)
-        return jax.tree.map(
-            lambda x, y: np.broadcast_to(np.asarray(y, x.dtype), x.shape), picked, whole
+        return _flat(
+            jax.tree.map(
+                lambda x, y: np.broadcast_to(np.asarray(y, x.dtype), x.shape), picked, whole
+            )
         )
 
     try:
@@ -265,21 +259,12 @@ def _log_bounds(bounds: tuple[Any, Any] | None, picked: PyTree) -> tuple[PyTree,
         raise ValueError(
             "`bounds` must be a pair, each a number or a PyTree like that which `where` picks."
         ) from None
-    inside = jax.tree.map(
-        lambda x, low, high: np.all((low >= 0) & (low <= x) & (x <= high)), picked, low, high
-    )
-    if not all(jax.tree.leaves(inside)):
+    values = _flat(picked)
+    if not np.all((low >= 0) & (low <= values) & (values <= high)):
+        start, low, high = (quoted(x.tolist()) for x in (values, low, high))
         raise ValueError(
-            f"The parameters start at {_listed(picked)}, and `bounds` must be at least 0 and hold "
-            f"them: they are {_listed(low)} and {_listed(high)}."
+            f"The parameters start at {start}, and `bounds` must be at least 0 and hold them: they "
+            f"are {low} and {high}."
         )
     with np.errstate(divide="ignore"):
-        return jax.tree.map(_log, low), jax.tree.map(_log, high)
-
-
-def _log(x: Any) -> Any:
-    return np.log(np.asarray(x, float))
-
-
-def _listed(tree: PyTree) -> str:
-    return quoted([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)])
+        return np.log(low), np.log(high)
