@@ -113,18 +113,18 @@ def test_a_descent_ends_at_the_nearest_point_of_a_box():
 
 
 def test_a_path_has_settled_where_it_goes_nowhere():
-    """Noise about a constant is taken for a slope in 0.8 % of cases (three standard errors of
-    Student's t, 18 degrees), and one of a standard deviation in three steps never for noise.
+    """Noise about a constant is taken for a slope in 1 % of cases, in short and long paths, and a
+    slope of a standard deviation in three steps never for noise.
     """
 
     def settled(values):
-        return Descent([*values[:, None]], values.tolist()).settled
+        return Descent([*values], values.tolist()).settled
 
     noise = np.random.default_rng(0).normal(size=(1000, 200))
-    assert 0.98 < np.mean([*map(settled, noise)]) < 1
+    for length in (8, 200):
+        assert 0.98 < np.mean([*map(settled, noise[:, :length])]) < 0.999
     assert not any(map(settled, noise - np.arange(200) / 3))
-    assert not settled(np.zeros(30))  # Three values are too few.
-    assert settled(np.zeros(40))
+    assert [settled(np.zeros(length)) for length in (3, 4)] == [False, True]
 
 
 @pytest.mark.parametrize(

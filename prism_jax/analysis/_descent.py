@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import stdtrit
 
 
-# A path that is settled has no slope in its last tenth, beyond so many standard errors.
-_TENTH, _STANDARD_ERRORS = 10, 3.0
-_FEWEST = 4
+# A slope is had from so many steps; noise is taken for one in this share of cases.
+_FEWEST, _MISTAKEN = 4, 0.01
 
 
 class Descent(NamedTuple):
@@ -20,21 +20,22 @@ class Descent(NamedTuple):
     values: list[float]
 
     @property
-    def last_tenth(self) -> list[np.ndarray]:
-        """The last tenth of the points."""
-        return self.points[-max(len(self.points) // _TENTH, 1) :]
-
-    @property
     def settled(self) -> bool:
         """Whether a line through the last tenth of the values has no slope beyond its noise."""
-        values = np.array(self.values[-len(self.last_tenth) :])
+        values = np.array(last_tenth(self.values, _FEWEST))
         if len(values) < _FEWEST:
             return False
         times = np.arange(len(values)) - (len(values) - 1) / 2
         slope = np.sum(times * values) / np.sum(times**2)
         residuals = values - np.mean(values) - slope * times
         variance = np.sum(residuals**2) / (len(values) - 2) / np.sum(times**2)
-        return bool(abs(slope) <= _STANDARD_ERRORS * np.sqrt(variance))
+        limit = stdtrit(len(values) - 2, 1 - _MISTAKEN / 2)  # Of Student's t.
+        return bool(abs(slope) <= limit * np.sqrt(variance))
+
+
+def last_tenth(path: list[Any], fewest: int = 1) -> list[Any]:
+    """The last tenth of a path, but so many of its steps at least."""
+    return path[-max(len(path) // 10, fewest) :]
 
 
 def descend(

@@ -17,7 +17,7 @@ from ..engine import check_program
 from ..program import Program
 from ._check import check_objective, check_reached
 from ._derivative import figure_gradient
-from ._descent import Descent, descend
+from ._descent import Descent, descend, last_tenth
 from ._estimate import step_times
 from ._figure import figure
 from ._measured import Wasserstein, shares
@@ -31,6 +31,8 @@ _GROUPS, _CHANGE = 32, 0.05
 # Newton's method is trusted so far, and where each combination of parameters matters so much,
 # relative to that which matters most.
 _FARTHEST, _LEAST = 0.2, 1e-3
+# It ends with a step of fewer standard errors than this, or fails after so many rounds.
+_NEAR, _ROUNDS = 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Fit:
     - `program`: the program with the fitted parameters.
     - `path`: `(num_steps,)`, the objective before each step, in its unit.
     - `num_steps`: how many steps the optimizer took: fewer than allowed if nothing moves any more.
-    - `settled`: whether the last tenth of the path, of at least four steps, has no slope beyond
-        three standard errors.
+    - `settled`: whether the last tenth of the path, of at least four steps, has no slope beyond its
+        noise, which is taken for one in 1 % of cases.
     - `errors`: the standard errors of the parameters, as `where` picks these. They count the draws
         and the measured steps of a `CRPS`, as if these were independent; of a function of step
         times, the draws alone. They are `nan` for a parameter at its bound, where the objective
@@ -75,8 +77,8 @@ def fit_parameters(
     distance of its law from measured steps, by following its gradient.
 
     The optimizer moves the logarithms of the parameters, so that they stay positive. From their
-    means over the last tenth of its path, where standard errors are known, one step of Newton's
-    method leads to the result: its gradient is that of 32 times `num_samples` simulated steps.
+    means over the last tenth of its path Newton's method leads to the result, by gradients of 32
+    times `num_samples` simulated steps; where it does not, these means are the result.
 
     **Arguments:**
 
@@ -184,37 +186,43 @@ def _value_and_slopes(task: _Task, logs: np.ndarray, key: "jax.Array") -> tuple[
 def _newton(
     task: _Task, path: Descent, low: np.ndarray, high: np.ndarray, key: "jax.Array"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithms after a step of Newton's method from their means over the last tenth of the
-    path, and their standard errors. The gradient is the mean of those of parts of the measured
-    steps, each with draws of its own; their scatter gives the errors.
+    """The logarithms where Newton's method leads from their means over the last tenth of the path,
+    and their standard errors. Gradients are means of those of parts of the measured steps, each
+    with draws of its own; their scatter gives the errors.
     """
-    logs = np.mean(path.last_tenth, axis=0)
-    free = np.flatnonzero((low + _CHANGE < logs) & (logs < high - _CHANGE))
-    errors = np.full(len(logs), np.nan)
+    mean = np.mean(last_tenth(path.points), axis=0)
+    free = np.flatnonzero((low + _CHANGE < mean) & (mean < high - _CHANGE))
+    logs, errors = mean.copy(), np.full(len(mean), np.nan)
     # The derivative of a Wasserstein distance jumps, so it tells no distance from the minimum.
     jumps = isinstance(task.objective, Wasserstein)
     if jumps or not 0 < 2 * len(free) <= len(path.values):
-        return logs, errors
+        return mean, errors
+    changes = _CHANGE * np.eye(len(mean))[free]
     fine = task._replace(num_samples=task.num_samples * max(_GROUPS // (2 * len(free)), 1))
-    curvature = np.array(
-        [
-            np.subtract(*(_value_and_slopes(fine, logs + sign * by, key)[1] for sign in (1, -1)))
-            for by in _CHANGE * np.eye(len(logs))[free]
-        ]
-    )[:, free]
-    curvature = (curvature + curvature.T) / (4 * _CHANGE)
     objectives = shares(task.objective, _GROUPS)
-    draws = zip(objectives, jax.random.split(key, len(objectives)), strict=True)
-    gradients = np.array(
-        [_value_and_slopes(task._replace(objective=x), logs, draw)[1][free] for x, draw in draws]
-    )
-    eigenvalues, inverse = np.linalg.eigvalsh(curvature), np.linalg.pinv(curvature)
-    step = -inverse @ gradients.mean(axis=0)
-    if eigenvalues[0] > _LEAST * eigenvalues[-1] and np.max(np.abs(step)) < _FARTHEST:
+    draws = jax.random.split(key, len(objectives))
+    groups = [task._replace(objective=objective) for objective in objectives]
+    for _ in range(_ROUNDS):
+        differences = [
+            np.subtract(*(_value_and_slopes(fine, logs + sign * by, key)[1] for sign in (1, -1)))
+            for by in changes
+        ]
+        curvature = np.array(differences)[:, free] / (2 * _CHANGE)
+        eigenvalues, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
+        if eigenvalues[0] <= _LEAST * eigenvalues[-1]:
+            break
+        inverse = vectors / eigenvalues @ vectors.T
+        pairs = zip(groups, draws, strict=True)
+        gradients = np.array([_value_and_slopes(g, logs, draw)[1][free] for g, draw in pairs])
+        step = -inverse @ gradients.mean(axis=0)
+        logs[free] += step
+        if np.any((np.abs(logs - mean) > _FARTHEST) | (logs < low) | (logs > high)):
+            break
         scatter = np.atleast_2d(np.cov(gradients.T)) / len(gradients)
         errors[free] = np.sqrt(np.diag(inverse @ scatter @ inverse))
-        logs[free] += step
-    return np.clip(logs, low, high), errors
+        if np.all(np.abs(step) < _NEAR * errors[free]):
+            return logs, errors
+    return mean, np.full(len(mean), np.nan)
 
 
 def _picked(program: Program, where: Callable[[Program], Any]) -> PyTree:
