@@ -30,7 +30,7 @@ _RATE = 0.02
 _GROUPS, _CHANGE = 32, 0.05
 # Newton's method is trusted so far, and where each combination of parameters matters so much,
 # relative to that which matters most.
-_FARTHEST, _LEAST = 0.2, 1e-3
+_FARTHEST, _LEAST = 0.25, 1e-3
 # It ends with a step of fewer standard errors than this, or fails after so many rounds.
 _NEAR, _ROUNDS = 3, 4
 
@@ -48,7 +48,7 @@ class Fit:
         noise, which is taken for one in 1 % of cases.
     - `errors`: the standard errors of the parameters, as `where` picks these. They count the draws
         and the measured steps of a `CRPS`, as if these were independent; of a function of step
-        times, the draws alone. They are `nan` for a parameter at its bound, where the objective
+        times, the draws alone. They are `nan` for a parameter near a bound, where the objective
         has no minimum within 20 %, for `Wasserstein`, whose derivative jumps, and for more
         parameters than half the steps.
     """
@@ -191,7 +191,9 @@ def _newton(
     with draws of its own; their scatter gives the errors.
     """
     mean = np.mean(last_tenth(path.points), axis=0)
-    free = np.flatnonzero((low + _CHANGE < mean) & (mean < high - _CHANGE))
+    lowest, highest = np.maximum(low, mean - _FARTHEST), np.minimum(high, mean + _FARTHEST)
+    lowest, highest = lowest + _CHANGE, highest - _CHANGE  # Differences stay within them.
+    free = np.flatnonzero((lowest < mean) & (mean < highest))
     logs, errors = mean.copy(), np.full(len(mean), np.nan)
     # The derivative of a Wasserstein distance jumps, so it tells no distance from the minimum.
     jumps = isinstance(task.objective, Wasserstein)
@@ -216,7 +218,7 @@ def _newton(
         gradients = np.array([_value_and_slopes(g, logs, draw)[1][free] for g, draw in pairs])
         step = -inverse @ gradients.mean(axis=0)
         logs[free] += step
-        if np.any((np.abs(logs - mean) > _FARTHEST) | (logs < low) | (logs > high)):
+        if np.any(((logs < lowest) | (logs > highest))[free]):
             break
         scatter = np.atleast_2d(np.cov(gradients.T)) / len(gradients)
         errors[free] = np.sqrt(np.diag(inverse @ scatter @ inverse))
