@@ -41,6 +41,19 @@ def test_each_row_is_the_law_at_its_values():
         assert row["p95_s"] == law.quantile(0.95)
 
 
+def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypatch):
+    from prism_jax.engine import _pools, _simulate, law_alone
+
+    def of_the_first_pool(*arguments):
+        yield next(_pools.drawn_pools(*arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_pools, "_samples", lambda run: 4096)
+    monkeypatch.setattr(_simulate, "drawn_pools", of_the_first_pool)
+    law = law_alone(_program(), num_samples=16384, key=jax.random.key(1))
+    assert (law.num_samples, law.requested, law.interrupted) == (4096, 16384, True)
+
+
 def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     from prism_jax.analysis import _sweep
 

@@ -232,9 +232,9 @@ def _picked(program: Program, where: Callable[[Program], Any]) -> PyTree:
     picked = where(program)
     leaves = jax.tree.leaves(picked)
     if not leaves or not all(eqx.is_inexact_array(leaf) for leaf in leaves):
-        what = "nothing" if not leaves else "what is not an array of floats"
+        description = "nothing" if not leaves else "what is not an array of floats"
         raise ValueError(
-            f"`where` picks {what}; pick parameters, such as `lambda p: p.latencies.mean`."
+            f"`where` picks {description}; pick parameters, such as `lambda p: p.latencies.mean`."
         )
     try:
         eqx.tree_at(where, program, picked)
@@ -256,10 +256,10 @@ def _log_bounds(bounds: tuple[Any, Any] | None, picked: PyTree) -> tuple[np.ndar
     """The logarithms of the bounds of each parameter."""
 
     def of_each(bound: Any) -> np.ndarray:
-        whole = jax.tree.broadcast(bound, picked)
+        of_leaves = jax.tree.broadcast(bound, picked)
         return _flat(
             jax.tree.map(
-                lambda x, y: np.broadcast_to(np.asarray(y, x.dtype), x.shape), picked, whole
+                lambda x, y: np.broadcast_to(np.asarray(y, x.dtype), x.shape), picked, of_leaves
             )
         )
 

@@ -26,8 +26,8 @@ from ._objectives import AbstractObjective, bandwidth
 
 # Steps whose ranks are so many standard errors from that of a quantile do not count in it.
 _FARTHEST = 6
-# About a step are as many steps of its kind before it, and after it, as own draws move one by, but
-# so many at least, and one in so many of its kind at most.
+# About a step are as many before it, and after it, as own draws move steps in rank on average; but
+# at least so many, and at most one in so many of its kind.
 _NEAR, _WINDOWS = GROUPS // 2, 128
 
 

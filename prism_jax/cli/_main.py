@@ -108,8 +108,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
         _tell(str(error), _MOST_CHARACTERS + sum(len(reason) + 2 for reason in reasons))
         return 2
     except KeyboardInterrupt as interrupt:
-        told = str(interrupt)
-        _tell(told if "interrupted" in told else "interrupted before the first result.")
+        message = str(interrupt)
+        _tell(message if "interrupted" in message else "interrupted before the first result.")
         return 130
     except BrokenPipeError:
         # The reader, such as `head`, closed the pipe; keep the interpreter from flushing again.
@@ -166,11 +166,11 @@ def make_parser(
                 raise
             _tell(str(error))
             continue
-        about = command.about
+        description = command.about
         sub = commands.add_parser(
             name,
-            help=f"{about[0].lower()}{about[1:].rstrip('.')}",
-            description=about,
+            help=f"{description[0].lower()}{description[1:].rstrip('.')}",
+            description=description,
             epilog=command.example,
             allow_abbrev=False,
         )

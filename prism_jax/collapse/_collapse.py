@@ -229,8 +229,8 @@ def class_moments(
         in_kernels = jnp.einsum("ck,ikr->icr", collapse.class_collectives, in_kernels)
         cumulants = at_fullest(collapse.loads, cumulants, load)
     if stalls is not None:
-        own = collapse.segments @ means * mean_factor(of_members, collapse.members)
-        waits = slowest[0, :, len(NODE_SCORES) // 2] - own
+        segment_means = collapse.segments @ means * mean_factor(of_members, collapse.members)
+        waits = slowest[0, :, len(NODE_SCORES) // 2] - segment_means
         calls, peers = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
         hides = hidden(stalls, calls, waits[None, :, None], peers)
         calls = stalls.kernels @ collapse.class_collectives.T
@@ -238,22 +238,22 @@ def class_moments(
     no_part = jnp.zeros_like(slowest[:3, :, :1])
     segments = _Figures(slowest[:, :, None], no_part, in_segments, hides)
     part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
-    whole = jnp.concatenate([part, jnp.zeros_like(part[:1])])[..., None]
-    serial = _Figures(whole, part, in_kernels, none).plus(segments, collapse.class_segments)
+    stacked = jnp.concatenate([part, jnp.zeros_like(part[:1])])[..., None]
+    serial = _Figures(stacked, part, in_kernels, none).plus(segments, collapse.class_segments)
     shared = _shared(collapse.class_segments, slowest[3], decide)
     serial = serial._replace(whole=serial.whole.at[3].set(shared[:, None]))
     kernels = _Kernels(cumulants, network, of_kernels, stalls)
-    whole, part, sways, hides = _joined(collapse, kernels, groups, segments, serial, apart=apart)
-    of_ops, (whole, shared) = None, (whole[:3], whole[3])
+    stacked, part, sways, hides = _joined(collapse, kernels, groups, segments, serial, apart=apart)
+    of_ops, (stacked, shared) = None, (stacked[:3], stacked[3])
     if sways is not None and collapse.layers is not None:
-        whole = apart_from_loads(whole, sways)
+        stacked = apart_from_loads(stacked, sways)
         of_ops = shared_by_ops(sways, collapse.layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
-        part = part.at[1].set(jnp.minimum(part[1], whole[1].min(axis=-1)))
+        part = part.at[1].set(jnp.minimum(part[1], stacked[1].min(axis=-1)))
     of_stalls = None
     if hides is not None and stalls is not None:
         of_stalls = hides.slack(stalls), hides.meeting(stalls)
-    return _moments(whole), shared, _moments(part) if apart else None, of_ops, of_stalls
+    return _moments(stacked), shared, _moments(part) if apart else None, of_ops, of_stalls
 
 
 class _Figures(NamedTuple):
@@ -404,8 +404,8 @@ def deciding(
     load: Fullest,
 ) -> Deciding:
     """Which members of segments decide when these end."""
-    there = segments @ loads.T > 0
-    shares = jnp.where(there, load.share[None, :], 1)
+    has_loads = segments @ loads.T > 0
+    shares = jnp.where(has_loads, load.share[None, :], 1)
     share = jnp.min(shares, axis=1, initial=1)
     return Deciding(share, None if load.first is None else load.first[jnp.argmin(shares, axis=1)])
 

@@ -98,7 +98,6 @@ def simulate(
         law = _law(run, draws, pilot, room, advance)
     return dataclasses.replace(
         law,
-        requested=num_samples,
         compile_s=compiled - started,
         run_s=time.perf_counter() - compiled,
     )
@@ -143,17 +142,18 @@ def _law(
                     steps, pilot = pilot_of(run, steps_of)
                 else:
                     steps = steps_of(pilot.looks)
-                part, grid = steps.counted(pilot.grid), pilot.grid
+                part = steps.counted(pilot.grid)
                 errors = first if first is not None and is_whole else steps.errors(part)
                 first = errors if is_whole else first
                 effective = effective_samples(run, drawn)
                 fields |= {"requested": drawn.draws.steps, "effective_samples": effective}
-                law = law_of(part, drawn.steps, grid, errors, **fields)
+                law = law_of(part, drawn.steps, pilot.grid, errors, **fields)
                 laws = sampling.compacted([*laws, law])
         except KeyboardInterrupt:
             if not laws:
                 raise
-        law = sampling.merged(laws)
+        requested = sum(pool.steps for pool in draws)
+        law = dataclasses.replace(sampling.merged(laws), requested=requested)
         # An interrupted law says how many steps it has, so the interrupt needs no message.
         interrupt.late = interrupt.take() and not law.interrupted
     return law

@@ -225,7 +225,7 @@ def translate(
     - `leave_out`: keys that are left out, by the names that they have in the files.
     - `strict`: whether keys that are not known are refused; by default there is a note for each.
     """
-    arguments, told, costs, skipped = Arguments(), [], [], {usual(key): key for key in leave_out}
+    arguments, noted, costs, skipped = Arguments(), [], [], {usual(key): key for key in leave_out}
     files = [*files]
     for document, owner in files:
         unknown: list[str] = []
@@ -241,12 +241,12 @@ def translate(
             if known is None:
                 data = not strict and any(word in name.rpartition(".")[2] for word in _DATA)
                 # Whether a slip is meant is only looked for among as many as a person writes.
-                data = data and (len(told) > _MOST_UNKNOWN or not _near(name, owner))
-                (told if data else unknown).append(key)
+                data = data and (len(noted) > _MOST_UNKNOWN or not _near(name, owner))
+                (noted if data else unknown).append(key)
             elif known[1].kind.startswith("costs"):
                 costs.append((key, value, known[1]))
             elif known[1].kind == "no_effect":
-                told += [key] * (known[1].what in _TOLD)
+                noted += [key] * (known[1].what in _TOLD)
                 if known[1].what == "images":
                     arguments.problems.notes.append(
                         "Only the language model is imported, without what reads images or sound."
@@ -272,9 +272,9 @@ def translate(
             )
     for key in skipped.values():
         arguments.problems.add(f"`--leave-out {key}`, a key that no file has")
-    if told:
-        names = ", ".join(f"`{quoted(key, 60)}`" for key in told[:4])
-        and_more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+    if noted:
+        names = ", ".join(f"`{quoted(key, 60)}`" for key in noted[:4])
+        and_more = f" and {len(noted) - 4} more" if len(noted) > 4 else ""
         arguments.problems.notes.append(
             f"Left out, because they name data, tokenizers or logs: {names}{and_more}."
         )

@@ -73,9 +73,9 @@ def decided_steps(
     for number in range(1, len(pools)):
         before += len(pools[number - 1].ends)
         pool_key = fold(key, Stream.UNLIKE, number)
-        more, _ = picked(pools[number], places[number], step_ids, pool_key, plan.dtype)
-        ends = jnp.concatenate([ends, pools[number].ends[more]])
-        samples = jnp.concatenate([samples, before + more])
+        unlike, _ = picked(pools[number], places[number], step_ids, pool_key, plan.dtype)
+        ends = jnp.concatenate([ends, pools[number].ends[unlike]])
+        samples = jnp.concatenate([samples, before + unlike])
     ends = jnp.moveaxis(ends, 2, 1)
     latest = jnp.max(ends, axis=0)  # Of `(looks, sinks, steps)`.
     room, sinks = len(plan.structure.sinks.first), len(latest)

@@ -84,8 +84,8 @@ def step_parts(
     z = normals(fold(key, Stream.STEPS), step_ids, counter, plan.dtype)
     ready = ends
     if plan.structure.reduced:
-        there = (sinks.reduction >= 0)[:, None]
-        reductions = jnp.where(there, _reductions(plan, z[:room], regimes), 0)
+        is_reduced = (sinks.reduction >= 0)[:, None]
+        reductions = jnp.where(is_reduced, _reductions(plan, z[:room], regimes), 0)
         ready = ends + until_reduced(sinks, reductions)
     factor, tail = jnp.ones_like(z[0]), jnp.zeros_like(z[0])
     if plan.tables.step is not None:
@@ -150,18 +150,18 @@ def times_or_chances(
 def last_spreads(plan: Plan, step_time: float) -> dict[str, float]:
     """How far the last draws (step factor and tail) spread a step of a given length, in seconds."""
     spreads = on_host(_last_spreads, plan, np.asarray(step_time, plan.dtype))
-    there = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
-    return {name: float(spreads[name]) for name, is_there in there.items() if is_there}
+    has_draws = {"step": plan.tables.step is not None, "tail": int(plan.structure.tail) >= 0}
+    return {name: float(spreads[name]) for name, is_there in has_draws.items() if is_there}
 
 
 def _last_spreads(plan: Plan, step_time: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
-    one = jnp.ones((1, 1), plan.dtype)
+    score = jnp.ones((1, 1), plan.dtype)
     ends = {}
     if plan.tables.step is not None:
-        ends["step"] = [step_time * look_up_one(plan.tables.step, z) for z in (one, -one)]
-    tail = _tail(plan, one, jnp.zeros((1,), jnp.int32))
+        ends["step"] = [step_time * look_up_one(plan.tables.step, z) for z in (score, -score)]
+    tail = _tail(plan, score, jnp.zeros((1,), jnp.int32))
     if tail is not None:
-        ends["tail"] = [tail.latency(z, plan.tables.residuals) for z in (one, -one)]
+        ends["tail"] = [tail.latency(z, plan.tables.residuals) for z in (score, -score)]
     return {name: ((high - low) / 2)[0, 0] for name, (high, low) in ends.items()}
 
 
@@ -191,7 +191,7 @@ def _reductions(
 
 def _of_regimes(x: Array, regimes: Int[Array, " steps"]) -> Array:
     """`x[regimes]`, without a loop over steps."""
-    found = x[:1]
+    chosen = x[:1]
     for g in range(1, len(x)):
-        found = jnp.where(regimes == g, x[g], found)
-    return found
+        chosen = jnp.where(regimes == g, x[g], chosen)
+    return chosen
