@@ -18,6 +18,7 @@ _EXTRAS = {
     "matplotlib": ("Plots and reports need matplotlib", "plot"),
     "polars": ("Tables (CSV, Parquet, data frames) need polars", "tables"),
     "ray": ("Work on many machines needs Ray", "ray"),
+    "shtab": ("Completion in a shell needs shtab", "all"),
     "yaml": ("YAML files need PyYAML", "import"),
 }
 

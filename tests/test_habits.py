@@ -72,28 +72,39 @@ def test_arguments_are_those_of_the_text_that_lists_them():
         arguments(text, {"--fo": int})
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_the_shell_completes_commands_options_and_names(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert ("bashcompinit" in script) == (shell == "zsh")
-    if shell == "zsh":  # The function is the same.
-        return
+def _printed_completion(shell, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_shell_completes_commands_options_and_names(tmp_path, capsys):
+    script = _printed_completion("bash", capsys)
+    (tmp_path / "gpt3-mine.toml").touch()
 
     def completed(*words: str) -> list[str]:
-        asked = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}"
-        shown = f'{script}\n{asked}\n_prism_jax\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
-        run = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+        typed = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}"
+        shown = f'{script}\n{typed}\n_shtab_prism_jax\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+        run = subprocess.run(
+            ["bash", "-c", shown], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
         return run.stdout.split()
 
     assert completed("prism-jax", "sim") == ["simulate"]
     assert completed("prism-jax", "simulate", "--samp") == ["--samples", "--sampling"]
     assert completed("prism-jax", "simulate", "--sampling", "i") == ["importance"]
-    named = [name for name in list_names("job") if "gpt3" in name]
-    assert completed("prism-jax", "predict", "gpt3") == named
+    jobs = [name for name in list_names("job") if "gpt3" in name]
+    assert completed("prism-jax", "predict", "gpt3") == [*jobs, "gpt3-mine.toml"]
     assert "dgx-h100" in completed("prism-jax", "import", "--cluster", "dgx")
     assert "qwen3-30b-a3b" in completed("prism-jax", "init", "--model", "qwen3")
-    assert completed("prism-jax", "calibrate", "--to", "x") == []  # So that files are completed.
+    assert completed("prism-jax", "calibrate", "--to", "gpt3") == ["gpt3-mine.toml"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_complete_the_same_names(shell, capsys):
+    script = _printed_completion(shell, capsys)
+    assert all(name in script for name in (*COMMANDS, "importance", *list_names("job")))
 
 
 def test_doctor_lists_versions_devices_and_problems(capsys, monkeypatch, tmp_path):

@@ -17,7 +17,9 @@ import contextlib, io, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"google", "matplotlib", "polars", "ray", "tqdm", "yaml"}:
+        if name.partition(".")[0] in {
+            "google", "matplotlib", "polars", "ray", "shtab", "tqdm", "yaml"
+        }:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
@@ -99,6 +101,7 @@ _NEED = {
     "trace rank0.xplane.pb": "traces",
     "import model.yaml --out imported.toml": "import",
     "report examples/job.toml --out report.html": "plot",
+    "--print-completion bash": "all",
     "sweep examples/job.toml --over layout.dp=2,4 --samples 256 --ray": "ray",
 }
 

@@ -1,6 +1,5 @@
-"""What is installed: whether it works, and its completion in a shell."""
+"""What is installed, and whether it works."""
 
-import argparse
 import importlib.metadata
 import math
 import os
@@ -16,7 +15,6 @@ import numpy as np
 from .._cache import VARIABLE, cache_folder
 from .._misc import plural
 from .._summary import Table
-from ..data import list_names
 from ._load import devices_of_jax, use_all_cores
 from ._options import Args, Output, command
 
@@ -24,25 +22,6 @@ from ._options import Args, Output, command
 _PACKAGES = ("prism-jax", "jax", "jaxlib", "equinox", "numpy", "scipy", "msgspec", "optax")
 _OPTIONAL = ("polars", "protobuf", "pyyaml", "tqdm", "matplotlib", "torch")
 _TESTED = "0.10.2"  # For each version of Python.
-_BEFORE = {"bash": "", "zsh": "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"}
-_SCRIPT = """\
-_prism_jax() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        words="{commands}"
-    else
-        case "${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD-1]}}" in
-{values}
-        *)
-            case "${{COMP_WORDS[1]}}" in
-{options}
-            esac
-        esac
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-}}
-complete -o default -F _prism_jax prism-jax
-"""
 
 
 @command()
@@ -191,47 +170,3 @@ def _table(result: dict[str, Any]) -> Table:
         ("cache", kept),
     ]
     return Table((), rows, most=None)
-
-
-@command()
-def completion(args: Args) -> Output:
-    """Print a script with which bash or zsh completes commands, options, jobs and clusters.
-
-    shell {bash,zsh}  the shell
-
-    example: prism-jax completion bash
-    """
-    script = _script()
-    shell = args.shell
-    comment = f'# Put this line into ~/.{shell}rc: eval "$(prism-jax completion {shell})"\n'
-    script = f"{comment}{_BEFORE[shell]}{script}".rstrip()
-    return Output({"shell": shell, "script": script}, [script])
-
-
-def _script() -> str:
-    """The function for bash, which zsh runs too. If it knows no word, it completes file names."""
-    from ._main import make_parser, options_of
-
-    _, commands = make_parser()
-    options, values = [], []
-    for name, parser in commands.items():
-        known = options_of(parser)
-        positional = [_words(action) for action in parser._actions if not action.option_strings]
-        words = " ".join([*known, *filter(None, positional)])
-        options.append(f'            {name}) words="{words}" ;;')
-        for option, action in known.items():
-            if action.nargs != 0:
-                values.append(f'        {name}:{option}) words="{_words(action)}" ;;')
-    return _SCRIPT.format(
-        commands=" ".join(commands), options="\n".join(options), values="\n".join(values)
-    )
-
-
-def _words(action: argparse.Action) -> str:
-    """The values of an argument that have names."""
-    if action.choices is not None:
-        return " ".join(map(str, action.choices))
-    kinds = {"JOB": "job", "CLUSTER": "cluster", "MODEL": "model"}
-    kinds |= {"FAILURES": "count of failures"}
-    kind = kinds.get(str(action.metavar))
-    return "" if kind is None else " ".join(list_names(kind))

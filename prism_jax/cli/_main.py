@@ -31,11 +31,20 @@ COMMANDS = {
     "fit": "trace", "measure": "kernels", "fit-kernels": "kernels", "calibrate": "measured",
     "score": "measured", "init": "files", "show": "files", "jobs": "files", "models": "files",
     "hardware": "files", "kernels": "kernels", "doctor": "installation",
-    "completion": "installation",
 }
 # fmt: on
 # Longer than any sentence.
 _MOST_CHARACTERS = 600
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script for a shell, as `--help` prints the help."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from ._completion import completion_script
+
+        print(completion_script(*make_parser(), str(values)))
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,6 +166,13 @@ def make_parser(
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"prism-jax {__version__}")
+    completion = "print the script with which a shell completes words"
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help=f"{completion}, for `eval` in its start-up file",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     for name in names or names_of(_added(), COMMANDS):
         try:
