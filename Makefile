@@ -73,8 +73,8 @@ docs: .venv/dev
 
 # The page of keys, out of the schema.
 reference: .venv/demo
-	$(BIN)/python docs/job_reference.py
-	$(BIN)/python docs/architecture.py
+	$(BIN)/python tools/job_reference.py
+	$(BIN)/python tools/architecture.py
 
 # The package with all that a user needs; what the quick tests need; or what all tests need.
 .venv/demo .venv/test .venv/dev: pyproject.toml constraints.txt

@@ -17,9 +17,9 @@ from prism_jax.law import Law, counted, figures, grid_of, law_of, merge_allocati
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 from tests.helpers import lognormal, made_law, pipeline_program
+from validation.tables import options
 
 from ._coverage import coverage, repeated
-from ._tables import options
 
 
 _POPULATION, _STEPS = 4_000, 8

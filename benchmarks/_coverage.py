@@ -21,8 +21,7 @@ from prism_jax.latency import Gamma, LogNormal, Normal, Weibull
 from prism_jax.program import Network, Stall, Variability
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, OneFOneB
 from tests.helpers import lognormal, one_kernel, pipeline_program
-
-from ._tables import table
+from validation.tables import table
 
 
 def programs() -> dict[str, Any]:

@@ -24,12 +24,16 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks import _fleet, _growth, _priors, _sites, _tails
-from benchmarks._families import calibrated_to, families
-from benchmarks._rows import DATA, MEASUREMENTS
-from benchmarks._tables import Folder, Row, Rows, cells, options, percent, table_of, use_all_cores
 from prism_jax.calibration import epistemic
 from prism_jax.calibration._observe import core_spread
+from validation.families import calibrated_to, families
+from validation.fleet import gpus_text, networks_text
+from validation.growth import level_text, variants_text
+from validation.priors import linearised, priors_text, priors_without, short_table, splits_of
+from validation.rows import DATA, MEASUREMENTS
+from validation.sites import sites_text
+from validation.tables import Folder, Row, Rows, cells, options, percent, table_of, use_all_cores
+from validation.tails import systems_text
 
 
 _SAMPLES = 32_768
@@ -39,9 +43,9 @@ _LEVELS = (np.arange(4000) + 0.5) / 4000
 def rows(folder: Folder) -> list[Row]:
     """A row for each predicted system and the systems that it is predicted from."""
     every, found = families(folder), []
-    near, splits = _priors.linearised(every), _priors.splits_of(every)
+    near, splits = linearised(every), splits_of(every)
     for family, systems in every.items():
-        priors = _priors.priors_without(near, splits, family)
+        priors = priors_without(near, splits, family)
         sources = [(systems[:1], systems[1:])]
         if len(systems) > 2:
             sources += [([s for s in systems if s is not one], [one]) for one in systems]
@@ -124,14 +128,14 @@ def _means(found: list[Row]) -> str:
 
 def main() -> None:
     # Of each part, whether its folder is that of all data, what it is, and its text.
-    parts = {"priors": (0, "the priors that the families imply", _priors.priors_text)}
-    parts["level"] = (1, "that of jobs without calibration", _growth.level_text)
-    parts["levels"] = (1, "means with other such levels", _growth.variants_text)
-    parts["short"] = (0, "the tail after few steps", _priors.short_table)
-    parts["systems"] = (1, "the tail of unmeasured systems", _tails.systems_text)
-    parts["sites"] = (1, "sites of one machine", _sites.sites_text)
-    parts["networks"] = (1, "the law of shared networks", _fleet.networks_text)
-    parts["gpus"] = (1, "the laws of GPUs of a fleet", _fleet.gpus_text)
+    parts = {"priors": (0, "the priors that the families imply", priors_text)}
+    parts["level"] = (1, "that of jobs without calibration", level_text)
+    parts["levels"] = (1, "means with other such levels", variants_text)
+    parts["short"] = (0, "the tail after few steps", short_table)
+    parts["systems"] = (1, "the tail of unmeasured systems", systems_text)
+    parts["sites"] = (1, "sites of one machine", sites_text)
+    parts["networks"] = (1, "the law of shared networks", networks_text)
+    parts["gpus"] = (1, "the laws of GPUs of a fleet", gpus_text)
     keys: Any = {"dest": "text_of", "action": "store_const"}
     known: Any = {n: keys | {"const": (up, of), "help": t} for n, (up, t, of) in parts.items()}
     data = MEASUREMENTS | {"default": str(DATA / "mlperf")}

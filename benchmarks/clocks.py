@@ -30,7 +30,6 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import options, table
 from prism_jax.data import Layer, Layout, Model, ScheduleConfig, Training, load_kernels
 from prism_jax.lowering import lay_out, sinks_of
 from prism_jax.workload import Costs
@@ -39,6 +38,7 @@ from prism_jax.workload._block import Block, Branches, Kernel, Load, Row, Segmen
 from prism_jax.workload._data_parallel import received
 from prism_jax.workload._split import deal
 from prism_jax.workload._units import Unit, overlaps_layers, unit_of
+from validation.tables import options, table
 
 
 _JOBS, _SAMPLES, _STEPS = 40, 1_000, 50_000

@@ -14,12 +14,12 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import line, options, table
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph
 from prism_jax.workload import Kernel, Segment
 from tests.helpers import lognormal
 from tests.independent import Laws, Step, simulate_steps
+from validation.tables import line, options, table
 
 
 _MEMBERS, _SEGMENTS, _SIGMAS, _RANK = (8, 64), (1, 4), (0.05, 0.2, 0.4), 0.01

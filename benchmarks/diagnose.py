@@ -25,14 +25,14 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._rows import with_kernels
-from benchmarks._tables import Row, Rows, by, options, table
 from benchmarks.own_traces import record_jobs
 from prism_jax.data import Variation, replace_variations
 from prism_jax.diagnosis import diagnose, diagnose_ranks, hypotheses
 from prism_jax.diagnosis._changes import EFFECTS, scenario_of, simulated
 from prism_jax.prediction import expected_error, levels_of_law
 from prism_jax.trace import contents, read_rank_traces
+from validation.rows import with_kernels
+from validation.tables import Row, Rows, by, options, table
 
 
 CAUSES = ("slow-rank", "no-overlap", "stalls", "nothing")

@@ -30,20 +30,20 @@ from scipy.special import stdtrit
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._machines import is_scored, timed_steps
-from benchmarks._means import VARIABILITY
-from benchmarks._published import published
-from benchmarks._rows import MEASUREMENTS, ROOT, note, predicted
-from benchmarks._tables import Folder, Row, Rows, by, options, table_of
 from prism_jax.data import generation_of
 from prism_jax.workload import has_experts
+from validation.machines import is_scored, timed_steps
+from validation.means import VARIABILITY
+from validation.published import published
+from validation.rows import MEASUREMENTS, ROOT, note, predicted
+from validation.tables import Folder, Row, Rows, by, options, table_of
 
 
 _DEGREES, _LEVEL, _FEWEST, _UNKNOWN = 3.0, 0.9, 20, 2.5
 _FAR = float(stdtrit(_DEGREES, (1 + _LEVEL) / 2))
 # With the last, the law of a kind holds 95 % and more of a generation that is left out whole.
 _WHOLE = 4  # The parts of a class: the kind of model, FSDP, the generation and the software.
-_CONSTANTS = {"TPU": 3}  # Of each chip, chosen with the rows of the class (`_machines.py`).
+_CONSTANTS = {"TPU": 3}  # Of each chip, chosen with the rows of the class (`machines.py`).
 _HALF, _ABOVE = 8, 0.5  # Rows with which a family weighs a half; the weight of the class above.
 _SOURCE = "published steps and systems of MLPerf Training (benchmarks/expected_error.py)"
 

@@ -17,10 +17,10 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._families import calibrated_to, families
-from benchmarks._rows import DATA, ROOT
-from benchmarks._tables import options
 from benchmarks.own_traces import independent
+from validation.families import calibrated_to, families
+from validation.rows import DATA, ROOT
+from validation.tables import options
 
 
 FAMILY = "A gpt3 H100 tp4pp8 mb16 (Eos-DFW v3.1)"

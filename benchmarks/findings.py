@@ -18,13 +18,13 @@ from scipy.stats import spearmanr
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._prism import NAMES, headlines_text
-from benchmarks._tables import options, table, use_all_cores
 from benchmarks.placement import figures_of, program_of
 from prism_jax.analysis._figure import figure
 from prism_jax.analysis._knobs import ELEMENTARY, varied, varying_parts
 from prism_jax.cluster import COLLECTIVES
 from tests import test_trends as toy
+from validation.prism import NAMES, headlines_text
+from validation.tables import options, table, use_all_cores
 
 
 JOBS = ("gpt3-175b-h100-4096", "gpt3-175b-h100-768", "megatron-175b-a100-64")

@@ -22,13 +22,13 @@ import polars as pl
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._rows import ROOT, attempt, note, note_left_out, words
-from benchmarks._tables import Folder, Row, by, error_of, options, percent, table
 from prism_jax.cluster import MeasuredLatencies, cross_validate, fit_shapes, shape_latencies
 from prism_jax.data import Constant, ShapeTable, Source, save_shapes
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import shape_key
 from prism_jax.trace import measured_kernels
+from validation.rows import ROOT, attempt, note, note_left_out, words
+from validation.tables import Folder, Row, by, error_of, options, percent, table
 
 
 _WORDS = words("operators")

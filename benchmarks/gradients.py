@@ -25,12 +25,12 @@ from scipy.special import ndtri, stdtr
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _coverage
 from benchmarks._coverage import programs
-from benchmarks._tables import Row, Rows, by, options, table, table_of, use_all_cores
 from prism_jax.analysis import CVaR, Exceedance, Mean, Quantile, Std
 from prism_jax.analysis._derivative import figure_gradient, figure_gradients
 from prism_jax.analysis._figure import figure, figure_of, figure_value
 from prism_jax.analysis._jackknife import stacked
 from prism_jax.engine import simulated_steps
+from validation.tables import Row, Rows, by, options, table, table_of, use_all_cores
 
 
 NUM_SAMPLES = 2**16

@@ -18,11 +18,11 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _baselines, _with_engine
-from benchmarks._tables import Row, options, table_of
 from prism_jax import Program, compile_job, load_job, simulate
 from prism_jax.engine import _pools
 from prism_jax.replica import _tiles
 from prism_jax.step import _pool
+from validation.tables import Row, options, table_of
 
 
 _REPLICAS, _STEPS = (1, 64, 1024), 20_000_000

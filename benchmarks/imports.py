@@ -17,7 +17,7 @@ from typing import Any
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import Row, table
+from validation.tables import Row, table
 
 
 _STATED = pathlib.Path(__file__).with_name("parameters.toml")

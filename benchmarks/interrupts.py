@@ -16,15 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from typing import Any
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._rows import ROOT, words
-from benchmarks._tables import Row, by, options, table
+from validation.rows import ROOT
+from validation.tables import Row, by, options, table
 
 
-COMMANDS = words("interrupts")
+COMMANDS = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
 # Those that go on where they were killed.
 _GOES_ON = ("sweep", "layouts")
 # Seconds: to the end of a command, to be given up, and from start to Ctrl-C at most.

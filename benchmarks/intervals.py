@@ -23,13 +23,13 @@ from scipy.special import log_ndtr
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _baselines, _with_engine
 from benchmarks._coverage import repeated
-from benchmarks._tables import Row, options, table_of
 from prism_jax import Program, compile_job, load_job, simulate
 from prism_jax.law import QUANTILES, figures
 from prism_jax.lowering._sinks import Sink
 from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble
 from tests.helpers import graph_of, lognormal, one_kernel
+from validation.tables import Row, options, table_of
 
 
 # The step factor of the reference; the ends of sinks, and their reductions: mean and sigma.

@@ -16,9 +16,9 @@ import jax
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._published import FAMILIES, published
-from benchmarks._rows import DATA, words
-from benchmarks._tables import line, options, table
+from validation.published import FAMILIES, published
+from validation.rows import DATA, words
+from validation.tables import line, options, table
 
 
 def _jobs() -> dict[str, Any]:

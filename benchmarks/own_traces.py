@@ -31,10 +31,10 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import Folder, Row, Rows, cells, line, options, table, table_of
 from prism_jax.data import Variation
 from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.trace import outline, read_profile_traces, read_range_names, read_step_times
+from validation.tables import Folder, Row, Rows, cells, line, options, table, table_of
 
 
 # Of `score`, how columns of tables show its errors.

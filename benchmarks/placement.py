@@ -18,7 +18,6 @@ import numpy as np
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import print_parts, table
 from prism_jax import Quantile, Variability, compile_job, load_job, place
 from prism_jax.analysis import bandwidth
 from prism_jax.placement._exchange import search
@@ -27,6 +26,7 @@ from prism_jax.placement._placement import _step_times, _with_known_gpus
 from prism_jax.placement._trials import Trials
 from prism_jax.schedules import GPipe, InterleavedOneFOneB, OneFOneB
 from tests.helpers import lognormal, pipeline_program
+from validation.tables import print_parts, table
 
 
 INSTANCES, RANDOM, CHOSEN_BY, FRESH = 20, 1000, 512, 16384

@@ -16,7 +16,7 @@ import time
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import options
+from validation.tables import options
 
 
 _MICROBATCHES, _KERNELS = 8, 400

@@ -16,7 +16,7 @@ from typing import Any
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import options, table
+from validation.tables import options, table
 
 
 SEQUENCES, LENGTH = 2, 64

@@ -10,7 +10,7 @@ import tomllib
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import Row, percent, table
+from validation.tables import Row, percent, table
 
 
 _STEPS = pathlib.Path(__file__).with_name("scripts.toml")
@@ -39,9 +39,9 @@ def main() -> None:
 def row_of(step: Row) -> Row:
     """A configuration, imported and predicted."""
     import prism_jax as prism
-    from benchmarks._means import VARIABILITY
-    from benchmarks._rows import predicted
     from prism_jax.importers import import_job
+    from validation.means import VARIABILITY
+    from validation.rows import predicted
 
     options = {"cluster": step["cluster"], "batch": step.get("batch")}
     imported = import_job(_FOLDER / step["file"], step.get("gpus"), **options)

@@ -14,7 +14,7 @@ import tokenize
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import Row, options, table
+from validation.tables import Row, options, table
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -153,7 +153,9 @@ def _packages() -> dict[str, list[pathlib.Path]]:
     for path in sorted(package.glob("*/__init__.py")):
         found[path.parent.name] = sorted(path.parent.rglob("*.py"))
     found["prism_jax"] = [path for paths in found.values() for path in paths]
-    return found | {n: sorted((_ROOT / n).rglob("*.py")) for n in ("tests", "benchmarks")}
+    return found | {
+        n: sorted((_ROOT / n).rglob("*.py")) for n in ("tests", "benchmarks", "validation")
+    }
 
 
 def _of_file(path: pathlib.Path) -> tuple[int, ...]:

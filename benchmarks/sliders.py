@@ -15,9 +15,9 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import options
 from prism_jax.analysis import LEVELS, P95, Rare, moved, sliders
 from prism_jax.engine import SimulatedSteps, simulated_steps
+from validation.tables import options
 
 
 JOBS = ("gpt3-175b-h100-4096", "megatron-22b-a100-8", "llama-3-70b-h100-512")

@@ -14,21 +14,23 @@ simulation counts.
 import compileall
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from typing import Any
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._rows import ROOT, words
-from benchmarks._tables import Row, cells, machine, options, table
+from validation.rows import ROOT
+from validation.tables import Row, cells, machine, options, table
 
 
-_WORK = words("startup")
+_WORK = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
 _BEFORE = _WORK.pop("before")
 _BEGIN = "what counts begins at "
 

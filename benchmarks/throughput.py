@@ -52,9 +52,9 @@ import jax.numpy as jnp
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _baselines, _with_engine
-from benchmarks._tables import Row, machine, options, use_all_cores
 from prism_jax import compile_job, load_job, sample_replica_ends, schedules, simulate
 from tests.helpers import pipeline_program
+from validation.tables import Row, machine, options, use_all_cores
 
 
 _JOB, _GPUS, _LAYERS = "gpt3-175b-h100-4096", 4096, 96

@@ -22,10 +22,10 @@ import jax
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._tables import options
 from prism_jax.data import Failures, load_failures
 from prism_jax.runs import RunCosts, best_interval
 from tests.runs_by_events import run_by_events
+from validation.tables import options
 
 
 DAY = 86_400.0

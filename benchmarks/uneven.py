@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
-from benchmarks._rows import DATA
-from benchmarks._tables import options, scattered, table
+from validation.rows import DATA
+from validation.tables import options, scattered, table
 
 
 MAKER = DATA / "straggler_traces" / "make_uneven_trace.py"

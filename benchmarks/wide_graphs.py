@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import options, table
+from validation.tables import options, table
 
 
 _SIZES = (("join", 125), ("join", 500), ("join", 5_000), ("side by side", 2_000))

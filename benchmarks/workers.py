@@ -21,7 +21,7 @@ import psutil
 
 
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
-from benchmarks._tables import options
+from validation.tables import options
 
 
 _ROWS, _WORKERS = 48, 4

@@ -267,7 +267,7 @@ def test_all_gathers_over_a_network_are_near_a_measurement(shared):
 
 def test_collectives_between_nodes_beside_measurements(shared):
     """Of all-to-alls the table is that of these rows; rings and trees are 1.3 to 1.5 off."""
-    from benchmarks._parts import collective_rows
+    from validation.parts import collective_rows
 
     errors: dict[str, list[float]] = {}
     for row in collective_rows(shared / "data/collectives"):

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 def test_rows_of_weak_scaling_are_relative_to_the_fewest_gpus(folder):
-    from benchmarks._growth import growth_rows, growth_table
+    from validation.growth import growth_rows, growth_table
 
     rows = growth_rows(folder)
     assert [row["name"] for row in rows] == [f"{x}, {n} GPUs" for x in "ab" for n in (16, 64)]
@@ -47,7 +47,7 @@ def test_rows_of_weak_scaling_are_relative_to_the_fewest_gpus(folder):
 
 def test_published_series_grow_as_predicted(shared):
     """Half of the rows are within one percentage point; to predict none would be 2.1 off."""
-    from benchmarks._growth import growth_rows
+    from validation.growth import growth_rows
 
     rows = [row for row in growth_rows(shared / "data") if "predicted" in row]
     errors = 100 * np.array([row["predicted"] - row["measured"] for row in rows])
@@ -57,7 +57,7 @@ def test_published_series_grow_as_predicted(shared):
 
 
 def test_the_fit_of_the_level_recovers_a_planted_one():
-    from benchmarks._growth import Series, fitted
+    from validation.growth import Series, fitted
 
     rng = np.random.default_rng(0)
     replicas = np.array([4.0, 32.0, 256.0])

@@ -618,7 +618,7 @@ def test_a_job_without_a_model_has_no_memory():
 )
 def test_peaks_that_megatron_recorded():
     """The last rank's allocator at its fullest, for the arguments that can be expressed."""
-    from benchmarks._memory import golden_rows
+    from validation.memory import golden_rows
 
     rows = list(golden_rows(_DATA / "megatron_golden"))
     errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows if "predicted" in row]

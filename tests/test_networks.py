@@ -8,11 +8,11 @@ import pytest
 from scipy.stats import norm
 
 import prism_jax as prism
-from benchmarks import _fleet
 from prism_jax.data import Variation, at_age, load_device, load_failures, load_network
 from prism_jax.latency import make_latency
 from prism_jax.program import SharedNetwork, variability_of
 from prism_jax.schedule import OneFOneB
+from validation import fleet
 
 from .helpers import pipeline_program
 
@@ -104,10 +104,10 @@ def test_the_slowest_of_gpus_of_a_law(drawn):
     levels = (np.arange(20_000) + 0.5) / 20_000
     values = np.exp(0.02 * norm.ppf(levels ** (1 / drawn)))
     expected = values.mean() / np.exp(0.02**2 / 2)
-    assert np.isclose(_fleet.largest_of_law(law, drawn), expected, atol=2e-5)
+    assert np.isclose(fleet.largest_of_law(law, drawn), expected, atol=2e-5)
     times = np.random.default_rng(0).uniform(1, 2, 64)
     every = {1: 1.0, 8: None, 64: times.max() / times.mean()}[drawn]
-    assert every is None or np.isclose(_fleet.largest_of(times, drawn), every)
+    assert every is None or np.isclose(fleet.largest_of(times, drawn), every)
 
 
 def test_devices_of_fleets_have_laws_of_their_own():
@@ -141,7 +141,7 @@ def test_rows_of_a_fleet_do_not_need_every_cell_and_file(tmp_path, capsys):
     times = {"node": [*map(float, range(8)), 1.0], "gpu": [0.0] * 8 + [None]}
     frame = pl.DataFrame(times | {"time_s": [*values, 3.0], "memory_gb": [40.0] * 8 + [None]})
     frame.write_parquet(folder / "gemm_perlmutter.parquet")
-    figures = {row["figure"]: row["measured"] for row in _fleet.fleet_rows(tmp_path)["rows"]}
+    figures = {row["figure"]: row["measured"] for row in fleet.fleet_rows(tmp_path)["rows"]}
     total = np.array([*(0.7 + np.arange(20) / 10), 5.0, 9.7])
     assert np.isclose(figures["communication_share"], 1)
     assert np.isclose(figures["p95_over_p50"], np.quantile(total, 0.95) / np.median(total))

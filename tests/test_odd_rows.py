@@ -9,19 +9,19 @@ import polars as pl
 import pytest
 
 from benchmarks import expected_error
-from benchmarks._growth import growth_rows, growth_table
-from benchmarks._machines import machine_rows, machine_table
-from benchmarks._means import mean_rows, mean_table
-from benchmarks._memory import memory_rows, memory_table
-from benchmarks._parts import layer_rows, layer_table
-from benchmarks._published import published
-from benchmarks._published_models import has_experts
-from benchmarks._searches import search_rows, search_table
-from benchmarks._shipped_jobs import adapter_rows, adapter_table
-from benchmarks._systems import systems
-from benchmarks._tails import system_rows, system_table
 from benchmarks.fit_operators import operator_rows, operator_table
 from prism_jax.data import load_model
+from validation.growth import growth_rows, growth_table
+from validation.machines import machine_rows, machine_table
+from validation.means import mean_rows, mean_table
+from validation.memory import memory_rows, memory_table
+from validation.parts import layer_rows, layer_table
+from validation.published import published
+from validation.published_models import has_experts
+from validation.searches import search_rows, search_table
+from validation.shipped_jobs import adapter_rows, adapter_table
+from validation.systems import systems
+from validation.tails import system_rows, system_table
 
 
 _LLAMA = {"source": "dgxc", "model": "Llama3-8B", "layers": "32", "hidden": "4096", "heads": "32"}

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from benchmarks._published_jobs import of_steps
-from benchmarks._rows import job_of, read
 from prism_jax import predict
 from prism_jax.data import Layer, load_device, load_job
 from prism_jax.lowering import job_parts
 from prism_jax.prediction import memory
 from prism_jax.workload import memory_of_stages
+from validation.published_jobs import of_steps
+from validation.rows import job_of, read
 
 from .helpers import lower_job
 

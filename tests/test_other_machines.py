@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks._machines import machine_rows, machine_table
-from benchmarks._published_jobs import of_steps
 from prism_jax.data import load_job
 from prism_jax.prediction import predict
+from validation.machines import machine_rows, machine_table
+from validation.published_jobs import of_steps
 
 
 _ROW = {"source": "AI-Hypercomputer/tpu-recipes", "model": "Llama-3.1-8B", "layers": "32.0"}

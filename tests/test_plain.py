@@ -692,7 +692,7 @@ def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():
 
 def test_what_the_allocator_reserves_is_within_what_is_said(shared, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks._plain import job_of
+    from validation.plain import job_of
 
     ratios = []
     for name in ("steps.csv", "memory.csv"):
@@ -709,7 +709,7 @@ def test_what_the_allocator_reserves_is_within_what_is_said(shared, monkeypatch)
 
 def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks._plain import plain_rows
+    from validation.plain import plain_rows
 
     rows = plain_rows(shared / "data")["rows"]
     off = {
@@ -818,7 +818,7 @@ def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, capsys):
 
 def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks._plain import plain_rows
+    from validation.plain import plain_rows
 
     for name in ("steps.csv", "memory.csv"):
         lines = (shared / "data/plain_h200" / name).read_text().splitlines()
@@ -831,7 +831,7 @@ def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path
 
 def test_a_series_of_which_no_batch_ran_has_a_row_in_the_table(shared, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks._plain import plain_rows, plain_table
+    from validation.plain import plain_rows, plain_table
 
     folder = shared / "data/plain_h200"
     (tmp_path / "steps.csv").write_text((folder / "steps.csv").read_text().splitlines()[0] + "\n")

@@ -193,7 +193,7 @@ def test_a_law_by_power_needs_the_power_of_its_device():
 
 
 def test_the_law_of_clocks_is_that_of_v100(shared):
-    from benchmarks._power import v100_rows
+    from validation.power import v100_rows
 
     *halves, bert = v100_rows(shared / "data")
     for row in halves[:2]:
@@ -207,7 +207,7 @@ def test_the_law_of_clocks_is_that_of_v100(shared):
 
 
 def test_the_constants_of_devices_are_those_of_the_measurements(shared):
-    from benchmarks._power import device_rows, law_rows
+    from validation.power import device_rows, law_rows
 
     (law,) = law_rows(shared / "data")
     for row in device_rows(shared / "data"):

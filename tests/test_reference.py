@@ -13,16 +13,17 @@ from prism_jax.cli import main
 from prism_jax.data import job_keys, list_names
 
 
-_DOCS = pathlib.Path(__file__).parents[1] / "docs"
+_ROOT = pathlib.Path(__file__).parents[1]
+_DOCS, _TOOLS = _ROOT / "docs", _ROOT / "tools"
 
 
 def test_the_page_of_keys_is_that_of_the_schema():
-    page = runpy.run_path(str(_DOCS / "job_reference.py"))["job_reference"]()
+    page = runpy.run_path(str(_TOOLS / "job_reference.py"))["job_reference"]()
     assert (_DOCS / "job_reference.md").read_text() == page, "Run `make reference`."
 
 
 def test_the_graph_of_packages_is_that_of_the_imports():
-    page = runpy.run_path(str(_DOCS / "architecture.py"))["page"]()
+    page = runpy.run_path(str(_TOOLS / "architecture.py"))["page"]()
     assert (_DOCS / "architecture.md").read_text() == page, "Run `make reference`."
 
 
@@ -31,9 +32,9 @@ def test_the_architecture_page_names_existing_functions():
     rows = re.findall(r"^\| .* \| `(.*)` \| `(.*)` \|$", page, re.MULTILINE)
     assert len(rows) >= 14
     for file, name in rows:
-        text = (_DOCS.parent / file).read_text()
+        text = (_ROOT / file).read_text()
         assert re.search(rf"^(    )?(class|def) {name}\b", text, re.MULTILINE), (file, name)
-    packages = {path.parent.name for path in (_DOCS.parent / "prism_jax").glob("*/__init__.py")}
+    packages = {path.parent.name for path in (_ROOT / "prism_jax").glob("*/__init__.py")}
     told = page.partition("## The packages")[2].partition("## Where")[0]
     assert {*re.findall(r"\*\*(\w+)\*\*", told)} == packages
 

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 from msgspec.structs import replace
 
-from benchmarks._training_operators import training_operator_rows
 from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
 from prism_jax.cli import main
 from prism_jax.cluster import (
@@ -41,6 +40,7 @@ from prism_jax.data._shapes import read_shapes
 from prism_jax.lowering import job_parts
 from prism_jax.trace import read_kernels
 from prism_jax.workload.modules._convolution import convolve
+from validation.training_operators import training_operator_rows
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from benchmarks._sites import configurations, of_gpt3, site_rows, site_table, spread_of_sites
-from benchmarks._systems import OF_SYSTEMS, fitted, systems
-from benchmarks._tails import system_table
 from prism_jax.calibration import epistemic, level_of_runs
 from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
@@ -30,6 +27,9 @@ from prism_jax.data._variations import check_variation
 from prism_jax.latency import LogNormal
 from prism_jax.program import compile_job, variability_of
 from prism_jax.runs import training_run
+from validation.sites import configurations, of_gpt3, site_rows, site_table, spread_of_sites
+from validation.systems import OF_SYSTEMS, fitted, systems
+from validation.tails import system_table
 
 
 _STEP = {"sigma": 0.003, "seconds": 0.004, "experts_seconds": 0.2, "seconds_share": 0.05}

@@ -200,7 +200,7 @@ def test_the_costs_of_a_run_are_those_of_its_failures():
 
 
 def test_shipped_faults_are_those_of_the_source_and_predict_those_of_later_days(shared):
-    from benchmarks._faults import fault_rows, faults, fitted
+    from validation.faults import fault_rows, faults, fitted
 
     folder = shared / "data" / "faults"
     shipped, found = load_failures("infinitehbd"), fitted(faults(folder), 0, 232)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from benchmarks._means import VARIABILITY, mean_rows, mean_table
-from benchmarks._published import published
-from benchmarks._published_jobs import of_steps
 from prism_jax.data import Job, Kernels, list_names, load_device, load_job
 from prism_jax.prediction import memory, predict
 from prism_jax.schedule import evaluate, make_schedule
 from prism_jax.workload import Block, Kernel, block_mean, has_experts, rows_of
+from validation.means import VARIABILITY, mean_rows, mean_table
+from validation.published import published
+from validation.published_jobs import of_steps
 
 from .helpers import kernels_of, lower_job
 

@@ -26,12 +26,12 @@ import prism_jax as prism
 from prism_jax import data
 from prism_jax.workload import has_experts
 
-from ._means import VARIABILITY
-from ._priors import BEFORE, machine_of
-from ._published import FAMILIES, published
-from ._published_jobs import of_steps
-from ._rows import attempt, count, job_of, note, number, predicted, read, slower, with_kernels
-from ._tables import Folder, Row, by, percent, table, table_of
+from .means import VARIABILITY
+from .priors import BEFORE, machine_of
+from .published import FAMILIES, published
+from .published_jobs import of_steps
+from .rows import attempt, count, job_of, note, number, predicted, read, slower, with_kernels
+from .tables import Folder, Row, by, percent, table, table_of
 
 
 class Step(NamedTuple):

@@ -19,7 +19,7 @@ from prism_jax.data import check_parts
 from prism_jax.prediction import predict
 from prism_jax.workload import check_split
 
-from ._tables import Row
+from .tables import Row
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ from prism_jax.data import Priors, Variation, load_priors
 from prism_jax.data._priors import EstimatedNormal, Line, Prior
 from prism_jax.program import variability_of
 
-from ._published_models import device_of, has_experts
-from ._rows import note
+from .published_models import device_of, has_experts
+from .rows import note
 
 
 # The laws of `kernels/priors.toml` that are fitted here.

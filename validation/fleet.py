@@ -16,8 +16,8 @@ from scipy.stats import norm
 from prism_jax import data
 from prism_jax.latency import AbstractLatency, make_latency
 
-from ._rows import note, note_left_out, number, read, words
-from ._tables import Folder, Row, table
+from .rows import note, note_left_out, number, read, words
+from .tables import Folder, Row, table
 
 
 # `memory_gb` tells the two kinds of nodes of Perlmutter.

@@ -5,8 +5,8 @@ import pathlib
 import grimp
 
 
-_PAGE = pathlib.Path(__file__).with_suffix(".md")
-_PACKAGES = _PAGE.parents[1] / "prism_jax"
+_ROOT = pathlib.Path(__file__).parents[1]
+_PAGE, _PACKAGES = _ROOT / "docs/architecture.md", _ROOT / "prism_jax"
 _START, _END = "```text\n", "```\n"
 
 

@@ -18,9 +18,9 @@ from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
 from prism_jax.prediction import memory, predict
 
-from ._published_jobs import of_steps
-from ._rows import attempt, count, job_of, number, read
-from ._tables import Folder, Row, by, percent, table
+from .published_jobs import of_steps
+from .rows import attempt, count, job_of, number, read
+from .tables import Folder, Row, by, percent, table
 
 
 # What ended a row, where it was the machine or the launch.

@@ -16,12 +16,12 @@ import prism_jax as prism
 from prism_jax import data
 from prism_jax.importers import import_job
 
-from ._means import VARIABILITY
-from ._published import published, rows_of_steps
-from ._published_jobs import name_of, of_steps
-from ._published_models import plain_name
-from ._rows import attempt, job_of, number, predicted, reason_lines
-from ._tables import Folder, Row, Rows, by, error_of, percent, table
+from .means import VARIABILITY
+from .published import published, rows_of_steps
+from .published_jobs import name_of, of_steps
+from .published_models import plain_name
+from .rows import attempt, job_of, number, predicted, reason_lines
+from .tables import Folder, Row, Rows, by, error_of, percent, table
 
 
 # By the shipped model, its configuration in `../shared/cases/huggingface` or in `configs`.

@@ -19,8 +19,8 @@ import polars as pl
 import prism_jax as prism
 from prism_jax.data import Job, apply_calibrated, load_cluster
 
-from ._published_models import cluster_of
-from ._rows import WORDS, attempt, count, note
+from .published_models import cluster_of
+from .rows import WORDS, attempt, count, note
 
 
 _WORDS: Any = WORDS["families"]

@@ -1,7 +1,7 @@
 """Draws docs/plots.png, the pictures of docs/plots.md (about a minute on two cores), and
 docs/profile.png, a step of examples/gpu_profile.json.gz.
 
-python docs/figures.py
+python tools/figures.py
 """
 
 import gzip
@@ -18,13 +18,14 @@ import prism_jax as prism
 # Eight of the job's 64 microbatches, so that single ops can be seen.
 JOB, CHANGES = "megatron-175b-a100-64", ["schedule.num_microbatches=8"]
 STEPS = 3_200
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 def profile() -> None:
     """The third step of a profile: what the host waits in, and what the device runs meanwhile."""
     import matplotlib.pyplot as plt
 
-    folder = pathlib.Path(__file__).parent
+    folder = DOCS
     text = gzip.decompress((folder.parent / "examples/gpu_profile.json.gz").read_bytes())
     begin, length = 40_000, 20_000
     figure, axis = plt.subplots(figsize=(11, 2.6), layout="constrained")
@@ -81,9 +82,7 @@ def main() -> None:
     prism.plot.tornado(found, top=8, ax=axes[2, 0])
     run = prism.training_run(program, num_steps=100_000, key=key, num_runs=20_000)
     prism.plot.training_run(run, deadline_days=run.quantile(0.8), ax=axes[2, 1])
-    figure.savefig(
-        pathlib.Path(__file__).with_name("plots.png"), dpi=70, pil_kwargs={"optimize": True}
-    )
+    figure.savefig(DOCS / "plots.png", dpi=70, pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from prism_jax.workload import Segment, split_mean
 from prism_jax.workload._architecture import layers_of
 from prism_jax.workload._parts import block
 
-from ._published_models import EXPERTS, cluster_of, job_on, switches_of
-from ._rows import WORDS, attempt, count, job_of, number, read, reason_lines
-from ._tables import Row, Rows, by, percent, table, table_of
+from .published_models import EXPERTS, cluster_of, job_on, switches_of
+from .rows import WORDS, attempt, count, job_of, number, read, reason_lines
+from .tables import Row, Rows, by, percent, table, table_of
 
 
 _MIB = 2**20

@@ -23,9 +23,9 @@ import prism_jax as prism
 from prism_jax import data
 from prism_jax.workload import has_experts
 
-from ._published import Published, published
-from ._rows import predicted, reason_lines, slower, with_kernels
-from ._tables import Folder, Row, Rows, by, error_of, percent, table, table_of
+from .published import Published, published
+from .rows import predicted, reason_lines, slower, with_kernels
+from .tables import Folder, Row, Rows, by, error_of, percent, table, table_of
 
 
 # What variability adds to a mean: the median over 60 of these jobs, two of each table; 1.008 to

@@ -14,10 +14,10 @@ import numpy as np
 
 from prism_jax import data
 
-from ._families import job_of_family
-from ._published_jobs import name_of, of_steps, table_of
-from ._published_models import has_experts
-from ._rows import WORDS, attempt, count, job_of, number, read
+from .families import job_of_family
+from .published_jobs import name_of, of_steps, table_of
+from .published_models import has_experts
+from .rows import WORDS, attempt, count, job_of, number, read
 
 
 FAMILIES = "MLPerf families"

@@ -22,11 +22,11 @@ from prism_jax.importers._frameworks import megatron_reader
 from prism_jax.importers._megatron import read_megatron
 from prism_jax.prediction import Memory, memory
 
-from ._published import BYTES_OF_UNITS, published
-from ._published_models import device_of
-from ._rows import WORDS, attempt, count, job_of, number, read
-from ._searches import ENDED, NOT_OF_MEMORY, layout_of, name_of_layout
-from ._tables import Folder, Row, Rows, by, error_of
+from .published import BYTES_OF_UNITS, published
+from .published_models import device_of
+from .rows import WORDS, attempt, count, job_of, number, read
+from .searches import ENDED, NOT_OF_MEMORY, layout_of, name_of_layout
+from .tables import Folder, Row, Rows, by, error_of
 
 
 # Runs of which the parameters are sharded, layers are in 8 bits or less, or what is kept for a
@@ -203,7 +203,7 @@ def _least_gpus(arguments: dict) -> int:
 
 
 def _published(folder: Folder) -> Rows:
-    """The steps of `_published.py`, all of which ran; notes of some have their peaks."""
+    """The steps of `validation/published.py`, all of which ran; notes of some have their peaks."""
     for one in published(folder):
         of = "allocator" if one.reserved else ""
         keys = {"measured": one.peak_bytes or None, "of": of, "ran": True}

@@ -9,7 +9,7 @@ import msgspec
 from prism_jax import data
 from prism_jax.workload import count_parameters
 
-from ._rows import WORDS, count
+from .rows import WORDS, count
 
 
 # The columns of a layer of experts.

@@ -20,8 +20,8 @@ from prism_jax.data import Priors, load_priors
 from prism_jax.data._priors import Prior
 from prism_jax.prediction import constant_step, slope_of_level, with_level
 
-from ._families import families, tail_of
-from ._tables import Folder, by, table, table_of
+from .families import families, tail_of
+from .tables import Folder, by, table, table_of
 
 
 # Of the three before there are families: what the collectives alone say of the first (see

@@ -17,11 +17,11 @@ from prism_jax import data
 from prism_jax.calibration._epistemic import laws_of_systems
 from prism_jax.calibration._observe import upper_spread
 
-from ._families import tail_of
-from ._published import published
-from ._rows import attempt, note, with_kernels
-from ._systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
-from ._tables import Folder, Row, by, percent, table, table_of
+from .families import tail_of
+from .published import published
+from .rows import attempt, note, with_kernels
+from .systems import OF_SYSTEMS, Laws, System, fitted, spread_at, systems
+from .tables import Folder, Row, by, percent, table, table_of
 
 
 _SAMPLES = 8192

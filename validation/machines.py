@@ -14,10 +14,10 @@ import numpy as np
 import prism_jax as prism
 from prism_jax.workload import has_experts
 
-from ._means import VARIABILITY
-from ._published import Published, of_other_machines
-from ._rows import predicted, reason_lines
-from ._tables import Folder, Row, by, error_of, percent, table, table_of
+from .means import VARIABILITY
+from .published import Published, of_other_machines
+from .rows import predicted, reason_lines
+from .tables import Folder, Row, by, error_of, percent, table, table_of
 
 
 # The chips that are scored, and the level of their intervals.

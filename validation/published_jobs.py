@@ -14,8 +14,8 @@ import msgspec
 from prism_jax import data
 from prism_jax.importers._megatron import layers_of_layout
 
-from . import _published_models as models
-from ._rows import WORDS, count, words
+from . import published_models as models
+from .rows import WORDS, count, words
 
 
 _ASSUMED = words("assumed")

@@ -20,10 +20,10 @@ import prism_jax as prism
 from prism_jax.data import list_names
 from prism_jax.measure import calls_for, save_machine, split_scatter, time_calls
 
-from ._means import VARIABILITY
-from ._published import published
-from ._rows import words
-from ._tables import Folder, Row, Rows, error_of, table_of
+from .means import VARIABILITY
+from .published import published
+from .rows import words
+from .tables import Folder, Row, Rows, error_of, table_of
 
 
 # A job of the size of another's, and jobs whose rows `means` has by family.

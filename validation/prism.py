@@ -8,18 +8,18 @@ import numpy as np
 import polars as pl
 
 import prism_jax as prism
+from benchmarks.own_traces import trace_rows
+from benchmarks.placement import program_of
 from examples.tiled_attention import distances
 from prism_jax.data import list_names
 from prism_jax.workload import widen
 from tests import test_trends as toy
 
-from ._fleet import gpus_of
-from ._rows import DATA, words
-from ._shipped_jobs import image_rows
-from ._tables import table
-from ._tails import system_rows
-from .own_traces import trace_rows
-from .placement import program_of
+from .fleet import gpus_of
+from .rows import DATA, words
+from .shipped_jobs import image_rows
+from .tables import table
+from .tails import system_rows
 
 
 def _sampled(number: int | None = None) -> Any:

@@ -18,7 +18,7 @@ from prism_jax.runs import RunCosts
 from prism_jax.runs._cycles import run_cycles
 from prism_jax.runs._rates import draw_hazards
 
-from ._tables import Folder, Row, table_of
+from .tables import Folder, Row, table_of
 
 
 DAY = 86_400.0

@@ -30,4 +30,5 @@ def job_reference() -> str:
 
 
 if __name__ == "__main__":
-    pathlib.Path(__file__).with_suffix(".md").write_text(job_reference(), encoding="utf-8")
+    page = pathlib.Path(__file__).parents[1] / "docs/job_reference.md"
+    page.write_text(job_reference(), encoding="utf-8")

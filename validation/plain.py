@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks._tables import table
 from prism_jax.data import Job, make_job
 from prism_jax.prediction import expected_error, fits, memory, predict
+from validation.tables import table
 
 
 # Public sizes: width, width of the MLP, layers, heads, heads of keys, vocabulary, tied.

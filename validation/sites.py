@@ -6,8 +6,8 @@ from scipy.stats import chi2, t
 
 from prism_jax import data
 
-from ._rows import note_left_out
-from ._tables import Folder, Row, by, table_of
+from .rows import note_left_out
+from .tables import Folder, Row, by, table_of
 
 
 # What makes a configuration of `fleet/sites_llama31_8b.csv`.

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.fit_operators import DEVICES, TRAINING, error_table, names_of, read_operators
 from prism_jax.cluster import shape_latencies
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import shape_key
 
-from ._rows import note
-from ._tables import Folder, Row, by, error_of
-from .fit_operators import DEVICES, TRAINING, error_table, names_of, read_operators
+from .rows import note
+from .tables import Folder, Row, by, error_of
 
 
 _PHASES = ("backward", "step")

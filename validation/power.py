@@ -14,7 +14,7 @@ from scipy.special import ndtri
 from prism_jax.cluster import clock_factor, clock_factors
 from prism_jax.data import Power, load_device
 
-from ._tables import Folder, Row, by, table
+from .tables import Folder, Row, by, table
 
 
 # The highest clock of V100, in MHz, which BERT runs at throughout (`bert_v100.csv`).
