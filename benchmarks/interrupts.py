@@ -126,8 +126,8 @@ def _bytes(name: str, folder: str) -> dict[str, bytes]:
 
 
 def _clean(folder: str) -> None:
-    for name in _GOES_ON:
-        shutil.rmtree(pathlib.Path(folder, name), ignore_errors=True)
+    shutil.rmtree(folder)
+    pathlib.Path(folder).mkdir()
 
 
 if __name__ == "__main__":

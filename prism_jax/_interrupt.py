@@ -3,47 +3,42 @@ shows their progress or, where there is no terminal, a line every ten seconds.
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-
-if TYPE_CHECKING:
-    import socket
 
 
 # A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
 # done until then, it gets so many more.
 _PATIENCE, _PATIENCE_TO_END = 2.8, 1.6
+# Seconds between two looks of the main thread, so that Ctrl-C arrives on all systems.
+_STEP = 0.1
 # Seconds between two lines of progress.
 EVERY = 10.0
 
 
 class Interrupt:
-    """Whether Ctrl-C came.
+    """Whether Ctrl-C came, for the thread that looks for it.
 
     **Attributes:**
 
     - `came`: whether Ctrl-C came and has not been handled.
-    - `late`: whether it came after all work was done, so that there was nothing to end.
-    - `ever`: whether a command got it at all.
     - `handled`: whether work has ended because of it.
     - `told`: whether a sentence has said what was done until then.
     - `blocks`: how many blocks of work, one within another, look for it now.
-    - `left`: whether a thread goes on with work that nobody waits for.
     """
 
     came = False
-    late = False
-    ever = False
     handled = False
     told = False
-    left = False
     blocks = 0
+
+    def __init__(self) -> None:
+        self.thread = _this()
 
     def take(self) -> bool:
         """Whether Ctrl-C came; from now on it counts as handled."""
@@ -57,12 +52,19 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-# Of the outermost block that holds Ctrl-C back. A signal belongs to the process, and so does this.
+_this = threading.current_thread
+# Of a command, or of the outermost block that holds Ctrl-C back. A signal belongs to the process,
+# and so does this.
 _holding: list[Interrupt] = []
 
 
+def _held() -> Interrupt | None:
+    """That which this thread looks for, if Ctrl-C is held back for it."""
+    return _holding[0] if _holding and _holding[0].thread is _this() else None
+
+
 class _OfThread(Interrupt):
-    """That of a thread other than the main one. Ctrl-C never comes to it, but Python may end."""
+    """That of a thread to which Ctrl-C never comes. But Python may end."""
 
     def take(self) -> bool:
         if _python_ends:
@@ -73,11 +75,10 @@ class _OfThread(Interrupt):
         return False
 
 
-# The threads, other than the main one, that are in blocks of work, each once for each block.
+# The threads to which Ctrl-C never comes that are in blocks of work, each once for each block.
 _at_work: list[threading.Thread] = []
 _working = threading.Condition()
 _python_ends = False
-_this = threading.current_thread
 # For so many seconds Python's end waits for what a thread has in hand: a batch, or a compilation.
 _MOST_SECONDS = 60.0
 
@@ -96,9 +97,9 @@ def stop_threads() -> None:
 
 @contextlib.contextmanager
 def working() -> Iterator[Interrupt]:
-    """A block of work in JAX. If it is not in the main thread, Python's end waits for it."""
+    """A block of work in JAX. Python's end waits for it where Ctrl-C never comes to the thread."""
     thread = _this()
-    if thread is threading.main_thread():
+    if thread is threading.main_thread() or _held():
         yield Interrupt()
         return
     interrupt = _OfThread()
@@ -118,12 +119,12 @@ def interruptible() -> Iterator[Interrupt]:
     """Delays Ctrl-C until it is checked for, or to the end, so that no work is lost. A second
     Ctrl-C is not delayed. Nested blocks share the same state.
     """
+    if (held := _held()) is not None:
+        with _block(held):
+            yield held
+        return
     if _this() is not threading.main_thread():
         with working() as interrupt:
-            yield interrupt
-        return
-    if _holding:
-        with _block(_holding[0]) as interrupt:
             yield interrupt
         return
     before = signal.getsignal(signal.SIGINT)
@@ -153,16 +154,10 @@ def told_interrupt() -> None:
         _holding[0].told = True
 
 
-def left_working() -> None:
-    """Notes that a thread goes on with work that nobody waits for."""
-    if _holding:
-        _holding[0].left = True
-
-
 def check_interrupt() -> None:
     """Raises a `KeyboardInterrupt` if Ctrl-C came to a command that has no work in hand."""
-    if _holding and not _holding[0].blocks:
-        _holding[0].check()
+    if (held := _held()) is not None and not held.blocks:
+        held.check()
 
 
 @contextlib.contextmanager
@@ -177,61 +172,62 @@ def _block(interrupt: Interrupt) -> Iterator[Interrupt]:
     check_interrupt()
 
 
-@contextlib.contextmanager
-def ending_at_interrupt() -> Iterator[Interrupt]:
-    """Holds back Ctrl-C for a command, and ends its process if work does not look for it in time.
+def run_command(command: Callable[[], int]) -> int:
+    """Runs a command in a thread, and ends the process if it does not look for Ctrl-C in time.
 
-    Python runs a handler of its own only between its instructions, perhaps within a callback of
-    JAX, which would swallow a `KeyboardInterrupt`. So a thread waits for the signal, and sets what
-    [`interruptible`][] checks. A second Ctrl-C ends the process at once.
+    Python raises `KeyboardInterrupt` in the main thread, which only waits: within a callback of
+    JAX it would be swallowed. The thread finds it where work looks for it: see [`interruptible`][].
+    A second Ctrl-C ends the process at once.
+
+    **Returns:**
+
+    The exit status of the command; 130 if Ctrl-C came.
     """
-    import socket
-
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # It is ignored.
-        yield Interrupt()
-        return
+    ended, results = threading.Event(), []
     interrupt = Interrupt()
-    here, there = socket.socketpair()
-    there.setblocking(False)
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    previous = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(interrupt, here), daemon=True).start()
     _holding.append(interrupt)
+
+    def run():
+        interrupt.thread = _this()
+        try:
+            results.append(command())
+        except BaseException as error:  # Also `SystemExit`, of `--help`.
+            results.append(error)
+        ended.set()
+
+    def ends(seconds: float) -> bool:
+        last = time.monotonic() + seconds
+        while not ended.wait(_STEP) and time.monotonic() < last:
+            pass
+        return ended.is_set()
+
+    came = False
     try:
-        yield interrupt
-    finally:
-        _holding.clear()
-        signal.set_wakeup_fd(previous)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is printed; the process ends.
-        there.close()
-
-
-def _watch(interrupt: Interrupt, signals: "socket.socket") -> None:
-    """Waits for Ctrl-C, and then for the end of the command."""
-    with signals:
-        if not _comes(signals, None):
-            return
-        interrupt.came = interrupt.ever = True
-        again = _comes(signals, _PATIENCE)
-        if again is None and interrupt.handled:
-            again = _comes(signals, _PATIENCE_TO_END)
-        if again is False:
-            return
-    os.write(2, b"prism-jax: interrupted.\n")
-    os._exit(130)
-
-
-def _comes(signals: "socket.socket", seconds: float | None) -> bool | None:
-    """Whether Ctrl-C comes before the command ends; `None` if neither does for so many seconds."""
-    signals.settimeout(seconds)
-    try:
-        while number := signals.recv(1):
-            if number[0] == signal.SIGINT:
-                return True
-    except TimeoutError:
-        return None
-    return False
+        threading.Thread(target=run, daemon=True).start()
+        ends(math.inf)
+    except KeyboardInterrupt:
+        came = interrupt.came = True
+        with contextlib.suppress(KeyboardInterrupt):
+            if not ends(_PATIENCE) and interrupt.handled:
+                ends(_PATIENCE_TO_END)
+    if not ended.is_set():
+        os.write(2, b"prism-jax: interrupted.\n")
+        os._exit(130)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is printed; the process ends.
+    (code,) = results
+    if isinstance(code, BaseException):
+        raise code
+    if came and code == 0:
+        if not interrupt.told:
+            print("prism-jax: interrupted when all was done.", file=sys.stderr)
+        code = 130
+    # XLA may be compiling, and crashes if the interpreter is taken down.
+    working = any(not thread.daemon for thread in threading.enumerate() if thread is not _this())
+    if code == 130 or working:
+        with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
+            sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@ the commands that need it, so that help is quick.
 """
 
 import argparse
-import contextlib
 import gc
 import importlib
 import keyword
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .._installed import Plugins, named, names_of
-from .._interrupt import check_interrupt, ending_at_interrupt, on_terminal, said_to_work
+from .._interrupt import check_interrupt, on_terminal, run_command, said_to_work
 
 
 if TYPE_CHECKING:
@@ -72,18 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _status(arguments)
     # JAX makes so many objects that their collection takes a tenth of a command, and finds little.
     gc.set_threshold(200_000)
-    with ending_at_interrupt() as interrupt:
-        code = _status(sys.argv[1:], keep=True)
-        if interrupt.ever and code == 0:
-            if not interrupt.told:
-                print("prism-jax: interrupted when all was done.", file=sys.stderr)
-            code = 130
-        # XLA may be compiling, and crashes if the interpreter is taken down.
-        if code == 130 or interrupt.left:
-            with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
-                sys.stdout.flush()
-            os._exit(code)
-    return code
+    return run_command(lambda: _status(sys.argv[1:], keep=True))
 
 
 def _status(arguments: Sequence[str], keep: bool = False) -> int:

@@ -154,8 +154,7 @@ def _law(
                 raise
         requested = sum(pool.steps for pool in draws)
         law = dataclasses.replace(sampling.merged(laws), requested=requested)
-        # An interrupted law says how many steps it has, so the interrupt needs no message.
-        interrupt.late = interrupt.take() and not law.interrupted
+        interrupt.take()  # The law says how many steps it has.
     return law
 
 

@@ -13,7 +13,7 @@ import jax
 import msgspec
 import numpy as np
 
-from .._interrupt import interruptible, left_working, said_how_far, say_how_far
+from .._interrupt import interruptible, said_how_far, say_how_far
 from .._misc import check_type, whole_number
 from ..analysis import (
     AbstractObjective,
@@ -263,9 +263,6 @@ def _own_thread(executor: Executor | None) -> Iterator[Executor]:
     thread = ThreadPoolExecutor(1)
     try:
         yield thread
-    except EndedError:
-        left_working()
-        raise
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
 

@@ -172,7 +172,7 @@ def gather(
         options = {"sampling": sampling, "allocations": allocations, "progress": progress}
         law = simulate(alike, num_samples=num_samples, key=key, **options)
     missing: dict[str, str] = {}
-    if law.interrupted or interrupt.late:
+    if law.interrupted or interrupt.handled:
         missing["law"] = "interrupted; the law has the steps until then"
     attempt = ft.partial(_attempt, missing)
     steps, half_steps = min(num_samples, MOST_STEPS), min(num_samples, MOST_STEPS // 2)
