@@ -5,12 +5,14 @@ import functools as ft
 import heapq
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from prism_jax.data import Job, Model
 from prism_jax.host import on_host
@@ -264,3 +266,17 @@ def compilations():
 def by_numpy(function):
     """A function of arrays, evaluated as tables are: by NumPy, without compiling it."""
     return ft.partial(on_host, function)
+
+
+def refusal(call: Callable[[], Any], words: str, error: type[Exception] = ValueError) -> str:
+    """The sentence in which a call is refused; its words, between ` ... `, are there in order."""
+    with pytest.raises(error) as raised:
+        call()
+    message, start = str(raised.value), 0
+    assert "\n" not in message
+    assert len(message) < 700  # Of which a path is a part.
+    for part in words.split(" ... "):
+        start = message.find(part, start)
+        assert start >= 0, f"{part!r} is not where it is expected in {message!r}"
+        start += len(part)
+    return message

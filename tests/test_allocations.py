@@ -233,29 +233,6 @@ def test_allocations_are_kept_with_the_law(tmp_path):
     assert load_law(tmp_path / "one.npz").why_unknown() == one.why_unknown() is not None
 
 
-def test_bad_allocations_are_refused():
-    program, key = _program(OneFOneB(1, 1)), jax.random.key(0)
-    for allocations in (0, 51, 101):
-        with pytest.raises(ValueError, match="at least 1"):
-            simulate(program, num_samples=100, key=key, allocations=allocations)
-    many = dataclasses.replace(program, num_replicas=4096)
-    with pytest.raises(ValueError, match="below 2\\^32"):
-        simulate(many, num_samples=2**21, key=key, allocations=2)
-    with pytest.raises(ValueError, match="leave out `sampling='importance'`"):
-        simulate(program, num_samples=100, key=key, allocations=2, sampling="importance")
-    equal = pipeline_program(OneFOneB(1, 1))
-    with pytest.raises(ValueError, match="GPUs that differ"):
-        simulate(equal, num_samples=100, key=key, allocations=2)
-    law = simulate(program, num_samples=100, key=key)
-    with pytest.raises(ValueError, match="allocations="):
-        law.run_mean_std(10)
-    for time in (0.9, 0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="`autocorrelation_time="):
-            law.run_mean_std(10, autocorrelation_time=time)
-    with pytest.raises(ValueError, match="`num_steps=0`"):
-        law.run_mean_std(0)
-
-
 @pytest.mark.slow
 def test_allocations_from_the_command_line(capsys):
     words = ["simulate", "megatron-22b-a100-8", "--samples", "400"]

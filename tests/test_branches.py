@@ -220,17 +220,6 @@ def test_single_precision_is_enough(dtype):
         assert tied[1][0] == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("contention", [(-0.1, 0.0), (1.0, 2.0), (float("nan"), 0.0)])
-def test_impossible_contention_is_refused(contention):
-    with pytest.raises(ValueError, match="must hold two numbers that are not negative"):
-        _slowdowns(contention)
-
-
-def test_branches_have_collectives():
-    with pytest.raises(ValueError, match="Branches need at least one collective"):
-        Branches(((Kernel("gemm", "", 1.0), 1),), ((),))
-
-
 @pytest.mark.parametrize("shared", [0.0, -1e-146, 1e-30, 1e-9])
 def test_compute_that_hardly_varies_has_finite_moments(shared):
     """As it is without the spread of its kernels, where differences of moments are rounding."""

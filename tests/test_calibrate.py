@@ -203,27 +203,6 @@ def test_the_score_is_that_of_its_definition():
         assert influence[i] == pytest.approx(difference, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("runs", "part"),
-    [
-        ([], "too few"),
-        ([np.ones(19)], "1 run with 19 steps in all"),
-        ([np.ones(30), np.ones(3)], "too few"),
-        ([np.append(np.ones(30), -1.0)], "positive"),
-        ([np.append(np.ones(30), np.nan)], "positive"),
-        ([np.ones(30)], "of run 1 are equal"),
-    ],
-)
-def test_step_times_that_cannot_be_used(runs, part):
-    with pytest.raises(ValueError, match=part):
-        observe_runs(runs)
-
-
-def test_measured_steps_of_the_score_must_be_step_times():
-    with pytest.raises(ValueError, match="positive"):
-        CRPS(np.array([1.0, -1.0]))
-
-
 def _csv(path, rows):
     path.write_text("run,step_time_s\n" + "".join(f"{run},{x}\n" for run, x in rows))
     return str(path)

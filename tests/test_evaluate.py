@@ -1,5 +1,3 @@
-import math
-import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -178,34 +176,3 @@ def test_large_schedule():
     # 130,560 ops.
     timeline = evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
     assert timeline.makespan == (256 * 8 + 15) * 3
-
-
-@pytest.mark.parametrize(
-    ("costs", "message"),
-    [
-        ({}, "The schedule has B ops but no `backward`; give their cost."),
-        ({"backward_input": 1}, "The schedule has B ops but no `backward`"),
-        ({"backward": np.ones((3, 2))}, "`backward` has the shape (3, 2); give a scalar, or an"),
-        ({"backward": np.ones(3)}, "`backward` has the shape (3,)"),
-        ({"backward": np.ones((2, 4))}, "here (2, 3)."),
-        ({"backward": [[1, 1, 1], [1, math.nan, 1]]}, "`backward` is nan at (1, 1), but a cost is"),
-        ({"backward": math.inf}, "`backward` is inf, but a cost is finite and not negative"),
-        ({"backward": -1}, "`backward` is -1.0, but a cost is finite and not negative"),
-        ({"backward": [[1, 2], [3]]}, "`backward` is not a number or an array of numbers"),
-        ({"backward": 1, "overlap": "mean"}, "`overlap='mean'` is unknown; use 'sum' or 'max'."),
-        ({"backward": 1, "send_recv": np.ones(2)}, "`send_recv` has the shape (2,); give a scalar"),
-        ({"backward": 1, "send_recv": -1}, "`send_recv` is -1.0 at (0, 1), but a cost is"),
-    ],
-)
-def test_errors(costs, message):
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        evaluate(OneFOneB(2, 3), forward=1, **costs)
-    assert "\n" not in str(error.value)
-
-
-def test_missing_half_of_a_split_backward():
-    schedule = split(OneFOneB(2, 3))
-    with pytest.raises(ValueError, match="has I ops but no `backward_input`; give their cost"):
-        evaluate(schedule, forward=1, backward=2)
-    with pytest.raises(ValueError, match="has W ops but no `backward_weight`; give their cost"):
-        evaluate(schedule, forward=1, backward_input=2)

@@ -39,7 +39,6 @@ from .helpers import (
     by_numpy,
     event_loop_ends,
     lognormal,
-    negative_spread,
     pipeline_program,
     random_dag,
 )
@@ -532,28 +531,3 @@ def test_laws_of_a_kind_that_differ_by_a_factor_are_one_law(make):
         np.testing.assert_allclose(program.latencies.mean, means, rtol=1e-12)
     ops = [prism.Op(one, kind="x") for one in laws]
     assert prism.compile_graph(ops).variability.residual == {"x": laws[0]}
-
-
-@pytest.mark.parametrize(
-    ("ops", "options", "match"),
-    [
-        ([], {}, "at least one `Op`"),
-        ([prism.Op(1.0, after=[0])], {}, "Op 0 waits for"),
-        ([prism.Op(1.0, after=[3])], {}, "Op 0 waits for"),
-        ([prism.Op(1.0)], {"sinks": [1]}, "positions of ops, 0 to 0"),
-        ([prism.Op(1.0)], {"sinks": []}, "give at least one"),
-        ([prism.Op(1.0, rank=-1)], {}, "`rank of op 0=-1` must be a whole number"),
-        ([prism.Op(-1.0)], {}, "finite and not negative"),
-        ([prism.Op(negative_spread())], {}, "`sigma=-0.1`"),
-        ([prism.Op(LogNormal(np.ones(2), 0.1))], {}, "batch shape"),
-        ([prism.Op(lognormal(s), kind="x") for s in (0.1, 0.2)], {}, "not that of its kind `x`"),
-        (
-            [prism.Op(lognormal(0.1), kind="x")],
-            {"variability": prism.Variability(residual={"x": lognormal(0.2)})},
-            "not that of its kind `x`",
-        ),
-    ],
-)
-def test_impossible_graphs_are_refused(ops, options, match):
-    with pytest.raises(ValueError, match=match):
-        prism.compile_graph(ops, **options)

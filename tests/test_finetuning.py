@@ -194,15 +194,3 @@ def test_dropout_keeps_a_mask():
     assert_allclose(dropped["norm"] - plain["norm"], 4 * 2048 * 1024)
     assert_allclose(dropped["attention"] - plain["attention"], 3 * 4 * 2048 * 1024)
     assert prism.predict(jobs[1]).mean > prism.predict(jobs[0]).mean
-
-
-def test_what_adapters_are_not_of():
-    with pytest.raises(ValueError, match=r"leave `training.adapters` out"):
-        prism.predict(prism.load_job("dit-xl-2-a100-8", ["training.adapters.rank=8"]))
-    of_qkv = ['training.adapters.modules=["linear_qkv"]']
-    with pytest.raises(ValueError, match=r"use linear_fc1, linear_fc2, linear_proj\."):
-        prism.predict(prism.load_job("deepseek-v3-h800-2048", of_qkv))
-    wrong = ["adapters.rank=0", 'adapters.modules=["q_proj"]', "packed.lengths.sigma=1"]
-    for key in (f"training.{one}" for one in [*wrong, "packed.lengths.mean=0.5"]):
-        with pytest.raises(ValueError, match=r"training\.(adapters|packed)"):
-            prism.load_job("llama-3-70b-h100-512", [key])

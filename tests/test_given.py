@@ -305,13 +305,3 @@ def test_an_import_from_hugging_face_says_that_it_has_no_stack(qwen, tmp_path, c
     found: Any = import_job(qwen[0], 16, batch=64, overrides=["training.software=maxtext"])
     assert found.job.training.zero == 3
     assert not any("software" in note for note in found.notes)
-
-
-def test_no_file_says_what_was_given(tmp_path):
-    path = tmp_path / "job.toml"
-    text = pathlib.Path("examples/one_device.toml").read_text()
-    path.write_text(text.replace("[layout]", "[given]\nkeys = []\n[layout]"))
-    with pytest.raises(ValueError, match="No key `given`"):
-        load_job(path)
-    with pytest.raises(ValueError, match=r"No key `given"):
-        load_job("examples/one_device.toml", ["given.keys=[]"])

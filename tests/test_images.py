@@ -446,39 +446,6 @@ def test_measured_convolutions_are_linear_and_their_gradients_adjoint(stride):
     assert float(jnp.sum(of_weights * weights)) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "part"),
-    [
-        (_UNET, ("layout.dp=4", "layout.tp=2"), "tp*pp*cp = 2*1*1, but"),
-        (_UNET, ("layout.dp=4", "layout.pp=2"), "`resnet-block` is data parallel"),
-        (
-            _UNET,
-            (
-                'model.layers=[{modules=["halve"]}]',
-                "model.num_layers=1",
-                "layout.dp=4",
-                "layout.cp=2",
-            ),
-            "`convolution` is data parallel",
-        ),
-        (_UNET, ("model.modules.self_320.context_size=9",), "give `context_length`"),
-        (_UNET, ("model.modules.halve.kernel_size=0",), "halve.kernel_size"),
-        (_UNET, ("model.modules.halve.upsample=true",), "`upsample` and `stride` = 2"),
-        (_FLUX, ("layout.dp=36", "layout.tp=2"), "`stream-block` is data parallel"),
-        (_FLUX, ("model.modules.double.text_length=512",), "a text of 512 of 512 tokens"),
-        (_FLUX, ("model.num_heads=7",), "7 heads, which do not divide `hidden_size` = 3072;"),
-        (_UNET, ("model.layers=[]",), "`layers` is empty"),
-        (_UNET, ("model.layers=[]", "model.num_layers=4"), "`layers` is empty"),
-        (_UNET, ("model.modules.halve.kind=[1]",), "No module `[1]`"),
-    ],
-)
-def test_impossible_unets_and_flux_models_are_refused(name, overrides, part):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        lower_job(load_job(name, overrides))
-    assert part in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize("name", [_UNET, _FLUX, _VIDEO])
 def test_models_of_images_are_of_no_class_of_published_runs(name):
     error = prism.expected_error(load_job(name))

@@ -162,20 +162,6 @@ def test_samples_of_a_law_follow_it():
     assert kstest(law.cdf(times), "uniform").pvalue > 0.01
     np.testing.assert_array_equal(law.sample(20_000, jax.random.PRNGKey(1)), times)
     assert not np.array_equal(law.sample(20_000, jax.random.key(2)), times)
-    with pytest.raises(ValueError, match="`n=0` must be a whole number of at least 1"):
-        law.sample(0, jax.random.key(1))
-
-
-def test_bad_levels_are_refused():
-    law = _law(np.linspace(1, 2, 100))
-    for call in (
-        lambda: law.quantile(1.1),
-        lambda: law.quantile(float("nan")),
-        lambda: law.quantile_interval(0.0),
-        lambda: law.mean_interval(95),
-    ):
-        with pytest.raises(ValueError, match="must lie"):
-            call()
 
 
 def test_probabilities_of_many_times_are_those_of_each():
@@ -187,8 +173,6 @@ def test_probabilities_of_many_times_are_those_of_each():
     assert np.asarray(law.exceedance(times)).shape == (2, 4)
     assert isinstance(law.cdf(0.3), float)
     assert isinstance(law.exceedance(np.float64(0.3)), float)
-    with pytest.raises(ValueError, match="a number of seconds"):
-        law.cdf(np.array([0.3, np.nan]))
 
 
 def test_laws_are_compared_and_printed():
@@ -220,8 +204,6 @@ def test_an_estimate_has_an_interval():
     assert all(np.isnan(x) for x in Estimate(2.0, float("nan")).interval())
     assert str(Estimate(2.0, 0.0123)) == "2.000 +- 0.012"
     assert str(Estimate(2.0, float("nan"))) == "2"
-    with pytest.raises(ValueError, match="confidence level 95"):
-        Estimate(2.0, 0.5).interval(95)
 
 
 def _program(num_replicas, sigma=0.05):
@@ -240,13 +222,9 @@ def test_merged_laws_are_the_law_of_all_steps():
     assert merged.quantile(1.0) == max(law.quantile(1.0) for law in laws)
     quantiles = np.array([law.quantile(0.95) for law in laws], float)
     assert abs(merged.quantile(0.95) - quantiles.mean()) < quantiles.std()
-    with pytest.raises(ValueError, match="share a key"):
-        merge_laws([laws[0], laws[0]])
     other = simulate(_program(4, sigma=0.06), num_samples=1_000, key=jax.random.key(7))
     with pytest.raises(ValueError, match="different programs"):
         merge_laws([laws[0], other])
-    with pytest.raises(ValueError, match="at least one law"):
-        merge_laws([])
 
 
 def test_laws_in_other_bins_do_not_merge():

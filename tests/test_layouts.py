@@ -155,22 +155,6 @@ def test_numbers_of_gpus_near_one_that_nothing_divides_are_named():
     assert all(_enumerate(number, any_memory=True) for number in near)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "changes", "message"),
-    [
-        (64, {}, r"more than the 32 devices.*a cluster of 8 nodes"),
-        (0, {}, "`world_size=0` must be a whole number"),
-        (16, {"batch_size": 0}, "`batch_size=0` must be a whole number"),
-        (16, {"space": prism.LayoutSpace(schedule=("2f2b",))}, "No schedule `2f2b`"),
-        (16, {"space": prism.LayoutSpace(tp=())}, "no `tp` to choose"),
-        (16, {"space": prism.LayoutSpace(zero=(4,))}, "space of layouts cannot be used"),  # pyright: ignore
-    ],
-)
-def test_searches_without_any_layout_are_refused(world_size, changes, message):
-    with pytest.raises(ValueError, match=message):
-        _enumerate(world_size, **changes)
-
-
 def test_a_too_large_model_names_the_gpus_that_would_hold_it():
     space = prism.LayoutSpace(cp=(1,), microbatch_size=(1,), zero=(1,))
     job = prism.load_job("megatron-22b-a100-8", ["model=llama-3.1-405b", "num_nodes=64"])
@@ -403,24 +387,6 @@ def test_an_executor_that_dies_is_one_sentence(jobs, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "A worker died before its task was done" in error
     assert "Traceback" not in error
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"objective": prism.Exceedance(1.0)}, "does not rank layouts"),
-        ({"objective": prism.Std()}, "does not rank layouts"),
-        ({"jobs": ()}, "no layouts to rank"),
-        ({"num_samples": 16}, "num_samples"),
-        ({"objective": prism.Quantile(0.9999)}, "do not reach"),
-        ({"top": 0}, "`top=0` must be"),
-        ({"memory_margin": -1.0}, "`memory_margin=-1.0` must be"),
-    ],
-)
-def test_bad_rankings_are_refused(jobs, changes, message):
-    options = {"jobs": jobs, "objective": None, "key": jax.random.key(0)} | changes
-    with pytest.raises(ValueError, match=message):
-        prism.rank_layouts(options.pop("jobs"), options.pop("objective"), **options)
 
 
 def test_jobs_that_cannot_run_are_told(jobs):

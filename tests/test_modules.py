@@ -431,60 +431,6 @@ def test_a_schedule_that_splits_backwards_runs_a_model():
     assert lower(job_parts(msgspec.structs.replace(job, schedule=config)), (0,)) == work
 
 
-@pytest.mark.parametrize(
-    ("change", "overrides", "parts"),
-    [
-        ({"layers": (Layer(("atention",)),)}, (), ["`atention`", "`attention`"]),
-        (
-            {"modules": {"moe": {"num_expert": 8}}},
-            (),
-            ["`model.modules.moe.num_expert`", "num_experts"],
-        ),
-        ({"modules": {"moe": {}}}, (), ["missing", "`moe`"]),
-        (
-            {"modules": {"moe": {"num_experts": 0, "top_k": 2, "expert_ffn_size": 512}}},
-            (),
-            ["model.modules.moe", ">= 1"],
-        ),
-        ({"num_heads": None}, (), ["`model.num_heads`", "missing"]),
-        ({}, ("layout.dp=3", "layout.ep=3"), ["`layout.ep` = 3", "`num_experts` = 8"]),
-        ({}, ("layout.dp=1", "layout.ep=8"), ["ep*etp = 8*2", "tp*cp*dp = 2"]),
-        ({}, ("training.sequence_parallel=false",), ["`layout.tp` = 2", "all tokens"]),
-        ({}, ("layout.etp=1024", "layout.dp=512"), ["`layout.etp`", "`expert_ffn_size` = 512"]),
-    ],
-)
-def test_impossible_models_are_refused(change, overrides, parts):
-    overrides = ("cluster.num_nodes=10000", "layout.tp=2", *overrides)
-    if "modules" in change:
-        change = {"modules": {**(_SMALL.modules or {}), **change["modules"]}}
-    if "layers" in change:
-        change = {**change, "num_layers": 1}
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        _lowered(msgspec.structs.replace(_SMALL, **change), overrides)
-    message = str(raised.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("num_layers = 3\n[[layers]]\nrepeat = 2\nmodules = ['mlp']", "`num_layers` is 3"),
-        ("[[layers]]\nrepeat = 2\nmodules = []", "without `modules`"),
-        ("num_layers = 3\n[modules.mlp]\nffn_size = 3", "`layers`, which is missing"),
-        ("", "`num_layers` is missing"),
-        ("[[layers]]\nrepeats = 2\nmodules = ['mlp']", "layers[0].repeat"),
-    ],
-)
-def test_files_that_contradict_themselves(tmp_path, text, part):
-    path = tmp_path / "model.toml"
-    path.write_text(f"kind = 'model'\nhidden_size = 64\nvocab_size = 10\n{text}\n")
-    with pytest.raises(ValueError, match=r"model\.toml") as raised:
-        load_model(path)
-    assert part in str(raised.value)
-
-
 def test_every_module_has_a_kind_and_a_docstring():
     for kind, cls in modules().items():
         assert cls.kind == kind

@@ -86,12 +86,6 @@ def test_a_cluster_names_its_network(tmp_path):
     network = prism.compile_job(still).variability.network
     assert network is not None
     np.testing.assert_array_equal(np.asarray(network.factors()), 1)
-    with pytest.raises(ValueError, match="`shared`"):
-        prism.load_job("examples/job.toml", ["cluster.network=shard"])
-    law = 'component = "network"\nfamily = "spells"\nsource = "x"\nparameters = {slowdown = 2}\n'
-    path.write_text(f'kind = "network"\nsource = "x"\n[[laws]]\n{law}')
-    with pytest.raises(ValueError, match="no `sigma`"):
-        load_network(path)
 
 
 _ALIKE = {"sigma": 0.02, "slow_weight": 0.0, "slow_factor": 1.0}

@@ -227,12 +227,6 @@ def test_an_entry_of_a_list_that_is_none_is_refused_in_a_sentence(tmp_path):
     assert predict(slower).mean > predict(usual).mean
 
 
-def test_layouts_that_split_matrices_are_refused_in_a_sentence():
-    for key in ("layout.tp", "layout.cp"):
-        with pytest.raises(ValueError, match=r"lists kernels of whole matrices and sequences"):
-            predict(_job(LLAMA, {key: 2}))
-
-
 def test_a_note_says_where_operators_are_fused_after_all():
     assert not _job(LLAMA).notes[1:]
     notes = _job(LLAMA, {"training.dtype": "fp8"}).notes
@@ -388,12 +382,6 @@ def test_each_activation_runs_its_own_kernels():
     (forward, backward), of_relu = numbers
     # Eight and eleven of `gelu_new`; a relu and a square, and back one and three.
     assert of_relu == (forward - 8 + 2, backward - 11 + 4)
-
-
-def test_recomputation_of_parts_of_a_layer_is_refused_in_a_sentence():
-    for recompute in ("selective", "by-op"):
-        with pytest.raises(ValueError, match="lists what whole layers run; use 'full' or 'none'"):
-            predict(_job(LLAMA, recompute=recompute))
 
 
 def test_scores_of_attention_that_is_not_fused_are_kept():
@@ -769,11 +757,6 @@ def test_a_profile_sets_the_rates_of_kernels_for_other_batches(profiled):
         ]
         assert parts[1]["gemm"] == pytest.approx(2 * parts[0]["gemm"], rel=0.01)
         assert parts[1]["attention"] == parts[0]["attention"]
-
-
-def test_a_launch_in_microseconds_is_refused():
-    with pytest.raises(ValueError, match=r"`training\.host_forward_s` is 34: expected"):
-        _job(LLAMA, host_forward_s=34)
 
 
 def test_the_time_of_launches_follows_from_a_step_time_without_a_profiler(profiled, tmp_path):

@@ -384,8 +384,6 @@ def test_a_sampled_step_runs_as_an_event_loop_does(program, step):
     assert np.all(receivers >= 0)
     assert np.all(ops["start_s"][receivers] >= ops["end_s"][sends])
     np.testing.assert_array_equal(abs(ops["rank"][receivers] - ops["rank"][sends]), 1)
-    with pytest.raises(ValueError, match=r"`quantile=1\.5` must be"):
-        prism.sample_step(program, quantile=1.5, key=jax.random.key(0))
 
 
 def test_the_gantt_chart_has_all_ops_and_the_path(step):

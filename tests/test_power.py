@@ -166,25 +166,6 @@ def test_predict_command_prints_the_cost_of_a_power_cap(capsys):
     assert "energy" not in json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("job", "override", "message"),
-    [
-        (
-            "megatron-22b-a100-8",
-            f"{_LIMIT}=300",
-            "`a100-80g-sxm` draws is not known; take b200, gb200, h100-sxm, h200-sxm, or add",
-        ),
-        ("examples/job.toml", f"{_LIMIT}=100", "not more than the 212 W that the device draws"),
-        ("examples/job.toml", f"{_LIMIT}=-1", "`cluster.device.power.limit_w` is -1"),
-        ("examples/job.toml", "kernels.rank=powers", "write `kernels.<kind>.<parameter>"),
-    ],
-)
-def test_limits_that_mean_nothing_are_refused(job, override, message):
-    with pytest.raises(ValueError, match=message) as error:
-        prism.load_job(job, [override])
-    assert "\n" not in str(error.value)
-
-
 def test_a_law_by_power_needs_the_power_of_its_device():
     with pytest.raises(ValueError, match="the device `a100-80g-sxm` draws is not known; give"):
         prism.compile_job(prism.load_job("megatron-22b-a100-8", ["kernels.rank=power"]))

@@ -211,30 +211,6 @@ def test_layouts_of_a_recommender_share_its_tables():
     assert {one.layout for one in found} == {prism.Layout(dp=64, ep=64)}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    [
-        (("layout.tp=2", "layout.dp=32", "layout.ep=32"), "of `layout` only `dp` and `ep`"),
-        (("training.sequence_length=2",), "`training.sequence_length` = 1"),
-        (("layout.ep=32",), "`layout.ep` = 32 of 64 GPUs"),
-        (("layout.ep=1",), "`layout.ep` = 1 of 64 GPUs"),
-        (
-            ('model.modules.features.tables=[{rows = 9, sharding = "row_wise", shards = 65}]',),
-            "65 `sh",
-        ),
-        (('model.modules.features.tables=[{rows = 9, sharding = "by_row"}]',), "by_row"),
-        (("model.modules.features.tables=[{pooling_factor = 9}]",), "features.tables[0].rows"),
-        (("model.modules.features.tables=[{rows = 9, x = 1}]",), "features.tables[0].x"),
-        (("model.modules.features.bottom.x=1",), "features.bottom.x"),
-    ],
-)
-def test_impossible_recommenders_are_refused(overrides, part):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        lower_job(_job(*overrides))
-    assert part in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 @pytest.fixture(scope="module")
 def traced(shared, tmp_path_factory):
     """One step of a DLRM on eight V100, as TorchRec names its parts: a file for each rank."""

@@ -122,25 +122,6 @@ def test_files_hold_the_tables(table, tmp_path):
     assert tomllib.loads((tmp_path / "source.toml").read_text())["who"] == "who"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("gemm,bf16,,m n,,,1", "`m n` is not a product of columns"),
-        ("gemm,bf16,,m*n*k,,,1 2", "is the work; give it one value"),
-        ("gemm,bf16,,m,4,2,1 2", "at least two values"),
-        ("gemm,bf16,,m,1,2,1 x", "could not convert"),
-        ("gemm,bf16,,m,1,2,1 inf", "not finite"),
-        ("gemm,bf16,,m,1,2,1 2", "has no row of its work"),
-    ],
-)
-def test_bad_files_are_refused(row, message, tmp_path):
-    path = tmp_path / "shapes.csv"
-    path.write_text(f"kernel,dtype,case,term,low,high,values\n{row}\n")
-    with pytest.raises(ValueError, match=message) as error:
-        read_shapes(path)
-    assert "line 2" in str(error.value)
-
-
 def _shipped():
     for device, _ in DEVICES.values():
         for tables in load_shapes(device).values():
@@ -236,9 +217,6 @@ def test_a_machine_without_tables_has_none():
 
 def test_products_are_written_as_read():
     assert parse_product("batch*heads/kv_heads") == (("batch", 1), ("heads", 1), ("kv_heads", -1))
-    for text in ("", "m**n", "*m", "m+n", "m*"):
-        with pytest.raises(ValueError, match="not a product"):
-            parse_product(text)
 
 
 def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, Any]]:

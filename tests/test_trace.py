@@ -538,33 +538,6 @@ def test_a_row_of_step_times_takes_up_to_40_bytes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step_time_s\n", "it has no rows"),
-        ("run,step,step_time_s\n", "it has no rows"),
-        ("step_time_s\n1.5\n-1\n", "`step_time_s` is -1.0 in row 2"),
-        ("step_time_s\n1.5\n2\ninf\n", "`step_time_s` is inf in row 3"),
-        ("step_time_s\n0\n2\n", "`step_time_s` is 0 in row 1"),
-        ("step_time_s\nabc\n2\n", "`step_time_s` is 'abc' in row 1"),
-        ("step_time_s\ntrue\nfalse\n", "`step_time_s` holds Boolean"),
-        ("run,step_time_s\na,1.5\n,2\n", "`run` is empty in row 2"),
-        ("step,step_time_s\n1,1.5\n,2\n", "`step` is empty in row 2"),
-        ("step,step_time_s\n1,1.5\n2,\n", "`step_time_s` is empty in row 2"),
-        ("step,step_time_s\n1,1.5\n1,2\n", "step 1 has two rows"),
-        ("run,step,step_time_s\na,1,1.5\nb,1,2\na,1,3\n", "step 1 of run a has two rows"),
-        ("step,step_time_s\n1.5,1.5\n2,2\n", "1 row has a fractional `step`"),
-        ("step_time_s,step_time_s\n1,2\n", "two columns `step_time_s`"),
-    ],
-)
-def test_bad_step_times_are_refused_in_one_sentence(tmp_path, text, message):
-    path = tmp_path / "s.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message) as error:
-        read_runs(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda f: f.drop("duration"), "column `duration` is missing"),

@@ -178,12 +178,6 @@ def test_rates_at_which_a_run_would_not_end_are_refused_at_once():
     assert training_run(_step(), known_rates=True, **options).parts["lost"] > 0
 
 
-def test_repairs_of_endless_tails_are_refused():
-    costs = RunCosts(100.0, 1.0, 1.0, repair_power=11)
-    with pytest.raises(ValueError, match="must be at most 5; give 0"):
-        training_run(_step(), num_steps=100, key=jax.random.key(0), costs=costs)
-
-
 def test_the_costs_of_a_run_are_those_of_its_failures():
     """Without a spare, a run waits for each repair: longer than without waiting."""
     failures = load_failures("infinitehbd")

@@ -25,7 +25,7 @@ from prism_jax.profile import (
 )
 from prism_jax.profile._components import take_apart
 from prism_jax.profile._laws import law_of_data
-from prism_jax.program import Sets, Variability, check_variability
+from prism_jax.program import Sets, Variability
 from prism_jax.replica import sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB, replay as replay_graph
 from prism_jax.trace import Trace, outline
@@ -289,10 +289,3 @@ def test_derivatives_are_those_of_differences():
         )
         assert np.sum(gradient * direction) == pytest.approx((up - down) / 2, rel=1e-4)
         assert abs(up - down) > 1e-9
-
-
-def test_impossible_sets_are_refused():
-    with pytest.raises(ValueError, match="none shorter than the length"):
-        Sets(jnp.ones((2, 3)), 4)
-    with pytest.raises(ValueError, match="law of the microbatch factor"):
-        check_variability(Variability(microbatch=Sets(-jnp.ones((2, 3)), 3)))

@@ -120,19 +120,6 @@ def test_derivatives_equal_differences():
         assert gradient[kernel] == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
 
 
-def test_blocks_within_branches_are_alone():
-    gather = ((Kernel("all_gather", "", 1.0, "nvlink"), 1),)
-    compute = ((Kernel("gemm", "", 1.0), 1),)
-    layer = ((Segment(compute), 1),)
-    with pytest.raises(ValueError, match="either `compute` or a block"):
-        Branches(compute, (gather,), (0.0, 0.0), layer)
-    beside = Branches((), (gather,), (0.0, 0.0), layer)
-    with pytest.raises(ValueError, match="has nothing else"):
-        Segment(compute, None, (beside,))
-    with pytest.raises(ValueError, match="no block is within branches again"):
-        Branches((), (gather,), (0.0, 0.0), ((Segment((), None, (beside,)), 1),))
-
-
 _SMALL = ("layout.tp=1", "layout.pp=1", "layout.dp=16", "schedule.kind=1f1b", "num_nodes=2")
 _SMALL += ("schedule.virtual_stages=1", "model=llama-3.1-8b", "training.zero=3")
 

@@ -27,7 +27,6 @@ from prism_jax.workload import Kernel, Segment
 from .helpers import (
     graph_of,
     lognormal,
-    negative_spread,
     one_kernel,
     pipeline_program,
     rich_program,
@@ -267,8 +266,3 @@ def test_a_file_holds_it(tmp_path):
     write_variations(tmp_path / "variability.csv", [wrong])
     with pytest.raises(ValueError, match="`worker_step` is shared; leave `kernel` empty"):
         read_variations(tmp_path / "variability.csv")
-
-
-def test_an_impossible_law_is_refused():
-    with pytest.raises(ValueError, match="law of the worker_step factor"):
-        rich_program(1, worker_step=negative_spread())

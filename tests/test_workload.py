@@ -411,7 +411,3 @@ def test_flagship_models_are_split_or_say_how():
     )
     assert predict(auto) == predict(none)
     assert any("are distributed by cost" in note for note in job_warnings(none))
-    ends = [f"schedule.{end}_counts_as_layer=false" for end in ("embedding", "head")]
-    job = ["llama-3.1-405b-h100-65536", ["schedule.virtual_stages=4", *ends]]
-    with pytest.raises(ValueError, match=r"set `schedule.embedding_counts_as_layer = true` and"):
-        predict(load_job(*job))
