@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 # By the package that is imported: what needs the library, and the extra that installs it.
 _EXTRAS = {
+    "anywidget": ("The widget of `explore` needs anywidget", "explore"),
     "google": ("Traces of Chakra and of XLA need protobuf", "traces"),
     "matplotlib": ("Plots and reports need matplotlib", "plot"),
     "polars": ("Tables (CSV, Parquet, data frames) need polars", "tables"),

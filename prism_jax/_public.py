@@ -44,6 +44,7 @@ from .data import (
     save_job as save_job,
 )
 from .engine import simulate as simulate
+from .explorer import explore as explore
 from .law import (
     Law as Law,
     load_law as load_law,

@@ -2,12 +2,13 @@ import gc
 import importlib.util
 import os
 import pathlib
-import shutil
 import signal
 
 import jax
 import pytest
 from jaxtyping import install_import_hook
+
+from .chromium import chromium
 
 
 # Where it is imported from: the checkout, or where it is installed.
@@ -81,26 +82,9 @@ def shared():
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    """Chromium without a window."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium and chromedriver are not installed; `make browser` installs them")
-    if importlib.util.find_spec("selenium") is None:
-        pytest.skip("selenium is not installed")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    folder = tmp_path_factory.mktemp("browser")
-    words = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1100,900"]
-    words += [f"--user-data-dir={folder}", *["--no-sandbox"] * (os.geteuid() == 0)]
-    for word in words:
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
+def browser():
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True, scope="session")

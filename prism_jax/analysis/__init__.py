@@ -43,6 +43,7 @@ from ._sliders import (
     Rare as Rare,
     Sliders as Sliders,
     moved as moved,
+    slider_parameters as slider_parameters,
     sliders as sliders,
 )
 from ._sweep import (

@@ -192,7 +192,7 @@ def sliders(
     def law(values: Mapping[str, float], key: "jax.Array" = key) -> np.ndarray:
         return _law(simulated_steps(moved(program, values), key=key, like=base, **options))
 
-    own, parameters, chosen = _law(base), _parameters(program), []
+    own, parameters, chosen = _law(base), slider_parameters(program), []
     highest = {name: law({name: values[-1]}) for name, (_, values, *_) in parameters.items()}
     # The number of slow GPUs, which can be changed, comes first.
     reach = {name: abs(highest[name] - own)[P95] for name in highest}
@@ -216,7 +216,7 @@ def moved(program: Program, values: Mapping[str, float]) -> Program:
     """The program with parameters at other values, named as in `Sliders`. Only values differ, so
     that all points share their compiled code.
     """
-    factors, parameters = {}, _parameters(program)
+    factors, parameters = {}, slider_parameters(program)
     for name, value in values.items():
         if name == SHARED["rank"] and isinstance(law := program.variability.rank, Mixture):
             # Of GPUs of one kind: how slow the slow ones are stays as it is.
@@ -247,7 +247,7 @@ def _law(simulated: SimulatedSteps) -> Float[np.ndarray, " levels"]:
     return np.quantile(simulated.steps, LEVELS)
 
 
-def _parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Label]]]:
+def slider_parameters(program: Program) -> dict[str, tuple[float, np.ndarray, list[Label]]]:
     """For each parameter its own value, the three to simulate, and the knobs that it turns."""
     laws, parts = program.variability, varying_parts(program)
     compute = [kind for kind in parts["kernel"] if kind not in COLLECTIVES]

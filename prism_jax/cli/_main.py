@@ -26,8 +26,9 @@ COMMANDS = {
     "criticality": "sensitivity", "timeline": "sensitivity", "report": "predict",
     "whatif": "sensitivity", "place": "layouts", "improve": "sensitivity",
     "target": "sensitivity", "sweep": "compare", "layouts": "layouts", "compare": "compare",
-    "run": "run", "predict": "predict", "memory": "predict", "import": "files", "trace": "trace",
-    "fit": "trace", "measure": "kernels", "fit-kernels": "kernels", "calibrate": "measured",
+    "run": "run", "predict": "predict", "explore": "explore", "memory": "predict",
+    "import": "files", "trace": "trace", "fit": "trace", "measure": "kernels",
+    "fit-kernels": "kernels", "calibrate": "measured",
     "score": "measured", "init": "files", "show": "files", "jobs": "files", "models": "files",
     "hardware": "files", "kernels": "kernels", "doctor": "installation",
 }

@@ -1,0 +1,48 @@
+"""A live page of a job: `explore`."""
+
+import webbrowser
+
+import prism_jax as prism
+
+from . import _load
+from ._options import Args, Output, command
+from ._values import count, reader
+
+
+_port = reader(int, lambda port: 0 <= port < 2**16, "the number of a port from 0 to 65,535")
+
+
+@command(
+    "--seed --set --gpus --allow-implausible",
+    how={"--samples": (count, 4096), "--port": (_port, 0)},
+)
+def explore(args: Args) -> Output:
+    """Serve a page on which a job is moved, and its step, parts, memory, cost and law follow.
+
+    job JOB  a shipped job (`prism-jax jobs`), or a .toml file, with a model
+    --samples N  steps of each law (4096)
+    --port N  the port of 127.0.0.1 (any free one)
+    --open  also open the page in a browser
+
+    example: prism-jax explore examples/job.toml --open
+    """
+    _load.use_all_cores()
+    explorer = prism.explorer
+    of = explorer.explored(
+        args.job, tuple(args.overrides), num_samples=args.samples, seed=args.seed
+    )
+    try:
+        server = explorer.Server(of, args.port)
+    except OSError as error:
+        raise ValueError(
+            f"Port {args.port} of 127.0.0.1 cannot be used ({error.strerror}); give another "
+            "`--port`, or none."
+        ) from None
+    print(f"{server.address}\nOnly this machine can open it. Ctrl-C ends it.", flush=True)
+    if args.open:
+        webbrowser.open(server.address)
+    try:
+        explorer.serve(server)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the page is closed.") from None
+    return Output({}, [])

@@ -1,0 +1,169 @@
+"""The live page of a job: what it answers, to whom, and that a keyboard is enough."""
+
+import http.client
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import jax
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from benchmarks.explore import times_of_moves
+from prism_jax.analysis import moved
+from prism_jax.cli import main
+from prism_jax.explorer import Server, answer, explored, serve
+
+
+_JOB = "examples/job.toml"
+
+
+@pytest.fixture(scope="module")
+def page():
+    """A page that is served, with few samples."""
+    server = Server(explored(_JOB, num_samples=256))
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
+    return server
+
+
+def _asked(of, what, **settings):
+    return answer(of, {"what": what, "settings": settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ()),
+        ({"layout.tp": "4", "training.zero": "3"}, ("layout.tp=4", "training.zero=3")),
+        ({"cluster": "gb200-nvl72"}, ("cluster=gb200-nvl72",)),
+        ({"training.software": "torchtitan"}, ("training.software=torchtitan",)),
+        ({"world_size": "64"}, ("world_size=64",)),
+    ],
+)
+def test_a_step_is_that_of_the_job_with_these_keys(page, settings, words):
+    size = () if "world_size" in settings else ("world_size=32",)
+    job = prism.load_job(_JOB, [*size, "training.global_batch_size=32", *words])
+    step = _asked(page.of, "step", **settings)
+    predicted, needed = prism.predict(job), prism.memory(job)
+    assert step["step_s"] == predicted.mean
+    assert step["breakdown_s"] == predicted.breakdown
+    assert step["fits"] == needed.fits
+    assert step["memory_gib"] == needed.fullest.bytes / 2**30
+    hours = job.layout.world_size * 1e9 / predicted.tokens_per_s / 3600
+    assert np.isclose(step["gpu_hours"], hours)
+
+
+@pytest.mark.parametrize("factors", [{}, {"spread of steps": "2", "spread of GPUs": "0.5"}])
+def test_a_law_is_simulated_with_these_factors(page, factors):
+    program = prism.compile_job(prism.load_job(_JOB))
+    program = moved(program, {name: float(value) for name, value in factors.items()})
+    expected = prism.simulate(program, num_samples=256, key=jax.random.key(0))
+    law = _asked(page.of, "law", **factors)
+    assert law["p95"] == expected.quantile(0.95)
+    assert law["mean"] == expected.mean
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        None,
+        {"what": "step"},
+        {"what": "files", "settings": {}},
+        {"what": "step", "settings": {"model": "../secret.toml"}},
+        {"what": "step", "settings": {"cluster": "/etc/passwd"}},
+        {"what": "law", "settings": {"spread of steps": "1e9"}},
+        {"what": "law", "settings": {"layout.tp": "16", "layout.pp": "16"}},
+    ],
+)
+def test_a_question_out_of_range_is_refused_in_a_sentence(page, question):
+    refused = answer(page.of, question)["refused"]
+    assert refused.endswith(".")
+    assert len(refused) < 600
+
+
+def _response(page, method, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", page.server_port, timeout=60)
+    connection.request(method, path, b"{}" if method == "POST" else None, headers)
+    response = connection.getresponse()
+    return response.status, response.read().decode(), response.headers
+
+
+def test_only_who_has_the_token_and_asks_this_host_is_answered(page):
+    local, other = f"127.0.0.1:{page.server_port}", f"example.com:{page.server_port}"
+    path = page.address.partition(local)[2]
+    status, text, headers = _response(page, "GET", path, Host=local)
+    assert status == 200
+    assert "explore(document" in text
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert _response(page, "GET", "/", Host=local)[0] == 403
+    assert _response(page, "GET", "/?token=wrong", Host=local)[0] == 403
+    assert _response(page, "GET", path, Host=other)[0] == 403
+    assert _response(page, "GET", path.replace("/?", "/secret?"), Host=local)[0] == 404
+    token = {"X-Token": page.token}
+    assert _response(page, "POST", "/answer", Host=local)[0] == 403
+    assert _response(page, "POST", "/answer", Host=other, **token)[0] == 403
+    assert _response(page, "POST", "/other", Host=local, **token)[0] == 400
+    status, text, _ = _response(page, "POST", "/answer", Host=local, **token)
+    assert status == 200
+    assert json.loads(text)["refused"]
+
+
+def test_no_other_interface_answers(page):
+    assert page.server_address[0] == "127.0.0.1"
+    for address in socket.gethostbyname_ex(socket.gethostname())[2]:
+        if not address.startswith("127."):
+            with pytest.raises(OSError, match=r"refused|timed out"):
+                socket.create_connection((address, page.server_port), timeout=2)
+
+
+def test_of_laws_that_wait_only_the_newest_is_simulated(page):
+    question = {"what": "law", "settings": {}}
+    answers = []
+    with page.simulating:
+        threads = [
+            threading.Thread(target=lambda: answers.append(page.answer(question))) for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        while page.asked < 3:
+            pass
+    for thread in threads:
+        thread.join()
+    assert sum("superseded" in found for found in answers) == 2
+    assert sum("p95" in found for found in answers) == 1
+    page.asked = 0
+
+
+def test_a_keyboard_moves_the_job(browser, page):
+    moves = [("layout.tp", "ARROW_RIGHT"), ("cluster", "ARROW_DOWN")]
+    moves += [("spread of steps", "ARROW_LEFT"), ("layout.pp", "END")]
+    *answered, refused = times_of_moves(browser, page.address, moves)
+    assert not any(row["refused"] for row in answered)
+    assert "does not divide" in refused["refused"]
+    assert urlsplit(browser.current_url).path == "/"
+    for width in (400, 900, 1400):
+        sizes = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.find_element("css selector", "button[type=reset]").click()
+    assert browser.execute_script("return document.querySelectorAll('.control.moved').length") == 0
+    assert browser.get_log("browser") == []
+
+
+def test_a_notebook_has_the_same_as_a_widget():
+    pytest.importorskip("anywidget")
+    widget, sent = prism.explore(_JOB, "training.zero=3"), []
+    widget.send = sent.append
+    question = {"what": "step", "settings": {}}
+    widget._handle_custom_msg({"number": 7, "question": question}, [])
+    assert sent == [{"number": 7, "answer": answer(explored(_JOB, ("training.zero=3",)), question)}]
+
+
+@pytest.mark.parametrize("words", [["dlrm-none"], [_JOB, "--port", "70000"], [_JOB, "--port", "x"]])
+def test_the_command_refuses_in_a_sentence(words, capsys):
+    assert main(["explore", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(".")
