@@ -8,18 +8,8 @@ from typing import Any
 
 import msgspec
 
-from prism_jax.data import (
-    Cluster,
-    Job,
-    Kernels,
-    Layer,
-    Layout,
-    Model,
-    ScheduleConfig,
-    Training,
-    load_cluster,
-    load_kernels,
-)
+import prism_jax as prism
+from prism_jax import data
 
 
 _RECOMPUTED = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts", "mla_up_proj")
@@ -36,13 +26,13 @@ _TWO_WAYS = ("dual-pipe", "chimera")
 
 
 @ft.cache
-def _machine() -> tuple[Cluster, Kernels]:
+def _machine() -> tuple[data.Cluster, data.Kernels]:
     """A cluster none of whose kernels varies."""
-    cluster = load_cluster("dgx-h100", num_nodes=16)
-    return cluster, msgspec.structs.replace(load_kernels(cluster), variability=())
+    cluster = prism.load_cluster("dgx-h100", num_nodes=16)
+    return cluster, msgspec.structs.replace(data.load_kernels(cluster), variability=())
 
 
-def draw_job(seed: int) -> Job:
+def draw_job(seed: int) -> prism.Job:
     """A job of at most 128 GPUs, in which nothing varies."""
     rng = Random(seed)
     cluster, kernels = _machine()
@@ -55,7 +45,7 @@ def draw_job(seed: int) -> Job:
     training = _training(rng, layout, schedule, experts=experts)
     model, layers_per_stage = _model(rng, kinds, layout, schedule, training, experts=experts)
     schedule = msgspec.structs.replace(schedule, layers_per_stage=layers_per_stage)
-    return Job(
+    return prism.Job(
         layout,
         schedule,
         model=model,
@@ -66,20 +56,20 @@ def draw_job(seed: int) -> Job:
     )
 
 
-def _layout(rng: Random, *, experts: bool) -> Layout:
+def _layout(rng: Random, *, experts: bool) -> prism.Layout:
     tp, cp, dp = (rng.choice(degrees) for degrees in ((1, 1, 2, 4), (1, 1, 2), (1, 2, 4)))
     if not experts:
-        return Layout(tp=tp, pp=rng.choice((1, 2, 2, 4)), dp=dp, cp=cp)
+        return prism.Layout(tp=tp, pp=rng.choice((1, 2, 2, 4)), dp=dp, cp=cp)
     etp = rng.choice([one for one in (1, 2, 4) if tp % one == 0])
     ep = rng.choice([one for one in (1, 2, 4, 8) if tp * cp * dp % (one * etp) == 0])
-    return Layout(tp=tp, pp=rng.choice((1, 2, 2, 4)), dp=dp, cp=cp, ep=ep, etp=etp)
+    return prism.Layout(tp=tp, pp=rng.choice((1, 2, 2, 4)), dp=dp, cp=cp, ep=ep, etp=etp)
 
 
-def _schedule(rng: Random, ranks: int) -> ScheduleConfig:
+def _schedule(rng: Random, ranks: int) -> data.ScheduleConfig:
     names = [name for name in _SCHEDULES if ranks % 2 == 0 or name not in _TWO_WAYS]
     kind = rng.choice(names)
     free = kind in ("gpipe", "1f1b")
-    return ScheduleConfig(
+    return data.ScheduleConfig(
         kind,
         num_microbatches=rng.choice((1, 2, 3, 5) if free else (2 * ranks, 4 * ranks)),
         virtual_stages=rng.choice(_SCHEDULES[kind]),
@@ -87,7 +77,9 @@ def _schedule(rng: Random, ranks: int) -> ScheduleConfig:
     )
 
 
-def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts: bool) -> Training:
+def _training(
+    rng: Random, layout: prism.Layout, schedule: data.ScheduleConfig, *, experts: bool
+) -> data.Training:
     def either() -> bool:
         return rng.random() < 0.5
 
@@ -96,7 +88,7 @@ def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts:
     replicas = layout.dp * layout.cp
     of_experts = replicas * layout.tp // (layout.ep * layout.expert_tp)
     instances = [one for one in (1, 2) if replicas % one == 0 and of_experts % one == 0]
-    return Training(
+    return data.Training(
         microbatch_size=rng.choice((1, 2, 3)),
         sequence_length=rng.choice((512, 1536)),
         dtype=rng.choice(("bf16", "bf16", "fp8")),
@@ -152,12 +144,12 @@ def _training(rng: Random, layout: Layout, schedule: ScheduleConfig, *, experts:
 def _model(
     rng: Random,
     kinds: tuple[str, ...],
-    layout: Layout,
-    schedule: ScheduleConfig,
-    training: Training,
+    layout: prism.Layout,
+    schedule: data.ScheduleConfig,
+    training: data.Training,
     *,
     experts: bool,
-) -> tuple[Model, Any]:
+) -> tuple[data.Model, Any]:
     """A model, and the layers of each stage."""
     stages = layout.pp * schedule.virtual_stages
     number = stages * rng.choice((1, 2))
@@ -171,7 +163,7 @@ def _model(
     layers = []
     for i in range(number):
         last = "moe" if experts and (i + 1 == number or rng.random() < 0.7) else "mlp"
-        layers.append(Layer((rng.choice(kinds), last), frozen=i < frozen))
+        layers.append(data.Layer((rng.choice(kinds), last), frozen=i < frozen))
     window = rng.choice((None, 200))
     if layout.cp > 1 and training.cp_comm_type == "p2p":
         window = None
@@ -187,7 +179,7 @@ def _model(
         | rng.choice(({}, {"num_groups": 4, "top_k_groups": 2})),
     }
     used = {name for layer in layers for name in layer.modules}
-    model = Model(
+    model = data.Model(
         hidden_size=512,
         vocab_size=rng.choice((4096, 5001)),
         num_heads=8,

@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+import prism_jax as prism
 from prism_jax.cli import main
 from prism_jax.engine import gpu_set_factors, prepare, simulate
 from prism_jax.engine._reference import reference_steps
-from prism_jax.law import (
-    Allocations,
-    counted,
-    grid_of,
-    law_of,
-    load_law,
-    merge_allocations,
-    merge_chunks,
-    merge_laws,
-    save_law,
-)
+from prism_jax.law import Allocations, counted, grid_of, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Network, Variability
 from prism_jax.schedule import OneFOneB
 
@@ -225,12 +216,12 @@ def test_allocations_are_kept_with_the_law(tmp_path):
     law = simulate(
         _program(OneFOneB(1, 2)), num_samples=1_000, key=jax.random.key(0), allocations=10
     )
-    save_law(law, tmp_path / "law.npz")
-    assert load_law(tmp_path / "law.npz").run_mean_std(100) == law.run_mean_std(100)
+    prism.save_law(law, tmp_path / "law.npz")
+    assert prism.load_law(tmp_path / "law.npz").run_mean_std(100) == law.run_mean_std(100)
     one = merge_allocations([made_law()])
     assert np.isnan(_intervals(one)).all()
-    save_law(one, tmp_path / "one.npz")
-    assert load_law(tmp_path / "one.npz").why_unknown() == one.why_unknown() is not None
+    prism.save_law(one, tmp_path / "one.npz")
+    assert prism.load_law(tmp_path / "one.npz").why_unknown() == one.why_unknown() is not None
 
 
 @pytest.mark.slow
@@ -250,11 +241,11 @@ def test_merged_laws_keep_their_allocations():
         simulate(program, num_samples=40 * steps, key=jax.random.key(steps), allocations=40)
         for steps in (50, 100)
     ]
-    merged = merge_laws(laws)
+    merged = prism.merge_laws(laws)
     assert merged.allocations is not None
     both = [law.allocations for law in laws if law.allocations is not None]
     assert merged.allocations.means == both[0].means + both[1].means
     variances = [mine.std**2 for mine in both]
     assert merged.allocations.std == pytest.approx(np.sqrt(np.average(variances, weights=[1, 2])))
     plain = simulate(program, num_samples=100, key=jax.random.key(0))
-    assert merge_laws([merged, plain]).allocations is None
+    assert prism.merge_laws([merged, plain]).allocations is None

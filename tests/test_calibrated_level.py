@@ -7,19 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
+import prism_jax as prism
+from prism_jax import data
 from prism_jax.calibration import epistemic
 from prism_jax.calibration._calibrate import fit_level
 from prism_jax.calibration._observe import observe_runs
 from prism_jax.calibration._scale import Problem, Scale
 from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
-from prism_jax.data import (
-    Calibrated,
-    Uncertainty,
-    apply_calibrated,
-    load_job,
-    load_priors,
-)
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
 from prism_jax.lowering import job_parts
@@ -38,7 +33,7 @@ _SMALL = ("layout.pp=2", "schedule.kind=1f1b", "schedule.virtual_stages=1")
 
 def _job(dp, microbatches):
     changes = (f"layout.dp={dp}", f"schedule.num_microbatches={microbatches}")
-    return load_job(_NAME, (*_SMALL, *changes))
+    return prism.load_job(_NAME, (*_SMALL, *changes))
 
 
 def _kernels(job):
@@ -48,7 +43,7 @@ def _kernels(job):
 
 
 def _vague():
-    shipped = load_priors()
+    shipped = data.load_priors()
     vague = {
         name: msgspec.structs.replace(getattr(shipped, name), deviation=deviation)
         for name, deviation in (("network", 1.0), ("constant_s", 1.0), ("growth", 0.1))
@@ -96,7 +91,7 @@ def test_constant_adds_seconds_and_growth_is_a_power_of_replicas():
 
 def test_network_factor_slows_only_jobs_of_several_nodes():
     """A factor on it leaves a job within one node as it is, and slows any other."""
-    within = load_job("megatron-22b-a100-8")
+    within = prism.load_job("megatron-22b-a100-8")
     for job, slower in ((within, False), (_job(16, 16), True)):
         seconds = constant_step(job)
         changed = seconds(msgspec.structs.replace(_kernels(job), network=3.0))
@@ -130,7 +125,7 @@ def test_covariance_of_the_level_equals_its_scatter():
 
 
 def test_one_scale_tells_compute_alone():
-    job, priors = _job(8, 64), load_priors()
+    job, priors = _job(8, 64), data.load_priors()
     problem = _given([job], priors)
     level = fit_level(problem, medians := _medians(problem), np.array([1e-3]))
     (known,) = problem.kernels_at(level.values)
@@ -148,9 +143,9 @@ def test_one_scale_tells_compute_alone():
 def _calibrated(job, covariance=None, **changes):
     problem = np.zeros((4, 4)) if covariance is None else covariance
     rows: Any = tuple(tuple(float(x) for x in row) for row in problem)
-    known = Uncertainty(covariance=rows, **changes)
-    calibrated = Calibrated("made up", num_replicas=8, uncertainty=known)
-    kernels = apply_calibrated(_kernels(job), calibrated, "test")
+    known = data.Uncertainty(covariance=rows, **changes)
+    calibrated = data.Calibrated("made up", num_replicas=8, uncertainty=known)
+    kernels = data.apply_calibrated(_kernels(job), calibrated, "test")
     return msgspec.structs.replace(job, calibrated=calibrated, kernels=kernels)
 
 
@@ -158,7 +153,7 @@ def test_epistemic_law_widens_with_the_uncertainty_of_the_level():
     """Known for certain it is the law; else it is as much wider as level and spread are unknown."""
     from prism_jax.program import compile_job
 
-    job = _calibrated(load_job("megatron-22b-a100-8"))
+    job = _calibrated(prism.load_job("megatron-22b-a100-8"))
     law = simulate(compile_job(job), num_samples=4096, key=jax.random.key(0), sampling="plain")
     certain = epistemic(job, law)
     for q in (0.05, 0.5, 0.95):
@@ -189,8 +184,8 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
     from prism_jax.data import save_job
 
     small, large = tmp_path / "small.toml", tmp_path / "large.toml"
-    save_job(load_job(_NAME, (*_CHANGES, "schedule.kind=1f1b")), small)
-    save_job(load_job(_NAME, (*_CHANGES[1:], "layout.dp=32", "schedule.kind=1f1b")), large)
+    save_job(prism.load_job(_NAME, (*_CHANGES, "schedule.kind=1f1b")), small)
+    save_job(prism.load_job(_NAME, (*_CHANGES[1:], "layout.dp=32", "schedule.kind=1f1b")), large)
     times = [_csv(tmp_path / f"{i}.csv", median) for i, median in enumerate((1.05, 1.06))]
     out = str(tmp_path / "job.toml")
     words = ["--to", times[0], "--job", str(small), "--to", times[1], "--job", str(large)]
@@ -221,7 +216,7 @@ def test_the_agreement_lists_each_run_beside_its_calibration():
 
 
 def test_priors_say_where_they_are_from():
-    priors = load_priors()
+    priors = data.load_priors()
     for name in priors.__struct_fields__:
         problem = getattr(priors, name)
         for one in problem if isinstance(problem, tuple) else (problem,):
@@ -230,9 +225,9 @@ def test_priors_say_where_they_are_from():
 
 
 def test_the_median_that_is_far_off_is_named():
-    job = load_job("megatron-22b-a100-8")
+    job = prism.load_job("megatron-22b-a100-8")
     jobs = [msgspec.structs.replace(job, name=name) for name in ("near", "far")]
     seconds = [lambda kernels: 2 * kernels.compute, lambda kernels: 3 * kernels.compute]
-    problem = _given(jobs, load_priors(), seconds)
+    problem = _given(jobs, data.load_priors(), seconds)
     with pytest.raises(ValueError, match=r"^far: the measured median of 3000 s"):
         fit_level(problem, np.array([2.0, 3000.0]), np.array([0.01, 0.01]))

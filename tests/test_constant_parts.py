@@ -5,20 +5,12 @@ import msgspec
 import numpy as np
 import pytest
 
+import prism_jax as prism
 from prism_jax.analysis import sample_step
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
 from prism_jax.plot._chrome_trace import op_name
-from prism_jax.profile import (
-    compile_profile,
-    fit_profile,
-    ladder,
-    load_profile,
-    op_latencies,
-    replayed_step_times,
-    save_profile,
-    step_graph,
-)
+from prism_jax.profile import ladder, op_latencies, replayed_step_times, step_graph
 from prism_jax.profile._clean import constant_parts
 from prism_jax.profile._profile import WorkerMean
 from prism_jax.trace import outline
@@ -127,13 +119,13 @@ def test_fitted_laws_keep_the_constant_part(tmp_path):
     """The noise of the other worker on the whole latency would spread steps by three times more."""
     job = _job(2, 1)
     trace = _made_trace(job, 200, _sleeping)
-    profile = fit_profile(trace)
-    save_profile(profile, tmp_path)
-    assert load_profile(tmp_path) == profile
+    profile = prism.fit_profile(trace)
+    prism.save_profile(profile, tmp_path)
+    assert prism.load_profile(tmp_path) == profile
     constants = [m for m in profile.means if m.kind.startswith("constant ")]
     assert [(m.kind, m.dp_rank, m.stage) for m in constants] == [("constant forward-compute", 1, 0)]
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     times = trace.step_times()
     assert abs(law.mean - times.mean()) < 4 * times.std() / np.sqrt(len(times))
@@ -143,7 +135,7 @@ def test_fitted_laws_keep_the_constant_part(tmp_path):
     assert residual.value is not None
     assert residual.standard_error is not None
     assert abs(residual.value - 0.2) < 4 * residual.standard_error
-    step = sample_step(compile_profile(profile), num_samples=1_000, key=jax.random.key(0))
+    step = sample_step(prism.compile_profile(profile), num_samples=1_000, key=jax.random.key(0))
     names = {op_name(step, op) for op in range(len(step.receivers))}
     assert {"constant forward-compute", "optimizer", "launch optimizer", "PP:0F7"} <= names
     first, *_, last = ladder(trace, profile)
@@ -188,7 +180,7 @@ def test_a_sleep_beside_positions_and_stalls():
         return varies + late + _SLEEP * (kind == "forward-compute" and worker == 1)
 
     trace = _made_trace(_job(2, 1), 200, latency)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     (constant,) = (m.mean_s for m in profile.means if m.kind == "constant forward-compute")
     assert constant == pytest.approx(_SLEEP, abs=4 * 0.1 * 1.17 * np.sqrt(2 / 200))
     forward = {p.microbatch: p.factor for p in profile.positions if p.kind == "forward-compute"}
@@ -196,7 +188,7 @@ def test_a_sleep_beside_positions_and_stalls():
     (stall,) = (v for v in profile.variability if v.component == "stall")
     assert stall.parameters["median_s"] == pytest.approx(3.0, rel=0.03)
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     times = trace.step_times()
     assert abs(law.mean - times.mean()) < 4 * times.std() / np.sqrt(len(times))
@@ -212,7 +204,7 @@ def test_a_sleep_beside_positions_and_stalls():
     ],
 )
 def test_a_row_that_no_op_uses_is_refused(row, says):
-    profile = fit_profile(_made_trace(_job(1, 2), 30, _alike))
+    profile = prism.fit_profile(_made_trace(_job(1, 2), 30, _alike))
     profile = msgspec.structs.replace(profile, means=(*profile.means, row))
     with pytest.raises(ValueError, match=says):
-        compile_profile(profile)
+        prism.compile_profile(profile)

@@ -9,18 +9,8 @@ import msgspec
 import pytest
 
 import prism_jax
-from prism_jax.data import (
-    list_names,
-    load_cluster,
-    load_device,
-    load_job,
-    load_kernels,
-    load_model,
-    load_software,
-    load_source,
-    load_variability,
-    save_job,
-)
+import prism_jax as prism
+from prism_jax import data
 from prism_jax.latency import families
 from prism_jax.workload import count_parameters
 
@@ -47,9 +37,9 @@ def test_importing_data_is_light():
 _BY_BITS = (("fp32",), ("tf32",), ("fp16", "bf16"), ("fp8", "mxfp8"), ("fp4",))
 
 
-@pytest.mark.parametrize("name", list_names("device"))
+@pytest.mark.parametrize("name", data.list_names("device"))
 def test_devices(name):
-    device = load_device(name)
+    device = data.load_device(name)
     assert device.name == name
     assert device.source
     assert 5e11 < device.memory_bandwidth_bytes_per_s < 1e13
@@ -71,9 +61,9 @@ def test_each_number_of_a_machine_has_its_source_beside_it(folder):
                 assert "# source: " in value or value.strip().startswith('"'), (path, line)
 
 
-@pytest.mark.parametrize("name", list_names("cluster"))
+@pytest.mark.parametrize("name", data.list_names("cluster"))
 def test_clusters(name):
-    one, cluster = load_cluster(name, 1), load_cluster(name, 10_000)
+    one, cluster = prism.load_cluster(name, 1), prism.load_cluster(name, 10_000)
     assert cluster.name == name
     assert cluster.source
     assert cluster.num_devices == 10_000 * one.devices_per_node
@@ -82,7 +72,7 @@ def test_clusters(name):
     assert one.links == cluster.links[:1]
     for link in cluster.links:
         assert 1e9 < link.bandwidth_bytes_per_s < 1e12
-    kernels = load_kernels(cluster)
+    kernels = data.load_kernels(cluster)
     kinds = {v.kernel for v in kernels.variability if v.component == "residual"}
     assert {"gemm", "attention", "elementwise", "norm", "all_gather", "send_recv"} <= kinds
     for component in ("rank", "step", "network"):
@@ -91,24 +81,26 @@ def test_clusters(name):
 
 def test_a_family_needs_a_number_of_nodes(tmp_path):
     with pytest.raises(ValueError, match="`dgx-h100` is a family; say how many nodes it has"):
-        load_cluster("dgx-h100")
+        prism.load_cluster("dgx-h100")
     # 18 trays of four GPUs are one NVLink domain; one tray more, and there is a network.
-    assert [len(load_cluster("gb200-nvl72", n).links) for n in (1, 18, 19)] == [1, 1, 2]
-    job = load_job("gpt3-175b-h100-768")
-    assert job.cluster == load_cluster("dgx-h100", 96)
-    save_job(job, tmp_path / "same.toml")
+    assert [len(prism.load_cluster("gb200-nvl72", n).links) for n in (1, 18, 19)] == [1, 1, 2]
+    job = prism.load_job("gpt3-175b-h100-768")
+    assert job.cluster == prism.load_cluster("dgx-h100", 96)
+    prism.save_job(job, tmp_path / "same.toml")
     assert "num_nodes = 96" in (tmp_path / "same.toml").read_text()
-    assert load_job(tmp_path / "same.toml").cluster == job.cluster
+    assert prism.load_job(tmp_path / "same.toml").cluster == job.cluster
     text = (tmp_path / "same.toml").read_text()
     (tmp_path / "none.toml").write_text(text.replace("num_nodes = 96", ""))
-    assert load_job(tmp_path / "none.toml").cluster == job.cluster  # As many as the ranks need.
+    assert (
+        prism.load_job(tmp_path / "none.toml").cluster == job.cluster
+    )  # As many as the ranks need.
     with pytest.raises(ValueError, match=r"768.*only 8 devices; use smaller .* more `num_nodes`"):
-        load_job(tmp_path / "same.toml", "num_nodes=1")
+        prism.load_job(tmp_path / "same.toml", "num_nodes=1")
 
 
 def test_notes_name_the_tables_that_stand_in_for_others():
     def notes(*overrides):
-        return load_job("gpt3-175b-h100-768", overrides).notes
+        return prism.load_job("gpt3-175b-h100-768", overrides).notes
 
     assert notes() == ()
     (of_device,) = notes("cluster.device=b300", "training.dtype=fp8")
@@ -116,12 +108,12 @@ def test_notes_name_the_tables_that_stand_in_for_others():
     _, of_dtype = notes("cluster.device=b300", "training.dtype=fp4")
     assert "in fp4 is known here, so that of fp8" in of_dtype
     # Links that the tables do not know by name take the efficiencies of their place.
-    amd, nvidia = load_cluster("mi300x", 4), load_cluster("dgx-a100", 4)
+    amd, nvidia = prism.load_cluster("mi300x", 4), prism.load_cluster("dgx-a100", 4)
     for kind in ("all_gather", "all_reduce", "all_to_all", "send_recv"):
         for mine, theirs in zip(amd.links, nvidia.links, strict=True):
-            found = load_kernels(amd).find_efficiency(kind, mine.name)
+            found = data.load_kernels(amd).find_efficiency(kind, mine.name)
             assert found is not None
-            same = load_kernels(nvidia).find_efficiency(kind, theirs.name)
+            same = data.load_kernels(nvidia).find_efficiency(kind, theirs.name)
             assert msgspec.structs.replace(found, variant=theirs.name) == same
 
 
@@ -158,7 +150,7 @@ def test_notes_name_the_tables_that_stand_in_for_others():
     ],
 )
 def test_parameters_are_as_published(name, billions, tolerance):
-    assert count_parameters(load_model(name)) == pytest.approx(billions * 1e9, rel=tolerance)
+    assert count_parameters(prism.load_model(name)) == pytest.approx(billions * 1e9, rel=tolerance)
 
 
 def test_kimi_k2_is_its_configuration():
@@ -172,7 +164,7 @@ def test_kimi_k2_is_its_configuration():
     of_experts = (experts + 1) * one + hidden * experts
     layers = 61 * (attention + 2 * hidden) + 3 * hidden * dense + 60 * of_experts
     expected = layers + 2 * words * hidden + hidden
-    assert count_parameters(load_model("kimi-k2")) == expected
+    assert count_parameters(prism.load_model("kimi-k2")) == expected
     # Of these a token meets 8 experts and the shared one: the paper says 32.6 billion.
     at_work = expected - 60 * (experts - 8) * one
     assert at_work == pytest.approx(32.6e9, rel=0.01)
@@ -183,14 +175,14 @@ _MODELS = sorted(path.stem for path in (_ROOT / "jobs/models").glob("*.toml"))
 
 @pytest.mark.parametrize("name", _MODELS)
 def test_models(name):
-    model = load_model(name)
+    model = prism.load_model(name)
     assert model.name == name
     assert model.source
 
 
-@pytest.mark.parametrize("name", list_names("job"))
+@pytest.mark.parametrize("name", data.list_names("job"))
 def test_jobs(name):
-    job = load_job(name)
+    job = prism.load_job(name)
     assert job.name == name
     assert job.source
     assert (job.measured is None) == ("no step of it was measured" in job.source)
@@ -210,7 +202,7 @@ def test_measured_steps_are_those_of_the_logs(shared):
     }
     for name, system in systems.items():
         seconds = steps.filter(polars.col("system") == system)["step_time_s"]
-        measured = load_job(name).measured
+        measured = prism.load_job(name).measured
         assert measured is not None
         assert measured.num_samples == len(seconds)
         assert measured.mean_s == pytest.approx(seconds.mean(), rel=1e-3)
@@ -218,13 +210,13 @@ def test_measured_steps_are_those_of_the_logs(shared):
         assert measured.p95_s == pytest.approx(seconds.quantile(0.95), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", list_names("profile of kernels"))
+@pytest.mark.parametrize("name", data.list_names("profile of kernels"))
 def test_kernels_have_a_source(name):
-    source = load_source(name)
+    source = data.load_source(name)
     assert source.licence
     assert source.constants
-    laws = load_variability(source.variability or name)
-    assert laws == load_variability(name)
+    laws = data.load_variability(source.variability or name)
+    assert laws == data.load_variability(name)
     assert laws
     for law in laws:
         assert law.source
@@ -234,7 +226,7 @@ def test_kernels_have_a_source(name):
 
 
 def test_efficiencies_are_sane_and_interpolated():
-    kernels = load_kernels(load_cluster("dgx-h100", 512))
+    kernels = data.load_kernels(prism.load_cluster("dgx-h100", 512))
     for table in kernels.efficiency:
         for value in table.values:
             assert 0 < value < 1.1
@@ -250,7 +242,7 @@ def test_efficiencies_are_sane_and_interpolated():
 
 @pytest.mark.parametrize("name", ["slow_worker", "stage_imbalance"])
 def test_a_job_of_a_trace_has_a_layout_and_a_schedule_only(shared, name):
-    job = load_job(shared / f"data/straggler_traces/{name}_job.toml")
+    job = prism.load_job(shared / f"data/straggler_traces/{name}_job.toml")
     assert job.name == name
     assert job.model is None
     assert job.kernels is None
@@ -258,7 +250,7 @@ def test_a_job_of_a_trace_has_a_layout_and_a_schedule_only(shared, name):
 
 
 def test_overrides():
-    job = load_job(
+    job = prism.load_job(
         "gpt3-175b-h100-4096",
         (
             "layout.dp=64",
@@ -293,13 +285,13 @@ def test_overrides():
     assert kernels.find_variation("rank").parameters["sigma"] == 0.03  # pyright: ignore
     assert kernels.find_variation("network").parameters["slowdown"] == 2.0  # pyright: ignore
     # What was not named is as it was.
-    before = load_job("gpt3-175b-h100-4096").kernels
+    before = prism.load_job("gpt3-175b-h100-4096").kernels
     assert before is not None
     assert kernels.find_variation("step") == before.find_variation("step")
 
 
 def test_overrides_take_names():
-    job = load_job(
+    job = prism.load_job(
         "megatron-175b-a100-64",
         (
             "model=megatron-22b",
@@ -309,9 +301,9 @@ def test_overrides_take_names():
             "layout.pp=1",
         ),
     )
-    assert job.model == load_model("megatron-22b")
+    assert job.model == prism.load_model("megatron-22b")
     assert job.cluster is not None
-    assert job.cluster.device == load_device("h200-sxm")
+    assert job.cluster.device == data.load_device("h200-sxm")
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -331,7 +323,7 @@ def test_a_file_of_ones_own(tmp_path):
         '\n[layout]\ntp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
         "[training]\nmicrobatch_size = 1\nsequence_length = 128\n"
     )
-    job = load_job(path)
+    job = prism.load_job(path)
     assert job.name == "mine"
     assert job.model is not None
     assert job.model.hidden_size == 64
@@ -343,13 +335,13 @@ def test_a_file_of_ones_own(tmp_path):
     assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
     assert "device `gpu` has no table" in job.kernels.notes[0]
     assert "the table of `dgx-h100` is used" in job.kernels.notes[1]
-    for name in list_names("cluster"):
-        cluster = load_cluster(name, 1)
-        known = list_names("profile of kernels")
+    for name in data.list_names("cluster"):
+        cluster = prism.load_cluster(name, 1)
+        known = data.list_names("profile of kernels")
         both = (cluster.device, cluster)
         machines = [m for m in both if (m.kernels or m.name) != m.name or m.name not in known]
-        assert len(load_kernels(cluster).notes) == len(machines), name
-    assert load_job(str(path), "layout.tp=4").layout.tp == 4
+        assert len(data.load_kernels(cluster).notes) == len(machines), name
+    assert prism.load_job(str(path), "layout.tp=4").layout.tp == 4
 
 
 def test_every_file_is_toml_of_a_kind():
@@ -359,27 +351,29 @@ def test_every_file_is_toml_of_a_kind():
 
 
 def test_structs_are_immutable():
-    job = load_job("megatron-22b-a100-8")
+    job = prism.load_job("megatron-22b-a100-8")
     with pytest.raises(AttributeError):
         job.layout.tp = 2  # pyright: ignore
     assert msgspec.structs.replace(job.layout, tp=2).tp == 2
 
 
 def test_a_software_stack_gives_the_defaults_of_a_job():
-    for name in list_names("software stack"):
-        assert load_software(name).source
-    old = load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
+    for name in data.list_names("software stack"):
+        assert data.load_software(name).source
+    old = prism.load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
     assert old is not None
     assert (old.overlap_tp_backward, old.launch_floor_s) == (False, 3.8e-6)
     # The job says what it computes again and how it splits norms; an override says the rest.
-    plain = load_job("megatron-22b-a100-8", ("training.software=torchtitan", "training.prefetch=2"))
+    plain = prism.load_job(
+        "megatron-22b-a100-8", ("training.software=torchtitan", "training.prefetch=2")
+    )
     assert plain.training is not None
     assert (plain.training.zero, plain.training.attention) == (0, "unfused")
     assert (plain.training.prefetch, plain.training.overlap_tp_backward) == (2, False)
 
 
 def test_no_kernel_is_shorter_than_its_launch():
-    job = load_job("megatron-22b-a100-8", "training.launch_floor_s=1e-3")
+    job = prism.load_job("megatron-22b-a100-8", "training.launch_floor_s=1e-3")
     kernels = {k for k in kernels_of(lower_job(job).forward[0]) if k.link is None}
     assert min(kernel.mean for kernel in kernels) == 1e-3
     assert max(kernel.mean for kernel in kernels) > 1e-3
@@ -389,14 +383,14 @@ def test_no_kernel_is_shorter_than_its_launch():
 def test_a_saved_network_joins_all_nodes(tmp_path, num_nodes):
     given = pathlib.Path(__file__).parent.parent / "examples/job.toml"
     smaller = (f"num_nodes={num_nodes}", f"layout.dp={num_nodes}")
-    job = load_job(given, smaller)
-    save_job(job, tmp_path / "job.toml")
-    assert load_job(tmp_path / "job.toml") == job
+    job = prism.load_job(given, smaller)
+    prism.save_job(job, tmp_path / "job.toml")
+    assert prism.load_job(tmp_path / "job.toml") == job
     assert job.cluster is not None
     if num_nodes > 1:
         larger = ("num_nodes=16", "layout.dp=16")
-        again = load_job(tmp_path / "job.toml", larger)
-        assert again.cluster == load_job(given, larger).cluster
+        again = prism.load_job(tmp_path / "job.toml", larger)
+        assert again.cluster == prism.load_job(given, larger).cluster
     else:  # Its network is left out, and the link within a node stays that.
         text = (tmp_path / "job.toml").read_text()
         assert "group = 8" in text

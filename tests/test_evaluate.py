@@ -4,14 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prism_jax.schedule import (
-    CustomSchedule,
-    GPipe,
-    InterleavedOneFOneB,
-    LoopedBFS,
-    OneFOneB,
-    evaluate,
-)
+import prism_jax as prism
+from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB
 
 
 def split(schedule):
@@ -22,11 +16,11 @@ def split(schedule):
         for token in order:
             halves = [token.replace("B", "I"), token.replace("B", "W")]
             orders[-1] += halves if "B" in token else [token]
-    return CustomSchedule(orders, schedule.stage_to_rank)
+    return prism.CustomSchedule(orders, schedule.stage_to_rank)
 
 
 def test_timeline_by_hand():
-    timeline = evaluate(OneFOneB(2, 2), forward=[[1, 2], [3, 4]], backward=5, send_recv=1)
+    timeline = prism.evaluate(OneFOneB(2, 2), forward=[[1, 2], [3, 4]], backward=5, send_recv=1)
     assert timeline.op == (["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"])
     assert [start.tolist() for start in timeline.start] == [[0, 1, 11, 20], [2, 5, 10, 14]]
     assert [end.tolist() for end in timeline.end] == [[1, 3, 16, 25], [5, 10, 14, 19]]
@@ -37,15 +31,15 @@ def test_timeline_by_hand():
 
 def test_send_recv_has_a_direction():
     links = [[np.nan, 7], [2, np.nan]]
-    timeline = evaluate(GPipe(2, 1), forward=1, backward=1, send_recv=links)
+    timeline = prism.evaluate(GPipe(2, 1), forward=1, backward=1, send_recv=links)
     assert timeline.start[1].tolist() == [8, 9]
     assert timeline.start[0].tolist() == [0, 12]
 
 
 @pytest.mark.parametrize("overlap", ["sum", "max"])
 def test_overlapped_pair(overlap):
-    schedule = CustomSchedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]], [0])
-    timeline = evaluate(
+    schedule = prism.CustomSchedule([["0F0", "(0F1;0B0)OVERLAP_F_B", "0B1"]], [0])
+    timeline = prism.evaluate(
         schedule,
         forward=[[1, 2]],
         backward_input=[[3, 5]],
@@ -58,26 +52,26 @@ def test_overlapped_pair(overlap):
 def test_costs_broadcast():
     schedule = OneFOneB(2, 3)
     table = np.array([[1.0] * 3, [2.0] * 3])
-    whole = evaluate(schedule, forward=table, backward=2 * table)
-    column = evaluate(schedule, forward=table[:, :1], backward=2 * table[:, :1])
+    whole = prism.evaluate(schedule, forward=table, backward=2 * table)
+    column = prism.evaluate(schedule, forward=table[:, :1], backward=2 * table[:, :1])
     assert whole.makespan == column.makespan
     # A custom schedule cannot know of microbatches that it never names.
-    custom = CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    custom = prism.CustomSchedule(schedule.orders(), schedule.stage_to_rank)
     wide = np.array([[1.0] * 5, [2.0] * 5])
-    assert evaluate(custom, forward=wide, backward=2 * wide).makespan == whole.makespan
+    assert prism.evaluate(custom, forward=wide, backward=2 * wide).makespan == whole.makespan
 
 
 def test_costs_of_any_array_type():
     schedule = OneFOneB(2, 3)
-    expected = evaluate(schedule, forward=[[1, 1, 1], [2, 2, 2]], backward=3).makespan
+    expected = prism.evaluate(schedule, forward=[[1, 1, 1], [2, 2, 2]], backward=3).makespan
     for dtype in (jnp.int32, jnp.float32, np.int64, np.float32):
         module = jnp if dtype in (jnp.int32, jnp.float32) else np
         forward = module.asarray([[1, 1, 1], [2, 2, 2]], dtype)
-        assert evaluate(schedule, forward=forward, backward=dtype(3)).makespan == expected
+        assert prism.evaluate(schedule, forward=forward, backward=dtype(3)).makespan == expected
 
 
 def test_rank_without_ops():
-    timeline = evaluate(CustomSchedule([["0F0"], []], [0, 1]), forward=2)
+    timeline = prism.evaluate(prism.CustomSchedule([["0F0"], []], [0, 1]), forward=2)
     assert timeline.rank_ends.tolist() == [2, 0]
     assert timeline.busy.tolist() == [2, 0]
     assert timeline.start[1].shape == (0,)
@@ -88,15 +82,15 @@ def test_rank_without_ops():
 def test_closed_forms_one_stage_per_rank(p, m):
     f, b, c = 7, 11, 2
     ideal = (m + p - 1) * (f + b)
-    assert evaluate(GPipe(p, m), forward=f, backward=b).makespan == ideal
-    assert evaluate(OneFOneB(p, m), forward=f, backward=b).makespan == ideal
-    gpipe = evaluate(GPipe(p, m), forward=f, backward=b, send_recv=c)
+    assert prism.evaluate(GPipe(p, m), forward=f, backward=b).makespan == ideal
+    assert prism.evaluate(OneFOneB(p, m), forward=f, backward=b).makespan == ideal
+    gpipe = prism.evaluate(GPipe(p, m), forward=f, backward=b, send_recv=c)
     assert gpipe.makespan == ideal + 2 * (p - 1) * c
     if p >= 2 and m % p == 0:
-        timeline = evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c)
+        timeline = prism.evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c)
         assert timeline.makespan == ideal + 2 * c * ((p - 1) * m // p + p - 2)
         exposed = 2 * m + 2 * p - 5 if p >= 3 else m + 1
-        timeline = evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c, blocking=True)
+        timeline = prism.evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c, blocking=True)
         assert timeline.makespan == ideal + c * exposed
 
 
@@ -107,9 +101,9 @@ def test_closed_forms_interleaved(p, v, rounds):
     f, b, m = 7, 11, p * rounds
     ideal = (m * v + p - 1) * (f + b)
     schedule = InterleavedOneFOneB(p, m, v)
-    assert evaluate(schedule, forward=f, backward=b).makespan == ideal
-    assert evaluate(LoopedBFS(p, m, v), forward=f, backward=b).makespan == ideal
-    slow = evaluate(schedule, forward=f, backward=b, send_recv=1)
+    assert prism.evaluate(schedule, forward=f, backward=b).makespan == ideal
+    assert prism.evaluate(LoopedBFS(p, m, v), forward=f, backward=b).makespan == ideal
+    slow = prism.evaluate(schedule, forward=f, backward=b, send_recv=1)
     assert slow.makespan == ideal + 2 * (p * v - 1)
 
 
@@ -131,8 +125,8 @@ def test_closed_form_zero_bubble(p, f, i, w):
                 order.append(f"{r}W{behind}")
                 behind += 1
         orders.append(order + [f"{r}W{k}" for k in range(behind, m)])
-    timeline = evaluate(
-        CustomSchedule(orders, range(p)), forward=f, backward_input=i, backward_weight=w
+    timeline = prism.evaluate(
+        prism.CustomSchedule(orders, range(p)), forward=f, backward_input=i, backward_weight=w
     )
     assert timeline.makespan == m * (f + i + w) + (p - 1) * max(f, i, f + i - w)
 
@@ -148,21 +142,21 @@ def test_laws(seed):
             "backward": rng.integers(0, 50, shape),
             "send_recv": rng.integers(0, 9, (p, p)),
         }
-        timeline = evaluate(schedule, **costs)
+        timeline = prism.evaluate(schedule, **costs)
         assert timeline.busy.max() <= timeline.makespan
         assert timeline.makespan == timeline.rank_ends.max()
         total = costs["forward"].sum() + costs["backward"].sum()
         assert timeline.busy.sum() == total
         # Costs in another unit; costs that are no smaller; ranks that must meet to send.
-        assert evaluate(schedule, **{k: 3 * c for k, c in costs.items()}).makespan == (
+        assert prism.evaluate(schedule, **{k: 3 * c for k, c in costs.items()}).makespan == (
             3 * timeline.makespan
         )
-        assert evaluate(schedule, **{k: c + 1 for k, c in costs.items()}).makespan > (
+        assert prism.evaluate(schedule, **{k: c + 1 for k, c in costs.items()}).makespan > (
             timeline.makespan
         )
         if schedule.num_stages == p:
-            assert evaluate(schedule, **costs, blocking=True).makespan >= timeline.makespan
-        halves = evaluate(
+            assert prism.evaluate(schedule, **costs, blocking=True).makespan >= timeline.makespan
+        halves = prism.evaluate(
             split(schedule),
             forward=costs["forward"],
             backward_input=costs["backward"],
@@ -174,5 +168,5 @@ def test_laws(seed):
 
 def test_large_schedule():
     # 130,560 ops.
-    timeline = evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
+    timeline = prism.evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
     assert timeline.makespan == (256 * 8 + 15) * 3

@@ -8,16 +8,8 @@ import msgspec
 import pytest
 
 import prism_jax as prism
-from prism_jax import data
+from prism_jax import data, prediction
 from prism_jax.__main__ import main
-from prism_jax.prediction import (
-    class_of,
-    effects_of_stack,
-    fits,
-    mean_step,
-    nearest_stack,
-    uncounted,
-)
 
 
 def load_job(*words) -> Any:
@@ -111,7 +103,10 @@ def test_each_class_of_jobs_has_one_nearest_stack():
         assert ("no FSDP" in kind) == (stack.training["zero"] != 3) or "TPU" in kind
     for name in data.list_names("job"):
         job = load_job(name)
-        assert " ".join(class_of(job)[:3]) in data.load_software(nearest_stack(job)).nearest_to
+        assert (
+            " ".join(prediction.class_of(job)[:3])
+            in data.load_software(prediction.nearest_stack(job)).nearest_to
+        )
 
 
 _PLAIN = {f"training.{f.name}": f.default for f in msgspec.structs.fields(data.Training)}
@@ -127,7 +122,7 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys
     words = ["--cluster", cluster, "--set", f"training.software={stack}"]
     job = _init(path, capsys, *words, "--set", "training.sequence_length=2048")
     mean = prism.predict(job).mean
-    effects = effects_of_stack(job, mean)
+    effects = prediction.effects_of_stack(job, mean)
     told = set()
     for effect in effects:
         plain = load_job(path, {key: _PLAIN[key] for key in effect.keys})
@@ -138,34 +133,34 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys
     for key in {f"training.{key}" for key in data.load_software(stack).training} - told:
         plain = load_job(path, {key: _PLAIN[key]})
         change = mean / prism.predict(plain).mean - 1
-        assert abs(change) <= 0.05 or not fits(plain), key
+        assert abs(change) <= 0.05 or not prediction.fits(plain), key
     assert main(["predict", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     told_lines = [line for line in lines if line.startswith(f"{stack} makes ")]
     assert told_lines == [effect.text for effect in effects]
     # What the job itself gives is no matter of the stack.
     given = load_job(path, ["training.gradient_dtype=fp32"])
-    assert "gradient_dtype" not in str(effects_of_stack(given, mean))
+    assert "gradient_dtype" not in str(prediction.effects_of_stack(given, mean))
 
 
 def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
     path = tmp_path / "job.toml"
     job = _init(path, capsys).replace(**{"training.software": None, "training.zero": 3})
-    mean = mean_step(job)
+    mean = prediction.mean_step(job)
     assert mean == prism.predict(job).mean
-    assert "does not change the step" in uncounted(load_job("gpt3-175b-h100-4096"))
-    told = uncounted(job, mean)
-    assert told == uncounted(job)
+    assert "does not change the step" in prediction.uncounted(load_job("gpt3-175b-h100-4096"))
+    told = prediction.uncounted(job, mean)
+    assert told == prediction.uncounted(job)
     assert "launches by the host, unfused kernels, FSDP's copies are not counted" in told
-    nearest = nearest_stack(job)
-    longer = mean_step(job.replace(**{"training.software": nearest})) / mean - 1
+    nearest = prediction.nearest_stack(job)
+    longer = prediction.mean_step(job.replace(**{"training.software": nearest})) / mean - 1
     assert f"`training.software={nearest}`, makes the step {100 * longer:.0f} % longer" in told
-    assert uncounted(load_job(path)) == ""
+    assert prediction.uncounted(load_job(path)) == ""
     floor = job.replace(**{"training.launch_floor_s": 4e-6})
-    assert "launches by the host" not in uncounted(floor)
+    assert "launches by the host" not in prediction.uncounted(floor)
     plain = ["training.zero=3", "training.software=plain.toml"]
     (tmp_path / "plain.toml").write_text('kind = "software"\nsource = "x"\n[training]\n')
-    assert not effects_of_stack(load_job(path, plain), mean)
+    assert not prediction.effects_of_stack(load_job(path, plain), mean)
     data.save_job(job, path)
     for command in ("predict", "show"):
         assert main([command, str(path)]) == 0

@@ -14,18 +14,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from prism_jax import Variability, load_law, load_program, save_law, save_program
+import prism_jax as prism
+from prism_jax import Variability, data, load_law, load_program, save_law, save_program
 from prism_jax.cli import main
-from prism_jax.data import (
-    Job,
-    Layout,
-    Outline,
-    ScheduleConfig,
-    load_cluster,
-    load_device,
-    load_job,
-    load_model,
-)
 from prism_jax.data._variations import read_variations
 from prism_jax.importers import import_job
 from prism_jax.latency import Gamma
@@ -122,7 +113,7 @@ def _fuzz(
 
 def _load_and_compile(path):
     """As far as a program, where its graph is small."""
-    job = load_job(path)
+    job = prism.load_job(path)
     blocks = job.layout.pp * job.schedule.virtual_stages * job.schedule.num_microbatches
     if blocks <= 64:
         compile_job(job)
@@ -130,7 +121,7 @@ def _load_and_compile(path):
 
 @pytest.mark.parametrize("path", sorted(_ROOT.glob("jobs/*.toml")), ids=lambda path: path.stem)
 def test_jobs(path, tmp_path):
-    _fuzz(load_job, path.read_bytes(), tmp_path / "job.toml", 60, path.stem)
+    _fuzz(prism.load_job, path.read_bytes(), tmp_path / "job.toml", 60, path.stem)
 
 
 _CONFIGURATION = {
@@ -189,14 +180,14 @@ def test_jobs_to_programs(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "load"),
     [
-        ("jobs/models", load_model),
-        ("hardware/clusters", load_cluster),
-        ("hardware/devices", load_device),
+        ("jobs/models", prism.load_model),
+        ("hardware/clusters", prism.load_cluster),
+        ("hardware/devices", data.load_device),
     ],
 )
 def test_models_and_machines(folder, load, tmp_path):
-    if load is load_cluster:
-        load = ft.partial(load_cluster, num_nodes=9)
+    if load is prism.load_cluster:
+        load = ft.partial(prism.load_cluster, num_nodes=9)
     for path in sorted((_ROOT / folder).glob("*.toml"))[::4]:
         _fuzz(load, path.read_bytes(), tmp_path / "part.toml", 30, path.stem)
 
@@ -218,8 +209,8 @@ def profile(tmp_path):
     ]
     shutil.copy(_ROOT / "kernels/dgx-h100/variability.csv", tmp_path)
     laws = read_variations(tmp_path / "variability.csv")
-    layout, schedule = Layout(pp=2, dp=2), ScheduleConfig("1f1b", 2)
-    found = Profile("mine", layout, schedule, Outline(), tuple(means), laws, Fitted(3))
+    layout, schedule = prism.Layout(pp=2, dp=2), data.ScheduleConfig("1f1b", 2)
+    found = Profile("mine", layout, schedule, data.Outline(), tuple(means), laws, Fitted(3))
     save_profile(found, tmp_path / "profile")
     return by_hand(tmp_path / "profile")
 
@@ -300,7 +291,7 @@ def _tables():
         for m in range(2)
     ]
     names = ("dp_rank", "stage", "step", "optype", "seq_id", "start_ts", "duration")
-    job = Job(Layout(dp=2), ScheduleConfig("1f1b", 2), name="traced")
+    job = prism.Job(prism.Layout(dp=2), data.ScheduleConfig("1f1b", 2), name="traced")
     yield read_factors, factors
     yield read_step_times, pl.DataFrame(steps)
     yield lambda path: read_trace(path, job), pl.DataFrame(trace, schema=names, orient="row")

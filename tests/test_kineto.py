@@ -6,15 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import prism_jax as prism
 from prism_jax.cli import main
-from prism_jax.trace import (
-    LETTERS,
-    _json_array,
-    contents,
-    read_profile_traces,
-    read_rank_traces,
-    read_trace,
-)
+from prism_jax.trace import LETTERS, _json_array, contents, read_profile_traces, read_rank_traces
 from prism_jax.trace._json_array import read_array
 from prism_jax.trace._spans import Kind, RankTrace, SpanList
 from prism_jax.trace._trace import RangeNames, RangeRule
@@ -137,7 +131,7 @@ def test_the_op_table_of_a_trace_is_the_same_trace(tmp_path, made, capsys):
     assert found["steps"] == 12
     assert found["microbatches"] == 4
     assert found["clocks"]["matched"] == 12 * 3
-    one, other = read_profile_traces(folder, made.job), read_trace(table, made.job)
+    one, other = read_profile_traces(folder, made.job), prism.read_trace(table, made.job)
     assert {*one.start} == {*other.start}
     for op in one.start:
         np.testing.assert_array_equal(one.start[op], other.start[op])

@@ -13,23 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from prism_jax import measure
 from prism_jax.cli import main
 from prism_jax.cluster import compute_latency
 from prism_jax.data import load_cluster, load_job, load_operators, save_job
-from prism_jax.measure import (
-    KernelCall,
-    Timed,
-    Torch,
-    calls_of,
-    compute_kernels,
-    links_of_topology,
-    nccl_test_of,
-    rates_of,
-    save_machine,
-    split_scatter,
-    time_calls,
-    variability_kind,
-)
 from prism_jax.measure._calls import _product
 from prism_jax.trace import read_kernels
 
@@ -53,7 +40,7 @@ def _drawn_by_numpy():
 def tiny():
     """A tiny job, and its calls."""
     job = load_job(_JOB, _TINY)
-    return job, calls_of(job)
+    return job, measure.calls_of(job)
 
 
 def _latencies(rng, step, correlation, kinds, rank, rounds=4000):
@@ -70,7 +57,7 @@ def _latencies(rng, step, correlation, kinds, rank, rounds=4000):
 def test_scatter_splits_into_its_planted_components():
     kinds = {"gemm": 0.02, "attention": 0.05, "norm": 0.0}
     made = _latencies(np.random.default_rng(0), 0.03, 0.6, kinds, [-0.1, 0.0, 0.1])
-    found = split_scatter(made, [*kinds] * 4)
+    found = measure.split_scatter(made, [*kinds] * 4)
     assert found.step == pytest.approx(0.03, rel=0.05)
     assert found.autocorrelation == pytest.approx(0.6, abs=0.05)
     assert found.rank == pytest.approx(0.1, rel=0.02)
@@ -80,17 +67,17 @@ def test_scatter_splits_into_its_planted_components():
 
 def test_absent_components_of_scatter_are_near_zero():
     made = _latencies(np.random.default_rng(1), 0.0, 0.0, {"gemm": 0.02}, [0.0, 0.0])
-    found = split_scatter(made, ["gemm"] * 4)
+    found = measure.split_scatter(made, ["gemm"] * 4)
     assert found.step < 0.003
     assert found.rank is not None
     assert found.rank < 0.001
-    assert split_scatter(made[:1], ["gemm"] * 4).rank is None
+    assert measure.split_scatter(made[:1], ["gemm"] * 4).rank is None
 
 
 def _check_calls(job, calls):
     """Every kernel of a job that computes is called, with the work that is counted."""
     sizes = {(call.kernel.removesuffix("_backward"), call.size) for call in calls}
-    kernels = [kernel for kernel in compute_kernels(job) if kernel.kind != "host"]
+    kernels = [kernel for kernel in measure.compute_kernels(job) if kernel.kind != "host"]
     assert sizes == {(one.kind, one.flop or float(one.size.removesuffix("B"))) for one in kernels}
     for call in calls:
         if call.kernel == "gemm" and call.shape:
@@ -105,7 +92,7 @@ def test_each_kernel_of_a_job_is_called_with_its_work(tiny):
 
 def test_products_of_recommenders_have_two_factors():
     job = load_job("dlrm-dcnv2-gb300-64", ["training.microbatch_size=8"])
-    products = [kernel for kernel in compute_kernels(job) if kernel.kind == "gemm"]
+    products = [kernel for kernel in measure.compute_kernels(job) if kernel.kind == "gemm"]
     for added in (False, True):
         kernel = next(one for one in products if ("added" in one.size) == added)
         call = _product(kernel, jnp.zeros)
@@ -118,7 +105,7 @@ def test_experts_and_windows_are_called_too():
     words = ("num_kv_heads=1", "head_size=16", "modules.local.window=4", "modules.moe.top_k=2")
     words += ("modules.moe.num_experts=4", "modules.moe.expert_ffn_size=16")
     job = load_job(_JOB, ("model=gpt-oss-120b", *(f"model.{word}" for word in words), *_TINY))
-    calls = calls_of(job)
+    calls = measure.calls_of(job)
     _check_calls(job, calls)
     assert {call.shape["window"] for call in calls if call.kernel == "attention"} == {0, 4}
 
@@ -136,16 +123,18 @@ def test_compilation_counts_as_time_and_what_was_measured_in_it_is_kept(monkeypa
             compiled.append(True)
             return ready
 
-        return KernelCall(kernel, dtype, 1.0, run)
+        return measure.KernelCall(kernel, dtype, 1.0, run)
 
     calls = [slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]
-    timed = time_calls([calls], 100.0)
+    timed = measure.time_calls([calls], 100.0)
     # In half of the time six are compiled; then rounds of these until the end.
     assert (len(timed.calls), timed.left_out) == (6, 35)
     assert 100 <= now[0] <= 100 + 7
     # However little time there is, a product and another call run three times.
     now[0] = 0.0
-    timed = time_calls([[slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]], 0.0)
+    timed = measure.time_calls(
+        [[slow("norm", ""), *(slow("gemm", "bf16") for _ in range(40))]], 0.0
+    )
     assert timed.seconds.shape == (1, 2, 3)
 
 
@@ -157,17 +146,19 @@ def test_a_call_is_timed_and_dispatch_is_subtracted(monkeypatch):
             time.sleep(seconds)
             return ready
 
-        return KernelCall(kernel, dtype, 1.0, run)
+        return measure.KernelCall(kernel, dtype, 1.0, run)
 
-    short = KernelCall("norm", "", 1.0, lambda: ready)
+    short = measure.KernelCall("norm", "", 1.0, lambda: ready)
     monkeypatch.setattr("prism_jax.measure._time._MOST_ROUNDS", 10)
-    timed = time_calls([[pause("gemm", "bf16", 0.02), short, pause("norm", "", 0.01)]], 600.0)
+    timed = measure.time_calls(
+        [[pause("gemm", "bf16", 0.02), short, pause("norm", "", 0.01)]], 600.0
+    )
     assert (len(timed.calls), timed.left_out) == (2, 1)
     product, norm = timed.seconds.min(axis=(0, 2))
     assert 0.019 < product < 0.04
     assert 0.009 < norm < 0.03
     with pytest.raises(ValueError, match="with larger layers"):
-        time_calls([[short, pause("norm", "", 0.01)]], 600.0)
+        measure.time_calls([[short, pause("norm", "", 0.01)]], 600.0)
 
 
 def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_path, monkeypatch):
@@ -179,9 +170,9 @@ def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_pat
     seconds = rng.uniform(1e-3, 2e-3, (len(calls), 1)) * np.exp(
         0.05 * rng.normal(size=(2, len(calls), 40))
     )
-    timed = Timed(tuple(calls), seconds, 1e-5)
-    scatter = split_scatter(seconds, timed.kinds)
-    save_machine(tmp_path, timed, scatter, "prism-jax measure")
+    timed = measure.Timed(tuple(calls), seconds, 1e-5)
+    scatter = measure.split_scatter(seconds, timed.kinds)
+    measure.save_machine(tmp_path, timed, scatter, "prism-jax measure")
     words = (f"cluster={tmp_path / 'cluster.toml'}", "num_nodes=1", "allow_implausible=true")
     own = load_job(_JOB, (*_TINY, *words))
     assert own.cluster is not None
@@ -190,7 +181,7 @@ def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_pat
     assert not own.notes
     save_job(own, tmp_path / "own.toml")
     assert load_job(tmp_path / "own.toml").kernels == own.kernels
-    for rate in rates_of(timed):
+    for rate in measure.rates_of(timed):
         work = (rate.size, 0.0) if rate.dtype else (0.0, rate.size)
         on = own.cluster.device, own.kernels
         latency = compute_latency(rate.kernel, "bf16", *work, *on)
@@ -213,7 +204,7 @@ def test_kernels_on_the_measured_machine_have_their_measured_means(tiny, tmp_pat
 
     monkeypatch.setattr("prism_jax.measure._machine.write_variations", fill)
     with pytest.raises(OSError, match="No space"):
-        save_machine(tmp_path, timed, scatter, "prism-jax measure")
+        measure.save_machine(tmp_path, timed, scatter, "prism-jax measure")
     with pytest.raises(ValueError, match="no such file"):
         load_job(_JOB, (*_TINY, *words))
 
@@ -272,7 +263,7 @@ def _nccl(kernel, gpus, ratio, operation, bandwidth, latency):
 )
 def test_nccl_tests_give_the_link_that_they_ran_over(kernel, operation, name):
     ratio = 15 / 16 * (2 if kernel == "all_reduce" else 1)
-    test = nccl_test_of(_nccl(kernel, 16, ratio, operation, 45e9, 5e-6), name)
+    test = measure.nccl_test_of(_nccl(kernel, 16, ratio, operation, 45e9, 5e-6), name)
     assert (test.kernel, test.gpus) == (kernel, 16)
     assert test.bandwidth_bytes_per_s == pytest.approx(45e9, rel=0.01)
     assert test.latency_s == pytest.approx(5e-6, rel=0.02)
@@ -283,8 +274,8 @@ def test_nccl_tests_give_the_link_that_they_ran_over(kernel, operation, name):
 def test_rows_of_nccl_tests_without_positive_numbers_are_not_read(row):
     good = "16 4 float sum -1 210.0 39.95 74.90 0\n"
     with pytest.raises(ValueError, match=r"rows"):
-        nccl_test_of(f"32 8 float sum -1 {row} 0\n")
-    assert len(nccl_test_of(f"{good}32 8 float sum -1 {row} 0\n").bytes) == 1
+        measure.nccl_test_of(f"32 8 float sum -1 {row} 0\n")
+    assert len(measure.nccl_test_of(f"{good}32 8 float sum -1 {row} 0\n").bytes) == 1
 
 
 def _topology(kinds):
@@ -331,7 +322,7 @@ _PAIRS = [
     ],
 )
 def test_a_topology_gives_the_links_of_a_node(device, kinds, links):
-    found = links_of_topology(_topology(kinds), device)
+    found = measure.links_of_topology(_topology(kinds), device)
     assert [(link.name, link.group, link.bandwidth_bytes_per_s) for link in found] == links
 
 
@@ -382,14 +373,14 @@ def test_classes_of_kernels_have_the_variability_of_their_kind():
     kinds = {"attention_backward-64": "attention", "softmax-backward": "loss", "halves": ""}
     kinds |= {"optimizer-adam-16": "optimizer", "reduce": "norm", "gather": "embedding"}
     kinds |= {"attention_backward": "attention", "gemm": "gemm", "copies": "copies"}
-    assert {name: variability_kind(name) for name in kinds} == {
+    assert {name: measure.variability_kind(name) for name in kinds} == {
         name: kind or "elementwise" for name, kind in kinds.items()
     }
 
 
 def test_pytorch_measures_each_class_that_lists_of_operators_name():
     pytest.importorskip("torch")
-    calls = Torch().calls(None)
+    calls = measure.Torch().calls(None)
     measured = {call.kernel for call in calls if not call.dtype}
     operators = load_operators("pytorch-2026")
     lists = [*operators.fp32.values(), *operators.bf16.values()]

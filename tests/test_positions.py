@@ -5,17 +5,10 @@ import msgspec
 import numpy as np
 import pytest
 
+import prism_jax as prism
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.profile import (
-    compile_profile,
-    fit_profile,
-    load_profile,
-    op_latencies,
-    replayed_step_times,
-    save_profile,
-    step_graph,
-)
+from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.profile._clean import find_positions
 from prism_jax.profile._profile import PositionFactor
 from prism_jax.trace import outline
@@ -81,14 +74,14 @@ def test_the_law_of_a_fit_has_them():
     """And not as noise, which would be four times the residual that is there."""
     job = _job(2, 2)
     trace = _made_trace(job, 200, _by_position)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     assert profile.positions
     residual = next(c for c in profile.fitted.components if c.name == "residual")
     assert residual.value is not None
     assert residual.standard_error is not None
     assert abs(residual.value - 0.1) < 4 * residual.standard_error
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     times = trace.step_times()
     assert abs(law.mean - times.mean()) < 4 * times.std() / np.sqrt(len(times))
@@ -98,9 +91,9 @@ def test_the_law_of_a_fit_has_them():
 def test_a_program_without_variability_is_the_replay_of_means(tmp_path):
     job = _job(2, 2)
     trace = _made_trace(job, 60, _by_position)
-    profile = msgspec.structs.replace(fit_profile(trace), variability=(), sets=())
-    save_profile(profile, tmp_path)
-    assert load_profile(tmp_path) == profile
+    profile = msgspec.structs.replace(prism.fit_profile(trace), variability=(), sets=())
+    prism.save_profile(profile, tmp_path)
+    assert prism.load_profile(tmp_path) == profile
     step = step_graph(job, profile.outline)
     means = {(m.kind, m.dp_rank * 2 + m.stage): m.mean_s for m in profile.means}
     factors = {(p.kind, p.stage, p.microbatch): p.factor for p in profile.positions}
@@ -111,22 +104,24 @@ def test_a_program_without_variability_is_the_replay_of_means(tmp_path):
             for kind, m, call, twin in nodes
         ]
     )
-    law = simulate(compile_profile(profile), num_samples=4, key=jax.random.key(0), sampling="plain")
+    law = simulate(
+        prism.compile_profile(profile), num_samples=4, key=jax.random.key(0), sampling="plain"
+    )
     np.testing.assert_allclose(law.mean, replayed_step_times(step, seconds[:, None])[0], rtol=1e-12)
-    save_profile(msgspec.structs.replace(profile, positions=()), tmp_path)
-    assert load_profile(tmp_path).positions == ()
+    prism.save_profile(msgspec.structs.replace(profile, positions=()), tmp_path)
+    assert prism.load_profile(tmp_path).positions == ()
 
 
 def test_rows_that_are_of_no_op_or_twice_are_refused(tmp_path):
     job = _job(1, 2)
-    profile = fit_profile(_made_trace(job, 30, _by_position))
+    profile = prism.fit_profile(_made_trace(job, 30, _by_position))
     row = PositionFactor("forward-compute", 0, 4, 1.1)
     with pytest.raises(ValueError, match="for microbatch 4, which no step has"):
-        compile_profile(msgspec.structs.replace(profile, positions=(row,)))
-    save_profile(msgspec.structs.replace(profile, positions=(row, row)), tmp_path)
+        prism.compile_profile(msgspec.structs.replace(profile, positions=(row,)))
+    prism.save_profile(msgspec.structs.replace(profile, positions=(row, row)), tmp_path)
     with pytest.raises(ValueError, match="has two rows"):
-        load_profile(tmp_path)
+        prism.load_profile(tmp_path)
     text = (tmp_path / "positions.csv").read_text().replace("1.1", "-1")
     (by_hand(tmp_path) / "positions.csv").write_text(text)
     with pytest.raises(ValueError, match="factor"):
-        load_profile(tmp_path)
+        prism.load_profile(tmp_path)

@@ -10,21 +10,13 @@ import polars as pl
 import pytest
 from scipy.stats import norm
 
+import prism_jax as prism
 from prism_jax.analysis import score
 from prism_jax.cli import main
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate
 from prism_jax.law import crps
-from prism_jax.profile import (
-    compile_profile,
-    fit_profile,
-    ladder,
-    load_profile,
-    op_latencies,
-    replayed_step_times,
-    save_profile,
-    step_graph,
-)
+from prism_jax.profile import ladder, op_latencies, replayed_step_times, step_graph
 from prism_jax.profile._fit import match_steps
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
@@ -35,8 +27,6 @@ from prism_jax.trace import (
     read_factors,
     read_kernels,
     read_runs,
-    read_step_times,
-    read_trace,
     stages_of_ranks,
 )
 
@@ -47,7 +37,7 @@ _TRACES = ("stage_imbalance", "slow_worker")
 def _traced(shared, name):
     folder = shared / "data/straggler_traces"
     job = load_job(folder / f"{name}_job.toml")
-    return read_trace(folder / f"{name}.parquet", job), folder / f"{name}_step_times.csv"
+    return prism.read_trace(folder / f"{name}.parquet", job), folder / f"{name}_step_times.csv"
 
 
 def _self(dp, pp):
@@ -137,7 +127,7 @@ def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
     trace, path = _traced(shared, name)
     step = step_graph(trace.job, outline(trace))
     again = replayed_step_times(step, op_latencies(trace, step))
-    measured = read_step_times(path)
+    measured = prism.read_step_times(path)
     np.testing.assert_allclose(again, measured, rtol=5e-3)
     assert np.corrcoef(again, measured)[0, 1] >= 0.99
 
@@ -147,9 +137,9 @@ def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_fit_to_half_of_the_steps_predicts_the_others(shared, name, first):
     trace, path = _traced(shared, name)
-    profile = fit_profile(trace[first::2])
-    law = simulate(compile_profile(profile), num_samples=50_000, key=jax.random.key(1))
-    measured = read_step_times(path)[1 - first :: 2]
+    profile = prism.fit_profile(trace[first::2])
+    law = simulate(prism.compile_profile(profile), num_samples=50_000, key=jax.random.key(1))
+    measured = prism.read_step_times(path)[1 - first :: 2]
     found = score(law, measured, key=jax.random.key(0))
     assert abs(found.values["mean_error"]) < 0.02
     assert abs(found.values["p95_error"]) < max(0.02, 1.96 * found.noise["p95_error"])
@@ -168,7 +158,7 @@ def test_untraced_waits_of_a_worker_are_found(shared):
 
 def test_components_are_recovered_from_a_made_trace():
     trace = _made_trace(_job(4, 2, 8), 60, _plain)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     means = {(m.kind, m.dp_rank, m.stage): m.mean_s for m in profile.means}
     # 480 ops with a spread of 3.2 % each.
     assert means["forward-compute", 1, 0] == pytest.approx(0.1, rel=4 * 0.032 / np.sqrt(480))
@@ -181,7 +171,7 @@ def test_components_are_recovered_from_a_made_trace():
     spread = {"lognormal": "sigma", "normal": "std", "gamma": "cv"}[residual.family]
     assert residual.parameters[spread] == pytest.approx(0.01, rel=0.1)
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), rel=4 * measured.std() / measured.mean() / 7)
@@ -207,7 +197,9 @@ def _laws_and_components(profile):
 def test_the_step_component_and_the_step_law_are_one_number(tmp_path, steps, seed):
     """They were estimated twice: 20 steps had a component of 0.0087 and a law of 0.0049."""
     factors = np.exp(0.01 * np.random.default_rng(100 + seed).standard_normal(steps))
-    profile = fit_profile(_with_factor(_made_trace(_job(), steps, _plain, seed=seed), factors))
+    profile = prism.fit_profile(
+        _with_factor(_made_trace(_job(), steps, _plain, seed=seed), factors)
+    )
     laws, found = _laws_and_components(profile)
     step, error = found["step"]
     assert laws["", "step"]["sigma"] == step
@@ -217,14 +209,14 @@ def test_the_step_component_and_the_step_law_are_one_number(tmp_path, steps, see
     true = np.std(np.log(factors), ddof=1)
     assert abs(step - true) < 2 * error
     assert error < 0.005
-    save_profile(profile, tmp_path / "p")
-    assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
+    prism.save_profile(profile, tmp_path / "p")
+    assert _laws_and_components(prism.load_profile(tmp_path / "p")) == (laws, found)
 
 
 def test_a_spread_that_compute_does_not_have_is_the_steps():
     """The component and the law take it, and stay one number."""
     trace = _made_trace(_job(), 60, _alike, seed=6)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     times = trace.step_times()
     assert match_steps(profile, times) == profile
     rng = np.random.default_rng(6)
@@ -237,7 +229,7 @@ def test_a_spread_that_compute_does_not_have_is_the_steps():
 def test_a_median_that_is_off_is_noted():
     """By more than 1 %, and by more than that of the same steps can be off by chance."""
     trace = _made_trace(_job(), 20, _alike, seed=6)
-    profile, times = fit_profile(trace), trace.step_times()
+    profile, times = prism.fit_profile(trace), trace.step_times()
 
     def noted(steps):
         return any("median" in note for note in match_steps(profile, steps).fitted.notes)
@@ -258,7 +250,7 @@ def test_a_law_is_scaled_where_chance_does_not_explain_its_mean():
     Then all means are scaled; not where chance explains it, as with one step ten times as long.
     """
     trace = _made_trace(_job(), 20, _alike, seed=6)
-    profile, times = fit_profile(trace), trace.step_times()
+    profile, times = prism.fit_profile(trace), trace.step_times()
     assert profile.fitted.level == 1
     law = _law_of(profile)
     for factor in (0.92, 0.98, 1.05):
@@ -281,16 +273,16 @@ def test_a_law_is_scaled_where_chance_does_not_explain_its_mean():
 
 def test_the_ladder_ends_at_the_level():
     trace = _made_trace(_job(), 20, _alike, seed=6)
-    profile = match_steps(fit_profile(trace), 0.92 * trace.step_times())
+    profile = match_steps(prism.fit_profile(trace), 0.92 * trace.step_times())
     *_, stalls, level = ladder(trace, profile)
     assert (stalls.name, level.name) == ("stalls", "level")
     assert level.mean_s == pytest.approx(profile.fitted.level * stalls.mean_s)
-    assert ladder(trace, fit_profile(trace))[-1].mean_s == pytest.approx(stalls.mean_s)
+    assert ladder(trace, prism.fit_profile(trace))[-1].mean_s == pytest.approx(stalls.mean_s)
 
 
 def _law_of(profile):
     return simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
 
 
@@ -301,7 +293,7 @@ def _alike(kind, worker, call, rng):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_factor_is_near_the_truth_where_microbatches_are_alike(seed):
     factors = np.exp(0.01 * np.random.default_rng(200 + seed).standard_normal(20))
-    profile = fit_profile(_with_factor(_made_trace(_job(), 20, _alike, seed=seed), factors))
+    profile = prism.fit_profile(_with_factor(_made_trace(_job(), 20, _alike, seed=seed), factors))
     laws, found = _laws_and_components(profile)
     assert laws["", "step"]["sigma"] == found["step"][0]
     assert found["step"][0] == pytest.approx(np.std(np.log(factors), ddof=1), rel=0.1)
@@ -310,7 +302,7 @@ def test_a_step_factor_is_near_the_truth_where_microbatches_are_alike(seed):
 def test_residuals_are_not_divided_by_a_microbatch_factor_that_is_not_there():
     """The mean of a microbatch's four ops was taken for its factor, and took an eighth of the
     spread of each."""
-    laws, found = _laws_and_components(fit_profile(_made_trace(_job(), 60, _alike, seed=4)))
+    laws, found = _laws_and_components(prism.fit_profile(_made_trace(_job(), 60, _alike, seed=4)))
     assert found["microbatch"][0] < 0.0025
     assert found["residual"][0] == pytest.approx(0.01, rel=0.05)
     squares = [laws[f"{phase}-compute", "residual"] for phase in ("forward", "backward")]
@@ -324,9 +316,9 @@ def test_a_fit_has_the_mean_of_its_own_steps(blocking):
     job = _job()
     schedule = msgspec.structs.replace(job.schedule, blocking=blocking)
     trace = _made_trace(msgspec.structs.replace(job, schedule=schedule), 60, _alike, seed=5)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     steps = trace.step_times()
     noise = np.std(steps, ddof=1) / np.sqrt(len(steps)) / np.mean(steps)
@@ -334,7 +326,7 @@ def test_a_fit_has_the_mean_of_its_own_steps(blocking):
     earlier = {op: x.copy() for op, x in trace.start.items()}
     for op in ("forward-recv", "backward-recv"):
         earlier[op][..., 1:] -= 5e-4  # A launch ends where the first starts.
-    again = fit_profile(Trace(trace.job, trace.steps, earlier, trace.end, {}))
+    again = prism.fit_profile(Trace(trace.job, trace.steps, earlier, trace.end, {}))
     assert again.means == profile.means
 
 
@@ -351,19 +343,19 @@ def _cv(parameters):
 @pytest.mark.parametrize("sigma", [0.02, 0.05])
 def test_a_profile_has_the_law_of_a_workers_step_factor(tmp_path, sigma):
     trace = _made_trace(_job(4, 2, 8), 60, _plain, seed=7, worker_step=sigma)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     laws, found = _laws_and_components(profile)
     value, error = found["worker_step"]
     assert laws["", "worker_step"] == {"sigma": value}
     # 480 of them, less the means of 8 workers and of 60 steps.
     assert abs(value - sigma) < 3 * error
     assert error < 0.06 * sigma
-    save_profile(profile, tmp_path / "p")
-    assert _laws_and_components(load_profile(tmp_path / "p")) == (laws, found)
+    prism.save_profile(profile, tmp_path / "p")
+    assert _laws_and_components(prism.load_profile(tmp_path / "p")) == (laws, found)
     # Nothing of it is left for the step as a whole, and steps spread as they did.
     assert found["step"][0] < 3 * found["step"][1]
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), abs=4 * measured.std() / np.sqrt(60))
@@ -378,7 +370,7 @@ def test_stalls_are_taken_apart_from_the_body():
         return seconds
 
     trace = _made_trace(_job(), 200, stalling)
-    profile = fit_profile(trace)
+    profile = prism.fit_profile(trace)
     (stall,) = [v for v in profile.variability if v.component == "stall"]
     assert stall.kernel == "optimizer"
     assert 200 * stall.parameters["rate"] == pytest.approx(12, abs=4 * np.sqrt(12))
@@ -390,16 +382,18 @@ def test_stalls_are_taken_apart_from_the_body():
 
 
 def test_a_profile_is_read_back_as_it_was_written(tmp_path):
-    profile = fit_profile(_made_trace(_job(), 12, _plain))
+    profile = prism.fit_profile(_made_trace(_job(), 12, _plain))
     assert not any("replay" in note for note in profile.fitted.notes)
-    save_profile(profile, tmp_path / "p")
-    again = load_profile(tmp_path / "p")
+    prism.save_profile(profile, tmp_path / "p")
+    again = prism.load_profile(tmp_path / "p")
     assert again.outline == profile.outline
     assert again.layout == profile.layout
     assert again.means == profile.means
     assert [v.kernel for v in again.variability] == [v.kernel for v in profile.variability]
     laws = [
-        simulate(compile_profile(p), num_samples=2000, key=jax.random.key(0), sampling="plain")
+        simulate(
+            prism.compile_profile(p), num_samples=2000, key=jax.random.key(0), sampling="plain"
+        )
         for p in (profile, again)
     ]
     assert laws[0].mean == pytest.approx(laws[1].mean, rel=1e-5)
@@ -409,13 +403,13 @@ def test_a_written_trace_is_read_back(tmp_path):
     trace = _made_trace(_job(), 6, _plain)
     frame = _rows(trace)
     frame.write_csv(tmp_path / "t.csv")
-    again = read_trace(tmp_path / "t.csv", trace.job)
+    again = prism.read_trace(tmp_path / "t.csv", trace.job)
     assert set(again.start) == set(trace.start)
     np.testing.assert_allclose(again.step_times(), trace.step_times(), rtol=1e-9)
     # A row twice, and a step with a hole: counted, and left out.
     holed = frame.filter((pl.col("step") != 2) | (pl.col("optype") != "forward-compute"))
     pl.concat([holed, holed.head(3)]).write_parquet(tmp_path / "t.parquet")
-    again = read_trace(tmp_path / "t.parquet", trace.job)
+    again = prism.read_trace(tmp_path / "t.parquet", trace.job)
     assert again.dropped == {"duplicate rows": 3, "steps with missing ops": 1}
     assert again.steps.tolist() == [0, 1, 3, 4, 5]
 
@@ -431,7 +425,7 @@ def test_rows_that_contradict_another_are_counted_apart(tmp_path):
     other = frame.head(2).with_columns(duration=pl.col("duration") * 2)
     later = frame.tail(1).with_columns(start_ts=pl.col("start_ts") + 1)
     pl.concat([frame, frame.head(3), other, later]).write_parquet(tmp_path / "t.parquet")
-    again = read_trace(tmp_path / "t.parquet", trace.job)
+    again = prism.read_trace(tmp_path / "t.parquet", trace.job)
     assert again.dropped == {"duplicate rows": 3, "rows that contradict another": 3}
     # The first of them stays.
     np.testing.assert_allclose(again.step_times(), trace.step_times(), rtol=1e-12)
@@ -450,7 +444,7 @@ def test_steps_in_another_unit_are_noted(tmp_path, factor, noted):
     trace = _made_trace(_job(), 2, _plain)
     times = pl.col("start_ts", "duration") * factor
     _rows(trace).with_columns(times).write_parquet(tmp_path / "t.parquet")
-    notes = read_trace(tmp_path / "t.parquet", trace.job).notes
+    notes = prism.read_trace(tmp_path / "t.parquet", trace.job).notes
     assert any("in seconds" in note for note in notes) is noted
 
 
@@ -458,7 +452,7 @@ def test_whole_floats_are_numbers_of_steps(tmp_path):
     trace = _made_trace(_job(), 2, _plain)
     names = ("dp_rank", "stage", "step", "seq_id")
     _rows(trace).with_columns(pl.col(*names).cast(pl.Float64)).write_csv(tmp_path / "t.csv")
-    again = read_trace(tmp_path / "t.csv", trace.job)
+    again = prism.read_trace(tmp_path / "t.csv", trace.job)
     assert again.steps.tolist() == [0, 1]
     assert not again.dropped
 
@@ -467,7 +461,7 @@ def test_runs_are_sorted_by_their_steps(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("run,step,step_time_s\nb,3,1.3\na,2,2.2\nb,1.0,1.1\nb,2,1.2\na,1,2.1\n")
     assert [run.tolist() for run in read_runs(path)] == [[1.1, 1.2, 1.3], [2.1, 2.2]]
-    assert read_step_times(path).tolist() == [1.1, 1.2, 1.3, 2.1, 2.2]
+    assert prism.read_step_times(path).tolist() == [1.1, 1.2, 1.3, 2.1, 2.2]
     path.write_text("run,step_time_s\n1,3\n2,2\n1,1\n")
     assert [run.tolist() for run in read_runs(path)] == [[3, 1], [2]]
 
@@ -511,7 +505,7 @@ def test_a_row_that_is_there_many_times_is_no_trace(tmp_path):
     row = _rows(trace).head(1)
     pl.concat([_rows(trace), row[np.zeros(100_000, int)]]).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="leave out what is there several times"):
-        read_trace(tmp_path / "t.parquet", trace.job)
+        prism.read_trace(tmp_path / "t.parquet", trace.job)
 
 
 _PEAK = """
@@ -565,7 +559,7 @@ def test_bad_traces_are_refused_in_one_sentence(tmp_path, change, message):
     trace = _made_trace(_job(), 2, _plain)
     change(_rows(trace)).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=message) as error:
-        read_trace(tmp_path / "t.parquet", trace.job)
+        prism.read_trace(tmp_path / "t.parquet", trace.job)
     assert "\n" not in str(error.value)
 
 
@@ -636,7 +630,7 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
 def test_too_few_steps_are_refused():
     trace = _made_trace(_job(), 4, _plain)
     with pytest.raises(ValueError, match="at least 4"):
-        fit_profile(trace[:3])
+        prism.fit_profile(trace[:3])
 
 
 def test_virtual_stages_need_their_column(tmp_path):
@@ -644,7 +638,7 @@ def test_virtual_stages_need_their_column(tmp_path):
     _rows(trace).write_parquet(tmp_path / "t.parquet")
     schedule = ScheduleConfig(kind="interleaved-1f1b", num_microbatches=4, virtual_stages=2)
     with pytest.raises(ValueError, match="`virtual_stage` is missing, but the job has 2"):
-        read_trace(tmp_path / "t.parquet", Job(Layout(dp=2, pp=2), schedule, name="x"))
+        prism.read_trace(tmp_path / "t.parquet", Job(Layout(dp=2, pp=2), schedule, name="x"))
 
 
 def _shifted(trace, op, seconds):
@@ -661,7 +655,7 @@ def test_a_replay_that_is_off_is_no_fit(tmp_path, capsys):
     step_time = trace.step_times().mean()
     early = _shifted(trace, "backward-compute", -step_time)
     with pytest.raises(ValueError, match="do not fit the order of the job's schedule"):
-        fit_profile(early)
+        prism.fit_profile(early)
     _rows(early).write_parquet(tmp_path / "t.parquet")
     (tmp_path / "job.toml").write_text(
         'kind = "job"\n[layout]\ndp = 2\npp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
@@ -678,7 +672,7 @@ def test_a_replay_that_is_a_little_off_is_noted():
     trace = _made_trace(_job(), 6, _plain)
     # One worker begins before what the outline says that it waits for.
     early = _shifted(trace, "params-all-gather", -0.02 * trace.step_times().mean())
-    (note,) = [note for note in fit_profile(early).fitted.notes if "replay" in note]
+    (note,) = [note for note in prism.fit_profile(early).fitted.notes if "replay" in note]
     assert "off by" in note
 
 
@@ -695,7 +689,7 @@ def test_compute_that_takes_no_time_or_no_spread_is_fitted(idle):
             return 0.0
         return {"forward-compute": 0.1, "backward-compute": 0.2}.get(kind, 1e-3)
 
-    profile = fit_profile(_made_trace(_job(), 6, latency))
+    profile = prism.fit_profile(_made_trace(_job(), 6, latency))
     found = {c.name: c for c in profile.fitted.components}
     assert found["residual"].value is None
     notes = [note for note in profile.fitted.notes if "take no time" in note]

@@ -6,17 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+import prism_jax as prism
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.profile import (
-    compile_profile,
-    fit_profile,
-    load_profile,
-    op_latencies,
-    replayed_step_times,
-    save_profile,
-    step_graph,
-)
+from prism_jax.profile import op_latencies, replayed_step_times, step_graph
 from prism_jax.schedule import make_schedule, order_of
 from prism_jax.trace import outline, read_profile_traces, read_trace
 
@@ -106,10 +99,10 @@ def test_a_profile_of_constant_ops_has_their_step(tmp_path, kind):
     made = _made_trace(_job_of(kind), 5, _constant)
     _rows(made).write_parquet(tmp_path / "t.parquet")
     trace = read_trace(tmp_path / "t.parquet", _unstated(made.job))
-    save_profile(fit_profile(trace), tmp_path / "p")
-    profile = load_profile(tmp_path / "p")
+    prism.save_profile(prism.fit_profile(trace), tmp_path / "p")
+    profile = prism.load_profile(tmp_path / "p")
     assert profile.schedule == trace.job.schedule
-    program = compile_profile(profile)
+    program = prism.compile_profile(profile)
     means = {(m.kind, m.dp_rank, m.stage): m.mean_s for m in profile.means}
     assert means["forward-compute" + " 1" * (kind != "zb-h1"), 1, 0] == pytest.approx(
         _constant("forward-compute" + " 1" * (kind != "zb-h1"), 2, 0, None)
@@ -126,7 +119,7 @@ def test_a_profile_of_constant_ops_has_their_step(tmp_path, kind):
 
 def test_a_fit_of_varying_ops_has_the_mean_of_its_steps(made):
     """Of twelve kinds of compute on a worker: all laws are there, and no warning."""
-    profile = fit_profile(made)
+    profile = prism.fit_profile(made)
     kinds = {v.kernel for v in profile.variability}
     step = step_graph(profile.job, profile.outline)
     assert {*step.phases} <= kinds

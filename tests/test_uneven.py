@@ -9,20 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
+import prism_jax as prism
 from prism_jax.analysis import Mean, estimate
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.profile import (
-    compile_profile,
-    fit_profile,
-    ladder,
-    load_profile,
-    op_latencies,
-    replayed_step_times,
-    save_profile,
-    shuffled_means,
-    step_graph,
-)
+from prism_jax.profile import ladder, op_latencies, replayed_step_times, shuffled_means, step_graph
 from prism_jax.profile._components import take_apart
 from prism_jax.profile._laws import law_of_data
 from prism_jax.program import Sets, Variability
@@ -108,7 +99,7 @@ def made():
     workers = np.exp(_TRUTH["rank"] * rng.standard_normal((_JOB.layout.dp, _JOB.layout.pp)))
     trace = _traced(step, _latencies(rng, step, workers, 120))
     law = replayed_step_times(step, _latencies(rng, step, workers, 4000))
-    return trace, fit_profile(trace), law
+    return trace, prism.fit_profile(trace), law
 
 
 def test_who_shares_the_loss_is_found(made):
@@ -156,7 +147,7 @@ def test_the_law_of_other_steps_is_predicted(made):
     trace, profile, law = made
     assert profile.sets
     predicted = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     own = trace.step_times()
     assert predicted.mean == pytest.approx(law.mean(), abs=3 * own.std() / np.sqrt(len(own)))
@@ -170,7 +161,7 @@ def test_the_ladder_goes_from_the_trace_to_the_profile(made):
     assert rungs[0].mean_s == pytest.approx(own.mean(), rel=1e-9)
     assert rungs[0].p95_s == pytest.approx(np.quantile(own, 0.95), rel=1e-6)
     law = simulate(
-        compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
+        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
     )
     assert rungs[-1].mean_s == pytest.approx(law.mean, abs=4 * law.std / np.sqrt(300))
     assert len({rung.name for rung in rungs}) == len(rungs)
@@ -178,13 +169,13 @@ def test_the_ladder_goes_from_the_trace_to_the_profile(made):
 
 def test_a_profile_keeps_loadings_and_sets(made, tmp_path):
     _, profile, _ = made
-    save_profile(profile, tmp_path / "p")
-    again = load_profile(tmp_path / "p")
+    prism.save_profile(profile, tmp_path / "p")
+    again = prism.load_profile(tmp_path / "p")
     assert again.means == profile.means
     assert again.sets == profile.sets
     # Sets of an earlier profile do not stay behind.
-    save_profile(msgspec.structs.replace(profile, sets=()), tmp_path / "p")
-    assert load_profile(tmp_path / "p").sets == ()
+    prism.save_profile(msgspec.structs.replace(profile, sets=()), tmp_path / "p")
+    assert prism.load_profile(tmp_path / "p").sets == ()
 
 
 @pytest.mark.parametrize(
@@ -196,10 +187,10 @@ def test_a_profile_keeps_loadings_and_sets(made, tmp_path):
     ],
 )
 def test_bad_sets_are_refused(made, tmp_path, text, message):
-    save_profile(made[1], tmp_path / "p")
+    prism.save_profile(made[1], tmp_path / "p")
     (by_hand(tmp_path / "p") / "microbatches.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
-        load_profile(tmp_path / "p")
+        prism.load_profile(tmp_path / "p")
 
 
 def _logs(rng, *, loadings, together=True, steps=80):
