@@ -38,8 +38,8 @@ gc.set_threshold(100_000, 50, 50)
 # JAX, and of what stands on Python and other libraries; they compile little.
 _NEWEST = """
 bad_input chakra cli compile data data_errors distance engine evaluate files host importers kineto
-latency law levels maxplus measure nsight plot random refused_calls summary sweep trace workers
-wrong_types
+latency law levels maxplus measure nsight plot random refused_calls refused_commands summary sweep
+trace workers wrong_types
 """
 
 _SHARED = pathlib.Path(__file__).parents[2] / "shared"

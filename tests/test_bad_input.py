@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import jax
 import numpy as np
@@ -301,12 +300,6 @@ def test_a_profile_of_too_many_microbatches(tmp_path):
             prism.load_profile(folder)
 
 
-def test_a_model_of_too_many_layers(capsys):
-    """They filled the memory."""
-    said = _refused(["simulate", _JOB, "--set", "model.num_layers=1000000000"], capsys)
-    assert "num_layers` is 1000000000" in said
-
-
 def test_a_trace_of_a_job_of_many_more_ops(tmp_path):
     path = tmp_path / "trace.csv"
     rows = [f"0,0,{s},{k}-compute,0,{s},0.1" for s in range(9) for k in ("forward", "backward")]
@@ -350,14 +343,6 @@ def test_a_mean_that_is_there_twice(tmp_path):
         prism.load_profile(path.parent)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "part"),
-    [("1.5", "`cluster.num_nodes` is 1.5"), ("x", "is 'x'"), ("1000000000", "devices that a")],
-)
-def test_a_number_of_nodes(nodes, part, capsys):
-    assert part in _refused(["memory", _JOB, "--set", f"num_nodes={nodes}"], capsys)
-
-
 def test_options_that_nothing_would_read(tmp_path, capsys):
     table = tmp_path / "ops.csv"
     table.write_text("step_time_s\n1\n2\n3\n")
@@ -366,7 +351,6 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
     assert "--ops needs a --job" in _refused(["trace", table, "--ops", "a.parquet"], capsys)
     left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
     assert "1 step of 3 left to score" in left
-    assert "is not a range" in _refused(["sweep", _JOB, "--over", "layout.dp=1:inf:2"], capsys)
     assert not (tmp_path / "p").exists()
 
 
@@ -397,28 +381,6 @@ def test_places_that_take_no_files_before_anything_is_computed(words, capsys, mo
     for name in ("cli._load.compiled", "cli._load.load", "data.load_job", "analysis.sweep_points"):
         monkeypatch.setattr(f"prism_jax.{name}", lambda *_: pytest.fail("something was computed"))
     assert "written" in _refused(words, capsys)
-
-
-def test_sweeps_over_lists_are_refused_with_the_allowed_keys(capsys):
-    sweep = ["sweep", _JOB, "--over"]
-    for value in ("schedule.orders=[1,2],[2,1]", "model.layers={attention=1}"):
-        assert "keys that have one number or word" in _refused([*sweep, value], capsys)
-
-
-def test_an_empty_address_starts_no_ray(capsys):
-    words = ["sweep", _JOB, "--over", "layout.dp=1", "--ray"]
-    assert "the address is empty" in _refused([*words, ""], capsys)
-
-
-def test_factors_of_1e300(tmp_path, capsys):
-    path = tmp_path / "factors.csv"
-    for factor in ("1e300", "1e-300", "1e7"):
-        path.write_text("factor\n" + f"{factor}\n" * 8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert "from 1e-06 to 1e+06" in _refused(["place", _JOB, "--factors", path], capsys)
-    for option in ("--slow-rank stage=0:1e300", "--kernel gemm:1e300", "--link nvlink:1e-300"):
-        assert "from 1e-06 to 1e+06" in _refused(["whatif", _JOB, *option.split()], capsys)
 
 
 @pytest.mark.parametrize("key", ["layout", "schedule", "training", "model", "cluster", "name"])

@@ -226,25 +226,6 @@ def test_the_command_writes_a_job(tmp_path, capsys):
     assert simulated["measured"]["num_samples"] == 60
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--out", "job.csv"], "must be a .toml file"),
-        (["--to", "missing.csv", "--out", "job.toml"], "no such file"),
-        (["--out", "job.toml", "--set", "layout.dp=0"], "layout.dp"),
-    ],
-)
-def test_mistakes_on_the_command_line(words, part, tmp_path, capsys):
-    times = _csv(tmp_path / "steps.csv", [(0, 1.0)] * 30)
-    words = [str(tmp_path / word) if word.endswith((".toml", ".csv")) else word for word in words]
-    given = [] if "--to" in words else ["--to", times]
-    assert main(["calibrate", _NAME, *given, *words]) == 2
-    error = capsys.readouterr().err
-    assert part in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "job.toml").exists()
-
-
 _ONE_NODE = "megatron-22b-a100-8"
 
 

@@ -41,6 +41,10 @@ _MEGATRON = (
 _WALL = "Wall time,Step,Value\n5,1,1\n5,2,1\n"
 
 
+def _popular(share):
+    return f"model.modules.moe.load_popularity={[share] * 128}".replace(" ", "")
+
+
 def predicted(job, overrides=()):
     return prism.predict(load_job(job, overrides))
 
@@ -217,6 +221,29 @@ _OVERRIDES = {
     ],
     "qwen3-235b-h100-256": [
         ('model.layers=[{modules=["atention"]}] model.num_layers=1', "`atention` ... `attention`"),
+        ("model.modules.moe.load_concentration=0", "load_concentration ... > 0"),
+        ("model.modules.moe.load_concentration=-3", "load_concentration ... > 0"),
+        ("model.modules.moe.load_concentration=nan", "load_concentration"),
+        ("model.modules.moe.load_concentration=even", "load_concentration ... got `str`"),
+        ("model.modules.moe.capacity_factor=0.9", "capacity_factor ... >= 1"),
+        ("model.modules.moe.capacity_factor=1.5", "capacity_factor ... load_concentration"),
+        ("model.modules.moe.num_groups=3", "`num_groups` = 3 ... divides it"),
+        ("model.modules.moe.top_k_groups=2", "`top_k_groups` = 2 ... at most as many"),
+        (
+            "model.modules.moe.num_groups=64 model.modules.moe.top_k_groups=1",
+            "`top_k_groups` = 1 ... fewer than `top_k` = 8",
+        ),
+        ("model.modules.moe.load_concentrations=1", "load_concentrations ... load_concentration"),
+        ("model.modules.moe.load_seed=1", "`load_seed` = 1 ... `load_concentration`"),
+        (
+            "model.modules.moe.load_concentration=9 model.modules.moe.load_seed=-1",
+            "load_seed ... >= 0",
+        ),
+        ("model.modules.moe.load_popularity=[1,2]", "2 entries ... `num_experts` = 128"),
+        (_popular(0), "zero for all"),
+        (_popular(-1), "load_popularity ... >= 0"),
+        (f"{_popular(1)} model.modules.moe.load_concentration=9", "leave one of them out"),
+        (f"{_popular(1)} model.modules.moe.load_seed=1", "`load_seed` draws ... leave one"),
         ("model.modules.moe.num_expert=8", "`model.modules.moe.num_expert` ... num_experts"),
         ("model.modules.moe.num_experts=0", "model.modules.moe ... >= 1"),
         ("model.modules.moe.num_experts=12", "`layout.ep` = 32 ... `num_experts` = 12"),

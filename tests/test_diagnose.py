@@ -374,24 +374,6 @@ def test_each_cause_makes_steps_longer_by_its_effects(simulated_causes):
         prism.load_job("gpt3-175b-h100-768", [*SMALL, *change.set])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (
-            ["gpt3-175b-h100-768"],
-            "Give one of --log, --measured, --step-time, --trace and --ranks.",
-        ),
-        (["gpt3-175b-h100-768", "--step-time", "0"], "a number of seconds from 1e-6"),
-        (["gpt3-175b-h100-768", "--measured", "none.csv"], "no such file"),
-        (["gpt3-175b-h100-768", "--trace", "none"], "no such file"),
-        (["gpt3-175b-h100-768", "--step-time", "1", "--trace", "x"], "Give one of"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, says, capsys):
-    assert main(["diagnose", *arguments]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_diagnose_command_names_the_slow_rank(tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(

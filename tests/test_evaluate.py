@@ -77,60 +77,6 @@ def test_rank_without_ops():
     assert timeline.start[1].shape == (0,)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("m", [1, 2, 4, 8, 13])
-def test_closed_forms_one_stage_per_rank(p, m):
-    f, b, c = 7, 11, 2
-    ideal = (m + p - 1) * (f + b)
-    assert prism.evaluate(GPipe(p, m), forward=f, backward=b).makespan == ideal
-    assert prism.evaluate(OneFOneB(p, m), forward=f, backward=b).makespan == ideal
-    gpipe = prism.evaluate(GPipe(p, m), forward=f, backward=b, send_recv=c)
-    assert gpipe.makespan == ideal + 2 * (p - 1) * c
-    if p >= 2 and m % p == 0:
-        timeline = prism.evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c)
-        assert timeline.makespan == ideal + 2 * c * ((p - 1) * m // p + p - 2)
-        exposed = 2 * m + 2 * p - 5 if p >= 3 else m + 1
-        timeline = prism.evaluate(OneFOneB(p, m), forward=f, backward=b, send_recv=c, blocking=True)
-        assert timeline.makespan == ideal + c * exposed
-
-
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("v", [2, 3])
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_closed_forms_interleaved(p, v, rounds):
-    f, b, m = 7, 11, p * rounds
-    ideal = (m * v + p - 1) * (f + b)
-    schedule = InterleavedOneFOneB(p, m, v)
-    assert prism.evaluate(schedule, forward=f, backward=b).makespan == ideal
-    assert prism.evaluate(LoopedBFS(p, m, v), forward=f, backward=b).makespan == ideal
-    slow = prism.evaluate(schedule, forward=f, backward=b, send_recv=1)
-    assert slow.makespan == ideal + 2 * (p * v - 1)
-
-
-@pytest.mark.parametrize("p", [1, 3, 4])
-@pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (10, 12, 7), (3, 8, 2), (2, 3, 9)])
-def test_closed_form_zero_bubble(p, f, i, w):
-    m = 2 * p + 1
-    # ZB-H1: as 1F1B, with the weights' gradients `rank` microbatches behind.
-    orders = []
-    for r in range(p):
-        order, behind = [], 0
-        for token in OneFOneB(p, m).orders()[r]:
-            if "F" in token:
-                order.append(token)
-                continue
-            microbatch = int(token.split("B")[1])
-            order.append(f"{r}I{microbatch}")
-            if microbatch >= r:
-                order.append(f"{r}W{behind}")
-                behind += 1
-        orders.append(order + [f"{r}W{k}" for k in range(behind, m)])
-    timeline = prism.evaluate(
-        prism.CustomSchedule(orders, range(p)), forward=f, backward_input=i, backward_weight=w
-    )
-    assert timeline.makespan == m * (f + i + w) + (p - 1) * max(f, i, f + i - w)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_laws(seed):
     rng = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ from prism_jax.program._assemble import assemble
 from prism_jax.workload import block_means
 
 from .helpers import by_numpy, graph_of, lognormal
-from .test_importers import _PUBLISHED
+from .test_importers import CONFIGS
 
 
 # Concentration, members, tokens that are sent.
@@ -84,20 +84,6 @@ def test_the_mean_of_the_fullest_has_its_derivative(capacity):
         step = np.where(np.arange(5) == i, 1e-6 * at[i], 0)
         up, down = (float(value(jnp.asarray(at + sign * step))[0]) for sign in (1, -1))
         assert slope == pytest.approx((up - down) / (2e-6 * at[i]), rel=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("experts", "error"), [(1, 0.002), (4, 0.02)])
-def test_capacity_cuts_the_load_of_the_fullest_rank(experts, error):
-    cases = [(10.0, 8, 65536), (100.0, 8, 65536), (1000.0, 8, 65536), (1000.0, 64, 262144)]
-    capacity = [1.5, 1.25, 1.25, 1.25]
-    found = np.asarray(_fullest(*_loads(cases, experts, capacity)).load[0])
-    free = np.asarray(_fullest(*_loads(cases, experts, [1e9] * 4)).load[0])
-    rng = np.random.default_rng(1)
-    for case, most, mean, uncut in zip(cases, capacity, found, free, strict=True):
-        drawn = _drawn(rng, 10_000, *case, experts, most).max(axis=1)
-        assert mean == pytest.approx(np.mean(drawn), rel=error)
-        assert mean < uncut - 1e-3 or case[0] == 1000.0
 
 
 # Concentration, members, tokens that are sent; experts of a member, and their capacity.
@@ -281,35 +267,6 @@ sequence_length = 4096
 """
 
 
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
-        ("model.modules.moe.load_concentration=0", ["load_concentration", "> 0"]),
-        ("model.modules.moe.load_concentration=-3", ["load_concentration", "> 0"]),
-        ("model.modules.moe.load_concentration=nan", ["load_concentration"]),
-        ("model.modules.moe.load_concentration=even", ["load_concentration", "got `str`"]),
-        ("model.modules.moe.capacity_factor=0.9", ["capacity_factor", ">= 1"]),
-        ("model.modules.moe.capacity_factor=1.5", ["capacity_factor", "load_concentration"]),
-        ("model.modules.moe.num_groups=3", ["`num_groups` = 3", "divides it"]),
-        ("model.modules.moe.top_k_groups=2", ["`top_k_groups` = 2", "at most as many"]),
-        (
-            "model.modules.moe.num_groups=8 model.modules.moe.top_k_groups=1",
-            ["`top_k_groups` = 1", "fewer than `top_k` = 2"],
-        ),
-        ("model.modules.moe.load_concentrations=1", ["load_concentrations", "load_concentration"]),
-        ("layout.ep=16", ["`layout.ep` = 16", "`num_experts` = 8"]),
-    ],
-)
-def test_impossible_loads_of_experts_are_refused(override, parts, tmp_path, capsys):
-    path = tmp_path / "job.toml"
-    path.write_text(_SMALL)
-    changes = [word for change in override.split() for word in ("--set", change)]
-    assert main(["simulate", str(path), *changes]) == 2
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == 1
-    assert all(part in said.err for part in parts)
-
-
 @pytest.mark.slow
 def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, capsys):
     """Slower than with equal loads, and by less the more even experts are."""
@@ -361,7 +318,7 @@ def test_jobs_from_files_of_hugging_face(name, tmp_path):
     from prism_jax.analysis import Mean
 
     gpus, overrides = _JOBS[name]
-    (tmp_path / "config.json").write_text(json.dumps(_PUBLISHED[name][0]))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     path = tmp_path / "job.toml"
     words = ["import", str(tmp_path / "config.json"), "--gpus", str(gpus), "--out", str(path)]
     overrides += " training.sequence_length=4096 schedule.num_microbatches=60"

@@ -33,98 +33,14 @@ def parsed(text, name="job.sh"):
     return {key.rpartition(".")[2].lstrip("-"): value for key, value in keys.items()}
 
 
-def _shape(kind, hidden, ffn, layers, heads, words, expert_ffn=None):
-    """What all kinds that came after Llama say."""
-    of_experts = {} if expert_ffn is None else {"moe_intermediate_size": expert_ffn}
-    return of_experts | {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "vocab_size": words,
-        "max_position_embeddings": 131072,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-    }
-
-
-_LLAMA = _shape("llama", 4096, 14336, 32, (32, 8), 128256)
-_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_LATENTS = {
-    "moe_layer_freq": 1,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-}
-
 # The keys of the published files that say the shape, and how many parameters the published weights
-# have (the tensors' total in each model's index on Hugging Face).
-_PUBLISHED = {
-    "llama-3.1-8b": (_LLAMA, 8_030_261_248),
-    "mistral-7b": (
-        _LLAMA | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096},
-        7_241_732_096,
-    ),
-    "mixtral-8x7b": (
-        _LLAMA | _EXPERTS | {"model_type": "mixtral", "vocab_size": 32000, "sliding_window": None},
-        46_702_792_704,
-    ),
-    "qwen2-7b": (
-        _shape("qwen2", 3584, 18944, 28, (28, 4), 152064)
-        | {"sliding_window": 131072, "use_sliding_window": False},
-        7_615_616_512,
-    ),
-    "qwen3-8b": (
-        _shape("qwen3", 4096, 12288, 36, (32, 8), 151936)
-        | {"head_dim": 128, "attention_bias": False, "layer_types": ["full_attention"] * 36},
-        8_190_735_360,
-    ),
-    "qwen3-235b-a22b": (
-        _shape("qwen3_moe", 4096, 14336, 94, (64, 4), 151936, 1536)
-        | {"num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128, "decoder_sparse_step": 1},
-        235_093_634_560,
-    ),
-    "qwen1.5-moe-a2.7b": (
-        _shape("qwen2_moe", 2048, 5632, 24, (16, 16), 151936, 1408)
-        | {"num_experts": 60, "num_experts_per_tok": 4, "shared_expert_intermediate_size": 5632},
-        14_315_784_192,
-    ),
-    "deepseek-v2": (
-        _shape("deepseek_v2", 5120, 12288, 60, (128, 128), 102400, 1536)
-        | _LATENTS
-        | {"n_routed_experts": 160, "n_shared_experts": 2, "num_experts_per_tok": 6}
-        | {"first_k_dense_replace": 1},
-        235_741_434_880,
-    ),
-    "deepseek-v3": (
-        _shape("deepseek_v3", 7168, 18432, 61, (128, 128), 129280, 2048)
-        | _LATENTS
-        | {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8}
-        | {"first_k_dense_replace": 3, "num_nextn_predict_layers": 1},
-        671_026_404_352,
-    ),
-    "gpt2": (
-        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
-        | {"n_positions": 1024, "activation_function": "gelu_new", "resid_pdrop": 0.1},
-        124_439_808,
-    ),
-    "gpt-neox-20b": (
-        {"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44}
-        | {"num_attention_heads": 64, "intermediate_size": 24576, "vocab_size": 50432}
-        | {"max_position_embeddings": 2048, "hidden_act": "gelu_fast"},
-        20_554_567_680,
-    ),
-    "gemma-7b": (
-        {"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28, "head_dim": 256}
-        | {"num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 24576}
-        | {"vocab_size": 256000, "max_position_embeddings": 8192, "hidden_act": "gelu"},
-        8_537_680_896,
-    ),
-}
+# have (the tensors' total in each model's index on Hugging Face), or their makers say.
+_ROWS = json.loads((pathlib.Path(__file__).parent / "data/configs.json").read_text())
+CONFIGS = {name: row["config"] for name, row in _ROWS.items()}
+_RECENT = [name for name, row in _ROWS.items() if "kinds" in row]
+_LLAMA, _MIXTRAL, _GPT_OSS = (
+    CONFIGS[name] for name in ("llama-3.1-8b", "mixtral-8x7b", "gpt-oss-120b")
+)
 
 
 def _file(tmp_path, config, name="config.json"):
@@ -133,17 +49,16 @@ def _file(tmp_path, config, name="config.json"):
     return path
 
 
-@pytest.mark.parametrize("name", _PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in _RECENT])
 def test_models_of_hugging_face_have_their_parameters(name, tmp_path):
-    config, parameters = _PUBLISHED[name]
-    job = import_job(_file(tmp_path, config), 64, overrides=("layout.tp=4",)).job
+    job = import_job(_file(tmp_path, CONFIGS[name]), 64, overrides=("layout.tp=4",)).job
     assert job.model is not None
-    assert count_parameters(job.model) == parameters
+    assert count_parameters(job.model) == _ROWS[name]["parameters"]
     assert (job.layout.tp, job.layout.dp) == (4, 16)
 
 
 def test_groups_of_experts_are_imported(tmp_path):
-    config = _PUBLISHED["deepseek-v3"][0] | {"n_group": 8, "topk_group": 4}
+    config = CONFIGS["deepseek-v3"] | {"n_group": 8, "topk_group": 4}
     limits = []
     for more in ({}, {"topk_method": "greedy"}, {"n_group": 1, "topk_group": 1}):
         model = import_job(_file(tmp_path, config | more), 64, overrides=("layout.tp=4",)).job.model
@@ -160,7 +75,7 @@ def test_groups_of_experts_are_imported(tmp_path):
 
 
 def test_an_imported_job_is_a_file_that_can_be_read(tmp_path, capsys):
-    config, out = _file(tmp_path, _PUBLISHED["mixtral-8x7b"][0]), tmp_path / "mixtral.toml"
+    config, out = _file(tmp_path, _MIXTRAL), tmp_path / "mixtral.toml"
     options = ["--set", "layout.pp=4", "--set", "layout.ep=8", "--set", "layout.etp=1"]
     options += ["--set", "training.sequence_length=2048"]
     words = ["import", str(config), "--gpus", "64", "--out", str(out), "--json"]
@@ -370,8 +285,8 @@ def test_variants_of_attention_and_experts_are_modules():
         (_LLAMA | {"num_hidden_layers": 10**12}, ["num_layers", "repeat"]),
         (_LLAMA | {"num_local_experts": 8}, ["`num_local_experts`"]),
         (_LLAMA | {"hidden_act": "sine"}, ["`hidden_act` sine"]),
-        (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": None}, ["`num_experts_per_tok`"]),
-        (_PUBLISHED["mixtral-8x7b"][0] | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
+        (_MIXTRAL | {"num_experts_per_tok": None}, ["`num_experts_per_tok`"]),
+        (_MIXTRAL | {"num_experts_per_tok": 9}, ["`top_k` = 9"]),
         ("[1, 2]", ["not a table"]),
         ("{", ["cannot be read"]),
         ("[" * 100_000, ["cannot be read"]),
@@ -763,74 +678,15 @@ def test_windows_of_megatron():
     assert layers(**{"window-size": "-1,0"})[1] == [("attention", 12)]
 
 
-_GPT_OSS = _shape("gpt_oss", 2880, 2880, 36, (64, 8), 201088) | {
-    "attention_bias": True,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "num_experts_per_tok": 4,
-    "num_local_experts": 128,
-    "sliding_window": 128,
-}
-_LLAMA_4 = {
-    "model_type": "llama4",
-    "vision_config": {"hidden_size": 1408},
-    "text_config": _shape("llama4_text", 5120, 8192, 48, (40, 8), 202048)
-    | {"attention_bias": False, "attention_chunk_size": 8192, "head_dim": 128}
-    | {"interleave_moe_layer_step": 2, "intermediate_size_mlp": 16384, "use_qk_norm": False}
-    | {"num_experts_per_tok": 1, "num_local_experts": 128, "no_rope_layers": []},
-}
-_QWEN3_NEXT = _shape("qwen3_next", 2048, 5120, 48, (16, 2), 151936, 512) | {
-    "decoder_sparse_step": 1,
-    "full_attention_interval": 4,
-    "head_dim": 256,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "mlp_only_layers": [],
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "shared_expert_intermediate_size": 512,
-    "use_sliding_window": False,
-}
-_KIMI_K2 = (
-    _shape("kimi_k2", 7168, 18432, 61, (64, 64), 163840, 2048)
-    | _LATENTS
-    | {"n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 1}
-    | {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "topk_method": "noaux_tc"}
-)
-_GLM = _shape("glm4_moe", 5120, 12288, 92, (96, 8), 151552, 1536) | {
-    "attention_bias": True,
-    "first_k_dense_replace": 3,
-    "head_dim": 128,
-    "n_group": 1,
-    "n_routed_experts": 160,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "num_nextn_predict_layers": 1,
-    "topk_group": 1,
-    "use_qk_norm": True,
-}
-_RECENT = {
-    "gpt-oss-120b": (_GPT_OSS, 116.83e9, {"local", "attention", "moe"}),
-    "llama-4-maverick": (_LLAMA_4, 400e9, {"attention", "mlp", "moe"}),
-    "qwen3-next": (_QWEN3_NEXT, 79.67e9, {"linear", "attention", "moe"}),
-    "kimi-k2": (_KIMI_K2, 1.026e12, {"mla", "mlp", "moe"}),
-    "glm-4.5": (_GLM, 355e9, {"attention", "mlp", "moe"}),
-}
-
-
 @pytest.mark.parametrize("name", _RECENT)
 def test_recent_models_have_the_parameters_that_their_makers_say(name, tmp_path):
     """Within 1 %: sinks of attention, biases of routers and what is noted are not counted."""
-    config, parameters, kinds = _RECENT[name]
+    config, row = CONFIGS[name], _ROWS[name]
     job = import_job(_file(tmp_path, config), 64, batch=256).job
     assert job.model is not None
     assert job.model.layers is not None
-    assert count_parameters(job.model) == pytest.approx(parameters, rel=0.01)
-    assert {kind for layer in job.model.layers for kind in layer.modules} == kinds
+    assert count_parameters(job.model) == pytest.approx(row["parameters"], rel=0.01)
+    assert {kind for layer in job.model.layers for kind in layer.modules} == {*row["kinds"]}
     inner = config.get("text_config", config)
     assert job.model.num_layers == inner["num_hidden_layers"]
 
@@ -842,8 +698,11 @@ def test_layers_of_recent_models(tmp_path):
         assert model.layers is not None
         return [(*layer.modules, layer.repeat) for layer in model.layers][:4]
 
-    assert layers(_QWEN3_NEXT)[:2] == [("linear", "moe", 3), ("attention", "moe", 1)]
-    assert layers(_LLAMA_4)[:2] == [("attention", "mlp", 1), ("attention", "moe", 1)]
+    assert layers(CONFIGS["qwen3-next"])[:2] == [("linear", "moe", 3), ("attention", "moe", 1)]
+    assert layers(CONFIGS["llama-4-maverick"])[:2] == [
+        ("attention", "mlp", 1),
+        ("attention", "moe", 1),
+    ]
     first = {"layer_types": ["full_attention"] * 9 + ["sliding_attention"] * 27}
     assert layers(_GPT_OSS | first) == [("attention", "moe", 9), ("local", "moe", 27)]
     for wrong in (["other"] * 36, ["full_attention"], "full_attention"):
@@ -880,7 +739,7 @@ def test_import_asks_for_a_batch_that_is_not_known(tmp_path, capsys):
 
 
 def test_import_says_which_published_batch_it_took(tmp_path, capsys):
-    path, out = _file(tmp_path, _PUBLISHED["deepseek-v3"][0]), tmp_path / "job.toml"
+    path, out = _file(tmp_path, CONFIGS["deepseek-v3"]), tmp_path / "job.toml"
     assert main(_command(path, out, "--allow-oom", "--json")) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["global_batch_size"], said["sequence_length"]) == (15360, 4096)
@@ -1005,7 +864,7 @@ def test_random_input_makes_a_job_or_one_sentence(seed, tmp_path):
         if seed % 3 == 1:
             text, name = text.replace(":", "").replace(" True", ""), "a.sh"
     else:
-        config = copy.deepcopy(draw.choice([*_RECENT.values(), *_PUBLISHED.values()])[0])
+        config = copy.deepcopy(draw.choice([*CONFIGS.values()]))
         for _ in range(draw.choice((1, 2, 4))):
             inner = draw.choice((config, config.get("text_config")))
             inner = inner if isinstance(inner, dict) else config

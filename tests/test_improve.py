@@ -6,7 +6,6 @@ import pytest
 
 from prism_jax.analysis import Exceedance, Std, improve, target
 from prism_jax.analysis._improve import _affordable, _best_shares
-from prism_jax.cli import main
 from prism_jax.program import Op, Variability, compile_graph
 from prism_jax.schedule import GPipe
 
@@ -104,19 +103,3 @@ def test_a_target_is_met(factor):
     assert found.reached == pytest.approx(factor * std, rel=1e-3)
     assert found.factor.value == pytest.approx(factor, abs=4 * found.factor.standard_error)
     assert found.without == pytest.approx(0, abs=1e-5)
-
-
-_JOB = "megatron-22b-a100-8"
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["improve", _JOB, "--cost", "gemm", "--budget", "1"], "positive number"),
-        (["improve", _JOB, "--cost", "gemm=1", "--cost", "gemm=2", "--budget", "1"], "twice"),
-        (["target", _JOB, "--part", "gemm", "--at", "1", "--objective", "x"], "must be mean"),
-    ],
-)
-def test_mistakes_on_the_command_line(words, part, capsys):
-    assert main(words) == 2
-    assert part in capsys.readouterr().err

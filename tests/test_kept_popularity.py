@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from prism_jax.cli import main
 from prism_jax.collapse import Collapse, class_moments, gpu_factors
 from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
@@ -273,28 +272,6 @@ def test_each_layer_of_a_run_has_experts_of_its_own(tmp_path):
     even = _popularity(_job(tmp_path, "load_concentration=inf", "load_seed=1"))
     assert set(even) == {(1 / 8,) * 8}
     assert _popularity(_job(tmp_path, "load_concentration=50")) == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
-        ("load_seed=1", ["`load_seed` = 1", "`load_concentration`"]),
-        ("load_concentration=9 load_seed=-1", ["load_seed", ">= 0"]),
-        ("load_popularity=[1,2]", ["2 entries", "`num_experts` = 8"]),
-        ("load_popularity=[0,0,0,0,0,0,0,0]", ["zero for all"]),
-        ("load_popularity=[1,1,1,1,1,1,1,-1]", ["load_popularity", ">= 0"]),
-        ("load_popularity=[1,1,1,1,1,1,1,1] load_concentration=9", ["leave one of them out"]),
-        ("load_popularity=[1,1,1,1,1,1,1,1] load_seed=1", ["`load_seed` draws", "leave one"]),
-    ],
-)
-def test_popularities_that_cannot_be(override, parts, tmp_path, capsys):
-    path = tmp_path / "job.toml"
-    path.write_text(_SMALL)
-    changes = [w for one in override.split() for w in ("--set", f"model.modules.moe.{one}")]
-    assert main(["simulate", str(path), *changes]) == 2
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == 1
-    assert all(part in said.err for part in parts)
 
 
 @pytest.mark.slow

@@ -419,50 +419,6 @@ def test_the_commands_print_rankings(capsys):
     assert "so the jobs are ranked by their time per token, not per step" in text
 
 
-_LAYOUTS = ["layouts", "megatron-22b-a100-8", "--gpus", "16"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["layouts", "megatron-22b-a100-8", "--gpus", "13"], "divides 13 GPUs"),
-        ([*_LAYOUTS, "--choose", "tp=3"], "use `tp` of 1, 2, 4, 8, 16, or another"),
-        ([*_LAYOUTS, "--budget", "5x"], "must be a time such as 60s, 2m or 90"),
-        ([*_LAYOUTS, "--memory-margin", "100%"], "must be a share such as 10% or 0.1"),
-        ([*_LAYOUTS, "--memory-margin", "95%"], "with a margin of 95 %"),
-        ([*_LAYOUTS, "--batch", "8k"], "below 2^32, such as 8192"),
-        (
-            ["layouts", "megatron-22b-a100-8", "--gpus", "16", "--objective", "speed"],
-            "must be mean",
-        ),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "16", "--objective", "std"], "does not rank"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "0"], "at least 1"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "xp=1"], "No key `xp`"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=-1"], "whole numbers"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "tp=8,8"], "twice"),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "zero=5"], "cannot be used"),
-        (
-            ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--choose", "recompute=ful"],
-            "give one of 'none', 'selective', 'by-op', 'full'",
-        ),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--set", "layout.etp=1"], "no effect"),
-        (
-            ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--ray", "nobody.invalid:6379"],
-            "No Ray cluster answers at `nobody.invalid:6379`",
-        ),
-        (["layouts", "megatron-22b-a100-8", "--gpus", "8", "--worker-gpus", "1"], "give both"),
-        (["compare", "megatron-22b-a100-8"], "nothing to compare it with"),
-    ],
-)
-def test_bad_input_is_one_sentence(words, message, capsys):
-    if "--ray" in words:
-        pytest.importorskip("ray", reason="ray is not installed")
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("model", ["megatron-22b", "deepseek-v2"])
 def test_no_step_is_shorter_than_its_work(model, zero):

@@ -358,27 +358,6 @@ def test_ranks_that_write_in_turn_are_refused(tmp_path):
         read_log(log)
 
 
-def test_what_has_no_step_times_is_said_in_a_sentence(tmp_path, capsys):
-    wrong = {
-        "a.log": "nothing here",
-        "b.csv": "Step,loss\n1,2.0\n",
-        "c.json": '{"hidden_size": 4096}',
-        "events.out.tfevents.1": b"\x05" * 64,
-        # An entry whose tag is a number.
-        "events.out.tfevents.2": struct.pack("<QI", 6, 0) + b"\x2a\x04\x0a\x02\x08\x01" + bytes(4),
-        "d.csv": "",
-        "e.json": "[[1, 2",
-    }
-    for name, content in wrong.items():
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        arguments = ["diagnose", "examples/job.toml", "--measured", str(path), "--json"]
-        assert main(arguments) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1, error
-        assert name in error
-
-
 @pytest.mark.parametrize(
     ("name", "seconds"),
     [
@@ -526,25 +505,3 @@ def test_factors_of_nodes_are_those_of_the_job(nodes, tmp_path, capsys):
 def test_only_a_log_says_what_its_job_is(capsys):
     assert main(["diagnose", "--step-time", "2"]) == 2
     assert "Give the JOB that was measured" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["JOB", "--step-time", "2", "--unit", "ms"],
-            "`--column` and `--unit` are those of a table",
-        ),
-        (["JOB", "--log", "LOG", "--batch", "8"], "describe the job of a --log; drop them, or JOB"),
-        (["--log", "LOG"], "give JOB, or --config"),
-        (["JOB", "--log", "FOLDER"], "prism-jax: FOLDER: this is a folder"),
-    ],
-)
-def test_an_option_without_effect_is_refused(words, message, tmp_path, capsys):
-    log = tmp_path / "train.log"
-    log.write_text("\n".join(LINES["MaxText"](i, s) for i, s in enumerate(_TIMES)))
-    names = {"JOB": "examples/job.toml", "LOG": str(log), "FOLDER": str(tmp_path)}
-    assert main(["diagnose", *(names.get(word) or word for word in words)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message.replace("FOLDER", str(tmp_path)) in error

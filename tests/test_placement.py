@@ -201,30 +201,3 @@ def test_the_command(tmp_path, capsys):
     assert found["after"]["value"] < found["worst"]["value"]
     assert sorted(found["order"]) == list(range(8))
     assert out.read_text().startswith("replica,rank,node,factor [1]")
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("node,factor\n0,1\n0,1\n", "each once"),
-        ("gpu,factor\n" + "".join(f"{i},1\n" for i in range(8)), "8 rows by `gpu`"),
-        ("factor\n1\n-1\n", "positive number"),
-        ("factor\n1\nslow\n", "positive number"),
-        ("gpu,node,factor\n0,0,1\n", "keep one of them"),
-        ("node\n1\n", "is missing"),
-        ("gpu,factor\n,1\n", "`gpu` is empty"),
-        ("factor\n", "no rows"),
-    ],
-)
-def test_bad_files_of_factors(text, part, tmp_path, capsys):
-    path = tmp_path / "factors.csv"
-    path.write_text(text)
-    assert main(["place", _JOB, "--factors", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert part in error
-    assert error.count("\n") == 1
-
-
-def test_no_folder_to_write_to(capsys):
-    assert main(["place", _JOB, "--out", "no/such/folder.csv"]) == 2
-    assert "a folder that exists" in capsys.readouterr().err

@@ -70,21 +70,6 @@ def test_predict_command_prints_the_prediction(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gpt3-175b-h100-40960"], "gpt3-175b-h100-4096"),
-        (["gpt3-175b-h100-4096", "--set", "layout.tp=7"], "7,168 ranks"),
-        (["gpt3-175b-h100-4096", "--set", "training.microbatch_size=64"], "--allow-oom"),
-    ],
-)
-def test_bad_input_of_a_prediction_is_one_sentence(words, message, capsys):
-    assert main(["predict", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.parametrize(
     ("kind", "blocking"),
     [
         *((kind, False) for kind in ("1f1b", "zb-h1", "dual-pipe", "dual-pipe-v", "v-half")),

@@ -2,7 +2,9 @@
 papers, and work that a tensor-parallel group divides.
 """
 
-from typing import Any
+import pathlib
+import tomllib
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -15,7 +17,7 @@ from prism_jax.workload._memory import memory_of_stages
 from prism_jax.workload._model_flop import model_flop
 from prism_jax.workload.modules import make_module
 
-from .helpers import kernels_of, lower_job, small_model
+from .helpers import kernels_of, lower_job, refusal, small_model
 
 
 _HIDDEN, _TOKENS, _LENGTH = 1024, 2 * 2048, 2048
@@ -40,260 +42,19 @@ def _job(table: dict[str, Any], *overrides: str, number: int = 1):
     return msgspec.structs.replace(job, model=model)
 
 
-def _model(hidden: int, words: int, layers, **modules) -> Model:
-    keys = {"norm": "rmsnorm", "bias": False, "position": "rotary", "activation": "swiglu"}
-    return Model(
-        hidden_size=hidden,
-        vocab_size=words,
-        layers=tuple(Layer(tuple(names), number) for names, number in layers),
-        modules=modules,
-        tied_embeddings=False,
-        **keys,
-    )
+_ROWS = tomllib.loads((pathlib.Path(__file__).parent / "data/models.toml").read_text())
 
 
-def _qwen(hidden, layers, heads, kv_heads, values, second, **table) -> Model:
-    """Qwen 3.5: three gated delta nets, then attention with a gate."""
-    attention = {"num_heads": heads, "num_kv_heads": kv_heads, "head_size": 256}
-    delta = {"kind": "gated-delta", "num_key_heads": 16, "num_value_heads": values}
-    block = [(("delta", second), 3), (("attention", second), 1)]
-    gated = attention | {"qk_norm": True, "output_gate": True}
-    modules = {"attention": gated, "delta": delta, second: table}
-    return _model(hidden, 248_320, block * (layers // 4), **modules)
+def _made(row: dict[str, Any]) -> Model:
+    layers = [
+        {"modules": names, "repeat": number, "norms": row.get("norms")}
+        for times, *block in row["layers"]
+        for number, *names in block * times
+    ]
+    return msgspec.convert(row["model"] | {"layers": layers}, Model)
 
 
-_KDA = {
-    "kind": "gated-delta",
-    "num_key_heads": 32,
-    "num_value_heads": 32,
-    "gate_per_channel": True,
-    "gate_rank": 128,
-    "output_gate_rank": 128,
-}
-_EXPERTS = {"num_experts": 256, "top_k": 8, "expert_ffn_size": 1024, "num_shared_experts": 1}
-_MIMO = {"num_heads": 64, "num_kv_heads": 4, "head_size": 192, "value_head_size": 128}
-_LOCAL = {"kind": "attention", "num_kv_heads": 8, "window": 128, "sinks": True}
-_GEMMA = {"num_heads": 16, "num_kv_heads": 8, "head_size": 256, "qk_norm": True}
-_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-
-# The parameters of the models' classes in Transformers 5.24, made of their published configurations
-# without values (device "meta").
-_MODELS = {
-    "qwen3.5-27b": (_qwen(5120, 64, 24, 4, 48, "mlp", ffn_size=17_408), 26_895_998_464),
-    "qwen3.5-397b-a17b": (
-        _qwen(
-            4096,
-            60,
-            32,
-            2,
-            64,
-            "moe",
-            num_experts=512,
-            top_k=10,
-            expert_ffn_size=1024,
-            shared_ffn_size=1024,
-            shared_gate=True,
-        ),
-        396_346_350_336,
-    ),
-    "kimi-linear-48b-a3b": (
-        _model(
-            2304,
-            163_840,
-            [(("kda", "mlp"), 1)]
-            + [(("kda", "moe"), 2), (("mla", "moe"), 1)]
-            + [(("kda", "moe"), 3), (("mla", "moe"), 1)] * 5
-            + [(("kda", "moe"), 2), (("mla", "moe"), 1)],
-            kda=_KDA,
-            mla={"num_heads": 32, "kv_lora_rank": 512},
-            mlp={"ffn_size": 9216},
-            moe=_EXPERTS,
-        ),
-        49_122_675_072,
-    ),
-    "mimo-v2-flash": (
-        _model(
-            4096,
-            152_576,
-            [(("attention", "mlp"), 1), (("local", "moe"), 4), (("attention", "moe"), 1)]
-            + [(("local", "moe"), 5), (("attention", "moe"), 1)] * 7,
-            attention=_MIMO,
-            local=_MIMO | _LOCAL,
-            mlp={"ffn_size": 16_384},
-            moe={"num_experts": 256, "top_k": 8, "expert_ffn_size": 2048},
-        ),
-        308_778_768_832,
-    ),
-    "nemotron-3-super-120b-a12b": (
-        _model(
-            4096,
-            131_072,
-            [(({"M": "mamba", "E": "moe", "*": "attention"}[c],), 1) for c in _SUPER],
-            mamba={"mamba_num_heads": 128},
-            attention={"num_heads": 32, "num_kv_heads": 2, "head_size": 128},
-            moe={
-                "num_experts": 512,
-                "top_k": 22,
-                "expert_ffn_size": 2688,
-                "shared_ffn_size": 5376,
-                "latent_size": 1024,
-                "activation": "squared_relu",
-            },
-        ),
-        120_668_687_360,
-    ),
-}
-
-
-_V3_2 = {"num_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "index_top_k": 2048}
-_V3_2_EXPERTS = {"num_experts": 256, "top_k": 8, "expert_ffn_size": 2048, "num_shared_experts": 1}
-_MODELS["deepseek-v3.2"] = (
-    _model(
-        7168,
-        129_280,
-        [(("mla", "mlp"), 3), (("mla", "moe"), 58)],
-        mla=_V3_2 | {"index_num_heads": 64},
-        mlp={"ffn_size": 18_432},
-        moe=_V3_2_EXPERTS,
-    ),
-    671_877_929_216,
-)
-_GLM_5_2 = {"num_heads": 64, "q_lora_rank": 2048, "kv_lora_rank": 512, "index_top_k": 2048}
-_GLM_5_2 |= {"kind": "mla", "qk_head_size": 192, "value_head_size": 256}
-_MODELS["glm-5.2"] = (
-    _model(
-        6144,
-        154_880,
-        [(("own", "mlp"), 3)]
-        + [(("shared", "moe"), 3), (("own", "moe"), 1)] * 18
-        + [(("shared", "moe"), 3)],
-        own=_GLM_5_2 | {"index_num_heads": 32},
-        shared=_GLM_5_2,
-        mlp={"ffn_size": 12_288},
-        moe=_V3_2_EXPERTS,
-    ),
-    743_377_000_704,
-)
-_LFM = "ccaccaccacacacac"
-_MODELS["lfm2-1.2b"] = (
-    msgspec.structs.replace(
-        _model(
-            2048,
-            65_536,
-            [(({"c": "short-convolution", "a": "attention"}[c], "mlp"), 1) for c in _LFM],
-            attention={"num_heads": 32, "num_kv_heads": 8, "qk_norm": True},
-            mlp={"ffn_size": 8192},
-        ),
-        tied_embeddings=True,
-    ),
-    1_170_340_608,
-)
-_MODELS["minimax-text-01"] = (
-    _model(
-        6144,
-        200_064,
-        [(("lightning-attention", "moe"), 7), (("attention", "moe"), 1)] * 10,
-        **{"lightning-attention": {"num_heads": 64, "head_size": 128}},
-        attention={"num_heads": 64, "num_kv_heads": 8, "head_size": 128},
-        moe={"num_experts": 32, "top_k": 2, "expert_ffn_size": 9216},
-    ),
-    456_089_655_296,
-)
-_JAMBA = [("mamba-1", "mlp"), ("mamba-1", "moe")]
-_MODELS["jamba-mini"] = (
-    _model(
-        4096,
-        65_536,
-        [(pair, 1) for pair in (*_JAMBA * 2, ("attention", "mlp"), *_JAMBA[1:], *_JAMBA)] * 4,
-        **{"mamba-1": {"inner_size": 8192, "step_rank": 256, "inner_norms": True}},
-        attention={"num_heads": 32, "num_kv_heads": 8},
-        mlp={"ffn_size": 14_336},
-        moe={"num_experts": 16, "top_k": 2, "expert_ffn_size": 14_336},
-    ),
-    51_570_323_328,
-)
-_V4 = {"kind": "compressed-attention", "head_size": 512, "window": 128, "output_rank": 1024}
-_INDEX = {"compress_ratio": 4, "index_num_heads": 64}
-
-
-def _v4(hidden: int, first: list, pairs: int, top_k: int, attention: dict, moe: dict) -> Model:
-    """DeepSeek-V4: two layers of a kind, then compressed keys of few and many tokens in turns."""
-    named = {"few": _INDEX | {"index_top_k": top_k}, "many": {"compress_ratio": 128}, "none": {}}
-    layers = [(((kind, "moe")), 1) for kind in (*first, *("few", "many") * pairs, "few")]
-    modules = {kind: _V4 | attention | table for kind, table in named.items()}
-    model = _model(hidden, 129_280, layers, moe=_V3_2_EXPERTS | moe, **modules)
-    return msgspec.structs.replace(model, hyper_connections=4)
-
-
-_MODELS["deepseek-v4-flash"] = (
-    _v4(
-        4096,
-        ["none"] * 2,
-        20,
-        512,
-        {"num_heads": 64, "q_lora_rank": 1024, "num_output_groups": 8},
-        {"top_k": 6},
-    ),
-    284_332_230_231,
-)
-_MODELS["deepseek-v4-pro"] = (
-    _v4(
-        7168,
-        ["many"] * 2,
-        29,
-        1024,
-        {"num_heads": 128, "q_lora_rank": 1536, "num_output_groups": 16},
-        {"num_experts": 384, "top_k": 6, "expert_ffn_size": 3072},
-    ),
-    1_572_997_179_491,
-)
-# Of a layer, what is not counted: a norm of the sum of an MLP and experts, and factors of what a
-# router reads and of the experts.
-_GEMMA_4 = small_model(
-    hidden_size=2816,
-    vocab_size=262_144,
-    tied_embeddings=True,
-    num_layers=30,
-    layers=(
-        Layer(("local", "mlp", "moe"), 5, (2, 2, 2)),
-        Layer(("all", "mlp", "moe"), 1, (2, 2, 2)),
-    )
-    * 5,
-    modules={
-        "local": _GEMMA | {"kind": "attention", "window": 1024},
-        "all": _GEMMA
-        | {"kind": "attention", "num_kv_heads": 2, "head_size": 512, "kv_matrices": 1},
-        "mlp": {"ffn_size": 2112},
-        "moe": {"num_experts": 128, "top_k": 8, "expert_ffn_size": 704},
-    },
-)
-_MODELS["gemma-4-26b-a4b"] = (_GEMMA_4, 25_233_141_760 - 30 * (2 * 2816 + 128))
-# Its keys and values, and those of which later layers read them; the norm of the inputs is once.
-_E4B = {"num_heads": 8, "num_kv_heads": 2, "head_size": 256, "qk_norm": True}
-_WIDE = _E4B | {"kind": "attention", "head_size": 512}
-_SMALL_LAYERS = [
-    Layer((attention, "mlp", "inputs"), number, (2, 2, 1))
-    for kind, times in (("", 4), ("read_", 3))
-    for attention, number in ((f"{kind}local", 5), (f"{kind}all", 1)) * times
-]
-_MODELS["gemma-4-e4b"] = (
-    small_model(
-        hidden_size=2560,
-        vocab_size=262_144,
-        tied_embeddings=True,
-        num_layers=42,
-        layers=tuple(_SMALL_LAYERS),
-        modules={
-            "local": _E4B | {"kind": "attention", "window": 512},
-            "all": _WIDE,
-            "read_local": _E4B | {"kind": "attention", "window": 512, "kv_matrices": 0},
-            "read_all": _WIDE | {"kv_matrices": 0},
-            "mlp": {"ffn_size": 10_240},
-            "inputs": {"kind": "per-layer-input", "input_size": 256},
-        },
-    ),
-    7_463_013_376 - 256,
-)
+_MODELS = {name: (_made(row), row["parameters"]) for name, row in _ROWS.items()}
 
 
 @pytest.mark.parametrize("name", _MODELS)
@@ -310,27 +71,11 @@ def _model_flop(model: Model, length: int) -> float:
     return model_flop(job_parts(msgspec.structs.replace(job, model=model)))
 
 
-# As their makers say, some with the matrices of words and some without.
-_ACTIVE = {
-    "qwen3.5-397b-a17b": 17e9,
-    "kimi-linear-48b-a3b": 3e9,
-    "mimo-v2-flash": 15e9,
-    "nemotron-3-super-120b-a12b": 12e9,
-    "deepseek-v3.2": 37e9,
-    "glm-5.2": 40e9,
-    "minimax-text-01": 45.9e9,
-    "jamba-mini": 12e9,
-    "deepseek-v4-flash": 13e9,
-    "deepseek-v4-pro": 49e9,
-    "gemma-4-26b-a4b": 3.8e9,
-}
-
-
-@pytest.mark.parametrize("name", _ACTIVE)
+@pytest.mark.parametrize("name", [name for name, row in _ROWS.items() if "active" in row])
 def test_a_token_uses_as_many_parameters_as_their_makers_say(name):
     """Each is multiplied once; few tokens have next to no scores."""
     model, _ = _MODELS[name]
-    assert _model_flop(model, 8) / 8 / 2 == pytest.approx(_ACTIVE[name], rel=0.05)
+    assert _model_flop(model, 8) / 8 / 2 == pytest.approx(_ROWS[name]["active"], rel=0.05)
 
 
 @pytest.mark.parametrize(("name", "share"), [("pro", 0.27), ("flash", 0.10)])
@@ -354,81 +99,46 @@ _HEADS = {"kind": "attention", "num_heads": 8, "num_kv_heads": 2, "head_size": 1
 # the ratio of five products to two (a core). A chunk has 64 tokens, heads 128 values.
 _CHUNK = 8 * (3 * 64 * 128 + 2 * 64 * 128 + 64 * 16 + 3 * 128 * 128)
 _PAIRS = 8 * _LENGTH / 2
-_WORK: dict[str, tuple[dict[str, Any], float, float, float, float]] = {
-    "gated delta": (_DELTA, _HIDDEN * (2 * 512 + 3 * 1024 + 2 * 8), _CHUNK, 0, 0),
-    "of full rank": (_CHANNELS, _HIDDEN * (6 * 1024 + 8), _CHUNK, 0, 0),
-    "of low rank": (
-        _CHANNELS | {"gate_rank": 128, "output_gate_rank": 64},
-        _HIDDEN * (4 * 1024 + 8 + 128 + 64) + (128 + 64) * 1024,
-        _CHUNK,
-        0,
-        0,
+
+
+class _Work(NamedTuple):
+    table: dict[str, Any]
+    matrices: float
+    scan: float = 0
+    core: float = 0
+    core_back: float = 0
+
+
+_WIDE, _NARROW = (2 * 192 * _PAIRS, 5 * 192 * _PAIRS), (320 * _PAIRS, (3 * 192 + 2 * 128) * _PAIRS)
+_LIGHTNING = 8 * (2 * 256 * 128 + 2 * 128 * 128)
+_RANKS = _CHANNELS | {"gate_rank": 128, "output_gate_rank": 64}
+_VALUES = _HEADS | {"value_head_size": 128, "output_gate": "per_head"}
+_MAMBA = {"kind": "mamba-1", "inner_size": 2048, "step_rank": 64}
+_LATENTS = {"kind": "mla", "num_heads": 8, "kv_lora_rank": 256, "output_gate": True}
+_MOE = {"kind": "moe", "latent_size": 256, "activation": "gelu"}
+_MOE |= {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512}
+_WORK = {
+    "gated delta": _Work(_DELTA, _HIDDEN * (2 * 512 + 3 * 1024 + 2 * 8), _CHUNK),
+    "of full rank": _Work(_CHANNELS, _HIDDEN * (6 * 1024 + 8), _CHUNK),
+    "of low rank": _Work(_RANKS, _HIDDEN * (4 * 1024 + 8 + 192) + 192 * 1024, _CHUNK),
+    "short convolution": _Work({"kind": "short-convolution"}, 4 * _HIDDEN**2),
+    "lightning attention": _Work(
+        {"kind": "lightning-attention", "num_heads": 8}, 5 * _HIDDEN**2, _LIGHTNING
     ),
-    "short convolution": ({"kind": "short-convolution"}, 4 * _HIDDEN**2, 0, 0, 0),
-    "lightning attention": (
-        {"kind": "lightning-attention", "num_heads": 8},
-        5 * _HIDDEN**2,
-        8 * (2 * 256 * 128 + 2 * 128 * 128),
-        0,
-        0,
+    "mamba": _Work(_MAMBA, 2048 * (3 * _HIDDEN + 64 + 2 * 16 + 64)),
+    "gated attention": _Work(
+        _HEADS | {"output_gate": True}, _HIDDEN * 192 * (3 * 8 + 2 * 2), 0, *_WIDE
     ),
-    "mamba": (
-        {"kind": "mamba-1", "inner_size": 2048, "step_rank": 64},
-        2048 * (3 * _HIDDEN + 64 + 2 * 16 + 64),
-        0,
-        0,
-        0,
+    "narrow values": _Work(_VALUES, _HIDDEN * (320 * (8 + 2) + 8), 0, *_NARROW),
+    "values that are keys": _Work(
+        _HEADS | {"kv_matrices": 1}, _HIDDEN * 192 * (2 * 8 + 2), 0, *_WIDE
     ),
-    "gated attention": (
-        _HEADS | {"output_gate": True},
-        _HIDDEN * 192 * (3 * 8 + 2 * 2),
-        0,
-        2 * 192 * _PAIRS,
-        5 * 192 * _PAIRS,
+    "keys of another layer": _Work(_HEADS | {"kv_matrices": 0}, _HIDDEN * 192 * 2 * 8, 0, *_WIDE),
+    "input of a layer": _Work({"kind": "per-layer-input", "input_size": 256}, 3 * _HIDDEN * 256),
+    "gated latents": _Work(
+        _LATENTS, _HIDDEN * (8 * 192 + 320 + 2 * 8 * 128) + 256 * 8 * 256, 0, *_NARROW
     ),
-    "narrow values": (
-        _HEADS | {"value_head_size": 128, "output_gate": "per_head"},
-        _HIDDEN * (192 * (8 + 2) + 128 * (8 + 2) + 8),
-        0,
-        (192 + 128) * _PAIRS,
-        (3 * 192 + 2 * 128) * _PAIRS,
-    ),
-    "values that are keys": (
-        _HEADS | {"kv_matrices": 1},
-        _HIDDEN * 192 * (2 * 8 + 2),
-        0,
-        2 * 192 * _PAIRS,
-        5 * 192 * _PAIRS,
-    ),
-    "keys of another layer": (
-        _HEADS | {"kv_matrices": 0},
-        _HIDDEN * 192 * 2 * 8,
-        0,
-        2 * 192 * _PAIRS,
-        5 * 192 * _PAIRS,
-    ),
-    "input of a layer": (
-        {"kind": "per-layer-input", "input_size": 256},
-        3 * _HIDDEN * 256,
-        0,
-        0,
-        0,
-    ),
-    "gated latents": (
-        {"kind": "mla", "num_heads": 8, "kv_lora_rank": 256, "output_gate": True},
-        _HIDDEN * (8 * 192 + 320 + 2 * 8 * 128) + 256 * 8 * 256,
-        0,
-        (192 + 128) * _PAIRS,
-        (3 * 192 + 2 * 128) * _PAIRS,
-    ),
-    "latent experts": (
-        {"kind": "moe", "latent_size": 256, "activation": "gelu"}
-        | {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512},
-        _HIDDEN * (8 + 2 * 256) + 2 * 2 * 256 * 512,
-        0,
-        0,
-        0,
-    ),
+    "latent experts": _Work(_MOE, _HIDDEN * (8 + 2 * 256) + 2 * 2 * 256 * 512),
 }
 
 
@@ -598,54 +308,47 @@ def test_compressed_attention_has_the_products_of_its_report(kind):
 
 
 def test_queries_of_compressed_attention_are_made_again():
-    table = {"kind": "compressed-attention", "num_heads": 8, "head_size": 64, "q_lora_rank": 128}
-    table |= {"num_output_groups": 4, "output_rank": 96}
     again = ("training.recompute=selective", "training.recompute_modules=['mla_up_proj']")
     works = [
-        _lowered(table, "layout.tp=1", *more) for more in (("training.recompute=none",), again)
+        _lowered(_COMPRESSED, "layout.tp=1", *more)
+        for more in (("training.recompute=none",), again)
     ]
     plain, other = (_flop(work.backward) for work in works)
     assert other - plain == pytest.approx(2 * _TOKENS * 128 * 8 * 64, rel=1e-9)
 
 
-def test_values_that_are_keys_have_their_size():
-    with pytest.raises(ValueError, match="leave it out"):
-        _lowered(_HEADS | {"kv_matrices": 1, "value_head_size": 128}, "layout.tp=1")
+_COMPRESSED = {"kind": "compressed-attention", "num_heads": 8, "head_size": 64}
+_COMPRESSED |= {"q_lora_rank": 128, "num_output_groups": 4, "output_rank": 96}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("table", "words"),
     [
-        ({"num_output_groups": 3}, "`num_output_groups` = 3 does not divide"),
-        ({"index_top_k": 64}, "neither of the first two"),
-        ({"index_top_k": 64, "index_num_heads": 4}, "neither of the first two"),
-        ({"num_heads": 8, "cp": 2}, "`layout.cp` = 2"),
+        (_COMPRESSED | {"num_output_groups": 3}, "`num_output_groups` = 3 does not divide"),
+        (_COMPRESSED | {"index_top_k": 64}, "neither of the first two"),
+        (_COMPRESSED | {"index_top_k": 64, "index_num_heads": 4}, "neither of the first two"),
+        (_COMPRESSED | {"cp": 2}, "`layout.cp` = 2"),
+        (_HEADS | {"kv_matrices": 1, "value_head_size": 128}, "leave it out"),
+        (_SPARSE | {"index_top_k": None}, "give `index_top_k`"),
+        (_SPARSE | {"cp": 2, "how": "p2p"}, "all_gather"),
+        (_SPARSE | {"cp": 2, "how": "a2a"}, "all_gather"),
     ],
 )
-def test_compressed_attention_that_is_not_known_is_refused(change, message):
-    table = {"kind": "compressed-attention", "num_heads": 8, "head_size": 64, "q_lora_rank": 128}
-    table |= {"num_output_groups": 4, "output_rank": 96} | change
-    with pytest.raises(ValueError, match=message):
-        _lowered(table, "layout.tp=1", f"layout.cp={table.pop('cp', 1)}")
+def test_attention_that_cannot_be_is_refused(table, words):
+    """Heads share chosen keys, and the steps of a ring would have unequal work."""
+    cp, how = table.get("cp", 1), table.get("how", "all_gather")
+    table = {key: value for key, value in table.items() if key not in ("cp", "how")}
+    split = (f"layout.cp={cp}", f"layout.dp={3 - cp}", f"training.cp_comm_type={how}")
+    refusal(lambda: _lowered(table, "layout.tp=1", *split), words)
 
 
-@pytest.mark.parametrize("how", ["p2p", "a2a"])
-def test_chosen_keys_are_gathered_in_a_context_parallel_group(how):
-    """Heads share them, and the steps of a ring would have unequal work."""
-    split = ("layout.tp=1", "layout.cp=2", "layout.dp=2")
-    with pytest.raises(ValueError, match="all_gather"):
-        _lowered(_SPARSE, *split, f"training.cp_comm_type={how}")
+def test_chosen_keys_are_gathered_in_a_context_parallel_group():
     works = [
         _lowered(_SPARSE, "layout.tp=1", f"layout.cp={n}", "training.cp_comm_type=all_gather")
         for n in (1, 2)
     ]
     whole, half = (_flop(work.forward) for work in works)
     assert whole == pytest.approx(2 * half, rel=1e-9)
-
-
-def test_an_indexer_needs_the_number_of_keys_that_it_chooses():
-    with pytest.raises(ValueError, match="give `index_top_k`"):
-        _lowered({**_SPARSE, "index_top_k": None}, "layout.tp=1")
 
 
 def test_narrow_values_of_mamba_are_summed_over_a_tensor_parallel_group():
@@ -707,8 +410,8 @@ def test_streams_are_kept_for_each_module():
 
 
 def test_the_inner_width_of_mamba_grows_with_the_width():
-    table = {"mamba-1": {"inner_size": 2 * _HIDDEN, "step_rank": 64}}
-    narrow = _model(_HIDDEN, 1000, [(("mamba-1",), 2)], **table)
+    layers, table = (Layer(("mamba-1",), 2),), {"inner_size": 2 * _HIDDEN, "step_rank": 64}
+    narrow = small_model(vocab_size=1000, layers=layers, modules={"mamba-1": table})
     wide = widen(narrow, 4 * count_parameters(narrow))
     assert wide.hidden_size > 1.9 * _HIDDEN
     assert (wide.modules or {})["mamba-1"]["inner_size"] == 2 * wide.hidden_size

@@ -472,29 +472,6 @@ def test_the_commands(capsys):
     assert 0 < json.loads(capsys.readouterr().out)["factor"]["value"] < 1
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["sensitivity", _JOB, "--objective", "p"], "must be mean, std"),
-        (["sensitivity", _JOB, "--objective", "p101"], "at least 1 and below 100"),
-        (["sensitivity", _JOB, "--shapley", "gem"], "did you mean"),
-        (["criticality", _JOB, "--band", "0.9"], "0.94:0.96"),
-        (["criticality", _JOB, "--band", "0.9:0.8"], "two rising quantiles"),
-        (["whatif", _JOB], "Nothing to compare"),
-        (["whatif", _JOB, "--slow-rank", "1:2"], "stage=7:1.2"),
-        (["whatif", _JOB, "--slow-rank", "stage=9:1.2"], "no stage 9"),
-        (["whatif", _JOB, "--kernel", "gemm"], "positive number"),
-        (["whatif", _JOB, "--link", "nvlnk:2"], "did you mean"),
-        (["whatif", _JOB, "--change", "layout.tpp=2"], "layout.tpp"),
-    ],
-)
-def test_mistakes_on_the_command_line(words, part, capsys):
-    assert main([*words, "--samples", "100"]) == 2
-    error = capsys.readouterr().err
-    assert part in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(("sigma", "objective"), [(0.0, Std()), (0.1, Exceedance(100.0))])
 def test_where_no_step_counts_derivatives_are_zero(sigma, objective):
     """Of steps that are all equal, or all on one side of the threshold."""

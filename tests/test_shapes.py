@@ -1,6 +1,5 @@
 import itertools as it
 import json
-import math
 import pathlib
 import tomllib
 from collections.abc import Mapping
@@ -278,48 +277,6 @@ def test_the_command_fits_tests_and_writes(csv, tmp_path, capsys):
 
 
 _GEMM = {"kernel": "gemm", "dtype": "bf16", "m": 1, "n": 1, "k": 1, "latency_s": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("row", "words", "message"),
-    [
-        (_GEMM | {"kernel": "gem"}, [], "No kernel `gem`; did you mean `gemm`"),
-        (_GEMM | {"dtype": "fp9"}, [], "No dtype `fp9`"),
-        (_GEMM | {"q": 1}, [], "No column `q`"),
-        ({key: x for key, x in _GEMM.items() if key != "k"}, [], "`gemm` needs a column `k`"),
-        ({key: x for key, x in _GEMM.items() if key != "latency_s"}, [], "`latency_s` is missing"),
-        (_GEMM | {"k": 0}, [], "`k` of row 1 (`gemm`) is 0, but must be a number from 1"),
-        (_GEMM | {"k": None}, [], "`k` of row 1 (`gemm`) is no number"),
-        (_GEMM | {"m": "x"}, [], "`m` of row 1 (`gemm`) is no number"),
-        (_GEMM | {"latency_s": math.inf}, [], "`latency_s` of row 1 (`gemm`) is inf"),
-        (_GEMM, ["--ask", ""], "No kernel ``"),
-        (_GEMM, ["--ask", "gemm bf16 m=1 n=1"], "`gemm` needs a column `k`"),
-        (_GEMM, ["--ask", "gemm bf16 m=1 n=1 k=x"], "`x` is not a number"),
-        (_GEMM, ["--ask", "gemm bf16 m=1 n=1 k=1 z=1"], "No column `z`"),
-        (_GEMM, ["--ask", "gemm fp8 m=1 n=1 k=1"], "no table is fitted for `gemm fp8`"),
-        (_GEMM, ["--sms", "0"], "must be a whole number of at least 1"),
-    ],
-)
-def test_bad_input_is_refused_in_a_sentence(row, words, message, tmp_path, capsys):
-    table = _write(tmp_path / "table.csv", [row])
-    arguments = ["fit-kernels", table, "--device", "mine", "--out", str(tmp_path / "out")]
-    assert main([*arguments, *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_missing_and_empty_tables_are_refused(tmp_path, capsys):
-    words = ["--device", "mine", "--out", str(tmp_path / "out")]
-    (tmp_path / "empty.csv").write_text("kernel,latency_s\n")
-    for name, message in (
-        ("no.csv", "no such file"),
-        ("empty.csv", "no rows"),
-        ("x.txt", "give a"),
-    ):
-        assert main(["fit-kernels", str(tmp_path / name), *words]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_operators_are_scored(tmp_path):

@@ -167,16 +167,3 @@ def test_tables_are_csv_too(words, capsys):
     assert len({len(row) for row in rows}) == 1
     assert main([*words, "--csv", "--json"]) == 2
     assert "not allowed with" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (["--quantiles", "1.5"], "`1.5` must be a number between 0 and 1"),
-        (["--quantiles", "x99"], "`x99` must be a number between 0 and 1"),
-        (["--out", "law.csv"], "must be a .npz file"),
-    ],
-)
-def test_bad_quantiles_and_files_are_refused(words, match, capsys):
-    assert main(["simulate", "megatron-22b-a100-8", *words]) == 2
-    assert match in capsys.readouterr().err

@@ -411,30 +411,6 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
     assert spread(True) < 0.4 * spread(False)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--deadline", "0"], "days above 0"),
-        (["--deadline", "nan"], "days above 0"),
-        (["--level", "-1"], "`-1` must be a share from 0 to 1"),
-        (["--interval", "20"], "longer interval"),
-        (["--interval", "1e9", "--restart", "1e9"], "save checkpoints more often"),
-        (["--failures", "llama-33"], "llama-3"),
-        (["--spares", "-1"], "at least 0"),
-        (["--spares", "0", "--repair", "1e9"], "more spares"),
-        (["--spares", "some"], "at least 0"),
-        (["--blocking", "0"], "give `--interval`"),
-        (["--autocorrelation", "0.5"], "steps from 1"),
-    ],
-)
-def test_bad_input_of_a_run_is_one_sentence(words, message, capsys):
-    job = ["run", "megatron-22b-a100-8", "--steps", "100000", "--samples", "64", *words]
-    assert main(job) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
 @pytest.mark.parametrize("words", [("--interval", "10", "--blocking", "600"), ("--interval", "0")])
 def test_checkpoints_that_take_too_long_are_refused_before_steps_are_simulated(
     words, capsys, monkeypatch
@@ -498,24 +474,6 @@ def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch, ctrl_c):
     assert part.requested == 20_000
     assert not part.derivatives
     np.testing.assert_array_equal(part.days, whole.days)
-
-
-@pytest.mark.parametrize(
-    ("rest", "message"),
-    [
-        ("blocking_s = 1.0\ncauses = []", "causes"),
-        ("blocking_s = 0.0\ncauses = [{name = 'gpu', count = 3}]", "give an interval"),
-    ],
-)
-def test_counts_of_failures_that_say_too_little_are_refused(rest, message, capsys, tmp_path):
-    path = tmp_path / "failures.toml"
-    head = "kind = 'failures'\nsource = 'made'\ndevice_hours = 1000.0\nrestart_s = 10.0\n"
-    path.write_text(head + rest)
-    words = ["run", "megatron-22b-a100-8", "--steps", "1000", "--samples", "64"]
-    assert main([*words, "--failures", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
 
 
 def test_tokens_give_the_steps_and_a_price_the_cost(capsys):

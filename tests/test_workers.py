@@ -198,26 +198,6 @@ def test_executors_that_cannot_do_the_work_are_refused():
         list(run_tasks(lambda x: x, [(1.0,)], threads))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--ray", "127.0.0.1:1"], "No Ray cluster answers at `127.0.0.1:1`"),
-        (["--ray", "somewhere"], "this is not `host:port`"),
-        (["--shard", "4/3", "--out", "x"], "from 1/16 to 16/16"),
-        (["--shard", "1/3"], "give the `--out`"),
-        (["--worker-gpus", "1"], "give both"),
-    ],
-)
-def test_bad_workers_are_one_sentence(words, message, capsys):
-    if "--ray" in words:
-        pytest.importorskip("ray", reason="ray is not installed")
-    over = ["--over", "kernels.gemm.sigma=0.01,0.05", "--samples", "64"]
-    assert main(["sweep", "megatron-22b-a100-8", *over, *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "Traceback" not in error
-
-
 class _Talks(cf.Executor):
     """An executor whose workers are dead, which says so as Ray does: a thread of its prints it."""
 

@@ -1,0 +1,208 @@
+"""Every command line without an answer is refused in one sentence, before anything is written."""
+
+import shlex
+
+import pytest
+
+from prism_jax.cli import main
+
+from .documents import ROOT
+
+
+# Commands by their beginning, and what the sentence says.
+_COMMANDS = {
+    "calibrate gpt3-175b-h100-4096": [
+        ("--to steps.csv --out job.csv", "must be a .toml file"),
+        ("--to missing.csv --out job.toml", "no such file"),
+        ("--to steps.csv --out job.toml --set layout.dp=0", "layout.dp"),
+    ],
+    "diagnose": [
+        ("gpt3-175b-h100-768", "Give one of --log, --measured, --step-time, --trace and --ranks."),
+        ("gpt3-175b-h100-768 --step-time 0", "a number of seconds from 1e-6"),
+        ("gpt3-175b-h100-768 --measured none.csv", "no such file"),
+        ("gpt3-175b-h100-768 --trace none", "no such file"),
+        ("gpt3-175b-h100-768 --step-time 1 --trace x", "Give one of"),
+        (
+            "gpt3-175b-h100-768 --step-time 2 --unit ms",
+            "`--column` and `--unit` are those of",
+        ),
+        ("gpt3-175b-h100-768 --log steps.csv --batch 8", "describe the job of a --log; drop them"),
+        ("--log steps.csv", "give JOB, or --config"),
+        ("gpt3-175b-h100-768 --log .", "this is a folder"),
+    ],
+    "improve megatron-22b-a100-8": [
+        ("--cost gemm --budget 1", "positive number"),
+        ("--cost gemm=1 --cost gemm=2 --budget 1", "twice"),
+    ],
+    "target megatron-22b-a100-8": [("--part gemm --at 1 --objective x", "must be mean")],
+    "layouts megatron-22b-a100-8": [
+        ("--gpus 13", "divides 13 GPUs"),
+        ("--gpus 0", "at least 1"),
+        ("--gpus 16 --objective speed", "must be mean"),
+        ("--gpus 16 --objective std", "does not rank"),
+        ("--gpus 16 --choose tp=3", "use `tp` of 1, 2, 4, 8, 16, or another"),
+        ("--gpus 8 --budget 5x", "must be a time such as 60s, 2m or 90"),
+        ("--gpus 8 --memory-margin 100%", "must be a share such as 10% or 0.1"),
+        ("--gpus 16 --memory-margin 95%", "with a margin of 95 %"),
+        ("--gpus 8 --batch 8k", "below 2^32, such as 8192"),
+        ("--gpus 8 --choose xp=1", "No key `xp`"),
+        ("--gpus 8 --choose tp=-1", "whole numbers"),
+        ("--gpus 8 --choose tp=8,8", "twice"),
+        ("--gpus 8 --choose zero=5", "cannot be used"),
+        ("--gpus 8 --choose recompute=ful", "give one of 'none', 'selective', 'by-op', 'full'"),
+        ("--gpus 8 --set layout.etp=1", "no effect"),
+        ("--gpus 8 --ray nobody.invalid:6379", "No Ray cluster answers at `nobody.invalid:6379`"),
+        ("--gpus 8 --worker-gpus 1", "give both"),
+    ],
+    "compare megatron-22b-a100-8": [("", "nothing to compare it with")],
+    "place megatron-175b-a100-64": [("--out no/such/folder.csv", "a folder that exists")],
+    "predict": [
+        ("gpt3-175b-h100-40960", "gpt3-175b-h100-4096"),
+        ("gpt3-175b-h100-4096 --set layout.tp=7", "7,168 ranks"),
+        ("gpt3-175b-h100-4096 --set training.microbatch_size=64", "--allow-oom"),
+    ],
+    "memory megatron-22b-a100-8": [
+        ("--set num_nodes=1.5", "`cluster.num_nodes` is 1.5"),
+        ("--set num_nodes=x", "is 'x'"),
+        ("--set num_nodes=1000000000", "devices that a"),
+    ],
+    "sensitivity megatron-22b-a100-8 --samples 100": [
+        ("--objective p", "must be mean, std"),
+        ("--objective p101", "at least 1 and below 100"),
+        ("--shapley gem", "did you mean"),
+    ],
+    "criticality megatron-22b-a100-8 --samples 100": [
+        ("--band 0.9", "0.94:0.96"),
+        ("--band 0.9:0.8", "two rising quantiles"),
+    ],
+    "whatif megatron-22b-a100-8 --samples 100": [
+        ("", "Nothing to compare"),
+        ("--slow-rank 1:2", "stage=7:1.2"),
+        ("--slow-rank stage=9:1.2", "no stage 9"),
+        ("--slow-rank stage=0:1e300", "from 1e-06 to 1e+06"),
+        ("--kernel gemm", "positive number"),
+        ("--kernel gemm:1e300", "from 1e-06 to 1e+06"),
+        ("--link nvlnk:2", "did you mean"),
+        ("--link nvlink:1e-300", "from 1e-06 to 1e+06"),
+        ("--change layout.tpp=2", "layout.tpp"),
+    ],
+    "run megatron-22b-a100-8 --steps 100000 --samples 64": [
+        ("--deadline 0", "days above 0"),
+        ("--deadline nan", "days above 0"),
+        ("--level -1", "`-1` must be a share from 0 to 1"),
+        ("--interval 20", "longer interval"),
+        ("--interval 1e9 --restart 1e9", "save checkpoints more often"),
+        ("--failures llama-33", "llama-3"),
+        ("--spares -1", "at least 0"),
+        ("--spares 0 --repair 1e9", "more spares"),
+        ("--spares some", "at least 0"),
+        ("--blocking 0", "give `--interval`"),
+        ("--autocorrelation 0.5", "steps from 1"),
+    ],
+    "simulate megatron-22b-a100-8": [
+        ("--quantiles 1.5", "`1.5` must be a number between 0 and 1"),
+        ("--quantiles x99", "`x99` must be a number between 0 and 1"),
+        ("--out law.csv", "must be a .npz file"),
+        ("--set model.num_layers=1000000000", "num_layers` is 1000000000"),
+    ],
+    "sweep megatron-22b-a100-8 --samples 64": [
+        ("--over kernels.gemm.sigma=0.01,0.05 --ray 127.0.0.1:1", "No Ray cluster answers at `127"),
+        ("--over kernels.gemm.sigma=0.01,0.05 --ray somewhere", "this is not `host:port`"),
+        ("--over layout.dp=1 --ray ''", "the address is empty"),
+        ("--over kernels.gemm.sigma=0.01,0.05 --shard 4/3 --out x", "from 1/16 to 16/16"),
+        ("--over kernels.gemm.sigma=0.01,0.05 --shard 1/3", "give the `--out`"),
+        ("--over kernels.gemm.sigma=0.01,0.05 --worker-gpus 1", "give both"),
+        ("--over schedule.orders=[1,2],[2,1]", "keys that have one number or word"),
+        ("--over model.layers={attention=1}", "keys that have one number or word"),
+        ("--over layout.dp=1:inf:2", "is not a range"),
+    ],
+    "fit-kernels --device mine --out out": [
+        ("no.csv", "no such file"),
+        ("x.txt", "give a"),
+        ("gemm.csv --ask ''", "No kernel ``"),
+        ("gemm.csv --ask 'gemm bf16 m=1 n=1'", "`gemm` needs a column `k`"),
+        ("gemm.csv --ask 'gemm bf16 m=1 n=1 k=x'", "`x` is not a number"),
+        ("gemm.csv --ask 'gemm bf16 m=1 n=1 k=1 z=1'", "No column `z`"),
+        ("gemm.csv --ask 'gemm fp8 m=1 n=1 k=1'", "no table is fitted for `gemm fp8`"),
+        ("gemm.csv --sms 0", "must be a whole number of at least 1"),
+    ],
+}
+_KERNELS = "kernel,dtype,m,n,k,latency_s\n"
+_FILES = {
+    "steps.csv": "step_time_s\n" + "1.0\n" * 30,
+    "gemm.csv": f"{_KERNELS}gemm,bf16,1024,1024,1024,1e-5\n",
+}
+_FAILURES = "kind = 'failures'\nsource = 'made'\ndevice_hours = 1000.0\nrestart_s = 10.0\n"
+_STEPS = f"diagnose {ROOT}/examples/job.toml --json --measured"
+# Commands on a file, by what it holds, and what the sentence says.
+_ON_FILES = {
+    "place megatron-175b-a100-64 --factors factors.csv": [
+        ("node,factor\n0,1\n0,1\n", "each once"),
+        ("gpu,factor\n" + "".join(f"{i},1\n" for i in range(8)), "8 rows by `gpu`"),
+        ("factor\n1\n-1\n", "positive number"),
+        ("factor\n1\nslow\n", "positive number"),
+        ("gpu,node,factor\n0,0,1\n", "keep one of them"),
+        ("node\n1\n", "is missing"),
+        ("gpu,factor\n,1\n", "`gpu` is empty"),
+        ("factor\n", "no rows"),
+        ("factor\n" + "1e300\n" * 64, "from 1e-06 to 1e+06"),
+        ("factor\n" + "1e-300\n" * 64, "from 1e-06 to 1e+06"),
+        ("factor\n" + "1e7\n" * 64, "from 1e-06 to 1e+06"),
+    ],
+    "run megatron-22b-a100-8 --steps 1000 --samples 64 --failures failures.toml": [
+        (f"{_FAILURES}blocking_s = 1.0\ncauses = []", "causes"),
+        (_FAILURES + "blocking_s = 0.0\ncauses = [{name = 'gpu', count = 3}]", "give an interval"),
+    ],
+    "fit-kernels --device mine --out out kernels.csv": [
+        ("kernel,latency_s\n", "no rows"),
+        (f"{_KERNELS}gem,bf16,1,1,1,1", "No kernel `gem`; did you mean `gemm`"),
+        (f"{_KERNELS}gemm,fp9,1,1,1,1", "No dtype `fp9`"),
+        ("q,kernel,dtype,m,n,k,latency_s\n1,gemm,bf16,1,1,1,1", "No column `q`"),
+        ("kernel,dtype,m,n,latency_s\ngemm,bf16,1,1,1", "`gemm` needs a column `k`"),
+        ("kernel,dtype,m,n,k\ngemm,bf16,1,1,1", "`latency_s` is missing"),
+        (f"{_KERNELS}gemm,bf16,1,1,0,1", "`k` of row 1 (`gemm`) is 0, but must be a number from 1"),
+        (f"{_KERNELS}gemm,bf16,1,1,,1", "`k` of row 1 (`gemm`) is no number"),
+        (f"{_KERNELS}gemm,bf16,x,1,1,1", "`m` of row 1 (`gemm`) is no number"),
+        (f"{_KERNELS}gemm,bf16,1,1,1,inf", "`latency_s` of row 1 (`gemm`) is inf"),
+    ],
+    f"{_STEPS} a.log": [("nothing here", "a.log")],
+    f"{_STEPS} b.csv": [("Step,loss\n1,2.0\n", "b.csv"), ("", "b.csv")],
+    f"{_STEPS} c.json": [('{"hidden_size": 4096}', "c.json"), ("[[1, 2", "c.json")],
+    f"{_STEPS} events.out.tfevents.1": [
+        ("\x05" * 64, "events.out.tfevents.1"),
+        # An entry whose tag is a number.
+        ("\x06" + 11 * "\0" + "\x2a\x04\x0a\x02\x08\x01" + 4 * "\0", "events.out.tfevents.1"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "content", "words"),
+    [
+        *(
+            (f"{begin} {end}", "", "", words)
+            for begin, rows in _COMMANDS.items()
+            for end, words in rows
+        ),
+        *(
+            (command, command.split()[-1], content, words)
+            for command, rows in _ON_FILES.items()
+            for content, words in rows
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_answered_is_one_sentence(
+    command, name, content, words, tmp_path, capsys, monkeypatch
+):
+    if "--ray" in command:
+        pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.chdir(tmp_path)
+    files = _FILES | ({name: content} if name else {})
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    assert main(shlex.split(command)) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert words in line
+    assert said.out == ""
+    assert {path.name for path in tmp_path.iterdir()} == {*files}
