@@ -1,5 +1,5 @@
-"""Draws docs/plots.png, the pictures of docs/plots.md (about a minute on two cores), and
-docs/profile.png, a step of examples/gpu_profile.json.gz.
+"""Draws the pictures of docs/gallery.md (about a minute on two cores), and docs/profile.png, a step
+of examples/gpu_profile.json.gz.
 
 python tools/figures.py
 """
@@ -7,12 +7,16 @@ python tools/figures.py
 import gzip
 import json
 import pathlib
+from collections.abc import Callable, Iterator
 
 import jax
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import prism_jax as prism
+from prism_jax import plot
 
 
 # Eight of the job's 64 microbatches, so that single ops can be seen.
@@ -56,7 +60,41 @@ def profile() -> None:
         axis.text((start + end) / 2, 2.55, label, ha="center", va="bottom", fontsize=8)
     axis.set(yticks=range(3), yticklabels=["communication", "compute", "host"], xlim=(0, 20))
     axis.set(xlabel="ms", ylim=(-0.5, 3.1))
-    figure.savefig(folder / "profile.png", dpi=70, pil_kwargs={"optimize": True})
+    save(figure, DOCS / "profile.png")
+
+
+def gallery() -> Iterator[tuple[str, Callable[[Axes], object]]]:
+    """The pictures of `docs/gallery.md` by name, each as a function that draws on axes."""
+    key = jax.random.key(0)
+    job = prism.load_job(JOB, CHANGES)
+    program = prism.compile_job(job)
+    law = prism.simulate(program, num_samples=20_000, key=key)
+    # Steps of another run of the same program stand in for measured ones.
+    other = prism.simulate(program, num_samples=2_000, key=jax.random.key(1))
+    steps = np.asarray(other.quantile(np.random.default_rng(0).uniform(0.001, 0.999, 100)))
+    yield "histogram", lambda axes: plot.histogram(law, steps, ax=axes)
+    yield "cdf", lambda axes: plot.cdf(law, steps, ax=axes)
+    yield "qq", lambda axes: plot.qq(law, steps, ax=axes)
+    step = prism.sample_step(program, quantile=0.99, num_samples=STEPS, key=key)
+    yield "gantt", lambda axes: plot.gantt(step, ax=axes)
+    path = prism.criticality(program, num_samples=STEPS, key=key)
+    yield "heat_map", lambda axes: plot.heat_map(path, ax=axes)
+    parts = prism.sensitivity(program, prism.Quantile(0.95), num_samples=STEPS, key=key)
+    yield "tornado", lambda axes: plot.tornado(parts, top=8, ax=axes)
+    run = prism.training_run(program, num_steps=100_000, key=key, num_runs=20_000)
+    deadline = run.quantile(0.8)
+    yield "training_run", lambda axes: plot.training_run(run, deadline_days=deadline, ax=axes)
+    breakdown = prism.predict(job).breakdown
+    yield "breakdown", lambda axes: plot.breakdown(breakdown, ax=axes)
+    memory = prism.memory(job)
+    yield "memory", lambda axes: plot.memory(memory, ax=axes)
+    rows = []
+    for replicas in (1, 2, 4, 8, 16):
+        of_size = prism.load_job(JOB, [*CHANGES, f"world_size={64 * replicas}"])
+        steps_of_size = prism.simulate(prism.compile_job(of_size), num_samples=20_000, key=key)
+        figures = {"mean_s": steps_of_size.mean, "p95_s": steps_of_size.quantile(0.95)}
+        rows.append({"replicas": replicas, **figures})
+    yield "scale", lambda axes: plot.scale(rows, "replicas", ax=axes)
 
 
 def main() -> None:
@@ -64,25 +102,15 @@ def main() -> None:
     profile()
     import matplotlib.pyplot as plt
 
-    key = jax.random.key(0)
-    program = prism.compile_job(prism.load_job(JOB, CHANGES))
-    law = prism.simulate(program, num_samples=20_000, key=key)
-    figure, axes = plt.subplots(3, 2, figsize=(11, 9), layout="constrained")
-    # Steps of another run of the same program stand in for measured ones.
-    other = prism.simulate(program, num_samples=2_000, key=jax.random.key(1))
-    steps = np.asarray(other.quantile(np.random.default_rng(0).uniform(0.001, 0.999, 100)))
-    prism.plot.histogram(law, steps, ax=axes[0, 0])
-    prism.plot.qq(law, steps, ax=axes[0, 1])
-    step = prism.sample_step(program, quantile=0.99, num_samples=STEPS, key=key)
-    prism.plot.gantt(step, ax=axes[1, 0])
-    found = prism.criticality(program, num_samples=STEPS, key=key)
-    prism.plot.heat_map(found, ax=axes[1, 1])
-    objective = prism.Quantile(0.95)
-    found = prism.sensitivity(program, objective, num_samples=STEPS, key=key)
-    prism.plot.tornado(found, top=8, ax=axes[2, 0])
-    run = prism.training_run(program, num_steps=100_000, key=key, num_runs=20_000)
-    prism.plot.training_run(run, deadline_days=run.quantile(0.8), ax=axes[2, 1])
-    figure.savefig(DOCS / "plots.png", dpi=70, pil_kwargs={"optimize": True})
+    for name, draw in gallery():
+        figure, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+        draw(axes)
+        save(figure, DOCS / "gallery" / f"{name}.png")
+
+
+def save(figure: Figure, path: pathlib.Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":
