@@ -70,14 +70,14 @@ class Table:
     - `rows`: dictionaries, objects or tuples.
     - `title`: one sentence, above.
     - `notes`: sentences below the rows.
-    - `most`: rows beyond so many are only counted; `None` shows all.
+    - `most`: rows beyond so many are only counted; by default all are shown.
     """
 
     columns: Sequence[Column | str]
     rows: Sequence[Any]
     title: str = ""
     notes: Sequence[str] = ()
-    most: int | None = _MOST_ROWS
+    most: int | None = None
 
     def cells(self) -> list[list[str]]:
         """The texts of the rows that are shown."""
@@ -147,19 +147,33 @@ class Table:
 
 
 class Shown:
-    """A result that shows itself by one table, wherever it is shown."""
+    """A result that shows itself, wherever it is shown: by lines, by a table, and as JSON."""
 
     __slots__ = ()
 
+    def headline(self) -> str:
+        """The lines that answer; none, where the table does."""
+        return ""
+
     def summary(self) -> Table:
-        """The table."""
-        raise NotImplementedError
+        """The table. It has no rows where the lines say all."""
+        return Table((), ())
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as in JSON."""
+        return picked_attributes(self, *_fields(self))
 
     def __repr__(self) -> str:
-        return self.summary().text()
+        return self._short().text() or self.headline()
 
     def _repr_html_(self) -> str:
-        return self.summary().html()
+        return (
+            self._short().html() if self._short().rows else f"<pre>{html.escape(repr(self))}</pre>"
+        )
+
+    def _short(self) -> Table:
+        table = self.summary()
+        return dataclasses.replace(table, most=table.most or _MOST_ROWS)
 
 
 def number_of(text: str) -> float | None:
@@ -178,10 +192,10 @@ def plain(value: Any) -> Any:
         interval = [plain(end) for end in value.interval()]
         error = plain(value.standard_error)
         return {"value": plain(value.value), "standard_error": error, "interval": interval}
-    if hasattr(value, "__struct_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if callable(to_json := getattr(value, "to_json", None)):
+        return to_json()
+    if names := _fields(value):
+        return picked_attributes(value, *names)
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -189,6 +203,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _fields(value: Any) -> Sequence[str]:
+    """The names of the fields of an object, if it has any."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [field.name for field in dataclasses.fields(value)]
+    return getattr(value, "__struct_fields__", ())
 
 
 def picked_attributes(result: Any, *names: str) -> dict[str, Any]:

@@ -428,7 +428,7 @@ def test_steps_beyond_every_cause_have_no_diagnosis(of, factor):
     found = diagnose(of, [factor * _steps(0)])
     assert (found.normal, found.nothing, found.causes, found.tell) == (False, None, (), {})
     says = "check the unit" if factor > 1 else "faster than 100 of 100 such runs"
-    assert says in found.lines()[-1]
+    assert says in found.headline().splitlines()[-1]
     assert "nothing" not in str(found)
     assert str(found).startswith("No cause here explains a step of")
 
@@ -437,7 +437,7 @@ def test_steps_that_would_take_more_than_the_peak_say_so(of):
     """At 0.6 of the predicted step, a share of the peak is what it was, over 0.6."""
     found = diagnose(dataclasses.replace(of, mfu=0.68), [np.array([0.6])])
     assert found.mfu == pytest.approx(0.68 / 0.6)
-    assert "113% of the peak FLOP/s" in found.lines()[-1]
+    assert "113% of the peak FLOP/s" in found.headline().splitlines()[-1]
     assert not found.causes
 
 
@@ -450,7 +450,7 @@ def test_measured_steps_are_positive_numbers(of, bad):
 def test_one_rank_alone_is_not_called_slow(of):
     (first, *_) = _ranks(0)
     found = diagnose(of, ranks=[first])
-    assert "rank 0 has most" not in found.lines()[-1]
+    assert "rank 0 has most" not in found.headline().splitlines()[-1]
 
 
 @pytest.mark.slow

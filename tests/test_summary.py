@@ -44,7 +44,7 @@ def _results():
         "what_if": WhatIf({"mean": one}, {"slow": {"mean": one}}, 1600),
         "run": _run_law(),
         "prediction": prism.predict(prism.load_job("dit-xl-2-a100-8")),
-        "many": Table(("part", "value", "figure"), _MANY, "Many"),
+        "many": Table(("part", "value", "figure"), _MANY, "Many", most=20),
     }
 
 
@@ -140,7 +140,7 @@ def test_no_name_controls_a_terminal(control):
     name = f"forward{control}compute"
     table = Table((name, "mean"), [{name: name, "mean": 1.0}], name, (name,))
     given = argparse.Namespace(json=False, csv=False)
-    printed = Output({}, [f"a line\n{name if control != chr(10) else ''}", table]).printed(given)
+    printed = Output(f"a line\n{name if control != chr(10) else ''}", table).printed(given)
     for text, lines in ((table.text(), 4), (table.csv(), 2), (printed, 7)):
         assert all(c.isprintable() for line in text.split("\n") for c in line), text
         assert text.count("\n") == lines - 1

@@ -8,6 +8,7 @@ from ._criticality import (
     Criticality as Criticality,
     criticality as criticality,
     exposed_data_parallel as exposed_data_parallel,
+    levels_of as levels_of,
 )
 from ._estimate import estimate as estimate, step_times as step_times
 from ._fit import Fit as Fit, fit_parameters as fit_parameters

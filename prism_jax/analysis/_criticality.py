@@ -1,6 +1,7 @@
 """Where the critical path runs: how likely ops, stages and ranks lie on it, and what is exposed."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
@@ -10,7 +11,7 @@ from jaxtyping import Float, Int
 from .._installed import needed
 from .._interrupt import progress_bar
 from .._misc import plural
-from .._summary import Column, Shown, Table
+from .._summary import Column, Shown, Table, picked_attributes
 from ..cluster import COLLECTIVES
 from ..collapse import Sides
 from ..engine import (
@@ -73,11 +74,31 @@ class Criticality(Shown):
         units = {name: f"{name.removesuffix('_s')} [s]" for name in seconds}
         return frame.rename(units).sort("probability", descending=True, maintain_order=True)
 
+    def headline(self) -> str:
+        exposed = {
+            "": self.exposed_communication,
+            " of data parallelism": self.exposed_data_parallel,
+        }
+        lines = [
+            f"exposed communication{kind}, of a step: "
+            + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in levels_of(shares).items())
+            for kind, shares in exposed.items()
+        ]
+        seen = plural(round(self.num_replicas_seen), "replica")
+        return "\n".join([*lines, f"{plural(self.num_steps, 'step')}, decided by {seen}"])
+
+    def to_json(self) -> dict[str, Any]:
+        """What is exposed, as its mean and some percentiles, and of how many steps it is."""
+        exposed = {
+            name: levels_of(getattr(self, name))
+            for name in ("exposed_communication", "exposed_data_parallel")
+        }
+        return exposed | picked_attributes(self, "num_steps", "num_replicas_seen")
+
     def summary(self, of: Literal["ranks", "stages"] = "ranks") -> Table:
         """A row for each pipeline rank or stage."""
         title = (
-            f"Criticality: {plural(self.num_steps, 'step')}, decided by "
-            f"{plural(round(self.num_replicas_seen), 'replica')}; exposed communication "
+            f"Criticality: {self.headline().splitlines()[-1]}; exposed communication "
             f"{100 * self.exposed_communication.mean():.2f} % of a step"
         )
         held = getattr(self, of)
@@ -91,6 +112,14 @@ class Criticality(Shown):
             Column("share of the step", "share", ".2f", "%", scale=100),
         )
         return Table(columns, rows, title)
+
+
+def levels_of(
+    shares: Float[np.ndarray, " steps"], levels: Iterable[int] = (5, 50, 95)
+) -> dict[str, float]:
+    """The mean and some percentiles, by name."""
+    percentiles = {f"p{level}": float(np.quantile(shares, level / 100)) for level in levels}
+    return {"mean": float(np.mean(shares)), **percentiles}
 
 
 def criticality(

@@ -12,7 +12,8 @@ import numpy as np
 from .._estimate import Estimate
 from .._installed import needed
 from .._interrupt import progress_bar
-from .._misc import bisect
+from .._misc import bisect, plural
+from .._summary import Column, Shown, Table
 from ..engine import simulated_steps
 from ..program import Program
 from ._check import check_figure, check_reached
@@ -33,8 +34,8 @@ _TOLERANCE = 1e-4
 _WIDEST = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Improvement:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Improvement(Shown):
     """The result of `improve`. Figures are in the unit of the objective.
 
     **Attributes:**
@@ -67,6 +68,21 @@ class Improvement:
         pl = needed("polars")
         frame = pl.DataFrame({"part": [*self.removed], "removed [1]": [*self.removed.values()]})
         return frame.sort("removed [1]", descending=True, maintain_order=True)
+
+    def headline(self) -> str:
+        unit = "" if self.unit == "1" else f" {self.unit}"
+        return (
+            f"as it is {self.before}{unit}, improved {self.after}{unit}, gain {self.gain}{unit}\n"
+            f"{plural(self.num_samples, 'step')} for each figure, "
+            f"{plural(len(self.path) - 2, 'iteration')}"
+        )
+
+    def summary(self) -> Table:
+        columns = Column("part"), Column("share of its spread to remove", "share", ".3f")
+        shares = sorted(self.removed.items(), key=lambda item: -item[1])
+        rows = [{"part": name, "share": share} for name, share in shares]
+        title = f"{self.objective}, with {self.spent:.4g} spent"
+        return Table(columns, rows, title, self.notes)
 
 
 def improve(
@@ -204,12 +220,13 @@ def _affordable(spent: np.ndarray, prices: np.ndarray, budget: float) -> np.ndar
     return less(by)
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Target(Shown):
     """The result of `target`.
 
     **Attributes:**
 
+    - `objective`, `unit`, `part`: the names of the figure and of the part, and the figure's unit.
     - `factor`: the factor on the spread of the part (for stalls, on their rate) with which the
         figure meets the target. Its standard error is `nan` where the figure does not change with
         it.
@@ -219,12 +236,23 @@ class Target:
     - `notes`: as in [`Sensitivity`][].
     """
 
+    objective: str
+    unit: str
+    part: str
     factor: Estimate
     reached: float
     as_it_is: float
     without: float
     num_samples: int
     notes: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        answer = (
+            f"with {self.factor} times its spread, `{self.part}` gives {self.objective} = "
+            f"{self.reached:.6g}; with its present spread {self.as_it_is:.6g}, without any "
+            f"{self.without:.6g} ({plural(self.num_samples, 'step')})"
+        )
+        return "\n".join([answer, *self.notes])
 
 
 def target(
@@ -295,4 +323,5 @@ def target(
     error = there.standard_error / abs(slope) if slope else math.nan
     notes = withheld(f"{objective}", float(reached.support[0]))
     allowed = Estimate(factor, error, there.degrees)
-    return Target(allowed, at_target.value, as_it_is, without, count, notes)
+    named = str(objective), objective.unit, part
+    return Target(*named, allowed, at_target.value, as_it_is, without, count, notes)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .._misc import FrozenArray, as_step_times, check_unit
-from .._summary import Column, Shown, Table
+from .._summary import Column, Shown, Table, plain
 from ..law import Law, crps, matched, quantiles, wasserstein
 from ..random import key_data
 from ._cells import cells_of, figures_by_counts
@@ -122,6 +122,12 @@ class Score(Shown):
     num_steps: int
     values: dict[str, float]
     noise: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of each figure, by name."""
+        # A ratio to the spread of measured steps that are all equal is not defined.
+        rows = plain(self.summary().rows)
+        return {"num_steps": self.num_steps} | {row.pop("score"): row for row in rows}
 
     def summary(self) -> Table:
         rows = [{"score": k, "value": x, "noise": self.noise[k]} for k, x in self.values.items()]

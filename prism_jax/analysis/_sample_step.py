@@ -9,14 +9,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._installed import needed
+from .._misc import plural
+from .._summary import Shown, picked_attributes
 from ..engine import critical_paths, simulated_steps
 from ..maxplus import critical_ops, edges_of, op_ends, predecessors_of
 from ..program import Program
 from ._criticality import op_labels
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SampledStep:
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SampledStep(Shown):
     """One simulated step, with all ops of the replica that it waits for. Times are in seconds from
     the start of the step.
 
@@ -57,12 +59,19 @@ class SampledStep:
         frame = pl.DataFrame(self.ops).sort("start_s", "rank", maintain_order=True)
         return frame.rename({"start_s": "start [s]", "end_s": "end [s]"})
 
-    def __repr__(self) -> str:
+    def headline(self) -> str:
+        of = f", the slowest of {self.num_replicas:,} replicas" if self.num_replicas > 1 else ""
+        ops, ranks = plural(len(self.receivers), "op"), plural(self.num_ranks, "pipeline rank")
         return (
-            f"SampledStep({self.step_s:.6g} s, the p{100 * self.quantile:g} of the step time; "
-            f"{len(self.receivers):,} ops, {len(self.path):,} of them on the critical path, which "
-            f"ends on rank {self.last_rank})"
+            f"a step of {self.step_s:.5g} s, the p{100 * self.quantile:g} of the step time{of}\n"
+            f"{ops} on {ranks}, {len(self.path):,} of them on the critical path, which ends on "
+            f"rank {self.last_rank}"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Figures of the step; its ops are those of `table`."""
+        figures = picked_attributes(self, "quantile", "step_s", "num_ranks", "last_rank")
+        return figures | {"num_ops": len(self.receivers), "critical_ops": len(self.path)}
 
 
 def sample_step(

@@ -13,6 +13,7 @@ import numpy as np
 from .._estimate import Estimate
 from .._installed import needed
 from .._interrupt import progress_bar
+from .._misc import plural
 from .._summary import Column, Shown, Table
 from ..program import Program
 from ._check import check_figure, check_reached
@@ -100,7 +101,23 @@ class Sensitivity(Shown):
         numbers = dict.fromkeys([*rows[0]][2:], pl.Float64)
         return pl.DataFrame(rows, schema_overrides=numbers)
 
-    def summary(self) -> Table:
+    def headline(self) -> str:
+        lines = [
+            f"all variability together: {self.whole_gain}; the sum of the gains of kernels, "
+            f"factors and stalls: {self.sum_of_gains}",
+            *(f"Shapley value of {name}: {value}" for name, value in self.shapley.items()),
+            plural(self.num_samples, "step"),
+        ]
+        return "\n".join(lines)
+
+    def summary(self, top: int | None = None) -> Table:
+        """A row for each part: the `top` first, and the parts below whose mean is longer than that
+        of each of these; others are only counted.
+        """
+        first, below = self.parts[:top], self.parts[len(self.parts[:top]) :]
+        longest = max((part.mean.value for part in first if part.mean), default=0.0)
+        long = [part for part in below if part.mean and part.mean.value > longest]
+        rows = [*first, *long, *(part for part in below if part not in long)]
         unit = self.unit.strip("1")
         value = f"{self.value} {unit}".rstrip()
         title = (
@@ -110,7 +127,7 @@ class Sensitivity(Shown):
         others_decide = any(part.group in ("stage", "rank") and part.mean for part in self.parts)
         figures = (Column(name, unit=unit) for name in ("mean", "spread", "gain"))
         notes = (*self.notes, *[_NOT_SAVED] * others_decide)
-        return Table((Column("part", "name"), *figures), self.parts, title, notes)
+        return Table((Column("part", "name"), *figures), rows, title, notes, len(first) + len(long))
 
 
 _NOT_SAVED = (

@@ -49,8 +49,7 @@ def compare(args: Args) -> Output:
     _load.use_all_cores()
     ranking = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(args))
     _load.tell_notes(jobs)
-    result, table = ranked(ranking, len(jobs), args)
-    return Output({**result, "left_out": left_out}, [table])
+    return Output(*ranked(ranking, len(jobs), args), {"left_out": left_out})
 
 
 def _variant(args: Args, name: str, point: dict[str, str]) -> Any:
@@ -90,17 +89,15 @@ def ranked(ranking: Any, top: int, args: Args) -> tuple[dict[str, Any], Table]:
     rows = [_row(layout, args) for layout in ranking.layouts[:top]]
     if args.tokens is not None:
         rows = [row | cost(args, row["gpus"], args.tokens / row["tokens_per_s"]) for row in rows]
-    result = {
-        **picked_attributes(
-            ranking, "objective", "unit", "num_simulated", "num_samples", "ended", "notes"
-        ),
+    names = ("objective", "unit", "num_simulated", "num_samples", "ended", "notes")
+    result = picked_attributes(ranking, *names) | {
         "num_layouts": ranking.num_given,
-        "layouts": plain(rows),
-        "best_by_mean": plain(_row(ranking.best_by_mean, args)),
-        "loss_of_best_by_mean": plain(ranking.loss),
+        "layouts": rows,
+        "best_by_mean": _row(ranking.best_by_mean, args),
+        "loss_of_best_by_mean": ranking.loss,
         "yours": yours and {"rank": yours.rank, "behind_s": yours.behind.value},
     }
-    return result, _table(ranking, rows)
+    return plain(result), _table(ranking, rows)
 
 
 def _row(layout: Any, args: Args) -> dict[str, Any]:
@@ -237,9 +234,8 @@ def sweep(args: Args) -> Output:
     rate = f"{jobs[0].unit}s_per_s_per_gpu"
     gpus = [Column("world_size", form="d")] * ("world_size" not in grid[0])
     columns = (*grid[0], *figures, *gpus, rate)
-    table = Table(columns, rows, most=None)
     result = {"job": args.job, "rows": rows, "left_out": left_out}
-    return Output(result, [table, *notes])
+    return Output(result, Table(columns, rows), *notes)
 
 
 def _job_of(args: Args, point: dict[str, str]) -> Any:

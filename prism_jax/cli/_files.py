@@ -101,7 +101,7 @@ def init(args: Args) -> Output:
         partial.write_text(text, encoding="utf-8")
     out, stack = shown(args.out), keys["training.software"]
     text = f"{out}: {job.header}; stack `{quoted(stack)}`; next: prism-jax predict {out}"
-    return Output({"job": args.out, "software": stack}, [text])
+    return Output({"job": args.out, "software": stack}, text)
 
 
 def _newest_stack(framework: str) -> str:
@@ -205,9 +205,9 @@ def import_(args: Args) -> Output:
         "software": training.software,
         "kind": imported_job.kind,
         "status": imported_job.status,
-        "notes": list(imported_job.notes),
+        "notes": imported_job.notes,
     }
-    return Output(result, [text])
+    return Output(result, text)
 
 
 @command("SET", how={"job": {"nargs": "?"}}, csv=True)
@@ -221,16 +221,15 @@ def show(args: Args) -> Output:
     if args.job is None:
         known = data.job_keys()
         columns = ("key", Column("default", lambda key: key.default or ""), "unit", "allowed")
-        return Output({"keys": plain(known)}, [Table(columns, known, most=None)])
+        return Output({"keys": known}, Table(columns, known))
     job = data.load_job(args.job, args.overrides)
     keys, notes = data.assumed_keys(job), _load.all_notes(job)
     names = [] if job.kernels is None else [source.name for source in job.kernels.sources]
     value = Column("value", lambda key: quoted(data.toml_value(key.value), _WIDEST))
-    table = Table(("key", value, "unit", Column("from", "where_from")), keys, most=None)
+    table = Table(("key", value, "unit", Column("from", "where_from")), keys)
     lines = [f"tables of kernels: {', '.join(names) or 'none'}", *notes]
     lines += filter(None, [prism.prediction.uncounted(job)])
-    result = {"keys": plain(keys), "kernels": names, "notes": list(notes)}
-    return Output(result, [table, "\n".join(lines)])
+    return Output({"keys": keys, "kernels": names, "notes": notes}, table, lines)
 
 
 @command("--sources", csv=True)
@@ -250,11 +249,10 @@ def jobs(args: Args) -> Output:
         "schedule",
         Column("measured", _measured, unit="s"),
     )
-    return Output({"jobs": rows}, [Table(columns, rows, most=None), _sources(args, jobs)])
+    return Output({"jobs": rows}, Table(columns, rows), _sources(args, jobs))
 
 
 def _row(job: data.Job) -> dict[str, Any]:
-    measured = {} if job.measured is None else plain(job.measured)
     return {
         "name": job.name,
         "world_size": job.layout.world_size,
@@ -263,7 +261,7 @@ def _row(job: data.Job) -> dict[str, Any]:
         "layout": plain(job.layout),
         "schedule": job.schedule.kind,
         "num_microbatches": job.schedule.num_microbatches,
-        "measured": {name: value for name, value in measured.items() if value is not None},
+        "measured": plain(job.measured) or {},
         "source": job.source,
     }
 
@@ -298,7 +296,7 @@ def models(args: Args) -> Output:
         Column("layers", "num_layers", "d"),
         Column("width", "hidden_size", "d"),
     )
-    return Output({"models": rows}, [Table(columns, rows, most=None), _sources(args, models)])
+    return Output({"models": rows}, Table(columns, rows), _sources(args, models))
 
 
 @command("--sources", how={"names": {"default": [], "nargs": "*"}}, csv=True)
@@ -342,9 +340,9 @@ def hardware(args: Args) -> Output:
         "devices": msgspec.to_builtins(devices),
         "clusters": [_family(cluster) for cluster in clusters],
     }
-    tables = [Table(columns, devices, most=None)]
-    tables += [Table(columns_of_clusters, clusters, most=None)] * bool(clusters)
-    return Output(result, [*tables, _sources(args, (*devices, *clusters))])
+    tables = [Table(columns, devices)]
+    tables += [Table(columns_of_clusters, clusters)] * bool(clusters)
+    return Output(result, *tables, _sources(args, (*devices, *clusters)))
 
 
 # Groups of machines by how their names begin, in the order in which they are listed.

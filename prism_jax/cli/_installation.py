@@ -51,7 +51,7 @@ def doctor(args: Args) -> Output:
         "problems": problems,
     }
     lines = [f"problem: {problem}" for problem in problems] or ["No problem was found."]
-    return Output(result, [_table(result), "\n".join(lines)], status=min(len(problems), 1))
+    return Output(result, _table(result), lines, status=min(len(problems), 1))
 
 
 def _version(name: str) -> str | None:
@@ -169,4 +169,4 @@ def _table(result: dict[str, Any]) -> Table:
         ("devices", f"{devices or 'none'} ({result['cores']} cores)"),
         ("cache", kept),
     ]
-    return Table((), rows, most=None)
+    return Table((), rows)

@@ -47,7 +47,7 @@ def kernels(args: Args) -> Output:
     for stack in stacks:
         switches = (f"  {key} = {value}" for key, value in stack.training.items())
         blocks.append("\n".join([f"software {stack.name}: {stack.source}", *switches]))
-    return Output(msgspec.to_builtins({"kernels": sources, "software": stacks}), blocks)
+    return Output(msgspec.to_builtins({"kernels": sources, "software": stacks}), *blocks)
 
 
 def _variability() -> Output:
@@ -61,9 +61,9 @@ def _variability() -> Output:
     number = Column("source", lambda law: f"[{sources.index(law.source) + 1}]")
     table = data.variation_table(laws, number)
     rows = [(name, *cells) for name, cells in zip(names, table.cells(), strict=True)]
-    table = Table(("profile", *table.header()), rows, most=None)
-    notes = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, 1))
-    return Output(msgspec.to_builtins({"variability": of_profiles}), [table, notes])
+    table = Table(("profile", *table.header()), rows)
+    notes = [f"[{i}] {source}" for i, source in enumerate(sources, 1)]
+    return Output(msgspec.to_builtins({"variability": of_profiles}), table, notes)
 
 
 @command(
@@ -133,7 +133,7 @@ def measure(args: Args) -> Output:
             f"{torch.context_bytes / GIB:.2f} GiB"
         )
     use = f"{shown(path)}: written; for a job: `--set cluster={shown(path)} --set num_nodes=1`"
-    return Output(result, [*blocks, use])
+    return Output(result, *blocks, use)
 
 
 def _rates(result: dict[str, Any]) -> Table:
@@ -157,7 +157,7 @@ def _rates(result: dict[str, Any]) -> Table:
         f"out: {result['left_out']}",
     ]
     title = f"{rounds} on {devices}; sizes in FLOPs, or in bytes without a dtype:"
-    return Table(columns, result["kernels"], title, notes, most=None)
+    return Table(columns, result["kernels"], title, notes)
 
 
 @command(
@@ -207,7 +207,7 @@ def fit_kernels(args: Args) -> Output:
     data.save_shapes(args.out, tables, _source(args, rows))
     result = {"kernels": args.out, "device": args.device, "tables": rows, "asked": prediction}
     written = f"{shown(args.out)}: written, for {quoted(args.device)}"
-    return Output(result, [_errors(rows), written, prediction["text"] if prediction else ""])
+    return Output(result, _errors(rows), written, prediction and prediction["text"])
 
 
 def _link(path: str) -> Output:
@@ -239,7 +239,7 @@ def _link(path: str) -> Output:
         *(f"{test.kernel},NAME,{row['bytes']:.0f},{row['efficiency']:.3f}" for row in rows),
     ]
     result = {"kernel": test.kernel, "gpus": test.gpus, "link": link, "rows": rows}
-    return Output(result, [Table(columns, rows, title, most=None), "\n".join(lines)])
+    return Output(result, Table(columns, rows, title), lines)
 
 
 def _links(path: str, device: str | None) -> Output:
@@ -252,14 +252,13 @@ def _links(path: str, device: str | None) -> Output:
             links = prism.measure.links_of_topology(text, data.load_device(device).name)
         except ValueError as error:
             raise ValueError(f"{error}; give another file.") from None
-    rows = [plain(link) for link in links]
     lines = [f"devices_per_node = {links[-1].group}"]
     for link in links:
         lines += ["[[links]]", f'name = "{link.name}"', f"group = {link.group}"]
         lines += [f"bandwidth_bytes_per_s = {link.bandwidth_bytes_per_s:.4g}"]
         lines += [f"latency_s = {link.latency_s:.4g}"]
     first = "of a cluster file, beside the link between nodes; nominal, so nccl-tests know better:"
-    return Output({"device": device, "links": rows}, ["\n".join([first, *lines])])
+    return Output({"device": device, "links": links}, [first, *lines])
 
 
 def _row(measured: Any, table: Any, errors: np.ndarray) -> dict[str, Any]:
@@ -300,7 +299,7 @@ def _errors(rows: list[dict[str, Any]]) -> Table:
         "errors of shapes that were left out of the fit: the standard deviation and the mean of "
         "log(predicted / measured); `case` is the size of heads, or the exponent of loads:"
     )
-    return Table(columns, rows, title, most=None)
+    return Table(columns, rows, title)
 
 
 def _range_text(ranges: dict[str, list[float]]) -> str:

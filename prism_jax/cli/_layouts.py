@@ -13,7 +13,6 @@ import prism_jax as prism
 from .._files import shown, written_whole
 from .._installed import needed
 from .._misc import plural, quoted, unknown_name
-from .._summary import picked_attributes
 from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
@@ -73,13 +72,14 @@ def layouts(args: Args) -> Output:
             if rankings[-1].ended == "interrupted":
                 break
     _load.tell_notes([job for job, _ in jobs])
-    blocks, results = [], []
+    blocks: list[Any] = []
+    results = []
     for changes, (job, batch), ranking in zip(all_changes, jobs, rankings, strict=False):
         result, table = ranked(ranking, args.top, args)
         results.append({"over": changes, "sequences": batch, **result})
         machine = f"{job.machine_text(args.gpus)}: {job.batch_text(batch)}"
         blocks += [", ".join([machine, *changes]), table]
-    return Output({"job": jobs[0][0].name, "gpus": args.gpus, "searches": results}, blocks)
+    return Output({"job": jobs[0][0].name, "gpus": args.gpus, "searches": results}, *blocks)
 
 
 def _searched(
@@ -219,7 +219,4 @@ def place(args: Args) -> Output:
         with written_whole(args.out) as partial:
             placement.table().write_csv(partial)
         lines.append(f"the node for each place: {args.out}")
-    figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
-    result = picked_attributes(placement, *figures, "num_samples", "num_placements")
-    result |= {"job": job.name, "order": placement.order.tolist()}
-    return Output(result, [_load.header(job, program), placement.summary(), "\n".join(lines)])
+    return Output(*_load.of(job, program), placement, lines)

@@ -16,7 +16,6 @@ import prism_jax as prism
 from .._files import shown
 from .._interrupt import say_doing, told_interrupt
 from .._misc import plural, printable, quoted
-from .._summary import picked_attributes
 from ..data import Job, is_profile, job_warnings, load_job
 from ._options import IMPLAUSIBLE, Args
 
@@ -49,7 +48,7 @@ def measured_runs(args: Args, path: str, job: Job | None) -> list[np.ndarray]:
     """The step times of each measured run, in seconds; what does not count is told."""
     measured = read_measured(args, path, job)
     if measured.left_out:
-        tell_note(measured.line())
+        tell_note(measured.headline())
     return [*measured.runs]
 
 
@@ -65,9 +64,10 @@ def has_model(loaded: Any) -> bool:
     return isinstance(loaded, Job) and loaded.model is not None
 
 
-def header(loaded: Any, program: Any) -> str:
-    """What a result is of, in a line."""
-    return loaded.header if isinstance(loaded, Job) else loaded.header(program.num_ops)
+def of(loaded: Any, program: Any) -> tuple[dict[str, Any], str]:
+    """What a result is of: its name as `--json` prints it, and a line."""
+    line = loaded.header if isinstance(loaded, Job) else loaded.header(program.num_ops)
+    return {"job": loaded.name}, line
 
 
 def devices_per_node(loaded: Any) -> int:
@@ -234,17 +234,6 @@ def other_sizes(sizes: Mapping[str, int], size: int) -> list[str]:
         f"note: the jobs have different numbers of GPUs ({listed}), so their steps may have other "
         "numbers of tokens or samples; compare what each GPU does in a second."
     ]
-
-
-def levels_of(values: np.ndarray, levels: Iterable[int]) -> dict[str, float]:
-    """The mean and some percentiles, as `--json` prints them."""
-    percentiles = {f"p{level}": float(np.quantile(values, level / 100)) for level in levels}
-    return {"mean": float(np.mean(values)), **percentiles}
-
-
-def expected_error_json(error: Any) -> dict[str, Any]:
-    """An expected error, as `--json` prints it."""
-    return picked_attributes(error, "bias", "spread", "num_runs", "table")
 
 
 @contextlib.contextmanager

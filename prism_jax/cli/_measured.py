@@ -10,7 +10,7 @@ import prism_jax as prism
 
 from .._files import shown
 from .._misc import check_unit, plural
-from .._summary import Column, Table, picked_attributes, plain
+from .._summary import Column, Table, picked_attributes
 from ..data import is_profile, load_failures, load_job, save_job, variation_table
 from . import _load
 from ._options import REQUIRED, Args, Output, command
@@ -80,36 +80,28 @@ def calibrate(args: Args) -> Output:
     calibrated = job.calibrated
     assert calibrated is not None
     _load.tell_notes([job])
-    law_of = ("kernel", "component", "family")
-    measured = [*zip(names, args.to, jobs, all_runs, strict=True)]
+    law_of, laws = ("kernel", "component", "family"), calibrated.variability
+    level = calibrated.level.items()
+    rest = zip(names[1:], args.to[1:], others, strict=True)
     result = {
         "job": args.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
         "num_runs": sum(map(len, all_runs)),
-        **{name: figure.value for name, figure in calibrated.level.items()},
-        "standard_errors": {
-            name: figure.standard_error for name, figure in calibrated.level.items()
-        },
+        **{name: figure.value for name, figure in level},
+        "standard_errors": {name: figure.standard_error for name, figure in level},
         **picked_attributes(calibrated.uncertainty, "prior"),
-        "variability": [
-            picked_attributes(law, *law_of) | law.parameters for law in calibrated.variability
-        ],
+        "variability": [picked_attributes(law, *law_of) | law.parameters for law in laws],
         "agreement": agreement(job, all_runs[0]),
         "agreement_of_others": [
-            {
-                "job": name,
-                "to": path,
-                **agreement(calibration.with_calibrated(at_scale, calibrated), runs),
-            }
-            for name, path, at_scale, runs in measured[1:]
+            {"job": name, "to": path}
+            | agreement(calibration.with_calibrated(at_scale, calibrated), runs)
+            for name, path, (at_scale, runs) in rest
         ],
     }
     steps, runs = plural(result["num_steps"], "step"), plural(result["num_runs"], "run")
-    title = f"calibrated to {steps} of {runs}"
-    level = dataclasses.replace(calibrated.summary(), title=f"{args.out}: {title}")
-    return Output(
-        result, [level, variation_table(calibrated.variability), _agreement(result, args.to[0])]
-    )
+    title = f"{args.out}: calibrated to {steps} of {runs}"
+    changed = dataclasses.replace(calibrated.summary(), title=title)
+    return Output(result, changed, variation_table(laws), _agreement(result, args.to[0]))
 
 
 def _jobs_and_runs(args: Args, names: list[str]) -> tuple[list[Any], list[list[np.ndarray]]]:
@@ -139,12 +131,12 @@ def _to_profile(args: Args, names: list[str]) -> Output:
     save_job(job, args.out)
     classes = prism.diagnosis.kernel_classes(job, profiled)
     seconds = prism.prediction.predict(job).mean
-    result = {"job": args.out, "host": host, "step_time_s": seconds, "classes": plain(classes)}
+    result = {"job": args.out, "host": host, "step_time_s": seconds, "classes": classes}
     table = dataclasses.replace(
         prism.diagnosis.classes_table(classes),
         title=f"{args.out}: kernels after calibration, with the gaps between them",
     )
-    return Output(result, [table, f"{host}; a step takes {seconds:.4g} s"])
+    return Output(result, table, f"{host}; a step takes {seconds:.4g} s")
 
 
 def _agreement(result: dict[str, Any], first: str) -> Table:
@@ -162,7 +154,7 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
         Column("calibrated", "ours", ".5g"),
         Column("measured", "theirs", ".5g"),
     )
-    return Table(columns, rows, most=None)
+    return Table(columns, rows)
 
 
 @command("SIMULATED --steps --column --unit", how={"--against": REQUIRED}, csv=True)
@@ -186,11 +178,8 @@ def score(args: Args) -> Output:
     where = f"{shown(args.against)}: "
     check_unit(float(np.median(measured)), float(law.quantile(0.5)), where)
     scores = prism.analysis.score(law, measured, key=options["key"])
-    table = scores.summary()
-    result = {"name": job.name, "num_steps": scores.num_steps}
-    # A ratio to the spread of measured steps that are all equal is not defined.
-    result |= {row.pop("score"): row for row in plain(table.rows)}
-    return Output(result, [_load.header(job, program), table, _LEGEND])
+    _, header = _load.of(job, program)
+    return Output({"name": job.name}, header, scores, _LEGEND)
 
 
 @command(
@@ -269,12 +258,8 @@ def diagnose(args: Args) -> Output:
         options = {"num_samples": args.samples, "key": _load.key_of(args)}
         causes = prism.diagnosis.hypotheses(job, **options)
         diagnosis = prism.diagnosis.diagnose(causes, runs, ranks)
-    result = {"job": job.name, **plain(diagnosis), "tell": diagnosis.tell}
-    if steps is not None:
-        result["steps"] = {"used": steps.used, "left_out": plain(steps.left_out)}
-    tables = [diagnosis.summary()] if diagnosis.causes else []  # The lines say why there is none.
-    lines = ([] if steps is None else [steps.line()]) + diagnosis.lines()
-    return Output(result, [job.header, "\n".join(lines), *tables, *diagnosis.changes_tables()])
+    logged = {} if steps is None else {"steps": steps}
+    return Output({"job": job.name}, job.header, logged, diagnosis, *diagnosis.changes_tables())
 
 
 def _check_options(args: Args) -> None:
@@ -310,8 +295,8 @@ def _slow_ranks(args: Args, job: Any) -> Output:
     costs = {"restart_s": args.restart, "wait_s": wait, "num_steps": args.steps}
     options = {"num_samples": args.samples, "key": _load.key_of(args)}
     slow = prism.diagnosis.slow_ranks(job, measured, **costs, **options)
-    result = {"job": job.name, "source": measured.source, **plain(slow)}
-    return Output(result, [job.header, measured.source, slow.summary()])
+    result = {"job": job.name, "source": measured.source}
+    return Output(result, job.header, measured.source, slow)
 
 
 def _job_of_log(args: Args) -> Any:

@@ -8,11 +8,11 @@ import inspect
 import itertools as it
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .._misc import printable
-from .._summary import Table
+from .._summary import Shown, Table, plain
 from ._outputs import Writes, check_writes
 from ._values import address, count, number, quantiles, seed, steps, tokens
 
@@ -30,29 +30,56 @@ REQUIRED = {"required": True}
 _ARGUMENT = re.compile(r"^(\S+)(?: (\S+?)(\.\.\.)?)?  (.+(?:\n .+)*)$", re.MULTILINE)
 
 
-@dataclasses.dataclass(frozen=True)
+# See `Output`.
+Part = str | list[str] | Table | Shown | Mapping[str, Any] | None
+
+
 class Output:
     """What a command found.
 
-    **Attributes:**
+    **Arguments:**
 
-    - `result`: what `--json` prints.
-    - `blocks`: what is printed without it, an empty line between any two. Of a command with
-        `--csv`, the first table is what that prints.
+    - `parts`: a text or a table is printed, and a list of lines, beside other lines. A dictionary
+        is what `--json` prints. A result is both; one in a dictionary shows its lines, but no
+        table. `None` is nothing. Of a command with `--csv`, the first table is what that prints.
     - `status`: the exit status of the command.
     """
 
-    result: dict[str, Any]
-    blocks: Sequence[Table | str]
-    status: int = 0
+    def __init__(self, *parts: Part, status: int = 0):
+        self.parts, self.status = parts, status
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        dictionaries = (plain(part) for part in self.parts if isinstance(part, Mapping | Shown))
+        return dict(it.chain.from_iterable(map(dict.items, dictionaries)))
+
+    def blocks(self) -> Iterator[Table | str]:
+        """What is printed without it, an empty line between any two."""
+        for are_lines, pieces in it.groupby(self._pieces(), lambda piece: isinstance(piece, list)):
+            if are_lines:
+                yield "\n".join(filter(None, it.chain.from_iterable(pieces)))
+            else:
+                yield from pieces
+
+    def _pieces(self) -> Iterator[Any]:
+        for part in self.parts:
+            if isinstance(part, Mapping):
+                yield [value.headline() for value in part.values() if isinstance(value, Shown)]
+            elif isinstance(part, Shown):
+                yield [part.headline()]
+                if (table := part.summary()).rows:
+                    yield table
+            elif part is not None:
+                yield part
 
     def printed(self, args: Args) -> str:
         """The output in the requested format."""
         if args.json:
-            return json.dumps(self.result, allow_nan=False)
+            return json.dumps(self.to_json(), allow_nan=False)
         if getattr(args, "csv", False):
-            return next(block for block in self.blocks if isinstance(block, Table)).csv()
-        blocks = (printable(str(block), "\n") for block in self.blocks)
+            tables = (block for block in self.blocks() if isinstance(block, Table))
+            return next(tables).csv()
+        blocks = (printable(str(block), "\n") for block in self.blocks())
         return "\n\n".join(filter(None, blocks))
 
 

@@ -9,7 +9,7 @@ import prism_jax as prism
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import plural
-from .._summary import GIB, plain
+from .._summary import GIB
 from ..data import load_job
 from . import _load
 from ._compare import check_cost
@@ -31,30 +31,26 @@ def predict(args: Args) -> Output:
     _load.check_memory(args, job)
     predicted = prediction.predict(job)
     _load.tell_notes([job])
-    per_gpu = prediction.throughput(job, prediction=predicted)
-    drawn = prediction.energy(job, predicted)
-    assert per_gpu is not None  # `predict` raises where a job has no model.
-    result = {"job": job.name, "world_size": job.layout.world_size, **plain(predicted)}
-    result["step_time_s"] = {"mean": result.pop("mean")}
-    result["throughput"] = plain(per_gpu)
-    needed = prediction.memory(job)
-    result |= {"memory_bytes": needed.fullest.bytes, "fits": needed.fits}
-    if drawn is not None:
-        result["energy"] = plain(drawn)
-    error = prediction.expected_error(job)
+    rates = {"throughput": prediction.throughput(job, prediction=predicted)}
+    if (drawn := prediction.energy(job, predicted)) is not None:
+        rates["energy"] = drawn
+    needed, error = prediction.memory(job), prediction.expected_error(job)
     low, high = (predicted.mean * factor for factor in error.interval())
-    result["prediction_interval_90"] = {"mean": [low, high]}
-    result["expected_error"] = _load.expected_error_json(error)
-    head = f"{predicted.mean:.5g} s a step, without variability"
-    interval = f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"
-    lines = [head, interval, *per_gpu.lines(), *([] if drawn is None else [drawn.line()])]
-    lines += [] if needed.fits else [_fit(job, needed)]
     effects = prediction.effects_of_stack(job, predicted.mean)
     left_out = prediction.uncounted(job, predicted.mean)
-    result |= {"effects_of_stack": plain(effects), "uncounted": left_out}
-    lines += [*(effect.text for effect in effects), *filter(None, [left_out])]
     return Output(
-        result, [job.header, "\n".join(lines), prediction.parts_table(predicted.breakdown)]
+        {"job": job.name, "world_size": job.layout.world_size, **predicted.to_json()},
+        {"memory_bytes": needed.fullest.bytes, "fits": needed.fits},
+        {"prediction_interval_90": {"mean": [low, high]}, "expected_error": error},
+        {"effects_of_stack": effects, "uncounted": left_out},
+        job.header,
+        [f"{predicted.mean:.5g} s a step, without variability"],
+        [f"90 % of such runs: {low:.4g} .. {high:.4g} s, {error}"],
+        rates,
+        [] if needed.fits else [_fit(job, needed)],
+        [effect.text for effect in effects],
+        [left_out],
+        prediction.parts_table(predicted.breakdown),
     )
 
 
@@ -68,9 +64,7 @@ def memory(args: Args) -> Output:
     """
     job = load_job(args.job, args.overrides)
     needed = prism.prediction.memory(job)
-    table = dataclasses.replace(needed.summary(), most=None)
-    result = {**plain(needed), "usable_bytes": needed.usable_bytes, "fits": needed.fits}
-    return Output(result, [job.header, table, _fit(job, needed)])
+    return Output(job.header, needed, _fit(job, needed))
 
 
 def _fit(job: Any, needed: Any) -> str:
@@ -113,66 +107,50 @@ def simulate(args: Args) -> Output:
     future = None if loaded is None else prism.calibration.epistemic(loaded, law)
     expected = None if future is None else future.intervals(levels)
     table = prism.law.law_table(law, levels, measured and measured.figures, expected)
-    result = {"job": job.name, "world_size": job.layout.world_size, **law.to_json(levels)}
-    if future is not None:
-        result["prediction_interval_90"] = plain(expected)
-        result["expected_error"] = _load.expected_error_json(future.error)
-    if loaded is not None:
+    size = {"world_size": job.layout.world_size}
+    parts: list[Any] = [*_load.of(job, program), size, law.to_json(levels)]
+    parts.append(dataclasses.replace(table, title=""))
+    if loaded is not None and future is not None:
         sources = loaded.kernels.sources
-        result["kernels"] = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
-        result["notes"] = list(_load.all_notes(loaded))
+        names = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
+        parts.append({"kernels": names, "notes": _load.all_notes(loaded)})
+        parts.append({"prediction_interval_90": expected, "expected_error": future.error})
+        parts.append([f"90 % of such runs: {future.error}"])
     if measured is not None:
-        figures = plain(measured).items()
-        result["measured"] = {name: value for name, value in figures if value is not None}
-        result["relative_error"] = {
-            row["figure"]: row["predicted_s"] / row["measured_s"] - 1
-            for row in table.rows
-            if row["measured_s"] is not None
-        }
+        parts += [{"measured": measured}, [f"measured: {measured.source}"]]
+        rows = [row for row in table.rows if row["measured_s"] is not None]
+        errors = {row["figure"]: row["predicted_s"] / row["measured_s"] - 1 for row in rows}
+        parts.append({"relative_error": errors})
     per_gpu = prism.prediction.throughput(loaded, law.mean)
     needed = None
     if loaded is not None and per_gpu is not None:
         needed = prism.prediction.memory(loaded)
-        result |= {"throughput": plain(per_gpu), "fits": needed.fits}
-    result["exposed_data_parallel_s"] = _exposed(program, options)
-    if args.epistemic and future is not None:
-        result["epistemic"] = future.to_json()
-    _load.tell_interrupted("steps", law, law.num_samples)
-    table = dataclasses.replace(table, title="")
-    lines = _below(law, future, result, per_gpu)
-    lines += [] if needed is None or needed.fits else [_fit(loaded, needed)]
-    return Output(result, [_load.header(job, program), table, "\n".join(lines)])
-
-
-def _below(law: Any, future: Any, result: dict[str, Any], per_gpu: Any) -> list[str]:
-    """What is said below the table: first what an interval means, last the simulation's noise."""
-    lines = [] if future is None else [f"90 % of such runs: {future.error}"]
-    if result.get("measured"):
-        lines.append(f"measured: {result['measured'].get('source')}")
-    lines += [] if per_gpu is None else per_gpu.lines()
-    exposed = result["exposed_data_parallel_s"]
+        parts.append({"throughput": per_gpu, "fits": needed.fits})
+    exposed = _exposed(program, options)
+    parts.append({"exposed_data_parallel_s": exposed})
     if exposed["mean"] > 0:
-        lines.append(
-            f"exposed communication of data parallelism: {exposed['mean']:.3g} s of a step on "
-            f"average, p95 {exposed['p95']:.3g} s"
-        )
-    lines += law.about_allocations()
-    lines += [str(future)] if "epistemic" in result else []
+        text = "exposed communication of data parallelism: {mean:.3g} s of a step on average, p95 "
+        parts.append([f"{text}{{p95:.3g}} s".format(**exposed)])
+    parts.append(law.about_allocations())
+    if args.epistemic and future is not None:
+        parts += [{"epistemic": future}, [str(future)]]
+    # What an interval means comes first, and last the noise of the simulation.
     if future is not None:
-        lines.append(prism.law.about_noise(law, future.intervals()))
-    lines.append(
-        f"{plural(law.num_samples, 'step')} ({law.sampling} sampling); "
-        f"set-up {law.compile_s:.1f} s, simulation {law.run_s:.1f} s "
-        f"({result['samples_per_s']:,.0f} steps/s)"
+        parts.append([prism.law.about_noise(law, future.intervals())])
+    _load.tell_interrupted("steps", law, law.num_samples)
+    how = (
+        f"{plural(law.num_samples, 'step')} ({law.sampling} sampling); set-up {law.compile_s:.1f} "
+        f"s, simulation {law.run_s:.1f} s ({law.samples_per_s:,.0f} steps/s)"
     )
-    return lines
+    fit = [] if needed is None or needed.fits else [_fit(loaded, needed)]
+    return Output(*parts, [how], fit)
 
 
 def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     """The exposed communication of data parallelism, in seconds of a step."""
     options = {name: options[name] for name in ("num_samples", "key")}
     exposed = prism.analysis.exposed_data_parallel(program, **options)
-    return _load.levels_of(exposed, (50, 95))
+    return prism.analysis.levels_of(exposed, (50, 95))
 
 
 @command(
@@ -231,7 +209,6 @@ def report(args: Args) -> Output:
     law = gathered.law
     levels = {name: float(law.quantile(q)) for name, q in gathered.levels.items()}
     result = {
-        "job": job.name,
         "out": args.out,
         "step_time_s": {"mean": law.mean, **levels},
         "num_samples": law.num_samples,
@@ -241,7 +218,7 @@ def report(args: Args) -> Output:
         f"mean {law.mean:.5g} s, p95 {law.quantile(0.95):.5g} s; the report is written to "
         f"{shown(args.out)}, which any browser opens"
     )
-    return Output(result, [_load.header(job, program), text])
+    return Output(*_load.of(job, program), result, text)
 
 
 def _commands(args: Args) -> dict[str, str]:

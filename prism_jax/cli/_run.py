@@ -8,7 +8,7 @@ import prism_jax as prism
 
 from .._estimate import Estimate
 from .._misc import plural
-from .._summary import Column, Table, picked_attributes, plain
+from .._summary import Column, Table, plain
 from ..data import at_age, load_failures
 from . import _load
 from ._compare import cost
@@ -90,42 +90,25 @@ def run(args: Args) -> Output:
     )
     error = None if loaded is None else prism.prediction.expected_error(loaded)
     future = law if error is None else law.at_levels(prism.prediction.levels_of_law(error, _LEVELS))
-    names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
-    result: dict[str, Any] = {
-        "job": job.name,
-        "world_size": world_size,
-        "steps": steps,
-        "days": {"mean": law.mean.value, **{f"p{p}": law.quantile(p / 100) for p in (5, 50, 95)}},
-        "parts_days": law.parts,
-        **picked_attributes(law, *names),
-        "num_runs": law.num_runs,
-        "requested_runs": law.requested,
-        **cost(args, world_size, 86_400 * law.mean.value),
-        "level_std": level,
-        "drift": drift,
-        "failures": failures.source,
-    }
     _load.tell_interrupted("runs", law, law.num_runs)
+    dear = cost(args, world_size, 86_400 * law.mean.value)
+    of_runs = {"steps": steps, "level_std": level, "drift": drift, "failures": failures.source}
+    parts = [*_load.of(job, program), {"world_size": world_size, **of_runs}, law.to_json(), dear]
     table = law.summary()
-    blocks: list[Table | str] = [_load.header(job, program)]
     if error is not None:
-        result["prediction_interval_90"] = _intervals(result["days"], law.parts, error)
-        result["expected_error"] = _load.expected_error_json(error)
+        intervals = _intervals(law.figures, law.parts, error)
+        parts.append({"prediction_interval_90": intervals, "expected_error": error})
         low, high = future.quantile(0.05), future.quantile(0.95)
         interval = f"90 % of such runs take {low:.4g} .. {high:.4g} days, {error}"
-        blocks.append(f"{plural(steps, 'step')}: {interval}")
+        parts.append(f"{plural(steps, 'step')}: {interval}")
         table = dataclasses.replace(table, title="If steps take as long as predicted:")
-    blocks.append(table)
-    priced = f", cost {result['cost']:,.0f}" if "cost" in result else ""
-    blocks.append(f"{plural(round(result['gpu_hours']), 'GPU hour')} on average{priced}")
+    priced = f", cost {dear['cost']:,.0f}" if "cost" in dear else ""
+    parts += [table, f"{plural(round(dear['gpu_hours']), 'GPU hour')} on average{priced}"]
     if args.deadline is not None:
-        in_time, text = _in_time(future, args.deadline)
-        result |= in_time
-        blocks.append(text)
+        parts += _in_time(future, args.deadline)
     if law.derivatives:
-        result["derivatives_days"] = plain(law.derivatives)
-        blocks.append(_derivatives(law.derivatives))
-    return Output(result, [*blocks, f"failures: {failures.source}"])
+        parts += [{"derivatives_days": law.derivatives}, _derivatives(law.derivatives)]
+    return Output(*parts, f"failures: {failures.source}")
 
 
 def _spell_steps(job: Any) -> float:
@@ -194,4 +177,4 @@ def _derivatives(derivatives: dict[str, Any]) -> Table:
     ordered = sorted(derivatives.items(), key=lambda item: -abs(item[1].value))
     rows = [{"of": name, "days": derivative.value} for name, derivative in ordered]
     columns = (Column("1 % more of", "of"), Column("days", form="+.2g", scale=0.01))
-    return Table(columns, rows, most=None)
+    return Table(columns, rows)

@@ -1,12 +1,11 @@
 """What variability costs, of each part and within a budget; what is critical; and what-ifs."""
 
-import dataclasses
 from typing import Any
 
 import prism_jax as prism
 
 from .._files import shown
-from .._misc import plural, quoted, unknown_name
+from .._misc import quoted, unknown_name
 from .._summary import Column, Table, picked_attributes, plain
 from . import _load
 from ._options import REQUIRED, Args, Output, command
@@ -32,19 +31,8 @@ def sensitivity(args: Args) -> Output:
     program, options = _load.compiled(args, job)
     shapley = [name.strip() for name in args.shapley.split(",") if name.strip()]
     result = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
-    first, below = result.parts[: args.top], result.parts[args.top :]
-    longest = max((part.mean.value for part in first if part.mean), default=0.0)
-    long = [part for part in below if part.mean and part.mean.value > longest]
-    rows = [*first, *long, *(part for part in below if part not in long)]
-    table = dataclasses.replace(result.summary(), rows=rows, most=len(first) + len(long))
-    lines = [
-        f"all variability together: {result.whole_gain}; the sum of the gains of kernels, factors "
-        f"and stalls: {result.sum_of_gains}",
-        *(f"Shapley value of {name}: {value}" for name, value in result.shapley.items()),
-        plural(result.num_samples, "step"),
-    ]
-    blocks = [_load.header(job, program), table, "\n".join(lines)]
-    return Output({"job": job.name, **plain(result)}, blocks)
+    table = result.summary(args.top)
+    return Output(*_load.of(job, program), plain(result), table, [result.headline()])
 
 
 @command("SIMULATED --objective", how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
@@ -59,14 +47,7 @@ def target(args: Args) -> Output:
     job, wanted = _load.load(args), objective(args.objective)
     program, options = _load.compiled(args, job)
     allowed = prism.analysis.target(program, wanted, args.part, args.at, **options)
-    text = (
-        f"with {allowed.factor} times its spread, `{args.part}` gives {wanted} = "
-        f"{allowed.reached:.6g}; with its present spread {allowed.as_it_is:.6g}, without any "
-        f"{allowed.without:.6g} ({plural(allowed.num_samples, 'step')})"
-    )
-    figure = {"job": job.name, "objective": str(wanted), "unit": wanted.unit}
-    result = {**figure, "part": args.part, **plain(allowed)}
-    return Output(result, [_load.header(job, program), "\n".join([text, *allowed.notes])])
+    return Output(*_load.of(job, program), allowed)
 
 
 @command(
@@ -91,19 +72,7 @@ def improve(args: Args) -> Output:
     program, options = _load.compiled(args, job)
     options["num_iterations"] = args.iterations
     result = prism.analysis.improve(program, wanted, costs, args.budget, **options)
-    parts = [{"part": name, "share": share} for name, share in result.removed.items()]
-    unit = "" if result.unit == "1" else f" {result.unit}"
-    lines = [
-        f"as it is {result.before}{unit}, improved {result.after}{unit}, gain {result.gain}{unit}",
-        f"{plural(result.num_samples, 'step')} for each figure, "
-        f"{plural(len(result.path) - 2, 'iteration')}",
-        *result.notes,
-    ]
-    title = f"{result.objective}, with {result.spent:.4g} spent"
-    shares = (Column("part"), Column("share of its spread to remove", "share", ".3f"))
-    table = Table(shares, sorted(parts, key=lambda row: -row["share"]), title, most=None)
-    blocks = [_load.header(job, program), table, "\n".join(lines)]
-    return Output({"job": job.name, **plain(result)}, blocks)
+    return Output(*_load.of(job, program), result)
 
 
 @command("SIMULATED --top", how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
@@ -120,17 +89,6 @@ def criticality(args: Args) -> Output:
     paths = prism.analysis.criticality(program, band=band, **options)
     frame = paths.table(args.of)
     rows = frame.to_dicts()
-    levels = (5, 50, 95)
-    exposed = _load.levels_of(paths.exposed_communication, levels)
-    data_parallel = _load.levels_of(paths.exposed_data_parallel, levels)
-    result = {
-        "job": job.name,
-        "band": band,
-        args.of: rows,
-        "exposed_communication": exposed,
-        "exposed_data_parallel": data_parallel,
-        **picked_attributes(paths, "num_steps", "num_replicas_seen"),
-    }
     title = f"{args.of} on the critical path"
     columns = [
         Column(name, error="standard_error") if name == "probability" else Column(name, form=".3g")
@@ -139,15 +97,9 @@ def criticality(args: Args) -> Output:
         # Each step passes through all stages.
         and not (args.of == "stages" and name == "probability")
     ]
-    lines = [
-        f"exposed communication{kind}, of a step: "
-        + ", ".join(f"{100 * x:.2f} % ({name})" for name, x in shares.items())
-        for kind, shares in (("", exposed), (" of data parallelism", data_parallel))
-    ]
-    seen = plural(round(paths.num_replicas_seen), "replica")
-    lines += [f"{plural(paths.num_steps, 'step')}, decided by {seen}"]
     table = Table(columns, rows, title, most=args.top)
-    return Output(result, [_load.header(job, program), table, "\n".join(lines)])
+    result = {"band": band, args.of: rows, **paths.to_json()}
+    return Output(*_load.of(job, program), result, table, [paths.headline()])
 
 
 def _band(text: str) -> tuple[float, float]:
@@ -183,23 +135,12 @@ def timeline(args: Args) -> Output:
     step = prism.analysis.sample_step(program, quantile=args.quantile, **options)
     prism.plot.save_chrome_trace(step, args.out, measured)
     result = {
-        "job": job.name,
         "out": args.out,
-        **picked_attributes(step, "quantile", "step_s", "num_ranks", "last_rank"),
-        "num_ops": len(step.receivers),
-        "critical_ops": len(step.path),
         "num_samples": args.samples,
         "measured_ranks": sorted(measured or ()),
     }
-    of = f", the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
-    ops, ranks = plural(len(step.receivers), "op"), plural(step.num_ranks, "pipeline rank")
-    text = (
-        f"a step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of {args.samples:,}{of}\n"
-        f"{ops} on {ranks}, {len(step.path):,} of "
-        f"them on the critical path, which ends on rank {step.last_rank}\n"
-        f"written to {shown(args.out)}; open it in ui.perfetto.dev"
-    )
-    return Output(result, [_load.header(job, program), text])
+    written = f"written to {shown(args.out)}; open it in ui.perfetto.dev"
+    return Output(*_load.of(job, program), step, result, [written])
 
 
 @command("SIMULATED", how={"--samples": (whole(32), 65_536)}, csv=True)
@@ -248,9 +189,7 @@ def whatif(args: Args) -> Output:
     for name, changes in compared.changes.items():
         means[name] = means["as it is"] + changes["mean"].value
     speeds, tables = _speeds(jobs, means)
-    table = dataclasses.replace(compared.summary(), most=None)
-    result = {"job": job.name, **plain(compared), "throughput": speeds}
-    return Output(result, [_load.header(job, program), table, *tables])
+    return Output(*_load.of(job, program), compared, {"throughput": speeds}, *tables)
 
 
 def _speeds(
@@ -279,7 +218,7 @@ def _speeds(
     rows = [{"scenario": name, **speed} for name, speed in speeds.items()]
     sizes = {name: speed["world_size"] for name, speed in speeds.items()}
     notes = _load.other_sizes(sizes, sizes["as it is"])
-    return speeds, [Table(columns, rows, most=None), *notes]
+    return speeds, [Table(columns, rows), *notes]
 
 
 def _slower_link(args: Args, job: Any, text: str) -> str:

@@ -10,13 +10,13 @@ import prism_jax as prism
 from .. import data
 from .._files import shown
 from .._misc import plural
-from .._summary import Column, Table, plain
+from .._summary import Column, Table, picked_attributes, plain
 from . import _load
 from ._options import REQUIRED, Args, Arguments, Output, arguments, command
 from ._outputs import Writes
 
 
-_MOST_KERNELS, _MOST_MOVES = 10, 3
+_MOST_ROWS, _MOST_KERNELS, _MOST_MOVES = 20, 10, 3
 _WIDEST = 70
 _IDLE = {"launches": "  for late launches", "input": "  for input", "device": "  of the device"}
 _IDLE |= {"unknown": "  of unknown cause"}
@@ -72,15 +72,15 @@ def trace(args: Args) -> Output:
         *(f"tells: {sentence}" for sentence in profiled.tells),
         *(f"does not tell: {sentence}" for sentence in profiled.does_not_tell),
     ]
-    where, *tables = [table for table in _tables(profiled) if table.rows] or [Table((), ())]
-    head, counts = _head(args.trace, profiled), "\n".join(_lines(profiled))
-    result = {"trace": args.trace, **plain(profiled)} | ({"beside": plain(parts)} if parts else {})
+    where, *tables = [table for table in _tables(profiled) if table.rows] or [None]
+    result = {"trace": args.trace, **plain(profiled)} | ({"beside": parts} if parts else {})
     if job is not None and parts:
         tables = [prism.diagnosis.beside_table(job, parts), *tables]
         if classes := prism.diagnosis.kernel_classes(job, profiled):
             tables.insert(1, prism.diagnosis.classes_table(classes))
-            result["classes"] = plain(classes)
-    return Output(result, [head, where, *tables, counts, "\n".join(notes)])
+            result["classes"] = classes
+    head, counts = _head(args.trace, profiled), "\n".join(_lines(profiled))
+    return Output(result, head, where, *tables, counts, notes)
 
 
 def _head(path: str, profiled: Any) -> str:
@@ -123,7 +123,7 @@ def _tables(profiled: Any) -> list[Table]:
     ]
     of_rank = f" on rank {profiled.rank}" if profiled.by_rank else ""
     of_rank += ", of the median step time" if of_rank and profiled.steps else ""
-    where = Table(columns, rows, f"Where the time goes{of_rank}", most=None)
+    where = Table(columns, rows, f"Where the time goes{of_rank}")
     talks = Table(
         (
             *(Column("collective", "kind"), "group", "ranks", Column("elements", "size")),
@@ -133,12 +133,14 @@ def _tables(profiled: Any) -> list[Table]:
         ),
         profiled.collectives,
         "Collectives of a step: what one rank puts in, and how long they run",
+        most=_MOST_ROWS,
     )
     parts = ("compute", "communication", "exposed", "idle")
     ranks = Table(
         ("rank", _ms("step", "step_time_s"), *(_ms(name, f"split.{name}_s") for name in parts)),
         [rank for rank in profiled.by_rank if rank.split is not None],
         "Ranks",
+        most=_MOST_ROWS,
     )
     kernels = Table(
         (
@@ -234,10 +236,9 @@ def fit(args: Args) -> Output:
         "dropped": trace.dropped,
         "replay_error": float(max(abs(again / measured - 1))),
         "mean_step_time_s": float(measured.mean()),
-        "components": plain(fitted.components),
-        "notes": list(fitted.notes),
+        **picked_attributes(fitted, "components", "notes"),
         "moved_by_shuffling": moved,
-        "ladder": plain(rungs),
+        "ladder": rungs,
     }
     head = (
         f"{args.out}: fitted to {plural(len(chosen.steps), 'step')} of {measured.mean():.5g} s "
@@ -246,7 +247,7 @@ def fit(args: Args) -> Output:
     dropped = [f"dropped: {reason} ({number})" for reason, number in trace.dropped.items()]
     notes = [*dropped, *(f"note: {note}" for note in fitted.notes)]
     components = dataclasses.replace(fitted.summary(), notes=notes)
-    return Output(result, [head, components, _ladder(rungs), _moved(moved)])
+    return Output(result, head, components, _ladder(rungs), _moved(moved))
 
 
 def _ladder(rungs: Any) -> Table:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from .._misc import plural, quoted
-from .._summary import Shown, Table
+from .._summary import Shown, Table, picked_attributes
 from ._given import Given
 from ._hardware import Cluster
 from ._kernels import Calibrated, Kernels
@@ -148,6 +148,11 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p95_s: Positive | None = None
     p99_s: Positive | None = None
     num_samples: Count | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known of these."""
+        values = picked_attributes(self, *self.__struct_fields__)
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def figures(self) -> dict[str, float]:

@@ -73,7 +73,7 @@ def variation_table(laws: Sequence[Variation], *more: Column | str, title: str =
             "parameters", lambda law: ", ".join(f"{k} {x:.3g}" for k, x in law.parameters.items())
         ),
     )
-    return Table((*columns, *more), laws, title, most=None)
+    return Table((*columns, *more), laws, title)
 
 
 def has_seconds(variations: Iterable[Variation]) -> bool:

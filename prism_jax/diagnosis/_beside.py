@@ -67,6 +67,4 @@ def beside_table(job: Job, parts: tuple[StepPart, ...]) -> Table:
         Column("predicted", "predicted_s", ".4g", "ms", scale=1e3),
         Column("measured", "measured_s", ".4g", "ms", scale=1e3),
     )
-    return Table(
-        columns, parts, f"A step of {job.name} as predicted, beside its kernels", most=None
-    )
+    return Table(columns, parts, f"A step of {job.name} as predicted, beside its kernels")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.special import stdtr
 
 from .._misc import check_unit, plural, runs_of
-from .._summary import Column, Shown, Table
+from .._summary import Column, Shown, Table, picked_attributes
 from ..calibration import STEP_LEVELS, Epistemic, possible_runs
 from ..data import Job, load_priors
 from ..lowering import job_parts
@@ -127,8 +127,11 @@ class Diagnosis(Shown):
             beside = f"; predicted {self.predicted:.4g} (90 %: {low:{form}} .. {high:{form}})"
         return f"You measured {self.measured:.4g} s{beside}: {verdict}."
 
-    def lines(self) -> list[str]:
-        """What was found, in sentences."""
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, and what would tell causes apart."""
+        return picked_attributes(self, *self.__dataclass_fields__, "tell")
+
+    def headline(self) -> str:
         normal, steps = "normal" if self.normal else "not normal", plural(self.num_steps, "step")
         lines = [f"measured: p50 {self.measured:.4g} s of {steps}: {normal}"]
         if self.interval_90 is not None:
@@ -148,7 +151,7 @@ class Diagnosis(Shown):
                 "step has fewer tokens, the model is smaller, the device is another, or the time "
                 "is in another unit or not of a whole step"
             )
-        return lines
+        return "\n".join(lines)
 
     @property
     def tell(self) -> dict[str, str]:

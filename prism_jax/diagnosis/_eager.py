@@ -87,7 +87,7 @@ def classes_table(classes: Iterable[KernelClass]) -> Table:
     columns = ("class", "name"), number("predicted"), number("measured")
     columns = (Column(*columns[0]), *columns[1:], seconds("predicted"), seconds("measured"))
     title = "Kernels of a step by class; those without a number have no counterpart"
-    return Table(columns, [*classes], title, most=None)
+    return Table(columns, [*classes], title)
 
 
 def calibrated_to_profile(

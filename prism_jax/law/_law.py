@@ -111,10 +111,16 @@ class Law(Shown, AbstractCompared):
                 unknown[name] = self.why_unknown(quantiles.get(name))
         step_time["confidence_level"] = 0.95
         step_time["quantiles"] = [[i / 200, self.quantile(i / 200)] for i in range(1, 200)]
-        names = ("num_samples", "sampling", "effective_samples", "compile_s", "run_s")
+        names = (
+            "num_samples",
+            "sampling",
+            "effective_samples",
+            "compile_s",
+            "run_s",
+            "samples_per_s",
+        )
         result = {"step_time_s": step_time, **picked_attributes(self, *names)}
         result["requested_samples"] = self.requested
-        result["samples_per_s"] = self.num_samples / max(self.run_s, 1e-9)
         if self.allocations is not None and len(self.allocations.means) > 1:
             result["allocations"] = {
                 "means_s": list(self.allocations.means),
@@ -139,6 +145,11 @@ class Law(Shown, AbstractCompared):
     def num_samples(self) -> int:
         """How many steps were simulated."""
         return self.histogram.num_samples
+
+    @property
+    def samples_per_s(self) -> float:
+        """How many steps a second of the run simulated."""
+        return self.num_samples / max(self.run_s, 1e-9)
 
     @property
     def interrupted(self) -> bool:

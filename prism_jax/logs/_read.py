@@ -5,12 +5,14 @@ import dataclasses
 import json
 import os
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from .._files import Path, read_file, shown
 from .._misc import STEP_TIME, plural, quoted
+from .._summary import Shown, picked_attributes
 from ..data import Job, located
 from ..trace import read_runs
 from ._columns import (
@@ -33,8 +35,8 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _MOST_RESTARTS = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Measured(Shown):
     """Measured steps.
 
     **Attributes:**
@@ -56,8 +58,11 @@ class Measured:
         """How many steps count."""
         return sum(map(len, self.runs))
 
-    def line(self) -> str:
-        """What was measured, as a sentence."""
+    def to_json(self) -> dict[str, Any]:
+        """How many steps count, and which do not."""
+        return picked_attributes(self, "used", "left_out")
+
+    def headline(self) -> str:
         away = ", ".join(f"{left.count:,} {left.kind}" for left in self.left_out)
         return f"{self.source}: {plural(self.used, 'step')}; left out: {away or 'none'}"
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from .._estimate import Estimate
 from .._installed import needed
 from .._interrupt import progress_bar
-from .._summary import Shown, Table
+from .._summary import Shown, Table, picked_attributes
 from ..analysis import (
     AbstractObjective,
     Quantile,
@@ -75,6 +75,12 @@ class Placement(Shown):
         """A polars frame with a row for each place."""
         pl = needed("polars")
         return pl.DataFrame(self.places).rename({"factor": "factor [1]"})
+
+    def to_json(self) -> dict[str, Any]:
+        """Its figures, and the node for each place."""
+        figures = ("objective", "unit", "before", "after", "gain", "worst", "bound")
+        known = picked_attributes(self, *figures, "num_samples", "num_placements")
+        return known | {"order": self.order.tolist()}
 
     def summary(self) -> Table:
         moved = int(np.sum(self.order != np.arange(len(self.order))))

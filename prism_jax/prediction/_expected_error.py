@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from .._misc import plural
+from .._summary import picked_attributes
 from ..data import Calibrated, Job, Kernels, generation_of, load_expected_errors, load_priors
 from ..lowering import job_parts
 from ..workload import Costs, has_experts, has_tables
@@ -57,6 +58,10 @@ class ExpectedError(msgspec.Struct, frozen=True):
         if self.num_runs:
             return f"by the errors of {plural(self.num_runs, 'published run')} ({self.table})"
         return "no published run is of this class, so this is wider than for its kind of job"
+
+    def to_json(self) -> dict[str, Any]:
+        """Of which runs it is, with its median and its scale."""
+        return picked_attributes(self, "bias", "spread", "num_runs", "table")
 
     def about_sites(self) -> str:
         """By how much sites of one machine differ, and whether that is part of the law."""

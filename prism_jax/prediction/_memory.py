@@ -2,12 +2,13 @@
 
 import itertools as it
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .._summary import GIB, Column, Shown, Table
+from .._summary import GIB, Column, Shown, Table, picked_attributes
 from ..cluster import Group, find_link, group_of
 from ..data import Cluster, Job
 from ..lowering import job_parts
@@ -94,6 +95,10 @@ class Memory(Shown, msgspec.Struct, frozen=True):
     def usable_bytes(self) -> float:
         """The memory of a device without what is reserved, in bytes."""
         return self.device_bytes - sum(self.reserved.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, what is usable, and whether the job fits."""
+        return picked_attributes(self, *self.__struct_fields__, "usable_bytes", "fits")
 
     def summary(self) -> Table:
         names = dict.fromkeys(name for rank in self.ranks for name in rank.parts)

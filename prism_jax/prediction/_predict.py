@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from .._summary import Column, Shown, Table
+from .._summary import Column, Shown, Table, picked_attributes
 from ..data import Job, Kernels, check_parts
 from ..lowering import (
     Frame,
@@ -71,6 +71,11 @@ class Prediction(Shown, msgspec.Struct, frozen=True):
     tokens_per_s: float
     samples_per_s: float
 
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; the mean is one of the step time, as that of a law."""
+        mean, *names = self.__struct_fields__
+        return {"step_time_s": picked_attributes(self, mean), **picked_attributes(self, *names)}
+
     def summary(self) -> Table:
         rates = {"tokens": self.tokens_per_s, "samples": self.samples_per_s}
         yields = {f"{rate:{rate_form(rate)}} {unit}/s": rate for unit, rate in rates.items()}
@@ -96,7 +101,7 @@ def parts_table(parts: Mapping[str, float], title: str = "", notes: Sequence[str
         Column("time", "seconds", ".4g", "s"),
         Column("share", "seconds", ".1f", "%", scale=100 / total),
     )
-    return Table(columns, rows, title, notes, most=None)
+    return Table(columns, rows, title, notes)
 
 
 def predict(job: Job) -> Prediction:

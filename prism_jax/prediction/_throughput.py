@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from .._summary import GIB
+from .._summary import GIB, Shown
 from ..cluster import drawn
 from ..data import Job
 from ._memory import memory
@@ -23,7 +23,7 @@ _LEAST = 5e-4
 _STEP = 1e-4
 
 
-class Throughput(msgspec.Struct, frozen=True):
+class Throughput(Shown, msgspec.Struct, frozen=True):
     """The throughput of a job at a mean step time.
 
     **Attributes:**
@@ -52,21 +52,21 @@ class Throughput(msgspec.Struct, frozen=True):
         per_gpu, unit = _counted(self.tokens_per_s_per_gpu, self.samples_per_s_per_gpu)
         return f"{gpus * per_gpu:{rate_form(gpus * per_gpu)}} {unit}/s"
 
-    def lines(self) -> list[str]:
-        """Two lines of text for users."""
+    def headline(self) -> str:
         mfu = "" if self.mfu is None else f" ({100 * self.mfu:.1f} % MFU)"
         parts = ", ".join(
             f"{name} {100 * seconds / sum(self.breakdown.values()):.1f} %"
             for name, seconds in self.breakdown.items()
             if abs(seconds) >= _LEAST * sum(self.breakdown.values())
         )
-        return [
+        lines = [
             f"per GPU: {self.rate()}, "
             f"{self.flop_per_s_per_gpu / 1e12:,.0f} model TFLOP/s{mfu}, "
             f"{self.memory_bytes / GIB:.1f} GiB on the fullest",
             f"mean:    {parts}",
             *[_FAST] * (self.mfu is not None and self.mfu > _MOST_MFU),
         ]
+        return "\n".join(lines)
 
 
 def throughput(
@@ -101,7 +101,7 @@ def _counted(tokens: float, samples: float) -> tuple[float, str]:
     return (samples, "samples") if math.isnan(tokens) else (tokens, "tokens")
 
 
-class Energy(msgspec.Struct, frozen=True):
+class Energy(Shown, msgspec.Struct, frozen=True):
     """What a step without variability draws, on a device of which that is known.
 
     **Attributes:**
@@ -120,8 +120,7 @@ class Energy(msgspec.Struct, frozen=True):
     samples_per_joule: float
     seconds_per_w: float
 
-    def line(self) -> str:
-        """A line of text for users."""
+    def headline(self) -> str:
         per_joule, unit = _counted(self.tokens_per_joule, self.samples_per_joule)
         return (
             f"power:   {self.limit_w:g} W a GPU at most, {self.joules / 1e3:,.4g} kJ a step, "

@@ -63,8 +63,8 @@ def sections(report: Report) -> dict[str, Markup]:
     return shown
 
 
-def _sentences(lines: Iterable[str]) -> Iterable[str]:
-    return (f"{line[0].upper()}{line[1:]}." for line in lines)
+def _sentences(lines: str) -> Iterable[str]:
+    return (f"{line[0].upper()}{line[1:]}." for line in lines.splitlines())
 
 
 def _sliders(report: Report, sliders: Sliders) -> Iterable[Block]:
@@ -142,12 +142,13 @@ def _law(report: Report, law: Law) -> Iterable[Block]:
     if future is not None and expected is not None:
         notes.insert(0, f"90 % of such runs: {future.error}")
         notes.append(about_noise(law, expected))
-    yield from _sentences(notes)
+    yield from _sentences("\n".join(notes))
 
 
 def _diagnosis(diagnosis: Diagnosis) -> Iterable[Block]:
     """Whether measured step times are normal, what explains them, and what to change."""
-    return *_sentences(diagnosis.lines()), diagnosis.summary(), *diagnosis.changes_tables()
+    yield from _sentences(diagnosis.headline())
+    yield from (diagnosis.summary(), *diagnosis.changes_tables())
 
 
 def _beside(report: Report, parts: tuple[StepPart, ...]) -> Iterable[Block]:
@@ -202,16 +203,15 @@ def _sensitivities(sensitivity: Sensitivity) -> Iterable[Block]:
         "simulated (bars, with 95 % intervals) and to first order (diamonds). The longest of up to "
         "ten bars is the part to make steadier first."
     )
-    unit, seconds = ("", "") if sensitivity.unit == "1" else (" s", " (both in seconds)")
+    unit = "" if sensitivity.unit == "1" else " s"
     height = 1.0 + 0.32 * min(len(sensitivity.parts), 10)
     yield svg_figure("sensitivities", caption, height, lambda ax: plot.tornado(sensitivity, ax=ax))
     yield (
         f"{sensitivity.objective} is {sensitivity.value}{unit}. Mean: its slope in the part's "
         "latency. Spread: its slope in the part's variability. Gain: by how much it would fall if "
-        "the part did not vary, simulated. Without any variability it would fall by "
-        f"{sensitivity.whole_gain}; the sum of the gains of kernels, factors and stalls is "
-        f"{sensitivity.sum_of_gains}{seconds}."
+        "the part did not vary, simulated. Gains:"
     )
+    yield from _sentences(sensitivity.headline())
     listed = sensitivity.summary()
     if len(sensitivity.parts) > _MOST_ROWS:
         most = sensitivity.parts[:_MOST_ROWS]
@@ -229,13 +229,7 @@ def _criticality(criticality: Criticality) -> Iterable[Block]:
     title, scope = "Criticality of pipeline", "of the pipeline"
     yield table(criticality.summary(), f"ranks {scope}", title=f"{title} ranks", notes=())
     yield table(criticality.summary("stages"), f"stages {scope}", title=f"{title} stages")
-    exposed = criticality.exposed_communication.mean(), criticality.exposed_data_parallel.mean()
-    yield (
-        f"Exposed communication takes {100 * exposed[0]:.2f} % of a step on average; that of data "
-        f"parallelism takes {100 * exposed[1]:.2f} %. The figures are from "
-        f"{plural(criticality.num_steps, 'step')}, decided by "
-        f"{plural(round(criticality.num_replicas_seen), 'replica')}."
-    )
+    yield from _sentences(criticality.headline())
 
 
 def _memory(memory: Memory) -> Iterable[Block]:
@@ -256,15 +250,9 @@ def _memory(memory: Memory) -> Iterable[Block]:
 
 def _timeline(step: SampledStep) -> Iterable[Block]:
     """One simulated step, op by op."""
+    what, text = _sentences(step.headline())
     caption = (
-        f"One simulated step of {step.step_s:.5g} s, the p{100 * step.quantile:g} of the step "
-        "time: the ops of each pipeline rank over time, and the critical path. Gaps are waits."
-    )
-    of = f", of the slowest of {step.num_replicas:,} replicas" if step.num_replicas > 1 else ""
-    text = (
-        f"{plural(len(step.receivers), 'op')} on {plural(step.num_ranks, 'pipeline rank')}{of}; "
-        f"{len(step.path):,} of them on the critical path, which ends on rank "
-        f"{step.last_rank}. "
+        f"{what} The ops of each pipeline rank over time, and the critical path. Gaps are waits."
     )
     perfetto = tag("code", "prism-jax timeline"), " writes such a step for Perfetto."
 
@@ -274,4 +262,4 @@ def _timeline(step: SampledStep) -> Iterable[Block]:
             shapes.set_rasterized(True)
 
     yield svg_figure("timeline", caption, 1.6 + 0.3 * min(step.num_ranks, 32), draw)
-    yield tag("p", text, *perfetto)
+    yield tag("p", f"{text} ", *perfetto)

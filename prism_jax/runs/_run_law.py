@@ -5,13 +5,14 @@ refused that would not end.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from scipy.special import lambertw, pdtrc
 
 from .._estimate import Estimate
-from .._summary import Shown, Table
+from .._summary import Shown, Table, picked_attributes, plain
 from ._cycles import RunCosts, Runs
 from ._rates import WEEK, Hazards
 
@@ -125,12 +126,26 @@ class RunLaw(Shown):
         days = np.sort((quantiles[:, None] + longer).reshape(-1))
         return dataclasses.replace(self, days=days)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The mean of the days and some quantiles, by name."""
+        quantiles = {f"p{round(100 * q)}": self.quantile(q) for q in (0.05, 0.5, 0.95)}
+        return {"mean": self.mean.value, **quantiles}
+
+    def to_json(self) -> dict[str, Any]:
+        """Its figures, without each run and without derivatives."""
+        names = ("goodput", "interruptions", "interval_s", "best_interval_s", "finding_saves_days")
+        days = {"days": self.figures, "parts_days": self.parts}
+        numbers = {"num_runs": self.num_runs, "requested_runs": self.requested}
+        return plain(days) | picked_attributes(self, *names) | numbers
+
     def summary(self) -> Table:
         number = sum(self.interruptions.values())
         causes = ", ".join(f"{name} {n:.3g}" for name, n in self.interruptions.items() if n)
         best = f"the best interval is {self.best_interval_s:.4g} s"
+        _, *quantiles = self.figures.items()
         rows = [("mean", f"{self.mean} days")]
-        rows += [(f"p{round(100 * q)}", f"{self.quantile(q):.4g} days") for q in (0.05, 0.5, 0.95)]
+        rows += [(name, f"{days:.4g} days") for name, days in quantiles]
         rows += [
             ("goodput", f"{100 * self.goodput:.4g} % of the time is spent in steps that count"),
             ("days by part", ", ".join(f"{k} {d:.3g}" for k, d in self.parts.items() if d > 1e-8)),
