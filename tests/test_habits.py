@@ -18,6 +18,7 @@ from prism_jax.cli import main
 from prism_jax.cli._installation import _wrong_on, wrong_on_this_backend
 from prism_jax.cli._main import COMMANDS, make_parser
 from prism_jax.cli._options import arguments
+from prism_jax.cli._values import count
 from prism_jax.data import list_names
 
 from .helpers import made_law
@@ -47,29 +48,33 @@ def test_arguments_are_those_of_the_text_that_lists_them():
     text = """
     job JOB  a job
     --set KEY=VALUE...  change a key
-    --of {ranks,ops}  what to print (ops)
+    --of {ranks,ops} (ops)  what to print
     --deep  go on,
         deeper by 5 %
+    --share X (5%)  of what
+    --top N (10)  rows
+    --out FILE (required)  the file
     """
-    found = dict(arguments(text, {"--of": (str, "ops"), "job": {"nargs": "?"}}))
-    assert found == {
+    listed = dict(arguments(text, {"job": {"nargs": "?"}}))
+    repeated = {"action": "append", "default": []}
+    assert listed == {
         "job": {"help": "a job", "metavar": "JOB", "nargs": "?"},
-        "--set": {
-            "help": "change a key",
-            "metavar": "KEY=VALUE",
-            "action": "append",
-            "default": [],
-        },
-        "--of": {
-            "help": "what to print (ops)",
-            "choices": ["ranks", "ops"],
-            "type": str,
-            "default": "ops",
-        },
+        "--set": {"help": "change a key", "metavar": "KEY=VALUE", **repeated},
+        "--of": {"help": "what to print (ops)", "choices": ["ranks", "ops"], "default": "ops"},
         "--deep": {"help": "go on, deeper by 5 %%", "action": "store_true"},
+        "--share": {"help": "of what (5%%)", "metavar": "X", "default": "5%"},
+        "--top": {"help": "rows (10)", "metavar": "N", "default": "10", "type": count},
+        "--out": {"help": "the file", "metavar": "FILE", "required": True},
     }
     with pytest.raises(AssertionError, match="not all are listed"):
         arguments(text, {"--fo": int})
+
+
+def test_every_command_prints_its_help(capsys):
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "example: prism-jax" in capsys.readouterr().out
 
 
 def _printed_completion(shell, capsys):

@@ -16,20 +16,20 @@ from .._interrupt import progress_bar
 from .._misc import plural
 from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
 from ._values import changes_of, objective, points, shard, tokens, whole
 
 
 @command(
     "--objective RANDOM --over --allow-oom --tokens --price",
-    how={"jobs": {"nargs": "+"}, "--samples": (whole(32), 16_384), "--parameters": tokens},
+    how={"jobs": {"nargs": "+"}, "--samples": whole(32), "--parameters": tokens},
 )
 def compare(args: Args) -> Output:
     """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.
 
     jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
-    --samples N  steps for each job (16384)
+    --samples N (16384)  steps for each job
     --parameters N  widen or narrow each model to N parameters, such as 8e9
 
     example: prism-jax compare gpt3-175b-h100-4096 --over schedule.virtual_stages=3,6,12
@@ -186,21 +186,16 @@ _FIGURES = ("mean", "std", "p50", "p95", "p99")
 _MANY_ROWS = 100
 
 
-@command(
-    "SIMULATED --ray --worker-gpus",
-    how={"--over": REQUIRED, "--shard": (shard, (1, 1))},
-    csv=True,
-    writes=Writes("--out"),
-)
+@command("SIMULATED --ray --worker-gpus", how={"--shard": shard}, csv=True, writes=Writes("--out"))
 def sweep(args: Args) -> Output:
     """Simulate a job over a grid of values.
 
-    --over KEY=VALUES...  values of a key: layout.dp=16,32,64 or
+    --over KEY=VALUES... (required)  values of a key: layout.dp=16,32,64 or
         kernels.all_gather.sigma=0.01:0.2:20 (from, to, how many); can be repeated, for all
         combinations
     --out DIR  a folder for the rows (Parquet); rows that are already there are not simulated again
-    --shard I/N  simulate only share I of N of the rows; others simulate the rest into the same
-        --out
+    --shard I/N (1/1)  simulate only share I of N of the rows; others simulate the rest into the
+        same --out
 
     example: prism-jax sweep gpt3-175b-h100-4096 --over layout.dp=64,128 --samples 10000 --csv
     """

@@ -6,7 +6,7 @@ import prism_jax as prism
 
 from . import _load
 from ._options import Args, Output, command
-from ._values import count, reader
+from ._values import reader
 
 
 _port = reader(int, lambda port: 0 <= port < 2**16, "the number of a port from 0 to 65,535")
@@ -14,14 +14,14 @@ _port = reader(int, lambda port: 0 <= port < 2**16, "the number of a port from 0
 
 @command(
     "--seed --set --gpus --allow-implausible",
-    how={"--samples": (count, 4096), "--port": (_port, 0)},
+    how={"--port": _port},
 )
 def explore(args: Args) -> Output:
     """Serve a page on which a job is moved, and its step, parts, memory, cost and law follow.
 
     job JOB  a shipped job (`prism-jax jobs`), or a .toml file, with a model
-    --samples N  steps of each law (4096)
-    --port N  the port of 127.0.0.1 (any free one)
+    --samples N (4096)  steps of each law
+    --port PORT (0)  the port of 127.0.0.1; 0 is any free one
     --open  also open the page in a browser
 
     example: prism-jax explore examples/job.toml --open
@@ -45,4 +45,4 @@ def explore(args: Args) -> Output:
         explorer.serve(server)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the page is closed.") from None
-    return Output({}, [])
+    return Output()

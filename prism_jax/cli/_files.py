@@ -16,7 +16,7 @@ from .._files import shown, written_whole
 from .._misc import quoted, unknown_name
 from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
 from ._values import count
 
@@ -42,25 +42,18 @@ _DEGREES = ("tp", "pp", "dp", "cp", "ep")
 
 @command(
     "SET",
-    how={
-        "out": {"default": "job.toml", "nargs": "?"},
-        "--model": str,
-        "--cluster": (str, "dgx-h100"),
-        "--gpus": (count, 64),
-        "--global-batch": count,
-        "--framework": str,
-    },
+    how={"out": {"nargs": "?"}, "--gpus": count},
     writes=Writes("out", ".toml"),
 )
 def init(args: Args) -> Output:
     """Write a job file to edit: the keys that one sets, with a comment on each.
 
-    out JOB.toml  the file to write (job.toml)
+    out JOB.toml (job.toml)  the file to write
     --model MODEL  a shipped model (`prism-jax models`), or a .toml file
         (llama-3.1-8b; of plain PyTorch llama-3.2-1b)
-    --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
-        (dgx-h100)
-    --gpus N  how many GPUs the job has, from which layout.dp and num_nodes follow (64)
+    --cluster CLUSTER (dgx-h100)  a shipped family of clusters (`prism-jax hardware`), or a .toml
+        file
+    --gpus N (64)  how many GPUs the job has, from which layout.dp and num_nodes follow
     --global-batch N  the sequences of a step (8 for each GPU)
     --framework NAME  the newest stack of a framework, such as pytorch for one process of plain
         PyTorch on each GPU (that which is the nearest to the layout and the cluster)
@@ -149,7 +142,7 @@ def _comment(text: str) -> list[str]:
 
 @command(
     "SET --allow-oom",
-    how={"files": {"nargs": "+"}, "--gpus": {"type": count}, "--batch": count, "--out": REQUIRED},
+    how={"files": {"nargs": "+"}},
     writes=Writes("--out", ".toml"),
 )
 def import_(args: Args) -> Output:
@@ -166,7 +159,7 @@ def import_(args: Args) -> Output:
     --software NAME  the software stack (`prism-jax kernels`) that sets what the files do not say;
         by default that of the framework and the year, if the files say them
     --strict  refuse keys that are not known
-    --out JOB.toml  the job to write
+    --out JOB.toml (required)  the job to write
 
     example: prism-jax import config.json --gpus 64 --batch 512 --set layout.tp=8 --out my_job.toml
     """

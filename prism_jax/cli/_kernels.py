@@ -17,9 +17,8 @@ from .._installed import needed
 from .._misc import plural, quoted
 from .._summary import GIB, Column, Table, plain
 from . import _load
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
-from ._values import count, number
 
 
 _FILES = ("shapes.csv", "source.toml")
@@ -68,11 +67,7 @@ def _variability() -> Output:
 
 @command(
     "--progress",
-    how={
-        "--seconds": number(0, "a number of seconds from 0 to 1e9"),
-        "--with": {"dest": "library", "choices": ("jax", "torch"), "default": "jax"},
-        "--out": REQUIRED,
-    },
+    how={"--with": {"dest": "library"}},
     csv=True,
     writes=Writes("--out", names=lambda: prism.measure.FILES),
 )
@@ -84,9 +79,9 @@ def measure(args: Args) -> Output:
     --quick  measure for a minute, not for ten
     --seconds S  for how long to compile and measure (600); what is not compiled in half of it is
         left out
-    --with LIBRARY  through jax (the default); or through torch, for jobs of plain PyTorch: each
-        class of its kernels, how long a launch takes, and the memory of an empty process
-    --out FOLDER  the folder to write
+    --with {jax,torch} (jax)  through jax; or through torch, for jobs of plain PyTorch: each class
+        of its kernels, how long a launch takes, and the memory of an empty process
+    --out FOLDER (required)  the folder to write
 
     example: prism-jax measure --quick --out my_machine
     """
@@ -162,7 +157,7 @@ def _rates(result: dict[str, Any]) -> Table:
 
 @command(
     "--progress",
-    how={"table": {"nargs": "?"}, "--sms": (count, 0), "--software": (str, "not stated")},
+    how={"table": {"nargs": "?"}},
     csv=True,
     writes=Writes("--out", names=lambda: _FILES),
 )
@@ -177,7 +172,7 @@ def fit_kernels(args: Args) -> Output:
         of training, backward or step
     --device DEVICE  the name of the device that was measured
     --sms N  its multiprocessors, for the waves of a product's tiles
-    --software TEXT  with which software it was measured
+    --software TEXT (not stated)  with which software it was measured
     --ask SHAPE  predict a shape, such as 'gemm bf16 m=4096 n=4096 k=4096', and say whether it lies
         in the fitted range
     --out FOLDER  the folder to write
@@ -199,8 +194,8 @@ def fit_kernels(args: Args) -> Output:
     tables, rows = [], []
     for kernel in prism.trace.read_kernels(args.table):
         _load.say(args, f"fitting {kernel.kernel} {kernel.dtype}")
-        tables.append(prism.cluster.fit_shapes(kernel, args.sms))
-        errors = prism.cluster.cross_validate(kernel, args.sms)
+        tables.append(prism.cluster.fit_shapes(kernel, args.sms or 0))
+        errors = prism.cluster.cross_validate(kernel, args.sms or 0)
         rows.append(_row(kernel, tables[-1], errors))
     prediction = _prediction_of(args.ask, tables) if args.ask is not None else None
     os.makedirs(args.out, exist_ok=True)

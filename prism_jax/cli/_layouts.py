@@ -16,39 +16,32 @@ from .._misc import plural, quoted, unknown_name
 from ..data import convert, load_job
 from . import _load
 from ._compare import check_cost, ranked
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
-from ._values import changes_of, count, duration, objective, percentage, points, values, whole
+from ._values import changes_of, duration, objective, percentage, points, values, whole
 
 
 @command(
     "--objective --tokens --price RANDOM --over --ray --worker-gpus",
-    how={
-        "--gpus": {**REQUIRED, "type": count},
-        "--top": (count, 20),
-        "--batch": count,
-        "--samples": (whole(32), 16_384),
-        "--by": {"default": "simulation", "choices": ("simulation", "mean")},
-        "--budget": (duration, 120.0),
-        "--memory-margin": (percentage, 0.05),
-    },
+    how={"--samples": whole(32), "--budget": duration, "--memory-margin": percentage},
     writes=Writes("--out"),
 )
 def layouts(args: Args) -> Output:
     """Find the best layouts of a model on a given number of GPUs, by a figure of the step time.
 
     job JOB  the job whose model, machine, training and batch are kept
-    --gpus N  how many GPUs each layout uses
-    --top K  rank at least K layouts (20)
+    --gpus N (required)  how many GPUs each layout uses
+    --top K (20)  rank at least K layouts
     --batch N  sequences in each step (those of the job)
     --choose KEY=VALUES...  values to choose from, such as tp=4,8 or recompute=none or
         schedule=1f1b,zb-h1; keys are tp, pp, cp, ep, virtual_stages, microbatch_size, zero,
         recompute, schedule
-    --samples N  steps for each layout (16384)
-    --by FIGURE  simulation, or mean: rank by the predicted mean, without simulation (simulation)
-    --budget TIME  end after this time, such as 60s or 5m, with the best so far (2m); the order is
+    --samples N (16384)  steps for each layout
+    --by {simulation,mean} (simulation)  simulation, or mean: rank by the predicted mean, without
+        simulation
+    --budget TIME (2m)  end after this time, such as 60s or 5m, with the best so far; the order is
         fixed, so a longer budget only adds layouts
-    --memory-margin SHARE  the share of a GPU's usable memory that a layout must leave free (5%)
+    --memory-margin SHARE (5%)  the share of a GPU's usable memory that a layout must leave free
     --out DIR  a folder for the simulated layouts (Parquet), each written as soon as it is known;
         the same search goes on from there
 
@@ -171,9 +164,7 @@ def _space(texts: list[str]) -> Any:
 _MOST_GPUS = 10_000_000
 
 
-@command(
-    "job --objective RANDOM --allow-oom", how={"--samples": count}, writes=Writes("--out", ".csv")
-)
+@command("job --objective RANDOM --allow-oom", writes=Writes("--out", ".csv"))
 def place(args: Args) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 

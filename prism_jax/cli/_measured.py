@@ -13,10 +13,10 @@ from .._misc import check_unit, plural
 from .._summary import Column, Table, picked_attributes
 from ..data import is_profile, load_failures, load_job, save_job, variation_table
 from . import _load
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
-from ._values import count, number, whole
+from ._values import number, whole
 
 
 _LEGEND = """\
@@ -27,14 +27,12 @@ coverage_90: the share of measured steps between the predicted p5 and p95
 noise: the scatter of the figure by chance, given the number of measured steps"""
 
 
+_STEP_TIME = number(1e-6, "a number of seconds from 1e-6 to 1e9")
+
+
 @command(
     "RANDOM --column --unit",
-    how={
-        "job": {"nargs": "?"},
-        "--job": {"dest": "jobs"},
-        "--step-time": number(1e-6, "a number of seconds from 1e-6 to 1e9"),
-        "--out": REQUIRED,
-    },
+    how={"job": {"nargs": "?"}, "--job": {"dest": "jobs"}, "--step-time": _STEP_TIME},
     writes=Writes("--out", ".toml"),
 )
 def calibrate(args: Args) -> Output:
@@ -51,7 +49,7 @@ def calibrate(args: Args) -> Output:
     --step-time S  a step time without the profiler, in seconds, from which what the host takes for
         launches follows
     --names NAMES  a .toml file with the meaning of ranges in the trace
-    --out JOB2  the .toml file to write
+    --out JOB2 (required)  the .toml file to write
 
     example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """
@@ -157,11 +155,11 @@ def _agreement(result: dict[str, Any], first: str) -> Table:
     return Table(columns, rows)
 
 
-@command("SIMULATED --steps --column --unit", how={"--against": REQUIRED}, csv=True)
+@command("SIMULATED --steps --column --unit", csv=True)
 def score(args: Args) -> Output:
     """Compare the predicted law of the step time with measured step times.
 
-    --against STEP_TIMES  measured step times, as of `prism-jax diagnose`
+    --against STEP_TIMES (required)  measured step times, as of `prism-jax diagnose`
 
     example: prism-jax score mine.toml --against step_times.csv
     """
@@ -186,14 +184,9 @@ def score(args: Args) -> Output:
     "RANDOM --allow-oom --column --unit",
     how={
         "job": {"nargs": "?"},
-        "--step-time": number(1e-6, "a number of seconds from 1e-6 to 1e9"),
-        "--batch": count,
-        "--steps": count,
-        "--restart": (number(0, "a number of seconds from 0 to 1e9"), 600.0),
+        "--step-time": _STEP_TIME,
         "--spares": whole(0),
-        "--repair": number(0, "a number of seconds from 0 to 1e9"),
-        "--failures": (str, "llama-3"),
-        "--samples": (whole(32), 1024),
+        "--samples": whole(32),
     },
 )
 def diagnose(args: Args) -> Output:
@@ -215,12 +208,12 @@ def diagnose(args: Args) -> Output:
         log or as JSON; or a .csv or .parquet file with `rank`, `gpu` or `node`, and `factor`, or
         what a test has measured of each, such as `gemm_tflops` and `busbw`
     --steps N  the steps that are left, over which keeping a slow rank is weighed (those of a day)
-    --restart S  seconds: a restart without a slow rank, or with it elsewhere (600)
+    --restart S (600)  seconds: a restart without a slow rank, or with it elsewhere
     --spares K  spare nodes (unlimited); without one, a restart waits for a repair
     --repair S  seconds: until a replaced node can be used as a spare (that of --failures)
-    --failures FAILURES  counts of interruptions, as of `prism-jax run`, which take spares (llama-3)
+    --failures FAILURES (llama-3)  counts of interruptions, as of `prism-jax run`, which take spares
     --names NAMES  a .toml file with the meaning of ranges in traces
-    --samples N  steps to simulate of each change (1024), at least 32
+    --samples N (1024)  steps to simulate of each change, at least 32
 
     example: prism-jax diagnose gpt3-175b-h100-4096 --step-time 1.9
     """

@@ -14,7 +14,7 @@ from typing import Any
 from .._misc import printable
 from .._summary import Shown, Table, plain
 from ._outputs import Writes, check_writes
-from ._values import address, count, number, quantiles, seed, steps, tokens
+from ._values import address, count, number, quantile, quantiles, seconds, seed, steps, tokens
 
 
 Args = argparse.Namespace
@@ -22,12 +22,13 @@ Args = argparse.Namespace
 
 # What `add_argument` takes.
 Arguments = tuple[tuple[str, dict[str, Any]], ...]
-# How a value is read: by a function; by a function, with a default; or what `add_argument` takes.
-How = Callable[[str], Any] | tuple[Callable[[str], Any], Any] | Mapping[str, Any]
-REQUIRED = {"required": True}
-# A name, perhaps the word for its value, with dots if there can be several, two spaces, and what
-# it is; further lines are indented.
-_ARGUMENT = re.compile(r"^(\S+)(?: (\S+?)(\.\.\.)?)?  (.+(?:\n .+)*)$", re.MULTILINE)
+# How a value is read: by a function, or by what `add_argument` takes.
+How = Callable[[str], Any] | Mapping[str, Any]
+# How a value is read by the word for it, unless a command says otherwise; other words are texts.
+_READERS = {"N": count, "K": count, "Q": quantile, "S": seconds}
+# A name, perhaps the word for its value, with dots if there can be several, and its default, or
+# `required`, in brackets; two spaces, and what it is. Further lines are indented.
+_ARGUMENT = re.compile(r"^(\S+)(?: (\S+?)(\.\.\.)?)?(?: \((.+?)\))?  (.+(?:\n .+)*)$", re.MULTILINE)
 
 
 # See `Output`.
@@ -131,23 +132,26 @@ def command(
 
 
 def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
-    """The arguments that a text lists, such as `--top N  how many rows to print (10)`, or
+    """The arguments that a text lists, such as `--top N (10)  how many rows to print`, or
     `--set KEY=VALUE...  change a key`, which can be repeated, or `--of {ranks,ops}  what to print`.
-    Without a `how`, one with a word for its value is a text, and one without is a flag.
+    One without a word for its value is a flag. `how` says how a value is read, where neither the
+    text nor the word for it does.
     """
     listed = []
-    for name, metavar, many, meaning in _ARGUMENT.findall(inspect.cleandoc(text)):
-        read = how.get(name, {} if metavar else {"action": "store_true"})
-        if isinstance(read, tuple):
-            read = {"type": read[0], "default": read[1]}
-        elif callable(read):
-            read = {"type": read}
-        options: dict[str, Any] = {"help": " ".join(meaning.split()).replace("%", "%%")}
+    for name, metavar, many, default, meaning in _ARGUMENT.findall(inspect.cleandoc(text)):
+        read = how.get(name, _READERS.get(metavar, {}))
+        read = {"type": read} if callable(read) else read
+        shown = f" ({default})" if default and default != "required" else ""
+        text = f"{' '.join(meaning.split())}{shown}".replace("%", "%%")
+        options: dict[str, Any] = {"help": text}
         if metavar.startswith("{"):
             options["choices"] = metavar.strip("{}").split(",")
         elif metavar:
             options["metavar"] = metavar
         options |= {"action": "append", "default": []} if many else {}
+        if default:
+            options |= {"default": default} if shown else {"required": True}
+        options |= {} if metavar or read else {"action": "store_true"}
         listed.append((name, options | dict(read)))
     assert how.keys() <= {name for name, _ in listed}, f"{[*how]}: not all are listed in {text}"
     return tuple(listed)
@@ -161,23 +165,23 @@ _SHARED = dict(
     arguments(
         """
         job JOB  a shipped job (`prism-jax jobs`), a .toml file, or the folder of a profile
-        --samples N  steps to simulate (65536)
-        --seed S  random seed (0)
+        --samples N (65536)  steps to simulate
+        --seed SEED (0)  random seed
         --gpus N...  the number of GPUs (`world_size`), from which layout.dp and num_nodes follow
         --set KEY=VALUE...  change a key of the job, such as layout.dp=64; can be repeated
         --allow-implausible  take hardware ten thousand times slower or faster than all that is
             shipped
         --allow-oom  continue if the job does not fit in memory
         --progress  report progress on stderr (the default on a terminal without --json)
-        --sampling {auto,plain,importance}  how samples of a replica are drawn: importance for tails
-            (auto)
+        --sampling {auto,plain,importance} (auto)  how samples of a replica are drawn: importance
+            for tails
         --allocations K  divide the steps among K sets of GPUs, and print how much they differ (by
             default, GPUs are drawn anew for each step)
         --quantiles Q,Q  further quantiles, such as 0.999 (0.05, 0.5, 0.95 and 0.99 are always
             printed)
-        --objective FIGURE  mean, std, p95, cvar95, or over1.7: the probability of more than 1.7 s
-            (p95)
-        --top N  how many rows to print (10)
+        --objective FIGURE (p95)  mean, std, p95, cvar95, or over1.7: the probability of more than
+            1.7 s
+        --top N (10)  how many rows to print
         --steps A:B[:S]  use only these of the sorted steps, a Python slice such as ::2 (all)
         --column NAME  the column of the step times, or of a rate, in a table of measured steps (by
             its name, if that is known)
@@ -196,21 +200,15 @@ _SHARED = dict(
         --force  overwrite files that are there
         """,
         {
-            "--samples": (count, 65_536),
-            "--seed": (seed, 0),
+            "--seed": seed,
             "--gpus": {"type": lambda text: f"world_size={count(text)}", **_CHANGE},
             "--set": _CHANGE,
             "--allow-implausible": {"action": "append_const", "const": IMPLAUSIBLE, **_CHANGE},
-            "--sampling": (str, "auto"),
-            "--allocations": count,
-            "--quantiles": (quantiles, {}),
-            "--objective": (str, "p95"),
-            "--top": (count, 10),
-            "--steps": (steps, ":"),
+            "--quantiles": {"type": quantiles, "default": {}},
+            "--steps": {"type": steps, "default": ":"},
             "--tokens": tokens,
             "--price": number(0, "a price from 0 to 1e9"),
             "--ray": {"type": address, "nargs": "?", "const": True},
-            "--worker-gpus": count,
         },
     )
 )

@@ -13,10 +13,10 @@ from .._summary import GIB
 from ..data import load_job
 from . import _load
 from ._compare import check_cost
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
-from ._values import objective, quantile
+from ._values import objective
 
 
 @command("SET --allow-oom", csv=True)
@@ -153,19 +153,15 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     return prism.analysis.levels_of(exposed, (50, 95))
 
 
-@command(
-    "LAW --objective --column --unit --tokens --price",
-    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
-    writes=Writes("--out", ".html"),
-)
+@command("LAW --objective --column --unit --tokens --price", writes=Writes("--out", ".html"))
 def report(args: Args) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
 
-    --quantile Q  show the step at this quantile op by op: 0.99 for a slow step (0.5)
+    --quantile Q (0.5)  show the step at this quantile op by op: 0.99 for a slow step
     --measured STEP_TIMES  diagnose these step times, as of `prism-jax diagnose`
     --trace TRACE  diagnose this profile, and show its parts of a step beside those predicted
     --names NAMES  a .toml file with the meaning of ranges in the trace
-    --out PAGE.html  the file to write
+    --out PAGE.html (required)  the file to write
 
     example: prism-jax report gpt3-175b-h100-4096 --samples 100000 --out report.html
     """

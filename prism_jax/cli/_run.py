@@ -13,41 +13,34 @@ from ..data import at_age, load_failures
 from . import _load
 from ._compare import cost
 from ._options import Args, Output, command
-from ._values import count, number, tokens, whole
+from ._values import number, tokens, whole
 
 
 _COSTS = ("interval", "blocking", "background", "restart", "repair", "evaluation")
 # Equally likely quantiles of the expected error.
 _LEVELS = (np.arange(51) + 0.5) / 51
-_SECONDS = number(0, "a number of seconds from 0 to 1e9")
 
 
 @command(
     "job RANDOM --allow-oom --price",
     how={
-        "--samples": (count, 8192),
-        "--steps": count,
         "--tokens": tokens,
         "--deadline": number(1e-9, "a number of days above 0, up to 1e9"),
-        "--failures": (str, "llama-3"),
         "--age": number(0, "a number of years from 0 to 1e9"),
-        **{f"--{name}": _SECONDS for name in _COSTS},
         "--spares": whole(0),
-        "--find-slow": _SECONDS,
         "--autocorrelation": number(1, "a number of steps from 1 to 1e9"),
         "--level": number(0, "a share from 0 to 1"),
-        "--runs": (count, 100_000),
     },
 )
 def run(args: Args) -> Output:
     """Print how long a whole training run takes, including interruptions.
 
-    --samples N  steps to simulate (8192)
+    --samples N (8192)  steps to simulate
     --steps N  training steps of a run
     --tokens N  tokens of a run, in place of --steps
     --deadline DAYS  print the probability that a run ends within this many days
-    --failures FAILURES  counts of interruptions: the name of shipped ones, or a .toml file
-        (llama-3)
+    --failures FAILURES (llama-3)  counts of interruptions: the name of shipped ones, or a .toml
+        file
     --age YEARS  age of the GPUs, where --failures has rates by age (as counted)
     --interval S  seconds: work between two checkpoints (the best)
     --blocking S  seconds: for how long a checkpoint blocks the job (that of --failures)
@@ -61,7 +54,7 @@ def run(args: Args) -> Output:
     --autocorrelation STEPS  autocorrelation time of the steps on the same GPUs, in steps (twice a
         spell of congestion on a shared network, else 1: independent)
     --level SD  standard deviation of the logarithm of a run's level (that of runs of other systems)
-    --runs M  runs to simulate (100000)
+    --runs N (100000)  runs to simulate
     --derivatives  print the derivatives of the days with respect to rates and costs
 
     example: prism-jax run gpt3-175b-h100-4096 --steps 100000 --deadline 7

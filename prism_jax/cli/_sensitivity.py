@@ -8,39 +8,39 @@ from .._files import shown
 from .._misc import quoted, unknown_name
 from .._summary import Column, Table, picked_attributes, plain
 from . import _load
-from ._options import REQUIRED, Args, Output, command
+from ._options import Args, Output, command
 from ._outputs import Writes
 from ._trace import read_names
-from ._values import count, named_factor, objective, quantile, whole
+from ._values import named_factor, objective, whole
 
 
 @command(
     "job RANDOM --allow-oom --objective --top",
-    how={"--samples": (whole(32), 8192), "--shapley": (str, "")},
+    how={"--samples": whole(32)},
     csv=True,
 )
 def sensitivity(args: Args) -> Output:
     """Print on which kernels, stages, ranks and factors a figure of the step time depends.
 
-    --samples N  steps to simulate of each program (8192)
+    --samples N (8192)  steps to simulate of each program
     --shapley NAME,NAME  divide the joint gain of up to ten parts among them, such as gemm,rank,step
 
     example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95
     """
     job, wanted = _load.load(args), objective(args.objective)
     program, options = _load.compiled(args, job)
-    shapley = [name.strip() for name in args.shapley.split(",") if name.strip()]
+    shapley = [name.strip() for name in (args.shapley or "").split(",") if name.strip()]
     result = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
     table = result.summary(args.top)
     return Output(*_load.of(job, program), plain(result), table, [result.headline()])
 
 
-@command("SIMULATED --objective", how={"--part": REQUIRED, "--at": {**REQUIRED, "type": float}})
+@command("SIMULATED --objective", how={"--at": float})
 def target(args: Args) -> Output:
     """Print how much a part may vary for a figure of the step time to meet a target.
 
-    --part PART  the part, such as all_gather
-    --at X  the target, in the figure's unit
+    --part PART (required)  the part, such as all_gather
+    --at X (required)  the target, in the figure's unit
 
     example: prism-jax target gpt3-175b-h100-4096 --part rank --at 1.605
     """
@@ -50,17 +50,14 @@ def target(args: Args) -> Output:
     return Output(*_load.of(job, program), allowed)
 
 
-@command(
-    "SIMULATED --objective",
-    how={"--cost": REQUIRED, "--budget": {**REQUIRED, "type": float}, "--iterations": (count, 20)},
-    csv=True,
-)
+@command("SIMULATED --objective", how={"--budget": float}, csv=True)
 def improve(args: Args) -> Output:
     """Find where to reduce variability within a budget, to lower a figure of the step time.
 
-    --cost PART=COST...  the cost of removing all of a part's spread, such as all_gather=3 or rank=2
-    --budget B  the budget, in the unit of the costs
-    --iterations K  iterations of the descent (20)
+    --cost PART=COST... (required)  the cost of removing all of a part's spread, such as
+        all_gather=3 or rank=2
+    --budget B (required)  the budget, in the unit of the costs
+    --iterations K (20)  iterations of the descent
 
     example: prism-jax improve gpt3-175b-h100-4096 --cost all_gather=3 --cost rank=2 --budget 2
     """
@@ -75,12 +72,12 @@ def improve(args: Args) -> Output:
     return Output(*_load.of(job, program), result)
 
 
-@command("SIMULATED --top", how={"--of": (str, "ranks"), "--band": (str, "0:1")}, csv=True)
+@command("SIMULATED --top", csv=True)
 def criticality(args: Args) -> Output:
     """Print how often ranks, stages and ops are critical, and how much communication is exposed.
 
-    --of {ranks,stages,ops}  print a table of ranks, stages or ops (ranks)
-    --band A:B  use only steps between two quantiles, such as 0.94:0.96 for p95 (0:1)
+    --of {ranks,stages,ops} (ranks)  print a table of ranks, stages or ops
+    --band A:B (0:1)  use only steps between two quantiles, such as 0.94:0.96 for p95
 
     example: prism-jax criticality gpt3-175b-h100-4096 --of stages --band 0.94:0.96
     """
@@ -112,18 +109,14 @@ def _band(text: str) -> tuple[float, float]:
         ) from None
 
 
-@command(
-    "SIMULATED",
-    how={"--quantile": (quantile, 0.5), "--out": REQUIRED},
-    writes=Writes("--out", ".json"),
-)
+@command("SIMULATED", writes=Writes("--out", ".json"))
 def timeline(args: Args) -> Output:
     """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
 
-    --quantile Q  write the step at this quantile of the step time, such as 0.99 for p99 (0.5)
+    --quantile Q (0.5)  write the step at this quantile of the step time, such as 0.99 for p99
     --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
     --names NAMES  a .toml file with the meaning of ranges in the trace
-    --out FILE  the JSON file to write
+    --out FILE (required)  the JSON file to write
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
     """
@@ -143,7 +136,7 @@ def timeline(args: Args) -> Output:
     return Output(*_load.of(job, program), step, result, [written])
 
 
-@command("SIMULATED", how={"--samples": (whole(32), 65_536)}, csv=True)
+@command("SIMULATED", how={"--samples": whole(32)}, csv=True)
 def whatif(args: Args) -> Output:
     """Show the effect of a slow rank, hot node, congested link, scaled kernel or any change.
 
@@ -153,7 +146,7 @@ def whatif(args: Args) -> Output:
     --link NAME:F...  a link of the cluster has F times less bandwidth
     --kernel KIND:F...  a kind of kernel takes F times as long, such as all_gather:0.8
     --change KEY=VALUE...  a key of the job, such as schedule.virtual_stages=6
-    --samples N  steps to simulate of each (65536)
+    --samples N (65536)  steps to simulate of each
 
     example: prism-jax whatif gpt3-175b-h100-4096 --slow-rank stage=7:1.2 --kernel all_gather:0.8
     """

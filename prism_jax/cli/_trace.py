@@ -12,7 +12,7 @@ from .._files import shown
 from .._misc import plural
 from .._summary import Column, Table, picked_attributes, plain
 from . import _load
-from ._options import REQUIRED, Args, Arguments, Output, arguments, command
+from ._options import Args, Arguments, Output, arguments, command
 from ._outputs import Writes
 
 
@@ -30,7 +30,7 @@ _FORMATS = """
 
 
 def _formats(more: str = "") -> Arguments:
-    return arguments(_FORMATS.format(more), {"--format": str})
+    return arguments(_FORMATS.format(more))
 
 
 def read_names(args: Args) -> Any:
@@ -197,7 +197,6 @@ def _short(name: str) -> str:
 @command(
     _formats("ops, "),
     "--steps --progress",
-    how={"--job": REQUIRED, "--out": REQUIRED},
     writes=Writes("--out", names=lambda: prism.profile.FILES),
 )
 def fit(args: Args) -> Output:
@@ -205,8 +204,8 @@ def fit(args: Args) -> Output:
 
     trace TRACE  a table of ops (.parquet or .csv), or a folder with the profiler's file of each
         rank
-    --job JOB  a .toml file with the layout and the schedule
-    --out PROFILE  the folder to write
+    --job JOB (required)  a .toml file with the layout and the schedule
+    --out PROFILE (required)  the folder to write
 
     example: prism-jax fit trace.parquet --job job.toml --out profile
     """

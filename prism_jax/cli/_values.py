@@ -85,6 +85,7 @@ def number(least: float, meaning: str) -> Callable[[str], float]:
 
 
 count = whole(1)
+seconds = number(0, "a number of seconds from 0 to 1e9")
 # That JAX accepts.
 seed = reader(int, lambda value: 0 <= value < _MOST, "a whole number from 0 to 2^32 - 1")
 tokens = reader(
