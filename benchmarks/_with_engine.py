@@ -33,7 +33,7 @@ def draws(the_program, num_samples: int, key) -> float:
     """Draws the same latencies, sums them without a graph, and returns their mean: the limit."""
     # The row of each op's law, eight to a level, all of them full.
     levels = -(-the_program.num_ops // _WIDTH)
-    rows = jnp.asarray(np.resize(the_program.ops.row.value, (levels, _WIDTH)))
+    rows = jnp.asarray(np.resize(the_program.ops.row, (levels, _WIDTH)))
     batches = _batches(_sum_of_draws, the_program, num_samples, key, rows)
     return sum(float(np.sum(x.samples(), dtype=float)) for x in batches) / num_samples
 
@@ -47,8 +47,8 @@ def _batches(function, the_program, num_samples: int, key, *more):
 def _sum_of_draws(shared, ids):
     plan, key, rows = shared
     graph = plan.structure.graph
-    one, calm = jnp.ones((len(graph.row_class), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
-    rest = graph.row_class, graph.mixed, one, plan.tables.nodes, calm
+    one, calm = jnp.ones((len(graph.rows.class_), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
+    rest = graph.rows.class_, graph.mixed, one, plan.tables.nodes, calm
     law: Any = replica.class_laws(plan, *rest).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
 

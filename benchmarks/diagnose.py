@@ -72,7 +72,7 @@ def _by_simulation(seeds: range) -> Rows:
         laws = replace_variations(job.kernels.variability, [law])
         return prism.compile_job(with_kernels(job, variability=laws))
 
-    calls = int(stalling(1e-9).stall_counts.value.sum()) * program.num_replicas
+    calls = int(stalling(1e-9).stall_counts.sum()) * program.num_replicas
     usual = simulated(job, 8192, jax.random.key(1))
     scenarios = {"slow-rank": [prism.slow_rank(usual.run.program, 1, x) for x in (1.15, 1.3, 1.6)]}
     scenarios["no-overlap"] = [prism.Scenario(prism.compile_job(late))]

@@ -1,10 +1,12 @@
 """Laws of all jobs, tested with jobs that are drawn at random."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from prism_jax import predict
-from prism_jax.collapse import Sides
+from prism_jax.collapse import Overlaps
 from prism_jax.data import Job
 from prism_jax.maxplus import op_ends
 from prism_jax.program import Program, compile_job
@@ -83,30 +85,31 @@ def _counted(job: Job) -> float:
     return (total + (1 + backward) * model.num_mtp_layers * more) * job.batch_size
 
 
-def _together(sides: Sides, inner: np.ndarray, means: np.ndarray) -> np.ndarray:
+def _together(branches: Overlaps | None, inner: np.ndarray, means: np.ndarray) -> Any:
     """How long branches add to each class, from the latencies of their compute and kernels."""
-    if not len(sides.slowdowns.value):
-        return np.zeros(len(sides.classes.value))
-    compute = sides.compute.value @ inner
-    longest = (sides.communication.value @ means).max(axis=1)
-    alpha, beta = sides.slowdowns.value.T
-    return sides.classes.value @ np.maximum(longest + beta * compute, compute + alpha * longest)
+    if branches is None:
+        return 0.0
+    compute = branches.compute @ inner
+    longest = (branches.communication @ means).max(axis=1)
+    alpha, beta = np.array(branches.slowdowns).T
+    return branches.classes @ np.maximum(longest + beta * compute, compute + alpha * longest)
 
 
 def _constant_step(program: Program) -> float:
     """The step of a program in which nothing varies, in seconds."""
     blocks, sinks, means = program.blocks, program.sinks, np.asarray(program.latencies.mean)
-    segments = blocks.segments.value @ means
-    classes = blocks.class_segments.value @ segments + blocks.class_collectives.value @ means
+    segments = blocks.segments @ means
+    classes = blocks.class_segments @ segments + blocks.class_collectives @ means
     classes += _together(blocks.branches, segments, means)
     alone = classes
     for _ in range(4):  # Classes are in branches and waits of others, to some depth.
         classes = alone + _together(blocks.outer_branches, classes, means)
-        for (within, *_), count in zip(blocks.waits.value, blocks.class_waits.value.T, strict=True):
-            classes += count * classes[within]
-    of_ops = classes[program.rows.class_.value][program.ops.row.value]
-    ends = op_ends(program.levels, of_ops[:, None])[program.levels.sink_ops.value].max(axis=1)[:, 0]
-    step, rank, reduced = 0.0, sinks.rank.value, sinks.reduction.value
+        if blocks.waits is not None:
+            for within, count in zip(blocks.waits.within, blocks.waits.classes, strict=True):
+                classes = classes + count * classes[within]
+    of_ops = classes[program.rows.class_][program.ops.row]
+    ends = op_ends(program.levels, of_ops[:, None])[program.levels.sink_ops].max(axis=1)[:, 0]
+    step, rank, reduced = 0.0, sinks.rank, sinks.reduction
     reductions = np.where(reduced >= 0, classes[reduced], 0)
     for sink, end in enumerate(ends):
         before = reductions[(rank == rank[sink]) & (np.arange(len(ends)) < sink)].sum()

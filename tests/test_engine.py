@@ -160,16 +160,20 @@ def test_parameter_values_and_keys_do_not_compile_again():
     program = rich_program(8)
     ids = jnp.arange(8, dtype=jnp.uint32)
 
+    parameters, rest = eqx.partition(program, eqx.is_inexact_array)
+
     @eqx.filter_jit
     @eqx.debug.assert_max_traces(max_traces=1)
-    def sample(program, key):
-        return sample_replica_ends(program, ids, key)
+    def sample(parameters, key):
+        return sample_replica_ends(eqx.combine(parameters, rest), ids, key)
 
-    sample(program, jax.random.key(0))
-    slower = eqx.tree_at(lambda p: p.latencies.mean, program, 2 * program.latencies.mean)
-    first = sample(program, jax.random.key(1))
+    sample(parameters, jax.random.key(0))
+    slower = eqx.tree_at(lambda p: p.latencies.mean, parameters, 2 * program.latencies.mean)
+    first = sample(parameters, jax.random.key(1))
     second = sample(slower, jax.random.key(1))
     assert np.all(second > first)
+    with pytest.raises(ValueError, match="give a function its parameters"):
+        eqx.filter_jit(sample_replica_ends)(program, ids, jax.random.key(0))
 
 
 def test_laws_of_another_family_compile_no_steps_again():

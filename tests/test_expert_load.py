@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prism_jax._padding import pad
 from prism_jax.cli import main
 from prism_jax.collapse import gpu_factors
 from prism_jax.collapse._collapse import added_load, at_fullest, fuller
 from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
-from prism_jax.host import on_host
-from prism_jax.loads import Unevenness, fullest, loads_of
+from prism_jax.loads import Loads, Unevenness, fullest, with_draws
 from prism_jax.lowering import job_parts, lay_out
 from prism_jax.prediction import predict
 from prism_jax.program import block_laws_of
@@ -39,7 +39,8 @@ def _loads(cases, experts: int | np.ndarray = 1, capacity=None, spread=1.0):
     concentration, members, counts = (np.array(x, float) for x in zip(*cases, strict=True))
     alike = np.ones_like(members)
     capacity = alike * (np.inf if capacity is None else capacity)
-    loads = loads_of(np.array([members, counts, experts * alike, alike, capacity]), None, float)
+    loads = Loads(members, counts, experts * alike, alike, capacity=capacity)
+    loads = pad(with_draws(loads), {}, float)
     return loads, Unevenness(jnp.asarray(concentration), jnp.asarray(spread * alike))
 
 
@@ -182,8 +183,8 @@ def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, 
         members=workload.members,
         group_size=workload.group_size,
     )
-    means = np.asarray(on_host(block_laws_of, program).moments)[0, :, 0, 0]
-    of_blocks = means[program.rows.class_.value][program.ops.row.value]
+    means = np.asarray(block_laws_of(program).moments)[0, :, 0, 0]
+    of_blocks = means[program.rows.class_][program.ops.row]
     np.testing.assert_allclose(of_blocks, block_means(blocks), rtol=1e-5)
     assert predict(cut).mean < 0.99 * predict(free).mean
 
@@ -288,6 +289,7 @@ def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, capsys):
         loads = program.loads
         assert loads is not None
         unevenness = loads.unevenness
+        assert unevenness is not None
         changed = dataclasses.replace(unevenness, concentration=unevenness.concentration * (1 + by))
         moved = dataclasses.replace(loads, unevenness=changed)
         moved = dataclasses.replace(program, loads=moved)
@@ -333,7 +335,7 @@ def test_jobs_from_files_of_hugging_face(name, tmp_path):
 
     program = compile_job(load_job(path))
     moved = jnp.asarray([kind == "all_to_all" for kind in program.latencies.kinds], float)
-    moved = moved[program.latencies.kind.value]
+    moved = moved[program.latencies.kind]
 
     def mean(by):
         table = program.latencies

@@ -1,17 +1,20 @@
 """Experts whose popularity stays: given by a file, or drawn once for a run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from prism_jax.collapse import Collapse, class_moments, gpu_factors
+from prism_jax._padding import pad
+from prism_jax.collapse import Blocks, class_moments, gpu_factors
 from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
 from prism_jax.engine import prepare
-from prism_jax.loads import Unevenness, fullest, loads_of
+from prism_jax.loads import Loads, Unevenness, fullest, with_draws
 from prism_jax.program import compile_job
 from prism_jax.program._block_laws import _gpu_spread
 from prism_jax.workload._architecture import layers_of
@@ -44,7 +47,8 @@ def _loads(shares, counts, capacity=None):
     members, experts = np.array([one.shape for one in shares], float).T
     alike = np.ones_like(members)
     capacity = alike * (np.inf if capacity is None else capacity)
-    loads = loads_of(np.array([members, counts, experts, alike, capacity]), room, float)
+    loads = Loads(members, np.array(counts), experts, alike, capacity, np.nan_to_num(room, nan=-1))
+    loads = pad(with_draws(loads), {}, float)
     return loads, Unevenness(jnp.asarray(np.inf * alike), jnp.asarray(alike))
 
 
@@ -212,21 +216,20 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
     shares = [_shares(rng, concentration, members, 1) for _ in range(kinds)]
     each = _LAYERS // kinds
     loads, uneven = _loads(shares, [65536] * kinds)
-    collapse = Collapse(
+    blocks = Blocks(
+        direct=jnp.full((1,), -1),
+        compute=jnp.ones((1,), bool),
         segments=jnp.eye(kinds),
         class_segments=jnp.full((1, kinds), float(each)),
         class_collectives=jnp.zeros((1, kinds)),
         members=jnp.full(kinds, float(members)),
         group=jnp.zeros(kinds, int),
-        overlaps=None,
-        outer_overlaps=None,
-        waits=None,
-        loads=jnp.eye(kinds),
     )
     cumulants = jnp.asarray([[1.0], [1e-4], [0.0]]) * jnp.ones((1, kinds))
     groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
     load = _fullest(loads, uneven, sigma)
-    moments, shared, *_ = class_moments(collapse, cumulants, jnp.ones((kinds, 1)), groups, load)
+    network, acting = jnp.ones((kinds, 1)), dataclasses.replace(loads, kernels=jnp.eye(kinds))
+    moments, shared, *_ = class_moments(blocks, cumulants, network, groups, acting, load)
     gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
     drawn = np.zeros(samples)
     for one in [one for one in shares for _ in range(each)]:

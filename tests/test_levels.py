@@ -17,10 +17,8 @@ def test_slots_hold_all_live_values_with_the_fewest_slots(seed, width):
     predecessors = [*random_dag(seed, num_ops=80), (7, 7)]
     sinks = [(5, 11), (), (80, 5)]
     levels = to_levels(predecessors, sinks, width)
-    names = ("ops", "predecessors", "reads", "writes", "sinks", "sink_ops")
-    ops, before, reads, writes, sink_slots, sink_ops = (
-        getattr(levels, name).value for name in names
-    )
+    names = ("nodes", "predecessors", "reads", "writes", "sinks", "sink_ops")
+    ops, before, reads, writes, sink_slots, sink_ops = (getattr(levels, name) for name in names)
     assert sorted(ops[ops >= 0]) == list(range(81))
     level = {int(op): l for l, row in enumerate(ops) for op in row if op >= 0}
     last_read: dict[int, int] = {}
@@ -58,15 +56,15 @@ def test_slots_hold_all_live_values_with_the_fewest_slots(seed, width):
 )
 def test_levels_are_as_wide_as_a_power_of_two_and_nearly_full(schedule, padding):
     graph = op_graph(schedule)
-    ops = to_levels(graph.predecessors, graph.last).ops.value
+    ops = to_levels(graph.predecessors, graph.last).ops
     assert ops.shape[1] in (2, 4, 8, 16, 32, 64)
     assert ops.size * (1 - padding) < graph.num_ops
 
 
 def test_no_op_makes_no_level():
     levels = to_levels([], [()])
-    assert levels.ops.value.shape == (0, 1)
-    assert levels.sinks.value.tolist() == [[0]]
+    assert levels.ops.shape == (0, 2)
+    assert levels.sinks.tolist() == [[0]]
 
 
 def test_equal_blocks_are_one_class_whichever_objects_they_are():
@@ -78,10 +76,10 @@ def test_equal_blocks_are_one_class_whichever_objects_they_are():
     shared = {block: block for block in blocks}
     program = assemble(graph, blocks)
     assert program == assemble(graph, [shared[block] for block in blocks])
-    assert len(program.blocks.direct.value) == 2
-    rows = list(zip(program.rows.class_.value, program.rows.rank.value, strict=True))
+    assert len(program.blocks.direct) == 2
+    rows = list(zip(program.rows.class_, program.rows.rank, strict=True))
     assert len(set(rows)) == len(rows) == 4
-    for op, row in enumerate(program.ops.row.value):
+    for op, row in enumerate(program.ops.row):
         send = graph.phase[op] == "SR"
         assert rows[row] == (blocks[op] != blocks[0], -1 if send else graph.rank[op])
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from prism_jax import Variability, sample_replica_ends
+from prism_jax._padding import bucket, pad
 from prism_jax.maxplus import (
     AbstractOpLaw,
     Latencies,
@@ -12,7 +13,6 @@ from prism_jax.maxplus import (
     op_ends,
     propagate,
     propagate_to,
-    to_lanes,
     to_levels,
 )
 from prism_jax.schedule import OneFOneB
@@ -29,10 +29,11 @@ class _Given(AbstractOpLaw):
 
 def _given(levels, latencies, common=None):
     """With latencies given, and no noise."""
-    lanes = to_lanes(levels, len(levels.sinks.value))
-    return lanes, Latencies(
+    number, _, fan_in = levels.reads.shape
+    room = {"levels": bucket(number, 1024, 4), "fan_in": bucket(fan_in, 2)}
+    return pad(levels, room, latencies.dtype), Latencies(
         tables=_Given(latencies),
-        rows=_Given(lanes.ops),
+        rows=_Given(jnp.asarray(levels.nodes)),
         common=common,
         noise=lambda arguments, counter: jnp.zeros(counter.shape, latencies.dtype),
         noise_arguments=None,
@@ -41,7 +42,7 @@ def _given(levels, latencies, common=None):
 
 def _ends_of_sinks(levels, latencies):
     ends = propagate(*_given(levels, latencies), latencies.shape[1], latencies.dtype)
-    return ends[: len(levels.sinks.value)]
+    return ends[: len(levels.sinks)]
 
 
 def _random_dags(number):
@@ -128,7 +129,7 @@ def test_ends_and_derivatives_of_more_levels_than_one_sum():
     predecessors = [tuple({max(i - 3, 0), max(i - 1 - i % 2, 0)} - {i}) for i in range(number)]
     latencies = rng.integers(0, 5, (number, 2)).astype(float)
     levels = to_levels(predecessors, [(number - 1,), (5,)])
-    assert len(levels.ops.value) > 1024
+    assert len(levels.ops) > 1024
 
     ends, criticality = ends_and_criticality(levels, latencies, np.array([1.0, 0.0]))
     for sample in range(2):
@@ -141,7 +142,7 @@ def test_ends_and_derivatives_of_more_levels_than_one_sum():
 def test_levels_hold_every_op_once_and_reuse_slots():
     predecessors = [()] + [(op,) for op in range(99)]
     levels = to_levels(predecessors, [(99,)])
-    ops = levels.ops.value
+    ops = levels.ops
     assert sorted(ops[ops >= 0]) == list(range(100))
     assert levels.num_slots <= 4
 

@@ -362,7 +362,7 @@ def test_a_sampled_step_runs_as_an_event_loop_does(program, step):
     ops = step.ops
     before = [()] * program.num_ops
     levels = program.levels
-    for lanes, waits in zip(levels.ops.value, levels.predecessors.value, strict=True):
+    for lanes, waits in zip(levels.ops, levels.predecessors, strict=True):
         for op, of in zip(lanes.tolist(), waits.tolist(), strict=True):
             if op >= 0:
                 before[op] = tuple(x for x in of if x >= 0)

@@ -64,7 +64,7 @@ def test_sets_of_microbatches():
 def test_collapsed_blocks_reductions_on_the_way_and_a_tail():
     """A small job with two replicas of it, its GPUs as they differ."""
     program = prism.compile_job(prism.load_job(_JOB))
-    assert len(program.sinks.rank.value) > program.num_ranks
+    assert len(program.sinks.rank) > program.num_ranks
     assert program.tail >= 0
     program = dataclasses.replace(program, num_replicas=2)
     law = prism.simulate(program, num_samples=_STEPS, key=jax.random.key(1))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from prism_jax._padding import pad
 from prism_jax.analysis import Std
 from prism_jax.engine._reference import reference_steps
-from prism_jax.host import on_host
 from prism_jax.latency import AbstractLatency, shape_of
-from prism_jax.loads import Unevenness, fullest, loads_of
+from prism_jax.loads import Loads, Unevenness, fullest, with_draws
 from prism_jax.program import Variability, block_laws_of
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph
@@ -45,7 +45,8 @@ def _program(ranks: int, microbatches: int, variability=None, **options):
 
 
 def _law_of_load(concentration: float) -> tuple[float, float, float]:
-    loads = loads_of(np.array([[8.0], [65536], [1], [1], [np.inf]]), None, float)
+    loads = Loads(*np.array([[8], [65536], [1], [1]]), capacity=(np.inf,))
+    loads = pad(with_draws(loads), {}, float)
     uneven = Unevenness(jnp.asarray([concentration]), jnp.ones(1))
     mean, variance, third = by_numpy(fullest)(loads, uneven).load
     std, skewness = shape_of(variance, third)
@@ -102,6 +103,6 @@ def test_an_exchange_beside_compute_goes_with_the_load_as_far_as_it_decides(besi
     compute = ((Kernel("gemm", "shared experts", beside * mean * 0.64), 1),) if beside else ()
     block = ((Segment((), None, (Branches(compute, (((send, 1),),)),)), _LAYERS),)
     program = assemble(graph_of([()]), [block], group_size=8)
-    std, _ = np.asarray(on_host(block_laws_of, program).load)[:, 0, 0]
+    std, _ = np.asarray(block_laws_of(program).load)[:, 0, 0]
     whole = np.sqrt(_LAYERS) * 0.64 * spread
     assert std / whole == pytest.approx(share, abs=0.1)

@@ -171,7 +171,7 @@ def test_one_bucket_of_one_stage_is_no_overlap():
     assert whole == prism.compile_job(
         _job("training.overlap_grad_reduce=false", "model.num_layers=2")
     )
-    assert whole.sinks.rank.value.tolist() == [0, 1]
+    assert whole.sinks.rank.tolist() == [0, 1]
 
 
 def test_a_prediction_is_the_simulation_without_variance():
@@ -238,12 +238,12 @@ def test_stages_of_a_rank_reduce_when_their_last_microbatch_has_come_back():
     job = _job('schedule.kind="interleaved-1f1b"', "schedule.virtual_stages=2")
     program = prism.compile_job(job)
     ops, levels = program.ops, program.levels
-    of_sinks = [levels.sink_ops.value[i] for i in range(program.sinks.number)]
-    for rank, at in zip(program.sinks.rank.value, of_sinks, strict=True):
+    of_sinks = [levels.sink_ops[i] for i in range(program.sinks.number)]
+    for rank, at in zip(program.sinks.rank, of_sinks, strict=True):
         (op, *_) = (op for op in at if op >= 0)
-        assert ops.rank.value[op] == rank
-        assert (ops.phase.value[op], ops.microbatch.value[op]) == ("B", 3)
-    stages = [int(ops.stage.value[at[at >= 0][0]]) for at in of_sinks]
+        assert ops.rank[op] == rank
+        assert (ops.phase[op], ops.microbatch[op]) == ("B", 3)
+    stages = [int(ops.stage[at[at >= 0][0]]) for at in of_sinks]
     assert list(dict.fromkeys(stages)) == [2, 0, 3, 1]
 
 

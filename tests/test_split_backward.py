@@ -82,9 +82,9 @@ def test_microbatches_of_two_chains_have_data_of_their_own():
     job: Any = prism.load_job("megatron-22b-a100-8", ["layout.tp=2", "layout.pp=4"])
     parts = (job.model, job.layout, prism.DualPipe(4, 8), job.cluster)
     program = prism.compile_program(*parts, training=job.training, kernels=job.kernels)
-    stage, microbatch = program.ops.stage.value, program.ops.microbatch.value
+    stage, microbatch = program.ops.stage, program.ops.microbatch
     assert set(microbatch[stage < 4]) == {0, 1, 2, 3}
     assert set(microbatch[stage >= 4]) == {4, 5, 6, 7}
     # There is one replica, but two copies of each stage, which reduce their gradients.
     assert program.num_replicas == 1
-    assert (program.sinks.reduction.value >= 0).all()
+    assert (program.sinks.reduction >= 0).all()

@@ -140,7 +140,7 @@ def test_stalls_occur_at_their_rate_and_add_their_size():
 def test_the_number_of_stalls_is_poisson(rate, dtype):
     """With dozens of strata too, whose powers and factorials alone overflow."""
     program = _calls(rate / 20)
-    narrow = [x.astype(dtype) if eqx.is_array(x) else x for x in jax.tree.leaves(program)]
+    narrow = [x.astype(dtype) if eqx.is_inexact_array(x) else x for x in jax.tree.leaves(program)]
     program = jax.tree.unflatten(jax.tree.structure(program), narrow)
 
     @eqx.filter_jit

@@ -46,8 +46,8 @@ def test_a_program_grows_with_its_ops_and_edges_and_not_with_their_square(shape)
     assert _numbers_held(many) < 5 * _numbers_held(few)
     # What a lane and a sink read is compiled one after the other; of slots, samples have each.
     levels = many.levels
-    assert levels.reads.value.shape[2] <= 4
-    assert levels.sinks.value.shape[1] <= 16
+    assert levels.reads.shape[2] <= 4
+    assert levels.sinks.shape[1] <= 16
     assert levels.num_slots < 100
 
 
@@ -58,7 +58,7 @@ def test_sets_of_ops_that_many_wait_for_are_joined_once():
     number = 60
     levels = to_levels([()] * number + [tuple(range(number))] * number, [(2 * number - 1,)])
     assert levels.num_joins < number
-    assert levels.reads.value.size < 8 * 2 * number
+    assert levels.reads.size < 8 * 2 * number
     op, before = edges_of(levels)
     assert {*zip(op, before, strict=True)} == {*product(range(number, 2 * number), range(number))}
 
@@ -114,7 +114,7 @@ def test_ranks_without_reductions_have_one_sink():
     levels = program.levels
     assert (program.sinks.number, program.num_ranks) == (1, 40)
     ends = op_ends(levels, np.array([[op.latency] for op in ops]))
-    assert ends[levels.sink_ops.value].max(axis=1).tolist() == [[2.0]]
+    assert ends[levels.sink_ops].max(axis=1).tolist() == [[2.0]]
 
 
 @pytest.mark.slow
@@ -128,8 +128,8 @@ def test_of_ranks_with_one_sink_the_last_ends_the_step():
 def test_equal_laws_are_of_one_kind_whichever_objects_they_are():
     laws = [LogNormal(1.0, 0.2), LogNormal(1.0, 0.2), LogNormal(1.0, 0.3), Gamma(1.0, 0.2)]
     program = prism.compile_graph([prism.Op(law) for law in laws])
-    kinds = [program.latencies.kinds[kind] for kind in program.latencies.kind.value]
-    rows = program.blocks.direct.value[program.rows.class_.value[program.ops.row.value]]
+    kinds = [program.latencies.kinds[kind] for kind in program.latencies.kind]
+    rows = program.blocks.direct[program.rows.class_[program.ops.row]]
     assert [kinds[row] for row in rows] == ["law 0", "law 0", "law 1", "law 2"]
     for mean, law in zip(np.asarray(program.latencies.mean)[rows], laws, strict=True):
         assert mean == law.mean()

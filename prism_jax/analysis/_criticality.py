@@ -13,7 +13,7 @@ from .._interrupt import progress_bar
 from .._misc import plural
 from .._summary import Column, Shown, Table, picked_attributes
 from ..cluster import COLLECTIVES
-from ..collapse import Sides
+from ..collapse import Overlaps
 from ..engine import (
     Plain,
     SimulatedSteps,
@@ -204,7 +204,7 @@ def criticality(
 def op_labels(program: Program) -> dict[str, np.ndarray]:
     """For each op of a replica: its phase, stage, microbatch and rank."""
     names = ("phase", "stage", "microbatch", "rank")
-    return {name: getattr(program.ops, name).value for name in names}
+    return {name: np.asarray(getattr(program.ops, name)) for name in names}
 
 
 def _steps_between(
@@ -244,7 +244,7 @@ def exposed_data_parallel(
     The exposed seconds of each step. Of the tail, the mean share of communication counts.
     """
     number = min(num_samples, _MOST_EXPOSED)
-    if (program.sinks.reduction.value < 0).all() and not communication_shares(program)["tail"]:
+    if (program.sinks.reduction < 0).all() and not communication_shares(program)["tail"]:
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
     run = dataclasses.replace(prepare(program, key), sampling=Plain())
@@ -262,34 +262,43 @@ def communication_shares(program: Program) -> dict[str, Any]:
     """The share of communication in the mean latency of each op, and in the tail."""
     table, blocks = program.latencies, program.blocks
     mean = np.asarray(table.mean, np.float64)
-    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[table.kind.value]
-    direct = blocks.direct.value
+    collective = np.array([kind in COLLECTIVES for kind in table.kinds])[np.array(table.kind)]
+    direct: Any = blocks.direct
     durations = exposed = np.zeros(len(direct))
-    if (direct < 0).any():
-        runs = blocks.segments.value @ mean
-        exposed = blocks.class_collectives.value @ mean
-        durations = blocks.class_segments.value @ runs + exposed
-        for sides in (blocks.branches, blocks.outer_branches):
-            if sides is blocks.outer_branches:
-                columns = zip(blocks.waits.value[:, 0], blocks.class_waits.value.T, strict=True)
-                for within, classes in columns:
-                    durations, exposed = (x + classes * x[within] for x in (durations, exposed))
-            # A block that lies within another has no block within it.
-            inner = (runs, 0 * runs) if sides is blocks.branches else (durations, exposed)
-            ends, left = (sides.classes.value @ inside for inside in _ends(sides, *inner, mean))
-            durations, exposed = durations + ends, exposed + left
+    if blocks.segments is not None:
+        counts: tuple[Any, ...] = (
+            blocks.segments,
+            blocks.class_collectives,
+            blocks.class_segments,
+        )
+        runs, exposed = counts[0] @ mean, counts[1] @ mean
+        durations = counts[2] @ runs + exposed
+        # A block that lies within another has no block within it.
+        durations, exposed = _overlapped(blocks.branches, durations, exposed, runs, 0 * runs, mean)
+        if (waits := blocks.waits) is not None:
+            for within, classes in zip(waits.within, waits.classes, strict=True):
+                durations, exposed = (x + classes * x[within] for x in (durations, exposed))
+        inner = durations, exposed
+        durations, exposed = _overlapped(blocks.outer_branches, *inner, *inner, mean)
     single = direct >= 0
     durations = np.where(single, mean[direct], durations)
     exposed = np.where(single, (mean * collective)[direct], exposed)
     share = exposed / np.where(durations > 0, durations, 1)
-    of_ops = share[program.rows.class_.value[program.ops.row.value]]
+    of_ops = share[program.rows.class_[program.ops.row]]
     return {"ops": of_ops, "tail": share[program.tail] if program.tail >= 0 else 0.0}
 
 
-def _ends(sides: Sides, whole, exposed, mean) -> tuple[np.ndarray, np.ndarray]:
-    """How long branches of constant kernels take, and for how much of this nothing computes."""
-    compute, inner = sides.compute.value @ whole, sides.compute.value @ exposed
-    longest = (sides.communication.value @ mean).max(axis=1, initial=0)
-    alpha, beta = sides.slowdowns.value.T
-    end = np.maximum(longest + beta * compute, compute + alpha * longest)
-    return end, end - (compute - inner)
+def _overlapped(
+    branches: Overlaps | None, durations, exposed, whole, exposed_within, mean
+) -> tuple[np.ndarray, np.ndarray]:
+    """How long classes with their branches of constant kernels take, and for how much of this
+    nothing computes.
+    """
+    if branches is None:
+        return durations, exposed
+    compute, inner = branches.compute @ whole, branches.compute @ exposed_within
+    longest = (branches.communication @ mean).max(axis=1, initial=0)
+    alpha, beta = np.array(branches.slowdowns).T
+    ends = np.maximum(longest + beta * compute, compute + alpha * longest)
+    left = ends - (compute - inner)
+    return durations + branches.classes @ ends, exposed + branches.classes @ left

@@ -2,6 +2,9 @@
 `step_times`, the steps themselves.
 """
 
+import functools as ft
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -48,12 +51,21 @@ def estimate(
     check_objective(objective)
     # To a custom derivative a number of NumPy is an array.
     number = whole_number(num_samples, "num_samples")
-    return _estimate(program, objective, {"num_samples": number, "key": key, "progress": progress})
+    options = {"num_samples": number, "key": key, "progress": progress}
+    return _estimate(*_parted(program), objective, options)
+
+
+def _parted(program: Program) -> tuple[Program, Callable[[Program], Program]]:
+    """The parameters, and what makes the program of them: to a custom derivative, all arrays of its
+    arguments are arrays of JAX.
+    """
+    parameters, rest = eqx.partition(program, eqx.is_inexact_array)
+    return parameters, ft.partial(eqx.combine, rest)
 
 
 @eqx.filter_custom_vjp
-def _estimate(program, objective, options):
-    return _value(program, objective, options)[0]
+def _estimate(parameters, program_of, objective, options):
+    return _value(program_of(parameters), objective, options)[0]
 
 
 def _value(program, objective, options):
@@ -62,13 +74,13 @@ def _value(program, objective, options):
 
 
 @_estimate.def_fwd
-def _forward(perturbed, program, objective, options):
+def _forward(perturbed, parameters, program_of, objective, options):
     del perturbed
-    return _value(program, objective, options)
+    return _value(program_of(parameters), objective, options)
 
 
 @_estimate.def_bwd
-def _backward(result, cotangent, perturbed, program, objective, options):
+def _backward(result, cotangent, perturbed, parameters, program_of, objective, options):
     return jax.tree.map(lambda slope: slope * cotangent, figure_gradient(result))
 
 
@@ -95,12 +107,13 @@ def step_times(
     The times, `(num_samples,)`.
     """
     number = whole_number(num_samples, "num_samples")
-    return _step_times(program, {"num_samples": number, "key": key, "progress": progress})
+    options = {"num_samples": number, "key": key, "progress": progress}
+    return _step_times(*_parted(program), options)
 
 
 @eqx.filter_custom_vjp
-def _step_times(program, options):
-    return _times(program, options)[0]
+def _step_times(parameters, program_of, options):
+    return _times(program_of(parameters), options)[0]
 
 
 def _times(program, options):
@@ -112,13 +125,13 @@ def _times(program, options):
 
 
 @_step_times.def_fwd
-def _times_forward(perturbed, program, options):
+def _times_forward(perturbed, parameters, program_of, options):
     del perturbed
-    return _times(program, options)
+    return _times(program_of(parameters), options)
 
 
 @_step_times.def_bwd
-def _times_backward(residuals, cotangent, perturbed, program, options):
+def _times_backward(residuals, cotangent, perturbed, parameters, program_of, options):
     simulated, order = residuals
     slope = np.empty(len(order))
     slope[order] = np.asarray(cotangent, np.float64)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools as it
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from .._misc import FrozenArray, unknown_name
+from .._misc import unknown_name
 from ..host import on_host, vjp_on_host
 from ..latency import scale_spread
 from ..program import Adjustment, Program
@@ -42,7 +43,7 @@ def varying_parts(program: Program) -> dict[str, list[str]]:
     variability = program.variability
     shared = [name for name in (*_SHARED, "network") if getattr(variability, name) is not None]
     shared += [] if program.loads is None else ["expert_load"]
-    num_stages = int(program.ops.stage.value.max(initial=0)) + 1
+    num_stages = int(program.ops.stage.max(initial=0)) + 1
     return {
         "kernel": sorted(program.latencies.kinds),
         "shared factor": sorted(shared),
@@ -57,7 +58,24 @@ def turned(program: Program, factors: Mapping[Label, ArrayLike]) -> Program:
     none, share its compiled code. An `adjustment` that the program already has is multiplied by
     the new one.
     """
-    return on_host(_turned, program, _knobs(program, factors))
+    number, *of_parameters = _arguments(program, factors)
+    changed, of_groups = on_host(_turned, *of_parameters)
+    rest = eqx.filter(dataclasses.replace(program, adjustment=None), _is_constant)
+    return dataclasses.replace(
+        eqx.combine(changed, rest), adjustment=Adjustment(number, *of_groups)
+    )
+
+
+def _is_constant(leaf: object) -> bool:
+    return not eqx.is_inexact_array(leaf)
+
+
+def _arguments(program: Program, factors: Mapping[Label, ArrayLike]) -> tuple[Any, ...]:
+    """The group of each op, and the arguments of `_turned`."""
+    stage = np.where(~program.ops.is_send_recv, program.ops.stage, -1)  # No communication.
+    number, pairs = _groups(program, stage)
+    parameters = eqx.filter(dataclasses.replace(program, adjustment=None), eqx.is_inexact_array)
+    return number, parameters, _factors(program), pairs, _knobs(program, factors)
 
 
 def varied(program: Program, factors: Mapping[str, ArrayLike]) -> Program:
@@ -83,13 +101,20 @@ def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, 
     return {(groups[name], name, "spread"): factor for name, factor in factors.items()}
 
 
-def _turned(program: Program, knobs: Knobs) -> Program:
-    table, variability, parts = program.latencies, program.variability, varying_parts(program)
+_Factors = tuple[Float[Array, " groups"], Float[Array, " groups"], Float[Array, " ranks"]]
 
-    def stacked(group: str, moment: str) -> Array:
-        return jnp.stack([knobs[group, name, moment] for name in parts[group]])
 
-    factors = jnp.stack([knobs["kernel", kind, "mean"] for kind in table.kinds])
+def _turned(
+    program: Program, factors: _Factors | None, pairs: Int[Array, "2 pairs"], knobs: Knobs
+) -> tuple[Program, _Factors]:
+    """The parameters of a program, and the factors of its adjustment on pairs of groups."""
+    table, variability = program.latencies, program.variability
+
+    def stacked(group: str, moment: str, name: str) -> Array:
+        number = sum(label[::2] == (group, moment) for label in knobs)
+        return jnp.stack([knobs[group, f"{name} {i}", moment] for i in range(number)])
+
+    of_kinds = jnp.stack([knobs["kernel", kind, "mean"] for kind in table.kinds])
     changed: dict[str, object] = {
         name: scale_spread(law, knobs["shared factor", name, "spread"])
         for name in _SHARED
@@ -107,19 +132,20 @@ def _turned(program: Program, knobs: Knobs) -> Program:
     }
     if (network := variability.network) is not None:
         changed["network"] = network.with_spread(knobs["shared factor", "network", "spread"])
-    loads = program.loads
-    if loads is not None:
-        spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
-        loads = eqx.tree_at(lambda table: table.unevenness.spread, loads, spread)
-    stage = np.where(~program.ops.is_send_recv, program.ops.stage.value, -1)  # No communication.
-    of_parts = stacked("stage", "mean"), stacked("stage", "spread"), stacked("rank", "spread")
-    return dataclasses.replace(
+    changed_program = eqx.tree_at(
+        lambda program: (program.latencies.mean, program.variability),
         program,
-        loads=loads,
-        latencies=dataclasses.replace(table, mean=table.mean * factors[table.kind.value]),
-        variability=dataclasses.replace(variability, **changed),
-        adjustment=adjusted(program, stage, *of_parts),
+        (table.mean * of_kinds[np.array(table.kind)], dataclasses.replace(variability, **changed)),
     )
+    if program.loads is not None:
+        loads: Any = program.loads
+        spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
+        changed_program = eqx.tree_at(
+            lambda program: program.loads.unevenness.spread, changed_program, spread
+        )
+    latency, spread = (stacked("stage", moment, "stage") for moment in ("mean", "spread"))
+    gpu = stacked("rank", "spread", "GPUs of rank")
+    return changed_program, _multiplied(factors, pairs, latency, spread, gpu)
 
 
 def adjusted(
@@ -130,20 +156,34 @@ def adjusted(
     gpu: Float[Array, " ranks"],
 ) -> Adjustment:
     """The program's adjustment with further factors on groups of ops; -1 stands for no group."""
+    number, pairs = _groups(program, group)
+    return Adjustment(number, *_multiplied(_factors(program), pairs, latency, spread, gpu))
+
+
+def _groups(
+    program: Program, group: Int[np.ndarray, " ops"]
+) -> tuple[Int[np.ndarray, " ops"], Int[np.ndarray, "2 pairs"]]:
+    """For each op, the number of its pair of a group of the adjustment and a further one; and the
+    pairs.
+    """
     adjustment = program.adjustment
-    outer = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group.value
+    outer = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group
     pairs, number = np.unique(np.stack([outer, group]), axis=1, return_inverse=True)
+    return number.reshape(-1), pairs
 
-    def of_groups(outer, inner):
-        values = jnp.append(inner, jnp.ones((), inner.dtype))[pairs[1]]  # -1 takes the last.
-        return values if outer is None else values * outer[pairs[0]]
 
-    return Adjustment(
-        group=FrozenArray(number.reshape(-1)),
-        latency=of_groups(adjustment and adjustment.latency, latency),
-        spread=of_groups(adjustment and adjustment.spread, spread),
-        gpu=gpu if adjustment is None else gpu * adjustment.gpu,
-    )
+def _factors(program: Program) -> _Factors | None:
+    adjustment = program.adjustment
+    return adjustment and (adjustment.latency, adjustment.spread, adjustment.gpu)
+
+
+def _multiplied(factors: _Factors | None, pairs, latency, spread, gpu) -> _Factors:
+    """The factors of an adjustment times further ones, for pairs of groups."""
+    # -1 takes the last.
+    latency, spread = (jnp.append(x, jnp.ones((), x.dtype))[pairs[1]] for x in (latency, spread))
+    if factors is None:
+        return latency, spread, gpu
+    return latency * factors[0][pairs[0]], spread * factors[1][pairs[0]], gpu * factors[2]
 
 
 def slopes(
@@ -152,10 +192,12 @@ def slopes(
     """The derivatives with respect to all knobs, from that with respect to what `turned` gives for
     these factors.
     """
-    knobs = _knobs(program, factors)
-    _, backward = vjp_on_host(_turned, program, knobs)
-    derivatives = backward(jax.tree.map(lambda x: np.asarray(x)[None], gradient))
-    return {label: float(derivatives[label][0]) for label in knobs}
+    _, *of_parameters = _arguments(program, factors)
+    _, backward = vjp_on_host(_turned, *of_parameters)
+    alone = eqx.tree_at(lambda program: program.adjustment, gradient, None)
+    of_results = alone, _factors(gradient)
+    derivatives = backward(jax.tree.map(lambda x: np.asarray(x)[None], of_results))
+    return {label: float(derivatives[label][0]) for label in of_parameters[-1]}
 
 
 def factor_slopes(
@@ -194,6 +236,6 @@ def check_part_names(program: Program, names: Iterable[str]) -> list[str]:
 def ranks_of_stages(program: Program) -> Int[np.ndarray, " stages"]:
     """The pipeline rank that runs each (global virtual) stage."""
     ops, compute = program.ops, ~program.ops.is_send_recv
-    ranks = np.zeros(int(ops.stage.value.max(initial=0)) + 1, np.int64)
-    ranks[ops.stage.value[compute]] = ops.rank.value[compute]
+    ranks = np.zeros(int(ops.stage.max(initial=0)) + 1, np.int64)
+    ranks[ops.stage[compute]] = ops.rank[compute]
     return ranks

@@ -113,10 +113,10 @@ def sample_step(
     critical = critical_ops(levels, every_end, paths.sink)[:, 0]
     every_end = every_end[:, 0]  # Of all ops and joins, and at last of "no op".
     starts, ends = every_end[predecessors_of(levels)].max(axis=1)[:number], every_end[:number]
-    at_sinks = every_end[levels.sink_ops.value].max(axis=1)
+    at_sinks = every_end[levels.sink_ops].max(axis=1)
     ready = at_sinks + np.maximum(paths.reductions[:, 0].astype(float), 0.0) * factor
     of_ranks = _of_ranks(program, ends, at_sinks, ready)
-    rank = int(program.sinks.rank.value[sink])
+    rank = int(program.sinks.rank[sink])
     times = {"start_s": starts, "end_s": ends, "critical": critical}
     return SampledStep(
         ops=op_labels(program) | times,
@@ -136,11 +136,11 @@ def _of_ranks(program: Program, ends, at_sinks, ready) -> Float[np.ndarray, "ran
     their own, nothing is reduced.
     """
     sinks = program.sinks
-    if sinks.rank.value[0] >= 0:
-        firsts = np.searchsorted(sinks.rank.value, np.arange(program.num_ranks))
-        return np.stack([at_sinks[sinks.last], np.maximum.reduceat(ready, firsts)], axis=1)
+    if sinks.rank[0] >= 0:
+        firsts = np.searchsorted(sinks.rank, np.arange(program.num_ranks))
+        return np.stack([at_sinks[sinks.is_last], np.maximum.reduceat(ready, firsts)], axis=1)
     ended, computes = np.zeros(program.num_ranks), ~program.ops.is_send_recv
-    np.maximum.at(ended, program.ops.rank.value[computes], ends[computes])
+    np.maximum.at(ended, program.ops.rank[computes], ends[computes])
     return np.stack([ended, ended], axis=1)
 
 
@@ -148,7 +148,7 @@ def _receivers(program: Program) -> Int[np.ndarray, " ops"]:
     """The op that receives the tensor of each send_recv: the first on another rank that waits for
     it.
     """
-    rank, sends = program.ops.rank.value, program.ops.is_send_recv
+    rank, sends = program.ops.rank, program.ops.is_send_recv
     receivers = np.full(program.num_ops, -1)
     op, waits_for = edges_of(program.levels)
     taken = sends[waits_for] & ~sends[op] & (rank[op] != rank[waits_for])

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,8 +168,9 @@ def _with_groups(program: Program, scenarios: Mapping[str, Scenario]) -> Program
     for scenario in scenarios.values():
         groups = scenario.program.adjustment
         if program.adjustment is None and groups and _same_graph(program, scenario.program):
-            neutral = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), groups)
-            return dataclasses.replace(program, adjustment=neutral)
+            factors, rest = eqx.partition(groups, eqx.is_inexact_array)
+            ones = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype)), factors)
+            return dataclasses.replace(program, adjustment=eqx.combine(ones, rest))
     return program
 
 
@@ -232,7 +234,7 @@ def slow_rank(program: Program, rank: int, factor: float, *, replicas: int | Non
         raise ValueError(
             f"{replicas} slow replicas were given; the program has 1 to {program.num_replicas}."
         )
-    slow = (program.ops.rank.value == rank) & ~program.ops.is_send_recv
+    slow = (program.ops.rank == rank) & ~program.ops.is_send_recv
     unit = jnp.ones((1,), program.latencies.mean.dtype)
     ranks = jnp.ones((program.num_ranks,), unit.dtype)
     adjustment = adjusted(program, np.where(slow, 0, -1), unit * factor, unit, ranks)

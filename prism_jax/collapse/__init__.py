@@ -1,14 +1,11 @@
 from ._branches import Overlaps as Overlaps
 from ._collapse import (
     Blocks as Blocks,
-    Collapse as Collapse,
-    Sides as Sides,
     Waits as Waits,
     class_moments as class_moments,
     segment_skewness as segment_skewness,
 )
 from ._lay_out import (
-    ExpertLoads as ExpertLoads,
     count_calls as count_calls,
     count_layers as count_layers,
     expert_loads as expert_loads,

@@ -15,8 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Real
 
+from .._padding import AnyArray
 from ..host import by_columns
 from ..latency import cube_normal, cube_normal_score, shape_of
 from ._sways import of_pieces
@@ -33,7 +34,7 @@ _LEAST_VARIED = 1e-10
 
 
 class Overlaps(eqx.Module):
-    """The branches, as arrays padded with zeros.
+    """Branches, and the classes that contain them.
 
     **Attributes:**
 
@@ -45,10 +46,10 @@ class Overlaps(eqx.Module):
     - `classes`: how often a class contains the branches.
     """
 
-    compute: Float[Array, "branches inner"]
-    communication: Float[Array, "branches rows kernels"]
-    slowdowns: Float[Array, "branches 2"]
-    classes: Float[Array, "classes branches"]
+    compute: Real[AnyArray, "branches inner"]
+    communication: Real[AnyArray, "branches collectives kernels"]
+    slowdowns: tuple[tuple[float, float], ...] | Float[AnyArray, "branches 2"]
+    classes: Real[AnyArray, "classes branches"]
 
 
 def branch_moments(

@@ -16,16 +16,16 @@ The loads of members are drawn for each microbatch, layer and step, and are the 
 the counts of tokens are drawn.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
-from .._misc import FrozenArray
+from .._padding import AnyArray
 from ..latency import root, shape_of
-from ..loads import Fullest
+from ..loads import Fullest, Loads
 from ._branches import Overlaps, branch_moments
 from ._segment import (
     NODE_SCORES,
@@ -45,93 +45,55 @@ from ._sways import (
 )
 
 
-class Sides(eqx.Module):
-    """The branches, and the classes that contain them. Static; fields as in `Overlaps`."""
+class Waits(eqx.Module):
+    """Classes that several groups of GPUs run, at whose end all of them wait. A wait follows those
+    that its class contains.
 
-    compute: FrozenArray = eqx.field(static=True)
-    communication: FrozenArray = eqx.field(static=True)
-    slowdowns: FrozenArray = eqx.field(static=True)
-    classes: FrozenArray = eqx.field(static=True)
+    **Attributes:**
+
+    - `within`: the class.
+    - `count`, `size`: how many groups run it, and how many GPUs each has.
+    - `classes`: how often a class contains the wait.
+    - `group`: the group of GPUs of which these groups are parts; of a plan.
+    """
+
+    within: Int[AnyArray, " waits"]
+    count: Real[AnyArray, " waits"]
+    size: Real[AnyArray, " waits"]
+    classes: Real[AnyArray, "waits classes"]
+    group: Int[AnyArray, " waits"] | None = None
 
 
 class Blocks(eqx.Module):
-    """The kernels of each class of ops. Static.
+    """The kernels of each class of ops.
 
     After the classes of ops come those of blocks within branches. If each class is one kernel that
-    keeps its own law, nothing is collapsed, and there are no segments, collectives or branches.
+    keeps its own law, nothing is collapsed, and all but the first two is `None`.
 
     **Attributes:**
 
-    - `segments`: `(segments, kernels)`, how often each kernel runs in a segment, on each member.
-    - `members`: `(segments,)`, how many members run it.
-    - `class_segments`: `(classes, segments)`, how often a class contains a segment.
-    - `class_collectives`: `(classes, kernels)`, how often it contains a collective.
-    - `direct`: `(classes,)`, the kernel of a class that is one kernel and keeps its own law, or -1.
-    - `compute`: `(classes,)`, whether the factor of the rank applies to it.
-    - `branches`: branches that overlap with compute of members.
-    - `outer_branches`: branches that overlap with blocks, which are classes.
-    - `waits`: `(waits, 3)`, a class that several groups of GPUs run, at whose end all of them wait;
-        how many groups, and how many GPUs each has. A wait follows those that its class contains.
-    - `class_waits`: `(classes, waits)`, how often a class contains a wait.
-    """
-
-    segments: FrozenArray = eqx.field(static=True)
-    members: FrozenArray = eqx.field(static=True)
-    class_segments: FrozenArray = eqx.field(static=True)
-    class_collectives: FrozenArray = eqx.field(static=True)
-    direct: FrozenArray = eqx.field(static=True)
-    compute: FrozenArray = eqx.field(static=True)
-    branches: Sides
-    outer_branches: Sides
-    waits: FrozenArray = eqx.field(static=True)
-    class_waits: FrozenArray = eqx.field(static=True)
-
-
-class Waits(eqx.Module):
-    """The waits of `Blocks` as arrays padded with zeros.
-
-    **Attributes:**
-
-    - `within`, `count`: the class, and how many groups run it.
-    - `others`: how many GPUs the other groups have.
-    - `group`: the group of GPUs of which these groups are parts.
-    - `classes`: how often a class contains the wait.
-    """
-
-    within: Int[Array, " waits"]
-    count: Float[Array, " waits"]
-    others: Float[Array, " waits"]
-    group: Int[Array, " waits"]
-    classes: Float[Array, "waits classes"]
-
-
-class Collapse(eqx.Module):
-    """The parts of `Blocks` that the collapse needs, as arrays padded with zeros.
-
-    **Attributes:**
-
-    - `segments`, `class_segments`, `class_collectives`: as in `Blocks`.
-    - `members`: `(segments,)`, how many members run each segment.
-    - `group`: `(segments,)`, the group of GPUs of these members.
-    - `overlaps`: the branches that overlap with compute; `None` if there are none.
-    - `outer_overlaps`: the branches that overlap with classes; `None` if there are none.
+    - `direct`: the kernel of a class that is one kernel and keeps its own law, or -1.
+    - `compute`: whether the factor of the rank applies to a class.
+    - `segments`: how often each kernel runs in a segment, on each member.
+    - `members`: how many members run a segment.
+    - `class_segments`: how often a class contains a segment.
+    - `class_collectives`: how often it contains a collective.
+    - `branches`: branches that overlap with compute of members; `None` if there are none.
+    - `outer_branches`: branches that overlap with blocks, which are classes; `None` for none.
     - `waits`: `None` if there are none.
-    - `loads`: `(loads, kernels)`, one if the load acts on the kernel; `None` if there are no loads.
-    - `layers`: for each class, how many layers of its stage have loads; `None` if none have.
-    - `stalls`: `(kinds, kernels)`, one if the kernel has stalls of the kind; `None` if none has.
+    - `group`: the group of GPUs of the members of a segment; of a plan.
     """
 
-    segments: Float[Array, "segments kernels"]
-    class_segments: Float[Array, "classes segments"]
-    class_collectives: Float[Array, "classes kernels"]
-    members: Float[Array, " segments"]
-    group: Int[Array, " segments"]
-    overlaps: Overlaps | None
-    outer_overlaps: Overlaps | None
-    waits: Waits | None
-    loads: Float[Array, "loads kernels"] | None
-    layers: Float[Array, " classes"] | None = None
-    stalls: Float[Array, "kinds kernels"] | None = None
+    direct: Int[AnyArray, " classes"] = eqx.field(metadata={"fill": -1})
+    compute: Bool[AnyArray, " classes"]
+    segments: Real[AnyArray, "segments kernels"] | None = None
+    members: Real[AnyArray, " segments"] | None = None
+    class_segments: Real[AnyArray, "classes segments"] | None = None
+    class_collectives: Real[AnyArray, "classes kernels"] | None = None
+    branches: Overlaps | None = None
+    outer_branches: Overlaps | None = None
+    waits: Waits | None = None
+    group: Int[AnyArray, " segments"] | None = None
 
 
 class Deciding(NamedTuple):
@@ -148,19 +110,21 @@ class Deciding(NamedTuple):
 
 
 def segment_skewness(
-    collapse: Collapse, cumulants: Float[Array, "3 kernels"]
+    blocks: Blocks, cumulants: Float[Array, "3 kernels"]
 ) -> Float[Array, " segments"]:
     """The skewness of each segment on one member; zero if no other member waits."""
+    collapse: Any = blocks
     _, variance, third = cumulants @ collapse.segments.T
     _, skewness = shape_of(variance, third)
     return jnp.where(collapse.members > 1, skewness, 0)
 
 
 def class_moments(
-    collapse: Collapse,
+    blocks: Blocks,
     cumulants: Float[Array, "3 kernels"],
     network: Float[Array, " kernels regimes"],
     groups: GroupFactors,
+    loads: Loads | None = None,
     load: Fullest | None = None,
     stalls: Stalls | None = None,
     *,
@@ -187,12 +151,12 @@ def class_moments(
 
     **Arguments:**
 
-    - `collapse`: the contents of the classes.
+    - `blocks`: the contents of the classes, some of which have several kernels.
     - `cumulants`: the cumulants of each kernel's latency, in units of `unit_of_time` the means: in
         seconds, third cumulants of kernels would underflow in single precision.
     - `network`: the factor on each kernel in each regime.
     - `groups`: the factors of the GPUs of each group.
-    - `load`: the laws of the loads of their members, if `collapse` has loads.
+    - `loads`, `load`: the loads of their members, and the laws of the fullest, if there are any.
     - `stalls`: of the kernels, if they stall.
     - `apart`: whether to return the figures of communication alone.
 
@@ -200,11 +164,14 @@ def class_moments(
 
     Latencies in the unit of the cumulants.
     """
+    collapse: Any = blocks
+    acts: Any = None if loads is None else loads.kernels
+    layers: Any = None if loads is None else loads.layers
     members, means = cumulants @ collapse.segments.T, cumulants[0]
     decide = Deciding(jnp.ones_like(collapse.members), None)
-    if load is not None and collapse.loads is not None:
-        members = members + added_load(collapse.loads, cumulants, collapse.segments, load)
-        decide = deciding(collapse.loads, collapse.segments, load)
+    if load is not None:
+        members = members + added_load(acts, cumulants, collapse.segments, load)
+        decide = deciding(acts, collapse.segments, load)
     of_members = jax.tree.map(lambda x: x[collapse.group], groups)
 
     def slowest_of(segment):
@@ -218,16 +185,16 @@ def class_moments(
     slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), arguments), 0, 1)
     powers = jnp.stack([network, network**2, network**3])
     of_kernels = in_segments = in_kernels = hides = none = None
-    if load is not None and collapse.loads is not None:
-        slowest = fuller(slowest, collapse.loads, cumulants, collapse.segments, load)
-        of_kernels = sways_of_kernels(collapse.loads, cumulants[0], load)
-        (mean,) = _loaded(collapse.loads, cumulants[:1], collapse.segments)
+    if load is not None:
+        slowest = fuller(slowest, acts, cumulants, collapse.segments, load)
+        of_kernels = sways_of_kernels(acts, cumulants[0], load)
+        (mean,) = _loaded(acts, cumulants[:1], collapse.segments)
         by_load = jnp.sum(mean**2 * load.member[1][:, None], axis=0)
         follows = share_of_load(members[1], by_load, decide.share * collapse.members)
         in_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
         in_kernels = of_pieces(of_kernels[:, :, None] * network[None])
         in_kernels = jnp.einsum("ck,ikr->icr", collapse.class_collectives, in_kernels)
-        cumulants = at_fullest(collapse.loads, cumulants, load)
+        cumulants = at_fullest(acts, cumulants, load)
     if stalls is not None:
         segment_means = collapse.segments @ means * mean_factor(of_members, collapse.members)
         waits = slowest[0, :, len(NODE_SCORES) // 2] - segment_means
@@ -243,11 +210,11 @@ def class_moments(
     shared = _shared(collapse.class_segments, slowest[3], decide)
     serial = serial._replace(whole=serial.whole.at[3].set(shared[:, None]))
     kernels = _Kernels(cumulants, network, of_kernels, stalls)
-    stacked, part, sways, hides = _joined(collapse, kernels, groups, segments, serial, apart=apart)
+    stacked, part, sways, hides = _joined(blocks, kernels, groups, segments, serial, apart=apart)
     of_ops, (stacked, shared) = None, (stacked[:3], stacked[3])
-    if sways is not None and collapse.layers is not None:
+    if sways is not None and layers is not None:
         stacked = apart_from_loads(stacked, sways)
-        of_ops = shared_by_ops(sways, collapse.layers)
+        of_ops = shared_by_ops(sways, layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
         part = part.at[1].set(jnp.minimum(part[1], stacked[1].min(axis=-1)))
     of_stalls = None
@@ -293,7 +260,7 @@ class _Kernels(NamedTuple):
 
 
 def _joined(
-    collapse: Collapse,
+    blocks: Blocks,
     kernels: _Kernels,
     groups: GroupFactors,
     segments: _Figures,
@@ -321,11 +288,11 @@ def _joined(
             hides = hides.within(stalls, sides.compute, waits)
         return figures.plus(_Figures(ends, of_part, sway, hides), sides.classes)
 
-    alone = with_branches(serial, collapse.overlaps, segments)
-    figures = _until_met(collapse.waits, groups, kernels.stalls, alone)
-    for _ in range(1 if collapse.waits is None else 2):
-        figures = with_branches(alone, collapse.outer_overlaps, figures)
-        figures = _until_met(collapse.waits, groups, kernels.stalls, figures)
+    alone = with_branches(serial, blocks.branches, segments)
+    figures = _until_met(blocks.waits, groups, kernels.stalls, alone)
+    for _ in range(1 if blocks.waits is None else 2):
+        figures = with_branches(alone, blocks.outer_branches, figures)
+        figures = _until_met(blocks.waits, groups, kernels.stalls, figures)
     return figures
 
 
@@ -351,7 +318,7 @@ def _until_met(
             own = apart + share * (inner.whole[0, :, middle] - apart)
             contained = jax.nn.one_hot(wait.within, len(wait.classes), dtype=own.dtype)[None]
             waited = (slowest[0, :, middle] - own)[None]
-            hides = hides.within(stalls, contained, waited, wait.others[None])
+            hides = hides.within(stalls, contained, waited, ((wait.count - 1) * wait.size)[None])
         more = _Figures(slowest[:, None], fixed[:, None], sways, hides)
         return figures.plus(more, wait.classes[:, None]), None
 

@@ -1,24 +1,24 @@
-"""The static parts of the collapse: the contents of blocks, and the loads of members."""
+"""The parts of the collapse: the contents of blocks, and the loads of members."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Int
 
-from .._misc import FrozenArray
-from ..loads import Loads, Unevenness, loads_of
+from ..loads import Loads, Unevenness
 from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
-from ._collapse import Blocks, Sides
+from ._branches import Overlaps
+from ._collapse import Blocks, Waits
 
 
 def lay_out_collapse(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
-    """The static matrices of the collapse, empty if each class is one kernel that keeps its own
-    law: there may be as many of these as ops.
+    """The contents of classes; none if each class is one kernel that keeps its own law: there may
+    be as many of these as ops.
     """
     known = dict(zip(classes, range(len(classes)), strict=True))
     number = _Numbers(kernels, {}, {}, known, {}, {})
@@ -37,28 +37,26 @@ def lay_out_collapse(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kern
         direct.append(kernels[next(iter(calls))] if single else -1)
         if len(number.classes) > len(todo):  # Those of blocks within branches.
             todo += [*number.classes][len(todo) :]
-    num_kernels = len(kernels)
+    blocks = Blocks(np.array(direct, np.int64), np.array(compute, bool))
     if min(direct, default=-1) >= 0:
-        number, num_kernels = _Numbers(kernels, {}, {}, {}, {}, {}), 0
-        contained = [tuple(Counter() for _ in range(5))] * len(direct)
+        return blocks
     runs = np.zeros((len(number.segments), len(kernels)), np.int64)
     for (run, _), s in number.segments.items():
         for kernel, count in run:
             runs[s, kernels[kernel]] += count
     columns = [*zip(*contained, strict=True)] or [()] * 5
     of_segments, of_collectives, of_branches, of_outer, of_waits = columns
-    segments = len(number.segments)
-    return Blocks(
-        segments=FrozenArray(runs),
-        members=FrozenArray(np.array([members for _, members in number.segments], np.int64)),
-        class_segments=_counts(of_segments, segments),
-        class_collectives=_counts(of_collectives, num_kernels),
-        direct=FrozenArray(np.array(direct, np.int64)),
-        compute=FrozenArray(np.array(compute, bool)),
-        branches=_sides(number.branches, of_branches, segments, kernels),
-        outer_branches=_sides(number.outer_branches, of_outer, len(contained), kernels),
-        waits=FrozenArray(np.array([*number.waits], np.int64).reshape(-1, 3)),
-        class_waits=_counts(of_waits, len(number.waits)),
+    within, count, size = np.array([*number.waits], np.int64).reshape(-1, 3).T
+    waits = Waits(within, count, size, _counts(of_waits, len(number.waits)).T)
+    return dataclasses.replace(
+        blocks,
+        segments=runs,
+        members=np.array([members for _, members in number.segments], np.int64),
+        class_segments=_counts(of_segments, len(runs)),
+        class_collectives=_counts(of_collectives, len(kernels)),
+        branches=_branches(number.branches, of_branches, len(runs), kernels),
+        outer_branches=_branches(number.outer_branches, of_outer, len(direct), kernels),
+        waits=waits if len(within) else None,
     )
 
 
@@ -121,12 +119,14 @@ class _Numbers(NamedTuple):
         return self.outer_branches.setdefault((-1, within, sides), len(self.outer_branches))
 
 
-def _sides(
+def _branches(
     known: _Known, contained: Sequence[dict[int, int]], inner: int, kernels: Mapping[Kernel, int]
-) -> Sides:
+) -> Overlaps | None:
     """Branches as arrays, with `inner` segments or classes as their compute."""
+    if not known:
+        return None
     compute = np.zeros((len(known), inner), np.int64)
-    most = max((len(branches.communication) for *_, branches in known), default=0)
+    most = max(len(branches.communication) for *_, branches in known)
     communication = np.zeros((len(known), most, len(kernels)), np.int64)
     for b, (alone, whole, branches) in enumerate(known):
         if whole != alone:
@@ -136,23 +136,17 @@ def _sides(
         for row, run in enumerate(branches.communication):
             for kernel, count in run:
                 communication[b, row, kernels[kernel]] += count
-    return Sides(
-        compute=FrozenArray(compute),
-        communication=FrozenArray(communication),
-        slowdowns=FrozenArray(
-            np.array([branches.slowdowns for *_, branches in known]).reshape(-1, 2)
-        ),
-        classes=_counts(contained, len(known)),
-    )
+    slowdowns = tuple(branches.slowdowns for *_, branches in known)
+    return Overlaps(compute, communication, slowdowns, _counts(contained, len(known)))
 
 
-def _counts(contained: Sequence[dict[int, int]], number: int) -> FrozenArray:
+def _counts(contained: Sequence[dict[int, int]], number: int) -> Int[np.ndarray, "classes items"]:
     """How often each class contains each of `number` items."""
     counts = np.zeros((len(contained), number), np.int64)
     for c, contains in enumerate(contained):
         for item, count in contains.items():
             counts[c, item] = count
-    return FrozenArray(counts)
+    return counts
 
 
 def count_calls(block: Block, members: int) -> dict[Kernel, int]:
@@ -176,64 +170,34 @@ def count_layers(block: Block) -> int:
     return sum(counts.values())
 
 
-class ExpertLoads(eqx.Module):
-    """The loads of a program's expert-parallel groups, and the kernels that they act on.
-
-    **Attributes:**
-
-    - `unevenness`: the parameters of each load.
-    - `sizes`: `(5, loads)`, the rows are `members`, `counts`, `experts`, `split` and `capacity` of
-        `Loads`. Static.
-    - `kernels`: `(loads, kernels)`, whether a load acts on a kernel. Static.
-    - `layers`: `(classes,)`, how many layers of its stage have loads; zero for a class of ops
-        without loads. Static.
-    - `shares`: as in `Loads`. Static.
-    """
-
-    unevenness: Unevenness
-    sizes: FrozenArray = eqx.field(static=True)
-    kernels: FrozenArray = eqx.field(static=True)
-    layers: FrozenArray = eqx.field(static=True)
-    shares: FrozenArray | None = eqx.field(static=True, default=None)
-
-    def laws(self, dtype: DTypeLike) -> Loads:
-        """The laws without their parameters, as arrays."""
-        shares = None if self.shares is None else self.shares.value
-        return loads_of(self.sizes.value, shares, dtype)
-
-    def of_kernels(self, number: int, dtype: DTypeLike) -> Float[Array, "loads kernels"]:
-        """One where a load acts on a kernel, padded to `number` kernels."""
-        kernels = self.kernels.value
-        return jnp.asarray(np.pad(kernels, ((0, 0), (0, number - kernels.shape[1]))), dtype)
-
-
 def expert_loads(
     kernels: Sequence[Kernel], layers: Sequence[int], dtype: DTypeLike
-) -> ExpertLoads | None:
+) -> Loads | None:
     """The loads of a program's kernels; `None` if all loads are equal. `layers` as there."""
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
         return None
-    sizes = [(x.members, x.counts, x.experts, x.split, x.capacity) for x in loads]
-    return ExpertLoads(
+    sizes = np.array([(x.members, x.counts, x.experts, x.split) for x in loads])
+    return Loads(
+        *sizes.T,
+        capacity=tuple(float(x.capacity) for x in loads),
+        shares=_shares(loads),
+        kernels=np.array([[k.load == x for k in kernels] for x in loads]).astype(np.int64),
+        layers=np.array(layers),
         unevenness=Unevenness(
             jnp.asarray([x.concentration for x in loads], dtype), jnp.ones(len(loads), dtype)
         ),
-        kernels=FrozenArray(np.array([[k.load == x for k in kernels] for x in loads])),
-        layers=FrozenArray(np.array(layers)),
-        shares=_shares(loads),
-        sizes=FrozenArray(np.array(sizes, float).T),
     )
 
 
-def _shares(loads: Sequence[Load]) -> FrozenArray | None:
+def _shares(loads: Sequence[Load]) -> Any:
     """The popularities of experts, by member, if some are known."""
     if not any(load.popularity for load in loads):
         return None
     room = (max(load.members for load in loads), max(load.experts for load in loads))
-    shares = np.full((len(loads), *room), np.nan)
+    shares = np.full((len(loads), *room), -1.0)
     for row, load in zip(shares, loads, strict=True):
         if load.popularity:
             of_experts = np.reshape(load.popularity, (load.members, load.experts))
             row[: load.members, : load.experts] = of_experts / np.sum(of_experts)
-    return FrozenArray(shares)
+    return tuple(tuple(map(tuple, members)) for members in shares.tolist())

@@ -165,7 +165,7 @@ def scenario_of(name: str, value: float, usual: Simulated) -> Scenario | None:
     if name == "slow-rank":
         return slow_rank(program, program.num_ranks // 2, value)
     if name == "unbalanced-experts":
-        if (loads := program.loads) is None:
+        if (loads := program.loads) is None or loads.unevenness is None:
             return None
         wider = loads.unevenness.spread * value
         return Scenario(eqx.tree_at(lambda p: p.loads.unevenness.spread, program, wider))

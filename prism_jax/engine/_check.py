@@ -55,7 +55,7 @@ def check_plan(program: Program, plan: Plan) -> None:
     """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
     check_variability(program.variability)
     table, tables = program.latencies, plan.tables
-    kinds = np.array(table.kinds, object)[table.kind.value]
+    kinds = np.array(table.kinds, object)[np.array(table.kind)]
     mean = np.asarray(table.mean)
     check_means(mean, lambda k: f"Kernel {kinds[k]} {table.sizes[k]}", mean.dtype)
     _check_laws(program, plan)
@@ -67,7 +67,7 @@ def check_plan(program: Program, plan: Plan) -> None:
             "Some latency of the program is negative or not finite; check the factors of the "
             "network, the sizes of stalls and the program's adjustment."
         )
-    if len(program.stall_ops.value):
+    if len(program.stall_ops):
         rate, most = stall_rate(program), int(plan.structure.classes.most_stalls)
         unseen = float(plan.tables.stall_counts[most]) * rate / (most + 1)
         if unseen > MAX_UNSEEN_STALLS:
@@ -107,19 +107,21 @@ def _spread(law: AbstractLatency) -> float:
 def _check_collapse(program: Program, plan: Plan, kinds: np.ndarray) -> None:
     """Raises if three moments do not tell the latency of some block."""
     blocks, tables = program.blocks, plan.tables
-    several = blocks.direct.value < 0  # Others keep their own law.
+    several = blocks.direct < 0  # Others keep their own law.
     moments = np.asarray(tables.moments)[:, : len(several)][:, several]
     skewness = np.append(moments[2], np.asarray(tables.skewness))
     skewness = np.append(skewness, [] if tables.load is None else np.asarray(tables.load)[1])
     finite = np.isfinite(moments).all() and np.isfinite(skewness).all()
     if finite and np.abs(skewness).max(initial=0) <= MAX_SKEWNESS:
         return
-    segments = blocks.segments.value
-    inside = blocks.class_segments.value[several].any(axis=0) @ segments
-    inside = inside + blocks.class_collectives.value[several].sum(axis=0)
-    for sides in (blocks.branches, blocks.outer_branches):
-        inside = inside + sides.communication.value.sum(axis=(0, 1))
-    inside = inside + np.abs(blocks.branches.compute.value).sum(axis=0) @ segments
+    runs, of_segments, of_collectives = (
+        np.asarray(x) for x in (blocks.segments, blocks.class_segments, blocks.class_collectives)
+    )
+    inside = of_segments[several].any(axis=0) @ runs + of_collectives[several].sum(axis=0)
+    for branches in filter(None, (blocks.branches, blocks.outer_branches)):
+        inside = inside + branches.communication.sum(axis=(0, 1))
+    if blocks.branches is not None:
+        inside = inside + np.abs(blocks.branches.compute).sum(axis=0) @ runs
     laws = np.asarray(tables.laws, np.float64)[:, np.asarray(plan.structure.classes.kind)]
     _, variance, third = laws[:, : len(kinds)]
     mean = np.asarray(program.latencies.mean, np.float64)

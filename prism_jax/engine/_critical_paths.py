@@ -50,9 +50,9 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     - `chosen`: `(n,)`, the numbers of the steps, ascending.
     """
     run, sinks = simulated.run, simulated.run.program.sinks.number
-    lanes, levels = run.plan.structure.graph.lanes, run.program.levels
-    cell = cells(levels, lanes.width)[: levels.num_ops]
-    number = int(np.clip(_MOST_OPS // lanes.ops.size, 16, TILE))
+    levels = run.program.levels
+    cell = cells(levels)[: levels.num_ops]
+    number = int(np.clip(_MOST_OPS // run.plan.structure.graph.levels.ops.size, 16, TILE))
     lead, deciders = run.sampling and run.sampling.lead, simulated.deciders
     of_steps = chosen.astype(np.uint32), deciders.ends[chosen], deciders.regime[chosen]
     every_ready, _ = composed(run, *of_steps)
@@ -86,7 +86,7 @@ def exposed_reductions(
     """For each step, how long after the last backward of the replica that decides it all gradients
     are reduced, and when, in seconds.
     """
-    parts, last = simulated.composed.parts, simulated.run.program.sinks.last
+    parts, last = simulated.composed.parts, simulated.run.program.sinks.is_last
     ends = simulated.deciders.ends[:, last].max(axis=1)
     factor, barrier = np.asarray(parts.factor), np.asarray(parts.barrier)
     return factor * (barrier - ends), factor * barrier
@@ -102,4 +102,4 @@ def _latencies(shared, ids):
     plan: Plan
     plan, lead, key = shared
     drawn = replica_latencies(plan, led(plan, lead, ids, key)[0], key)
-    return cell_latencies(plan.structure.graph.lanes, drawn, len(ids), plan.dtype)
+    return cell_latencies(plan.structure.graph.levels, drawn, len(ids), plan.dtype)

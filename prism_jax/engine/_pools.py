@@ -11,8 +11,8 @@ import numpy as np
 
 from .._interrupt import interruptible
 from .._misc import dot
+from .._padding import bucket
 from ..law import Counted, Errors, counted, errors_by_group, grid_of, group_sums
-from ..maxplus import bucket
 from ..random import key_data
 from ..replica import Batch, on_accelerator, tiles
 from ..step import (
@@ -171,7 +171,7 @@ def steps_that_look(
     """
     sinks, replicas = run.program.sinks, run.program.num_replicas
     # Whether no other replica than the slowest ends last at any sink that decides a step.
-    slowest_decides = sinks.number == 1 or bool((sinks.reduction.value < 0).all())
+    slowest_decides = sinks.number == 1 or bool((sinks.reduction < 0).all())
     looks = min(_LOOKS, replicas)
     steps = steps_of(looks)
     while not slowest_decides and looks < replicas and np.mean(steps.of("last")) > _LAST:

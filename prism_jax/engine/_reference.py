@@ -20,7 +20,7 @@ def reference_steps(
     program: Program, num_steps: int, seed: int, *, same_gpus: bool = False
 ) -> Float[np.ndarray, " steps"]:
     """The times of steps in seconds. With `same_gpus`, all steps run on the same GPUs."""
-    rng, laws, sinks = np.random.default_rng(seed), on_host(block_laws_of, program), program.sinks
+    rng, laws, sinks = np.random.default_rng(seed), block_laws_of(program), program.sinks
     regime = rng.choice(len(laws.probabilities), num_steps, p=np.asarray(laws.probabilities))
     ends = np.zeros((sinks.number, num_steps))
     for _ in range(program.num_replicas):
@@ -28,13 +28,13 @@ def reference_steps(
     # The reductions of a rank run one after the other, while its last backwards run.
     after, left = np.zeros_like(ends), np.zeros(num_steps)
     for sink in reversed(range(sinks.number)):
-        left, reduction = left * (sink not in sinks.last), sinks.reduction.value[sink]
+        left, reduction = left * ~sinks.is_last[sink], sinks.reduction[sink]
         if reduction >= 0:
             left = left + _seconds(
                 program, laws, reduction, regime, rng.normal(size=(1, num_steps))
             )
         after[sink] = left
-    first = np.searchsorted(sinks.rank.value, sinks.rank.value)
+    first = np.searchsorted(sinks.rank, sinks.rank)
     steps = (ends + after + sinks.contention * (after[first] - after)).max(axis=0)
     if program.tail >= 0:
         slowest, others, z = rng.normal(size=(3, num_steps))
@@ -64,10 +64,10 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
     pair, load_class = load_numbers(program)
     loads = rng.normal(size=(len(load_class), shape[1]))
     seconds = np.zeros((program.num_ops, shape[1]))
-    for row, c in enumerate(program.rows.class_.value):
-        in_row, rank, spread = ops.row.value == row, program.rows.rank.value[row], 1.0
+    for row, c in enumerate(program.rows.class_):
+        in_row, rank, spread = ops.row == row, program.rows.rank[row], 1.0
         if groups is not None:
-            spread = np.asarray(groups.spread)[groups.group.value[in_row], None]
+            spread = np.asarray(groups.spread)[groups.group[in_row], None]
         z, shared = (
             rng.normal(size=(in_row.sum(), shape[1])),
             (slowest[rank], worker[rank], others[rank]),
@@ -78,16 +78,16 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
             skewness = skewness[load_class[pair[in_row]]][:, regime]
             deviations = np.asarray(on_host(cube_normal, loads[pair[in_row]], skewness))
             seconds[in_row] = np.maximum(seconds[in_row] + sway[c, regime] * deviations, 0)
-        if program.blocks.compute.value[c] and laws.loading is not None:
+        if program.blocks.compute[c] and laws.loading is not None:
             factor, loading = (
-                data[ops.microbatch.value[in_row]],
+                data[ops.microbatch[in_row]],
                 np.asarray(laws.loading)[c, regime],
             )
             seconds[in_row] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)
     if groups is not None:
-        seconds *= np.asarray(groups.latency)[groups.group.value, None]
+        seconds *= np.asarray(groups.latency)[groups.group, None]
     kinds = sorted(laws_of.stalls)
-    stalls = program.stall_ops.value, program.stall_kinds.value, program.stall_counts.value
+    stalls = program.stall_ops, program.stall_kinds, program.stall_counts
     longest = np.zeros_like(seconds)
     for op, kind, calls in zip(*stalls, strict=True):
         stall = laws_of.stalls[kinds[kind]]
@@ -95,13 +95,13 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
         meeting = 0.0
         if laws.slack is not None and laws.meeting is not None:
-            class_ = program.rows.class_.value[ops.row.value[op]]
+            class_ = program.rows.class_[ops.row[op]]
             sizes = np.maximum(sizes - np.asarray(laws.slack)[kind, class_, regime[step]], 0)
             meeting = float(laws.meeting[class_])
         for s, size in zip(step, sizes, strict=True):
             seconds[op, s] += size - meeting * min(size, longest[op, s])
             longest[op, s] = max(size, longest[op, s])
-    return op_ends(program.levels, seconds)[program.levels.sink_ops.value].max(axis=1)
+    return op_ends(program.levels, seconds)[program.levels.sink_ops].max(axis=1)
 
 
 def _seconds(
@@ -120,10 +120,10 @@ def _seconds(
     """The latencies of ops of class `c` at their scores, `(ops, steps)`, given the factors of the
     slowest GPU and of the worker, the score of the other GPUs, and a factor on their own spread.
     """
-    kernel, compute = program.blocks.direct.value[c], program.blocks.compute.value[c]
+    kernel, compute = program.blocks.direct[c], program.blocks.compute[c]
     slowest, worker = (x * np.ones(len(regime)) if compute else 1.0 for x in (slowest, worker))
     if kernel >= 0:
-        kind = program.latencies.kinds[program.latencies.kind.value[kernel]]
+        kind = program.latencies.kinds[program.latencies.kind[kernel]]
         mean = float(program.latencies.mean[kernel]) * np.asarray(laws.on_network)[kernel, regime]
         return (
             mean * slowest * worker * _factors(program.variability.residual.get(kind), z, 1, spread)

@@ -3,6 +3,6 @@ from ._expert_load import (
     Loads as Loads,
     Unevenness as Unevenness,
     fullest as fullest,
-    loads_of as loads_of,
     mean_of_fullest as mean_of_fullest,
+    with_draws as with_draws,
 )

@@ -15,16 +15,17 @@ draws. It is within 0.3 % of counted tokens, the standard deviation within 3 %
 (`tests/test_expert_load.py`).
 """
 
+import dataclasses
 import functools as ft
-from typing import NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Real
 
+from .._padding import AnyArray, pad
 from ..host import on_host
 from ..latency import Gamma, cube_normal, normal_nodes, root, score_of_maximum, shape_of
 
@@ -56,7 +57,7 @@ class Unevenness(eqx.Module):
     spread: Float[Array, " loads"]
 
 
-class LoadScores(NamedTuple):
+class LoadScores(eqx.Module):
     """The scores of all loads.
 
     **Attributes:**
@@ -65,12 +66,12 @@ class LoadScores(NamedTuple):
     - `count`: standard normal, of the count of its tokens.
     """
 
-    popularity: Int[Array, "draws members experts"]
-    count: Float[Array, "draws members experts"]
+    popularity: Int[AnyArray, "draws members experts"]
+    count: Float[AnyArray, "draws members experts"]
 
 
 class Loads(eqx.Module):
-    """Laws of the loads of expert-parallel groups, without their parameters; one entry for each.
+    """The loads of expert-parallel groups, one entry for each.
 
     **Attributes:**
 
@@ -79,20 +80,26 @@ class Loads(eqx.Module):
     - `experts`: how many experts a member has; one if none is truncated.
     - `split`: how many ranks share a member's experts and load.
     - `capacity`: the most tokens that an expert takes, over the mean, at least 1; further tokens
-        are dropped. All of them for no limit.
-    - `draws`: with room for all members and experts.
+        are dropped. Infinite for no limit.
     - `shares`: the share of each expert in the tokens, by member, if these are known and constant;
         the concentration is then not used. Negative if unknown, and for padding. `None` if none
         are known.
+    - `kernels`: one where a load acts on a kernel.
+    - `layers`: how many layers of its stage have loads; zero for a class of ops without loads.
+    - `unevenness`: the parameters.
+    - `draws`: with room for all members and experts; of a plan.
     """
 
-    members: Float[Array, " loads"]
-    counts: Float[Array, " loads"]
-    experts: Float[Array, " loads"]
-    split: Float[Array, " loads"]
-    capacity: Float[Array, " loads"]
-    draws: LoadScores
-    shares: Float[Array, "loads members experts"] | None = None
+    members: Real[AnyArray, " loads"]
+    counts: Real[AnyArray, " loads"]
+    experts: Real[AnyArray, " loads"]
+    split: Real[AnyArray, " loads"]
+    capacity: tuple[float, ...] | Float[AnyArray, " loads"]
+    shares: tuple[Any, ...] | Float[AnyArray, "loads members experts"] | None = None
+    kernels: Real[AnyArray, "loads kernels"] | None = None
+    layers: Real[AnyArray, " classes"] | None = None
+    unevenness: Unevenness | None = None
+    draws: LoadScores | None = None
 
 
 class Fullest(eqx.Module):
@@ -127,37 +134,33 @@ def _draws(members: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
     return strata[:, 0], _middles()[strata[:, 1]]
 
 
-def loads_of(
-    sizes: Float[np.ndarray, "5 loads"],
-    shares: Float[np.ndarray, "loads members experts"] | None,
-    dtype: DTypeLike,
-) -> Loads:
-    """Loads from rows of `members`, `counts`, `experts`, `split` and `capacity`, and from shares,
-    which are `nan` where there are none, and `None` if none are known.
+def with_draws(loads: Loads) -> Loads:
+    """The loads with their draws and without their parameters, of one expert a member where none
+    is truncated.
     """
-    members, counts, experts, split, capacity = sizes
+    members, experts, capacity = map(np.asarray, (loads.members, loads.experts, loads.capacity))
+    shares = None if loads.shares is None else np.asarray(loads.shares)
     if not np.isfinite(capacity).any():
         experts = np.ones_like(experts)
         shares = None if shares is None else _sums_of_members(shares)
-    strata, scores = _draws(int(members.max()), int(experts.max()))
-    return Loads(
-        members=jnp.asarray(members, dtype),
-        counts=jnp.asarray(counts, dtype),
-        experts=jnp.asarray(experts, dtype),
-        split=jnp.asarray(split, dtype),
-        capacity=jnp.asarray(np.minimum(capacity, members * experts), dtype),
-        draws=LoadScores(jax.device_put(strata), jnp.asarray(scores, dtype)),
-        shares=None if shares is None else jnp.asarray(np.nan_to_num(shares, nan=-1), dtype),
+    return dataclasses.replace(
+        loads,
+        experts=experts,
+        capacity=np.minimum(capacity, members * experts),
+        shares=shares,
+        unevenness=None,
+        draws=LoadScores(*_draws(int(members.max()), int(experts.max()))),
     )
 
 
 def _sums_of_members(shares: np.ndarray) -> np.ndarray:
-    there = ~np.isnan(shares).all(axis=2, keepdims=True)
-    return np.where(there, np.nansum(shares, axis=2, keepdims=True), np.nan)
+    there = shares >= 0
+    sums = np.where(there, shares, 0).sum(axis=2, keepdims=True)
+    return np.where(there.any(axis=2, keepdims=True), sums, -1)
 
 
 def fullest(
-    loads: Loads, unevenness: Unevenness, gpu_spread: Float[Array, ""] | float = 0.0
+    of_groups: Loads, unevenness: Unevenness, gpu_spread: Float[Array, ""] | float = 0.0
 ) -> Fullest:
     """Moments of the load of the fullest member. The mean load over members is one unless tokens
     are dropped. Differentiable with respect to the concentration, the spread and the capacity.
@@ -165,6 +168,7 @@ def fullest(
     If shares are known, the independent ranks are as many as decide beside the member that has most
     on average, on GPUs whose factors have the standard deviation `gpu_spread`.
     """
+    loads: Any = of_groups
     factor, dtype = unevenness.spread, unevenness.spread.dtype
     cv = root(loads.members * loads.experts / unevenness.concentration)
     middles = jnp.broadcast_to(jnp.asarray(_middles(), dtype)[None], (len(cv), _DRAWS))
@@ -295,8 +299,12 @@ def mean_of_fullest(
     - `popularity`: of each expert, member by member, if it is known; only proportions matter.
     """
     # How many ranks share the load of a member does not change it.
-    sizes = np.array([[members], [counts], [experts], [1], [capacity]], float)
     shares = np.array(popularity, float).reshape(-1, members, experts)
-    loads = loads_of(sizes, shares / shares.sum() if popularity else None, float)
+    loads = Loads(
+        *np.array([[members], [counts], [experts], [1]]),
+        capacity=(capacity,),
+        shares=shares / shares.sum() if popularity else None,
+    )
     uneven = Unevenness(*(jnp.asarray([float(x)]) for x in (concentration, 1)))
+    loads = pad(with_draws(loads), {}, uneven.spread.dtype)
     return float(on_host(fullest, loads, uneven).load[0, 0])

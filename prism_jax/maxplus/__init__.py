@@ -1,11 +1,4 @@
-from ._lanes import (
-    Lanes as Lanes,
-    bucket as bucket,
-    cells as cells,
-    in_lanes as in_lanes,
-    padded as padded,
-    to_lanes as to_lanes,
-)
+from ._lanes import cells as cells, in_lanes as in_lanes
 from ._latencies import AbstractOpLaw as AbstractOpLaw, Latencies as Latencies
 from ._levels import Levels as Levels, to_levels as to_levels
 from ._paths import (

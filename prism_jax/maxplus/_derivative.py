@@ -6,15 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._lanes import Lanes, followed
+from ._lanes import followed
 from ._latencies import AbstractOpLaw, Latencies
+from ._levels import Levels
 
 
 # Levels that the derivative goes back through at once; what it holds of each is kept in a cache.
 _LEVELS_AT_ONCE = 16
 
 
-def along_path(values, fixed, latencies, lanes: Lanes, kept, sink, weight):
+def along_path(values, fixed, latencies, levels: Levels, kept, sink, weight):
     """What the latencies on the path to a sink of each sample contribute to the derivatives, from
     the sink on back to the start.
 
@@ -33,8 +34,8 @@ def along_path(values, fixed, latencies, lanes: Lanes, kept, sink, weight):
     The derivatives with respect to `values`.
     """
     choices, at_sinks = kept
-    cell = lanes.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
-    of_second, of_common = _per_second(values, fixed, latencies, lanes, choices, cell, weight)
+    cell = levels.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
+    of_second, of_common = _per_second(values, fixed, latencies, levels, choices, cell, weight)
 
     def weighted(total, table):
         total = total * weight[None, :]
@@ -43,13 +44,13 @@ def along_path(values, fixed, latencies, lanes: Lanes, kept, sink, weight):
     return jax.tree.map(weighted, of_second, values[0]), of_common
 
 
-def _per_second(values, fixed, latencies, lanes: Lanes, choices, cell, weight):
+def _per_second(values, fixed, latencies, levels: Levels, choices, cell, weight):
     """The derivatives of the ends with respect to tables, by sample, and of the weighted ends with
     respect to what is common: the sums over every op on the path.
     """
-    width = lanes.width
+    width = levels.width
     samples = cell.shape[0]
-    together = min(len(lanes.ops), _LEVELS_AT_ONCE)
+    together = min(len(levels.ops), _LEVELS_AT_ONCE)
     tables, common = values
 
     # Three loops, with what passes from one to the next in memory: in a single one, XLA would draw
@@ -57,22 +58,22 @@ def _per_second(values, fixed, latencies, lanes: Lanes, choices, cell, weight):
     def block(turn, carry):
         cell, of_tables, of_common = carry
         first = (blocks - 1 - turn) * together
-        count = jnp.minimum(lanes.num_levels - first, together)
+        count = jnp.minimum(levels.num_levels - first, together)
 
         def walk(i, carry):
             cell, lane_of, z_of = carry
             slot = count - 1 - i
             level = first + slot
             lane = cell - level * np.int32(width)
-            counter = level.astype(jnp.uint32) * lanes.counters + lane.astype(jnp.uint32)
+            counter = level.astype(jnp.uint32) * levels.counters + lane.astype(jnp.uint32)
             z = latencies.noise(latencies.noise_arguments, counter[None, :])[0]
-            cell = followed(cell, lane, lanes.before[level], choices[level], lanes)
+            cell = followed(cell, lane, levels.before[level], choices[level], levels)
             return cell, lane_of.at[slot].set(lane), z_of.at[slot].set(z)
 
         def contribution(slot, carry):
             parts, of_common = carry
             at = (first + slot, lane_of[slot], z_of[slot])
-            part, more = _contribution(values, fixed, latencies, lanes, *at, weight)
+            part, more = _contribution(values, fixed, latencies, levels, *at, weight)
             parts = jax.tree.map(lambda all, x: all.at[slot].set(x), parts, part)
             return parts, jax.tree.map(jnp.add, of_common, more)
 
@@ -93,7 +94,7 @@ def _per_second(values, fixed, latencies, lanes: Lanes, choices, cell, weight):
         parts, of_common = lax.fori_loop(0, count, contribution, (parts, of_common))
         return cell, lax.fori_loop(0, count, add, of_tables), of_common
 
-    blocks = (lanes.num_levels + np.int32(together - 1)) // np.int32(together)
+    blocks = (levels.num_levels + np.int32(together - 1)) // np.int32(together)
     by_sample = jax.tree.map(lambda x: jnp.zeros((len(x), samples), x.dtype), tables)
     start = cell, by_sample, jax.tree.map(jnp.zeros_like, common)
     return lax.fori_loop(0, blocks, block, start)[1:]
@@ -107,7 +108,7 @@ def _where_there(rows: AbstractOpLaw, tables: AbstractOpLaw) -> AbstractOpLaw:
     )
 
 
-def _contribution(values, fixed, latencies: Latencies, lanes: Lanes, level, lane, z, weight):
+def _contribution(values, fixed, latencies: Latencies, levels: Levels, level, lane, z, weight):
     """What the latencies on the path at one level contribute to the derivatives: of the ends with
     respect to the row of each table that they read; of the weighted ends to what is common.
     """
@@ -122,7 +123,7 @@ def _contribution(values, fixed, latencies: Latencies, lanes: Lanes, level, lane
 
     rows = latencies.rows_of(level)
     of_lane = jax.tree.map(lambda table, row: at_lane(table[row]), tables, rows)
-    op = at_lane(lanes.ops[level][:, None])
+    op = at_lane(levels.ops[level][:, None])
     # XLA would look them up again for each use.
     of_lane, op = lax.optimization_barrier((of_lane, op))
     inexact, static = eqx.partition((of_lane, common), eqx.is_inexact_array)
@@ -132,8 +133,8 @@ def _contribution(values, fixed, latencies: Latencies, lanes: Lanes, level, lane
         return of_lane.latency(op, z[None, :], common)
 
     _, vjp = jax.vjp(latency, inexact)
-    there = ((lane >= 0) & (lane < lanes.width))[None, :]
-    there = there & (op >= 0) if lanes.joins else there
+    there = ((lane >= 0) & (lane < levels.width))[None, :]
+    there = there & (op >= 0) if levels.joins else there
     ((part, of_common),) = vjp(there.astype(z.dtype))
     if jax.tree.leaves(of_common):
         ((_, of_common),) = vjp(jnp.where(there, weight[None, :], 0))

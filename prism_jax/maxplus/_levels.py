@@ -2,12 +2,13 @@
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Int, UInt32
 
-from .._misc import FrozenArray
+from .._padding import AnyArray, bucket
 from .._ragged import Ragged, group, pad, ragged, row_numbers
 
 
@@ -162,41 +163,69 @@ def _fill(followers: Ragged, width: int) -> list[list[int]]:
     return rows
 
 
+START = 0
+WASTE = 1
+
+
 class Levels(eqx.Module):
     """A graph of ops cut into levels: no op waits for another of its own level.
 
-    Static: what a program keeps; `to_lanes` makes of it what `propagate` takes. The end of an op
-    lives in a slot until the last op that waits for it has started, then the slot is used again, so
-    the state of a propagation stays small. Slot `START` always holds zero; a padding lane writes to
-    slot `WASTE`.
+    The end of an op lives in a slot until the last op that waits for it has started, then the slot
+    is used again, so the state of a propagation stays small. Slot `START` always holds zero; a
+    padding lane writes to slot `WASTE`. Levels from `num_levels` on are padding that no loop
+    visits.
 
-    What waits for many ends waits for joins of a few each, which are like ops that take no time:
-    their numbers are those from `num_ops` on.
+    What waits for many ends waits for joins of a few each, which are like ops that take no time.
+
+    The cell of an op or a join is its level times the width, plus its lane.
 
     **Attributes:**
 
-    - `ops`: `(levels, width)`, the op or join of each lane, or -1 for padding.
-    - `reads`: `(levels, width, fan_in)`, the slots of the ends that an op waits for.
-    - `writes`: `(levels, width)`, the slot that takes its end.
-    - `predecessors`: `(levels, width, fan_in)`, the ops behind `reads`, or -1.
-    - `num_slots`, `num_ops`, `num_joins`.
-    - `sinks`: `(sinks, fan)`, slots whose maximum at the end is a sink's end.
-    - `sink_ops`: `(sinks, fan)`, the ops behind them, or -1.
+    - `ops`: the op of each lane; -1 for padding, and -2, -3 ... for joins.
+    - `reads`: the slots of the ends that an op waits for.
+    - `writes`: the slot that takes its end.
+    - `before`: the cells of the ops behind `reads`, or -1.
+    - `sinks`: slots whose maximum at the end is a sink's end.
+    - `sink_cells`: the cells of the ops behind them, or -1.
+    - `num_levels`, `num_ops`, `num_joins`: how many there are.
+    - `counters`: how many random numbers a level has: the most ops of a level.
+    - `num_slots`: static.
+    - `joins`: whether there are joins. Static, so that graphs without any do not compute that these
+        take no time.
     """
 
-    ops: FrozenArray = eqx.field(static=True)
-    reads: FrozenArray = eqx.field(static=True)
-    writes: FrozenArray = eqx.field(static=True)
-    predecessors: FrozenArray = eqx.field(static=True)
-    sinks: FrozenArray = eqx.field(static=True)
-    sink_ops: FrozenArray = eqx.field(static=True)
+    ops: Int[AnyArray, "levels width"] = eqx.field(metadata={"fill": -1})
+    reads: Int[AnyArray, "levels width fan_in"] = eqx.field(metadata={"fill": START})
+    writes: Int[AnyArray, "levels width"] = eqx.field(metadata={"fill": WASTE})
+    before: Int[AnyArray, "levels width fan_in"] = eqx.field(metadata={"fill": -1})
+    sinks: Int[AnyArray, "sinks fan"] = eqx.field(metadata={"fill": START})
+    sink_cells: Int[AnyArray, "sinks fan"] = eqx.field(metadata={"fill": -1})
+    num_levels: int | Int[AnyArray, ""]
+    num_ops: int | Int[AnyArray, ""]
+    num_joins: int | Int[AnyArray, ""]
+    counters: int | UInt32[AnyArray, ""]
     num_slots: int = eqx.field(static=True)
-    num_ops: int = eqx.field(static=True)
-    num_joins: int = eqx.field(static=True)
+    joins: bool = eqx.field(static=True)
 
+    @property
+    def width(self) -> int:
+        return self.ops.shape[1]
 
-START = 0
-WASTE = 1
+    @property
+    def nodes(self) -> Int[np.ndarray, "levels width"]:
+        """The op of each lane, or its join, whose numbers follow those of the ops."""
+        ops: Any = self.ops
+        return np.where(ops < -1, self.num_ops - 2 - ops, ops)
+
+    @property
+    def predecessors(self) -> Int[np.ndarray, "levels width fan_in"]:
+        """The ops and joins behind `reads`, or -1."""
+        return np.append(self.nodes, -1)[self.before]
+
+    @property
+    def sink_ops(self) -> Int[np.ndarray, "sinks fan"]:
+        """The ops and joins behind `sinks`, or -1."""
+        return np.append(self.nodes, -1)[self.sink_cells]
 
 
 def to_levels(
@@ -228,24 +257,32 @@ def to_levels(
             "smaller numbers only."
         )
     graph = _joined(predecessors, sinks)
-    num_ops, number = len(predecessors), np.append(graph.number, -1).astype(np.int32)
+    num_ops = len(predecessors)
     rows = ragged(list_schedule(graph.before, graph.number >= num_ops, width))
     slots, num_slots = _allocate(rows, graph.before, graph.sinks.values)
 
     # Padding is -1, so it takes the last entry, which is made for it.
     nodes, sink_nodes = pad(rows, -1), pad(graph.sinks, -1)
+    counters = nodes.shape[1]
+    nodes = np.pad(nodes, ((0, 0), (0, bucket(counters, 2) - counters)), constant_values=-1)
     before_nodes = np.pad(pad(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
+    number = np.where(graph.number < num_ops, graph.number, num_ops - 2 - graph.number)
+    there, cell = nodes >= 0, np.full(len(number) + 1, -1, np.int32)
+    cell[nodes[there]] = np.flatnonzero(there)
     read_slots = np.append(slots, np.int32(START))
     return Levels(
-        ops=FrozenArray(number[nodes]),
-        reads=FrozenArray(read_slots[before_nodes]),
-        writes=FrozenArray(np.append(slots, np.int32(WASTE))[nodes]),
-        predecessors=FrozenArray(number[before_nodes]),
-        sinks=FrozenArray(read_slots[sink_nodes]),
-        sink_ops=FrozenArray(number[sink_nodes]),
-        num_slots=num_slots,
+        ops=np.append(number, -1).astype(np.int32)[nodes],
+        reads=read_slots[before_nodes],
+        writes=np.append(slots, np.int32(WASTE))[nodes],
+        before=cell[before_nodes],
+        sinks=read_slots[sink_nodes],
+        sink_cells=cell[sink_nodes],
+        num_levels=len(nodes),
         num_ops=num_ops,
-        num_joins=len(graph.number) - num_ops,
+        num_joins=len(number) - num_ops,
+        counters=counters,
+        num_slots=num_slots,
+        joins=len(number) > num_ops,
     )
 
 

@@ -8,7 +8,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .._ragged import group, pad, take
-from ._lanes import Lanes
 from ._levels import Levels
 from ._propagate import Latencies, level_latencies
 
@@ -18,25 +17,25 @@ _MOST_AFTER = 8
 
 
 def cell_latencies(
-    lanes: Lanes, latencies: Latencies, num_samples: int, dtype: jnp.dtype
+    levels: Levels, latencies: Latencies, num_samples: int, dtype: jnp.dtype
 ) -> Float[Array, "cells samples"]:
-    """The latency of the op of every cell, in seconds, as `propagate` draws it: see [`Lanes`][]."""
+    """The latency of the op of every cell, in seconds, as `propagate` draws it."""
 
     def step(level, drawn):
-        seconds = level_latencies(latencies, latencies.tables, latencies.common, lanes, level)
-        seconds = jnp.broadcast_to(seconds, (lanes.width, num_samples))
-        first = level * np.int32(lanes.width)
+        seconds = level_latencies(latencies, latencies.tables, latencies.common, levels, level)
+        seconds = jnp.broadcast_to(seconds, (levels.width, num_samples))
+        first = level * np.int32(levels.width)
         return lax.dynamic_update_slice_in_dim(drawn, seconds, first, 0)
 
-    drawn = jnp.zeros((lanes.ops.size, num_samples), dtype)
-    return lax.fori_loop(0, lanes.num_levels, step, drawn)
+    drawn = jnp.zeros((levels.ops.size, num_samples), dtype)
+    return lax.fori_loop(0, levels.num_levels, step, drawn)
 
 
 def predecessors_of(levels: Levels) -> Int[np.ndarray, "ops_joins_and_none fan_in"]:
     """The ops and joins that each op and each join waits for, or -1; at last those of "no op"."""
     number = levels.num_ops + levels.num_joins + 1
-    predecessors = np.full((number, levels.predecessors.value.shape[2]), -1)
-    predecessors[levels.ops.value] = levels.predecessors.value
+    predecessors = np.full((number, levels.before.shape[2]), -1)
+    predecessors[levels.nodes] = levels.predecessors
     return predecessors
 
 
@@ -65,8 +64,7 @@ def op_ends(
     more = np.zeros((levels.num_joins + 1, latencies.shape[1]), latencies.dtype)
     latencies = np.concatenate([latencies, more])
     ends = np.zeros_like(latencies)
-    lanes, waits_for = (x.value.astype(np.intp) for x in (levels.ops, levels.predecessors))
-    for ops, before in zip(lanes, waits_for, strict=True):
+    for ops, before in zip(levels.nodes, levels.predecessors, strict=True):
         latest = np.maximum.reduce(ends.take(before, axis=0), axis=1)
         ends[ops] = latest + latencies.take(ops, axis=0)
     return ends
@@ -87,7 +85,7 @@ def critical_ops(
     - `sink`: the number of the sink in each sample.
     """
     columns, before = np.arange(len(sink)), predecessors_of(levels)
-    critical, candidates = np.zeros(ends.shape, bool), levels.sink_ops.value[sink]
+    critical, candidates = np.zeros(ends.shape, bool), levels.sink_ops[sink]
     while (candidates >= 0).any():
         op = candidates[columns, ends[candidates, columns[:, None]].argmax(axis=1)]
         critical[op, columns] = True
@@ -110,10 +108,10 @@ def latest_ends(
     more = np.zeros((levels.num_joins + 1, latencies.shape[1]), latencies.dtype)
     latencies = np.concatenate([latencies, more])
     late = np.full_like(latencies, np.inf)
-    for ops, most in zip(levels.sink_ops.value, at_sinks, strict=True):
+    for ops, most in zip(levels.sink_ops, at_sinks, strict=True):
         late[ops[ops >= 0]] = np.minimum(late[ops[ops >= 0]], most)
     starts = late.copy()
-    for lanes in levels.ops.value[::-1]:
+    for lanes in levels.nodes[::-1]:
         ops = lanes[lanes >= 0]
         late[ops] = np.minimum(late[ops], starts[few[ops]].min(axis=1))
         for op in ops[wide[ops]]:

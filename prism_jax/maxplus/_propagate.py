@@ -10,8 +10,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ._derivative import along_path
-from ._lanes import Lanes, pack, words_of
+from ._lanes import pack, words_of
 from ._latencies import Latencies
+from ._levels import Levels
 
 
 # Ends are counted anew from the latest one after so many levels: in single precision, a sum of 3e5
@@ -22,7 +23,7 @@ _IN = "promise_in_bounds"
 
 
 def propagate(
-    lanes: Lanes, latencies: Latencies, num_samples: int, dtype: jnp.dtype
+    levels: Levels, latencies: Latencies, num_samples: int, dtype: jnp.dtype
 ) -> Float[Array, "sinks samples"]:
     """The ends of a graph's sinks, in seconds: the latest end of the ops of each.
 
@@ -36,21 +37,21 @@ def propagate(
 
     **Arguments:**
 
-    - `lanes`: the graph.
+    - `levels`: the graph.
     - `latencies`: see [`Latencies`][].
     - `num_samples`: the length of the samples' axis.
     - `dtype`: of the ends.
     """
-    return _ends(*_parted(latencies), lanes, num_samples, dtype)
+    return _ends(*_parted(latencies), levels, num_samples, dtype)
 
 
 def propagate_to(
-    lanes: Lanes, latencies: Latencies, sink: Int[Array, " samples"], dtype: jnp.dtype
+    levels: Levels, latencies: Latencies, sink: Int[Array, " samples"], dtype: jnp.dtype
 ) -> Float[Array, " samples"]:
     """The end of one sink in each sample, in seconds: `propagate`, where the derivatives of several
     figures, by `jax.vmap`, go back along the same paths, which are followed once.
     """
-    return _end(*_parted(latencies), lanes, sink, dtype)
+    return _end(*_parted(latencies), levels, sink, dtype)
 
 
 def _parted(latencies: Latencies):
@@ -60,76 +61,76 @@ def _parted(latencies: Latencies):
 
 
 @eqx.filter_custom_vjp
-def _end(values, fixed, latencies, lanes, sink, dtype):
-    ends, _ = _forward(values, fixed, latencies, lanes, len(sink), dtype, keep=False)
+def _end(values, fixed, latencies, levels, sink, dtype):
+    ends, _ = _forward(values, fixed, latencies, levels, len(sink), dtype, keep=False)
     return ends[sink, jnp.arange(len(sink))]
 
 
 @_end.def_fwd
-def _end_forward(perturbed, values, fixed, latencies, lanes, sink, dtype):
+def _end_forward(perturbed, values, fixed, latencies, levels, sink, dtype):
     del perturbed
     number = len(sink)
-    ends, kept = _forward(values, fixed, latencies, lanes, number, dtype, keep=True)
+    ends, kept = _forward(values, fixed, latencies, levels, number, dtype, keep=True)
     return ends[sink, jnp.arange(number)], kept
 
 
 @_end.def_bwd
-def _end_backward(kept, cotangent, perturbed, values, fixed, latencies, lanes, sink, dtype):
+def _end_backward(kept, cotangent, perturbed, values, fixed, latencies, levels, sink, dtype):
     del perturbed, dtype
-    return along_path(values, fixed, latencies, lanes, kept, sink, cotangent)
+    return along_path(values, fixed, latencies, levels, kept, sink, cotangent)
 
 
 @eqx.filter_custom_vjp
-def _ends(values, fixed, latencies, lanes, num_samples, dtype):
-    return _forward(values, fixed, latencies, lanes, num_samples, dtype, keep=False)[0]
+def _ends(values, fixed, latencies, levels, num_samples, dtype):
+    return _forward(values, fixed, latencies, levels, num_samples, dtype, keep=False)[0]
 
 
 @_ends.def_fwd
-def _ends_forward(perturbed, values, fixed, latencies, lanes, num_samples, dtype):
+def _ends_forward(perturbed, values, fixed, latencies, levels, num_samples, dtype):
     del perturbed
-    return _forward(values, fixed, latencies, lanes, num_samples, dtype, keep=True)
+    return _forward(values, fixed, latencies, levels, num_samples, dtype, keep=True)
 
 
-def level_latencies(latencies: Latencies, tables, common, lanes: Lanes, level):
+def level_latencies(latencies: Latencies, tables, common, levels: Levels, level):
     """The latencies of the lanes of a level: `(width, samples)`, or what broadcasts to it."""
     of_level = jax.tree.map(lambda table, row: table[row[level]], tables, latencies.rows)
-    column = jnp.arange(lanes.width, dtype=jnp.uint32)[:, None]
-    counter = level.astype(jnp.uint32) * lanes.counters + column
+    column = jnp.arange(levels.width, dtype=jnp.uint32)[:, None]
+    counter = level.astype(jnp.uint32) * levels.counters + column
     z = latencies.noise(latencies.noise_arguments, counter)
-    op = lanes.ops[level][:, None]
+    op = levels.ops[level][:, None]
     seconds = of_level.latency(op, z, common)
-    return jnp.where(op >= 0, seconds, 0) if lanes.joins else seconds
+    return jnp.where(op >= 0, seconds, 0) if levels.joins else seconds
 
 
-def _forward(values, fixed, latencies: Latencies, lanes: Lanes, num_samples, dtype, *, keep):
+def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
     tables, common = eqx.combine(values, fixed)
 
     def step(level, carry):
         state, choices = carry
-        latest, choice = _latest(state, lanes.reads[level], keep)
-        drawn = level_latencies(latencies, tables, common, lanes, level)
+        latest, choice = _latest(state, levels.reads[level], keep)
+        drawn = level_latencies(latencies, tables, common, levels, level)
         if keep:
-            choices = lax.dynamic_update_index_in_dim(choices, pack(choice, lanes), level, 0)
-        return state.at[lanes.writes[level]].set(latest + drawn, mode=_IN), choices
+            choices = lax.dynamic_update_index_in_dim(choices, pack(choice, levels), level, 0)
+        return state.at[levels.writes[level]].set(latest + drawn, mode=_IN), choices
 
     def block(turn, carry):
         state, choices, passed = carry
         first = turn * _LEVELS_OF_SUM
-        last = jnp.minimum(first + _LEVELS_OF_SUM, lanes.num_levels)
+        last = jnp.minimum(first + _LEVELS_OF_SUM, levels.num_levels)
         state, choices = lax.fori_loop(first, last, step, (state, choices))
         # Max-plus is linear: a constant that is subtracted from every slot shifts all ends, and is
         # added back last. Any would do, also the end in a slot that is no longer read.
-        latest = jnp.where(last < lanes.num_levels, jnp.max(state, axis=0, keepdims=True), 0)
+        latest = jnp.where(last < levels.num_levels, jnp.max(state, axis=0, keepdims=True), 0)
         return state - latest, choices, passed + latest
 
-    state = jnp.zeros((lanes.num_slots, num_samples), dtype)
-    words, word = words_of(lanes)
-    choices = jnp.zeros((len(lanes.ops), words, num_samples), word) if keep else None
-    blocks = -(-lanes.num_levels // _LEVELS_OF_SUM)
+    state = jnp.zeros((levels.num_slots, num_samples), dtype)
+    words, word = words_of(levels)
+    choices = jnp.zeros((len(levels.ops), words, num_samples), word) if keep else None
+    blocks = -(-levels.num_levels // _LEVELS_OF_SUM)
     start = (state, choices, jnp.zeros((1, num_samples), dtype))
     state, choices, passed = lax.fori_loop(0, blocks, block, start)
-    ends, choice = _latest(state, lanes.sinks, keep)
+    ends, choice = _latest(state, levels.sinks, keep)
     return ends + passed, (choices, choice)
 
 
@@ -146,7 +147,9 @@ def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
 
 
 @_ends.def_bwd
-def _ends_backward(kept, cotangent, perturbed, values, fixed, latencies, lanes, num_samples, dtype):
+def _ends_backward(
+    kept, cotangent, perturbed, values, fixed, latencies, levels, num_samples, dtype
+):
     del perturbed, dtype
 
     def follow(carry):
@@ -154,7 +157,7 @@ def _ends_backward(kept, cotangent, perturbed, values, fixed, latencies, lanes, 
         cotangent, gradient = carry
         sink, columns = jnp.argmax(cotangent != 0, axis=0), jnp.arange(num_samples)
         weight = cotangent[sink, columns]
-        more = along_path(values, fixed, latencies, lanes, kept, sink, weight)
+        more = along_path(values, fixed, latencies, levels, kept, sink, weight)
         return cotangent.at[sink, columns].set(0), jax.tree.map(jnp.add, gradient, more)
 
     start = cotangent, jax.tree.map(jnp.zeros_like, values)

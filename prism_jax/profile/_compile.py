@@ -53,7 +53,7 @@ def compile_profile(profile: Profile) -> Program:
     if all(row.loading == 1 for row in profile.means):
         return program
     table = program.latencies
-    kernels = zip(table.kind.value, table.sizes, strict=True)
+    kernels = zip(table.kind, table.sizes, strict=True)
     loading = [loadings[table.kinds[kind], size] for kind, size in kernels]
     table = dataclasses.replace(table, loading=jnp.asarray(loading, table.mean.dtype))
     return dataclasses.replace(program, latencies=table)

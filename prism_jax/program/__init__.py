@@ -4,17 +4,25 @@ from ._block_laws import (
     BlockLaws as BlockLaws,
     block_laws as block_laws,
     block_laws_of as block_laws_of,
+    blocks_of as blocks_of,
     classes_of as classes_of,
-    collapse_of as collapse_of,
     groups_of as groups_of,
     kernel_room as kernel_room,
+    loads_of as loads_of,
+    stalling_of as stalling_of,
 )
 from ._compile import (
     compile_job as compile_job,
     compile_program as compile_program,
 )
 from ._compile_graph import Op as Op, compile_graph as compile_graph
-from ._program import Adjustment as Adjustment, Program as Program, stall_rate as stall_rate
+from ._program import (
+    Adjustment as Adjustment,
+    Program as Program,
+    Rows as Rows,
+    Sinks as Sinks,
+    stall_rate as stall_rate,
+)
 from ._save import digest as digest, load_program as load_program, save_program as save_program
 from ._table import (
     check_means as check_means,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from .._misc import FrozenArray, unknown_name, whole_number
+from .._misc import unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
 from ..collapse import count_calls, count_layers, expert_loads, lay_out_collapse
 from ..host import on_host
@@ -95,10 +95,11 @@ def assemble(
         classes.setdefault((tail, world_size), len(classes))
     laid_out = lay_out_collapse(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
+    ranks = np.array([sink.rank for sink in sinks])
 
     layers = [*_layers(graph, different, block_of_op), *[0] * (len(classes) - len(different))]
     loads = expert_loads(list(kernels), layers, table.mean.dtype)
-    ops, rows = _rows(graph, block_of_op, laid_out.compute.value)
+    ops, rows = _rows(graph, block_of_op, laid_out.compute)
     stall_ops, stall_kinds, stall_counts = _stalls(variability, different, block_of_op, group_size)
     return Program(
         latencies=table,
@@ -108,15 +109,21 @@ def assemble(
         rows=rows,
         blocks=laid_out,
         sinks=Sinks(
-            rank=FrozenArray(np.array([sink.rank for sink in sinks])),
-            reduction=FrozenArray(np.array(reductions)),
+            rank=ranks,
+            reduction=np.array(reductions),
+            first=np.searchsorted(ranks, ranks),
+            is_last=np.diff(ranks, append=-2) != 0,
             contention=contention,
+            number=len(ranks),
         ),
         tail=classes[(tail, world_size)] if tail else -1,
         stall_ops=stall_ops,
         stall_kinds=stall_kinds,
         stall_counts=stall_counts,
-        strata=_make_strata(variability, stall_kinds.value, stall_counts.value),
+        strata=_make_strata(variability, stall_kinds, stall_counts),
+        num_ops=graph.num_ops,
+        num_ranks=int(graph.rank.max(initial=0)) + 1,
+        num_microbatches=int(graph.microbatch.max(initial=0)) + 1,
         num_replicas=num_replicas,
         group_size=group_size,
         worker_size=min(members, group_size),
@@ -197,14 +204,14 @@ def _rows(graph: OpGraph, class_: np.ndarray, compute: np.ndarray) -> tuple[Ops,
     _, first, pair = np.unique(pairs, return_index=True, return_inverse=True)
     by_first = np.argsort(first)
     ops = Ops(
-        phase=FrozenArray(graph.phase),
-        stage=FrozenArray(graph.stage),
-        microbatch=FrozenArray(graph.microbatch),
-        rank=FrozenArray(graph.rank),
-        row=FrozenArray(np.argsort(by_first)[pair]),
+        phase=tuple(graph.phase.tolist()),
+        stage=graph.stage,
+        microbatch=graph.microbatch,
+        rank=graph.rank,
+        row=np.argsort(by_first)[pair],
     )
     first = first[by_first]
-    return ops, Rows(class_=FrozenArray(class_[first]), rank=FrozenArray(rank[first]))
+    return ops, Rows(class_=class_[first], rank=rank[first])
 
 
 def _latency_table(
@@ -219,9 +226,9 @@ def _latency_table(
     return LatencyTable(
         mean=jax.device_put(mean.astype(dtype)),
         kinds=tuple(kinds),
-        kind=FrozenArray(np.array([kinds[kernel.kind] for kernel in kernels])),
+        kind=tuple(kinds[kernel.kind] for kernel in kernels),
         sizes=tuple(kernel.size for kernel in kernels),
-        on_network=FrozenArray(np.array([k.link in network_links for k in kernels], bool)),
+        on_network=np.array([k.link in network_links for k in kernels], bool),
     )
 
 
@@ -238,7 +245,7 @@ def _stalls(
     different: Sequence[Block],
     block_of_op: Int[np.ndarray, "ops"],
     group_size: int,
-) -> list[FrozenArray]:
+) -> tuple[np.ndarray, ...]:
     """The kernels that may stall in ops whose blocks are `different[block_of_op]`, op after op: the
     op of each, the position of its kind, and its number of calls by all members.
     """
@@ -253,7 +260,7 @@ def _stalls(
     ]
     kinds = take(ragged([[kind for kind, _ in row] for row in stalling]), block_of_op)
     calls = take(ragged([[calls for _, calls in row] for row in stalling]), block_of_op)
-    return [FrozenArray(column) for column in (row_numbers(kinds), kinds.values, calls.values)]
+    return row_numbers(kinds), kinds.values, calls.values
 
 
 def _make_strata(

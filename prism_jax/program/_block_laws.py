@@ -1,28 +1,28 @@
 """The laws of the classes of a program's ops, given the factors that ops share."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
+from .._padding import bucket, pad
 from ..collapse import (
     NODE_SCORES,
-    Collapse,
+    Blocks,
     Overlaps,
-    Sides,
     Stalls,
-    Waits,
     class_moments,
     gpu_factors,
     segment_skewness,
     slowest_workers,
 )
+from ..host import on_host
 from ..latency import AbstractLatency, Constant, root
-from ..loads import Loads, Unevenness, fullest
-from ..maxplus import bucket, padded
+from ..loads import Loads, Unevenness, fullest, with_draws
 from ._program import Program
 from ._table import kernel_cumulants, relative_cumulants, unit_of_time
 from ._variability import Variability
@@ -80,7 +80,7 @@ class BlockLaws(eqx.Module):
 
 
 def block_laws(
-    collapse: Collapse | None,
+    blocks: Blocks,
     variability: Variability,
     mean: Float[Array, " kernels"],
     shapes: Float[Array, "3 kernels"],
@@ -88,25 +88,25 @@ def block_laws(
     members: Float[Array, "3 groups"],
     worker: Float[Array, ""] | None,
     scores: Float[Array, " scores"],
-    direct: Int[Array, " classes"],
     loading: Float[Array, " kernels"] | None = None,
     loads: Loads | None = None,
     unevenness: Unevenness | None = None,
+    stalling: Bool[Array, "kinds kernels"] | None = None,
 ) -> BlockLaws:
     """The laws of classes.
 
     **Arguments:**
 
-    - `collapse`: their contents; `None` if each is one kernel with a law of its own, whose moments
-        are then zero, because a graph of such ops is ready sooner without them.
+    - `blocks`: their contents. If each is one kernel with a law of its own, moments are zero,
+        because a graph of such ops is ready sooner without them.
     - `variability`: the factors that ops share.
     - `mean`, `shapes`, `on_network`: of each kernel, its mean in seconds, its law as of
         `relative_cumulants`, and whether the network's regime acts on it.
     - `members`, `worker`: as of `groups_of`.
     - `scores`: standard normal, of the factors `at_scores`.
-    - `direct`: the only kernel of each class, or -1.
     - `loading`: of the kernels, on the factor of a microbatch; one by default.
     - `loads`, `unevenness`: the loads of members of expert-parallel groups.
+    - `stalling`: whether a kernel has stalls of a kind; `None` if none has.
     """
     dtype, unit = mean.dtype, unit_of_time(mean)
     cumulants = kernel_cumulants(mean / unit, shapes)
@@ -131,19 +131,20 @@ def block_laws(
         load = fullest(loads, unevenness, _gpu_spread(variability.rank, dtype))
     by_data = variability.microbatch is not None
     apart = by_data or variability.worker_step is not None
-    if collapse is None:
+    direct: Any = blocks.direct
+    if blocks.segments is None:
         moments = jnp.zeros((3, len(direct), *network.shape[1:], groups.slowest.shape[1]), dtype)
         shared, communication = moments[0], moments[..., 0] if apart else None
         skewness = jnp.zeros((1,), dtype)
     else:
         stalls = None
-        if collapse.stalls is not None:
+        if stalling is not None:
             rates, lengths = _stalls_of(variability, unit)
-            stalls = Stalls(rates, counts[0], lengths, collapse.stalls)
+            stalls = Stalls(rates, counts[0], lengths, stalling.astype(dtype))
         moments, shared, communication, of_load, of_stalls = class_moments(
-            collapse, cumulants, network, groups, load, stalls, apart=apart
+            blocks, cumulants, network, groups, loads, load, stalls, apart=apart
         )
-        skewness = segment_skewness(collapse, cumulants)
+        skewness = segment_skewness(blocks, cumulants)
     if slowest is not None:
         # What other workers share moves with the slowest's microbatch, as far as it is of these.
         of_others = slowest.shared_by_data * shared[..., len(NODE_SCORES) // 2]
@@ -169,31 +170,31 @@ def block_laws(
 
 
 def block_laws_of(program: Program) -> BlockLaws:
-    """`block_laws` of all of a program."""
-    table, number, loads = program.latencies, kernel_room(program), program.loads
+    """`block_laws` of all of a program, on the host."""
+    table, room, unevenness = program.latencies, {"kernels": kernel_room(program)}, None
     dtype, constant = table.mean.dtype, Constant(jnp.ones((), table.mean.dtype))
     laws = [program.variability.residual.get(kind, constant) for kind in table.kinds]
-    kind, room = table.kind.value, number - len(table.mean)
-    shapes = relative_cumulants(laws, dtype)[:, kind]
-    return block_laws(
-        collapse_of(program),
+    shapes = np.asarray(on_host(relative_cumulants, laws, dtype))[:, np.array(table.kind)]
+    more = (0, 0), (0, room["kernels"] - len(table.mean))
+    if (stalling := stalling_of(program)) is not None:
+        stalling = np.pad(stalling, more)
+    table = pad(dataclasses.replace(table, kinds=(), kind=(), sizes=()), room, dtype)
+    if program.loads is not None:
+        unevenness = program.loads.unevenness
+    return on_host(
+        block_laws,
+        blocks_of(program),
         program.variability,
-        jnp.pad(table.mean, (0, room)),
-        jnp.pad(shapes, ((0, 0), (0, room))),
-        jnp.pad(jnp.asarray(table.on_network.value), (0, room)),
+        table.mean,
+        np.pad(shapes, more),
+        table.on_network,
         *groups_of(program),
-        jnp.asarray(SCORES, dtype),
-        _direct(program),
-        None if table.loading is None else jnp.pad(table.loading, (0, room)),
-        loads and loads.laws(dtype),
-        loads and loads.unevenness,
+        SCORES.astype(dtype),
+        table.loading,
+        loads_of(program),
+        unevenness,
+        stalling,
     )
-
-
-def _direct(program: Program) -> Int[Array, " classes"]:
-    direct = program.blocks.direct.value
-    room = classes_of(program) - len(direct)
-    return jnp.asarray(np.pad(direct, (0, room), constant_values=-1), jnp.int32)
 
 
 def _slopes(mean, nodes) -> Float[Array, "classes regimes"]:
@@ -237,48 +238,61 @@ def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     return (std / law.mean()).astype(dtype)
 
 
-def collapse_of(program: Program) -> Collapse | None:
-    """The contents of the classes of a program; `None` if each is one kernel."""
-    blocks, dtype = program.blocks, program.latencies.mean.dtype
-    if (blocks.direct.value >= 0).all():
-        return None
-    members, in_tail = blocks.members.value, _in_tail(program)
-    num_segments = bucket(len(members), 32)
-    num_kernels, num_classes = kernel_room(program), classes_of(program)
-    return Collapse(
-        segments=padded(blocks.segments.value, (num_segments, num_kernels), dtype=dtype),
-        class_segments=padded(
-            blocks.class_segments.value, (num_classes, num_segments), dtype=dtype
-        ),
-        class_collectives=padded(
-            blocks.class_collectives.value, (num_classes, num_kernels), dtype=dtype
-        ),
-        members=padded(
-            np.where(in_tail, members, np.minimum(members, program.group_size)),
-            (num_segments,),
-            dtype=dtype,
-        ),
-        group=padded(_groups(program), (num_segments,), dtype=np.int32),
-        overlaps=_overlaps(program, blocks.branches, num_segments),
-        outer_overlaps=_overlaps(program, blocks.outer_branches, num_classes),
-        waits=_waits(program),
-        loads=program.loads and program.loads.of_kernels(num_kernels, dtype),
-        layers=program.loads and padded(program.loads.layers.value, (num_classes,), dtype=dtype),
-        stalls=_stalls(program),
+def blocks_of(program: Program) -> Blocks:
+    """The contents of the classes of a program, as a plan has them: padded, with the groups of GPUs
+    of members.
+    """
+    blocks, dtype, most = program.blocks, program.latencies.mean.dtype, program.group_size
+    sizes = {"classes": classes_of(program), "kernels": kernel_room(program)}
+    if blocks.segments is None:
+        return pad(blocks, sizes, dtype)
+    members: Any = blocks.members
+    sizes["segments"] = bucket(len(members), 32)
+
+    def of_branches(branches: Overlaps | None, inner: int) -> Overlaps | None:
+        if branches is None:
+            return None
+        room = {"inner": inner, "branches": bucket(len(branches.slowdowns), 8)}
+        return pad(branches, sizes | room, dtype)
+
+    if (waits := blocks.waits) is not None:
+        parts, sizes["waits"] = _parts(program), bucket(len(waits.within), 8)
+        pairs = zip(waits.size.tolist(), (waits.count * waits.size).tolist(), strict=True)
+        waits = dataclasses.replace(
+            waits,
+            count=np.minimum(waits.count, most // waits.size),
+            group=np.array([2 + parts.index((size, max(gpus, most))) for size, gpus in pairs]),
+        )
+    blocks = dataclasses.replace(
+        blocks,
+        members=np.where(_in_tail(program), members, np.minimum(members, most)),
+        branches=of_branches(blocks.branches, sizes["segments"]),
+        outer_branches=of_branches(blocks.outer_branches, sizes["classes"]),
+        waits=waits,
+        group=_groups(program),
     )
+    return pad(blocks, sizes, dtype)
 
 
-def _stalls(program: Program) -> Float[Array, "kinds kernels"] | None:
-    """Which kernels have stalls of each kind."""
-    if not len(program.stall_ops.value):
+def loads_of(program: Program) -> Loads | None:
+    """The loads of a program, as a plan has them: padded, with draws, without parameters."""
+    if program.loads is None:
         return None
-    table, kinds = program.latencies, sorted(program.variability.stalls)
-    of_kernels = np.array(table.kinds)[table.kind.value]
-    there = np.array([of_kernels == kind for kind in kinds])
-    return padded(there, (len(kinds), kernel_room(program)), dtype=table.mean.dtype)
+    sizes = {"classes": classes_of(program), "kernels": kernel_room(program)}
+    return pad(with_draws(program.loads), sizes, program.latencies.mean.dtype)
 
 
-def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, ""] | None]:
+def stalling_of(program: Program) -> Bool[np.ndarray, "kinds kernels"] | None:
+    """Whether a kernel has stalls of a kind; `None` if nothing stalls."""
+    if not len(program.stall_ops):
+        return None
+    kinds = np.array(program.latencies.kinds)[np.array(program.latencies.kind)]
+    return kinds == np.array(sorted(program.variability.stalls))[:, None]
+
+
+def groups_of(
+    program: Program,
+) -> tuple[Float[np.ndarray, "3 groups"], Float[np.ndarray, ""] | None]:
     """The groups of GPUs of a rank, of all ranks, and of a rank again for each of `_parts`: how
     many GPUs each has, the size, and how many GPUs are averaged. And how many GPUs a worker has,
     where workers have factors of their own and wait for one another.
@@ -287,7 +301,7 @@ def groups_of(program: Program) -> tuple[Float[Array, "3 groups"], Float[Array, 
     groups = [(size, 1, 1), (program.world_size, 1, 1)]
     groups += [(size, smaller, most / size) for smaller, most in _parts(program)]
     worker = np.asarray(program.worker_size, dtype) if _differ(program) else None
-    return jax.device_put((np.array(groups, dtype).T, worker))
+    return np.array(groups, dtype).T, worker
 
 
 def _differ(program: Program) -> bool:
@@ -299,15 +313,19 @@ def _parts(program: Program) -> list[tuple[int, int]]:
     """The sizes of groups that wait for one another within a rank, or of single GPUs, each with how
     many GPUs wait, which are more than the rank has where they are lines of GPUs of several ranks.
     """
-    size, waits = program.group_size, program.blocks.waits.value
-    members = program.blocks.members.value[~_in_tail(program)]
-    parts = {(smaller, max(count * smaller, size)) for _, count, smaller in waits.tolist()}
-    parts |= {(1, number) for number in members.tolist() if number > size}
-    return sorted(parts | ({(1, size)} if _differ(program) else set()))
+    size, blocks = program.group_size, program.blocks
+    parts = {(1, size)} if _differ(program) else set()
+    if blocks.members is not None:
+        members = np.asarray(blocks.members)[~_in_tail(program)]
+        parts |= {(1, number) for number in members.tolist() if number > size}
+    if (waits := blocks.waits) is not None:
+        pairs = zip(waits.size.tolist(), (waits.count * waits.size).tolist(), strict=True)
+        parts |= {(smaller, max(gpus, size)) for smaller, gpus in pairs}
+    return sorted(parts)
 
 
 def _in_tail(program: Program) -> Bool[np.ndarray, " segments"]:
-    segments = program.blocks.class_segments.value
+    segments: Any = program.blocks.class_segments
     return (segments[program.tail] > 0) & (program.tail >= 0)
 
 
@@ -319,49 +337,16 @@ def _groups(program: Program) -> np.ndarray:
     def of_rank(members: int) -> int:
         return 2 + parts.index((1, max(members, size))) if members > alone else 0
 
-    of_tail, members = _in_tail(program).tolist(), program.blocks.members.value.tolist()
-    pairs = zip(members, of_tail, strict=True)
+    members: Any = program.blocks.members
+    pairs = zip(members.tolist(), _in_tail(program).tolist(), strict=True)
     return np.array([1 if tail else of_rank(number) for number, tail in pairs], np.int64)
-
-
-def _waits(program: Program) -> Waits | None:
-    waits, dtype = program.blocks.waits.value, program.latencies.mean.dtype
-    if not len(waits):
-        return None
-    room, parts, most = (bucket(len(waits), 8),), _parts(program), program.group_size
-    pairs = [(size, max(count * size, most)) for _, count, size in waits.tolist()]
-    group = np.array([2 + parts.index(pair) for pair in pairs])
-    count = np.minimum(waits[:, 1], most // waits[:, 2])
-    classes = program.blocks.class_waits.value.T
-    return Waits(
-        within=padded(waits[:, 0], room, dtype=np.int32),
-        count=padded(count, room, dtype=dtype),
-        others=padded((count - 1) * waits[:, 2], room, dtype=dtype),
-        group=padded(group, room, dtype=np.int32),
-        classes=padded(classes, (*room, classes_of(program)), dtype=dtype),
-    )
-
-
-def _overlaps(program: Program, sides: Sides, num_inner: int) -> Overlaps | None:
-    dtype = program.latencies.mean.dtype
-    number, rows, _ = sides.communication.value.shape
-    if not number:
-        return None
-    room, num_classes = bucket(number, 8), classes_of(program)
-    kernels = (room, rows, kernel_room(program))
-    return Overlaps(
-        compute=padded(sides.compute.value, (room, num_inner), dtype=dtype),
-        communication=padded(sides.communication.value, kernels, dtype=dtype),
-        slowdowns=padded(sides.slowdowns.value, (room, 2), dtype=dtype),
-        classes=padded(sides.classes.value, (num_classes, room), dtype=dtype),
-    )
 
 
 def classes_of(program: Program) -> int:
     """How many classes there is room for."""
-    return bucket(len(program.blocks.direct.value), 64)
+    return bucket(len(program.blocks.direct), 64)
 
 
 def kernel_room(program: Program) -> int:
     """How many kernels there is room for."""
-    return bucket(len(program.latencies.kind.value), 64)
+    return bucket(len(program.latencies.kind), 64)

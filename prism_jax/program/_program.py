@@ -1,19 +1,21 @@
 """The program: everything that the engine needs of a training step.
 
-It is written to be read: arrays have as many entries as there are ops, and everything but the
-parameters is static, so that a gradient is a program, too. Compiled functions take the same as a
-`replica.Plan`, whose arrays are padded and are arguments, so that a second graph of a bucket
-compiles nothing.
+It is written to be read: arrays have as many entries as there are ops. Its parameters are arrays
+of JAX; whole numbers are arrays of NumPy, by which nothing is differentiated, and other constants
+are numbers of Python. A gradient is a program, too, with `None` for all but the parameters.
+Compiled functions take the same as a `replica.Plan`, whose arrays are padded and are arguments, so
+that a second graph of a bucket compiles nothing.
 """
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from .._misc import FrozenArray
+from .._padding import AnyArray
 from .._summary import Shown, Table
-from ..collapse import Blocks, ExpertLoads
+from ..collapse import Blocks
+from ..loads import Loads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
 from ._table import LatencyTable
@@ -25,7 +27,7 @@ class Adjustment(eqx.Module):
 
     **Attributes:**
 
-    - `group`: `(ops,)`, the group of each op. Static.
+    - `group`: the group of each op.
     - `latency`: a factor on the latency of the ops of each group. It does not act on stalls.
     - `spread`: a factor on the deviation of each op from its mean by its own noise. For kernels
         with a log-normal law it multiplies `sigma`.
@@ -33,39 +35,39 @@ class Adjustment(eqx.Module):
         GPU.
     """
 
-    group: FrozenArray = eqx.field(static=True)
+    group: Int[AnyArray, " ops"]
     latency: Float[Array, " groups"]
     spread: Float[Array, " groups"]
     gpu: Float[Array, " ranks"]
 
 
 class Ops(eqx.Module):
-    """Describes each op of the graph. Static, with one entry per op.
+    """Describes each op of the graph, with one entry per op.
 
     **Attributes:**
 
     - `phase`: `F` (forward), `B` (backward), `I` (backward-input), `W` (backward-weight), `FB` (an
-        overlapped pair), or `SR` (send_recv).
+        overlapped pair), or `SR` (send_recv). Static.
     - `stage`: the (global virtual) stage of the op; for a send_recv, the stage that sends.
     - `microbatch`: the microbatch of the op.
     - `rank`: the pipeline rank that the op runs on; for a send_recv, the rank that sends.
     - `row`: the entry of `Rows` that the op belongs to.
     """
 
-    phase: FrozenArray = eqx.field(static=True)
-    stage: FrozenArray = eqx.field(static=True)
-    microbatch: FrozenArray = eqx.field(static=True)
-    rank: FrozenArray = eqx.field(static=True)
-    row: FrozenArray = eqx.field(static=True)
+    phase: tuple[str, ...] = eqx.field(static=True)
+    stage: Int[AnyArray, " ops"]
+    microbatch: Int[AnyArray, " ops"]
+    rank: Int[AnyArray, " ops"]
+    row: Int[AnyArray, " ops"]
 
     @property
     def is_send_recv(self) -> Bool[np.ndarray, " ops"]:
         """Whether each op is a send_recv; all other ops compute."""
-        return self.phase.value == SEND_RECV
+        return np.array(self.phase) == SEND_RECV
 
 
 class Rows(eqx.Module):
-    """The pairs (class of op, rank) that occur. The pair decides the law of an op. Static.
+    """The pairs (class of op, rank) that occur. The pair decides the law of an op.
 
     **Attributes:**
 
@@ -73,36 +75,32 @@ class Rows(eqx.Module):
     - `rank`: the pipeline rank whose slowest GPU the op waits for, or -1 for communication.
     """
 
-    class_: FrozenArray = eqx.field(static=True)
-    rank: FrozenArray = eqx.field(static=True)
+    class_: Int[AnyArray, " rows"]
+    rank: Int[AnyArray, " rows"]
 
 
 class Sinks(eqx.Module):
-    """The reductions over replicas, and when they may start. Static, with one entry per sink of
-    `levels`. The sinks of a pipeline rank are consecutive, in order of time; the last is the end of
-    the rank. If nothing is reduced, a single sink is the end of all ranks where these are more than
-    16.
+    """The reductions over replicas, and when they may start, with one entry per sink of `levels`.
+    The sinks of a pipeline rank are consecutive, in order of time; the last is the end of the rank.
+    If nothing is reduced, a single sink is the end of all ranks where these are more than 16.
 
     **Attributes:**
 
     - `rank`: the pipeline rank, which runs its reductions one after the other; or -1 for all.
     - `reduction`: the class of the collectives that may start when the sink has ended, or -1.
+    - `first`: the first sink of the same rank.
+    - `is_last`: whether a sink is the last of its rank.
     - `contention`: the part of its own latency that a reduction adds to the compute that it
         overlaps.
+    - `number`: how many sinks there are.
     """
 
-    rank: FrozenArray = eqx.field(static=True)
-    reduction: FrozenArray = eqx.field(static=True)
-    contention: float = eqx.field(static=True)
-
-    @property
-    def number(self) -> int:
-        return len(self.rank.value)
-
-    @property
-    def last(self) -> Int[np.ndarray, " ranks"]:
-        """For each rank, the sink that is its end; or that of all."""
-        return np.flatnonzero(np.diff(self.rank.value, append=-2))
+    rank: Int[AnyArray, " sinks"]
+    reduction: Int[AnyArray, " sinks"] = eqx.field(metadata={"fill": -1})
+    first: Int[AnyArray, " sinks"]
+    is_last: Bool[AnyArray, " sinks"] = eqx.field(metadata={"fill": True})
+    contention: float | Float[AnyArray, ""]
+    number: int | UInt32[AnyArray, ""]
 
 
 class Stratum(eqx.Module):
@@ -124,9 +122,10 @@ class Stratum(eqx.Module):
 class Program(Shown, eqx.Module):
     """A compiled training step: a max-plus graph of ops and the laws of their latencies.
 
-    The arrays in `latencies` and `variability` are its parameters. Derivatives are taken with
-    respect to them, and new values do not cause recompilation. Everything else is static, except
-    the arrays in `adjustment` and `loads`, which are parameters too.
+    The arrays of JAX in `latencies`, `variability`, `adjustment` and `loads` are its parameters,
+    which `eqx.is_inexact_array` tells from the rest. Derivatives are taken with respect to them,
+    and new values do not cause recompilation. Static are the numbers of ops, ranks, microbatches,
+    replicas and GPUs, the strata, and names.
 
     **Attributes:**
 
@@ -140,6 +139,7 @@ class Program(Shown, eqx.Module):
     - `stall_ops`, `stall_kinds`, `stall_counts`: the ops that may stall: for each, its number, the
         position of its kind of kernel in `sorted(variability.stalls)`, and its number of calls
         times members.
+    - `num_ops`, `num_ranks`, `num_microbatches`: of a replica of the pipeline.
     - `strata`: how the replica samples are divided.
     - `num_replicas`: how many copies of the pipeline there are, which meet only at the end of a
         step.
@@ -158,16 +158,19 @@ class Program(Shown, eqx.Module):
     blocks: Blocks
     sinks: Sinks
     tail: int = eqx.field(static=True)
-    stall_ops: FrozenArray = eqx.field(static=True)
-    stall_kinds: FrozenArray = eqx.field(static=True)
-    stall_counts: FrozenArray = eqx.field(static=True)
+    stall_ops: Int[AnyArray, " stalls"]
+    stall_kinds: Int[AnyArray, " stalls"]
+    stall_counts: Int[AnyArray, " stalls"]
+    num_ops: int = eqx.field(static=True)
+    num_ranks: int = eqx.field(static=True)
+    num_microbatches: int = eqx.field(static=True)
     strata: tuple[Stratum, ...] = eqx.field(static=True)
     num_replicas: int = eqx.field(static=True)
     group_size: int = eqx.field(static=True)
     worker_size: int = eqx.field(static=True)
     world_size: int = eqx.field(static=True)
     adjustment: Adjustment | None = None
-    loads: ExpertLoads | None = None
+    loads: Loads | None = None
 
     def summary(self) -> Table:
         laws = self.variability
@@ -186,18 +189,6 @@ class Program(Shown, eqx.Module):
         ]
         return Table((), rows, "Program of a training step")
 
-    @property
-    def num_ops(self) -> int:
-        return self.levels.num_ops
-
-    @property
-    def num_ranks(self) -> int:
-        return int(self.ops.rank.value.max(initial=0)) + 1
-
-    @property
-    def num_microbatches(self) -> int:
-        return int(self.ops.microbatch.value.max(initial=0)) + 1
-
 
 def _largest(program: Program, number: int = 6) -> list[tuple[str, float]]:
     """The largest entry of each array of parameters. Of a gradient, which is a program too, these
@@ -205,12 +196,14 @@ def _largest(program: Program, number: int = 6) -> list[tuple[str, float]]:
     """
     entries = []
     kernels = program.latencies
-    for path, leaf in jax.tree_util.tree_leaves_with_path(program):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        eqx.filter(program, eqx.is_inexact_array)
+    ):
         name = jax.tree_util.keystr(path).removeprefix(".")
         values = np.ravel(leaf)
         most = int(np.argmax(np.abs(values)))
         if name.startswith("latencies."):
-            kind = kernels.kinds[kernels.kind.value[most]]
+            kind = kernels.kinds[kernels.kind[most]]
             name += f"[{most}], {kind} {kernels.sizes[most]}"
         elif np.ndim(leaf):
             name += f"[{most}]"
@@ -222,4 +215,4 @@ def stall_rate(program: Program) -> float:
     """The expected number of stalls in one step of one replica."""
     stalls = program.variability.stalls
     rates = np.array([float(stalls[kind].rate) for kind in sorted(stalls)])
-    return float(rates[program.stall_kinds.value] @ program.stall_counts.value)
+    return float(rates[program.stall_kinds] @ program.stall_counts)

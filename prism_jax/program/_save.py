@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from .._files import damaged, read_archive, shown, write_archive
-from .._misc import FrozenArray, check_type, quoted
+from .._misc import check_type, quoted
 from ._program import Program
 
 
@@ -31,8 +31,6 @@ def digest(program: Program) -> str:
 
 
 def _feed(state, value: Any) -> None:
-    if isinstance(value, FrozenArray):
-        value = value.value
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
         state.update(f"{array.dtype.str}{array.shape}".encode())
@@ -55,7 +53,7 @@ def _feed(state, value: Any) -> None:
         state.update(repr(value).encode())
 
 
-_FORMAT = 3
+_FORMAT = 4
 _WHAT = ("program", "save_program")
 
 
@@ -71,8 +69,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     check_type(program, Program, "program", "write `save_program(program, path)`")
     writer = _Writer(_known_classes(), {})
     header = {"format": _FORMAT, "digest": digest(program), "program": writer.encode(program)}
-    arrays = {name: frozen.value for frozen, name in writer.names.items()}
-    write_archive(path, header, arrays)
+    write_archive(path, header, writer.arrays)
 
 
 def load_program(path: str | os.PathLike[str]) -> Program:
@@ -85,8 +82,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     """
     header, arrays = read_archive(path, _About, *_WHAT)
     try:
-        frozen = {name: FrozenArray(array) for name, array in arrays.items()}
-        program = _Reader(_known_classes(), frozen).decode(header.program)
+        program = _Reader(_known_classes(), arrays).decode(header.program)
         if isinstance(program, Program) and digest(program) == header.digest:
             return program
     except _MissingError as missing:
@@ -99,7 +95,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The description of a program: its digest, and the output of `_Writer`."""
 
-    format: Literal[3]
+    format: Literal[4]
     digest: str
     program: dict[str, Any]
 
@@ -110,19 +106,17 @@ class _MissingError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """Converts values to JSON types, and collects their arrays, each once."""
+    """Converts values to JSON types, and collects their arrays."""
 
     classes: dict[str, type]
-    names: dict[FrozenArray, str]
+    arrays: dict[str, np.ndarray]
 
     def encode(self, value: Any) -> Any:
         name = type(value).__qualname__
         match value:
-            case FrozenArray():
-                return {"frozen": self._name(value)}
             case jax.Array() | np.ndarray() | np.generic():
                 tag = "array" if isinstance(value, jax.Array) else "numpy"
-                return {tag: self._name(FrozenArray(np.asarray(value)))}
+                return {tag: self._name(np.asarray(value))}
             case None | bool() | int() | float() | str():
                 return value
             case dict():
@@ -139,13 +133,15 @@ class _Writer:
             "numbers, texts and the classes that its fields name."
         )
 
-    def _name(self, array: FrozenArray) -> str:
-        if array.value.dtype.kind not in "biufcSU":
+    def _name(self, array: np.ndarray) -> str:
+        if array.dtype.kind not in "biufcSU":
             raise ValueError(
-                f"The program holds an array of {array.value.dtype}, which cannot be saved; use "
+                f"The program holds an array of {array.dtype}, which cannot be saved; use "
                 "numbers or texts."
             )
-        return self.names.setdefault(array, f"array{len(self.names)}")
+        name = f"array{len(self.arrays)}"
+        self.arrays[name] = array
+        return name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +149,7 @@ class _Reader:
     """Converts JSON types and arrays back to values."""
 
     classes: dict[str, type]
-    arrays: dict[str, FrozenArray]
+    arrays: dict[str, np.ndarray]
 
     def decode(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -161,12 +157,10 @@ class _Reader:
         tag, of = next(iter(value.items()))
         if tag == "class":
             return self._object(of, value["fields"])
-        if tag == "frozen":
-            return self.arrays[of]
         if tag == "numpy":
-            return self.arrays[of].value[()]  # A scalar if there are no axes.
+            return self.arrays[of][()]  # A scalar if there are no axes.
         if tag == "array":
-            return _as_jax(self.arrays[of].value)
+            return _as_jax(self.arrays[of])
         items = [self.decode(item) for pair in of for item in pair] if tag == "dict" else of
         if tag == "dict":
             return dict(zip(items[::2], items[1::2], strict=True))

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from .._misc import FrozenArray
+from .._padding import AnyArray
 from ..latency import AbstractLatency, least_std
 
 
@@ -22,7 +22,7 @@ class LatencyTable(eqx.Module):
     **Attributes:**
 
     - `mean`: the mean latencies, in seconds.
-    - `kinds`, `sizes`: names: kernel `k` is `kinds[kind[k]]` at `sizes[k]`.
+    - `kinds`, `kind`, `sizes`: kernel `k` is `kinds[kind[k]]` at `sizes[k]`. Static.
     - `on_network`: whether the network's regime applies to a kernel.
     - `loading`: for a kernel that is an op by itself, how strongly the factor `f` of its
         microbatch's data acts on it: it takes `1 + loading (f - 1)` times as long, but never a
@@ -32,9 +32,9 @@ class LatencyTable(eqx.Module):
 
     mean: Float[Array, " kernels"]
     kinds: tuple[str, ...] = eqx.field(static=True)
-    kind: FrozenArray = eqx.field(static=True)
+    kind: tuple[int, ...] = eqx.field(static=True)
     sizes: tuple[str, ...] = eqx.field(static=True)
-    on_network: FrozenArray = eqx.field(static=True)
+    on_network: Bool[AnyArray, " kernels"]
     loading: Float[Array, " kernels"] | None = None
 
 

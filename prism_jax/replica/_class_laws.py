@@ -5,9 +5,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..collapse import NODE_SCORES
+from ..program import Sinks
 from ._op_law import ClassLaw, Collapsed, Single
 from ._plan import Plan
-from ._structure import Mixed, Sinks
+from ._structure import Mixed
 
 
 def class_laws(
@@ -37,13 +38,13 @@ def class_laws(
     A law of arrays of shape `(rows, samples)`, or `(rows, 1)` if samples do not differ.
     """
     of_plan, tables = plan.structure.classes, plan.tables
-    alone = of_plan.direct[classes] >= 0
+    alone = of_plan.blocks.direct[classes] >= 0
     collapsed = single = None
     if mixed.collapsed:
         moments = _moments(plan, classes, alone, slowest, nodes, regimes, worker_step, other_gpus)
         collapsed = Collapsed(moments[0], moments[1], moments[2])
     if mixed.single:
-        compute = of_plan.compute[classes][:, None]
+        compute = of_plan.blocks.compute[classes][:, None]
         mean = tables.mean[classes][:, regimes] * jnp.where(compute, slowest, 1)
         mean = mean if worker_step is None else mean * worker_step
         single = _single(plan, classes, mean)
@@ -53,7 +54,7 @@ def class_laws(
 def _single(plan: Plan, classes: Int[Array, " rows"], mean: Float[Array, "rows samples"]) -> Single:
     """The laws of classes of one kernel; without a meaning for others."""
     of_plan, tables = plan.structure.classes, plan.tables
-    direct = of_plan.direct[classes]
+    direct = of_plan.blocks.direct[classes]
     kinds = jnp.where(direct >= 0, of_plan.kind[direct], 0)[:, None]
     if tables.residuals is None:
         return Single(mean, tables.sigmas[kinds], None)

@@ -85,7 +85,8 @@ def sample_replica_ends(
     The step factor, which all replicas share, is not applied. The network's regime and the number
     of stalls are those of the stratum of each sample. The function is pure: it works under
     `jax.jit`, under `jax.vmap` over keys and parameters, and under reverse-mode differentiation
-    with respect to the parameters of the program. Outside of these, each call makes the tables of
+    with respect to the parameters of the program: those that `eqx.is_inexact_array` tells from the
+    rest, which is not traced. Outside of these, each call makes the tables of
     the program's laws anew, which takes some tenths of a second; within `jax.jit`, they are
     compiled, which takes seconds once.
 
@@ -117,7 +118,7 @@ def _sampled_ends(plan: Plan, sample_ids: UInt32[Array, " samples"], words: KeyD
 def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "sinks samples"]:
     """`sample_replica_ends` from a plan, for as many sinks as there is room for."""
     latencies = replica_latencies(plan, sampled, key)
-    return propagate(plan.structure.graph.lanes, latencies, len(sampled.ids), plan.dtype)
+    return propagate(plan.structure.graph.levels, latencies, len(sampled.ids), plan.dtype)
 
 
 def replica_end(
@@ -125,7 +126,7 @@ def replica_end(
 ) -> Float[Array, " samples"]:
     """The end of one sink in each sample: see `propagate_to`."""
     latencies = replica_latencies(plan, sampled, key)
-    return propagate_to(plan.structure.graph.lanes, latencies, sink, plan.dtype)
+    return propagate_to(plan.structure.graph.levels, latencies, sink, plan.dtype)
 
 
 def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
@@ -142,12 +143,12 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
         assert plan.tables.loading is not None
-        loading = _by_regime(plan.tables.loading[structure.graph.row_class], sampled.regimes)
+        loading = _by_regime(plan.tables.loading[structure.graph.rows.class_], sampled.regimes)
         law = replace(law, microbatch=_microbatches(plan, sampled, key), loading=loading)
         rows = replace(rows, microbatch=structure.graph.microbatch, loading=structure.graph.row)
     if structure.graph.load is not None:
         assert plan.tables.load is not None
-        sway = _by_regime(plan.tables.load[0, structure.graph.row_class], sampled.regimes)
+        sway = _by_regime(plan.tables.load[0, structure.graph.rows.class_], sampled.regimes)
         law = replace(law, load=_loads(plan, sampled, key), sway=sway)
         rows = replace(rows, load=structure.graph.load, sway=structure.graph.row)
     if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
@@ -191,10 +192,12 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
         factor = jnp.broadcast_to(factor, (len(factor), number))
         # Communication has no GPU: the last row.
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
-        return factor[graph.row_rank]
+        return factor[graph.rows.rank]
 
     shared = [None if x is None else of_rows(x) for x in (worker_step, other_gpus)]
-    return class_laws(plan, graph.row_class, graph.mixed, of_rows(slowest), nodes, regimes, *shared)
+    return class_laws(
+        plan, graph.rows.class_, graph.mixed, of_rows(slowest), nodes, regimes, *shared
+    )
 
 
 def _noise(dtype, arguments, counter):

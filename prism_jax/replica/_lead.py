@@ -9,6 +9,7 @@ fastest, on average, lead.
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from .._padding import bucket
 from ..host import on_host, vjp_on_host
-from ..maxplus import bucket, cells, critical_ops, op_ends, padded
+from ..maxplus import cells, critical_ops, op_ends
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._class_laws import mean_reductions
@@ -69,7 +71,7 @@ def leading_axes(program: Program, plan: Plan, key: "jax.Array") -> Lead:
     row = np.full(len(gradient), _MOST_AXES)
     row[leading] = np.arange(len(leading))
     return Lead(
-        axes=_axes(program, plan, row, _MOST_AXES, np.asarray(plan.structure.graph.lanes.ops)),
+        axes=_axes(program, plan, row, _MOST_AXES, np.asarray(plan.structure.graph.levels.ops)),
         order=order,
         direction=_direction(gradient, order, plan),
         shift=jax.device_put(np.asarray(shift, plan.dtype)),
@@ -116,7 +118,7 @@ def _gradient(
         ids = np.arange(samples, dtype=np.uint32)[batch]
         (latencies, regimes), backward = vjp_on_host(_latencies, *of_ops, ids, scores[:, batch])
         ends = op_ends(levels, np.asarray(latencies, np.float64)[:num_ops])
-        reduced = ends[levels.sink_ops.value].max(axis=1) + after[:, np.asarray(regimes)]
+        reduced = ends[levels.sink_ops].max(axis=1) + after[:, np.asarray(regimes)]
         critical = np.zeros(latencies.shape, plan.dtype)
         critical[:num_ops] = critical_ops(levels, ends, reduced.argmax(axis=0))
         slopes[:, batch] = backward((critical[None], np.zeros((1, *regimes.shape))))[0, :number]
@@ -127,12 +129,12 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     """The plan of ops in the order of their numbers, in place of lanes, and without stalls and all
     that follows.
     """
-    cell = cells(program.levels, plan.structure.graph.lanes.width)[op]
+    cell = cells(program.levels)[op]
 
     def parts(plan: Plan):
         graph = plan.structure.graph
         kept = [graph.row, graph.microbatch, graph.group, graph.load]
-        return [*kept, graph.lanes, graph.stall_op, plan.structure.sinks, plan.structure.tail]
+        return [*kept, graph.levels, graph.stall_op, plan.structure.sinks, plan.structure.tail]
 
     def of_ops(lanes):
         return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
@@ -175,14 +177,17 @@ def _axes(
     many rows; and from the op at each place, or -1 for none.
     """
     parts = np.split(row, np.cumsum(_counts(program))[:-1])
-    ops, graph, ranks = np.append(parts[0], rows), plan.structure.graph, plan.structure.ranks
-    pairs = None if graph.load_class is None else padded(parts[4], len(graph.load_class), rows)
+    graph, ranks = plan.structure.graph, plan.structure.ranks
+
+    def padded(part: np.ndarray, room: int) -> Any:
+        return jax.device_put(np.append(part, np.full(room - len(part), rows)).astype(np.int32))
+
     return Axes(
-        ops=jax.device_put(ops[op].astype(np.int32)),
-        ranks=padded(parts[1], ranks, rows),
-        microbatches=padded(parts[2], graph.num_microbatches, rows),
-        worker_steps=padded(parts[3], ranks, rows) if len(parts[3]) else None,
-        loads=pairs,
+        ops=jax.device_put(np.append(parts[0], rows)[np.maximum(op, -1)].astype(np.int32)),
+        ranks=padded(parts[1], ranks),
+        microbatches=padded(parts[2], graph.num_microbatches),
+        worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
+        loads=None if graph.load_class is None else padded(parts[4], len(graph.load_class)),
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from .._padding import bucket
 from ..latency import Constant
 from ..loads import Unevenness
-from ..maxplus import bucket
 from ..program import Program, Variability, kernel_room
 from ._structure import all_kinds, ranks_of
 

@@ -1,5 +1,6 @@
 """Tables that follow from a program's parameters, computed once before any sample is drawn."""
 
+import dataclasses
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from .._padding import bucket, without
 from ..host import on_host, vjp_on_host
 from ..latency import AbstractLatency, log_sigma
-from ..maxplus import bucket
 from ..program import Program, Sets, Stall, all_laws, block_laws, relative_cumulants
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
 from ._parameters import Parameters, gradient_of, parameters_of
@@ -21,10 +23,6 @@ from ._structure import Classes, Structure, structure_of
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
 # and strata of `assemble`, each number has less than 0.4 of the probability of the one before.
 _MORE_STALLS = 16
-
-
-# The contents of blocks.
-_OF_BLOCKS = ("structure.classes.collapse", "structure.classes.loads")
 
 
 class Tables(eqx.Module):
@@ -111,7 +109,8 @@ def without_steps(plan: Plan) -> Plan:
     contents of whose blocks, differ. No derivative goes through it.
     """
     of_steps = ("laws", "skewness", "tail_nodes", "tail_slowest", "step")
-    return _without(plan, *_OF_BLOCKS, "structure.last", *map("tables.{}".format, of_steps))
+    plan = _without_contents(plan)
+    return _without(plan, "structure.last", *map("tables.{}".format, of_steps))
 
 
 def without_ops(plan: Plan) -> Plan:
@@ -120,8 +119,19 @@ def without_ops(plan: Plan) -> Plan:
     """
     structure, parts = plan.structure, ["structure.graph", "tables.laws", "tables.skewness"]
     if structure.reduced or structure.last.collapsed or structure.last.single:
-        return _without(plan, *parts, *_OF_BLOCKS)
+        return _without(_without_contents(plan), *parts)
     return _without(plan, *parts, "structure.classes", "tables.residuals")
+
+
+def _without_contents(plan: Plan) -> Plan:
+    """The plan without what only tables depend on."""
+    classes = plan.structure.classes
+    blocks = without(classes.blocks, "segments", "kernels", "branches", "waits")
+    return eqx.tree_at(
+        lambda plan: plan.structure.classes,
+        plan,
+        dataclasses.replace(classes, blocks=blocks, loads=None, stalling=None),
+    )
 
 
 def _without(plan: Plan, *parts: str) -> Plan:
@@ -132,6 +142,11 @@ def _without(plan: Plan, *parts: str) -> Plan:
 
 def make_plan(program: Program) -> Plan:
     """Computes the tables, on the host unless the program is traced. Differentiable."""
+    if isinstance(program.levels.ops, Tracer):
+        raise ValueError(
+            "The whole numbers of a program cannot be traced; give a function its parameters, of "
+            "`eqx.partition(program, eqx.is_inexact_array)`, and combine them with the rest in it."
+        )
     structure = structure_of(program)
     return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
 
@@ -156,7 +171,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
     shapes = relative_cumulants(laws, dtype)
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
     blocks = block_laws(
-        classes.collapse,
+        classes.blocks,
         variability,
         mean,
         shapes[:, classes.kind],
@@ -164,16 +179,16 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         classes.members,
         classes.worker,
         scores,
-        classes.direct,
         parameters.loading,
         classes.loads,
         parameters.unevenness,
+        classes.stalling,
     )
     # These are only checked.
     checked = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
     if checked:
         shapes = jnp.concatenate([shapes, relative_cumulants(checked, dtype)], axis=1)
-    direct = classes.direct
+    direct: Any = classes.blocks.direct
     single = (direct >= 0)[:, None]
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
     rates = _rates(stalls, classes)

@@ -2,16 +2,15 @@
 divided; where these stalls are, and how long they last.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from ..maxplus import bucket, padded
+from .._padding import AnyArray
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, normals, uniforms
 from ._op_law import Pause, look_up
@@ -31,10 +30,10 @@ class Strata(eqx.Module):
     - `number`: how many there are; the rest is padding.
     """
 
-    bounds: UInt32[Array, " strata"]
-    regime: Int[Array, " strata"]
-    stalls: Int[Array, " strata"]
-    number: Int[Array, ""]
+    bounds: UInt32[AnyArray, " strata"] = eqx.field(metadata={"fill": 2**32 - 1})
+    regime: Int[AnyArray, " strata"]
+    stalls: Int[AnyArray, " strata"]
+    number: int | Int[AnyArray, ""]
 
 
 def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -47,15 +46,9 @@ def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def strata_of(program: Program) -> Strata:
     """The strata of a program."""
     regime, stalls, share = strata_columns(program)
-    number, room = len(share), bucket(len(share), 8)
     bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
     bounds[-1] = 2**32 - 1
-    return Strata(
-        bounds=padded(bounds, room, bounds[-1]),
-        regime=padded(regime, room, regime[-1]),
-        stalls=padded(stalls, room, stalls[-1]),
-        number=jax.device_put(np.int32(number)),
-    )
+    return Strata(bounds, regime, stalls, len(share))
 
 
 def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
@@ -118,7 +111,7 @@ def poisson_stalls(
     plan: "Plan", sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> Int[Array, " samples"]:
     """The number of stalls of each sample by its law, for replicas that are all simulated."""
-    most = plan.structure.classes.most_stalls
+    most: Any = plan.structure.classes.most_stalls
     words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
     u = uniforms(words, sample_ids, counter, plan.dtype)
     bounds = jnp.cumsum(plan.tables.stall_counts)

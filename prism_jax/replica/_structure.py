@@ -1,15 +1,29 @@
 """The structure of a program, without the values of its parameters, as index arrays."""
 
-import equinox as eqx
-import jax
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+import dataclasses
 
-from ..collapse import Collapse
+import equinox as eqx
+import numpy as np
+from jaxtyping import Bool, Float, Int, Real, UInt32
+
+from .._padding import AnyArray, bucket, pad
+from ..collapse import Blocks
 from ..latency import log_sigma
 from ..loads import Loads
-from ..maxplus import Lanes, bucket, in_lanes, padded, to_lanes
-from ..program import KINDS, Program, Sets, classes_of, collapse_of, groups_of, kernel_room
+from ..maxplus import Levels, in_lanes
+from ..program import (
+    KINDS,
+    Program,
+    Rows,
+    Sets,
+    Sinks,
+    blocks_of,
+    classes_of,
+    groups_of,
+    kernel_room,
+    loads_of,
+    stalling_of,
+)
 from ._rare import Strata, strata_columns, strata_of
 
 
@@ -32,13 +46,12 @@ class Classes(eqx.Module):
 
     **Attributes:**
 
-    - `direct`, `compute`: for each class, its only kernel, or -1; and whether factors of GPUs act
-        on it.
+    - `blocks`: the contents of the classes.
     - `kind`, `on_network`: for each kernel, its kind, numbered as in `all_kinds`; and whether the
         network's regime acts on it.
-    - `collapse`: the contents of the classes; `None` if each is one kernel.
     - `members`, `worker`: groups of GPUs, as of `groups_of`.
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
+    - `stalling`: whether a kernel has stalls of a kind; `None` if nothing stalls.
     - `stall_kind`, `stall_class`, `stall_calls`: the kind, the class of ops and the calls of each
         entry of `Graph.stall_op`.
     - `most_stalls`: the largest number of stalls of any stratum.
@@ -46,18 +59,17 @@ class Classes(eqx.Module):
     - `stall_counts`: how many stalls of a sample there is room for.
     """
 
-    direct: Int[Array, " classes"]
-    compute: Bool[Array, " classes"]
-    kind: Int[Array, " kernels"]
-    on_network: Bool[Array, " kernels"]
-    collapse: Collapse | None
-    members: Float[Array, "3 groups"]
-    worker: Float[Array, ""] | None
+    blocks: Blocks
+    kind: Int[AnyArray, " kernels"]
+    on_network: Bool[AnyArray, " kernels"]
+    members: Real[AnyArray, "3 groups"]
+    worker: Float[AnyArray, ""] | None
     loads: Loads | None
-    stall_kind: Int[Array, " stalls"] | None
-    stall_class: Int[Array, " stalls"] | None
-    stall_calls: Float[Array, " stalls"] | None
-    most_stalls: Int[Array, ""]
+    stalling: Bool[AnyArray, "kinds kernels"] | None
+    stall_kind: Int[AnyArray, " stalls"] | None
+    stall_class: Int[AnyArray, " stalls"] | None
+    stall_calls: Real[AnyArray, " stalls"] | None
+    most_stalls: int | Int[AnyArray, ""]
     tables: bool = eqx.field(static=True)
     stall_counts: int = eqx.field(static=True)
 
@@ -67,14 +79,13 @@ class Graph(eqx.Module):
 
     **Attributes:**
 
-    - `lanes`: the dependencies between ops.
-    - `row`, `microbatch`, `group`: for each lane, the entry of `row_class`; the microbatch whose
-        data it depends on, or the last for none; and the group of the program's adjustment.
-    - `load`: for each lane, which loads its op has: those of its stage and microbatch, or the last
-        for none; `None` where loads are equal.
+    - `levels`: the dependencies between ops.
+    - `row`, `microbatch`, `group`: for each lane, the row of its op; the microbatch whose data it
+        depends on, or -1 for none; and the group of the program's adjustment.
+    - `load`: for each lane, which loads its op has: those of its stage and microbatch, or -1 for
+        none; `None` where loads are equal.
     - `load_class`: a class of ops that has these loads.
-    - `row_class`, `row_rank`: the class, and the rank whose slowest GPU it waits for, or the last
-        for none.
+    - `rows`: the pairs of class and rank.
     - `stall_op`: the ops that may stall, with one entry for each of their kinds of stall; `None` if
         no op may.
     - `mixed`: the kinds of law that occur.
@@ -82,38 +93,17 @@ class Graph(eqx.Module):
     - `set_length`: how many of them are drawn together if they are sets, else zero.
     """
 
-    lanes: Lanes
-    row: Int[Array, "levels width"]
-    microbatch: Int[Array, "levels width"]
-    group: Int[Array, "levels width"] | None
-    load: Int[Array, "levels width"] | None
-    load_class: Int[Array, " pairs"] | None
-    row_class: Int[Array, " rows"]
-    row_rank: Int[Array, " rows"]
-    stall_op: Int[Array, " stalls"] | None
+    levels: Levels
+    row: Int[AnyArray, "levels width"]
+    microbatch: Int[AnyArray, "levels width"]
+    group: Int[AnyArray, "levels width"] | None
+    load: Int[AnyArray, "levels width"] | None
+    load_class: Int[AnyArray, " pairs"] | None
+    rows: Rows
+    stall_op: Int[AnyArray, " stalls"] | None
     mixed: Mixed
     num_microbatches: int = eqx.field(static=True)
     set_length: int = eqx.field(static=True)
-
-
-class Sinks(eqx.Module):
-    """What the replicas reduce together; see `program.Sinks`. Padding has a rank of its own.
-
-    **Attributes:**
-
-    - `reduction`: the classes of reductions, or -1.
-    - `first`: the first sink of the same rank.
-    - `is_last`: whether a sink is the last of its rank.
-    - `contention`: the part of its own latency that a reduction adds to the compute that it
-        overlaps.
-    - `number`: the number of sinks.
-    """
-
-    reduction: Int[Array, " sinks"]
-    first: Int[Array, " sinks"]
-    is_last: Bool[Array, " sinks"]
-    contention: Float[Array, ""]
-    number: UInt32[Array, ""]
 
 
 class Structure(eqx.Module):
@@ -136,100 +126,89 @@ class Structure(eqx.Module):
     graph: Graph
     classes: Classes
     sinks: Sinks
-    tail: Int[Array, ""]
+    tail: int | Int[AnyArray, ""]
     ranks: int = eqx.field(static=True)
-    num_replicas: UInt32[Array, ""]
+    num_replicas: int | UInt32[AnyArray, ""]
     strata: Strata
     reduced: bool = eqx.field(static=True)
     last: Mixed
 
 
 def structure_of(program: Program) -> Structure:
-    """The structure of a program."""
-    direct, tail = program.blocks.direct.value, np.array([program.tail])
-    return Structure(
+    """The structure of a program, padded."""
+    direct, tail = program.blocks.direct, np.array([program.tail])
+    structure = Structure(
         graph=_graph(program),
         classes=_classes(program),
-        sinks=_sinks(program),
-        tail=jax.device_put(np.int32(program.tail)),
+        sinks=program.sinks,
+        tail=program.tail,
         ranks=ranks_of(program),
-        num_replicas=jax.device_put(np.uint32(program.num_replicas)),
+        num_replicas=program.num_replicas,
         strata=strata_of(program),
-        reduced=bool((program.sinks.reduction.value >= 0).any()),
+        reduced=bool((program.sinks.reduction >= 0).any()),
         last=_mixed(direct[tail[tail >= 0]]),
     )
+    return pad(structure, room_of(structure, program), program.latencies.mean.dtype)
 
 
-def _sinks(program: Program) -> Sinks:
-    sinks, room = program.sinks, _sinks_of(program)
-    first = np.searchsorted(sinks.rank.value, sinks.rank.value)
-    is_last = np.zeros(sinks.number, bool)
-    is_last[sinks.last] = True
-    return Sinks(
-        reduction=padded(sinks.reduction.value, room, -1),
-        first=padded(first, room),
-        is_last=padded(is_last, room, True),
-        contention=jax.device_put(np.asarray(sinks.contention, program.latencies.mean.dtype)),
-        number=jax.device_put(np.uint32(sinks.number)),
-    )
+def room_of(structure: Structure, program: Program) -> dict[str, int]:
+    """For how many of everything there is room."""
+    levels, stalls = structure.graph.levels, len(program.stall_ops)
+    num_levels, width, fan_in = levels.reads.shape
+    return {
+        "levels": bucket(num_levels, 1024, 4),
+        "width": width,
+        "fan_in": bucket(fan_in, 2),
+        "sinks": bucket(program.sinks.number, 16),
+        "fan": bucket(levels.sinks.shape[1], 1),
+        "rows": bucket(len(program.rows.rank), 64),
+        "pairs": bucket(0 if (x := structure.graph.load_class) is None else len(x), 64),
+        "stalls": bucket(stalls, 64, 4),
+        "strata": bucket(len(program.strata), 8),
+        "classes": classes_of(program),
+        "kernels": kernel_room(program),
+    }
 
 
 def _graph(program: Program) -> Graph:
-    ops, rows, blocks = program.ops, program.rows, program.blocks
-    num_ranks = ranks_of(program)
-    lanes = to_lanes(program.levels, _sinks_of(program))
-    shape = lanes.ops.shape[0], lanes.width
+    ops, rows, blocks, levels = program.ops, program.rows, program.blocks, program.levels
     # Where the data of a microbatch make no difference, nothing is drawn for it.
     least_microbatches = 256 if program.variability.microbatch is None else 64
-    num_microbatches = bucket(program.num_microbatches, least_microbatches)
-    depends = blocks.compute.value[rows.class_.value][ops.row.value]
-    microbatch = np.where(depends, ops.microbatch.value, num_microbatches)
+    depends = blocks.compute[rows.class_][ops.row]
     adjustment, sets = program.adjustment, program.variability.microbatch
-    stalls = program.stall_ops.value
     load, load_class = load_numbers(program)
-    pairs = bucket(len(load_class), 64) if len(load_class) else 0
-    load = np.where(load < 0, pairs, load)
     return Graph(
-        lanes=lanes,
-        row=in_lanes(program.levels, ops.row.value, shape),
-        microbatch=in_lanes(program.levels, microbatch, shape),
-        group=adjustment and in_lanes(program.levels, adjustment.group.value, shape),
-        load=in_lanes(program.levels, load, shape) if pairs else None,
-        load_class=padded(load_class, pairs) if pairs else None,
-        row_class=padded(rows.class_.value, bucket(len(rows.class_.value), 64)),
-        row_rank=padded(
-            np.where(rows.rank.value < 0, num_ranks, rows.rank.value),
-            bucket(len(rows.rank.value), 64),
-        ),
-        stall_op=padded(stalls, bucket(len(stalls), 64, 4), stalls[-1]) if len(stalls) else None,
-        mixed=_mixed(blocks.direct.value[rows.class_.value]),
-        num_microbatches=num_microbatches,
+        levels=dataclasses.replace(levels, num_slots=bucket(levels.num_slots, 64)),
+        row=in_lanes(levels, ops.row),
+        microbatch=in_lanes(levels, np.where(depends, ops.microbatch, -1)),
+        group=adjustment and in_lanes(levels, adjustment.group),
+        load=in_lanes(levels, load) if len(load_class) else None,
+        load_class=load_class if len(load_class) else None,
+        rows=rows,
+        stall_op=program.stall_ops if len(program.stall_ops) else None,
+        mixed=_mixed(blocks.direct[rows.class_]),
+        num_microbatches=bucket(program.num_microbatches, least_microbatches),
         set_length=sets.length if isinstance(sets, Sets) else 0,
     )
 
 
 def _classes(program: Program) -> Classes:
-    blocks, table = program.blocks, program.latencies
-    number, dtype = classes_of(program), table.mean.dtype
-    kind, calls = program.stall_kinds.value, program.stall_counts.value.astype(dtype)
-    room = bucket(len(kind), 64, 4)
-    stalls = bool(len(kind))
-    class_ = program.rows.class_.value[program.ops.row.value][program.stall_ops.value]
+    table, stalls = program.latencies, bool(len(program.stall_ops))
+    class_ = program.rows.class_[program.ops.row][program.stall_ops]
     members, worker = groups_of(program)
     most = int(strata_columns(program)[1].max())
     return Classes(
-        direct=padded(blocks.direct.value, number, -1),
-        compute=padded(blocks.compute.value, number, False),
+        blocks=blocks_of(program),
         kind=_kinds(program),
-        on_network=padded(table.on_network.value, kernel_room(program), False),
-        collapse=collapse_of(program),
+        on_network=table.on_network,
         members=members,
         worker=worker,
-        loads=program.loads and program.loads.laws(dtype),
-        stall_kind=padded(kind, room, int(kind[-1])) if stalls else None,
-        stall_class=padded(class_, room) if stalls else None,
-        stall_calls=padded(calls, room) if stalls else None,
-        most_stalls=jax.device_put(np.int32(most)),
+        loads=loads_of(program),
+        stalling=stalling_of(program),
+        stall_kind=program.stall_kinds if stalls else None,
+        stall_class=class_ if stalls else None,
+        stall_calls=program.stall_counts if stalls else None,
+        most_stalls=most,
         tables=_needs_tables(program),
         stall_counts=bucket(most, 4) if stalls else 0,
     )
@@ -239,12 +218,12 @@ def load_numbers(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndar
     """For each op, the number of its pair of stage and microbatch among those with uneven loads, or
     -1; and the class of the first op of each pair.
     """
-    ops, class_ = program.ops, program.rows.class_.value[program.ops.row.value]
+    ops, class_ = program.ops, program.rows.class_[program.ops.row]
     pair = np.full(program.num_ops, -1)
     if program.loads is None:
         return pair, pair[:0]
-    loaded = np.flatnonzero(program.loads.layers.value[class_] > 0)
-    number = ops.stage.value[loaded] * program.num_microbatches + ops.microbatch.value[loaded]
+    loaded = np.flatnonzero(np.asarray(program.loads.layers)[class_] > 0)
+    number = ops.stage[loaded] * program.num_microbatches + ops.microbatch[loaded]
     _, first, pair[loaded] = np.unique(number, return_index=True, return_inverse=True)
     return pair, class_[loaded[first]]
 
@@ -254,15 +233,10 @@ def ranks_of(program: Program) -> int:
     return bucket(program.num_ranks, 16)
 
 
-def _sinks_of(program: Program) -> int:
-    """How many sinks there is room for."""
-    return bucket(program.sinks.number, 16)
-
-
 def _needs_tables(program: Program) -> bool:
     """Whether some op is a single kernel whose law has no cheap closed form."""
-    table, direct = program.latencies, program.blocks.direct.value
-    kinds = np.unique(table.kind.value[direct[direct >= 0]]).tolist()
+    table, direct = program.latencies, program.blocks.direct
+    kinds = np.unique(np.array(table.kind)[direct[direct >= 0]]).tolist()
     return any(log_sigma(program.variability.residual[table.kinds[k]]) is None for k in kinds)
 
 
@@ -270,10 +244,10 @@ def _mixed(direct: np.ndarray) -> Mixed:
     return Mixed(collapsed=bool((direct < 0).any()), single=bool((direct >= 0).any()))
 
 
-def _kinds(program: Program) -> Int[Array, " kernels"]:
+def _kinds(program: Program) -> Int[np.ndarray, " kernels"]:
     """The place of each kernel's kind among all kinds that have a law."""
-    kinds = np.searchsorted(all_kinds(program), program.latencies.kinds or [""]).astype(np.int32)
-    return padded(kinds[program.latencies.kind.value], kernel_room(program))
+    kinds = np.searchsorted(all_kinds(program), program.latencies.kinds or [""])
+    return kinds[np.array(program.latencies.kind, int)]
 
 
 def all_kinds(program: Program) -> tuple[str, ...]:

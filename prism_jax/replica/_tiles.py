@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._interrupt import interruptible, stop_threads
-from ..maxplus import bucket
+from .._padding import bucket
 from ._ends import TILE
 from ._plan import Plan
 
@@ -157,9 +157,9 @@ def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
     if on_accelerator():
         return _MOST_WIDE_TILES
-    lanes = plan.structure.graph.lanes
+    levels = plan.structure.graph.levels
     # Small enough that Ctrl-C is noticed soon.
-    ops = int(lanes.num_levels) * lanes.width
+    ops = int(levels.num_levels) * levels.width
     return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
 
 

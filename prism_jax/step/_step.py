@@ -1,5 +1,7 @@
 """Composes steps from replicas: gradient reduction, the barrier of all ranks, and the tail."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -170,7 +172,8 @@ def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw |
     structure = plan.structure
     if not (structure.last.collapsed or structure.last.single):
         return None
-    classes = structure.tail[None]
+    tail: Any = structure.tail
+    classes = tail[None]
     return class_laws(plan, classes, structure.last, slowest, plan.tables.tail_nodes, regimes)
 
 
