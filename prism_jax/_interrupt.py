@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 
 # A command ends so many seconds after Ctrl-C at the latest; if it has begun to write what it has
@@ -172,16 +173,13 @@ def _block(interrupt: Interrupt) -> Iterator[Interrupt]:
     check_interrupt()
 
 
-def run_command(command: Callable[[], int]) -> int:
-    """Runs a command in a thread, and ends the process if it does not look for Ctrl-C in time.
+def run_command(command: Callable[[], int]) -> NoReturn:
+    """Runs a command in a thread, and ends the process: with the exit status of the command, or 130
+    if Ctrl-C came, also where the command does not look for it in time.
 
     Python raises `KeyboardInterrupt` in the main thread, which only waits: within a callback of
     JAX it would be swallowed. The thread finds it where work looks for it: see [`interruptible`][].
     A second Ctrl-C ends the process at once.
-
-    **Returns:**
-
-    The exit status of the command; 130 if Ctrl-C came.
     """
     ended, results = threading.Event(), []
     interrupt = Interrupt()
@@ -221,13 +219,11 @@ def run_command(command: Callable[[], int]) -> int:
         if not interrupt.told:
             print("prism-jax: interrupted when all was done.", file=sys.stderr)
         code = 130
-    # XLA may be compiling, and crashes if the interpreter is taken down.
-    working = any(not thread.daemon for thread in threading.enumerate() if thread is not _this())
-    if code == 130 or working:
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, AttributeError):  # Closed, or none.
-            sys.stdout.flush()
-        os._exit(code)
-    return code
+            stream.flush()
+    # To take Python down takes as long as a small command, and crashes where XLA compiles.
+    os._exit(code)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import html.parser
 import io
+import json
 
 import jax
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 
 import prism_jax as prism
 from prism_jax._estimate import Estimate, rounded
-from prism_jax._summary import Table
+from prism_jax._summary import Shown, Table
 from prism_jax.analysis import WhatIf
 from prism_jax.cli._options import Output
 from prism_jax.data._types import Label, Name
@@ -117,6 +118,40 @@ def test_the_mean_of_a_rank_is_not_called_what_can_be_saved(results):
         assert ("not all of it can be saved" in text) == said
         assert "took no time" not in text
         assert max(map(len, text.splitlines())) <= 140
+
+
+class _Answer(Shown):
+    def headline(self):
+        return "it takes 1 s"
+
+    def to_json(self):
+        return {"seconds": 1.0}
+
+
+def test_an_output_is_printed_and_is_json_by_its_parts():
+    table = Table(("a",), [{"a": float(i)} for i in range(30)])
+    law = made_law()
+    output = Output("job", {"n": np.inf, "answer": _Answer()}, ["a line"], None, table, law)
+    _, *blocks = texts = [str(block) for block in output.blocks()]
+    assert texts[0] == "job"
+    assert blocks == ["it takes 1 s\na line", table.text(), law.headline(), law.summary().text()]
+    assert output.to_json() == {"n": None, "answer": {"seconds": 1.0}, **law.to_json()}
+    printed = {
+        form: output.printed(argparse.Namespace(json=form == "json", csv=form == "csv"))
+        for form in ("text", "json", "csv")
+    }
+    assert printed["text"] == "\n\n".join(texts)
+    assert json.loads(printed["json"]) == json.loads(json.dumps(output.to_json()))
+    assert printed["csv"] == table.csv()
+
+
+def test_a_result_of_lines_shows_them(results):
+    answer = _Answer()
+    assert repr(answer) == "it takes 1 s"
+    assert answer._repr_html_() == "<pre>it takes 1 s</pre>"
+    for name, result in results.items():
+        if name not in ("many", "program", "job"):  # These are no answers.
+            json.dumps(result.to_json(), allow_nan=False)
 
 
 def test_names_are_no_markup():

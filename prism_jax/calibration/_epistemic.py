@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
+from .._summary import Shown
 from ..data import Job, Priors, load_priors
 from ..law import QUANTILES, Law
 from ..lowering import job_parts
@@ -24,8 +25,8 @@ _SYSTEMS = 128
 _MOST_OUTLIERS = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class Epistemic:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Epistemic(Shown):
     """Laws of the steps of possible runs, each a level times a shape. All levels are equally
     likely, and so are all shapes.
 
@@ -90,7 +91,7 @@ class Epistemic:
             "quantiles": [[i / 200, self.quantile(i / 200)] for i in range(1, 200)],
         }
 
-    def __str__(self) -> str:
+    def headline(self) -> str:
         return (
             f"with the uncertainty of the model (--epistemic): 90 % of steps take "
             f"{self.quantile(0.05):.5g} .. {self.quantile(0.95):.5g} s; the p50 of a run has a "

@@ -8,7 +8,6 @@ import prism_jax as prism
 
 from .._files import shown
 from .._interrupt import told_interrupt
-from .._misc import plural
 from .._summary import GIB
 from ..data import load_job
 from . import _load
@@ -79,6 +78,11 @@ def _fit(job: Any, needed: Any) -> str:
     return compared if needed.fits else f"{compared} {job.allow_oom}".rstrip()
 
 
+_EXPOSED = (
+    "exposed communication of data parallelism: {mean:.3g} s of a step on average, p95 {p95:.3g} s"
+)
+
+
 @command("LAW", csv=True, writes=Writes("--out", ".npz"))
 def simulate(args: Args) -> Output:
     """Simulate a job and print the law of its step time.
@@ -110,40 +114,31 @@ def simulate(args: Args) -> Output:
     size = {"world_size": job.layout.world_size}
     parts: list[Any] = [*_load.of(job, program), size, law.to_json(levels)]
     parts.append(dataclasses.replace(table, title=""))
+    fit: list[str] = []
     if loaded is not None and future is not None:
         sources = loaded.kernels.sources
         names = [{"name": s.name, "stands_in_for": s.stands_in_for} for s in sources]
         parts.append({"kernels": names, "notes": _load.all_notes(loaded)})
         parts.append({"prediction_interval_90": expected, "expected_error": future.error})
-        parts.append([f"90 % of such runs: {future.error}"])
+        parts.append([f"90 % of such runs: {future.error}"])  # What an interval means comes first.
     if measured is not None:
-        parts += [{"measured": measured}, [f"measured: {measured.source}"]]
         rows = [row for row in table.rows if row["measured_s"] is not None]
         errors = {row["figure"]: row["predicted_s"] / row["measured_s"] - 1 for row in rows}
-        parts.append({"relative_error": errors})
-    per_gpu = prism.prediction.throughput(loaded, law.mean)
-    needed = None
-    if loaded is not None and per_gpu is not None:
+        parts.append({"measured": measured, "relative_error": errors})
+    if loaded is not None and loaded.model is not None:
         needed = prism.prediction.memory(loaded)
+        per_gpu = prism.prediction.throughput(loaded, law.mean)
         parts.append({"throughput": per_gpu, "fits": needed.fits})
+        fit += [] if needed.fits else [_fit(loaded, needed)]
     exposed = _exposed(program, options)
     parts.append({"exposed_data_parallel_s": exposed})
     if exposed["mean"] > 0:
-        text = "exposed communication of data parallelism: {mean:.3g} s of a step on average, p95 "
-        parts.append([f"{text}{{p95:.3g}} s".format(**exposed)])
-    parts.append(law.about_allocations())
-    if args.epistemic and future is not None:
-        parts += [{"epistemic": future}, [str(future)]]
-    # What an interval means comes first, and last the noise of the simulation.
+        parts.append([_EXPOSED.format(**exposed)])
     if future is not None:
+        parts += [{"epistemic": future}] * args.epistemic
         parts.append([prism.law.about_noise(law, future.intervals())])
     _load.tell_interrupted("steps", law, law.num_samples)
-    how = (
-        f"{plural(law.num_samples, 'step')} ({law.sampling} sampling); set-up {law.compile_s:.1f} "
-        f"s, simulation {law.run_s:.1f} s ({law.samples_per_s:,.0f} steps/s)"
-    )
-    fit = [] if needed is None or needed.fits else [_fit(loaded, needed)]
-    return Output(*parts, [how], fit)
+    return Output(*parts, [law.headline()], fit)
 
 
 def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:

@@ -128,7 +128,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gathered: tuple[Name, ...] = ()
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Measured(Shown, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measured figures of the step time.
 
     **Attributes:**
@@ -148,6 +148,9 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p95_s: Positive | None = None
     p99_s: Positive | None = None
     num_samples: Count | None = None
+
+    def headline(self) -> str:
+        return f"measured: {self.source}"
 
     def to_json(self) -> dict[str, Any]:
         """What is known of these."""

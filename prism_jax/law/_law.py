@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._estimate import Estimate
-from .._misc import quoted, whole_number
+from .._misc import plural, quoted, whole_number
 from .._summary import Shown, Table, picked_attributes
 from ..random import key_data
 from ._compared import AbstractCompared
@@ -129,6 +129,15 @@ class Law(Shown, AbstractCompared):
                 "run_mean_std_s": self.run_mean_std(_RUN_STEPS),
             }
         return result | ({"unknown_because": unknown} if unknown else {})
+
+    def headline(self) -> str:
+        """How far sets of GPUs differ, if there are several; and how many steps took how long."""
+        how = (
+            f"{plural(self.num_samples, 'step')} ({self.sampling} sampling); set-up "
+            f"{self.compile_s:.1f} s, simulation {self.run_s:.1f} s "
+            f"({self.samples_per_s:,.0f} steps/s)"
+        )
+        return "\n".join([*self.about_allocations(), how])
 
     def about_allocations(self) -> list[str]:
         """A sentence about how much sets of GPUs differ, if there are several."""
