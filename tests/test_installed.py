@@ -36,6 +36,7 @@ def refused(words):
 """
 # A graph, its gradient, a result that is printed, progress without tqdm, and a sweep of a job.
 _ROUND = """
+import equinox as eqx
 ops = [prism.Op(prism.latency.LogNormal(1.0, 0.1), rank=rank) for rank in (0, 1)]
 graph = prism.compile_graph([*ops, prism.Op(0.5, after=[0, 1])])
 options = {"num_samples": 256, "key": jax.random.key(0)}

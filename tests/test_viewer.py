@@ -8,6 +8,7 @@ import pathlib
 import threading
 
 import jax
+import numpy as np
 import pytest
 
 import prism_jax as prism
@@ -67,6 +68,28 @@ def perfetto(browser, tmp_path):
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_perfetto_shows_kernels_within_ops_and_a_slow_step_beside_a_typical_one(perfetto, tmp_path):
+    path, job = tmp_path / "steps.json", prism.load_job("examples/job.toml")
+    program, options = prism.compile_job(job), {"num_samples": 64, "key": jax.random.key(0)}
+    steps = [prism.sample_step(program, quantile=q, **options) for q in (0.5, 0.99)]
+    kernels = prism.prediction.kernels_of_ops(job)
+    prism.plot.save_chrome_trace(steps, path, kernels=kernels)
+    query = perfetto(path)
+    wrong = "select name, value from stats where value > 0 and severity in ('error', 'data_loss')"
+    assert query(wrong) == []
+    # Each kernel lies within an op, and those of an op take all of its time.
+    ((ops, worst),) = query(
+        "select count(*), max(abs(op.dur - kernels.dur)) from slice op join (select parent_id, "
+        "sum(dur) dur from slice where category = 'kernel' group by parent_id) kernels "
+        "on kernels.parent_id = op.id"
+    )
+    computes = [np.isin(step.ops["phase"], [*{phase for phase, _ in kernels}]) for step in steps]
+    assert ops == np.sum(computes)
+    assert worst <= 20  # Nanoseconds, by rounding.
+    (processes,) = query("select count(distinct name) from process where name like 'rank %, p%'")
+    assert processes == [2 * program.num_ranks]
 
 
 def test_perfetto_shows_ranks_as_processes_and_their_streams_as_threads(perfetto, tmp_path):

@@ -103,12 +103,34 @@ class Sensitivity(Shown):
 
     def headline(self) -> str:
         lines = [
+            self._advice(),
             f"all variability together: {self.whole_gain}; the sum of the gains of kernels, "
             f"factors and stalls: {self.sum_of_gains}",
             *(f"Shapley value of {name}: {value}" for name, value in self.shapley.items()),
             plural(self.num_samples, "step"),
         ]
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
+
+    def _advice(self) -> str:
+        """By how much the figure falls if a spread halves, to first order, for the three kernels
+        and factors where that is most.
+        """
+        slopes = {
+            part.name: part.spread.value
+            for part in self.parts
+            if part.spread and part.group in ("kernel", "shared factor")
+        }
+        most = sorted(slopes, key=slopes.__getitem__, reverse=True)[:3]
+        factor, unit = (500, " ms") if self.unit == "s" else (0.5, "")
+        falls = [
+            f"{factor * slopes[name]:.2g}{unit} if that of {name} halves"
+            for name in most
+            if slopes[name] > 0
+        ]
+        if not falls:
+            return ""
+        first = falls[0].replace("that of", "the spread of", 1)
+        return f"{self.objective} falls by {', '.join([first, *falls[1:]])} (to first order)"
 
     def summary(self, top: int | None = None) -> Table:
         """A row for each part: the `top` first, and the parts below whose mean is longer than that
@@ -127,7 +149,8 @@ class Sensitivity(Shown):
         others_decide = any(part.group in ("stage", "rank") and part.mean for part in self.parts)
         figures = (Column(name, unit=unit) for name in ("mean", "spread", "gain"))
         notes = (*self.notes, *[_NOT_SAVED] * others_decide)
-        return Table((Column("part", "name"), *figures), rows, title, notes, len(first) + len(long))
+        most = None if top is None else len(first) + len(long)
+        return Table((Column("part", "name"), *figures), rows, title, notes, most)
 
 
 _NOT_SAVED = (

@@ -111,29 +111,35 @@ def _band(text: str) -> tuple[float, float]:
 
 @command("SIMULATED", writes=Writes("--out", ".json"))
 def timeline(args: Args) -> Output:
-    """Write a simulated step as a trace for Perfetto (ui.perfetto.dev).
+    """Write simulated steps, with their kernels, as a trace for Perfetto (ui.perfetto.dev).
 
-    --quantile Q (0.5)  write the step at this quantile of the step time, such as 0.99 for p99
+    --quantile Q...  write the step at this quantile of the step time, such as 0.99 for p99 (0.5 without
+        any); can be repeated, for a typical step beside a slow one
     --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
     --names NAMES  a .toml file with the meaning of ranges in the trace
     --out FILE (required)  the JSON file to write
 
-    example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.99 --out step.json
+    example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.5 --quantile 0.99 --out steps.json
     """
     job = _load.load(args)
     names, measured = read_names(args), None
     if args.trace:
         measured = prism.trace.median_steps(prism.trace.read_rank_traces(args.trace), names)
     program, options = _load.compiled(args, job)
-    step = prism.analysis.sample_step(program, quantile=args.quantile, **options)
-    prism.plot.save_chrome_trace(step, args.out, measured)
+    step, *others = (
+        prism.analysis.sample_step(program, quantile=level, **options)
+        for level in args.quantile or (0.5,)
+    )
+    kernels = prism.prediction.kernels_of_ops(job) if _load.has_model(job) else None
+    prism.plot.save_chrome_trace([step, *others], args.out, measured, kernels)
     result = {
         "out": args.out,
         "num_samples": args.samples,
         "measured_ranks": sorted(measured or ()),
     }
     written = f"written to {shown(args.out)}; open it in ui.perfetto.dev"
-    return Output(*_load.of(job, program), step, result, [written])
+    beside = [other.headline() for other in others]
+    return Output(*_load.of(job, program), step, {**result, "others": others}, [*beside, written])
 
 
 @command("SIMULATED", how={"--samples": whole(32)}, csv=True)

@@ -1,4 +1,4 @@
-"""Saves a simulated step as a trace that Perfetto (ui.perfetto.dev) shows.
+"""Saves simulated steps as a trace that Perfetto (ui.perfetto.dev) shows.
 
 Source of the format: "Trace Event Format", the Catapult project. Ranges have the names that PyTorch
 gives them, so that tools for PyTorch's profiles can read the trace.
@@ -7,7 +7,7 @@ gives them, so that tools for PyTorch's profiles can read the trace.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..analysis import SampledStep
 from ..schedule import OVERLAPPED, PHASES, SEND_RECV
 
 
-# Processes: one for each rank, then the critical path.
+# Processes: of each step one for each rank, then its critical path.
 _FIRST_RANK = 1
 # Threads of a rank. The threads for send_recvs follow, one for each that is under way at a time.
 _STEP, _COMPUTE, _REDUCTION, _TAIL, _SEND_RECV = range(5)
@@ -27,66 +27,101 @@ _THREADS = {_STEP: "step", _COMPUTE: "compute", _REDUCTION: "gradients", _TAIL: 
 Event = dict[str, Any]
 # Of each rank the thread, the name, the start and the end of what it ran, in seconds.
 Rows = Mapping[int, Sequence[tuple[str, str, float, float]]]
+# By phase and stage, the mean seconds of the kinds of kernels in an op.
+Kernels = Mapping[tuple[str, int], Mapping[str, float]]
 
 
-def _thread(step: SampledStep, rank: int, lane: int) -> dict[str, int]:
-    """The process of a rank, or of the critical path as that of one rank more, and a thread.
+class _Shown(NamedTuple):
+    """A step among those that are shown.
 
-    The id of a thread is unique across processes: Perfetto merges threads with the same id, because
-    operating systems number them across processes, and takes 0 for the kernel. The first thread has
-    the id of its process, which makes it the main thread; it is shown first.
+    **Attributes:**
+
+    - `step`, `number`, `among`: the step, its place, and how many there are.
+    - `lanes`: the thread of each send_recv.
+    - `kernels`: what its ops are made of.
     """
-    pid = _FIRST_RANK + rank
-    return {"pid": pid, "tid": pid + lane * (_FIRST_RANK + step.num_ranks + 1)}
+
+    step: SampledStep
+    number: int
+    among: int
+    lanes: dict[int, int]
+    kernels: Kernels
+
+    def thread(self, rank: int, lane: int) -> dict[str, int]:
+        """The process of a rank, or of the critical path as that of one rank more, and a thread.
+
+        The id of a thread is unique across processes: Perfetto merges threads with the same id,
+        because operating systems number them across processes, and takes 0 for the kernel. The
+        first thread has the id of its process, which makes it the main thread; it is shown first.
+        """
+        of_step = self.step.num_ranks + 1
+        pid = _FIRST_RANK + self.number * of_step + rank
+        return {"pid": pid, "tid": pid + lane * (_FIRST_RANK + self.among * of_step)}
+
+    def name(self, text: str) -> str:
+        """The name of a process; of several steps, with the quantile."""
+        return text if self.among == 1 else f"{text}, p{100 * self.step.quantile:g}"
 
 
 def save_chrome_trace(
-    step: SampledStep, path: str | os.PathLike[str], measured: Rows | None = None
+    steps: SampledStep | Sequence[SampledStep],
+    path: str | os.PathLike[str],
+    measured: Rows | None = None,
+    kernels: Kernels | None = None,
 ) -> None:
-    """Writes a simulated step to a JSON file that Perfetto (ui.perfetto.dev) shows.
+    """Writes simulated steps to a JSON file that Perfetto (ui.perfetto.dev) shows.
 
     **Arguments:**
 
-    - `step`: from `prism.sample_step`.
+    - `steps`: from `prism.sample_step`. Of several, such as a typical and a slow one, the rank of
+        one stands beside that of the other.
     - `path`: the file, which is written whole or not at all.
     - `measured`: the step of each rank of a profile, from `trace.median_steps`, to stand beside.
+    - `kernels`: what ops are made of, from `prediction.kernels_of_ops`, to be shown within them.
 
     **Raises:**
 
     `OSError` if the file cannot be written.
     """
-    text = json.dumps(chrome_trace(step, measured), allow_nan=False)
+    text = json.dumps(chrome_trace(steps, measured, kernels), allow_nan=False)
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
-def chrome_trace(step: SampledStep, measured: Rows | None = None) -> dict[str, Any]:
-    """A simulated step in Chrome's trace format. Each pipeline rank is a process, with threads for
+def chrome_trace(
+    steps: SampledStep | Sequence[SampledStep],
+    measured: Rows | None = None,
+    kernels: Kernels | None = None,
+) -> dict[str, Any]:
+    """Simulated steps in Chrome's trace format. Each pipeline rank is a process, with threads for
     the step, its compute, its exposed gradient reduction, the tail after the barrier of all ranks,
     and send_recvs. A flow leads from each send_recv to the op that waits for it. The critical path
-    is a process of its own, and ops on it have the argument `critical`.
+    is a process of its own, and ops on it have the argument `critical`. Within an op, its latency
+    is divided among its kernels as their means are.
 
     **Arguments:**
 
-    - `step`, `measured`: as of `save_chrome_trace`; a measured rank is a process of its own.
+    - `steps`, `measured`, `kernels`: as of `save_chrome_trace`; a measured rank is a process of its
+        own.
 
     **Returns:**
 
     A dictionary to be written as JSON; its times are in microseconds, as the format demands.
     """
-    lanes = _lanes(step)
-    figures = {"quantile": step.quantile, "step_s": step.step_s, "num_replicas": step.num_replicas}
+    steps = [steps] if isinstance(steps, SampledStep) else [*steps]
+    figures = [
+        {"quantile": step.quantile, "step_s": step.step_s, "num_replicas": step.num_replicas}
+        for step in steps
+    ]
+    events: list[Event] = []
+    for number, step in enumerate(steps):
+        shown = _Shown(step, number, len(steps), _lanes(step), kernels or {})
+        for part in (_names, _ops, _flows, _of_ranks, _critical_path):
+            events += part(shown)
     return {
         "displayTimeUnit": "ms",
-        "otherData": figures,
-        "traceEvents": [
-            *_names(step, lanes),
-            *_ops(step, lanes),
-            *_flows(step, lanes),
-            *_of_ranks(step),
-            *_critical_path(step),
-            *_of_profile(measured or {}),
-        ],
+        "otherData": {**figures[0], "steps": figures},
+        "traceEvents": [*events, *_of_profile(measured or {}, len(steps))],
     }
 
 
@@ -119,20 +154,21 @@ def _lanes(step: SampledStep) -> dict[int, int]:
     return threads
 
 
-def _names(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
+def _names(of: _Shown) -> Iterator[Event]:
     """The names of processes and threads, and the order in which they are shown."""
 
     def named(key, rank, lane, **args):
-        return {"ph": "M", "name": key, **_thread(step, rank, lane), "args": args}
+        return {"ph": "M", "name": key, **of.thread(rank, lane), "args": args}
 
-    path = step.num_ranks
-    yield named("process_name", path, 0, name="critical path")
-    yield named("process_sort_index", path, 0, sort_index=0)
+    path = of.step.num_ranks
+    yield named("process_name", path, 0, name=of.name("critical path"))
+    yield named("process_sort_index", path, 0, sort_index=of.number)
     yield named("thread_name", path, 0, name="critical path")
-    for rank in range(step.num_ranks):
-        yield named("process_name", rank, 0, name=f"rank {rank}")
-        yield named("process_sort_index", rank, 0, sort_index=_FIRST_RANK + rank)
-        of_rank = {lane for op, lane in lanes.items() if step.ops["rank"][op] == rank}
+    for rank in range(of.step.num_ranks):
+        yield named("process_name", rank, 0, name=of.name(f"rank {rank}"))
+        order = (_FIRST_RANK + rank) * (of.among + 1) + of.number
+        yield named("process_sort_index", rank, 0, sort_index=order)
+        of_rank = {lane for op, lane in of.lanes.items() if of.step.ops["rank"][op] == rank}
         threads = _THREADS | {
             lane: f"send_recv {lane - _SEND_RECV + 1}" for lane in sorted(of_rank)
         }
@@ -152,34 +188,45 @@ def _range(name: str, start: float, end: float, where: dict[str, int], **args: A
     return event | {"ts": begin, "dur": round(_microseconds(end) - begin, 3), "args": args}
 
 
-def _ops(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
-    ops = step.ops
-    for op in range(len(step.receivers)):
+def _ops(of: _Shown) -> Iterator[Event]:
+    ops = of.step.ops
+    for op in range(len(of.step.receivers)):
         args = {name: ops[name][op].item() for name in ("phase", "stage", "microbatch", "critical")}
-        where = _thread(step, int(ops["rank"][op]), lanes.get(op, _COMPUTE))
-        yield _range(op_name(step, op), ops["start_s"][op], ops["end_s"][op], where, **args)
+        where = of.thread(int(ops["rank"][op]), of.lanes.get(op, _COMPUTE))
+        start, end = ops["start_s"][op].item(), ops["end_s"][op].item()
+        yield _range(op_name(of.step, op), start, end, where, **args)
+        kernels = of.kernels.get((args["phase"], args["stage"]), {})
+        total = sum(kernels.values())
+        for kind, mean_s in kernels.items():
+            began, start = start, min(start + (end - start) * mean_s / total, end)
+            total -= mean_s
+            share = mean_s / sum(kernels.values())
+            slice_of_kernels = _range(kind, began, start, where, mean_s=mean_s, share=share)
+            yield {**slice_of_kernels, "cat": "kernel"}
 
 
-def _flows(step: SampledStep, lanes: dict[int, int]) -> Iterator[Event]:
+def _flows(of: _Shown) -> Iterator[Event]:
     """A flow from each send_recv to the op that waits for it."""
-    ops = step.ops
-    for op, lane in lanes.items():
-        receiver = int(step.receivers[op])
+    ops = of.step.ops
+    first = of.number * len(of.step.receivers)
+    for op, lane in of.lanes.items():
+        receiver = int(of.step.receivers[op])
         if receiver < 0:
             continue
         begin, end = ({"ph": "s"}, op, lane), ({"ph": "f", "bp": "e"}, receiver, _COMPUTE)
-        for phase, node, of in (begin, end):
-            where = _thread(step, int(ops["rank"][node]), of)
-            flow = {"cat": "send_recv", "name": "send_recv", "id": op, **where}
+        for phase, node, lane_of_node in (begin, end):
+            where = of.thread(int(ops["rank"][node]), lane_of_node)
+            flow = {"cat": "send_recv", "name": "send_recv", "id": first + op, **where}
             yield {**phase, **flow, "ts": _microseconds(ops["start_s"][node])}
 
 
-def _of_ranks(step: SampledStep) -> Iterator[Event]:
+def _of_ranks(of: _Shown) -> Iterator[Event]:
     """The ranges that each rank has once in the step."""
+    step = of.step
     stage, rank = step.ops["stage"], step.ops["rank"]
     for r, (start, end) in enumerate(step.reduction_s.tolist()):
-        steps, reduction, tail = (_thread(step, r, lane) for lane in (_STEP, _REDUCTION, _TAIL))
-        yield _range("ProfilerStep#0", 0.0, step.step_s, steps)
+        steps, reduction, tail = (of.thread(r, lane) for lane in (_STEP, _REDUCTION, _TAIL))
+        yield _range(f"ProfilerStep#{of.number}", 0.0, step.step_s, steps)
         if end > start:
             name = f"PP:{stage[rank == r].min()}REDUCE_GRAD"
             yield _range(name, start, end, reduction, critical=r == step.last_rank)
@@ -187,8 +234,9 @@ def _of_ranks(step: SampledStep) -> Iterator[Event]:
             yield _range("optimizer", step.barrier_s, step.step_s, tail, critical=True)
 
 
-def _critical_path(step: SampledStep) -> Iterator[Event]:
+def _critical_path(of: _Shown) -> Iterator[Event]:
     """The critical path again, in one row, in a category of its own."""
+    step = of.step
     ranks, starts, ends = (step.ops[name] for name in ("rank", "start_s", "end_s"))
     pieces = [
         (f"{op_name(step, op)} on rank {ranks[op]}", starts[op].item(), ends[op].item())
@@ -196,19 +244,19 @@ def _critical_path(step: SampledStep) -> Iterator[Event]:
     ]
     pieces.append(("gradients", *step.reduction_s[step.last_rank].tolist()))
     pieces.append(("after the barrier", step.barrier_s, step.step_s))
-    where = _thread(step, step.num_ranks, 0)
+    where = of.thread(step.num_ranks, 0)
     for name, start, end in pieces:
         if end > start:
             yield {**_range(name, start, end, where, critical=True), "cat": "critical_path"}
 
 
-def _of_profile(measured: Rows) -> Iterator[Event]:
+def _of_profile(measured: Rows, among: int) -> Iterator[Event]:
     """The ranks of a profile, each below the predicted one of its number."""
     for rank, spans in sorted(measured.items()):
         pid = _FIRST_MEASURED + rank
         names = {"ph": "M", "pid": pid, "tid": pid}
         yield names | {"name": "process_name", "args": {"name": f"rank {rank}, measured"}}
-        order = {"sort_index": _FIRST_RANK + rank}
+        order = {"sort_index": (_FIRST_RANK + rank) * (among + 1) + among}
         yield names | {"name": "process_sort_index", "args": order}
         for lane, offset in _MEASURED.items():
             yield names | {"name": "thread_name", "tid": pid + offset, "args": {"name": lane}}

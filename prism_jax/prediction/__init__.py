@@ -26,6 +26,7 @@ from ._memory import (
 from ._predict import (
     Prediction as Prediction,
     constant_step as constant_step,
+    kernels_of_ops as kernels_of_ops,
     mean_step as mean_step,
     parts_table as parts_table,
     predict as predict,

@@ -153,6 +153,24 @@ def predict(job: Job) -> Prediction:
     )
 
 
+def kernels_of_ops(job: Job) -> dict[tuple[str, int], dict[str, float]]:
+    """What ops are made of: for each phase and (global virtual) stage the mean seconds of each kind
+    of kernel and of exposed collectives in one op, with the names of `Prediction.breakdown`. Of
+    overlapped pairs, those of the first with this stage.
+
+    **Raises:**
+
+    `ValueError` as `predict`.
+    """
+    _, graph, workload = lay_out(job_parts(job))
+    kinds = frame_of(graph).kinds
+    kernels: dict[tuple[str, int], dict[str, float]] = {}
+    for kind, block in zip(kinds, blocks_of_kinds(workload, kinds), strict=True):
+        if kind.phase != SEND_RECV:
+            kernels.setdefault((kind.phase, kind.stage), dict(_named_parts(block)[1]))
+    return kernels
+
+
 def mean_step(job: Job) -> float:
     """`predict(job).mean` alone."""
     _, graph, workload = lay_out(job_parts(job))
