@@ -113,8 +113,8 @@ def _band(text: str) -> tuple[float, float]:
 def timeline(args: Args) -> Output:
     """Write simulated steps, with their kernels, as a trace for Perfetto (ui.perfetto.dev).
 
-    --quantile Q...  write the step at this quantile of the step time, such as 0.99 for p99 (0.5 without
-        any); can be repeated, for a typical step beside a slow one
+    --quantile Q...  write the step at this quantile of the step time, such as 0.99 for p99; can be
+        repeated, for a typical step beside a slow one (0.5)
     --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
     --names NAMES  a .toml file with the meaning of ranges in the trace
     --out FILE (required)  the JSON file to write
