@@ -137,9 +137,10 @@ def _homonyms() -> list[str]:
 
 
 def _twins() -> list[list[str]]:
-    """The classes of a thing that is there both exact and padded."""
+    """The modules of a thing that is there both exact and padded."""
     nodes = it.chain.from_iterable(tree.body for tree in _trees().values())
-    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    names = [node.name for node in classes if "eqx.Module" in map(ast.unparse, node.bases)]
     there = [
         [n for n in [*a, *b] if n in names] for a, b in _TWINS if a & {*names} and b & {*names}
     ]

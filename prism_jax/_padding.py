@@ -65,7 +65,7 @@ def _grown(value: Any, axes: tuple[str, ...], sizes: Mapping[str, int], dtype, f
     return jax.device_put(grown)  # `jnp.asarray` would compile a copy for each shape.
 
 
-def without(module: eqx.Module, *axes: str) -> Any:
+def without_axes(module: eqx.Module, *axes: str) -> Any:
     """A module with `None` in place of each array that has one of these axes, and of each module
     that has no array left.
     """
@@ -73,7 +73,7 @@ def without(module: eqx.Module, *axes: str) -> Any:
     for name, of_array, *_ in _array_fields(type(module)):
         value = getattr(module, name)
         if isinstance(value, eqx.Module):
-            dropped[name] = without(value, *axes)
+            dropped[name] = without_axes(value, *axes)
             kept += dropped[name] is not None
         elif of_array is not None and not {*axes}.isdisjoint(of_array):
             dropped[name] = None

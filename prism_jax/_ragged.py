@@ -39,7 +39,7 @@ def take(rows: Ragged, numbers: np.ndarray) -> Ragged:
     return Ragged(rows.values[np.arange(starts[-1]) + shift], starts)
 
 
-def pad(rows: Ragged, fill: int) -> np.ndarray:
+def as_matrix(rows: Ragged, fill: int) -> np.ndarray:
     """A matrix with a line for each row, padded at its end. It has at least one column."""
     lengths = np.diff(rows.starts)
     matrix = np.full((len(lengths), max(lengths.max(initial=0), 1)), fill, np.int32)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from .._misc import unknown_name
 from ..host import on_host, vjp_on_host
 from ..latency import scale_spread
-from ..program import Adjustment, Program
+from ..program import Adjustment, Program, Variability
 
 
 _SHARED = ("rank", "step", "worker_step", "microbatch")
@@ -59,15 +59,18 @@ def turned(program: Program, factors: Mapping[Label, ArrayLike]) -> Program:
     the new one.
     """
     number, *of_parameters = _arguments(program, factors)
-    changed, of_groups = on_host(_turned, *of_parameters)
-    rest = eqx.filter(dataclasses.replace(program, adjustment=None), _is_constant)
+    mean, variability, spread, of_groups = on_host(_turned, *of_parameters)
+    loads = program.loads
+    if loads is not None and loads.unevenness is not None:
+        unevenness = dataclasses.replace(loads.unevenness, spread=spread)
+        loads = dataclasses.replace(loads, unevenness=unevenness)
     return dataclasses.replace(
-        eqx.combine(changed, rest), adjustment=Adjustment(number, *of_groups)
+        program,
+        latencies=dataclasses.replace(program.latencies, mean=mean),
+        variability=variability,
+        loads=loads,
+        adjustment=Adjustment(number, *of_groups),
     )
-
-
-def _is_constant(leaf: object) -> bool:
-    return not eqx.is_inexact_array(leaf)
 
 
 def _arguments(program: Program, factors: Mapping[Label, ArrayLike]) -> tuple[Any, ...]:
@@ -106,8 +109,10 @@ _Factors = tuple[Float[Array, " groups"], Float[Array, " groups"], Float[Array, 
 
 def _turned(
     program: Program, factors: _Factors | None, pairs: Int[Array, "2 pairs"], knobs: Knobs
-) -> tuple[Program, _Factors]:
-    """The parameters of a program, and the factors of its adjustment on pairs of groups."""
+) -> tuple[Array, Variability, Array | None, _Factors]:
+    """The means of kernels, all laws, the spread of loads, and the factors of the adjustment on
+    pairs of groups.
+    """
     table, variability = program.latencies, program.variability
 
     def stacked(group: str, moment: str, name: str) -> Array:
@@ -132,20 +137,14 @@ def _turned(
     }
     if (network := variability.network) is not None:
         changed["network"] = network.with_spread(knobs["shared factor", "network", "spread"])
-    changed_program = eqx.tree_at(
-        lambda program: (program.latencies.mean, program.variability),
-        program,
-        (table.mean * of_kinds[np.array(table.kind)], dataclasses.replace(variability, **changed)),
-    )
-    if program.loads is not None:
-        loads: Any = program.loads
-        spread = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
-        changed_program = eqx.tree_at(
-            lambda program: program.loads.unevenness.spread, changed_program, spread
-        )
+    of_loads, loads = None, program.loads
+    if loads is not None and loads.unevenness is not None:
+        of_loads = loads.unevenness.spread * knobs["shared factor", "expert_load", "spread"]
     latency, spread = (stacked("stage", moment, "stage") for moment in ("mean", "spread"))
     gpu = stacked("rank", "spread", "GPUs of rank")
-    return changed_program, _multiplied(factors, pairs, latency, spread, gpu)
+    of_groups = _multiplied(factors, pairs, latency, spread, gpu)
+    mean = table.mean * of_kinds[np.array(table.kind)]
+    return mean, dataclasses.replace(variability, **changed), of_loads, of_groups
 
 
 def adjusted(
@@ -167,7 +166,7 @@ def _groups(
     pairs.
     """
     adjustment = program.adjustment
-    outer = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group
+    outer: Any = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group
     pairs, number = np.unique(np.stack([outer, group]), axis=1, return_inverse=True)
     return number.reshape(-1), pairs
 
@@ -194,8 +193,9 @@ def slopes(
     """
     _, *of_parameters = _arguments(program, factors)
     _, backward = vjp_on_host(_turned, *of_parameters)
-    alone = eqx.tree_at(lambda program: program.adjustment, gradient, None)
-    of_results = alone, _factors(gradient)
+    loads = gradient.loads
+    of_loads = None if loads is None or loads.unevenness is None else loads.unevenness.spread
+    of_results = gradient.latencies.mean, gradient.variability, of_loads, _factors(gradient)
     derivatives = backward(jax.tree.map(lambda x: np.asarray(x)[None], of_results))
     return {label: float(derivatives[label][0]) for label in of_parameters[-1]}
 

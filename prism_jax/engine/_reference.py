@@ -67,7 +67,7 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
     for row, c in enumerate(program.rows.class_):
         in_row, rank, spread = ops.row == row, program.rows.rank[row], 1.0
         if groups is not None:
-            spread = np.asarray(groups.spread)[groups.group[in_row], None]
+            spread = np.asarray(groups.spread)[np.asarray(groups.group)[in_row], None]
         z, shared = (
             rng.normal(size=(in_row.sum(), shape[1])),
             (slowest[rank], worker[rank], others[rank]),

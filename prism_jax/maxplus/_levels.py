@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int, UInt32
 
 from .._padding import AnyArray, bucket
-from .._ragged import Ragged, group, pad, ragged, row_numbers
+from .._ragged import Ragged, as_matrix, group, ragged, row_numbers
 
 
 # A lane reads at most so many ends: what waits for more waits for joins of so many each, and these
@@ -262,10 +262,10 @@ def to_levels(
     slots, num_slots = _allocate(rows, graph.before, graph.sinks.values)
 
     # Padding is -1, so it takes the last entry, which is made for it.
-    nodes, sink_nodes = pad(rows, -1), pad(graph.sinks, -1)
+    nodes, sink_nodes = as_matrix(rows, -1), as_matrix(graph.sinks, -1)
     counters = nodes.shape[1]
     nodes = np.pad(nodes, ((0, 0), (0, bucket(counters, 2) - counters)), constant_values=-1)
-    before_nodes = np.pad(pad(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
+    before_nodes = np.pad(as_matrix(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
     number = np.where(graph.number < num_ops, graph.number, num_ops - 2 - graph.number)
     there, cell = nodes >= 0, np.full(len(number) + 1, -1, np.int32)
     cell[nodes[there]] = np.flatnonzero(there)

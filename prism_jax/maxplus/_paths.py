@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._ragged import group, pad, take
+from .._ragged import as_matrix, group, take
 from ._levels import Levels
 from ._propagate import Latencies, level_latencies
 
@@ -104,7 +104,7 @@ def latest_ends(
     after = group(before[op, which], op, len(before))
     # Rows as long as those of the op that most wait for would take its number times all ops.
     wide = np.diff(after.starts) > _MOST_AFTER
-    few = pad(take(after, np.where(wide, len(before) - 1, np.arange(len(before)))), -1)
+    few = as_matrix(take(after, np.where(wide, len(before) - 1, np.arange(len(before)))), -1)
     more = np.zeros((levels.num_joins + 1, latencies.shape[1]), latencies.dtype)
     latencies = np.concatenate([latencies, more])
     late = np.full_like(latencies, np.inf)

@@ -25,6 +25,7 @@ from ._program import (
 )
 from ._save import digest as digest, load_program as load_program, save_program as save_program
 from ._table import (
+    LatencyTable as LatencyTable,
     check_means as check_means,
     check_scale as check_scale,
     relative_cumulants as relative_cumulants,

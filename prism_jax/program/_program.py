@@ -27,7 +27,7 @@ class Adjustment(eqx.Module):
 
     **Attributes:**
 
-    - `group`: the group of each op.
+    - `group`: the group of each op; `None` in a gradient, and in a plan, which has it by lanes.
     - `latency`: a factor on the latency of the ops of each group. It does not act on stalls.
     - `spread`: a factor on the deviation of each op from its mean by its own noise. For kernels
         with a log-normal law it multiplies `sigma`.
@@ -35,10 +35,10 @@ class Adjustment(eqx.Module):
         GPU.
     """
 
-    group: Int[AnyArray, " ops"]
-    latency: Float[Array, " groups"]
-    spread: Float[Array, " groups"]
-    gpu: Float[Array, " ranks"]
+    group: Int[AnyArray, " ops"] | None
+    latency: Float[Array, " groups"] = eqx.field(metadata={"fill": 1})
+    spread: Float[Array, " groups"] = eqx.field(metadata={"fill": 1})
+    gpu: Float[Array, " ranks"] = eqx.field(metadata={"fill": 1})
 
 
 class Ops(eqx.Module):

@@ -31,11 +31,11 @@ class LatencyTable(eqx.Module):
     """
 
     mean: Float[Array, " kernels"]
-    kinds: tuple[str, ...] = eqx.field(static=True)
-    kind: tuple[int, ...] = eqx.field(static=True)
-    sizes: tuple[str, ...] = eqx.field(static=True)
-    on_network: Bool[AnyArray, " kernels"]
-    loading: Float[Array, " kernels"] | None = None
+    kinds: tuple[str, ...] = eqx.field(static=True, default=())
+    kind: tuple[int, ...] = eqx.field(static=True, default=())
+    sizes: tuple[str, ...] = eqx.field(static=True, default=())
+    on_network: Bool[AnyArray, " kernels"] | None = None
+    loading: Float[Array, " kernels"] | None = eqx.field(metadata={"fill": 1}, default=None)
 
 
 def unit_of_time(mean: Float[Array, " kernels"]) -> Float[Array, ""]:

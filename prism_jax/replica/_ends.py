@@ -151,9 +151,9 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         sway = _by_regime(plan.tables.load[0, structure.graph.rows.class_], sampled.regimes)
         law = replace(law, load=_loads(plan, sampled, key), sway=sway)
         rows = replace(rows, load=structure.graph.load, sway=structure.graph.row)
-    if plan.tables.latency_factor is not None and plan.tables.spread_factor is not None:
-        spread = replace(law.class_law, spread=plan.tables.spread_factor[:, None])
-        law = replace(law, factor=plan.tables.latency_factor[:, None], class_law=spread)
+    if (adjustment := plan.tables.adjustment) is not None:
+        spread = replace(law.class_law, spread=adjustment.spread[:, None])
+        law = replace(law, factor=adjustment.latency[:, None], class_law=spread)
         spread = replace(rows.class_law, spread=structure.graph.group)
         rows = replace(rows, factor=structure.graph.group, class_law=spread)
     if sampled.leading is not None:
@@ -232,8 +232,8 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks 
     slowest = look_up_one(
         plan.tables.slowest, _scores(plan, sampled, key, Stream.RANKS, ranks, axis)
     )
-    if plan.tables.gpu_factor is not None:
-        slowest = 1 + plan.tables.gpu_factor[:, None] * (slowest - 1)
+    if plan.tables.adjustment is not None:
+        slowest = 1 + plan.tables.adjustment.gpu[:, None] * (slowest - 1)
     return slowest
 
 

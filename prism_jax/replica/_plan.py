@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
-from .._padding import bucket, without
+from .._padding import bucket, without_axes
 from ..host import on_host, vjp_on_host
 from ..latency import AbstractLatency, log_sigma
-from ..program import Program, Sets, Stall, all_laws, block_laws, relative_cumulants
+from ..program import Adjustment, Program, Sets, Stall, all_laws, block_laws, relative_cumulants
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._parameters import Parameters, gradient_of, parameters_of
+from ._parameters import Varied, gradient_of, parameters_of
 from ._structure import Classes, Structure, structure_of
 
 
@@ -56,7 +56,7 @@ class Tables(eqx.Module):
     - `stall_meeting`: by class, how likely two stalls of an op are before the same wait.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
     - `network`: the probabilities of the regimes.
-    - `latency_factor`, `spread_factor`, `gpu_factor`: of the program's adjustment.
+    - `adjustment`: the factors of the program's.
     """
 
     laws: Float[Array, "3 laws"]
@@ -82,9 +82,7 @@ class Tables(eqx.Module):
     stall_meeting: Float[Array, " classes"] | None
     stall_counts: Float[Array, " counts"]
     network: Float[Array, " regimes"]
-    latency_factor: Float[Array, " groups"] | None
-    spread_factor: Float[Array, " groups"] | None
-    gpu_factor: Float[Array, " ranks"] | None
+    adjustment: Adjustment | None
 
 
 class Plan(eqx.Module):
@@ -126,7 +124,7 @@ def without_ops(plan: Plan) -> Plan:
 def _without_contents(plan: Plan) -> Plan:
     """The plan without what only tables depend on."""
     classes = plan.structure.classes
-    blocks = without(classes.blocks, "segments", "kernels", "branches", "waits")
+    blocks = without_axes(classes.blocks, "segments", "kernels", "branches", "waits")
     return eqx.tree_at(
         lambda plan: plan.structure.classes,
         plan,
@@ -163,9 +161,9 @@ def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
     return [gradient_of(program, row) for row in rows]
 
 
-def tabulate(classes: Classes, parameters: Parameters) -> Tables:
+def tabulate(classes: Classes, parameters: Varied) -> Tables:
     """The tables of classes of ops and parameters."""
-    variability, mean = parameters.variability, parameters.mean
+    variability, mean = parameters.variability, parameters.latencies.mean
     dtype = mean.dtype
     laws = [variability.residual[kind] for kind in sorted(variability.residual)]
     shapes = relative_cumulants(laws, dtype)
@@ -179,7 +177,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         classes.members,
         classes.worker,
         scores,
-        parameters.loading,
+        parameters.latencies.loading,
         classes.loads,
         parameters.unevenness,
         classes.stalling,
@@ -229,9 +227,7 @@ def tabulate(classes: Classes, parameters: Parameters) -> Tables:
         stall_meeting=None if rates is None else blocks.meeting,
         stall_counts=_counts(rates, classes, dtype),
         network=blocks.probabilities,
-        latency_factor=parameters.latency_factor,
-        spread_factor=parameters.spread_factor,
-        gpu_factor=parameters.gpu_factor,
+        adjustment=parameters.adjustment,
     )
 
 

@@ -148,10 +148,10 @@ def structure_of(program: Program) -> Structure:
         reduced=bool((program.sinks.reduction >= 0).any()),
         last=_mixed(direct[tail[tail >= 0]]),
     )
-    return pad(structure, room_of(structure, program), program.latencies.mean.dtype)
+    return pad(structure, sizes_of(structure, program), program.latencies.mean.dtype)
 
 
-def room_of(structure: Structure, program: Program) -> dict[str, int]:
+def sizes_of(structure: Structure, program: Program) -> dict[str, int]:
     """For how many of everything there is room."""
     levels, stalls = structure.graph.levels, len(program.stall_ops)
     num_levels, width, fan_in = levels.reads.shape
