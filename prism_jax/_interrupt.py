@@ -1,6 +1,4 @@
-"""Long loops on the host: Ctrl-C is handled between batches of work, never within one; and a bar
-shows their progress or, where there is no terminal, a line every ten seconds.
-"""
+"""Ctrl-C in long loops on the host: it is handled between batches of work, never within one."""
 
 import contextlib
 import math
@@ -18,8 +16,6 @@ from typing import NoReturn
 _PATIENCE, _PATIENCE_TO_END = 2.8, 1.6
 # Seconds between two looks of the main thread, so that Ctrl-C arrives on all systems.
 _STEP = 0.1
-# Seconds between two lines of progress.
-EVERY = 10.0
 
 
 class Interrupt:
@@ -181,7 +177,9 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     JAX it would be swallowed. The thread finds it where work looks for it: see [`interruptible`][].
     A second Ctrl-C ends the process at once.
     """
-    ended, results = threading.Event(), []
+    ended, results, stderr = threading.Event(), [], -1
+    with contextlib.suppress(OSError):  # Closed.
+        stderr = os.dup(2)  # While some libraries work, 2 leads nowhere.
     interrupt = Interrupt()
     _holding.append(interrupt)
 
@@ -209,7 +207,8 @@ def run_command(command: Callable[[], int]) -> NoReturn:
             if not ends(_PATIENCE) and interrupt.handled:
                 ends(_PATIENCE_TO_END)
     if not ended.is_set():
-        os.write(2, b"prism-jax: interrupted.\n")
+        with contextlib.suppress(OSError):
+            os.write(stderr, b"prism-jax: interrupted.\n")
         os._exit(130)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # All is printed; the process ends.
     (code,) = results
@@ -224,127 +223,3 @@ def run_command(command: Callable[[], int]) -> NoReturn:
             stream.flush()
     # To take Python down takes as long as a small command, and crashes where XLA compiles.
     os._exit(code)
-
-
-@contextlib.contextmanager
-def progress_bar(
-    total: int | None, show: bool, task: str, unit: str = "batch"
-) -> Iterator[Callable[[float], object]]:
-    """Yields a function that advances the bar by a given amount.
-
-    **Arguments:**
-
-    - `total`: the amount of work.
-    - `show`: whether to show a bar. It appears after a second, and disappears at the end. Without
-        tqdm, lines take its place. A command that tells its progress by lines tells that of the
-        outermost work in any case.
-    - `task`, `unit`: the name of the work, and its unit.
-    """
-    if _by_lines and (show or not _shown):
-        with _told_by_lines(total, task, unit) as advance:
-            yield advance
-        return
-    if not show:
-        yield lambda count: None
-        return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        with _told_by_lines(total, task, unit, show) as advance:
-            yield advance
-        return
-    large = total is None or total >= 1000
-    look = {"unit": unit, "unit_scale": large, "leave": False, "delay": 1.0}
-    with said_how_far(None, False), tqdm(total=total, desc=task, **look) as bar:
-        yield bar.update
-
-
-# What shows the progress of work now: by itself, or by a text for the lines of a command.
-_shown: list[Callable[[], str] | None] = []
-# Whether a command tells its progress by lines alone, since when any are printed, and what they say
-# otherwise.
-_by_lines = False
-_began: float | None = None
-_doing = ""
-
-
-@contextlib.contextmanager
-def _told_by_lines(
-    total: int | None, task: str, unit: str, show: bool = False
-) -> Iterator[Callable[[float], object]]:
-    """As `progress_bar`, for the lines of a command or, with `show`, of this work."""
-    done = 0.0
-
-    def advance(count: float) -> None:
-        nonlocal done
-        done += count
-
-    def told() -> str:
-        from ._misc import plural
-
-        progress = "" if total is None else f"{done:,.0f} of "
-        return f"{task}: {progress}{plural(round(done) if total is None else total, unit)}"
-
-    with said_how_far(told, show):
-        yield advance
-
-
-@contextlib.contextmanager
-def said_to_work(command: str, show: bool) -> Iterator[None]:
-    """Prints a line every ten seconds while no bar shows the progress of a command. Where stderr is
-    no terminal, no bar does. Within another such block, this prints nothing.
-    """
-    global _by_lines, _began, _doing
-    if not show or _began is not None:
-        yield
-        return
-    ended, _by_lines, _began = threading.Event(), not on_terminal(), time.monotonic()
-    _doing = f"{command} goes on"
-    threading.Thread(target=_say_it_works, args=(ended.wait,), daemon=True).start()
-    try:
-        yield
-    finally:
-        _by_lines, _began = False, None
-        ended.set()
-
-
-@contextlib.contextmanager
-def said_how_far(told: Callable[[], str] | None, show: bool) -> Iterator[None]:
-    """Lets the lines say what `told` returns: those of a command or, with `show`, of this block.
-    `None` stands for work that shows its progress by a bar.
-    """
-    with said_to_work("", show):
-        _shown.append(told)
-        try:
-            yield
-        finally:
-            _shown.pop()
-
-
-def say_doing(task: str, now: bool) -> None:
-    """Lets the lines say what a command does, where its work does not say how far it is; the first
-    of them at once, or when it is due.
-    """
-    global _doing
-    _doing = task
-    if now:
-        say_how_far()
-
-
-def say_how_far() -> None:
-    """Prints a line of progress at once, if lines are printed and no bar shows it."""
-    began, text_of = _began, _shown[-1] if _shown else lambda: _doing
-    if text_of is not None and began is not None:
-        line = f"prism-jax: {time.monotonic() - began:.0f} s: {text_of()}"
-        print(line, file=sys.stderr, flush=True)
-
-
-def on_terminal() -> bool:
-    """Whether somebody sees stderr."""
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
-def _say_it_works(wait: Callable[[float], bool]) -> None:
-    """Prints the lines until `wait` says that the command has ended."""
-    while not wait(EVERY):
-        say_how_far()

@@ -464,6 +464,57 @@ def test_an_interrupt_while_importing(module, start):
     assert run.returncode == 130
 
 
+_WORK = """
+import os, signal, sys, time
+from prism_jax import _interrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # It may be ignored here.
+
+def ctrl_c():
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(0.3)  # Until the main thread has seen it.
+
+def work():
+{}
+
+_interrupt.run_command(work)
+"""
+_FOUND = """
+    try:
+        with _interrupt.interruptible() as interrupt:
+            ctrl_c()
+            interrupt.check()
+    except KeyboardInterrupt:
+        return 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "told"),
+    [
+        ("    return 3", 3, ""),
+        ("    sys.exit(4)", 4, ""),
+        ("    ctrl_c(); return 0", 130, "prism-jax: interrupted when all was done.\n"),
+        ("    ctrl_c(); return 2", 2, ""),
+        (_FOUND, 7, ""),
+        # What does not look for it ends after a while, also where no line would be seen.
+        (
+            "    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n"
+            "    _interrupt._PATIENCE = 0.1; ctrl_c(); time.sleep(9)",
+            130,
+            "prism-jax: interrupted.\n",
+        ),
+        ("    ctrl_c(); ctrl_c(); time.sleep(9)", 130, "prism-jax: interrupted.\n"),
+    ],
+)
+def test_a_command_and_ctrl_c(work, status, told):
+    began = time.monotonic()
+    command = [sys.executable, "-c", _WORK.format(work)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (status, "", told)
+    assert time.monotonic() - began < 8
+
+
 def test_a_wrong_family_of_a_profile_is_refused_on_reading(tmp_path):
     laws = [
         Variation("forward-compute", "residual", "lognormal", {"sigma": 0.1}, "x"),

@@ -322,59 +322,59 @@ def test_levels_of_objectives_are_percentages(name):
 
 
 def test_what_goes_on_for_long_says_so_unless_a_bar_does(monkeypatch, capsys):
-    from prism_jax import _interrupt
+    from prism_jax import _progress
 
     clock, bars = [0.0], contextlib.ExitStack()
-    monkeypatch.setattr("prism_jax._interrupt.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(_interrupt, "_began", 0.0)
+    monkeypatch.setattr("prism_jax._progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(_progress, "_began", 0.0)
 
     def wait(seconds):
         clock[0] += seconds
         if clock[0] == 20:
-            bars.enter_context(_interrupt.said_how_far(None, False))
+            bars.enter_context(_progress.said_how_far(None, False))
         if clock[0] == 40:
             bars.close()
         return clock[0] > 50
 
-    _interrupt.say_doing("compiling", False)
-    _interrupt._say_it_works(wait)
+    _progress.say_doing("compiling", False)
+    _progress._say_it_works(wait)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"prism-jax: {n} s: compiling" for n in (10, 40, 50)]
 
 
 def test_where_nobody_sees_a_bar_lines_say_how_far_the_work_is(monkeypatch, capsys):
-    from prism_jax import _interrupt
+    from prism_jax import _progress
 
-    monkeypatch.setattr(_interrupt, "EVERY", 1e-3)
-    with _interrupt.said_to_work("`sensitivity`", True):
-        with _interrupt.progress_bar(14, False, "gains", "program") as advance:
+    monkeypatch.setattr(_progress, "EVERY", 1e-3)
+    with _progress.said_to_work("`sensitivity`", True):
+        with _progress.progress_bar(14, False, "gains", "program") as advance:
             advance(3)
-            with _interrupt.progress_bar(100, False, "steps", "sample") as within:
+            with _progress.progress_bar(100, False, "steps", "sample") as within:
                 within(1)
                 _until(capsys, ": gains: 3 of 14 programs\n")
-        with _interrupt.progress_bar(None, False, "search", "spread") as advance:
+        with _progress.progress_bar(None, False, "search", "spread") as advance:
             advance(2)
             _until(capsys, ": search: 2 spreads\n")
         _until(capsys, ": `sensitivity` goes on\n")
-        with _interrupt.progress_bar(1, False, "search", "batch") as advance:
+        with _progress.progress_bar(1, False, "search", "batch") as advance:
             advance(1)
             _until(capsys, ": search: 1 of 1 batch\n")
-    assert not _interrupt._by_lines
+    assert not _progress._by_lines
 
 
 @pytest.mark.parametrize("in_command", [True, False])
 def test_without_tqdm_lines_take_the_place_of_a_bar(in_command, monkeypatch, capsys):
     """On a terminal; in a command, and in Python."""
-    from prism_jax import _interrupt
+    from prism_jax import _progress
 
-    monkeypatch.setattr(_interrupt, "EVERY", 1e-3)
-    monkeypatch.setattr(_interrupt, "on_terminal", lambda: True)
+    monkeypatch.setattr(_progress, "EVERY", 1e-3)
+    monkeypatch.setattr(_progress, "on_terminal", lambda: True)
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    within = _interrupt.said_to_work("`run`", in_command)
-    with within, _interrupt.progress_bar(14, True, "gains", "program") as advance:
+    within = _progress.said_to_work("`run`", in_command)
+    with within, _progress.progress_bar(14, True, "gains", "program") as advance:
         advance(3)
         _until(capsys, ": gains: 3 of 14 programs\n")
-    assert _interrupt._began is None
+    assert _progress._began is None
 
 
 def _until(capsys, ending):

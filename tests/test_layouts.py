@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax import _interrupt
+from prism_jax import _progress
 from prism_jax.cli import main
 from prism_jax.layouts._enumerate import schedule_of
 from prism_jax.layouts._rank import simulate_jobs
@@ -460,15 +460,15 @@ def test_a_search_says_at_once_what_is_known_where_nothing_else_does(jobs, monke
     options = {"num_samples": None, "top": 2}
     for of_command in (False, True):  # There, the lines are those of the command.
         began = []
-        monkeypatch.setattr(_interrupt, "_say_it_works", began.append)
-        with _interrupt.said_to_work("`layouts`", of_command):
+        monkeypatch.setattr(_progress, "_say_it_works", began.append)
+        with _progress.said_to_work("`layouts`", of_command):
             prism.rank_layouts(jobs, **options, progress=True)
         (line,) = capsys.readouterr().err.splitlines()
         assert re.search(
             rf"s: \d+ of {len(jobs)} layouts predicted, 0 simulated; best so far: ", line
         )
         assert len(began) == 1
-    with _interrupt.said_to_work("`compare`", True):
+    with _progress.said_to_work("`compare`", True):
         prism.rank_layouts(jobs, **options)
     assert capsys.readouterr().err == ""
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from .._installed import needed
-from .._interrupt import progress_bar
 from .._misc import plural
+from .._progress import progress_bar
 from .._summary import Column, Shown, Table, picked_attributes
 from ..cluster import COLLECTIVES
 from ..collapse import Overlaps

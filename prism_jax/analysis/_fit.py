@@ -11,8 +11,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, PyTree
 
-from .._interrupt import progress_bar
 from .._misc import quoted, whole_number
+from .._progress import progress_bar
 from ..engine import check_program
 from ..program import Program
 from ._check import check_objective, check_reached

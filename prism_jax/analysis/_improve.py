@@ -11,8 +11,8 @@ import numpy as np
 
 from .._estimate import Estimate
 from .._installed import needed
-from .._interrupt import progress_bar
 from .._misc import bisect, plural
+from .._progress import progress_bar
 from .._summary import Column, Shown, Table
 from ..engine import simulated_steps
 from ..program import Program

@@ -12,8 +12,8 @@ import numpy as np
 
 from .._estimate import Estimate
 from .._installed import needed
-from .._interrupt import progress_bar
 from .._misc import plural
+from .._progress import progress_bar
 from .._summary import Column, Shown, Table
 from ..program import Program
 from ._check import check_figure, check_reached

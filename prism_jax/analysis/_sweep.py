@@ -20,8 +20,8 @@ import numpy as np
 
 from .._files import read_file, shown, written_whole
 from .._installed import needed
-from .._interrupt import progress_bar
 from .._misc import check_type, quoted, unknown_name
+from .._progress import progress_bar
 from ..engine import law_alone
 from ..law import figures
 from ..program import Program, digest

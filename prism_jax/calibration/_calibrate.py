@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from .._interrupt import progress_bar
 from .._misc import quoted
+from .._progress import progress_bar
 from ..data import (
     LEVEL,
     Job,

@@ -12,8 +12,8 @@ import msgspec
 import prism_jax as prism
 
 from .. import data
-from .._interrupt import progress_bar
 from .._misc import plural
+from .._progress import progress_bar
 from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
 from ._options import Args, Output, command

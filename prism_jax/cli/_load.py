@@ -14,8 +14,9 @@ import numpy as np
 import prism_jax as prism
 
 from .._files import shown
-from .._interrupt import say_doing, told_interrupt
+from .._interrupt import told_interrupt
 from .._misc import plural, printable, quoted
+from .._progress import say_doing
 from ..data import Job, is_profile, job_warnings, load_job
 from ._options import IMPLAUSIBLE, Args
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .._installed import Plugins, named, names_of
-from .._interrupt import check_interrupt, on_terminal, run_command, said_to_work
+from .._interrupt import check_interrupt, run_command
+from .._progress import on_terminal, said_to_work
 
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from .._interrupt import interruptible, progress_bar, working
+from .._interrupt import interruptible, working
 from .._misc import whole_number
+from .._progress import progress_bar
 from ..law import Errors, Law, law_of
 from ..program import Program, digest
 from ..step import Room

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._interrupt import interruptible, progress_bar, working
+from .._interrupt import interruptible, working
 from .._misc import dot
+from .._progress import progress_bar
 from ..host import on_host
 from ..program import Program
 from ..random import Stream, fold

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from .._interrupt import progress_bar
 from .._misc import plural, whole_number
+from .._progress import progress_bar
 from .._summary import GIB
 from ..data import Cluster, Job, Kernels, Layout, Model, ScheduleConfig, Training, load_kernels
 from ..prediction import fits, least_bytes, memory, usable_bytes

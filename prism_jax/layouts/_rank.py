@@ -13,8 +13,9 @@ import jax
 import msgspec
 import numpy as np
 
-from .._interrupt import interruptible, said_how_far, say_how_far
+from .._interrupt import interruptible
 from .._misc import check_type, whole_number
+from .._progress import said_how_far, say_how_far
 from ..analysis import (
     AbstractObjective,
     Jackknifed,

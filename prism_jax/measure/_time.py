@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from .._interrupt import interruptible, progress_bar
+from .._interrupt import interruptible
+from .._progress import progress_bar
 from ..data import Job
 from ._calls import KernelCall, calls_of, grid_job, stream_calls
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._installed import needed
-from .._interrupt import progress_bar
+from .._progress import progress_bar
 from .._summary import Shown, Table, picked_attributes
 from ..analysis import (
     AbstractObjective,

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from .._interrupt import interruptible, progress_bar
+from .._interrupt import interruptible
 from .._misc import check_type, whole_number
+from .._progress import progress_bar
 from ..data import Failures, load_failures
 from ..engine import gpu_set_factors, prepare, simulate
 from ..law import FEWEST, Law
