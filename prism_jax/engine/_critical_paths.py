@@ -87,7 +87,7 @@ def exposed_reductions(
     are reduced, and when, in seconds.
     """
     parts, last = simulated.composed.parts, simulated.run.program.sinks.is_last
-    ends = simulated.deciders.ends[:, last].max(axis=1)
+    ends = simulated.deciders.ends[:, : len(last)][:, last].max(axis=1)
     factor, barrier = np.asarray(parts.factor), np.asarray(parts.barrier)
     return factor * (barrier - ends), factor * barrier
 
