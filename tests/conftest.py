@@ -1,5 +1,6 @@
 import gc
 import importlib.util
+import json
 import os
 import pathlib
 import signal
@@ -38,8 +39,8 @@ gc.set_threshold(100_000, 50, 50)
 # JAX, and of what stands on Python and other libraries; they compile little.
 _NEWEST = """
 bad_input chakra cli compile data data_errors distance engine evaluate files host importers kineto
-latency law levels maxplus measure nsight plot random refused_calls refused_commands summary sweep
-trace workers wrong_types
+latency law levels maxplus measure nsight plot random refused_calls refused_commands summary trace
+workers wrong_types
 """
 
 _SHARED = pathlib.Path(__file__).parents[2] / "shared"
@@ -58,6 +59,33 @@ def getkey():
     import equinox.internal as eqxi  # Late, so that the jaxtyping hook sees the package first.
 
     return eqxi.GetKey()
+
+
+@pytest.fixture
+def answered(capsys):
+    """A function that runs a command, which ends well, and returns what it prints: with `--json`,
+    the object.
+    """
+    from prism_jax.cli import main
+
+    def run(words):
+        assert main(words) == 0
+        printed = capsys.readouterr().out
+        return json.loads(printed) if "--json" in words else printed
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """A function that runs a command, which is refused, and returns what it says."""
+    from prism_jax.cli import main
+
+    def run(words):
+        assert main(words) == 2
+        return capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from prism_jax.data import Job, Model
+from prism_jax.engine import simulate
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
 from prism_jax.law import LEVELS, Errors, Law, counted, grid_of, law_of
 from prism_jax.lowering import job_parts
 from prism_jax.lowering._sinks import Sink
+from prism_jax.profile import Profile, compile_profile
 from prism_jax.program import Network, Program, Stall, Variability, compile_program
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, OpGraph, op_graph
@@ -148,6 +150,12 @@ def compile_with(job: Job, variability: Variability) -> Program:
     parts = job_parts(job)
     rest = {"training": parts.training, "kernels": parts.kernels, "variability": variability}
     return compile_program(parts.model, parts.layout, parts.schedule, parts.cluster, **rest)
+
+
+def law_of_profile(profile: Profile, num_samples: int = 20_000) -> Law:
+    """The law of the step time of a fitted profile."""
+    program = compile_profile(profile)
+    return simulate(program, num_samples=num_samples, key=jax.random.key(0), sampling="plain")
 
 
 def lower_job(job: Job) -> Workload:

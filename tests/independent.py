@@ -72,16 +72,27 @@ def simulate_steps(step: Step, laws: Laws, num_steps: int, seed: int) -> np.ndar
 
     Numbers of one seed are the same whatever the values of the laws.
     """
+    return np.concatenate([batch.step_times() for batch in _batches(step, laws, num_steps, seed)])
+
+
+def simulate_block(block, members: int, laws: Laws, number: int, seed: int, network_links=()):
+    """How long a block takes that `members` run, in seconds; the factor of the slowest of their
+    GPUs; and whether the network is congested.
+    """
+    links = frozenset(network_links)
+    alone = Step([block], [()], {}, [()], (), [["0F0"]], members, 1, links)
+    rows = [
+        (batch.step_times(), batch.gpu.max(axis=(0, 1, 2, 3)), batch.congestion > 1)
+        for batch in _batches(alone, laws, number, seed)
+    ]
+    return tuple(np.concatenate(column) for column in zip(*rows, strict=True))
+
+
+def _batches(step: Step, laws: Laws, num_steps: int, seed: int):
     rng = np.random.Generator(np.random.SFC64(seed))
-    batch = 250  # So many at once stay in the cache.
-    batches = [min(batch, num_steps - start) for start in range(0, num_steps, batch)]
-    return np.concatenate([_Batch(step, laws, number, rng).step_times() for number in batches])
-
-
-def simulate_block(block, members: int, laws: Laws, number: int, seed: int) -> np.ndarray:
-    """How long a block takes that `members` run, in seconds."""
-    alone = Step([block], [()], {}, [()], (), [["0F0"]], members, 1, frozenset())
-    return simulate_steps(alone, laws, number, seed)
+    size = 250  # So many at once stay in the cache.
+    for start in range(0, num_steps, size):
+        yield _Batch(step, laws, min(size, num_steps - start), rng)
 
 
 class _Batch:

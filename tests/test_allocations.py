@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools as ft
-import json
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 from scipy.stats import binom
 
 import prism_jax as prism
-from prism_jax.cli import main
 from prism_jax.engine import gpu_set_factors, prepare, simulate
 from prism_jax.engine._reference import reference_steps
 from prism_jax.law import Allocations, counted, grid_of, law_of, merge_allocations, merge_chunks
@@ -38,7 +36,6 @@ def test_one_worker_has_the_spread_of_its_factor_between_allocations():
     )
     within = 0.01 * np.sqrt(1 + 4) * np.sqrt(1 + 0.02**2)
     found = law.allocations
-    assert found is not None
     assert found.std == pytest.approx(within, rel=0.02)
     between = np.std(found.means, ddof=1)
     assert between == pytest.approx(3 * 0.02, rel=4 / np.sqrt(2 * allocations))
@@ -85,7 +82,6 @@ def test_steps_of_allocations_are_congested_as_often_as_the_network_is():
     program = pipeline_program(OneFOneB(2, 1), send_recv=1.0, **options)
     number, each = 500, 4
     law = simulate(program, num_samples=number * each, key=jax.random.key(3), allocations=number)
-    assert law.allocations is not None
     calm, longer = law.quantile(0.5), law.quantile(1.0) - law.quantile(0.5)
     means = np.array(law.allocations.means)
     congested = (means - calm) * each / longer
@@ -143,7 +139,6 @@ def test_intervals_are_those_of_as_many_samples_as_there_are_allocations(allocat
 def test_two_steps_on_each_allocation_tell_them_apart():
     """A step of two lies nearer their own mean than the mean of more."""
     law = merge_allocations([*_laws_of_allocations(2_000, 2, between=0.2)])
-    assert law.allocations is not None
     assert law.allocations.std == pytest.approx(0.3, rel=4 / np.sqrt(2 * 2_000))
     means = np.hypot(0.2, 0.3 / np.sqrt(2))
     error = 2 * means**2 / np.sqrt(2 * 2_000)
@@ -205,7 +200,6 @@ def test_steps_of_an_allocation_run_on_the_same_gpus():
     means = []
     for num_samples in (4_000, 8_000):
         law = simulate(program, num_samples=num_samples, key=jax.random.key(0), allocations=4)
-        assert law.allocations is not None
         means.append(law.allocations.means)
     # Longer stays on the same GPUs.
     np.testing.assert_allclose(*means, rtol=0.01)
@@ -225,14 +219,12 @@ def test_allocations_are_kept_with_the_law(tmp_path):
 
 
 @pytest.mark.slow
-def test_allocations_from_the_command_line(capsys):
+def test_allocations_from_the_command_line(answered, refused):
     words = ["simulate", "megatron-22b-a100-8", "--samples", "400"]
-    assert main([*words, "--allocations", "4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["allocations"]
+    found = answered([*words, "--allocations", "4", "--json"])["allocations"]
     assert len(found["means_s"]) == 4
     assert found["run_mean_std_s"] > found["std_within_s"] / 100
-    assert main([*words, "--allocations", "401"]) == 2
-    assert "allocations" in capsys.readouterr().err
+    assert "allocations" in refused([*words, "--allocations", "401"])
 
 
 def test_merged_laws_keep_their_allocations():
@@ -242,7 +234,6 @@ def test_merged_laws_keep_their_allocations():
         for steps in (50, 100)
     ]
     merged = prism.merge_laws(laws)
-    assert merged.allocations is not None
     both = [law.allocations for law in laws if law.allocations is not None]
     assert merged.allocations.means == both[0].means + both[1].means
     variances = [mine.std**2 for mine in both]

@@ -1,12 +1,9 @@
 """Layers in files of their own, repeated to a depth, and models of a number of parameters."""
 
-import json
-
 import msgspec
 import pytest
 
 import prism_jax as prism
-from prism_jax.cli import main
 from prism_jax.data import Layer, load_job, load_model, repeat_layers
 from prism_jax.data._model import load_architecture
 from prism_jax.workload import count_parameters, widen
@@ -124,7 +121,6 @@ def test_both_ends_keep_the_settings_of_the_job_and_layers_have_those_of_the_fil
     video, name = load_model("wan2.1-t2v-14b"), "model=wan2.1-t2v-14b"
     found = load_job(_JOB, [name, f"layers={path}"]).model
     assert found is not None
-    assert video.modules is not None
     assert found.modules == {k: v for k, v in video.modules.items() if k != "attention"}
     layers = (Layer(("attention", "mlp"), 8),)
     ends = {name: video.modules[name] for name in (video.first, video.last)}
@@ -132,13 +128,11 @@ def test_both_ends_keep_the_settings_of_the_job_and_layers_have_those_of_the_fil
     assert count_parameters(found) == count_parameters(msgspec.structs.replace(video, **changes))
 
 
-def test_architectures_are_compared_at_as_many_parameters(capsys):
+def test_architectures_are_compared_at_as_many_parameters(answered):
     over = f"layers={_ATTENTION},{_HYBRID}"
     words = ["compare", str(_JOB), "--over", over, "--samples", "1024", "--allow-oom"]
-    assert main([*words, "--parameters", "4e9"]) == 0
-    table = capsys.readouterr().out
-    assert main([*words, "--parameters", "4e9", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    table = answered([*words, "--parameters", "4e9"])
+    found = answered([*words, "--parameters", "4e9", "--json"])
     for row in (*found["layouts"], found["best_by_mean"]):
         (file,) = (one for one in (_ATTENTION, _HYBRID) if one.name in row["name"])
         model = load_job(_JOB, [f"layers={file}"]).model

@@ -537,7 +537,6 @@ def test_a_wrong_family_of_a_profile_is_refused_on_reading(tmp_path):
         prism.load_profile(path.parent)
 
 
-def test_rates_of_hardware_do_not_underflow(capsys):
+def test_rates_of_hardware_do_not_underflow(refused):
     for key in ("links.nvlink.bandwidth_bytes_per_s", "device.memory_bandwidth_bytes_per_s"):
-        assert main(["predict", _JOB, "--set", f"cluster.{key}=5e-324"]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        assert refused(["predict", _JOB, "--set", f"cluster.{key}=5e-324"]).count("\n") == 1

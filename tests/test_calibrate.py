@@ -46,7 +46,6 @@ _WILD = 0.15
 def _true(overrides):
     """A job whose GPUs are 7 % slower than its kernels say, with wilder collectives."""
     job = load_job(_NAME, overrides)
-    assert job.kernels is not None
     laws = [
         msgspec.structs.replace(v, parameters={"sigma": _WILD})
         for v in job.kernels.variability
@@ -131,7 +130,6 @@ def test_a_calibrated_job_is_read_as_it_was_written(calibrated, tmp_path):
     again = load_job(tmp_path / "job.toml")
     assert again == calibrated
     kernels = load_job(tmp_path / "job.toml", ["layout.dp=16", "kernels.step.sigma=0.5"]).kernels
-    assert kernels is not None
     assert kernels.compute == calibrated.calibrated.compute
     (step,) = [v for v in kernels.variability if v.component == "step"]
     assert step.parameters["sigma"] == 0.5
@@ -209,7 +207,7 @@ def _csv(path, rows):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_job(tmp_path, capsys):
+def test_the_command_writes_a_job(tmp_path, answered, capsys):
     rng = np.random.default_rng(5)
     times = _csv(tmp_path / "steps.csv", [(i % 2, 1.2 + 0.01 * rng.random()) for i in range(60)])
     out = str(tmp_path / "job.toml")
@@ -220,8 +218,7 @@ def test_the_command_writes_a_job(tmp_path, capsys):
     result = json.loads(printed.out)
     assert result["num_runs"] == 2
     assert result["num_steps"] == 60
-    assert main(["simulate", out, "--samples", "5000", "--json"]) == 0
-    simulated = json.loads(capsys.readouterr().out)
+    simulated = answered(["simulate", out, "--samples", "5000", "--json"])
     assert simulated["step_time_s"]["p50"] == pytest.approx(1.205, rel=2e-3)
     assert simulated["measured"]["num_samples"] == 60
 
@@ -341,24 +338,23 @@ def test_an_earlier_calibration_is_replaced():
     first = _with(job, Calibrated(source="before", compute=1.3, variability=(stall, rank)))
     plain = without_calibration(first, "now")
     assert plain == without_calibration(job, "now")
-    assert plain.kernels is not None
     assert plain.kernels.find_variation("stall", "gemm") is None
     kernels = without_calibration(load_job(_ONE_NODE, ["kernels.step.sigma=0.5"]), "now").kernels
-    assert kernels is not None
     step = kernels.find_variation("step")
-    assert step is not None
     assert step.parameters["sigma"] == 0.5
 
 
-def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, capsys):
+def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, refused):
     times = _csv(tmp_path / "steps.csv", [(0, 1.0 + 0.01 * (i % 7)) for i in range(60)])
     out = tmp_path / "job.toml"
     out.write_text("kind = 'job'  # mine\n")
-    assert main(["calibrate", _ONE_NODE, "--to", times, "--out", str(out)]) == 2
-    assert "`--force` to overwrite it" in capsys.readouterr().err
+    assert "`--force` to overwrite it" in refused(
+        ["calibrate", _ONE_NODE, "--to", times, "--out", str(out)]
+    )
     assert out.read_text() == "kind = 'job'  # mine\n"
-    assert main(["calibrate", _ONE_NODE, "--to", times, "--out", f"{times}/a.toml"]) == 2
-    assert "a folder that exists and can be written to" in capsys.readouterr().err
+    assert "a folder that exists and can be written to" in refused(
+        ["calibrate", _ONE_NODE, "--to", times, "--out", f"{times}/a.toml"]
+    )
 
 
 def test_noise_of_collectives_is_told_by_scales_or_by_priors():

@@ -13,7 +13,6 @@ from prism_jax.calibration import epistemic
 from prism_jax.calibration._calibrate import fit_level
 from prism_jax.calibration._observe import observe_runs
 from prism_jax.calibration._scale import Problem, Scale
-from prism_jax.cli import main
 from prism_jax.cli._measured import _agreement
 from prism_jax.data._priors import Prior
 from prism_jax.engine import simulate
@@ -178,8 +177,7 @@ _CHANGES = ("layout.dp=8", "schedule.num_microbatches=8", "schedule.virtual_stag
 
 
 @pytest.mark.slow
-def test_the_command_takes_several_scales(tmp_path, capsys):
-    import json
+def test_the_command_takes_several_scales(tmp_path, answered, refused):
 
     from prism_jax.data import save_job
 
@@ -189,20 +187,19 @@ def test_the_command_takes_several_scales(tmp_path, capsys):
     times = [_csv(tmp_path / f"{i}.csv", median) for i, median in enumerate((1.05, 1.06))]
     out = str(tmp_path / "job.toml")
     words = ["--to", times[0], "--job", str(small), "--to", times[1], "--job", str(large)]
-    assert main(["calibrate", *words, "--out", out, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answered(["calibrate", *words, "--out", out, "--json"])
     assert result["num_steps"] == 120
     assert set(result["standard_errors"]) == {"compute", "network", "constant_s", "growth"}
     assert "constant_s" in result["prior"]
     (other,) = result["agreement_of_others"]
     assert (other["job"], other["to"]) == (str(large), times[1])
     assert other["p50_s"] == pytest.approx([1.06, 1.06], rel=0.01)
-    assert main(["simulate", out, "--samples", "2000", "--json", "--epistemic"]) == 0
-    known = json.loads(capsys.readouterr().out)
+    known = answered(["simulate", out, "--samples", "2000", "--json", "--epistemic"])
     assert known["step_time_s"]["p50"] == pytest.approx(1.05, rel=5e-3)
     assert known["epistemic"]["p95"] > known["step_time_s"]["p95"]
-    assert main(["calibrate", _NAME, *words, "--out", str(tmp_path / "other.toml")]) == 2
-    assert "3 jobs and 2 files" in capsys.readouterr().err
+    assert "3 jobs and 2 files" in refused(
+        ["calibrate", _NAME, *words, "--out", str(tmp_path / "other.toml")]
+    )
 
 
 def test_the_agreement_lists_each_run_beside_its_calibration():

@@ -6,7 +6,6 @@ import struct
 import numpy as np
 import pytest
 
-from prism_jax.cli import main
 from prism_jax.trace import contents, read_profile_traces, read_rank_traces
 from prism_jax.trace._chakra import _nodes as _nodes_of
 
@@ -187,10 +186,9 @@ _UNTIMED = [(1, "a", 4, [], 0, 0, {}), (2, "b", 4, [1], 0, 0, {})]
         ("a.json", b"\xff\xfe", "not a Chakra execution trace"),
     ],
 )
-def test_bad_chakra_traces_are_refused_in_one_sentence(tmp_path, capsys, name, content, message):
+def test_bad_chakra_traces_are_refused_in_one_sentence(tmp_path, refused, name, content, message):
     (tmp_path / name).write_bytes(content)
-    assert main(["trace", str(tmp_path / name), "--format", "chakra"]) == 2
-    error = capsys.readouterr().err
+    error = refused(["trace", str(tmp_path / name), "--format", "chakra"])
     assert message in error
     assert error.count("\n") == 1
 

@@ -188,7 +188,6 @@ def test_jobs(name):
     assert (job.measured is None) == ("no step of it was measured" in job.source)
     assert job.measured is None or job.measured.source
     assert job.kernels is not None
-    assert job.cluster is not None
     assert job.layout.world_size == job.cluster.num_devices
 
 
@@ -203,7 +202,6 @@ def test_measured_steps_are_those_of_the_logs(shared):
     for name, system in systems.items():
         seconds = steps.filter(polars.col("system") == system)["step_time_s"]
         measured = prism.load_job(name).measured
-        assert measured is not None
         assert measured.num_samples == len(seconds)
         assert measured.mean_s == pytest.approx(seconds.mean(), rel=1e-3)
         assert measured.p50_s == pytest.approx(seconds.median(), rel=1e-3)
@@ -268,25 +266,19 @@ def test_overrides():
         ),
     )
     assert job.layout.dp == 64
-    assert job.cluster is not None
     assert job.cluster.num_devices == 4800
     assert job.cluster.links[1].bandwidth_bytes_per_s == 25e9
     assert job.cluster.device.memory_bytes == 96e9
-    assert job.training is not None
     assert (job.training.dtype, job.training.recompute) == ("bf16", "full")
-    assert job.model is not None
     assert job.model.num_kv_heads == 8
     assert job.schedule.blocking is True
-    assert job.measured is not None
     assert job.measured.p99_s == 2.0
     kernels = job.kernels
-    assert kernels is not None
     assert kernels.find_variation("residual", "all_gather").parameters["sigma"] == 0.1  # pyright: ignore
     assert kernels.find_variation("rank").parameters["sigma"] == 0.03  # pyright: ignore
     assert kernels.find_variation("network").parameters["slowdown"] == 2.0  # pyright: ignore
     # What was not named is as it was.
     before = prism.load_job("gpt3-175b-h100-4096").kernels
-    assert before is not None
     assert kernels.find_variation("step") == before.find_variation("step")
 
 
@@ -302,7 +294,6 @@ def test_overrides_take_names():
         ),
     )
     assert job.model == prism.load_model("megatron-22b")
-    assert job.cluster is not None
     assert job.cluster.device == data.load_device("h200-sxm")
 
 
@@ -325,11 +316,8 @@ def test_a_file_of_ones_own(tmp_path):
     )
     job = prism.load_job(path)
     assert job.name == "mine"
-    assert job.model is not None
     assert job.model.hidden_size == 64
-    assert job.cluster is not None
     assert job.cluster.device.name == "gpu"
-    assert job.kernels is not None
     assert [source.name for source in job.kernels.sources] == ["h100-sxm", "dgx-h100"]
     # What stands in for tables that a machine lacks is said.
     assert [s.stands_in_for for s in job.kernels.sources] == ["device `gpu`", "cluster `machine`"]
@@ -361,13 +349,11 @@ def test_a_software_stack_gives_the_defaults_of_a_job():
     for name in data.list_names("software stack"):
         assert data.load_software(name).source
     old = prism.load_job("megatron-22b-a100-8", "training.software=megatron-2021").training
-    assert old is not None
     assert (old.overlap_tp_backward, old.launch_floor_s) == (False, 3.8e-6)
     # The job says what it computes again and how it splits norms; an override says the rest.
     plain = prism.load_job(
         "megatron-22b-a100-8", ("training.software=torchtitan", "training.prefetch=2")
     )
-    assert plain.training is not None
     assert (plain.training.zero, plain.training.attention) == (0, "unfused")
     assert (plain.training.prefetch, plain.training.overlap_tp_backward) == (2, False)
 
@@ -386,7 +372,6 @@ def test_a_saved_network_joins_all_nodes(tmp_path, num_nodes):
     job = prism.load_job(given, smaller)
     prism.save_job(job, tmp_path / "job.toml")
     assert prism.load_job(tmp_path / "job.toml") == job
-    assert job.cluster is not None
     if num_nodes > 1:
         larger = ("num_nodes=16", "layout.dp=16")
         again = prism.load_job(tmp_path / "job.toml", larger)

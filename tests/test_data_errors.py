@@ -125,7 +125,7 @@ _OVERRIDES = {
         ("cluster.network=shard", "`shared`"),
     ],
     "examples/trace_job.toml": [
-        ("layers=examples/hybrid_layers.toml", "the job has no model; leave `layers` out"),
+        ("layers=examples/hybrid_layers.toml", "the job has no model; leave `layers` out")
     ],
     "megatron-22b-a100-8": [
         (
@@ -151,7 +151,7 @@ _OVERRIDES = {
         (
             "layout.dp=8 cluster=dgx-a100 num_nodes=64 training.optimizer_instances=3",
             "optimizer_instances` = 3 does not divide",
-        ),
+        )
     ],
     "examples/one_device.toml training.software=pytorch-2026": [
         ("layout.tp=2", "lists kernels of whole matrices and sequences"),
@@ -165,7 +165,7 @@ _OVERRIDES = {
             "schedule.virtual_stages=4 schedule.embedding_counts_as_layer=false "
             "schedule.head_counts_as_layer=false",
             "set `schedule.embedding_counts_as_layer = true` and",
-        ),
+        )
     ],
     "latte-xl-2-a100-8": [
         ("layout.cp=2 layout.dp=4", "`layout.cp` = 2 would split"),
@@ -178,10 +178,7 @@ _OVERRIDES = {
         ("training.adapters.rank=8", "leave `training.adapters` out"),
     ],
     "deepseek-v3-h800-2048": [
-        (
-            'training.adapters.modules=["linear_qkv"]',
-            "use linear_fc1, linear_fc2, linear_proj.",
-        ),
+        ('training.adapters.modules=["linear_qkv"]', "use linear_fc1, linear_fc2, linear_proj.")
     ],
     "llama-3-70b-h100-512": [
         ("training.adapters.rank=0", "training.adapters"),
@@ -337,7 +334,7 @@ _TEXTS = {
         ("micro = 1", "training.micro"),
     ],
     (load_network, "network.toml", "kind = 'network'\nsource = 'x'\n[[laws]]\nsource = 'x'\n@"): [
-        ("component = 'network'\nfamily = 'spells'\nparameters = {slowdown = 2}", "no `sigma`"),
+        ("component = 'network'\nfamily = 'spells'\nparameters = {slowdown = 2}", "no `sigma`")
     ],
     (read_shapes, "shapes.csv", "kernel,dtype,case,term,low,high,values\n@\n"): [
         ("gemm,bf16,,m n,,,1", "line 2 ... `m n` is not a product of columns"),
@@ -381,7 +378,7 @@ _TEXTS = {
         (f'step,dt_ms\n1,"{200_000 * "x"}"', "field larger than field limit"),
     ],
     (logged, "trainer_state.json", "@"): [
-        ('{"log_history": [{"loss": 2.0, "step": 1}]}', "has no `train_runtime`"),
+        ('{"log_history": [{"loss": 2.0, "step": 1}]}', "has no `train_runtime`")
     ],
     (imported, "job.sh", "@"): [
         ("echo", "no flags"),
@@ -466,8 +463,7 @@ _TEXTS = {
 
 
 @pytest.mark.parametrize(
-    ("job", "overrides", "words"),
-    [(job, *row) for job, rows in _OVERRIDES.items() for row in rows],
+    ("job", "overrides", "words"), [(job, *row) for job, rows in _OVERRIDES.items() for row in rows]
 )
 def test_a_bad_override_is_one_sentence(job, overrides, words):
     name, *changes = job.split()
@@ -569,6 +565,7 @@ def own_profile(tmp_path, monkeypatch):
         ("variability.csv", "gemm,residual,lognormal,sigma=nan,x", ["`sigma=nan`", "finite"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=-1,x", ["`sigma=-1`"]),
         ("variability.csv", "gemm,residual,lognormal,sigma,x", ["`sigma`", "name=value"]),
+        ("variability.csv", "gemm,worker_step,lognormal,sigma=1,x", ["`worker_step`", "empty"]),
         ("variability.csv", "gemm,rank,normal,sigma=1,x", ["`rank`", "empty"]),
         ("variability.csv", ",residual,lognormal,sigma=1,x", ["`residual`", "needs a `kernel`"]),
         ("variability.csv", "gemm,residual,lognormal,sigma=1,", ["`source` is missing"]),
@@ -617,10 +614,7 @@ def test_a_stall_has_a_rate_and_a_size(own_profile):
     row = "all_gather,stall,lognormal,rate=1e-6;median_s=0.3;sigma=1,chosen for a test\n"
     path.write_text(path.read_text() + row)
     job = load_job("gpt3-175b-h100-768", ("kernels.all_gather.stall.rate=2e-6",))
-    assert job.kernels is not None
     stall = job.kernels.find_variation("stall", "all_gather")
-    assert stall is not None
     assert stall.parameters == {"rate": 2e-6, "median_s": 0.3, "sigma": 1.0}
     residual = job.kernels.find_variation("residual", "all_gather")
-    assert residual is not None
     assert residual.parameters == {"sigma": 0.02}

@@ -19,13 +19,7 @@ from prism_jax.diagnosis import (
     slow_ranks,
     wait_for_spare,
 )
-from prism_jax.diagnosis._changes import (
-    EFFECTS,
-    Explained,
-    simulated,
-    with_bandwidth,
-    with_setting,
-)
+from prism_jax.diagnosis._changes import EFFECTS, Explained, simulated, with_bandwidth, with_setting
 from prism_jax.diagnosis._diagnose import Hypotheses
 from prism_jax.diagnosis._evidence import log_shapes, series_of, student
 from prism_jax.logs import RankFactors
@@ -79,7 +73,6 @@ def test_steps_of_the_prediction_are_normal(of):
 def test_a_level_does_not_tell_causes_apart(of):
     found = diagnose(of, [1.4 * _steps(0)])
     assert not found.normal
-    assert found.percentile is not None
     assert found.percentile > 99
     by_name = {one.name: one for one in found.causes}
     slow, link = by_name["slow-rank"], by_name["congested-link"]
@@ -191,7 +184,6 @@ def test_a_rank_is_slow_although_all_steps_are_equally_long():
         np.testing.assert_allclose(one.own_s, compute)
         np.testing.assert_allclose(one.hideable_s, (0.2 - compute, 0.17 - compute))
     found = diagnose_ranks(JOB, ranks)
-    assert found.ranks is not None
     assert found.ranks.rank == 2
     assert found.causes[0].name == "slow-rank"
     assert found.percentile is None
@@ -199,8 +191,6 @@ def test_a_rank_is_slow_although_all_steps_are_equally_long():
 
 def test_communication_after_compute_is_missing_overlap():
     late, sound = (diagnose_ranks(JOB, _ranks(None, late=x)) for x in (True, False))
-    assert late.ranks is not None
-    assert sound.ranks is not None
     assert late.ranks.hidden == pytest.approx(0)
     assert late.causes[0].name == "no-overlap"
     assert sound.ranks.hidden == pytest.approx(0.3)
@@ -374,7 +364,7 @@ def test_each_cause_makes_steps_longer_by_its_effects(simulated_causes):
         prism.load_job("gpt3-175b-h100-768", [*SMALL, *change.set])
 
 
-def test_diagnose_command_names_the_slow_rank(tmp_path, capsys):
+def test_diagnose_command_names_the_slow_rank(tmp_path, answered):
     path = tmp_path / "job.toml"
     path.write_text(
         'kind = "job"\n[layout]\ndp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
@@ -383,13 +373,11 @@ def test_diagnose_command_names_the_slow_rank(tmp_path, capsys):
     folder.mkdir()
     for trace in _traces(slow=3):
         (folder / f"rank{trace.rank}.json").write_text(_kineto(trace))
-    assert main(["diagnose", str(path), "--trace", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["diagnose", str(path), "--trace", str(folder), "--json"])
     assert found["ranks"]["rank"] == 3
     assert {"name", "probability", "explains"} <= found["causes"][0].keys()
     assert {"normal", "percentile", "changes"} <= found.keys()
-    assert main(["diagnose", str(path), "--trace", str(folder)]) == 0
-    assert "rank 3 has most own work" in capsys.readouterr().out
+    assert "rank 3 has most own work" in answered(["diagnose", str(path), "--trace", str(folder)])
 
 
 def _kineto(trace: RankTrace) -> str:
@@ -454,15 +442,14 @@ def test_one_rank_alone_is_not_called_slow(of):
 
 
 @pytest.mark.slow
-def test_a_case_that_was_asked_in_public_has_causes(shared, tmp_path, capsys):
+def test_a_case_that_was_asked_in_public_has_causes(shared, tmp_path, answered, capsys):
     """A model of 13 billion parameters on 16 GPUs, at 156 s a step where 55 are usual."""
     job = str(tmp_path / "job.toml")
     case = str(shared / "cases" / "c11_three_times_slow.txt")
     arguments = [case, "--gpus", "16", "--cluster", "dgx-a100"]
     assert main(["import", *arguments, "--out", job]) == 0
     capsys.readouterr()
-    assert main(["diagnose", job, "--step-time", "156", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["diagnose", job, "--step-time", "156", "--json"])
     assert not found["normal"]
     assert found["causes"][0]["name"] == "congested-link"
     assert {"slow-rank", "input"} <= found["tell"].keys()

@@ -16,7 +16,6 @@ from .drawn_jobs import draw_job
 
 def _matrices(job: Job, name: str) -> int:
     """The weights of a module's matrices that a token meets."""
-    assert job.model is not None
     model, table = job.model, (job.model.modules or {}).get(name, {})
     hidden, gated = model.hidden_size, 2 if model.activation == "swiglu" else 1
     assert model.num_heads is not None
@@ -47,8 +46,6 @@ def _matrices(job: Job, name: str) -> int:
 
 def _scores(job: Job, name: str) -> float:
     """The operations of a sequence in a module besides those of matrices."""
-    assert job.model is not None
-    assert job.training is not None
     model, table = job.model, (job.model.modules or {}).get(name, {})
     length = job.training.sequence_length
     if name == "mamba":  # A chunk of 128 tokens with itself, and with a state; of each head.
@@ -66,8 +63,6 @@ def _scores(job: Job, name: str) -> float:
 
 def _counted(job: Job) -> float:
     """The operations of a step: two for each weight and token, and scores; twice in a backward."""
-    assert job.model is not None
-    assert job.training is not None
     model, layers, length = job.model, job.model.layers, job.training.sequence_length
     backward = 0 if job.training.forward_only else 2
 
@@ -76,7 +71,6 @@ def _counted(job: Job) -> float:
         return 2 * length * weights + sum(_scores(job, name) for name in layer.modules)
 
     hidden = model.hidden_size
-    assert layers is not None
     head = 2 * length * hidden * (model.vocab_size + hidden * model.head_transforms)
     total = (1 + backward) * head
     for layer in layers:

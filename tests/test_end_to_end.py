@@ -147,7 +147,6 @@ def test_derivatives_of_p95_are_differences_of_every_kernel_drawn():
     gemm = program.latencies.kind == place
     laws, slopes = program.variability, gradient.variability
     found = {"gemm": np.sum(np.asarray(program.latencies.mean * gradient.latencies.mean)[gemm])}
-    assert laws.network is not None
     found["slowdown"] = laws.network.slowdown * slopes.network.slowdown
     for name in ("rank", "step", "microbatch"):
         found[name] = getattr(laws, name).sigma * getattr(slopes, name).sigma

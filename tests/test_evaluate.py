@@ -1,3 +1,6 @@
+"""Timelines of schedules by hand and by laws; makespans and peaks of activations in closed form."""
+
+import itertools as it
 from typing import Any
 
 import jax.numpy as jnp
@@ -5,7 +8,28 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB
+from prism_jax.schedule import (
+    ZBH1,
+    ZBH2,
+    ZBV,
+    Chimera,
+    CustomSchedule,
+    DualPipe,
+    DualPipeV,
+    GPipe,
+    Hanayo,
+    InterleavedOneFOneB,
+    InterleavedZeroBubble,
+    LoopedBFS,
+    OneFOneB,
+    OverlappedOneFOneB,
+    Repeated,
+    VHalf,
+    VMin,
+    ZBGreedy,
+    evaluate,
+    peak_in_flight,
+)
 
 
 def split(schedule):
@@ -116,3 +140,221 @@ def test_large_schedule():
     # 130,560 ops.
     timeline = prism.evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
     assert timeline.makespan == (256 * 8 + 15) * 3
+
+
+# Forward, backward-input and backward-weight of one stage; the last ones reach every branch.
+COSTS = [(1, 1, 1), (2, 3, 1), (10, 12, 7), (3, 1, 5), (1, 7, 2), (7, 2, 2)]
+
+
+def makespan(schedule, cost, **options):
+    f, i, w = cost
+    timeline = evaluate(schedule, forward=f, backward_input=i, backward_weight=w, **options)
+    return timeline.makespan
+
+
+def spans(schedule, cost):
+    """From the first to the last op of each rank."""
+    f, i, w = cost
+    timeline = evaluate(schedule, forward=f, backward_input=i, backward_weight=w)
+    return [end[-1] - start[0] for start, end in zip(timeline.start, timeline.end, strict=True)]
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_closed_forms_of_makespans_with_one_stage_per_rank(p, cost):
+    f, i, w = cost
+    b = i + w
+    for m in (1, 2, p, 2 * p + 1):
+        for delay in (0, 2):
+            gpipe = (m + p - 1) * (f + b) + 2 * (p - 1) * delay
+            assert makespan(GPipe(p, m), cost, send_recv=delay) == gpipe
+        assert makespan(OneFOneB(p, m), cost) == (m + p - 1) * (f + b)
+    for m in (p, p + 1, 3 * p):
+        expected = m * (f + b) + (p - 1) * max(f, i, f + i - w)
+        assert makespan(ZBH1(p, m), cost) == expected
+    for m in (2 * p - 1, 2 * p, 4 * p):
+        expected = m * (f + b) + (p - 1) * max(f, f + i - 2 * w, i - f)
+        assert makespan(ZBH2(p, m), cost) == expected
+        assert spans(ZBH2(p, m), (1, 1, 1)) == [3 * m] * p
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_send_recvs(p):
+    """Small ones, which hide in the bubbles as far as they can."""
+    for f, b in [(4, 4), (5, 9), (10, 6)]:
+        for c in (1, 2):
+            for m in (p, 2 * p, 4 * p):
+                base = (m + p - 1) * (f + b)
+                costs: dict[str, Any] = {"forward": f, "backward": b, "send_recv": c}
+                exposed = 2 * c * ((p - 1) * m // p + p - 2)
+                assert evaluate(OneFOneB(p, m), **costs).makespan == base + exposed
+                exposed = c * (2 * m + 2 * p - 5) if p > 2 else c * (m + 1)
+                blocking = evaluate(OneFOneB(p, m), **costs, blocking=True)
+                assert blocking.makespan == base + exposed
+                for v in (2, 3):
+                    schedule = InterleavedOneFOneB(p, m, v)
+                    base = (m * v + p - 1) * (f + b)
+                    found = evaluate(schedule, **costs).makespan
+                    assert found == base + 2 * c * (p * v - 1)
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("p", [1, 2, 4])
+@pytest.mark.parametrize("v", [2, 3])
+def test_several_stages_per_rank(p, v, cost):
+    f, i, w = cost
+    b = i + w
+    for m in (p, 3 * p):
+        both = (m * v + p - 1) * (f + b)
+        assert makespan(InterleavedOneFOneB(p, m, v), cost) == both
+        assert makespan(LoopedBFS(p, m, v), cost) == both
+        expected = m * v * (f + b) + (p - 1) * max(f, i, f + i - w)
+        assert makespan(InterleavedZeroBubble(p, m, v), cost) == expected
+    assert InterleavedZeroBubble(p, 2 * p, 1).orders() == ZBH1(p, 2 * p).orders()
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("p", [3, 4, 5])
+def test_zbv(p, cost):
+    f, i, w = cost
+    late = max(
+        (2 * p - 3) * f - (p - 2) * i,
+        (p - 1) * i,
+        i + (p - 2) * w,
+        2 * (p - 1) * (i - w),
+        f + (p - 2) * w,
+        2 * (p - 1) * f - (p - 1) * i - w,
+        (2 * p - 3) * f + i - (2 * p - 2) * w,
+        2 * (p - 1) * f - (2 * p - 1) * w,
+    )
+    assert makespan(ZBV(p, 2 * p), cost) == 4 * p * (f + i + w) + late
+    for m in (2 * p, 3 * p):
+        assert makespan(ZBV(p, m), (1, 1, 1)) == 6 * m + p - 1
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_overlapped_pairs(p, cost):
+    """Where a pair costs the sum of its parts, DualPipe is half as deep."""
+    f, i, w = cost
+    b, more = i + w, max(0, i - w)
+    late = max(2 * (p - 1) * f + (p - 1) * more, (p - 2) * f + (p - 1) * (i + more))
+    for m in (2 * p, 3 * p):
+        assert makespan(DualPipeV(p, m), cost) == 2 * m * (f + b) + late
+    for m in (4 * p, 6 * p):
+        assert makespan(DualPipe(2 * p, m), cost) == m * (f + b) + late
+
+
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_steps_without_a_barrier(p):
+    """Each rank goes on at once: with ZB-H2 and equal costs nothing is left of the bubbles."""
+    m = 2 * p + 1
+    for steps in (1, 2, 4):
+        assert makespan(Repeated(ZBH2(p, m), steps), (1, 1, 1)) == 3 * m * steps + p - 1
+    for schedule in (OneFOneB(p, m), ZBH1(p, m), ZBV(p, m), DualPipeV(p, m)):
+        for cost in COSTS[:3]:
+            ends = [makespan(Repeated(schedule, steps), cost) for steps in (1, 2, 3, 4)]
+            later = [after - before for before, after in it.pairwise(ends)]
+            assert max(spans(schedule, cost)) <= max(later) <= ends[0]
+    both = Repeated(DualPipe(2, 4), 2)
+    assert both.orders() == CustomSchedule(both.orders(), both.stage_to_rank).orders()
+
+
+@pytest.mark.parametrize("p", [2, 4, 6])
+def test_chimera(p):
+    """In one unit of microbatches, all but `p - 2` forwards and as many backwards are hidden."""
+    costs: dict[str, Any] = {"forward": 1, "backward": 2}
+    one = Chimera(p, p)
+    assert evaluate(one, **costs).makespan == 3 * p + 2 * (p - 2)
+    assert peak_in_flight(one).tolist() == [
+        min(p // 2, p - r) + min(p // 2, r + 1) for r in range(p)
+    ]
+    units = Chimera(p, 3 * p + 2)
+    assert peak_in_flight(units).tolist() == peak_in_flight(one).tolist()
+    alone = evaluate(Chimera(p, 2), **costs).makespan + 3 * evaluate(one, **costs).makespan
+    assert evaluate(units, **costs).makespan <= alone
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_hanayo(p):
+    """More waves, smaller bubbles, at the same activations in whole stages."""
+    costs: dict[str, Any] = {"forward": 1, "backward": 2}
+    for m in (p, 2 * p + 1):
+        makespans = []
+        for waves in (1, 2, 3):
+            schedule = Hanayo(p, m, 2 * waves)
+            makespans.append(evaluate(schedule, **costs).makespan / (2 * waves))
+            assert peak_in_flight(schedule).max() <= 2 * waves * p
+        assert makespans == sorted(makespans, reverse=True)
+        assert 3 * m < makespans[-1]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7])
+def test_v_blocks(p):
+    """Peaks as stated; bubbles at most a half and two thirds of those of 1F1B at equal costs."""
+    bubble = 6 * (p - 1)
+    for m in (1, p, 3 * p):
+        half, least = VHalf(p, m), VMin(p, m)
+        assert peak_in_flight(half).max() <= p + 2 + p % 2
+        assert peak_in_flight(least).max() <= 2 * (p + 2) // 3 + 2
+        if m > p:
+            assert makespan(half, (1, 1, 1)) <= 6 * m + bubble / 2
+            assert makespan(least, (1, 1, 1)) <= 6 * m + bubble * 2 / 3 + 2
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_greedy_takes_less_time_with_more_memory(virtual_stages):
+    """And no more of it than it is given."""
+    costs: dict[str, Any] = {
+        "forward": 5.0,
+        "backward_input": 6.0,
+        "backward_weight": 4.0,
+        "send_recv": 1.0,
+    }
+    found = []
+    for limit in (2, 4, 8, 16):
+        schedule = ZBGreedy(4, 8, virtual_stages, limit, **costs)
+        assert peak_in_flight(schedule).max() <= limit
+        found.append(evaluate(schedule, **costs).makespan)
+        if limit == 8 * virtual_stages:
+            by_hand = ZBH2(4, 8) if virtual_stages == 1 else ZBV(4, 8)
+            assert found[-1] <= evaluate(by_hand, **costs).makespan
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.7 * found[0]
+    # Made for its costs: of each stage, and with a last one that has the head, too.
+    forward = (*[1.0] * (4 * virtual_stages - 1), 3.0)
+    tables: dict[str, Any] = {
+        "forward": [[cost] for cost in forward],
+        "backward_input": 1,
+        "backward_weight": 1,
+    }
+    orders = [ZBGreedy(4, 8, virtual_stages, forward=given) for given in (forward, None)]
+    made, other = (evaluate(schedule, **tables).makespan for schedule in orders)
+    assert made <= other
+
+
+@pytest.mark.parametrize("p", [2, 4, 6])
+def test_peaks(p):
+    m, v = 3 * p, 3
+
+    def held(schedule, until="W"):
+        return peak_in_flight(schedule, until=until).tolist()
+
+    ranks = range(p)
+    assert held(GPipe(p, m)) == [m] * p
+    assert held(OneFOneB(p, m)) == [p - r for r in ranks]
+    assert held(ZBH1(p, m)) == [p] * p
+    assert held(ZBH1(p, m), "I") == [p - r for r in ranks]
+    assert held(ZBH2(p, m)) == [2 * p - 1] * p
+    assert held(ZBH2(p, m), "I") == [2 * (p - r) - 1 for r in ranks]
+    for few in (1, 2, m):
+        expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in ranks]
+        assert held(InterleavedOneFOneB(p, few, v)) == expected
+        # One forward more is ahead, and one of the pair that ends its backward.
+        expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 2) for r in ranks]
+        assert held(OverlappedOneFOneB(p, few, v)) == expected
+    assert held(LoopedBFS(p, m, v)) == [m * v] * p
+    assert held(InterleavedZeroBubble(p, m, v)) == [v * p] * p
+    assert held(ZBV(p, m)) == [2 * p] * p
+    assert held(DualPipeV(p, m)) == [2 * p + 1] * p
+    assert held(DualPipe(p, 2 * m)) == [p + 1] * p

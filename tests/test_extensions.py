@@ -35,13 +35,7 @@ from prism_jax.lowering import job_parts
 from prism_jax.schedule import AbstractSchedule, make_schedule, op_graph, schedules
 from prism_jax.workload import block_mean, lower
 
-from .helpers import (
-    by_numpy,
-    event_loop_ends,
-    lognormal,
-    pipeline_program,
-    random_dag,
-)
+from .helpers import by_numpy, event_loop_ends, lognormal, pipeline_program, random_dag
 from .test_trace import _made_trace, _plain
 
 
@@ -390,12 +384,7 @@ def test_every_schedule(kind):
     config = msgspec.structs.replace(config, **options)
     first, second = (
         prism.compile_program(
-            job.model,
-            job.layout,
-            one,
-            job.cluster,
-            training=job.training,
-            kernels=job.kernels,
+            job.model, job.layout, one, job.cluster, training=job.training, kernels=job.kernels
         )
         for one in (config, schedule)
     )

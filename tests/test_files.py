@@ -7,41 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float
 
 import prism_jax as prism
 from prism_jax import latency
 from prism_jax.program import digest
 
 from .helpers import lognormal, rich_program
-
-
-class Uniform(latency.AbstractLatency):
-    """A family of somebody else's: uniform from zero to twice its mean."""
-
-    location: Float[Array, ""]
-
-    @property
-    def batch_shape(self):
-        return self.location.shape
-
-    def from_normal(self, z):
-        return 2 * self.location * jax.scipy.special.ndtr(z)
-
-    def to_normal(self, x):
-        return jax.scipy.special.ndtri(x / (2 * self.location))
-
-    def mean(self):
-        return self.location
-
-    def variance(self):
-        return self.location**2 / 3
-
-    def third_moment(self):
-        return jnp.zeros_like(self.location)
-
-    def rules(self):
-        return ()
+from .test_extensions import Uniform
 
 
 def _program(**changes):
@@ -53,6 +25,7 @@ def _program(**changes):
             "optimizer": latency.Mixture([0.9, 0.1], (lognormal(0.1), latency.Constant(1.2))),
         },
         "rank": latency.Normal(1.0, 0.02),
+        "worker_step": lognormal(0.05),
         "step": latency.Scaled(latency.Weibull(1.0, 20.0), 3.0),
     }
     return rich_program(4, **(laws | changes))
@@ -62,9 +35,8 @@ def _programs():
     samples = np.random.default_rng(0).gamma(4.0, 0.25, 500)
     yield _program()
     yield _program(residual={"gemm": latency.empirical_from_samples(samples)})
-    yield _program(
-        residual={"gemm": latency.ThreeMoment(1.0, 0.1, 0.5)}, step=Uniform(jnp.ones(()))
-    )
+    uniform = Uniform(jnp.ones(()), jnp.asarray(0.5))
+    yield _program(residual={"gemm": latency.ThreeMoment(1.0, 0.1, 0.5)}, step=uniform)
     yield prism.slow_rank(_program(), 1, 1.2).program
     yield prism.compile_job(prism.load_job("megatron-22b-a100-8"))
 

@@ -1,6 +1,5 @@
 """A first job, written by a command; and what a job says of its software stack."""
 
-import json
 import re
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_the_stack_of_a_first_job_is_of_its_layout_and_cluster(tmp_path, capsys,
     assert sizes <= others | {change.partition("=")[0] for change in changes}
 
 
-def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
+def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, refused, capsys):
     path = tmp_path / "job.toml"
     job = _init(path, capsys, "--set", "training.adapters.rank=16", "--set", "layout.tp=2")
     assert (job.training.adapters.rank, job.layout.dp) == (16, 32)
@@ -82,8 +81,7 @@ def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, capsys):
         (["--set", "layout.up=3"], "No key `layout.up`"),
         (["--set", "layout=3"], "expected a table, got .* such as `layout.tp`"),
     ):
-        assert main(["init", str(tmp_path / "other.toml"), *words]) == 2
-        told = capsys.readouterr().err
+        told = refused(["init", str(tmp_path / "other.toml"), *words])
         assert told.count("\n") == 1
         assert re.search(said, told)
     assert not (tmp_path / "other.toml").exists()
@@ -116,7 +114,9 @@ _PLAIN |= {"training.gradient_dtype": "bf16"}  # As the model.
 @pytest.mark.parametrize(
     ("cluster", "stack"), [("gcp-a3-high", "torchtitan"), ("aws-p4d", "llm-foundry")]
 )
-def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys, cluster, stack):
+def test_what_a_stack_does_is_the_difference_of_two_predictions(
+    tmp_path, answered, capsys, cluster, stack
+):
     """Of each key that moves the step by more than 5 %, and of no other."""
     path = tmp_path / "job.toml"
     words = ["--cluster", cluster, "--set", f"training.software={stack}"]
@@ -134,8 +134,7 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys
         plain = load_job(path, {key: _PLAIN[key]})
         change = mean / prism.predict(plain).mean - 1
         assert abs(change) <= 0.05 or not prediction.fits(plain), key
-    assert main(["predict", str(path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = answered(["predict", str(path)]).splitlines()
     told_lines = [line for line in lines if line.startswith(f"{stack} makes ")]
     assert told_lines == [effect.text for effect in effects]
     # What the job itself gives is no matter of the stack.
@@ -143,7 +142,7 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(tmp_path, capsys
     assert "gradient_dtype" not in str(prediction.effects_of_stack(given, mean))
 
 
-def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
+def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, answered, capsys):
     path = tmp_path / "job.toml"
     job = _init(path, capsys).replace(**{"training.software": None, "training.zero": 3})
     mean = prediction.mean_step(job)
@@ -163,25 +162,21 @@ def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, capsys):
     assert not prediction.effects_of_stack(load_job(path, plain), mean)
     data.save_job(job, path)
     for command in ("predict", "show"):
-        assert main([command, str(path)]) == 0
-        assert told in capsys.readouterr().out.splitlines()
-    assert main(["predict", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+        assert told in answered([command, str(path)]).splitlines()
+    found = answered(["predict", str(path), "--json"])
     assert (found["uncounted"], found["effects_of_stack"]) == (told, [])
 
 
-def test_what_follows_is_no_part_of_a_layout_that_fits(tmp_path, capsys, monkeypatch):
+def test_what_follows_is_no_part_of_a_layout_that_fits(tmp_path, refused, capsys, monkeypatch):
     path = tmp_path / "job.toml"
     job = _init(path, capsys, "--gpus", "8", "--set", "training.zero=0")
     best = job.replace(**{"layout.tp": 8, "training.zero": 1})
     assert best.schedule.num_microbatches == 8 * job.schedule.num_microbatches
     monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: best)
-    assert main(["predict", str(path)]) == 2
-    (sets,) = re.findall(r"use `(.*?)`", capsys.readouterr().err)
+    (sets,) = re.findall(r"use `(.*?)`", refused(["predict", str(path)]))
     assert sets.split() == ["--set", "layout.tp=8", "--set", "training.zero=1"]
     assert main(["predict", str(path), *sets.split()]) == 0
     # Without a number of GPUs and a batch, nothing follows.
     alone = {"world_size": None, "training.global_batch_size": None, "layout.dp": 8}
     data.save_job(job.replace(**alone, **{"schedule.num_microbatches": 8}), path)
-    assert main(["predict", str(path)]) == 2
-    assert "layout.dp=1 --set schedule.num_microbatches=64" in capsys.readouterr().err
+    assert "layout.dp=1 --set schedule.num_microbatches=64" in refused(["predict", str(path)])

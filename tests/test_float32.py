@@ -108,7 +108,6 @@ def test_a_product_reaches_what_one_in_16_bits_does_that_takes_as_long(dtype, pe
     device = costs.cluster.device
     assert device.peak_flop_per_s[dtype] == peak
     table = costs.kernels.find_efficiency("gemm", "bf16")
-    assert table is not None
     flop = 2 * 4096**3
     as_long = flop * device.peak_flop_per_s["bf16"] / peak
     seconds = flop / (table.at(as_long) * peak) + table.latency_s
@@ -140,7 +139,6 @@ def test_a_script_that_is_asked_for_float32_is_as_one_in_it():
         for said, dtype in (("float32", "fp32"), ("'tf32'", "tf32")):
             imported = import_job(path, 16, overrides=[f"training.dtype={said}"])
             training = imported.job.training
-            assert training is not None
             assert (training.dtype, training.attention) == (dtype, "unfused")
             assert any(f"(as asked): products in {dtype}" in note for note in imported.notes)
 

@@ -47,10 +47,7 @@ def job(tmp_path):
         (["training.optimizer_instances=4"], "FSDP over 16 in 4 copies"),
         (["layout.cp=4", "layout.tp=2"], "tp 2, cp 4, FSDP over 32"),
         (["layout.pp=4"], "pp 4 (1f1b), FSDP over 16"),
-        (
-            ["layout.pp=4", "schedule.virtual_stages=2"],
-            "pp 4 x 2 (interleaved-1f1b), FSDP over 16",
-        ),
+        (["layout.pp=4", "schedule.virtual_stages=2"], "pp 4 x 2 (interleaved-1f1b), FSDP over 16"),
         (["layout.tp=8", "layout.pp=8"], "tp 8, pp 8 (1f1b)"),
     ],
 )
@@ -60,7 +57,6 @@ def test_a_header_names_model_machine_layout_and_batch(changes, sharing, job):
     assert machine == "Llama 3.1 8B, 64 x H100 SXM (8 nodes)"
     assert how.startswith(f"{sharing}, 512 sequences of 8,192 tokens, ")
     size = re.fullmatch(r".*, ([\d,]+) microbatch(?:es)? of 1", how)
-    assert size is not None
     assert (
         int(size[1])
         == prism.load_job(job, changes)
@@ -111,10 +107,9 @@ _SMALL += ["training.microbatch_size=1"]
         ["timeline", "JOB", "--out", "TMP.json", *_SMALL],
     ],
 )
-def test_each_command_begins_with_what_the_job_is(words, job, tmp_path, capsys):
+def test_each_command_begins_with_what_the_job_is(words, job, tmp_path, answered):
     where = {"JOB": job, "TMP.json": str(tmp_path / "step.json")}
-    assert main([where.get(word, word) for word in words]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = answered([where.get(word, word) for word in words]).splitlines()[0]
     if "--samples" not in words:
         assert first == _HEADER
     assert first.partition(": ")[0] == _HEADER.partition(": ")[0]
@@ -151,17 +146,17 @@ _ARGUMENTS = (
     ],
 )
 def test_an_import_is_named_and_says_what_it_assumed(
-    name, text, options, assumed, tmp_path, capsys
+    name, text, options, assumed, tmp_path, answered
 ):
     (tmp_path / name).write_text(text)
     words = ["import", str(tmp_path / name), "--gpus", "8", "--batch", "8", *options]
-    assert main([*words, "--json", "--out", str(tmp_path / "job.toml")]) == 0
     notes = [
-        note for note in json.loads(capsys.readouterr().out)["notes"] if note.startswith("Assumed")
+        note
+        for note in answered([*words, "--json", "--out", str(tmp_path / "job.toml")])["notes"]
+        if note.startswith("Assumed")
     ]
     assert re.findall(r"`([\w.]+=\S+)`", " ".join(notes)) == assumed
     job = prism.load_job(tmp_path / "job.toml")
-    assert job.model is not None
     assert job.model.name == "tiny"
     assert job.header.startswith("tiny, 8 x ")
 

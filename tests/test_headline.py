@@ -1,9 +1,9 @@
-"""The first screen: predictions with the errors that predictions of their class have had."""
+"""Predictions: their steps, and the intervals that commands print first."""
 
-import json
 import re
 
 import jax.random as jr
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,8 +13,9 @@ from prism_jax.cli import main
 from prism_jax.data import list_names, load_cluster
 from prism_jax.data._check import SHIPPED
 from prism_jax.law import about_noise, law_table
-from prism_jax.prediction import levels_of_law
+from prism_jax.prediction import constant_step, levels_of_law
 from prism_jax.runs import RunLaw
+from prism_jax.schedule import group_ends, make_schedule, op_graph, replay
 
 
 _JOB = "megatron-22b-a100-8"
@@ -61,9 +62,8 @@ def test_noise_matters_if_it_is_a_tenth_of_the_error(law):
         assert about_noise(law, wide).endswith(said)
 
 
-def test_the_command_prints_the_interval_and_whose_errors_it_has(job, capsys):
-    assert main(["simulate", _JOB, "--samples", "2000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_prints_the_interval_and_whose_errors_it_has(job, answered):
+    found = answered(["simulate", _JOB, "--samples", "2000", "--json"])
     assert {"mean", "p50", "p95", "p99"} <= set(found["prediction_interval_90"])
     error = prism.expected_error(job)
     assert found["expected_error"] == {
@@ -72,11 +72,9 @@ def test_the_command_prints_the_interval_and_whose_errors_it_has(job, capsys):
         "num_runs": error.num_runs,
         "table": error.table,
     }
-    assert main(["predict", _JOB, "--json"]) == 0
-    mean = json.loads(capsys.readouterr().out)["prediction_interval_90"]["mean"]
+    mean = answered(["predict", _JOB, "--json"])["prediction_interval_90"]["mean"]
     np.testing.assert_allclose(mean, found["prediction_interval_90"]["mean"], rtol=0.02)
-    assert main(["simulate", _JOB, "--samples", "2000"]) == 0
-    said = capsys.readouterr().out
+    said = answered(["simulate", _JOB, "--samples", "2000"])
     assert f"90 % of such runs: by the errors of {error.num_runs} published runs" in said
     assert re.search(r"noise of the simulation: p95 \+- [\d.]+ %; more samples", said)
 
@@ -95,10 +93,9 @@ def test_a_run_has_the_error_of_its_steps():
 
 
 @pytest.mark.slow
-def test_run_command_prints_prediction_intervals(job, capsys):
+def test_run_command_prints_prediction_intervals(job, answered):
     words = ["run", _JOB, "--steps", "1000", "--samples", "2000", "--runs", "5000", "--json"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(words)
     longer = levels_of_law(prism.expected_error(job), np.array([0.05, 0.95])) - 1
     for name, interval in found["prediction_interval_90"].items():
         expected = found["days"][name] + found["parts_days"]["work"] * longer
@@ -122,8 +119,82 @@ def test_bounds_of_plausible_hardware_come_from_shipped_hardware():
     assert {name: (min(of), max(of)) for name, of in values.items()} == SHIPPED
 
 
-def test_hardware_in_another_unit_is_refused_unless_it_is_meant(capsys):
+def test_hardware_in_another_unit_is_refused_unless_it_is_meant(refused):
     change = ["--set", "cluster.links.nvlink.bandwidth_bytes_per_s=450"]
-    assert main(["predict", _JOB, *change]) == 2
-    assert "did you mean 450e9?" in capsys.readouterr().err
+    assert "did you mean 450e9?" in refused(["predict", _JOB, *change])
     assert main(["predict", _JOB, *change, "--allow-implausible"]) == 0
+
+
+JOBS = ("megatron-22b-a100-8", "megatron-175b-a100-64", "gpt3-175b-h100-4096")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_prediction_is_the_step_of_constants_and_its_parts_add_up(name):
+    job = prism.load_job(name)
+    assert job.kernels is not None
+    found = prism.predict(job)
+    assert found.mean == pytest.approx(constant_step(job)(job.kernels), rel=1e-12)
+    assert sum(found.breakdown.values()) == pytest.approx(found.mean, rel=1e-12)
+    assert min(found.breakdown.values()) >= 0
+    assert 0 <= found.exposed_send_recv <= found.breakdown.get("exposed pp", 0) + 1e-12
+    # Every op is of a stage, and of a phase.
+    assert sum(found.stages) == pytest.approx(sum(found.phases.values()) * job.layout.pp, rel=1e-12)
+
+
+def test_products_are_those_of_the_closed_form():
+    """Six operations for each parameter of a matrix and token, and attention to half of all tokens,
+    though its kernels are not fused and compute the other half as well.
+    """
+    job = prism.load_job("megatron-22b-a100-8")
+    assert job.training is not None
+    model, tokens = job.model, job.training.sequence_length
+    layers, width = model.num_layers, model.hidden_size
+    matrices = 12 * layers * width**2 + width * model.vocab_size
+    found = prism.predict(job)
+    per_token = found.flop_per_s * job.layout.world_size / found.tokens_per_s
+    assert per_token == pytest.approx(6 * matrices + 6 * layers * width * tokens)
+    again = msgspec.structs.replace(job.training, recompute="full", recompute_layers=layers)
+    same = prism.predict(msgspec.structs.replace(job, training=again))
+    # What is computed again takes time, but is no work of the model.
+    assert same.mean > found.mean
+    assert same.flop_per_s * same.mean == pytest.approx(found.flop_per_s * found.mean)
+    peak = job.cluster.device.peak_flop_per_s[job.training.dtype]
+    assert found.mfu == pytest.approx(found.flop_per_s / peak)
+
+
+def test_two_copies_of_a_model_share_the_microbatches():
+    flat = ("megatron-175b-a100-64", ["schedule.virtual_stages=1"])
+    job = prism.load_job(*flat)
+    both = prism.load_job(flat[0], [*flat[1], "schedule.kind=dual-pipe"])
+    one, two = prism.predict(job), prism.predict(both)
+    assert two.tokens_per_s * two.mean == pytest.approx(one.tokens_per_s * one.mean)
+    assert two.flop_per_s * two.mean == pytest.approx(one.flop_per_s * one.mean)
+
+
+def test_predict_command_prints_the_prediction(answered):
+    printed = answered(["predict", "gpt3-175b-h100-4096", "--json"])
+    found = prism.predict(prism.load_job("gpt3-175b-h100-4096"))
+    assert printed["step_time_s"] == {"mean": found.mean}
+    assert printed["mfu"] == found.mfu
+    assert printed["breakdown"] == found.breakdown
+    assert "exposed dp" in answered(["predict", "gpt3-175b-h100-4096"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "blocking"),
+    [
+        *((kind, False) for kind in ("1f1b", "zb-h1", "dual-pipe", "dual-pipe-v", "v-half")),
+        ("1f1b", True),
+    ],
+)
+def test_an_op_starts_when_all_before_it_have_ended(kind, blocking):
+    stages = 2 if kind in ("dual-pipe-v", "v-half") else 1
+    schedule = make_schedule(kind, num_ranks=4, num_microbatches=8, virtual_stages=stages)
+    graph = op_graph(schedule, blocking=blocking)
+    latencies = np.random.default_rng(0).lognormal(size=graph.num_ops)
+    ends: list[float] = []
+    for before, latency in zip(graph.predecessors, latencies.tolist(), strict=True):
+        ends.append(max((ends[op] for op in before), default=0.0) + latency)
+    expected = [max(ends[op] for op in last) for last in graph.last]
+    assert replay(graph.predecessors, latencies)[1].tolist() == ends
+    assert group_ends(graph, latencies, graph.last).tolist() == expected

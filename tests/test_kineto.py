@@ -118,15 +118,14 @@ def test_ops_are_found_on_clocks_that_are_apart(tmp_path, made, graph):
     np.testing.assert_allclose(starts, made.start["forward-compute"], atol=2e-8)
 
 
-def test_the_op_table_of_a_trace_is_the_same_trace(tmp_path, made, capsys):
+def test_the_op_table_of_a_trace_is_the_same_trace(tmp_path, made, answered):
     folder, job = _write(tmp_path / "k", made), tmp_path / "job.toml"
     job.write_text(
         'kind = "job"\n[layout]\ndp = 2\npp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
     )
     table = tmp_path / "ops.parquet"
     words = ["trace", str(folder), "--job", str(job), "--ops", str(table), "--json"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(words)
     assert found["ranks"] == [0, 1, 2, 3]
     assert found["steps"] == 12
     assert found["microbatches"] == 4
@@ -265,24 +264,21 @@ def test_a_long_text_that_looks_like_many_events_is_one(tmp_path):
         (b'{"traceEvents": [{"a": ' + 100_000 * b"[", "nests too deeply"),  # For any Python.
     ],
 )
-def test_bad_files_are_refused_in_one_sentence(tmp_path, capsys, content, message):
+def test_bad_files_are_refused_in_one_sentence(tmp_path, refused, content, message):
     path = tmp_path / "rank0.json"
     path.write_bytes(content)
-    assert main(["trace", str(path)]) == 2
-    error = capsys.readouterr().err
+    error = refused(["trace", str(path)])
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_bad_folders_and_names_are_refused(tmp_path, capsys):
+def test_bad_folders_and_names_are_refused(tmp_path, refused):
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text('[{"ph": "X"}]')
-    assert main(["trace", str(tmp_path)]) == 2
-    assert "name it `rank<number>.json`" in capsys.readouterr().err
+    assert "name it `rank<number>.json`" in refused(["trace", str(tmp_path)])
     (tmp_path / "b.json").rename(tmp_path / "rank0.json")
     (tmp_path / "a.json").rename(tmp_path / "rank00.json")
-    assert main(["trace", str(tmp_path)]) == 2
-    assert "of rank 0, and so is" in capsys.readouterr().err
+    assert "of rank 0, and so is" in refused(["trace", str(tmp_path)])
     names = tmp_path / "names.toml"
     for text, message in (
         ('kind = "ranges"\n[[ops]]\nrange = "("\nop = "optimizer"', "not a regular expression"),
@@ -291,8 +287,7 @@ def test_bad_folders_and_names_are_refused(tmp_path, capsys):
         ('kind = "ranges"\norder = ["tp"]', "`order` is"),
     ):
         names.write_text(text)
-        assert main(["trace", str(tmp_path / "rank0.json"), "--names", str(names)]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused(["trace", str(tmp_path / "rank0.json"), "--names", str(names)])
 
 
 def test_names_of_ranges_may_be_given(tmp_path):
@@ -308,10 +303,9 @@ def test_names_of_ranges_may_be_given(tmp_path):
     assert found.microbatches == 2
 
 
-def test_an_inference_trace_lists_its_limits(shared, capsys):
+def test_an_inference_trace_lists_its_limits(shared, answered):
     path = shared / "data/kineto/h100_inference.json.gz"
-    assert main(["trace", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["trace", str(path), "--json"])
     assert found["events"]["kernel"] == 1465
     assert any("inference" in sentence for sentence in found["does_not_tell"])
     assert any("one rank" in sentence for sentence in found["does_not_tell"])

@@ -32,8 +32,8 @@ _SMALL = prism.LayoutSpace(
 def _enumerate(world_size=16, *, job=_JOB, **changes):
     options: dict = {"training": job.training, "batch_size": 16, "space": _SMALL}
     options["kernels"] = job.kernels
-    assert job.model is not None
     assert job.cluster is not None
+    assert job.model is not None
     return prism.enumerate_layouts(job.model, job.cluster, world_size, **(options | changes))
 
 
@@ -285,7 +285,6 @@ def test_your_job_is_ranked_wherever_it_stands(jobs, monkeypatch):
     simulated = prism.rank_layouts(jobs, top=2, yours=yours, **_RIGGED)
     for found, scale in ((by_mean, 1.0), (simulated, 1.01)):
         assert found.num_given == len(jobs)  # It is one of them.
-        assert found.yours is not None
         assert found.yours is found.layouts[-1]
         assert found.yours.job is slow
         assert found.yours.rank == len(found.layouts) > 2
@@ -399,7 +398,7 @@ _CHOOSE = [f"--choose={one}" for one in ("tp=8", "pp=2", "cp=1", "zero=1", "micr
 
 
 @pytest.mark.slow
-def test_the_commands_print_rankings(capsys):
+def test_the_commands_print_rankings(answered, capsys):
     common = ["--samples", "2048", "--json"]
     assert main(["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, *common]) == 0
     printed = capsys.readouterr()
@@ -411,8 +410,7 @@ def test_the_commands_print_rankings(capsys):
     assert best["behind"]["value"] == 0
     assert best["p95"]["value"] == best["value"]["value"]
     words = ["compare", "megatron-22b-a100-8", "--over", "layout.dp=1,2", "--samples", "2048"]
-    assert main([*words, "--set", "num_nodes=4", "--set", "layout.pp=2"]) == 0
-    text = capsys.readouterr().out
+    text = answered([*words, "--set", "num_nodes=4", "--set", "layout.pp=2"])
     assert text.index("dp=2") < text.index("dp=1")  # A longer step of twice the tokens.
     assert "The best is also the best by mean." in text
     assert "The jobs have 16, 32 GPUs" in text
@@ -589,12 +587,11 @@ def test_times_are_compared_per_token_or_sample():
     assert by_sample.unit == "sample"
 
 
-def test_the_command_says_where_your_job_stands(capsys):
+def test_the_command_says_where_your_job_stands(answered, capsys):
     words = ["layouts", "megatron-22b-a100-8", "--gpus", "8", "--by", "mean", "--top", "1"]
     words += [f"--choose={one}" for one in ("tp=8", "pp=1", "zero=1", "recompute=selective")]
     words += ["--set", "training.recompute=full"]
-    assert main([*words, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    (found,) = answered([*words, "--json"])["searches"]
     job = prism.load_job("megatron-22b-a100-8", ["training.recompute=full"])
     best = found["layouts"][0]["predicted_s"]
     behind = prism.predict(job).mean - best
@@ -602,8 +599,7 @@ def test_the_command_says_where_your_job_stands(capsys):
     assert main(words) == 0
     said = f"yours: rank 2 of the 2 ranked, {behind:.2g} s ({100 * behind / best:.2g} %) behind"
     assert said in capsys.readouterr().out
-    assert main([*words, "--json", "--batch", "2"]) == 0  # It has microbatches of 4.
-    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    (found,) = answered([*words, "--json", "--batch", "2"])["searches"]
     assert found["yours"] is None
 
 
@@ -616,12 +612,10 @@ def test_selective_is_what_the_stack_calls_so():
     assert same.training == job.training
 
 
-def test_gpu_hours_and_cost_follow_from_tokens(capsys):
+def test_gpu_hours_and_cost_follow_from_tokens(answered, refused):
     words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
-    assert main([*words, "--tokens", "3e9", "--price", "2"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["searches"]
+    (found,) = answered([*words, "--tokens", "3e9", "--price", "2"])["searches"]
     for one in found["layouts"]:
         assert one["gpu_hours"] == pytest.approx(16 * 3e9 / one["tokens_per_s"] / 3600)
         assert one["cost"] == 2 * one["gpu_hours"]
-    assert main([*words, "--price", "2"]) == 2
-    assert "give `--tokens`, too" in capsys.readouterr().err
+    assert "give `--tokens`, too" in refused([*words, "--price", "2"])

@@ -2,13 +2,15 @@
 start, save or evaluate do not count, while slow steps do.
 """
 
+import functools as ft
 import json
+import pathlib
 import struct
+import tomllib
 
 import numpy as np
 import pytest
 
-from prism_jax.cli import main
 from prism_jax.data import load_job
 from prism_jax.logs import LeftOut, read_log, read_ranks
 
@@ -17,64 +19,16 @@ _TIMES = np.round(3.1 + 0.02 * np.random.default_rng(7).standard_normal(60), 4)
 _JOB = load_job("examples/job.toml")
 _TOKENS, _GPUS, _SAMPLES = _JOB.tokens_per_step, _JOB.layout.world_size, _JOB.batch_size
 
-# Lines of the kind that each framework prints, for the number of a step and its time.
-LINES = {
-    "Megatron-LM": lambda i, s: (
-        f" [2026-01-05 10:00:01] iteration {i:8d}/     100 | consumed samples: 128 | elapsed time "
-        f"per iteration (ms): {1e3 * s:.1f} | learning rate: 1.0E-04 |"
-    ),
-    "GPT-NeoX": lambda i, s: (
-        f"  samples/sec: 51.2 | iteration {i}/ 320000 | elapsed time per iteration (ms): "
-        f"{1e3 * s:.1f} | learning rate: 6.0E-04 | lm_loss: 9.0"
-    ),
-    "Primus": lambda i, s: (
-        f"[rank-0/8][INFO] [trainer] : iteration {i}/ 50 | elapsed time per iteration (ms): "
-        f"{1e3 * s:.1f}/3100.0 | tokens per GPU (tokens/s/GPU): 1234.1/1200.0 |"
-    ),
-    "nanotron": lambda i, s: (
-        f"01/05/2026 10:00:01 [INFO|DP=0|PP=0|TP=0]: iteration: {i} / 100 | consumed_tokens: 0.5M "
-        f"| elapsed_time_per_iteration_ms: {s:.4f}K | tokens_per_sec: 22.8K"
-    ),
-    "MaxText": lambda i, s: (
-        f"completed step: {i}, seconds: {s:.4f}, TFLOP/s/device: 123.4, Tokens/s/device: 1185.1, "
-        "total_weights: 65536, loss: 10.8"
-    ),
-    "nanochat": lambda i, s: (
-        f"step {i:05d}/21400 (0.05%) | loss: 9.1 | lrm: 1.00 | dt: {1e3 * s:.2f}ms | tok/sec: "
-        "529,882 | mfu: 46.20 | total time: 0.3m"
-    ),
-    "nanoGPT": lambda i, s: f"iter {i}: loss 4.3212, time {1e3 * s:.2f}ms, mfu 30.90%",
-    "NeMo": lambda i, s: (
-        f"Training epoch 0, iteration {i}/99 | lr: 1e-05 | global_step: {i} | "
-        f"reduced_train_loss: 11.03 | train_step_timing in s: {s:.4f}"
-    ),
-    "DeepSpeed": lambda i, s: (
-        f"[2026-01-05 10:00:01,1] [INFO] [timer.py:208:stop] epoch=0/micro_step={i}/global_step={i}"
-        f", RunningAvgSamplesPerSec=1.0, CurrSamplesPerSec={_SAMPLES / s:.6f}, MemAllocated=1GB"
-    ),
-    "torchtitan": lambda i, s: (
-        f"[rank0]:[titan] 2026-01-05 10:00:01,000 - root - INFO - \x1b[31mstep: {i:2d}  "
-        f"\x1b[38;2;54;234;195mmemory: 80.10GiB(84.32%)  \x1b[34mtps: {_TOKENS / _GPUS / s:,.0f}  "
-        "\x1b[36mtflops: 389.00  \x1b[35mmfu: 39.40%\x1b[39m"
-    ),
-    "torchtune": lambda i, s: (
-        f"Step {i} | loss:1.2 lr:2e-05 tokens_per_second_per_gpu:{_TOKENS / _GPUS / s:.4f} "
-        "peak_memory_active:18.1"
-    ),
-    "Megatron-DeepSpeed": lambda i, s: (
-        f"[2026-01-05 10:00:01][INFO][training:1251] -  iteration={i:8d}/  317892 | "
-        f"consumed_samples=         768 | elapsed_time_per_iteration_ms={1e3 * s:.1f} | TFLOPs=69"
-    ),
-    "OLMo-core": lambda i, s: (
-        f"2026-01-05 10:00:01.123\thost:0\tINFO\t[step={i}/1000,epoch=1,eta=1h]\n    "
-        f"optim/total grad norm=0.5\n    throughput/device/BPS={1 / s:.6f}\n    "
-        "throughput/device/BPS (actual avg)=0.3"
-    ),
-    "MindFormers": lambda i, s: (
-        f"2026-01-05 10:00:01,1 - INFO - {{ Epoch:[  1/  2], step:[{i:5d}/ 6500], loss: 10.1, "
-        f"per_step_time: {1e3 * s:.0f}ms, lr: 1e-05, overflow cond: False}}"
-    ),
-}
+_FORMATS = tomllib.loads((pathlib.Path(__file__).parent / "data/log_lines.toml").read_text())
+
+
+def line(framework: str, i: int, s: float) -> str:
+    """What a framework prints of a step by its number and its time."""
+    rates = {"samples_per_s": _SAMPLES / s, "tokens_per_s": _TOKENS / _GPUS / s}
+    return _FORMATS[framework].format(i=i, s=s, ms=1e3 * s, steps_per_s=1 / s, **rates)
+
+
+LINES = {name: ft.partial(line, name) for name in _FORMATS}
 # Those whose rates are rounded.
 _ROUNDED = {"torchtitan": 2e-4, "MindFormers": 2e-4}
 
@@ -390,12 +344,11 @@ _LLAMA = ["llama-3-70b-h100-512"]
         (_LLAMA, "c19_trainer_state.json", [], []),
     ],
 )
-def test_a_log_has_a_verdict_by_one_command(shared, job, log, options, left_out, capsys):
+def test_a_log_has_a_verdict_by_one_command(shared, job, log, options, left_out, answered):
     cases = shared / "cases"
     options = [str(cases / word) if word.startswith("c19") else word for word in options]
     words = ["diagnose", *job, "--log", str(cases / log), *options, "--samples", "64", "--json"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(words)
     assert found["steps"]["left_out"] == left_out
     assert found["steps"]["used"] == found["num_steps"]
     low, high = found["interval_90"]
@@ -475,8 +428,6 @@ def test_tests_of_ranks_have_times_or_rates_of_products_and_collectives(tmp_path
     path = tmp_path / "test.csv"
     path.write_text("rank,GEMM_TFLOPS,busbw\n1,600,100\n0,700,200\n2,700,200\n3,700,200\n")
     found = read_ranks(path, 4, 2)
-    assert found.compute is not None
-    assert found.collectives is not None
     np.testing.assert_allclose(found.compute / found.compute[0], [1, 7 / 6, 1, 1])
     np.testing.assert_allclose(found.collectives / found.collectives[0], [1, 2, 1, 1])
     path.write_text("node,gemm_ms,all_reduce_ms\n0,1.0,3\n1,1.5,3\n")
@@ -492,16 +443,13 @@ def test_tests_of_ranks_have_times_or_rates_of_products_and_collectives(tmp_path
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_factors_of_nodes_are_those_of_the_job(nodes, tmp_path, capsys):
+def test_factors_of_nodes_are_those_of_the_job(nodes, tmp_path, refused):
     path = tmp_path / "nodes.csv"
     path.write_text("node,factor\n" + "".join(f"{i},1.0\n" for i in range(nodes)))
-    assert main(["diagnose", "examples/job.toml", "--ranks", str(path)]) == 2
-    assert (
-        f"{nodes} rows by `node`, and the job has 32 GPUs in 4 nodes; give"
-        in capsys.readouterr().err
+    assert f"{nodes} rows by `node`, and the job has 32 GPUs in 4 nodes; give" in refused(
+        ["diagnose", "examples/job.toml", "--ranks", str(path)]
     )
 
 
-def test_only_a_log_says_what_its_job_is(capsys):
-    assert main(["diagnose", "--step-time", "2"]) == 2
-    assert "Give the JOB that was measured" in capsys.readouterr().err
+def test_only_a_log_says_what_its_job_is(refused):
+    assert "Give the JOB that was measured" in refused(["diagnose", "--step-time", "2"])

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import statistics
+import tomllib
 import warnings
 
 import msgspec
@@ -337,47 +338,11 @@ def test_a_split_backward_keeps_until_its_weights():
     assert _peaks(prism.CustomSchedule([tokens], [0]), stages)[0]["x"] == 3.0
 
 
-# What drivers and PyTorch report of each device, in GiB, at least and at most.
-_REPORTED = {
-    "a100-40g-pcie": (39.38, 39.59),
-    "a100-40g-sxm": (39.38, 39.59),
-    "a100-80g-pcie": (79.1, 79.35),
-    "a100-80g-sxm": (79.1, 79.35),
-    "a10g": (22.18, 22.5),
-    "a800": (79.1, 79.35),
-    "b200": (178.34, 178.37),
-    "b300": (267.68, 267.70),
-    "gb200": (184.30, 184.32),
-    "gb300": (276.49, 276.51),
-    "gh200-144g": (142.45, 142.55),
-    "gh200-96g": (94.45, 94.55),
-    "h100-96g": (94.98, 95.0),
-    "h100-pcie": (79.09, 79.22),
-    "h100-sxm": (79.09, 79.22),
-    "h20": (95.0, 95.34),
-    "h20-141g": (139.72, 139.84),
-    "h200-sxm": (139.72, 139.84),
-    "h800": (79.09, 79.35),
-    "l40s": (44.3, 44.55),
-    "mi250x": (63.97, 63.99),
-    "mi300x": (191.69, 191.99),
-    "mi325x": (255.97, 255.99),
-    "mi350x": (287.97, 287.99),
-    "mi355x": (287.97, 287.99),
-    "rtx-4090": (23.62, 23.65),
-    "rtx-a6000": (47.52, 47.55),
-    "tpu-v5e": (15.74, 15.76),
-    "tpu-v5p": (95.73, 95.75),
-    "tpu-v6e": (31.24, 31.26),
-    "tpu-v7": (191.99, 192.01),
-    "v100-16g": (15.77, 15.79),
-    "v100-32g": (31.73, 31.75),
-}
-
-
 def test_devices_have_what_drivers_report():
-    assert {*_REPORTED} == {*list_names("device")}
-    for name, (least, most) in _REPORTED.items():
+    reported = (pathlib.Path(__file__).parent / "data/device_memory.toml").read_text()
+    ranges = tomllib.loads(reported)
+    assert {*ranges} == {*list_names("device")}
+    for name, (least, most) in ranges.items():
         assert least <= load_device(name).memory_bytes / _GIB <= most, name
 
 
@@ -415,15 +380,14 @@ def test_each_group_of_a_layout_has_a_communicator(layout, pairs, more, far_pair
     assert found.usable_bytes == pytest.approx(found.device_bytes - parts, rel=1e-12)
 
 
-def test_memory_prints_what_is_needed_and_what_is_usable(capsys):
+def test_memory_prints_what_is_needed_and_what_is_usable(answered, capsys):
     assert main(["memory", "megatron-175b-a100-64", "--json"]) == 0
     memory = prism.memory(load_job("megatron-175b-a100-64"))
     found = json.loads(capsys.readouterr().out)
     assert found["usable_bytes"] == memory.usable_bytes
     assert [*found["reserved"]] == ["context", "communicators", "fragmentation"]
     assert found["fits"] is (max(rank["bytes"] for rank in found["ranks"]) <= memory.usable_bytes)
-    assert main(["memory", "megatron-175b-a100-64"]) == 0
-    said = capsys.readouterr().out
+    said = answered(["memory", "megatron-175b-a100-64"])
     for size in (memory.fullest.bytes, memory.device_bytes, memory.usable_bytes):
         assert f"{size / _GIB:.2f}" in said
     assert all(f"{name} {size / _GIB:.2f}" in said for name, size in memory.reserved.items())
@@ -466,8 +430,8 @@ def test_advice_is_the_best_layout_that_fits_on_the_same_gpus():
     assert changed.batch_size == job.batch_size
     space = prism.LayoutSpace(recompute=("none", "selective", "full"))
     asked = {"training": job.training, "batch_size": job.batch_size, "space": space}
-    assert job.model is not None
     assert job.cluster is not None
+    assert job.model is not None
     listed = prism.enumerate_layouts(job.model, job.cluster, 4, **asked, any_memory=True)
     options = {"num_samples": None, "top": 1, "memory_margin": 0.05}
     best = prism.rank_layouts(listed, prism.Mean(), **options).layouts[0]
@@ -535,7 +499,7 @@ def test_commands_refuse_what_compile_job_warns_of(monkeypatch, capsys):
         prism.compile_job(msgspec.structs.replace(job, allow_oom="It ran."))
 
 
-def test_a_job_that_says_why_it_ran_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_job_that_says_why_it_ran_goes_on(tmp_path, monkeypatch, answered, capsys):
     """`predict`, `simulate` and `memory` print the step time, the memory, and the reason."""
     monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: None)
     why = "It ran with something that is not modelled."
@@ -547,8 +511,7 @@ def test_a_job_that_says_why_it_ran_goes_on(tmp_path, monkeypatch, capsys):
     assert load_job(path).allow_oom == why
     for command in (["predict"], ["simulate", "--samples", "1024"], ["memory"]):
         words = [command[0], str(path), *command[1:]]
-        assert main([*words, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = answered([*words, "--json"])
         assert found["fits"] is False
         assert "step_time_s" in found or "ranks" in found
         assert main(words) == 0
@@ -591,16 +554,13 @@ def test_notes_give_the_cost_of_sharded_gradients_in_a_pipeline(overlaps, instea
     assert costly_keys(other) == ()
 
 
-def test_a_job_that_does_not_fit_goes_on_where_allowed(capsys):
+def test_a_job_that_does_not_fit_goes_on_where_allowed(answered):
     words = ["megatron-22b-a100-8", "--set", "training.microbatch_size=32", "--allow-oom"]
-    assert main(["simulate", *words, "--samples", "1024", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["simulate", *words, "--samples", "1024", "--json"])
     assert found["step_time_s"]["mean"] > 0
     assert found["fits"] is False
-    assert main(["memory", *words[:-1], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["fits"] is False
-    assert main(["memory", *words[:-1]]) == 0
-    assert "does not fit a100-80g-sxm" in capsys.readouterr().out
+    assert answered(["memory", *words[:-1], "--json"])["fits"] is False
+    assert "does not fit a100-80g-sxm" in answered(["memory", *words[:-1]])
 
 
 def test_a_job_without_a_model_has_no_memory():

@@ -89,7 +89,6 @@ def test_the_table_of_types_has_no_dead_ends():
             formula_value(parsed(formula), values | tables()["maps"])
     for name in [*tables().keys() - others, *tables()["same"]]:
         table = type_of(name)
-        assert table is not None
         assert {"model", "modules", "layer", "num_layers", "names"} <= table.keys()
         for module, settings in table["modules"].items():
             while "like" in settings and "kind" not in settings:
@@ -226,22 +225,17 @@ def test_adapters_beside_a_configuration_are_those_of_the_job(tmp_path):
     folder = _folder(tmp_path, config=llama, adapter_config=adapters)
     imported = import_job(folder, 8, batch=8)
     assert imported.job.name == folder.name
-    assert imported.job.training is not None
     made = imported.job.training.adapters
-    assert made is not None
     assert (made.rank, made.modules, made.dropout) == (8, ("linear_qkv", "linear_fc2"), True)
     assert any("`lm_head`" in note for note in imported.notes)
     for targets in ("all-linear", r".*\.(q_proj|o_proj|up_proj|down_proj)"):
         _folder(tmp_path, adapter_config=adapters | {"target_modules": targets})
         training = import_job(folder / "config.json", 8, batch=8).job.training
-        assert training is not None
-        assert training.adapters is not None
         assert len(training.adapters.modules) == 4
     alone = tmp_path / "alone"
     alone.mkdir()
     _folder(alone, config=llama)
     training = import_job(alone, 8, batch=8).job.training
-    assert training is not None
     assert training.adapters is None
 
 

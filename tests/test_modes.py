@@ -80,10 +80,7 @@ def test_derivatives_near_a_second_mode(below, later, replicas):
     figures = [
         (Quantile(0.5), lambda values: quantile(0.5, values)),
         (Quantile(0.9), lambda values: quantile(0.9, values)),
-        (
-            Exceedance(threshold),
-            lambda values: 1 - below(threshold, replicas, later, *values),
-        ),
+        (Exceedance(threshold), lambda values: 1 - below(threshold, replicas, later, *values)),
     ]
     keys = map(jax.random.key, _KEYS)
     steps = [simulated_steps(program, num_samples=_SAMPLES, key=key) for key in keys]

@@ -21,11 +21,7 @@ from .helpers import kernel_flop, kernels_of, lower_job, small_model
 
 
 _SMALL = small_model(
-    layers=(
-        Layer(("attention", "mlp"), 2),
-        Layer(("mla", "moe"), 3),
-        Layer(("mamba", "mlp"), 3),
-    ),
+    layers=(Layer(("attention", "mlp"), 2), Layer(("mla", "moe"), 3), Layer(("mamba", "mlp"), 3)),
     modules={
         "mla": {"q_lora_rank": 256, "kv_lora_rank": 128},
         "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512, "num_shared_experts": 1},

@@ -5,7 +5,6 @@ import sqlite3
 import numpy as np
 import pytest
 
-from prism_jax.cli import main
 from prism_jax.trace import read_profile_traces, read_rank_traces
 
 from .test_kineto import _events
@@ -70,10 +69,9 @@ def test_a_report_of_nsight_systems_has_the_same_ops(tmp_path):
         (lambda path: None, "there is no such file"),
     ],
 )
-def test_bad_nsight_reports_are_refused_in_one_sentence(tmp_path, capsys, write, message):
+def test_bad_nsight_reports_are_refused_in_one_sentence(tmp_path, refused, write, message):
     write(tmp_path / "a.sqlite")
-    assert main(["trace", str(tmp_path / "a.sqlite"), "--format", "nsight"]) == 2
-    error = capsys.readouterr().err
+    error = refused(["trace", str(tmp_path / "a.sqlite"), "--format", "nsight"])
     assert message in error
     assert error.count("\n") == 1
 

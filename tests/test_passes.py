@@ -50,6 +50,10 @@ def _passes(forward, backward, contention=(0.0, 0.0)) -> Passes:
     return Passes(ordered("F", forward), ordered("B", backward), contention)
 
 
+def _paired(passes, *stages) -> Any:
+    return pair(passes, *(stages or (0, 0)))
+
+
 def _by_events(forward, backward) -> float:
     """The end of two streams, op by op: each waits for the op before it on its stream, and for the
     op before it of its own microbatch."""
@@ -80,8 +84,7 @@ def _alternating(layers) -> list[float]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_pair_ends_as_its_two_streams_do(layers, seed):
     forward, backward = np.random.default_rng(seed).gamma(2.0, 1e-3, (2, layers, 5))
-    block = pair(_passes(forward, backward), 0, 0)
-    assert block is not None
+    block = _paired(_passes(forward, backward))
     assert block_mean(block) == pytest.approx(_by_events(forward, backward))
 
 
@@ -90,13 +93,11 @@ def test_exchanges_that_take_no_time_or_all_of_it():
     forward, backward = rng.gamma(2.0, 1e-3, (2, 3, 5))
     for layers in (forward, backward):
         layers[:, [1, 3]] = 0
-    block = pair(_passes(forward, backward), 0, 0)
-    assert block is not None
+    block = _paired(_passes(forward, backward))
     assert block_mean(block) == pytest.approx(np.sum(forward) + np.sum(backward))
     for layers in (forward, backward):
         layers[:] = [0, 1e-3, 0, 2e-3, 0]
-    block = pair(_passes(forward, backward), 0, 0)
-    assert block is not None
+    block = _paired(_passes(forward, backward))
     assert block_mean(block) == pytest.approx(np.sum(forward) + np.sum(backward))
 
 
@@ -105,14 +106,12 @@ def test_surplus_exchanges_of_a_paired_pass_are_not_hidden(counts):
     rng = np.random.default_rng(3)
     forward, backward = (rng.gamma(2.0, 1e-3, (count, 5)) for count in counts)
     passes = _passes(forward, backward)
-    block = pair(passes, 0, 0)
-    assert block is not None
+    block = _paired(passes)
     whole = [part for ordered, _ in (*passes.forward, *passes.backward) for part in ordered]
     serial = tuple((one, count) for segments, count in whole for one in segments)
     assert kernels_of(block) == kernels_of(serial)
     both = min(counts)
-    overlapped = pair(_passes(forward[:both], backward[:both]), 0, 0)
-    assert overlapped is not None
+    overlapped = _paired(_passes(forward[:both], backward[:both]))
     more = np.sum(forward[both:]) + np.sum(backward[both:])
     # At most what starts the next layer runs beside the last exchange of those before.
     left = block_mean(block) - block_mean(overlapped)
@@ -132,8 +131,7 @@ def test_a_pair_equals_every_kernel_drawn(contention):
     """
     rng, samples, sigma, gpu = np.random.default_rng(0), 40_000, 0.03, 0.02
     forward, backward = np.random.default_rng(1).uniform(0.8e-3, 1.2e-3, (2, 2, 5))
-    block = pair(_passes(forward, backward, contention), 0, 0)
-    assert block is not None
+    block = _paired(_passes(forward, backward, contention))
     variability = Variability(
         residual={"gemm": lognormal(sigma), "all_to_all": lognormal(3 * sigma)}, rank=lognormal(gpu)
     )
@@ -141,7 +139,6 @@ def test_a_pair_equals_every_kernel_drawn(contention):
         graph_of([()]), [block], variability=variability, members=_MEMBERS, group_size=_MEMBERS
     )
     tables = make_plan(program).tables
-    assert tables.shared is not None
     gpus = np.exp(gpu * rng.standard_normal((_MEMBERS, samples)) - gpu**2 / 2)
 
     def draw(mean, spread, *shape):
@@ -177,8 +174,7 @@ def test_tensor_parallel_groups_wait_for_one_another_at_exchanges():
     inner = Segment(((_gemm("inner", 1e-3), 1),), Kernel("all_gather", "tp", 1e-5))
     forward, backward = (((inner, *_layer(name, [1e-3] * 5)), 1) for name in "FB")
     passes = Passes((((forward,), 0.0),), (((backward,), 0.0),), (0.0, 0.0))
-    block = pair(passes, 0, 0)
-    assert block is not None
+    block = _paired(passes)
     variability = Variability(residual={"gemm": lognormal(sigma)})
     sizes: Any = {"members": _MEMBERS // 2, "group_size": _MEMBERS}
     program = assemble(graph_of([()]), [block], variability=variability, **sizes)
@@ -208,8 +204,7 @@ def test_pairs_of_a_job_run_all_of_both():
     workload = lower_job(job)
     assert workload.passes is not None
     for stages in ((0, 1), (3, 3), (7, 0)):
-        block = pair(workload.passes, *stages)
-        assert block is not None
+        block = _paired(workload.passes, *stages)
         serial = workload.forward[stages[0]] + workload.backward[stages[1]]
         assert kernels_of(block) == kernels_of(serial)
         exchanges = sum(
@@ -223,7 +218,6 @@ def test_pairs_of_a_job_run_all_of_both():
 
 def test_host_launches_of_both_directions_are_equal():
     workload = lower_job(load_job("gpt3-175b-h100-768", (*_EXPERTS, *_TWO_WAYS)))
-    assert workload.passes is not None
     for stages in (workload.passes.forward, workload.passes.backward):
         launches = [seconds for _, seconds in stages]
         assert len(launches) == len(workload.forward)

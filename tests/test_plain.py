@@ -412,14 +412,15 @@ def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     assert other.find_efficiency("gemm", "bf16") == own
 
 
-def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, capsys):
+def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, refused):
     path = tmp_path / "job.toml"
     assert main(["init", str(path), "--framework", "pytorch", "--gpus", "1"]) == 0
     job: Any = data.load_job(path)
     assert (job.training.software, job.layout.world_size) == ("pytorch-2026", 1)
     assert fits(job)
-    assert main(["init", str(path), "--framework", "pytorc", "--force"]) == 2
-    assert "No framework `pytorc`; did you mean `pytorch`" in capsys.readouterr().err
+    assert "No framework `pytorc`; did you mean `pytorch`" in refused(
+        ["init", str(path), "--framework", "pytorc", "--force"]
+    )
     assert main(["init", str(path), "--framework", "megatron-bridge", "--force"]) == 0
     job = data.load_job(path)
     assert job.training.software == "megatron-bridge-2026"
@@ -663,7 +664,6 @@ def test_what_no_file_says_of_dtypes_is_told(tmp_path, bf16, fp16, dtype, weight
     (tmp_path / "ds.json").write_text(json.dumps(_DEEPSPEED | {"bf16": bf16, "fp16": fp16}))
     imported = import_job([tmp_path / "config.json", tmp_path / "ds.json"], 8, batch=64)
     training = imported.job.training
-    assert training is not None
     assert (training.dtype, training.weights) == (dtype, weights or training.weights)
     is_told = any("No file says a dtype" in note for note in imported.notes)
     assert is_told == (bf16["enabled"] == "auto")
@@ -787,16 +787,16 @@ def test_the_time_of_launches_follows_from_a_step_time_without_a_profiler(profil
             calibrated_to_profile(job, found, "x", seconds)
 
 
-def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, capsys):
+def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, answered, refused):
     path, out = tmp_path / "job.toml", str(tmp_path / "mine.toml")
     data.save_job(_job(LLAMA, sequence_length=4096), path)
     trace = str(shared / "data/plain_h200/kineto_llama-3.2-1b.json.gz")
-    assert main(["calibrate", str(path), "--trace", trace, "--out", out, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["calibrate", str(path), "--trace", trace, "--out", out, "--json"])
     assert found["step_time_s"] == pytest.approx(0.1999, rel=0.02)
     assert "since a profiler slows the host" in found["host"]
-    assert main(["calibrate", str(path), "--out", str(tmp_path / "other.toml")]) == 2
-    assert "Give one of --to and --trace" in capsys.readouterr().err
+    assert "Give one of --to and --trace" in refused(
+        ["calibrate", str(path), "--out", str(tmp_path / "other.toml")]
+    )
 
 
 def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path):

@@ -18,7 +18,6 @@ import prism_jax as prism
 from prism_jax import plot
 from prism_jax._estimate import Estimate
 from prism_jax.analysis import Criticality, Part, Sensitivity
-from prism_jax.cli import main
 from prism_jax.engine import simulated_steps
 from prism_jax.plot._chrome_trace import op_name
 from prism_jax.plot._pipeline import critical_line
@@ -481,18 +480,22 @@ def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):
     assert len(spans) == number
 
 
-def test_timeline_on_the_command_line(step, tmp_path, capsys, monkeypatch):
+def test_timeline_on_the_command_line(step, tmp_path, answered, refused, monkeypatch):
     monkeypatch.setattr("prism_jax.analysis.sample_step", lambda program, **options: step)
     monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: (None, {}))
     out = tmp_path / "step.json"
-    assert main(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = answered(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json"])
     assert result["step_s"] == step.step_s
     assert json.loads(out.read_text())["otherData"]["step_s"] == step.step_s
-    assert main(["timeline", "megatron-22b-a100-8", "--out", "x", "--quantile", "2"]) == 2
-    assert "--quantile: `2` must be a number in [0, 1]" in capsys.readouterr().err
-    assert main(["timeline", "megatron-22b-a100-8", "--out", str(tmp_path / "no/x.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert "--quantile: `2` must be a number in [0, 1]" in refused(
+        ["timeline", "megatron-22b-a100-8", "--out", "x", "--quantile", "2"]
+    )
+    assert (
+        refused(["timeline", "megatron-22b-a100-8", "--out", str(tmp_path / "no/x.json")]).count(
+            "\n"
+        )
+        == 1
+    )
 
 
 def test_a_picture_of_a_law_that_does_not_vary():

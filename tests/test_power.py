@@ -1,4 +1,4 @@
-"""What a power limit does to clocks, steps and their spread, and what steps draw."""
+"""Power caps, and the clocks that follow from them."""
 
 import json
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from benchmarks.clocks import rows
 from prism_jax.cli import main
 from prism_jax.cluster import clock_factor, clock_factors, compute_latency, drawn
 from prism_jax.data import Power, Variation, load_device, load_kernels
@@ -31,7 +32,6 @@ def _job(*overrides):
 
 
 def _known(value):
-    assert value is not None
     return value
 
 
@@ -197,3 +197,27 @@ def test_the_constants_of_devices_are_those_of_the_measurements(shared):
             assert getattr(power, name) == pytest.approx(row[name], abs=0.6), name
         for name in ("leakage_sigma", "leakage_per_k", "temperature_k"):
             assert getattr(power, name) == pytest.approx(law[name], rel=0.01), name
+
+
+# Of each family; with stalls and congestion in so many steps that their law shows.
+_JOBS = (*range(9), 25, 10, 11)
+_SAMPLES, _ERRORS = 400, 2.5
+_LIMITS = {"mean": 0.002, "std": 0.08, "p99": 0.003}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", _JOBS)
+def test_steps_have_the_law_of_clocks_of_all_gpus(job):
+    """Beyond the standard errors of the simulation."""
+    (row,) = rows(0, [job], _SAMPLES)
+    for name, limit in _LIMITS.items():
+        assert abs(row[name]) < limit + _ERRORS * row[f"{name}_error"], row
+
+
+@pytest.mark.parametrize("seed", [2, 0])
+def test_a_forward_and_the_backward_after_it_wait_once(seed):
+    """Replicas of ZeRO-2 first meet where the first gradients of a backward are reduced; with two
+    pipeline ranks, after a forward on each, whose GPUs are not both the slowest of their ranks.
+    """
+    (row,) = rows(seed, [24], _SAMPLES)
+    assert abs(row["mean"]) < 3e-4 + _ERRORS * row["mean_error"], row

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 import prism_jax as prism
-from prism_jax.cli import main
 from prism_jax.cluster import gemm_latency
 from prism_jax.data import load_job, load_model
 from prism_jax.profile import op_latencies, replayed_step_times, step_graph
@@ -229,7 +228,7 @@ def traced_job(tmp_path_factory):
     return path
 
 
-def test_a_trace_of_torchrec_is_read(traced, capsys):
+def test_a_trace_of_torchrec_is_read(traced, answered):
     """Counts and times are those of the files' own events."""
     events = [
         event
@@ -238,8 +237,7 @@ def test_a_trace_of_torchrec_is_read(traced, capsys):
         if event.get("cat") == "kernel"
     ]
     sent = sum(event["dur"] for event in events if "SendRecv" in event["name"])
-    assert main(["trace", str(traced), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["trace", str(traced), "--json"])
     assert found["events"]["kernel"] == len(events)
     (exchange,) = [one for one in found["kernels"] if "SendRecv" in one["name"]]
     assert exchange["total_s"] == pytest.approx(sent * 1e-6)
@@ -248,12 +246,13 @@ def test_a_trace_of_torchrec_is_read(traced, capsys):
     assert set(found["ops"].values()) == {8}
 
 
-def test_a_trace_of_a_recommender_is_replayed_and_read_by_fit(traced, traced_job, tmp_path, capsys):
+def test_a_trace_of_a_recommender_is_replayed_and_read_by_fit(
+    traced, traced_job, tmp_path, refused
+):
     """What a fit begins with is there: a replay of the step takes as long as the step."""
     trace = read_profile_traces(traced, load_job(traced_job))
     step = step_graph(trace.job, outline(trace))
     again = replayed_step_times(step, op_latencies(trace, step))
     assert again == pytest.approx(trace.step_times(), rel=0.01)
     words = ["fit", str(traced), "--format", "kineto", "--job", str(traced_job)]
-    assert main([*words, "--out", str(tmp_path / "profile")]) == 2
-    assert "at least 4 are needed" in capsys.readouterr().err
+    assert "at least 4 are needed" in refused([*words, "--out", str(tmp_path / "profile")])

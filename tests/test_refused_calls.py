@@ -101,8 +101,8 @@ def layouts(**changes: Any):
     space = prism.LayoutSpace(tp=(8,), pp=(2,), virtual_stages=(2,), cp=(1,), microbatch_size=(1,))
     options = {"training": job.training, "kernels": job.kernels, "batch_size": 16, "space": space}
     options |= {"world_size": 16} | changes
-    assert job.model is not None
     assert job.cluster is not None
+    assert job.model is not None
     return prism.enumerate_layouts(job.model, job.cluster, **options)
 
 
@@ -157,10 +157,7 @@ _CALLS = [
     (lambda: latency.Weibull(1.0, 0.0), "`Weibull` got `shape=0.0`; it must be positive"),
     (lambda: latency.ThreeMoment(1.0, 1.0, np.inf), "`skewness=inf`; it must be finite"),
     (lambda: latency.Empirical([1.0, 3.0, 2.0]), "got `table[2]=2.0`; ... non-decreasing"),
-    (
-        lambda: latency.Mixture([0, 0], (latency.Constant(1.0),) * 2),
-        "`weights[0]=0.0`; ... not",
-    ),
+    (lambda: latency.Mixture([0, 0], (latency.Constant(1.0),) * 2), "`weights[0]=0.0`; ... not"),
     (lambda: latency.Mixture([1, -1], (latency.Constant(1.0),) * 2), "`weights["),
     (lambda: latency.Scaled(lognormal(0.1), -2.0), "`Scaled` got `factor=-2.0`"),
     (lambda: latency.Shifted(latency.LogNormal(1.0, -0.1), 2.0), "`LogNormal` got `sigma=-0.1`"),
@@ -241,10 +238,7 @@ _CALLS = [
     (lambda: prism.sensitivity(rich(), prism.Mean(), parts=["gem"], **_RUN), "did you mean `gemm`"),
     (lambda: prism.sensitivity(rich(), prism.Mean(), shapley=["gemm"] * 2, **_RUN), "part twice"),
     (lambda: prism.sensitivity(rich(), prism.Mean(), shapley="gemm", **_RUN), "a list of parts"),
-    (
-        lambda: prism.sensitivity(rich(), prism.Mean(), **_RUN | {"num_samples": 31}),
-        "at least 32",
-    ),
+    (lambda: prism.sensitivity(rich(), prism.Mean(), **_RUN | {"num_samples": 31}), "at least 32"),
     (lambda: prism.slow_rank(rich(), 3, 1.2), "0 to 2"),
     (lambda: prism.slow_rank(rich(), 0, 0.0), "positive"),
     (lambda: prism.slow_rank(rich(), 0, 1.2, replicas=5), "1 to 4"),

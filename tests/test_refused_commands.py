@@ -22,10 +22,7 @@ _COMMANDS = {
         ("gpt3-175b-h100-768 --measured none.csv", "no such file"),
         ("gpt3-175b-h100-768 --trace none", "no such file"),
         ("gpt3-175b-h100-768 --step-time 1 --trace x", "Give one of"),
-        (
-            "gpt3-175b-h100-768 --step-time 2 --unit ms",
-            "`--column` and `--unit` are those of",
-        ),
+        ("gpt3-175b-h100-768 --step-time 2 --unit ms", "`--column` and `--unit` are those of"),
         ("gpt3-175b-h100-768 --log steps.csv --batch 8", "describe the job of a --log; drop them"),
         ("--log steps.csv", "give JOB, or --config"),
         ("gpt3-175b-h100-768 --log .", "this is a folder"),

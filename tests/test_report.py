@@ -4,7 +4,6 @@ import dataclasses
 import html.parser
 import importlib.metadata
 import itertools as it
-import json
 import pathlib
 import re
 import shlex
@@ -260,11 +259,12 @@ def no_simulation(report, monkeypatch):
     return asked
 
 
-def test_report_on_the_command_line(no_simulation, report, tmp_path, capsys):
+def test_report_on_the_command_line(no_simulation, report, tmp_path, answered):
     out = tmp_path / "report.html"
     words = ["report", "megatron-22b-a100-8", "--set", "layout.dp=1", "--seed", "3"]
-    assert main([*words, "--quantile", "0.9", "--objective", "mean", "--out", str(out)]) == 0
-    assert str(out) in capsys.readouterr().out
+    assert str(out) in answered(
+        [*words, "--quantile", "0.9", "--objective", "mean", "--out", str(out)]
+    )
     _read(out.read_text())
     (asked,) = no_simulation
     assert asked["objective"] == prism.Mean()
@@ -278,8 +278,7 @@ def test_report_on_the_command_line(no_simulation, report, tmp_path, capsys):
     parser, _ = make_parser()
     for command in commands.values():  # Each is one that the command line takes.
         assert parser.parse_args(shlex.split(command)[1:]).run is not None
-    assert main([*words, "--out", str(out), "--force", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*words, "--out", str(out), "--force", "--json"])
     assert found["step_time_s"]["mean"] == report.law.mean
 
 

@@ -72,7 +72,6 @@ def family(key):
 
 def sizes(key):
     found = re.search(r"/p(\d+)/m(\d+)(?:/v(\d+))?", key)
-    assert found is not None
     return tuple(int(n) for n in found.groups(default=1))
 
 

@@ -1,7 +1,6 @@
 """Sensitivities, what-ifs and critical paths, against differences and closed forms."""
 
 import dataclasses
-import json
 
 import equinox as eqx
 import jax
@@ -34,7 +33,6 @@ from prism_jax.analysis._jackknife import (
     without_groups,
 )
 from prism_jax.analysis._knobs import slopes as slopes_of, turned
-from prism_jax.cli import main
 from prism_jax.engine import simulated_steps
 from prism_jax.latency import Gamma, LogNormal, Mixture, Normal, Weibull, scale_spread
 from prism_jax.maxplus import critical_ops, latest_ends, op_ends, to_levels
@@ -78,8 +76,6 @@ def test_derivatives_are_those_of_differences():
         gap, allowed = abs(ours.value - truth), 4 * noise + 0.01 * abs(truth)
         assert gap < allowed, (label, ours, truth)
     spread, relative = rows["rank"].spread, rows["rank"].spread_elasticity
-    assert spread is not None
-    assert relative is not None
     assert relative.value == pytest.approx(spread.value / found.value.value, rel=1e-4)
     expected_error = spread.standard_error / found.value.value
     assert relative.standard_error == pytest.approx(expected_error, rel=0.05)
@@ -106,13 +102,9 @@ def test_gains_add_up_to_the_whole_where_parts_do():
     expected = 12 * 1e-3 * size  # A first-order rate: two stalls in a step are rarer still.
     rows = {row.name: row for row in found.parts}
     stalls, gemm = rows["stalls of gemm"], rows["gemm"]
-    assert stalls.gain is not None
-    assert stalls.spread is not None
     assert stalls.gain.value == pytest.approx(expected, rel=0.05)
     assert stalls.spread.value == pytest.approx(expected, rel=0.05)
-    assert gemm.mean is not None
     assert gemm.mean.value == pytest.approx(18.0, rel=1e-3)
-    assert gemm.gain is not None
     assert gemm.gain.value == pytest.approx(0, abs=4 * gemm.gain.standard_error + 1e-6)
     whole, total = found.whole_gain, found.sum_of_gains
     error = np.hypot(whole.standard_error, total.standard_error)
@@ -201,7 +193,6 @@ def test_conditional_probabilities_have_derivatives(varying):
     threshold = float(np.quantile(simulated_steps(program, **options).steps, 0.9))
     found = figure(program, Exceedance(threshold), **options)
     simulated = found.simulated
-    assert simulated.exceedance is not None
     assert simulated.exceedance.last == varying
     slopes = figure_gradient(found).latencies.mean
     assert np.all(np.isfinite(slopes))
@@ -369,7 +360,6 @@ def test_criticality_is_the_derivative_of_the_mean():
     for stage in range(3):
         row = rows[f"stage {stage}"]
         share = found.stages["share"][stage] * steps.mean()
-        assert row.mean is not None
         assert share == pytest.approx(row.mean.value, abs=5 * row.mean.standard_error)
     assert np.all(found.stages["probability"] == 1)  # Every microbatch passes through all.
     first = (found.ops["phase"] == "F") & (found.ops["microbatch"] == 0)
@@ -446,30 +436,29 @@ _JOB = "megatron-22b-a100-8"
 
 
 @pytest.mark.slow
-def test_the_commands(capsys):
+def test_the_commands(answered):
     # All in one, for they share what is compiled.
     words = ["sensitivity", _JOB, "--samples", "2000", "--objective", "p90", "--json"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(words)
     assert found["unit"] == "s"
     assert {part["group"] for part in found["parts"]} >= {"kernel", "stage", "rank"}
     words = ["whatif", _JOB, "--samples", "2000", "--slow-rank", "stage=0:1.5", "--json"]
-    assert main([*words, "--kernel", "all_reduce:0.5"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*words, "--kernel", "all_reduce:0.5"])
     assert found["changes"]["slow rank stage=0:1.5"]["mean"]["value"] > 0.3
     assert found["changes"]["kernel all_reduce:0.5"]["mean"]["value"] < 0
-    assert main(["criticality", _JOB, "--samples", "500", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["criticality", _JOB, "--samples", "500", "--json"])
     assert found["ranks"][0]["probability"] == 1
     assert found["exposed_communication"]["p5"] <= found["exposed_communication"]["p95"]
     words = ["--samples", "1000", "--json"]
     costs = ["--cost", "gemm=1", "--cost", "rank=2", "--budget", "1"]
-    assert main(["improve", _JOB, *words, *costs, "--iterations", "3"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["improve", _JOB, *words, *costs, "--iterations", "3"])
     assert found["after"]["value"] < found["before"]["value"]
     target = str((found["before"]["value"] + found["after"]["value"]) / 2)
-    assert main(["target", _JOB, *words, "--part", "rank", "--at", target]) == 0
-    assert 0 < json.loads(capsys.readouterr().out)["factor"]["value"] < 1
+    assert (
+        0
+        < answered(["target", _JOB, *words, "--part", "rank", "--at", target])["factor"]["value"]
+        < 1
+    )
 
 
 @pytest.mark.parametrize(("sigma", "objective"), [(0.0, Std()), (0.1, Exceedance(100.0))])

@@ -1,5 +1,4 @@
 import itertools as it
-import json
 import pathlib
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
-from prism_jax.cli import main
 from prism_jax.cluster import (
     MeasuredLatencies,
     attention_sizes,
@@ -250,21 +248,18 @@ def csv(tmp_path):
     return _write(tmp_path / "kernels.csv", rows + more + some)
 
 
-def test_the_command_fits_tests_and_writes(csv, tmp_path, capsys):
+def test_the_command_fits_tests_and_writes(csv, tmp_path, answered, refused):
     out = str(tmp_path / "out")
     words = ["fit-kernels", csv, "--device", "mine", "--out", out]
-    assert main([*words, "--ask", "gemm bf16 m=99999 n=512 k=512"]) == 0
-    text = capsys.readouterr().out
+    text = answered([*words, "--ask", "gemm bf16 m=99999 n=512 k=512"])
     assert "`m` is 99999, beyond the fitted range from 256 to 16384" in text
     (table,) = read_shapes(pathlib.Path(out) / "shapes.csv")["gemm bf16"]
     assert shape_latency(table, {"m": 512, "n": 512, "k": 512}) == pytest.approx(
         _law(512, 512, 512), rel=0.01
     )
-    assert main(words) == 2
-    assert "--force" in capsys.readouterr().err
+    assert "--force" in refused(words)
     asked = ["--ask", "gemm bfloat16 m=512 n=512 k=512", "--force", "--json", "--sms", "132"]
-    assert main([*words, *asked]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*words, *asked])
     assert found["asked"]["outside"] == []
     assert "within the fitted range" in found["asked"]["text"]
     assert found["asked"]["latency_s"] == pytest.approx(_law(512, 512, 512), rel=0.01)

@@ -28,7 +28,6 @@ def _bytes(block, kind):
     for kernel, times in kernels_of(block).items():
         if kernel.kind == kind:
             named = re.match(r"(\d+)B ([a-z-]+\d+)", kernel.size)
-            assert named is not None
             found[named[2]] = found.get(named[2], 0) + times * int(named[1])
     return found
 

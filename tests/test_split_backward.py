@@ -1,4 +1,4 @@
-"""Backwards in two halves, and models that are there twice, down to the ends of a program."""
+"""Backwards in two halves, models that are there twice, and forwards alone."""
 
 from collections import Counter
 from typing import Any
@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.workload import block_mean, rows_of
+from prism_jax.data import load_job
+from prism_jax.lowering import job_parts
+from prism_jax.prediction import constant_step, predict
+from prism_jax.schedule import ForwardOnly, order_of
+from prism_jax.workload import block_mean, lower, rows_of
 
-from .helpers import lower_job
+from .helpers import compile_with, lower_job
 
 
 def _changed(job, part, **changes):
@@ -88,3 +92,99 @@ def test_microbatches_of_two_chains_have_data_of_their_own():
     # There is one replica, but two copies of each stage, which reduce their gradients.
     assert program.num_replicas == 1
     assert (program.sinks.reduction >= 0).all()
+
+
+_KINDS = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "chimera", "hanayo"]
+_SMALL = "megatron-22b-a100-8"
+_ALONE = "training.forward_only=true"
+
+
+def _brute_force(schedule, latency):
+    """When the last forward ends: each after the one before it on its rank, and after that of the
+    stage before its own in its chain.
+    """
+    ends, free = {}, [0.0] * schedule.num_ranks
+    left = [list(order) for order in schedule.orders()]
+    while any(left):
+        before = sum(map(len, left))
+        for rank, order in enumerate(left):
+            while order:
+                stage, microbatch = map(int, order[0].split("F"))
+                source = None if stage in schedule.chain_starts else (stage - 1, microbatch)
+                if source is not None and source not in ends:
+                    break
+                start = max(free[rank], 0.0 if source is None else ends[source])
+                ends[stage, microbatch] = free[rank] = start + latency[stage]
+                order.pop(0)
+        assert sum(map(len, left)) < before
+    return max(free)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_forwards_of_a_schedule_run_in_its_order(kind):
+    virtual = 2 if kind in ("interleaved-1f1b", "zbv", "hanayo") else 1
+    config = prism.data.ScheduleConfig(kind, 8, virtual_stages=virtual)
+    whole = order_of(config, prism.Layout(pp=4))
+    alone = order_of(config, prism.Layout(pp=4), prism.data.Training(1, 8, forward_only=True))
+    assert alone == ForwardOnly(whole)
+    latency = np.random.default_rng(0).uniform(1, 2, alone.num_stages)
+    found = prism.evaluate(alone, forward=latency[:, None], backward=1.0).makespan
+    assert found == pytest.approx(_brute_force(alone, latency))
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 4])
+def test_the_pipeline_fills_once(virtual):
+    """p ranks, m microbatches, v stages a rank, all equal: v m + p - 1 forwards of a stage."""
+    config = prism.data.ScheduleConfig(
+        "1f1b" if virtual == 1 else "interleaved-1f1b", 8, virtual_stages=virtual
+    )
+    order = ForwardOnly(order_of(config, prism.Layout(pp=4)))
+    assert prism.evaluate(order, forward=1.0, backward=1.0).makespan == virtual * 8 + 4 - 1
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b-h100-4096", _SMALL, "deepseek-v3-h800-2048"])
+def test_a_step_of_forwards_is_predicted_as_it_is_simulated(name):
+    job = load_job(name, [_ALONE])
+    assert job.kernels is not None
+    found = predict(job)
+    assert found.mean == pytest.approx(constant_step(job)(job.kernels), rel=1e-12)
+    assert sum(found.breakdown.values()) == pytest.approx(found.mean, rel=1e-12)
+    assert set(found.phases) <= {"F"}
+    assert not {"optimizer", "exposed dp"} & set(found.breakdown)
+
+
+def test_a_law_of_forwards_is_that_of_their_constants():
+    job = load_job(_SMALL, [_ALONE])
+    program = compile_with(job, prism.Variability())
+    law = prism.simulate(program, num_samples=256, key=jax.random.key(0), sampling="plain")
+    assert law.mean == pytest.approx(predict(job).mean, rel=1e-5)
+
+
+def test_forwards_have_a_third_of_the_products_and_no_gradients():
+    both, alone = (predict(load_job(_SMALL, more)) for more in ((), (_ALONE,)))
+    assert alone.flop_per_s * alone.mean == pytest.approx(both.flop_per_s * both.mean / 3)
+    assert alone.mean < both.mean / 2.5
+
+
+def test_memory_of_forwards_is_parameters_and_a_layer():
+    job = load_job(_SMALL, [_ALONE])
+    whole, found = prism.memory(load_job(_SMALL)), prism.memory(job)
+    for one, other in zip(whole.ranks, found.ranks, strict=True):
+        assert one.parts["parameters"] == other.parts["parameters"]
+        assert not {"gradients", "optimizer"} & set(other.parts)
+    more = ["schedule.num_microbatches=8", _ALONE]
+    assert prism.memory(load_job(_SMALL, more)).fullest.bytes == found.fullest.bytes
+
+
+def test_no_published_step_has_forwards_alone():
+    error = prism.expected_error(load_job(_SMALL, [_ALONE]))
+    assert error.num_runs == 0
+    assert error.spread > prism.expected_error(load_job(_SMALL)).spread
+
+
+def test_tail_of_a_forward_pass_has_only_host_time():
+    job = load_job(_SMALL, [_ALONE])
+    order = order_of(job.schedule, job.layout, job.training)
+    work = lower(job_parts(job), order.stage_to_rank)
+    assert not any(work.reductions)
+    assert {k.kind for one, _ in work.tail for k, _ in one.kernels} <= {"host"}

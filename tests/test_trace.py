@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -29,6 +28,8 @@ from prism_jax.trace import (
     read_runs,
     stages_of_ranks,
 )
+
+from .helpers import law_of_profile
 
 
 _TRACES = ("stage_imbalance", "slow_worker")
@@ -170,9 +171,7 @@ def test_components_are_recovered_from_a_made_trace():
     residual = laws["forward-compute", "residual"]
     spread = {"lognormal": "sigma", "normal": "std", "gamma": "cv"}[residual.family]
     assert residual.parameters[spread] == pytest.approx(0.01, rel=0.1)
-    law = simulate(
-        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
-    )
+    law = law_of_profile(profile)
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), rel=4 * measured.std() / measured.mean() / 7)
     assert 0.67 < law.std / measured.std() < 1.5
@@ -252,7 +251,7 @@ def test_a_law_is_scaled_where_chance_does_not_explain_its_mean():
     trace = _made_trace(_job(), 20, _alike, seed=6)
     profile, times = prism.fit_profile(trace), trace.step_times()
     assert profile.fitted.level == 1
-    law = _law_of(profile)
+    law = law_of_profile(profile)
     for factor in (0.92, 0.98, 1.05):
         steps = factor * times / times.mean() * law.mean
         scaled = match_steps(profile, steps)
@@ -260,7 +259,7 @@ def test_a_law_is_scaled_where_chance_does_not_explain_its_mean():
         chance = max(steps.std(ddof=1), law.std) ** 2 / len(steps) / steps.mean() ** 2
         level = 1 / (1 + off * (1 - chance / off**2))
         assert scaled.fitted.level == pytest.approx(level, rel=1e-3)
-        assert _law_of(scaled).mean == pytest.approx(level * law.mean, rel=1e-4)
+        assert law_of_profile(scaled).mean == pytest.approx(level * law.mean, rel=1e-4)
         assert "scaled by" in scaled.fitted.notes[-1]
     late = np.where(np.arange(20) == 7, 10 * times, times)
     assert match_steps(profile, late).fitted.level == 1
@@ -278,12 +277,6 @@ def test_the_ladder_ends_at_the_level():
     assert (stalls.name, level.name) == ("stalls", "level")
     assert level.mean_s == pytest.approx(profile.fitted.level * stalls.mean_s)
     assert ladder(trace, prism.fit_profile(trace))[-1].mean_s == pytest.approx(stalls.mean_s)
-
-
-def _law_of(profile):
-    return simulate(
-        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
-    )
 
 
 def _alike(kind, worker, call, rng):
@@ -317,9 +310,7 @@ def test_a_fit_has_the_mean_of_its_own_steps(blocking):
     schedule = msgspec.structs.replace(job.schedule, blocking=blocking)
     trace = _made_trace(msgspec.structs.replace(job, schedule=schedule), 60, _alike, seed=5)
     profile = prism.fit_profile(trace)
-    law = simulate(
-        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
-    )
+    law = law_of_profile(profile)
     steps = trace.step_times()
     noise = np.std(steps, ddof=1) / np.sqrt(len(steps)) / np.mean(steps)
     assert abs(law.mean / np.mean(steps) - 1) < 2 * noise < 0.001
@@ -354,9 +345,7 @@ def test_a_profile_has_the_law_of_a_workers_step_factor(tmp_path, sigma):
     assert _laws_and_components(prism.load_profile(tmp_path / "p")) == (laws, found)
     # Nothing of it is left for the step as a whole, and steps spread as they did.
     assert found["step"][0] < 3 * found["step"][1]
-    law = simulate(
-        prism.compile_profile(profile), num_samples=20_000, key=jax.random.key(0), sampling="plain"
-    )
+    law = law_of_profile(profile)
     measured = trace.step_times()
     assert law.mean == pytest.approx(measured.mean(), abs=4 * measured.std() / np.sqrt(60))
     assert law.std == pytest.approx(measured.std(), rel=4 / np.sqrt(2 * 60))
@@ -572,7 +561,7 @@ def test_crps_of_a_known_law():
     assert crps(quantiles, values) == pytest.approx(1 / np.sqrt(np.pi), rel=0.01)
 
 
-def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
+def test_fit_score_and_simulate_from_the_command_line(tmp_path, answered, refused, capsys):
     trace = _made_trace(_job(), 20, _plain)
     _rows(trace).write_parquet(tmp_path / "t.parquet")
     (tmp_path / "job.toml").write_text(
@@ -581,16 +570,13 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
     times = pl.DataFrame({"step_time_s": trace.step_times()})
     times.write_csv(tmp_path / "steps.csv")
     words = ["fit", f"{tmp_path}/t.parquet", "--job", f"{tmp_path}/job.toml", "--steps", "::2"]
-    assert main([*words, "--out", f"{tmp_path}/p", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_steps"] == 10
+    assert answered([*words, "--out", f"{tmp_path}/p", "--json"])["num_steps"] == 10
     words = ["score", f"{tmp_path}/p", "--against", f"{tmp_path}/steps.csv", "--steps", "1::2"]
-    assert main([*words, "--samples", "20000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*words, "--samples", "20000", "--json"])
     assert abs(found["mean_error"]["value"]) < 0.02
     (tmp_path / "same.csv").write_text("step_time_s\n1.5\n1.5\n1.5\n")
     words = ["score", f"{tmp_path}/p", "--against", f"{tmp_path}/same.csv", "--samples", "2000"]
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["std_ratio"]["value"] is None
+    assert answered([*words, "--json"])["std_ratio"]["value"] is None
     assert main(words) == 0
     said = capsys.readouterr()
     assert "nan" not in said.out
@@ -599,8 +585,7 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
     (tmp_path / "same.csv").write_text("step_time_s\n1e9\n1.5\n1.5\n")
     assert main(words) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) < 100
-    assert main(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"]) == 0
-    law = json.loads(capsys.readouterr().out)
+    law = answered(["simulate", f"{tmp_path}/p", "--samples", "20000", "--json"])
     assert law["step_time_s"]["mean"] == pytest.approx(trace.step_times().mean(), rel=0.02)
     for words, what in (
         (
@@ -623,8 +608,7 @@ def test_fit_score_and_simulate_from_the_command_line(tmp_path, capsys):
         (["score", f"{tmp_path}/p", "--against", f"{tmp_path}/t.parquet"], "step_time_s"),
         (["simulate", f"{tmp_path}/p", "--set", "layout.dp=4"], "profile"),
     ):
-        assert main(words) == 2
-        assert what in capsys.readouterr().err
+        assert what in refused(words)
 
 
 def test_too_few_steps_are_refused():

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import random
 
 import jax
@@ -9,7 +8,6 @@ from scipy.special import gamma, ndtr
 from scipy.stats import poisson
 
 import prism_jax as prism
-from prism_jax.cli import main
 from prism_jax.data import Cause, Failures, load_failures
 from prism_jax.prediction import levels_of_law
 from prism_jax.runs import RunCosts, best_interval, training_run
@@ -413,11 +411,10 @@ def test_slow_sets_of_gpus_make_slow_runs_unless_they_are_replaced():
 
 @pytest.mark.parametrize("words", [("--interval", "10", "--blocking", "600"), ("--interval", "0")])
 def test_checkpoints_that_take_too_long_are_refused_before_steps_are_simulated(
-    words, capsys, monkeypatch
+    words, refused, monkeypatch
 ):
     job = ["run", "megatron-22b-a100-8", "--steps", "100000", *words]
-    assert main(job) == 2
-    error = capsys.readouterr().err
+    error = refused(job)
     assert "longer interval" in error
     assert "compiling" not in error
     # Nor does the function simulate.
@@ -428,11 +425,10 @@ def test_checkpoints_that_take_too_long_are_refused_before_steps_are_simulated(
         prism.training_run(program, **options)
 
 
-def test_the_command_prints_the_law_of_a_run(capsys):
+def test_the_command_prints_the_law_of_a_run(answered):
     """That of Python, at the levels that the job's error and runs have."""
     words = ["megatron-22b-a100-8", "--samples", "256", "--runs", "500", "--deadline", "20"]
-    assert main(["run", *words, "--steps", "1000000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["run", *words, "--steps", "1000000", "--json"])
     assert found["days"]["p5"] < found["days"]["p50"] < found["days"]["p95"]
     low, high = found["probability_interval_95"]
     assert 0 <= low <= found["probability"] <= high <= 1
@@ -453,8 +449,7 @@ def test_the_command_prints_the_law_of_a_run(capsys):
     assert found["days"]["mean"] == law.mean.value
     # Of fewer steps than tell the error of their mean, none is known.
     few = ["megatron-22b-a100-8", "--samples", "8", "--runs", "100", "--deadline", "20", "--json"]
-    assert main(["run", *few, "--steps", "1000"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(["run", *few, "--steps", "1000"])
     assert (found["probability"], found["probability_interval_95"]) == (1, [None, None])
 
 
@@ -476,15 +471,13 @@ def test_ctrl_c_leaves_the_law_of_the_runs_so_far(monkeypatch, ctrl_c):
     np.testing.assert_array_equal(part.days, whole.days)
 
 
-def test_tokens_give_the_steps_and_a_price_the_cost(capsys):
+def test_tokens_give_the_steps_and_a_price_the_cost(answered, refused):
     job = prism.load_job("megatron-22b-a100-8")
     words = ["run", "megatron-22b-a100-8", "--samples", "64", "--runs", "100", "--json"]
     tokens = 1000 * job.tokens_per_step - 1  # The last step counts whole.
-    assert main([*words, "--tokens", str(tokens), "--price", "2.5"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*words, "--tokens", str(tokens), "--price", "2.5"])
     assert found["steps"] == 1000
     assert found["gpu_hours"] == pytest.approx(8 * 24 * found["days"]["mean"])
     assert found["cost"] == 2.5 * found["gpu_hours"]
     for both in ([], ["--tokens", "1e9", "--steps", "5"]):
-        assert main([*words, *both]) == 2
-        assert "give one of them" in capsys.readouterr().err
+        assert "give one of them" in refused([*words, *both])

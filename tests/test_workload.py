@@ -55,8 +55,6 @@ def _collective_bytes(block: Block) -> Counter[str]:
 def test_flop_of_unfused_gpt_equals_korthikanti(name, recompute):
     job = load_job(name, (f"training.recompute={recompute}",))
     model, training = job.model, job.training
-    assert model is not None
-    assert training is not None
     sequences = job.schedule.num_microbatches * training.microbatch_size
     s, h, L, V = training.sequence_length, model.hidden_size, model.num_layers, model.vocab_size
     layers = 24 * sequences * s * L * h**2
@@ -84,7 +82,6 @@ def test_flop_of_flash_attention_models(overrides):
     job = load_job(_H100, overrides)
     model, training = job.model, job.training
     assert model is not None
-    assert training is not None
     tokens = training.sequence_length * job.schedule.num_microbatches
     bare = msgspec.structs.replace(model, bias=False)  # Matrices and norms.
     norms = (2 * model.num_layers + 1) * model.hidden_size * (2 - (model.norm == "rmsnorm"))
@@ -181,12 +178,9 @@ def test_parts_that_are_sent_are_gathered(virtual):
     num_bytes, job = 2 * 2048 * 12288, load_job(_H100)
     assert {k.size.split("B")[0] for k in plain.send_recv.values()} == {str(num_bytes)}
     assert {k.size.split("B")[0] for k in scattered.send_recv.values()} == {str(num_bytes // 4)}
-    assert job.cluster is not None
-    assert job.kernels is not None
     # Over NVLink three quarters of the tensor arrive, in three hops.
     link = job.cluster.links[0]
     table = job.kernels.find_efficiency("all_gather", link.name)
-    assert table is not None
     efficiency = table.at(num_bytes)
     gather = 0.75 * num_bytes / (link.bandwidth_bytes_per_s * efficiency) + 3 * link.latency_s
     for name, without in (("forward", 0), ("backward", -1), ("backward_input", -1)):
@@ -288,7 +282,6 @@ def test_gradients_are_reduced_over_replicas_and_context():
     (segment, times), *rest = workload.reduce_scatter[3]
     assert times == 1
     assert not rest
-    assert segment.collective is not None
     assert segment.collective.kind == "reduce_scatter"
     # Each rank has all of two norms and of the biases of what it adds to the hidden states.
     copied = 6 * job.model.hidden_size
@@ -342,8 +335,6 @@ def test_all_means_are_positive_and_named_apart():
 @pytest.mark.parametrize("name", [_H100, _A100])
 def test_each_kind_of_kernel_has_a_law_and_each_collective_a_link(name):
     job = load_job(name)
-    assert job.kernels is not None
-    assert job.cluster is not None
     workload = lower_job(job)
     links = {link.name for link in job.cluster.links}
     blocks = (*workload.forward, *workload.backward, *workload.reduce_scatter, workload.tail)
