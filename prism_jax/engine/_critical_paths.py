@@ -52,7 +52,7 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     run, sinks = simulated.run, simulated.run.program.sinks.number
     levels = run.program.levels
     cell = cells(levels)[: levels.num_ops]
-    number = int(np.clip(_MOST_OPS // run.plan.structure.graph.levels.ops.size, 16, TILE))
+    number = int(np.clip(_MOST_OPS // run.plan.structure.replica.levels.ops.size, 16, TILE))
     lead, deciders = run.sampling and run.sampling.lead, simulated.deciders
     of_steps = chosen.astype(np.uint32), deciders.ends[chosen], deciders.regime[chosen]
     every_ready, _ = composed(run, *of_steps)
@@ -102,4 +102,4 @@ def _latencies(shared, ids):
     plan: Plan
     plan, lead, key = shared
     drawn = replica_latencies(plan, led(plan, lead, ids, key)[0], key)
-    return cell_latencies(plan.structure.graph.levels, drawn, len(ids), plan.dtype)
+    return cell_latencies(plan.structure.replica.levels, drawn, len(ids), plan.dtype)

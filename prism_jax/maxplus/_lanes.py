@@ -20,11 +20,9 @@ def cells(levels: Levels) -> Int[np.ndarray, " ops_joins_and_none"]:
     return cell
 
 
-def in_lanes(
-    levels: Levels, of_ops: Shaped[np.ndarray, " ops"]
-) -> Shaped[np.ndarray, "levels width"]:
-    """A number for each op, where its lane is; zero in other lanes."""
-    return np.append(of_ops, np.zeros(levels.num_joins + 1, of_ops.dtype))[levels.nodes]
+def in_lanes(levels: Levels, of_ops: Any) -> Shaped[np.ndarray, " cells"]:
+    """A number for each op, in its cell; zero in other cells."""
+    return np.append(of_ops, np.zeros(levels.num_joins + 1, of_ops.dtype))[levels.nodes].ravel()
 
 
 def _bits(levels: Levels) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from ._compile import (
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._program import (
     Adjustment as Adjustment,
+    Ops as Ops,
     Program as Program,
     Rows as Rows,
     Sinks as Sinks,

@@ -42,16 +42,20 @@ class Adjustment(eqx.Module):
 
 
 class Ops(eqx.Module):
-    """Describes each op of the graph, with one entry per op.
+    """Describes each op of the graph, with one entry per op. Those of a plan are in the order of
+    their cells (`Levels`), and have no phases.
 
     **Attributes:**
 
     - `phase`: `F` (forward), `B` (backward), `I` (backward-input), `W` (backward-weight), `FB` (an
         overlapped pair), or `SR` (send_recv). Static.
     - `stage`: the (global virtual) stage of the op; for a send_recv, the stage that sends.
-    - `microbatch`: the microbatch of the op.
+    - `microbatch`: the microbatch of the op; in a plan, -1 where its data make no difference.
     - `rank`: the pipeline rank that the op runs on; for a send_recv, the rank that sends.
     - `row`: the entry of `Rows` that the op belongs to.
+    - `group`: the group of the program's adjustment; of a plan.
+    - `load`: which loads the op has: those of its stage and microbatch, or -1 for none; of a plan,
+        where loads are unequal.
     """
 
     phase: tuple[str, ...] = eqx.field(static=True)
@@ -59,6 +63,8 @@ class Ops(eqx.Module):
     microbatch: Int[AnyArray, " ops"]
     rank: Int[AnyArray, " ops"]
     row: Int[AnyArray, " ops"]
+    group: Int[AnyArray, " ops"] | None = None
+    load: Int[AnyArray, " ops"] | None = None
 
     @property
     def is_send_recv(self) -> Bool[np.ndarray, " ops"]:

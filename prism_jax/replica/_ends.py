@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
-from ..program import Program
+from ..program import Ops, Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
 from ._class_laws import class_laws
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
@@ -118,7 +118,7 @@ def _sampled_ends(plan: Plan, sample_ids: UInt32[Array, " samples"], words: KeyD
 def replica_ends(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "sinks samples"]:
     """`sample_replica_ends` from a plan, for as many sinks as there is room for."""
     latencies = replica_latencies(plan, sampled, key)
-    return propagate(plan.structure.graph.levels, latencies, len(sampled.ids), plan.dtype)
+    return propagate(plan.structure.replica.levels, latencies, len(sampled.ids), plan.dtype)
 
 
 def replica_end(
@@ -126,7 +126,7 @@ def replica_end(
 ) -> Float[Array, " samples"]:
     """The end of one sink in each sample: see `propagate_to`."""
     latencies = replica_latencies(plan, sampled, key)
-    return propagate_to(plan.structure.graph.levels, latencies, sink, plan.dtype)
+    return propagate_to(plan.structure.replica.levels, latencies, sink, plan.dtype)
 
 
 def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
@@ -138,24 +138,24 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     if structure.classes.worker is not None and worker_step is not None:
         # The moments are those given the product of both.
         slowest, worker_step = slowest * worker_step, None
-    law = _class_law(plan, sampled.regimes, slowest, worker_step, other_gpus)
-    rows = jax.tree.map(lambda _: structure.graph.row, law)
+    law, ops = _class_law(plan, sampled.regimes, slowest, worker_step, other_gpus), _by_lane(plan)
+    rows = jax.tree.map(lambda _: ops.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
         assert plan.tables.loading is not None
-        loading = _by_regime(plan.tables.loading[structure.graph.rows.class_], sampled.regimes)
+        loading = _by_regime(plan.tables.loading[structure.replica.rows.class_], sampled.regimes)
         law = replace(law, microbatch=_microbatches(plan, sampled, key), loading=loading)
-        rows = replace(rows, microbatch=structure.graph.microbatch, loading=structure.graph.row)
-    if structure.graph.load is not None:
+        rows = replace(rows, microbatch=ops.microbatch, loading=ops.row)
+    if ops.load is not None:
         assert plan.tables.load is not None
-        sway = _by_regime(plan.tables.load[0, structure.graph.rows.class_], sampled.regimes)
+        sway = _by_regime(plan.tables.load[0, structure.replica.rows.class_], sampled.regimes)
         law = replace(law, load=_loads(plan, sampled, key), sway=sway)
-        rows = replace(rows, load=structure.graph.load, sway=structure.graph.row)
+        rows = replace(rows, load=ops.load, sway=ops.row)
     if (adjustment := plan.tables.adjustment) is not None:
         spread = replace(law.class_law, spread=adjustment.spread[:, None])
         law = replace(law, factor=adjustment.latency[:, None], class_law=spread)
-        spread = replace(rows.class_law, spread=structure.graph.group)
-        rows = replace(rows, factor=structure.graph.group, class_law=spread)
+        spread = replace(rows.class_law, spread=ops.group)
+        rows = replace(rows, factor=ops.group, class_law=spread)
     if sampled.leading is not None:
         axes, scores = sampled.leading
         # The last row stands for "not given".
@@ -173,6 +173,14 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     )
 
 
+def _by_lane(plan: Plan) -> Ops:
+    """The ops in their lanes, or in one line where there are no levels."""
+    replica = plan.structure.replica
+    if replica.levels is None:
+        return replica.ops
+    return jax.tree.map(lambda x: x.reshape(replica.levels.ops.shape), replica.ops)
+
+
 def _by_regime(table: Float[Array, "rows regimes"], regimes: Int[Array, " samples"]):
     """The column of each sample, or a single one if there is one regime."""
     return table[:, regimes] if table.shape[1] > 1 else table
@@ -180,7 +188,7 @@ def _by_regime(table: Float[Array, "rows regimes"], regimes: Int[Array, " sample
 
 def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLaw:
     """The laws of all rows in each sample, or in a single one if samples do not differ."""
-    graph, nodes = plan.structure.graph, plan.tables.nodes
+    replica, nodes = plan.structure.replica, plan.tables.nodes
     # Laws are the same for all samples where neither compute nor the network makes a difference.
     if plan.tables.moments.shape[2] == 1:
         regimes = jnp.zeros((1,), jnp.int32)
@@ -192,11 +200,11 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
         factor = jnp.broadcast_to(factor, (len(factor), number))
         # Communication has no GPU: the last row.
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
-        return factor[graph.rows.rank]
+        return factor[replica.rows.rank]
 
     shared = [None if x is None else of_rows(x) for x in (worker_step, other_gpus)]
     return class_laws(
-        plan, graph.rows.class_, graph.mixed, of_rows(slowest), nodes, regimes, *shared
+        plan, replica.rows.class_, replica.mixed, of_rows(slowest), nodes, regimes, *shared
     )
 
 
@@ -239,7 +247,7 @@ def _slowest(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks 
 
 def _other_gpus(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "ranks samples"] | None:
     """The score of each rank's GPUs other than the slowest."""
-    if plan.tables.shared is None or not plan.structure.graph.mixed.collapsed:
+    if plan.tables.shared is None or not plan.structure.replica.mixed.collapsed:
         return None
     return _scores(plan, sampled, key, Stream.OTHER_GPUS, plan.structure.ranks)
 
@@ -257,13 +265,13 @@ def _worker_steps(
 
 def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The factor of each microbatch's data, and a final one for ops without a microbatch."""
-    graph, table = plan.structure.graph, plan.tables.microbatch
+    replica, table = plan.structure.replica, plan.tables.microbatch
     assert table is not None
-    if graph.set_length:
+    if replica.set_length:
         factors = _sets(plan, sampled, key)
     else:
         axis = sampled.leading and sampled.leading[0].microbatches
-        number = graph.num_microbatches
+        number = replica.num_microbatches
         z = _scores(plan, sampled, key, Stream.MICROBATCHES, number, axis)
         factors = look_up_one(table, z)
     return jnp.concatenate([factors, jnp.ones((1, len(sampled.ids)), plan.dtype)])
@@ -271,7 +279,7 @@ def _microbatches(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "r
 
 def _loads(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The standardised loads of each stage and microbatch, and a final zero for ops without."""
-    class_, table = plan.structure.graph.load_class, plan.tables.load
+    class_, table = plan.structure.replica.load_class, plan.tables.load
     assert class_ is not None
     assert table is not None
     axis = sampled.leading and sampled.leading[0].loads
@@ -282,9 +290,9 @@ def _loads(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows sam
 
 def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samples"]:
     """The factors of microbatches, where those of one replica in one step are drawn together."""
-    factors, length = plan.tables.microbatch, plan.structure.graph.set_length
+    factors, length = plan.tables.microbatch, plan.structure.replica.set_length
     assert factors is not None
-    microbatch = np.arange(plan.structure.graph.num_microbatches)
+    microbatch = np.arange(plan.structure.replica.num_microbatches)
     places = factors.shape[1] - length + 1
     words = fold(key, Stream.MICROBATCHES)
     sets = counters(int(microbatch[-1]) // length + 1)

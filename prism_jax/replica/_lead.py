@@ -71,7 +71,7 @@ def leading_axes(program: Program, plan: Plan, key: "jax.Array") -> Lead:
     row = np.full(len(gradient), _MOST_AXES)
     row[leading] = np.arange(len(leading))
     return Lead(
-        axes=_axes(program, plan, row, _MOST_AXES, np.asarray(plan.structure.graph.levels.ops)),
+        axes=_axes(program, plan, row, _MOST_AXES, np.asarray(plan.structure.replica.levels.ops)),
         order=order,
         direction=_direction(gradient, order, plan),
         shift=jax.device_put(np.asarray(shift, plan.dtype)),
@@ -132,14 +132,12 @@ def _in_one_line(program: Program, plan: Plan, op: Int[np.ndarray, " room"]) -> 
     cell = cells(program.levels)[op]
 
     def parts(plan: Plan):
-        graph = plan.structure.graph
-        kept = [graph.row, graph.microbatch, graph.group, graph.load]
-        return [*kept, graph.levels, graph.stall_op, plan.structure.sinks, plan.structure.tail]
+        replica = plan.structure.replica
+        kept = replica.ops, replica.levels, replica.stall_op
+        return [*kept, plan.structure.sinks, plan.structure.tail]
 
-    def of_ops(lanes):
-        return None if lanes is None else jax.device_put(np.asarray(lanes).reshape(-1)[cell])
-
-    replaced = [*map(of_ops, parts(plan)[:4]), None, None, None, None]
+    ops = jax.tree.map(lambda x: jax.device_put(np.asarray(x)[cell]), plan.structure.replica.ops)
+    replaced = [ops, None, None, None, None]
     return without_steps(eqx.tree_at(parts, plan, replaced, is_leaf=lambda x: x is None))
 
 
@@ -177,7 +175,7 @@ def _axes(
     many rows; and from the op at each place, or -1 for none.
     """
     parts = np.split(row, np.cumsum(_counts(program))[:-1])
-    graph, ranks = plan.structure.graph, plan.structure.ranks
+    replica, ranks = plan.structure.replica, plan.structure.ranks
 
     def padded(part: np.ndarray, room: int) -> Any:
         return jax.device_put(np.append(part, np.full(room - len(part), rows)).astype(np.int32))
@@ -185,9 +183,9 @@ def _axes(
     return Axes(
         ops=jax.device_put(np.append(parts[0], rows)[np.maximum(op, -1)].astype(np.int32)),
         ranks=padded(parts[1], ranks),
-        microbatches=padded(parts[2], graph.num_microbatches),
+        microbatches=padded(parts[2], replica.num_microbatches),
         worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
-        loads=None if graph.load_class is None else padded(parts[4], len(graph.load_class)),
+        loads=None if replica.load_class is None else padded(parts[4], len(replica.load_class)),
     )
 
 

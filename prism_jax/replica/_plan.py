@@ -51,7 +51,7 @@ class Tables(eqx.Module):
     - `load`: the standard deviation in seconds and the skewness of what ops of a stage and
         microbatch share by the loads of their layers, for each class, by regime; `None` if loads
         are equal.
-    - `stall_shares`: the share of each entry of `Graph.stall_op`; `stall_sizes` by kind.
+    - `stall_shares`: the share of each entry of `Replica.stall_op`; `stall_sizes` by kind.
     - `stall_slack`: by kind, class and regime, how much of a stall is hidden, in seconds.
     - `stall_meeting`: by class, how likely two stalls of an op are before the same wait.
     - `stall_counts`: the probabilities of 0, 1 ... stalls of a replica.
@@ -99,7 +99,7 @@ class Plan(eqx.Module):
 
 def without_graph(plan: Plan) -> Plan:
     """The plan of the parts after the ops; its compiled code serves all graphs."""
-    return eqx.tree_at(lambda plan: plan.structure.graph, plan, None)
+    return eqx.tree_at(lambda plan: plan.structure.replica, plan, None)
 
 
 def without_steps(plan: Plan) -> Plan:
@@ -115,7 +115,7 @@ def without_ops(plan: Plan) -> Plan:
     """The plan of the steps that replicas make; its compiled code serves all graphs, and programs
     the contents of whose blocks differ. No derivative goes through it.
     """
-    structure, parts = plan.structure, ["structure.graph", "tables.laws", "tables.skewness"]
+    structure, parts = plan.structure, ["structure.replica", "tables.laws", "tables.skewness"]
     if structure.reduced or structure.last.collapsed or structure.last.single:
         return _without(_without_contents(plan), *parts)
     return _without(plan, *parts, "structure.classes", "tables.residuals")

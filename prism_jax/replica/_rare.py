@@ -70,7 +70,7 @@ def pauses_of(
     key: KeyData,
 ) -> tuple[Pause, ...]:
     """The stalls of samples with given regimes of the network and numbers of stalls."""
-    ops, kinds = plan.structure.graph.stall_op, plan.structure.classes.stall_kind
+    ops, kinds = plan.structure.replica.stall_op, plan.structure.classes.stall_kind
     if ops is None or kinds is None:
         return ()
     entries = stall_entries(plan, sample_ids, number, key)
@@ -97,7 +97,7 @@ def stall_entries(
     number: Int[Array, " samples"],
     key: KeyData,
 ) -> Int[Array, "stalls samples"]:
-    """The entry of `Graph.stall_op` that each of so many stalls of a sample is, or -1 for none."""
+    """The entry of `stall_op` that each of so many stalls of a sample is, or -1 for none."""
     assert plan.tables.stall_shares is not None
     # An entry that cannot stall has no share, and is never drawn.
     shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))

@@ -1,8 +1,10 @@
 """The structure of a program, without the values of its parameters, as index arrays."""
 
 import dataclasses
+import functools as ft
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Real, UInt32
 
@@ -13,6 +15,7 @@ from ..loads import Loads
 from ..maxplus import Levels, in_lanes
 from ..program import (
     KINDS,
+    Ops,
     Program,
     Rows,
     Sets,
@@ -53,7 +56,7 @@ class Classes(eqx.Module):
     - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
     - `stalling`: whether a kernel has stalls of a kind; `None` if nothing stalls.
     - `stall_kind`, `stall_class`, `stall_calls`: the kind, the class of ops and the calls of each
-        entry of `Graph.stall_op`.
+        entry of `Replica.stall_op`.
     - `most_stalls`: the largest number of stalls of any stratum.
     - `tables`: whether some op needs the table of a law.
     - `stall_counts`: how many stalls of a sample there is room for.
@@ -74,18 +77,14 @@ class Classes(eqx.Module):
     stall_counts: int = eqx.field(static=True)
 
 
-class Graph(eqx.Module):
+class Replica(eqx.Module):
     """The ops of one replica.
 
     **Attributes:**
 
     - `levels`: the dependencies between ops.
-    - `row`, `microbatch`, `group`: for each lane, the row of its op; the microbatch whose data it
-        depends on, or -1 for none; and the group of the program's adjustment.
-    - `load`: for each lane, which loads its op has: those of its stage and microbatch, or -1 for
-        none; `None` where loads are equal.
-    - `load_class`: a class of ops that has these loads.
-    - `rows`: the pairs of class and rank.
+    - `ops`, `rows`: what the ops are.
+    - `load_class`: a class of ops that has each of the loads.
     - `stall_op`: the ops that may stall, with one entry for each of their kinds of stall; `None` if
         no op may.
     - `mixed`: the kinds of law that occur.
@@ -94,12 +93,9 @@ class Graph(eqx.Module):
     """
 
     levels: Levels
-    row: Int[AnyArray, "levels width"]
-    microbatch: Int[AnyArray, "levels width"]
-    group: Int[AnyArray, "levels width"] | None
-    load: Int[AnyArray, "levels width"] | None
-    load_class: Int[AnyArray, " pairs"] | None
+    ops: Ops
     rows: Rows
+    load_class: Int[AnyArray, " pairs"] | None
     stall_op: Int[AnyArray, " stalls"] | None
     mixed: Mixed
     num_microbatches: int = eqx.field(static=True)
@@ -112,7 +108,7 @@ class Structure(eqx.Module):
 
     **Attributes:**
 
-    - `graph`: the ops of one replica.
+    - `replica`: the ops of one.
     - `classes`: the arrays that tables depend on.
     - `sinks`: what the replicas reduce, and when.
     - `tail`: the class of the tail, or -1.
@@ -123,7 +119,7 @@ class Structure(eqx.Module):
     - `last`: the kinds of law of the tail.
     """
 
-    graph: Graph
+    replica: Replica
     classes: Classes
     sinks: Sinks
     tail: int | Int[AnyArray, ""]
@@ -138,7 +134,7 @@ def structure_of(program: Program) -> Structure:
     """The structure of a program, padded."""
     direct, tail = program.blocks.direct, np.array([program.tail])
     structure = Structure(
-        graph=_graph(program),
+        replica=_replica(program),
         classes=_classes(program),
         sinks=program.sinks,
         tail=program.tail,
@@ -153,16 +149,18 @@ def structure_of(program: Program) -> Structure:
 
 def sizes_of(structure: Structure, program: Program) -> dict[str, int]:
     """For how many of everything there is room."""
-    levels, stalls = structure.graph.levels, len(program.stall_ops)
-    num_levels, width, fan_in = levels.reads.shape
+    levels, stalls = structure.replica.levels, len(program.stall_ops)
+    number, width, fan_in = levels.reads.shape
+    num_levels = bucket(number, 1024, 4)
     return {
-        "levels": bucket(num_levels, 1024, 4),
+        "levels": num_levels,
+        "ops": num_levels * width,
         "width": width,
         "fan_in": bucket(fan_in, 2),
         "sinks": bucket(program.sinks.number, 16),
         "fan": bucket(levels.sinks.shape[1], 1),
         "rows": bucket(len(program.rows.rank), 64),
-        "pairs": bucket(0 if (x := structure.graph.load_class) is None else len(x), 64),
+        "pairs": bucket(0 if (x := structure.replica.load_class) is None else len(x), 64),
         "stalls": bucket(stalls, 64, 4),
         "strata": bucket(len(program.strata), 8),
         "classes": classes_of(program),
@@ -170,21 +168,25 @@ def sizes_of(structure: Structure, program: Program) -> dict[str, int]:
     }
 
 
-def _graph(program: Program) -> Graph:
+def _replica(program: Program) -> Replica:
     ops, rows, blocks, levels = program.ops, program.rows, program.blocks, program.levels
     # Where the data of a microbatch make no difference, nothing is drawn for it.
     least_microbatches = 256 if program.variability.microbatch is None else 64
     depends = blocks.compute[rows.class_][ops.row]
     adjustment, sets = program.adjustment, program.variability.microbatch
     load, load_class = load_numbers(program)
-    return Graph(
+    of_plan = dataclasses.replace(
+        ops,
+        phase=(),
+        microbatch=np.where(depends, ops.microbatch, -1),
+        group=adjustment and adjustment.group,
+        load=load if len(load_class) else None,
+    )
+    return Replica(
         levels=dataclasses.replace(levels, num_slots=bucket(levels.num_slots, 64)),
-        row=in_lanes(levels, ops.row),
-        microbatch=in_lanes(levels, np.where(depends, ops.microbatch, -1)),
-        group=adjustment and in_lanes(levels, adjustment.group),
-        load=in_lanes(levels, load) if len(load_class) else None,
-        load_class=load_class if len(load_class) else None,
+        ops=jax.tree.map(ft.partial(in_lanes, levels), of_plan),
         rows=rows,
+        load_class=load_class if len(load_class) else None,
         stall_op=program.stall_ops if len(program.stall_ops) else None,
         mixed=_mixed(blocks.direct[rows.class_]),
         num_microbatches=bucket(program.num_microbatches, least_microbatches),

@@ -157,7 +157,7 @@ def tiles_of(plan: Plan) -> int:
     """How many tiles of replica samples make a batch for a device: a power of two."""
     if on_accelerator():
         return _MOST_WIDE_TILES
-    levels = plan.structure.graph.levels
+    levels = plan.structure.replica.levels
     # Small enough that Ctrl-C is noticed soon.
     ops = int(levels.num_levels) * levels.width
     return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
