@@ -46,7 +46,9 @@ def test_every_command_has_an_example_that_it_takes():
 
 def test_arguments_are_those_of_the_text_that_lists_them():
     text = """
-    job JOB  a job
+    job [JOB]  a job
+    files FILE...  some
+    --ray [ADDRESS]  where
     --set KEY=VALUE...  change a key
     --of {ranks,ops} (ops)  what to print
     --deep  go on,
@@ -55,10 +57,12 @@ def test_arguments_are_those_of_the_text_that_lists_them():
     --top N (10)  rows
     --out FILE (required)  the file
     """
-    listed = dict(arguments(text, {"job": {"nargs": "?"}}))
+    listed = dict(arguments(text))
     repeated = {"action": "append", "default": []}
     assert listed == {
         "job": {"help": "a job", "metavar": "JOB", "nargs": "?"},
+        "files": {"help": "some", "metavar": "FILE", "nargs": "+"},
+        "--ray": {"help": "where", "metavar": "ADDRESS", "nargs": "?", "const": True},
         "--set": {"help": "change a key", "metavar": "KEY=VALUE", **repeated},
         "--of": {"help": "what to print (ops)", "choices": ["ranks", "ops"], "default": "ops"},
         "--deep": {"help": "go on, deeper by 5 %%", "action": "store_true"},

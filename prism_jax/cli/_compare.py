@@ -23,12 +23,12 @@ from ._values import changes_of, objective, points, shard, tokens, whole
 
 @command(
     "--objective RANDOM --over --allow-oom --tokens --price",
-    how={"jobs": {"nargs": "+"}, "--samples": whole(32), "--parameters": tokens},
+    how={"--samples": whole(32), "--parameters": tokens},
 )
 def compare(args: Args) -> Output:
     """Rank jobs, or variants of one job, by a figure of the step time, or of the time per token.
 
-    jobs JOB  shipped jobs (`prism-jax jobs`), or .toml files
+    jobs JOB...  shipped jobs (`prism-jax jobs`), or .toml files
     --samples N (16384)  steps for each job
     --parameters N  widen or narrow each model to N parameters, such as 8e9
 

@@ -42,7 +42,7 @@ _DEGREES = ("tp", "pp", "dp", "cp", "ep")
 
 @command(
     "SET",
-    how={"out": {"nargs": "?"}, "--gpus": count},
+    how={"--gpus": count},
     writes=Writes("out", ".toml"),
 )
 def init(args: Args) -> Output:
@@ -142,14 +142,14 @@ def _comment(text: str) -> list[str]:
 
 @command(
     "SET --allow-oom",
-    how={"files": {"nargs": "+"}},
     writes=Writes("--out", ".toml"),
 )
 def import_(args: Args) -> Output:
     """Make a job file from the configuration of a model and of a training in other software.
 
-    files FILE  a config.json of Hugging Face or its folder; a launch script, a YAML, TOML or JSON
-        file or printed arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed and others; or several
+    files FILE...  a config.json of Hugging Face or its folder; a launch script, a YAML, TOML or
+        JSON file or printed arguments of Megatron-LM, NeMo, torchtitan, DeepSpeed and others; or
+        several
     --gpus N  how many GPUs the job has (those of the launcher in the files)
     --cluster CLUSTER  a shipped family of clusters (`prism-jax hardware`), or a .toml file
     --batch N  the sequences of a step (those of the files, or published ones)
@@ -203,11 +203,11 @@ def import_(args: Args) -> Output:
     return Output(result, text)
 
 
-@command("SET", how={"job": {"nargs": "?"}}, csv=True)
+@command("SET", csv=True)
 def show(args: Args) -> Output:
     """List every key of a job with its value, its unit and where the value is from.
 
-    job JOB  a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys
+    job [JOB]  a shipped job (`prism-jax jobs`), or a .toml file; without it, list all keys
 
     example: prism-jax show my_job.toml --set layout.tp=8
     """
@@ -292,11 +292,11 @@ def models(args: Args) -> Output:
     return Output({"models": rows}, Table(columns, rows), _sources(args, models))
 
 
-@command("--sources", how={"names": {"default": [], "nargs": "*"}}, csv=True)
+@command("--sources", csv=True)
 def hardware(args: Args) -> Output:
     """List the shipped devices and clusters, or some of them.
 
-    names NAME  devices or clusters (all)
+    names [NAME]...  devices or clusters (all)
 
     example: prism-jax hardware dgx-h100
     """

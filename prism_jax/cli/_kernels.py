@@ -157,7 +157,6 @@ def _rates(result: dict[str, Any]) -> Table:
 
 @command(
     "--progress",
-    how={"table": {"nargs": "?"}},
     csv=True,
     writes=Writes("--out", names=lambda: _FILES),
 )
@@ -165,7 +164,7 @@ def fit_kernels(args: Args) -> Output:
     """Fit latencies by shape to measured kernels, and test them on shapes that are left out. They
     do not change predicted steps.
 
-    table TABLE  a .csv or .parquet file with a row for each measured shape: kernel, dtype,
+    table [TABLE]  a .csv or .parquet file with a row for each measured shape: kernel, dtype,
         latency_s, and m n k (gemm), batch sequence heads kv_heads head_dim window causal
         (attention), tokens hidden intermediate topk experts ep tp gated exponent (experts), or
         bytes gpus (all_reduce and other collectives within a node); and perhaps the phase of a call

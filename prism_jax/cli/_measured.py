@@ -32,14 +32,14 @@ _STEP_TIME = number(1e-6, "a number of seconds from 1e-6 to 1e9")
 
 @command(
     "RANDOM --column --unit",
-    how={"job": {"nargs": "?"}, "--job": {"dest": "jobs"}, "--step-time": _STEP_TIME},
+    how={"--job": {"dest": "jobs"}, "--step-time": _STEP_TIME},
     writes=Writes("--out", ".toml"),
 )
 def calibrate(args: Args) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales; or a job of plain
     PyTorch to a profile, so that it predicts other batches and lengths.
 
-    job JOB  a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job
+    job [JOB]  a shipped job (`prism-jax jobs`) or a .toml file; not needed if each --to has a --job
     --to STEP_TIMES...  measured step times, as of `prism-jax diagnose`; can be repeated, each with
         the --job that was measured
     --job JOB...  the job of each --to, in the same order: on the same software and machine, at
@@ -182,17 +182,12 @@ def score(args: Args) -> Output:
 
 @command(
     "RANDOM --allow-oom --column --unit",
-    how={
-        "job": {"nargs": "?"},
-        "--step-time": _STEP_TIME,
-        "--spares": whole(0),
-        "--samples": whole(32),
-    },
+    how={"--step-time": _STEP_TIME, "--spares": whole(0), "--samples": whole(32)},
 )
 def diagnose(args: Args) -> Output:
     """Say whether a measured step time is normal, what explains it, and what to change.
 
-    job JOB  a shipped job (`prism-jax jobs`), or a .toml file; with --log, by default the job of
+    job [JOB]  a shipped job (`prism-jax jobs`), or a .toml file; with --log, by default the job of
         the arguments that the log prints, or of --config
     --log LOG  the log of a framework, or metrics of W&B, TensorBoard or Transformers
     --config FILE...  a configuration of the run that was logged, as of `prism-jax import`; can be

@@ -26,8 +26,9 @@ Arguments = tuple[tuple[str, dict[str, Any]], ...]
 How = Callable[[str], Any] | Mapping[str, Any]
 # How a value is read by the word for it, unless a command says otherwise; other words are texts.
 _READERS = {"N": count, "K": count, "Q": quantile, "S": seconds}
-# A name, perhaps the word for its value, with dots if there can be several, and its default, or
-# `required`, in brackets; two spaces, and what it is. Further lines are indented.
+# A name, perhaps the word for its value, in square brackets if it can be left out, and with dots if
+# there can be several, and its default, or `required`, in brackets; two spaces, and what it is.
+# Further lines are indented.
 _ARGUMENT = re.compile(r"^(\S+)(?: (\S+?)(\.\.\.)?)?(?: \((.+?)\))?  (.+(?:\n .+)*)$", re.MULTILINE)
 
 
@@ -138,23 +139,36 @@ def arguments(text: str, how: Mapping[str, How] = {}) -> Arguments:
     text nor the word for it does.
     """
     listed = []
-    for name, metavar, many, default, meaning in _ARGUMENT.findall(inspect.cleandoc(text)):
-        read = how.get(name, _READERS.get(metavar, {}))
-        read = {"type": read} if callable(read) else read
-        shown = f" ({default})" if default and default != "required" else ""
-        text = f"{' '.join(meaning.split())}{shown}".replace("%", "%%")
-        options: dict[str, Any] = {"help": text}
-        if metavar.startswith("{"):
-            options["choices"] = metavar.strip("{}").split(",")
-        elif metavar:
-            options["metavar"] = metavar
-        options |= {"action": "append", "default": []} if many else {}
-        if default:
-            options |= {"default": default} if shown else {"required": True}
-        options |= {} if metavar or read else {"action": "store_true"}
-        listed.append((name, options | dict(read)))
+    for name, word, *rest in _ARGUMENT.findall(inspect.cleandoc(text)):
+        read = how.get(name, _READERS.get(word, {}))
+        options = _listed(name, word, *rest) | ({"type": read} if callable(read) else dict(read))
+        listed.append((name, options))
     assert how.keys() <= {name for name, _ in listed}, f"{[*how]}: not all are listed in {text}"
     return tuple(listed)
+
+
+def _listed(name: str, word: str, many: str, default: str, meaning: str) -> dict[str, Any]:
+    """What `add_argument` takes for an argument as a text lists it."""
+    required, can_lack = default == "required", word.startswith("[")
+    given = {} if required or not default else {"default": default}
+    shown = f"{' '.join(meaning.split())}{f' ({default})' if given else ''}"
+    options: dict[str, Any] = {"help": shown.replace("%", "%%"), **given}
+    if word.startswith("{"):
+        options["choices"] = word[1:-1].split(",")
+    elif word:
+        options["metavar"] = word[1:-1] if can_lack else word
+    else:
+        options["action"] = "store_true"
+    if not name.startswith("-"):
+        if many:
+            options["nargs"] = "*" if can_lack else "+"
+        elif can_lack or given:
+            options["nargs"] = "?"
+    elif many:
+        options |= {"action": "append", "default": []}
+    elif can_lack:
+        options |= {"nargs": "?", "const": True}
+    return options | ({"required": True} if required else {})
 
 
 # What `--allow-implausible` changes.
@@ -192,9 +206,9 @@ _SHARED = dict(
             combinations
         --tokens N  also print the GPU hours of training on N tokens, such as 15e12
         --price PER_GPU_HOUR  also print the cost, in the unit of this price of an hour of one GPU
-        --ray ADDRESS  simulate on the workers of a Ray cluster: host:port, or auto for the cluster
-            on this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of this
-            machine
+        --ray [ADDRESS]  simulate on the workers of a Ray cluster: host:port, or auto for the
+            cluster on this machine; without ADDRESS, use that of RAY_ADDRESS, or else all cores of
+            this machine
         --worker-gpus N  GPUs for each worker of --ray (0)
         --sources  also print where the numbers are from (--json always has it)
         --force  overwrite files that are there
@@ -208,7 +222,7 @@ _SHARED = dict(
             "--steps": {"type": steps, "default": ":"},
             "--tokens": tokens,
             "--price": number(0, "a price from 0 to 1e9"),
-            "--ray": {"type": address, "nargs": "?", "const": True},
+            "--ray": address,
         },
     )
 )
