@@ -37,7 +37,7 @@ _CUT = "numbers of float64, which JAX would cut; set `jax_enable_x64`"
 _CALLS = {
     "prism.compile_job('megatron-22b-a100-8')": "use `load_job`",
     "prism.predict('megatron-22b-a100-8')": "use `load_job`",
-    "prism.what_if(program, [program], num_samples=9, key=key)": "in place of a mapping of scenarios",
+    "prism.what_if(program, [program], num_samples=9, key=key)": "in place of a mapping of",
     "prism.slow_rank(program, 0, '20%')": "is '20%'; give a number, such as 1.2",
     "prism.scale_kernel(program, 'gemm', '20%')": "is '20%'; give a number, such as 1.2",
     "prism.Quantile('p95')": "such as 0.95 for p95",
