@@ -1,8 +1,10 @@
 """Input that once got through, or was refused in many words: each test is named after its fault."""
 
 import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import polars as pl
 import pytest
 
 import prism_jax as prism
+import prism_jax.cli
 from prism_jax.cli import main
 from prism_jax.data import Layout, Outline, ScheduleConfig, Variation
 from prism_jax.profile._profile import Fitted, WorkerMean
@@ -113,10 +116,7 @@ def test_a_damaged_program_is_refused(tmp_path):
     about, arrays = _archive(path)
     text = json.dumps(about)
     for old, new in (
-        ('{"frozen": ', '{"numpy": '),
-        ('{"frozen": ', '{"array": '),
         ('{"array": ', '{"numpy": '),
-        ('{"array": ', '{"frozen": '),
         ('{"tuple": ', '{"list": '),
     ):
         assert old in text
@@ -378,6 +378,8 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
 def test_places_that_take_no_files_before_anything_is_computed(words, capsys, monkeypatch):
     if any(word.startswith("/") and not os.path.exists(word.rsplit("/", 1)[0]) for word in words):
         pytest.skip("this system has no such place")
+    for module in pkgutil.iter_modules(prism_jax.cli.__path__, "prism_jax.cli."):
+        importlib.import_module(module.name)  # Before what it imports is replaced.
     for name in ("cli._load.compiled", "cli._load.load", "data.load_job", "analysis.sweep_points"):
         monkeypatch.setattr(f"prism_jax.{name}", lambda *_: pytest.fail("something was computed"))
     assert "written" in _refused(words, capsys)
