@@ -194,8 +194,7 @@ def _at_work(model: Model, part: LayerPart) -> float:
     total = 0.0
     for module in part.modules:
         of = module.parameters(part.of_width(model))
-        share = getattr(module, "top_k", 1) / getattr(module, "num_experts", 1)
-        total += of.split + of.copied + share * of.experts
+        total += of.split + of.copied + module.used_experts * of.experts
     return total / 3 if part.frozen else total
 
 

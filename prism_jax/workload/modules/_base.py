@@ -145,6 +145,11 @@ class AbstractModule(abc.ABC):
         del costs
         return None
 
+    @property
+    def used_experts(self) -> float:
+        """The share of its experts' parameters that a token passes through."""
+        return 1.0
+
     def of_layer(self, number: int) -> "AbstractModule":
         """The module in the layer with this number, counted from zero."""
         del number

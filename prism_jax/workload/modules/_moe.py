@@ -108,6 +108,10 @@ class MoE(AbstractModule):
         """The number of groups a token goes to."""
         return self.top_k_groups or self.num_groups
 
+    @property
+    def used_experts(self) -> float:
+        return self.top_k / self.num_experts
+
     def concentration(self, ranks: int) -> float | None:
         """The concentration of the popularity of experts on so many ranks, if it varies."""
         if self.balance == "forced" or self.load_concentration or self.load_popularity:
