@@ -159,36 +159,6 @@ def unit_of_seconds(seconds: Iterable[float]) -> tuple[float, str]:
     return 1e6, "µs"
 
 
-class FrozenArray:
-    """A read-only NumPy array that hashes and compares by its content, for static fields.
-
-    With raw arrays as static fields, pytrees cannot be compared; with integer leaves, `jax.grad`
-    fails. This class avoids both.
-    """
-
-    __slots__ = ("_hash", "value")
-
-    def __init__(self, value: np.ndarray):
-        value = np.array(value, copy=True)
-        value.setflags(write=False)
-        self.value: np.ndarray = value
-        self._hash = hash((value.shape, value.dtype.str, value.tobytes()))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, FrozenArray)
-            and self._hash == other._hash
-            and self.value.dtype == other.value.dtype
-            and np.array_equal(self.value, other.value)
-        )
-
-    def __repr__(self) -> str:
-        return f"FrozenArray(shape={self.value.shape}, dtype={self.value.dtype})"
-
-
 def check_unit(
     measured: float, predicted: float, where: str = "These steps are in another unit: "
 ) -> None:

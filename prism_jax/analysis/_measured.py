@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._misc import FrozenArray, as_step_times, check_unit
+from .._misc import as_step_times, check_unit
 from .._summary import Column, Shown, Table, plain
 from ..law import Law, crps, matched, quantiles, wasserstein
 from ..random import key_data
@@ -18,11 +18,11 @@ from ._objectives import AbstractObjective, Steps
 _RESAMPLES = 400
 
 
-def _ordered(measured: Any) -> FrozenArray:
+def _ordered(measured: Any) -> tuple[float, ...]:
     values = np.sort(np.asarray(as_step_times(measured), float))
     if values.ndim != 1 or not len(values) or not np.all(np.isfinite(values) & (values > 0)):
         raise ValueError("Measured steps must be a list of positive step times, in seconds.")
-    return FrozenArray(values)
+    return tuple(values.tolist())
 
 
 class CRPS(AbstractObjective):
@@ -32,17 +32,20 @@ class CRPS(AbstractObjective):
     Source: Gneiting and Raftery, "Strictly proper scoring rules" (2007), eq. 21.
     """
 
-    measured: FrozenArray = eqx.field(converter=_ordered, static=True)
+    measured: tuple[float, ...] = eqx.field(converter=_ordered, static=True)
 
     def value(self, steps: Steps) -> float:
-        return crps(np.sort(steps), self.measured.value)
+        return crps(np.sort(steps), np.array(self.measured))
 
     def slope(self, steps: Steps, width: float) -> Steps:
         # The distribution function of the measured steps, minus that of the steps; ties count half.
-        return 2 * (_ranks(self.measured.value, steps) - _ranks(np.sort(steps), steps)) / len(steps)
+        below = _ranks(np.array(self.measured), steps) - _ranks(np.sort(steps), steps)
+        return 2 * below / len(steps)
 
     def influence(self, steps: Steps, width: float) -> Steps:
-        away = _mean_distance(self.measured.value, steps) - _mean_distance(np.sort(steps), steps)
+        away = _mean_distance(np.array(self.measured), steps) - _mean_distance(
+            np.sort(steps), steps
+        )
         return away - np.mean(away)
 
 
@@ -52,25 +55,25 @@ class Wasserstein(AbstractObjective):
     rewards a law for being certain.
     """
 
-    measured: FrozenArray = eqx.field(converter=_ordered, static=True)
+    measured: tuple[float, ...] = eqx.field(converter=_ordered, static=True)
 
     def value(self, steps: Steps) -> float:
-        return float(wasserstein(steps, self.measured.value))
+        return float(wasserstein(steps, np.array(self.measured)))
 
     def slope(self, steps: Steps, width: float) -> Steps:
         order = np.argsort(steps)
-        to, of, weights = matched(len(steps), len(self.measured.value))
-        signs = np.sign(steps[order][to] - self.measured.value[of])
+        to, of, weights = matched(len(steps), len(self.measured))
+        signs = np.sign(steps[order][to] - np.array(self.measured)[of])
         slopes = np.empty(len(steps))
         slopes[order] = np.bincount(to, weights * signs, len(steps))
         return slopes
 
     def influence(self, steps: Steps, width: float) -> Steps:
         # What more weight on a step adds: the integral of the sign of F - G from the step on.
-        points = np.union1d(steps, self.measured.value)
+        points = np.union1d(steps, np.array(self.measured))
         excess = [
             np.searchsorted(np.sort(x), points[:-1], "right") / len(x)
-            for x in (steps, self.measured.value)
+            for x in (steps, np.array(self.measured))
         ]
         pieces = np.sign(excess[0] - excess[1]) * np.diff(points)
         beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)[np.searchsorted(points, steps)]
@@ -83,7 +86,7 @@ def shares(objective: Any, number: int) -> list[Any]:
     """
     if not isinstance(objective, CRPS | Wasserstein):
         return [objective] * number
-    measured = np.random.default_rng(0).permutation(objective.measured.value)
+    measured = np.random.default_rng(0).permutation(objective.measured)
     return [type(objective)(x) for x in np.array_split(measured, min(number, len(measured)))]
 
 

@@ -5,10 +5,7 @@ from ._block_laws import (
     block_laws as block_laws,
     block_laws_of as block_laws_of,
     blocks_of as blocks_of,
-    classes_of as classes_of,
     groups_of as groups_of,
-    kernel_room as kernel_room,
-    loads_of as loads_of,
     stalling_of as stalling_of,
 )
 from ._compile import (
@@ -22,6 +19,7 @@ from ._program import (
     Program as Program,
     Rows as Rows,
     Sinks as Sinks,
+    sizes_of as sizes_of,
     stall_rate as stall_rate,
 )
 from ._save import digest as digest, load_program as load_program, save_program as save_program

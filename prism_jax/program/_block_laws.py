@@ -23,7 +23,7 @@ from ..collapse import (
 from ..host import on_host
 from ..latency import AbstractLatency, Constant, root
 from ..loads import Loads, Unevenness, fullest, with_draws
-from ._program import Program
+from ._program import Program, sizes_of
 from ._table import kernel_cumulants, relative_cumulants, unit_of_time
 from ._variability import Variability
 
@@ -171,19 +171,17 @@ def block_laws(
 
 def block_laws_of(program: Program) -> BlockLaws:
     """`block_laws` of all of a program, on the host."""
-    table, room, unevenness = program.latencies, {"kernels": kernel_room(program)}, None
+    table, sizes, loads = program.latencies, sizes_of(program), program.loads
     dtype, constant = table.mean.dtype, Constant(jnp.ones((), table.mean.dtype))
     laws = [program.variability.residual.get(kind, constant) for kind in table.kinds]
     shapes = np.asarray(on_host(relative_cumulants, laws, dtype))[:, np.array(table.kind)]
-    more = (0, 0), (0, room["kernels"] - len(table.mean))
+    more = (0, 0), (0, sizes["kernels"] - len(table.mean))
     if (stalling := stalling_of(program)) is not None:
         stalling = np.pad(stalling, more)
-    table = pad(dataclasses.replace(table, kinds=(), kind=(), sizes=()), room, dtype)
-    if program.loads is not None:
-        unevenness = program.loads.unevenness
+    table = pad(dataclasses.replace(table, kinds=(), kind=(), sizes=()), sizes, dtype)
     return on_host(
         block_laws,
-        blocks_of(program),
+        pad(blocks_of(program), sizes, dtype),
         program.variability,
         table.mean,
         np.pad(shapes, more),
@@ -191,8 +189,8 @@ def block_laws_of(program: Program) -> BlockLaws:
         *groups_of(program),
         SCORES.astype(dtype),
         table.loading,
-        loads_of(program),
-        unevenness,
+        loads and pad(with_draws(loads), sizes, dtype),
+        loads and loads.unevenness,
         stalling,
     )
 
@@ -239,47 +237,36 @@ def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
 
 
 def blocks_of(program: Program) -> Blocks:
-    """The contents of the classes of a program, as a plan has them: padded, with the groups of GPUs
-    of members.
+    """The contents of the classes of a program, as a plan has them: with the groups of GPUs of
+    members, and branches padded, whose inner axis is that of segments or of classes.
     """
-    blocks, dtype, most = program.blocks, program.latencies.mean.dtype, program.group_size
-    sizes = {"classes": classes_of(program), "kernels": kernel_room(program)}
+    blocks, sizes, most = program.blocks, sizes_of(program), program.group_size
     if blocks.segments is None:
-        return pad(blocks, sizes, dtype)
-    members: Any = blocks.members
-    sizes["segments"] = bucket(len(members), 32)
+        return blocks
 
-    def of_branches(branches: Overlaps | None, inner: int) -> Overlaps | None:
+    def of_branches(branches: Overlaps | None, inner: str) -> Overlaps | None:
         if branches is None:
             return None
-        room = {"inner": inner, "branches": bucket(len(branches.slowdowns), 8)}
-        return pad(branches, sizes | room, dtype)
+        room = {"inner": sizes[inner], "branches": bucket(len(branches.slowdowns), 8)}
+        return pad(branches, sizes | room, program.latencies.mean.dtype)
 
     if (waits := blocks.waits) is not None:
-        parts, sizes["waits"] = _parts(program), bucket(len(waits.within), 8)
+        parts = _parts(program)
         pairs = zip(waits.size.tolist(), (waits.count * waits.size).tolist(), strict=True)
         waits = dataclasses.replace(
             waits,
             count=np.minimum(waits.count, most // waits.size),
             group=np.array([2 + parts.index((size, max(gpus, most))) for size, gpus in pairs]),
         )
-    blocks = dataclasses.replace(
+    members: Any = blocks.members
+    return dataclasses.replace(
         blocks,
         members=np.where(_in_tail(program), members, np.minimum(members, most)),
-        branches=of_branches(blocks.branches, sizes["segments"]),
-        outer_branches=of_branches(blocks.outer_branches, sizes["classes"]),
+        branches=of_branches(blocks.branches, "segments"),
+        outer_branches=of_branches(blocks.outer_branches, "classes"),
         waits=waits,
         group=_groups(program),
     )
-    return pad(blocks, sizes, dtype)
-
-
-def loads_of(program: Program) -> Loads | None:
-    """The loads of a program, as a plan has them: padded, with draws, without parameters."""
-    if program.loads is None:
-        return None
-    sizes = {"classes": classes_of(program), "kernels": kernel_room(program)}
-    return pad(with_draws(program.loads), sizes, program.latencies.mean.dtype)
 
 
 def stalling_of(program: Program) -> Bool[np.ndarray, "kinds kernels"] | None:
@@ -331,22 +318,9 @@ def _in_tail(program: Program) -> Bool[np.ndarray, " segments"]:
 
 def _groups(program: Program) -> np.ndarray:
     """The group whose factors the members of each segment have, of `groups_of`."""
-    parts, size = _parts(program), program.group_size
+    size, members = program.group_size, np.asarray(program.blocks.members)
     alone = program.worker_size if _differ(program) else size
-
-    def of_rank(members: int) -> int:
-        return 2 + parts.index((1, max(members, size))) if members > alone else 0
-
-    members: Any = program.blocks.members
-    pairs = zip(members.tolist(), _in_tail(program).tolist(), strict=True)
-    return np.array([1 if tail else of_rank(number) for number, tail in pairs], np.int64)
-
-
-def classes_of(program: Program) -> int:
-    """How many classes there is room for."""
-    return bucket(len(program.blocks.direct), 64)
-
-
-def kernel_room(program: Program) -> int:
-    """How many kernels there is room for."""
-    return bucket(len(program.latencies.kind), 64)
+    # Those of single GPUs come first.
+    lines = [most for smaller, most in _parts(program) if smaller == 1]
+    of_rank = 2 + np.searchsorted(lines, np.maximum(members, size))
+    return np.where(_in_tail(program), 1, np.where(members > alone, of_rank, 0))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from .._padding import AnyArray
+from .._padding import AnyArray, bucket
 from .._summary import Shown, Table
 from ..collapse import Blocks
 from ..loads import Loads
@@ -222,3 +222,26 @@ def stall_rate(program: Program) -> float:
     stalls = program.variability.stalls
     rates = np.array([float(stalls[kind].rate) for kind in sorted(stalls)])
     return float(rates[program.stall_kinds] @ program.stall_counts)
+
+
+def sizes_of(program: Program) -> dict[str, int]:
+    """For how many of everything there is room in a plan, by the names of axes."""
+    number, width, fan_in = program.levels.reads.shape
+    blocks, levels, adjustment = program.blocks, bucket(number, 1024, 4), program.adjustment
+    segments, waits = blocks.members, blocks.waits and blocks.waits.count
+    return {
+        "levels": levels,
+        "ops": levels * width,
+        "fan_in": bucket(fan_in, 2),
+        "sinks": bucket(program.sinks.number, 16),
+        "fan": bucket(program.levels.sinks.shape[1], 1),
+        "rows": bucket(len(program.rows.rank), 64),
+        "ranks": bucket(program.num_ranks, 16),
+        "stalls": bucket(len(program.stall_ops), 64, 4),
+        "strata": bucket(len(program.strata), 8),
+        "groups": bucket(0 if adjustment is None else len(adjustment.latency), 16),
+        "classes": bucket(len(blocks.direct), 64),
+        "kernels": bucket(len(program.latencies.kind), 64),
+        "segments": bucket(0 if segments is None else len(segments), 32),
+        "waits": bucket(0 if waits is None else len(waits), 8),
+    }

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._padding import bucket, pad
+from .._padding import pad
 from ..latency import Constant
 from ..loads import Unevenness
-from ..program import Adjustment, LatencyTable, Program, Variability, kernel_room
-from ._structure import all_kinds, ranks_of
+from ..program import Adjustment, LatencyTable, Program, Variability, sizes_of
+from ._structure import all_kinds
 
 
 class Varied(NamedTuple):
@@ -29,15 +29,11 @@ class Varied(NamedTuple):
 def parameters_of(program: Program) -> Varied:
     """The parameters of a program, padded."""
     table, adjustment = program.latencies, program.adjustment
-    sizes = {"kernels": kernel_room(program), "ranks": ranks_of(program)}
-    if adjustment is not None:
-        sizes["groups"] = bucket(len(adjustment.latency), 16)
-        adjustment = pad(dataclasses.replace(adjustment, group=None), sizes, table.mean.dtype)
-    table = LatencyTable(table.mean, loading=table.loading)
+    sizes, dtype = sizes_of(program), table.mean.dtype
     return Varied(
         every_kind(program),
-        pad(table, sizes, table.mean.dtype),
-        adjustment,
+        pad(LatencyTable(table.mean, loading=table.loading), sizes, dtype),
+        adjustment and pad(dataclasses.replace(adjustment, group=None), sizes, dtype),
         program.loads and program.loads.unevenness,
     )
 

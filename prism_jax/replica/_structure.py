@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Real, UInt32
 from .._padding import AnyArray, bucket, pad
 from ..collapse import Blocks
 from ..latency import log_sigma
-from ..loads import Loads
+from ..loads import Loads, with_draws
 from ..maxplus import Levels, in_lanes
 from ..program import (
     KINDS,
@@ -21,10 +21,8 @@ from ..program import (
     Sets,
     Sinks,
     blocks_of,
-    classes_of,
     groups_of,
-    kernel_room,
-    loads_of,
+    sizes_of,
     stalling_of,
 )
 from ._rare import Strata, strata_columns, strata_of
@@ -138,34 +136,15 @@ def structure_of(program: Program) -> Structure:
         classes=_classes(program),
         sinks=program.sinks,
         tail=program.tail,
-        ranks=ranks_of(program),
+        ranks=sizes_of(program)["ranks"],
         num_replicas=program.num_replicas,
         strata=strata_of(program),
         reduced=bool((program.sinks.reduction >= 0).any()),
         last=_mixed(direct[tail[tail >= 0]]),
     )
-    return pad(structure, sizes_of(structure, program), program.latencies.mean.dtype)
-
-
-def sizes_of(structure: Structure, program: Program) -> dict[str, int]:
-    """For how many of everything there is room."""
-    levels, stalls = structure.replica.levels, len(program.stall_ops)
-    number, width, fan_in = levels.reads.shape
-    num_levels = bucket(number, 1024, 4)
-    return {
-        "levels": num_levels,
-        "ops": num_levels * width,
-        "width": width,
-        "fan_in": bucket(fan_in, 2),
-        "sinks": bucket(program.sinks.number, 16),
-        "fan": bucket(levels.sinks.shape[1], 1),
-        "rows": bucket(len(program.rows.rank), 64),
-        "pairs": bucket(0 if (x := structure.replica.load_class) is None else len(x), 64),
-        "stalls": bucket(stalls, 64, 4),
-        "strata": bucket(len(program.strata), 8),
-        "classes": classes_of(program),
-        "kernels": kernel_room(program),
-    }
+    pairs = structure.replica.load_class
+    sizes = sizes_of(program) | {"pairs": bucket(0 if pairs is None else len(pairs), 64)}
+    return pad(structure, sizes, program.latencies.mean.dtype)
 
 
 def _replica(program: Program) -> Replica:
@@ -205,7 +184,7 @@ def _classes(program: Program) -> Classes:
         on_network=table.on_network,
         members=members,
         worker=worker,
-        loads=loads_of(program),
+        loads=program.loads and with_draws(program.loads),
         stalling=stalling_of(program),
         stall_kind=program.stall_kinds if stalls else None,
         stall_class=class_ if stalls else None,
@@ -228,11 +207,6 @@ def load_numbers(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndar
     number = ops.stage[loaded] * program.num_microbatches + ops.microbatch[loaded]
     _, first, pair[loaded] = np.unique(number, return_index=True, return_inverse=True)
     return pair, class_[loaded[first]]
-
-
-def ranks_of(program: Program) -> int:
-    """How many pipeline ranks there is room for."""
-    return bucket(program.num_ranks, 16)
 
 
 def _needs_tables(program: Program) -> bool:
