@@ -14,7 +14,7 @@ import prism_jax as prism
 from .. import data
 from .._misc import plural
 from .._progress import progress_bar
-from .._summary import GIB, Column, Table, picked_attributes, plain
+from .._summary import Column, Table, plain
 from . import _load
 from ._options import Args, Output, command
 from ._outputs import Writes
@@ -82,103 +82,37 @@ def cost(args: Args, gpus: int, seconds: float) -> dict[str, float]:
 
 
 def ranked(ranking: Any, top: int, args: Args) -> tuple[dict[str, Any], Table]:
-    """The first `top` jobs of a ranking: as `--json` prints them, and as a table, which says how
-    much longer the objective of the best job by mean is, and that of yours.
+    """The first `top` jobs of a ranking: as `--json` prints them, and as a table."""
+    columns = _columns(args)
+
+    def row(layout: Any) -> dict[str, Any]:
+        return layout.to_json() | {name: column.of(layout) for name, column in columns.items()}
+
+    result = ranking.to_json() | {"layouts": [*map(row, ranking.layouts[:top])]}
+    result["best_by_mean"] = row(ranking.best_by_mean)
+    return plain(result), ranking.summary(top, [*columns.values()])
+
+
+def _columns(args: Args) -> dict[str, Any]:
+    """What is shown of a ranked job besides: the size of its model where `compare` gives all a
+    size, and the cost of a training.
     """
-    yours = ranking.yours
-    rows = [_row(layout, args) for layout in ranking.layouts[:top]]
-    if args.tokens is not None:
-        rows = [row | cost(args, row["gpus"], args.tokens / row["tokens_per_s"]) for row in rows]
-    names = ("objective", "unit", "num_simulated", "num_samples", "ended", "notes")
-    result = picked_attributes(ranking, *names) | {
-        "num_layouts": ranking.num_given,
-        "layouts": rows,
-        "best_by_mean": _row(ranking.best_by_mean, args),
-        "loss_of_best_by_mean": ranking.loss,
-        "yours": yours and {"rank": yours.rank, "behind_s": yours.behind.value},
-    }
-    return plain(result), _table(ranking, rows)
-
-
-def _row(layout: Any, args: Args) -> dict[str, Any]:
-    """A ranked job. Its model has a size of its own where `compare` gives all a size."""
-    job, size = layout.job, {}
+    columns = {}
     if getattr(args, "parameters", None) is not None:
-        size = {
-            "hidden_size": job.model.hidden_size,
-            "parameters": prism.workload.count_parameters(job.model),
-        }
-    figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
-    rates = ("per_unit", "tokens_per_s", "samples_per_s")
-    return {
-        "name": job.name,
-        **size,
-        **picked_attributes(job, "layout", "schedule"),
-        **picked_attributes(job.training, "microbatch_size", "zero", "recompute"),
-        **{name: getattr(layout, name) for name in (*figures, *rates)},
-        "predicted_s": layout.prediction.mean,
-        "memory_bytes": layout.memory_bytes,
-    }
+        count = prism.workload.count_parameters
+        columns["hidden_size"] = Column("width", lambda layout: layout.job.model.hidden_size, ",d")
+        columns["parameters"] = Column("parameters", lambda layout: count(layout.job.model), ",d")
+    if args.tokens is not None:
 
+        def costs(layout: Any) -> dict[str, float]:
+            return cost(args, layout.gpus, args.tokens / layout.tokens_per_s)
 
-def _table(ranking: Any, rows: Sequence[dict[str, Any]]) -> Table:
-    """The first rows of a ranking."""
-    simulated, best = ranking.num_samples > 0, ranking.best_by_mean
-    rate = f"{ranking.rate}_per_s"
-    form = prism.prediction.rate_form(min(row[rate] / row["gpus"] for row in rows))
-    size = (Column("width", "hidden_size", ",d"), Column("parameters", "parameters", ",d"))
-    costs = (Column("GPU hours", "gpu_hours", ",.0f"), Column("cost", "cost", ",.0f"))
-    by_unit = Column(f"per {ranking.unit}", "per_unit", ".4g", "µs", scale=1e6)
-    columns = (
-        Column("rank"),
-        *([Column("by mean", "rank_by_mean")] if simulated else []),
-        Column("layout", "name"),
-        *(column for column in size if column.of in rows[0]),
-        Column("GPUs", "gpus"),
-        _rounded("objective" if simulated else ranking.objective, "value"),
-        *([by_unit] if ranking.unit != "step" else []),
-        Column("behind", unit="s"),
-        *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
-        Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
-        Column("MFU", "mfu", ".1f", "%", scale=100),
-        Column(f"{ranking.rate}/s/GPU", lambda row: row[rate] / row["gpus"], form),
-        *(column for column in costs if column.of in rows[0]),
-    )
-    per = "" if ranking.unit == "step" else f" per {ranking.unit}"
-    title = f"by {ranking.objective}{per}; {plural(ranking.num_given, 'layout')}"
-    listed = [*rows, *ranking.layouts[len(rows) :]]  # More than `rows` are only counted.
-    yours = [] if ranking.yours is None else [_of_yours(ranking, len(rows))]
-    if not simulated:
-        notes = (*yours, *ranking.notes)
-        return Table(columns, listed, f"{title}, none simulated", notes, len(rows))
-    title += (
-        f", {ranking.num_simulated:,} simulated: {plural(ranking.num_samples, 'step')} each, "
-        "with common random numbers"
-    )
-    note = "The best is also the best by mean."
-    if best.rank > 1:
-        note = (
-            f"The best by mean, {best.job.name}, is {ranking.loss} s worse by {ranking.objective}."
+        columns["gpu_hours"] = Column(
+            "GPU hours", lambda layout: costs(layout)["gpu_hours"], ",.0f"
         )
-    return Table(columns, listed, title, (note, *yours, *ranking.notes), len(rows))
-
-
-def _of_yours(ranking: Any, top: int) -> str:
-    """Where your job stands, and by how much the best layout is better. Layouts that are not ranked
-    may come before it if it is not among the first `top`.
-    """
-    yours, behind = ranking.yours, ranking.yours.behind.value
-    text = f"yours: rank {yours.rank}"
-    if yours.rank > top:
-        text += f" of the {len(ranking.layouts):,} ranked"
-    if yours.rank > 1:
-        text += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
-    return f"{text}: {yours.job.name}"
-
-
-def _rounded(name: str, of: str) -> Column:
-    """A figure with the digits that it supports, without its error."""
-    return Column(name, f"{of}.value", unit="s", error=f"{of}.standard_error")
+        if args.price is not None:
+            columns["cost"] = Column("cost", lambda layout: costs(layout)["cost"], ",.0f")
+    return columns
 
 
 _FIGURES = ("mean", "std", "p50", "p95", "p99")

@@ -9,10 +9,10 @@ from typing import Any
 from .._estimate import Estimate
 from .._installed import needed
 from .._misc import plural
-from .._summary import GIB
+from .._summary import GIB, Column, Shown, Table, picked_attributes, plain
 from ..analysis import Jackknifed, combined
 from ..data import Job
-from ..prediction import Prediction, memory
+from ..prediction import Prediction, memory, rate_form
 from ._search import Search
 
 
@@ -45,6 +45,18 @@ class RankedLayout:
     rank: int
     rank_by_mean: int
 
+    def to_json(self) -> dict[str, Any]:
+        """Its job without what all jobs share, and its figures."""
+        figures = ("gpus", "rank", "rank_by_mean", "value", "behind", "mean", "p95", "p99", "mfu")
+        rates = ("per_unit", "tokens_per_s", "samples_per_s", "memory_bytes")
+        return {
+            "name": self.job.name,
+            **picked_attributes(self.job, "layout", "schedule"),
+            **picked_attributes(self.job.training, "microbatch_size", "zero", "recompute"),
+            **picked_attributes(self, *figures, *rates),
+            "predicted_s": self.prediction.mean,
+        }
+
     @property
     def gpus(self) -> int:
         return self.job.layout.world_size
@@ -70,8 +82,8 @@ class RankedLayout:
         return self.prediction.samples_per_s * self.prediction.mean / self.mean.value
 
 
-@dataclasses.dataclass(frozen=True)
-class Ranking:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Ranking(Shown):
     """The result of `rank_layouts`.
 
     **Attributes:**
@@ -137,6 +149,65 @@ class Ranking:
             for layout in self.layouts
         ]
         return pl.DataFrame(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its layouts, the best by mean, and the rank of yours."""
+        names = ("objective", "unit", "num_simulated", "num_samples", "ended", "notes")
+        layouts = picked_attributes(self, "layouts", "best_by_mean")
+        yours = self.yours and {"rank": self.yours.rank, "behind_s": self.yours.behind.value}
+        numbers = {"num_layouts": self.num_given, "loss_of_best_by_mean": plain(self.loss)}
+        return picked_attributes(self, *names) | layouts | numbers | {"yours": yours}
+
+    def summary(self, top: int | None = None, more: Sequence[Column] = ()) -> Table:
+        """A row for each of the `top` layouts, with `more` columns. It says how much longer the
+        objective of the best by mean is, and that of yours.
+        """
+        simulated, best = self.num_samples > 0, self.best_by_mean
+        rate, rows = f"{self.rate}_per_s", self.layouts[:top]
+        form = rate_form(min(getattr(layout, rate) / layout.gpus for layout in rows))
+        by_unit = Column(f"per {self.unit}", "per_unit", ".4g", "µs", scale=1e6)
+        columns = (
+            Column("rank"),
+            *([Column("by mean", "rank_by_mean")] if simulated else []),
+            Column("layout", "job.name"),
+            Column("GPUs", "gpus"),
+            _rounded("objective" if simulated else self.objective, "value"),
+            *([by_unit] if self.unit != "step" else []),
+            Column("behind", unit="s"),
+            *(_rounded(name, name) for name in ("mean", "p95", "p99") if simulated),
+            Column("GiB", "memory_bytes", ".1f", scale=1 / GIB),
+            Column("MFU", "mfu", ".1f", "%", scale=100),
+            Column(f"{self.rate}/s/GPU", lambda layout: getattr(layout, rate) / layout.gpus, form),
+            *more,
+        )
+        per = "" if self.unit == "step" else f" per {self.unit}"
+        title, notes = f"by {self.objective}{per}; {plural(self.num_given, 'layout')}", []
+        if simulated:
+            steps = f"{self.num_simulated:,} simulated: {plural(self.num_samples, 'step')} each"
+            title += f", {steps}, with common random numbers"
+            worse = f"{best.job.name}, is {self.loss} s worse by {self.objective}."
+            is_best = "The best is also the best by mean."
+            notes.append(f"The best by mean, {worse}" if best.rank > 1 else is_best)
+        else:
+            title += ", none simulated"
+        notes += [] if self.yours is None else [self._of_yours(self.yours, len(rows))]
+        return Table(columns, self.layouts, title, (*notes, *self.notes), len(rows))
+
+    def _of_yours(self, yours: RankedLayout, top: int) -> str:
+        """Where your job stands, and by how much the best layout is better. Layouts that are not
+        ranked may come before it if it is not among the first `top`.
+        """
+        behind, text = yours.behind.value, f"yours: rank {yours.rank}"
+        if yours.rank > top:
+            text += f" of the {len(self.layouts):,} ranked"
+        if yours.rank > 1:
+            text += f", {behind:.2g} s ({100 * behind / (yours.value.value - behind):.2g} %) behind"
+        return f"{text}: {yours.job.name}"
+
+
+def _rounded(name: str, of: str) -> Column:
+    """A figure with the digits that it supports, without its error."""
+    return Column(name, f"{of}.value", unit="s", error=f"{of}.standard_error")
 
 
 def made(search: Search) -> Ranking:
