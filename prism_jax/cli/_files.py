@@ -17,7 +17,6 @@ from .._misc import quoted, unknown_name
 from .._summary import GIB, Column, Table, picked_attributes, plain
 from . import _load
 from ._options import Args, Output, command
-from ._outputs import Writes
 from ._values import count
 
 
@@ -43,7 +42,6 @@ _DEGREES = ("tp", "pp", "dp", "cp", "ep")
 @command(
     "SET",
     how={"--gpus": count},
-    writes=Writes("out", ".toml"),
 )
 def init(args: Args) -> Output:
     """Write a job file to edit: the keys that one sets, with a comment on each.
@@ -142,7 +140,6 @@ def _comment(text: str) -> list[str]:
 
 @command(
     "SET --allow-oom",
-    writes=Writes("--out", ".toml"),
 )
 def import_(args: Args) -> Output:
     """Make a job file from the configuration of a model and of a training in other software.

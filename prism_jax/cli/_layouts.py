@@ -164,14 +164,14 @@ def _space(texts: list[str]) -> Any:
 _MOST_GPUS = 10_000_000
 
 
-@command("job --objective RANDOM --allow-oom", writes=Writes("--out", ".csv"))
+@command("job --objective RANDOM --allow-oom")
 def place(args: Args) -> Output:
     """Assign nodes to pipeline ranks and replicas by their speed, to lower the step time.
 
     --factors FILE  how slow each GPU, or each node, is, as `diagnose --ranks` takes it; without a
         file, factors are drawn from the job's law
     --samples N  steps to simulate for each figure (4096, or at least 512 for large jobs)
-    --out FILE  a .csv file to write the placement to
+    --out NODES.csv  the file to write the placement to
 
     example: prism-jax place gpt3-175b-h100-4096 --factors nodes.csv --out placement.csv
     """

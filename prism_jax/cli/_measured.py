@@ -14,7 +14,6 @@ from .._summary import Column, Table, picked_attributes
 from ..data import is_profile, load_failures, load_job, save_job, variation_table
 from . import _load
 from ._options import Args, Output, command
-from ._outputs import Writes
 from ._trace import read_names
 from ._values import number, whole
 
@@ -33,7 +32,6 @@ _STEP_TIME = number(1e-6, "a number of seconds from 1e-6 to 1e9")
 @command(
     "RANDOM --column --unit",
     how={"--job": {"dest": "jobs"}, "--step-time": _STEP_TIME},
-    writes=Writes("--out", ".toml"),
 )
 def calibrate(args: Args) -> Output:
     """Calibrate a job to measured step times, so that it predicts other scales; or a job of plain
@@ -49,7 +47,7 @@ def calibrate(args: Args) -> Output:
     --step-time S  a step time without the profiler, in seconds, from which what the host takes for
         launches follows
     --names NAMES  a .toml file with the meaning of ranges in the trace
-    --out JOB2 (required)  the .toml file to write
+    --out JOB2.toml (required)  the file to write
 
     example: prism-jax calibrate job.toml --to step_times.csv --out mine.toml
     """

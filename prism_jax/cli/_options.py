@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools as it
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -111,20 +112,25 @@ def command(
 ) -> Callable[[Callable[[Args], Output]], Command]:
     """Makes a function a command. Its docstring has a sentence, its own arguments if it has any,
     and an example; `how` says how these arguments are read. `shared` names others, in words with
-    blanks between them. What it `writes` is checked first.
+    blanks between them. What it writes is checked first: a file, if the word for one has the end of
+    its name, such as `LAW.npz`; else what `writes` says.
     """
 
     def made(run: Callable[[Args], Output]) -> Command:
+        sentence, *description, example = (inspect.getdoc(run) or "").split("\n\n")
+        listed = dict(arguments("".join(description), how))
+        ends = {name: os.path.splitext(read.get("metavar", ""))[1] for name, read in listed.items()}
+        files = [Writes(name, suffix) for name, suffix in ends.items() if suffix]
+        written = [*files, *([] if writes is None else [writes])]
+
         def checked(args: Args) -> Output:
-            if writes is not None:
-                check_writes(args, writes)
+            for place in written:
+                check_writes(args, place)
             return run(args)
 
-        sentence, *description, example = (inspect.getdoc(run) or "").split("\n\n")
-        force = "--force" if writes is not None and writes.replaces else ""
+        force = "--force" if any(place.replaces for place in written) else ""
         groups = (_named(words) if isinstance(words, str) else words for words in (*shared, force))
         # An argument of its own stands for a shared one of the same name.
-        listed = dict(arguments("".join(description), how))
         listed |= {name: read for name, read in it.chain(*groups) if name not in listed}
         sentence, example = (" ".join(text.split()) for text in (sentence, example))
         return Command(checked, sentence, example, tuple(listed.items()), csv)

@@ -13,7 +13,6 @@ from ..data import load_job
 from . import _load
 from ._compare import check_cost
 from ._options import Args, Output, command
-from ._outputs import Writes
 from ._trace import read_names
 from ._values import objective
 
@@ -83,7 +82,7 @@ _EXPOSED = (
 )
 
 
-@command("LAW", csv=True, writes=Writes("--out", ".npz"))
+@command("LAW", csv=True)
 def simulate(args: Args) -> Output:
     """Simulate a job and print the law of its step time.
 
@@ -148,7 +147,7 @@ def _exposed(program: Any, options: dict[str, Any]) -> dict[str, float]:
     return prism.analysis.levels_of(exposed, (50, 95))
 
 
-@command("LAW --objective --column --unit --tokens --price", writes=Writes("--out", ".html"))
+@command("LAW --objective --column --unit --tokens --price")
 def report(args: Args) -> Output:
     """Write an HTML page about a job: its step time, what it depends on, and the assumptions.
 

@@ -9,7 +9,6 @@ from .._misc import quoted, unknown_name
 from .._summary import Column, Table, picked_attributes, plain
 from . import _load
 from ._options import Args, Output, command
-from ._outputs import Writes
 from ._trace import read_names
 from ._values import named_factor, objective, whole
 
@@ -109,7 +108,7 @@ def _band(text: str) -> tuple[float, float]:
         ) from None
 
 
-@command("SIMULATED", writes=Writes("--out", ".json"))
+@command("SIMULATED")
 def timeline(args: Args) -> Output:
     """Write simulated steps, with their kernels, as a trace for Perfetto (ui.perfetto.dev).
 
@@ -117,7 +116,7 @@ def timeline(args: Args) -> Output:
         repeated, for a typical step beside a slow one (0.5)
     --trace TRACE  a profile as of `prism-jax trace`, whose median step stands beside
     --names NAMES  a .toml file with the meaning of ranges in the trace
-    --out FILE (required)  the JSON file to write
+    --out STEP.json (required)  the file to write
 
     example: prism-jax timeline gpt3-175b-h100-4096 --quantile 0.5 --quantile 0.99 --out steps.json
     """

@@ -40,12 +40,12 @@ def read_names(args: Args) -> Any:
     return prism.trace.read_range_names(args.names) if args.names else None
 
 
-@command(_formats(), writes=Writes("--ops", ".parquet"))
+@command(_formats())
 def trace(args: Args) -> Output:
     """Print where the time of a profiled step goes, and what a profile can and cannot tell.
 
     trace TRACE  a file, or a folder with a file for each rank
-    --ops OPS  a .parquet file to write the ops of all ranks to
+    --ops OPS.parquet  a file to write the ops of all ranks to
     --job JOB  the job that was profiled: the parts of its predicted step are printed beside, of
         plain PyTorch also the kernels of each class; for --ops a layout and a schedule are enough
 
