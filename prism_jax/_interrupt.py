@@ -27,6 +27,7 @@ class Interrupt:
     - `handled`: whether work has ended because of it.
     - `told`: whether a sentence has said what was done until then.
     - `blocks`: how many blocks of work, one within another, look for it now.
+    - `thread`: the thread that looks for it.
     """
 
     came = False
