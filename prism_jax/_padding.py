@@ -5,6 +5,7 @@ field names its axes, and its metadata say what padding holds.
 
 import dataclasses
 import functools as ft
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,13 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int, UInt32
 
 
 if typing.TYPE_CHECKING:
     AnyArray = Any
 else:
     AnyArray = Array | np.ndarray  # Of JAX on the device, and of NumPy on the host.
+# On the device; a floating dtype is that of the program.
+_KINDS: Any = {Int: np.int32, UInt32: np.uint32, Bool: np.bool_}
+_DTYPES = {tuple(kind.dtypes): dtype for kind, dtype in _KINDS.items()}
 _Module = TypeVar("_Module", bound=eqx.Module)
 
 
@@ -97,14 +101,12 @@ def _array_fields(cls: type) -> list[tuple[str, tuple[str, ...] | None, Any, Any
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         if field.metadata.get("static"):
             continue
-        hints: tuple[Any, ...] = field.type, *typing.get_args(field.type)
-        kinds = [hint for hint in hints if hasattr(hint, "dim_str")]
         axes, dtype = None, None
-        if kinds:
-            axes, names = tuple(kinds[0].dim_str.split()), kinds[0].dtypes
-            if any(not axis[:1].isalnum() for axis in axes):
-                raise TypeError(f"`{cls.__name__}.{field.name}` has axes without names: {axes}.")
-            by_name = ("float32", None), ("int32", np.int32), ("uint32", np.uint32), ("bool", bool)
-            dtype = next(of_name for name, of_name in by_name if name in names)
+        hints: tuple[Any, ...] = field.type, *typing.get_args(field.type)
+        for hint in hints:
+            if hasattr(hint, "dim_str"):
+                if not re.fullmatch(r"[\w ]*", hint.dim_str):
+                    raise TypeError(f"`{cls.__name__}.{field.name}` has axes without names.")
+                axes, dtype = tuple(hint.dim_str.split()), _DTYPES.get(tuple(hint.dtypes))
         fields.append((field.name, axes, dtype, field.metadata.get("fill", 0)))
     return fields

@@ -132,10 +132,9 @@ def _samples(run: Run) -> int:
 
 def room_of(run: Run, draws: Sequence[Draws]) -> Room:
     """Room for any of some pools: few sizes, for which code is compiled."""
-    most = max(pool.replicas for pool in draws)
-    samples = _ROOM if most <= _ROOM else bucket(most, 2 * _samples(run))
-    steps = bucket(max(pool.steps for pool in draws), samples)
-    return Room(samples, bucket(run.program.sinks.number, 1), steps)
+    _, steps, replicas = map(max, zip(*draws, strict=True))
+    samples = _ROOM if replicas <= _ROOM else bucket(replicas, 2 * _samples(run))
+    return Room(samples, bucket(run.program.sinks.number, 1), bucket(steps, samples))
 
 
 class PilotPool(NamedTuple):
@@ -191,8 +190,8 @@ def pool_of(run: Run, drawn: Drawn, looks: int, room: Room, number: int = 0) -> 
     """
     assert run.sampling is not None
     first = drawn.draws.first
-    seed = [int(word) for word in np.asarray(run.key)]
-    offset = (np.random.Generator(np.random.Philox(key=seed)).random() + _reversed(number)) % 1
+    seed = np.random.Philox(key=np.asarray(run.key).tolist())
+    offset = (np.random.Generator(seed).random() + _reversed(number)) % 1
     steps = range(first, first + drawn.steps)
     return make_pool(
         run.chances,

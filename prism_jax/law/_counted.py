@@ -3,14 +3,14 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
+from .._padding import AnyArray
 from ._errors import LEVELS, Errors
 from ._histogram import NUM_BINS, NUM_EXTREMES, Histogram
 from ._law import Law
 
 
-AnyArray = Array | np.ndarray  # On a device, or on the host.
 # Sums are taken over so many steps in single precision, and over these in double precision.
 _ROW = 256
 

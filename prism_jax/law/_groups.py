@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from ._counted import AnyArray
+from .._padding import AnyArray
 from ._errors import Errors, errors_of_figures, scatters
 
 
@@ -94,7 +94,8 @@ def group_sums(
     of_set = group // groups * groups + (step + block) % groups
     own_draws = sums(of_times, cancelled, of_set, regimes * groups)
     moved = decided - product(share.T, of_block) + own_draws
-    return GroupSums(*(x.reshape(regimes, groups, -1) for x in (decided, moved)))
+    by_group = regimes, groups, -1
+    return GroupSums(decided.reshape(by_group), moved.reshape(by_group))
 
 
 def errors_by_group(sums: GroupSums) -> Errors:
@@ -102,7 +103,7 @@ def errors_by_group(sums: GroupSums) -> Errors:
     threshold, which are those at `LEVELS`. How many steps are in a regime of the network is set, so
     it does not scatter.
     """
-    decided, moved = (np.asarray(x, np.float64) for x in sums)
+    decided, moved = np.asarray(sums, np.float64)
     total = decided.sum(axis=1, keepdims=True)
     moved = moved - moved[..., :1] * total / np.maximum(total[..., :1], 1)
     moved, decided = moved.sum(axis=0), decided.sum(axis=0)

@@ -1,6 +1,7 @@
 """Tables that follow from a program's parameters, computed once before any sample is drawn."""
 
 import dataclasses
+import functools as ft
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -165,7 +166,7 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
     """The tables of classes of ops and parameters."""
     variability, mean = parameters.variability, parameters.latencies.mean
     dtype = mean.dtype
-    laws = [variability.residual[kind] for kind in sorted(variability.residual)]
+    laws = [*map(variability.residual.__getitem__, sorted(variability.residual))]
     shapes = relative_cumulants(laws, dtype)
     scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=dtype)
     blocks = block_laws(
@@ -188,7 +189,7 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
         shapes = jnp.concatenate([shapes, relative_cumulants(checked, dtype)], axis=1)
     direct: Any = classes.blocks.direct
     single = (direct >= 0)[:, None]
-    stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
+    stalls = [*map(variability.stalls.__getitem__, sorted(variability.stalls))]
     rates = _rates(stalls, classes)
     sizes = jnp.stack([_at_scores(stall.size, dtype) for stall in stalls]) if stalls else None
     differ = variability.rank is not None or classes.worker is not None
@@ -212,7 +213,7 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
         nodes=blocks.nodes[0],
         tail_nodes=blocks.nodes[1],
         mean=jnp.where(single, mean[direct][:, None] * blocks.on_network[direct], 0),
-        sigmas=_of_kinds([_sigma(law, dtype) for law in laws]),
+        sigmas=_of_kinds([*map(ft.partial(_sigma, dtype=dtype), laws)]),
         residuals=_of_kinds([_factors(law, dtype) for law in laws]) if classes.tables else None,
         slowest=blocks.at_scores[0] if differ else None,
         tail_slowest=blocks.at_scores[1] if differ else None,

@@ -2,6 +2,7 @@
 divided; where these stalls are, and how long they last.
 """
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -38,7 +39,7 @@ class Strata(eqx.Module):
 
 def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The regime of each stratum, its number of stalls, and its share of the samples."""
-    rows = [(stratum.regime, stratum.stalls, stratum.share) for stratum in program.strata]
+    rows = map(operator.attrgetter("regime", "stalls", "share"), program.strata)
     regime, stalls, share = map(np.array, zip(*rows, strict=True))
     return regime, stalls, share
 

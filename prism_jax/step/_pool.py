@@ -221,8 +221,7 @@ def steps_by_regime(
     """
     there = np.where(np.asarray(sizes) > 0, network, 0)
     bounds = np.cumsum(there / there.sum())
-    ends = (np.round(at * bounds).astype(int) for at in (steps.start, steps.stop))
-    first, last = ends
+    first, last = np.round(np.outer((steps.start, steps.stop), bounds)).astype(int)
     return np.diff(last - first, prepend=0).tolist()
 
 
