@@ -1,9 +1,13 @@
 """How graphs are cut into levels, and what a program keeps of its ops."""
 
+import equinox as eqx
 import jax
+import numpy as np
 import pytest
+from jaxtyping import Float, Int, Real
 
 import prism_jax as prism
+from prism_jax._padding import AnyArray, pad, without_axes
 from prism_jax.maxplus import to_levels
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
@@ -97,3 +101,29 @@ def test_a_tail_may_be_the_block_of_an_op():
 def test_blocks_are_as_many_as_ops():
     with pytest.raises(ValueError, match="1 blocks were given for the ops; give one for each of"):
         assemble(graph_of([(), (0,)]), [one_kernel("gemm", 1.0)])
+
+
+def test_a_module_is_padded_by_the_names_of_its_axes():
+    class Toy(eqx.Module):
+        counts: Real[AnyArray, "rows columns"]
+        places: Int[AnyArray, " rows"] = eqx.field(metadata={"fill": -1})
+        share: float | Float[AnyArray, ""]
+        inner: "Toy | None" = None
+
+    class Anonymous(eqx.Module):
+        counts: Int[AnyArray, "..."]
+
+    toy = Toy(np.array([[1, 2]]), np.array([5]), 0.5, Toy(np.ones((2, 2), int), np.arange(2), 1.0))
+    padded = pad(toy, {"rows": 3}, np.float32)
+    assert padded.counts.tolist() == [[1, 2], [0, 0], [0, 0]]
+    assert padded.places.tolist() == [5, -1, -1]
+    assert (padded.counts.dtype, padded.places.dtype) == (np.float32, np.int32)
+    assert float(padded.share) == 0.5
+    assert padded.inner is not None
+    assert padded.inner.places.tolist() == [0, 1, -1]
+    left = without_axes(toy, "columns")
+    assert left.counts is None
+    assert left.inner.places is toy.inner.places  # pyright: ignore[reportOptionalMemberAccess]
+    assert without_axes(toy, "rows", "columns").counts is None
+    with pytest.raises(TypeError, match=r"`Anonymous.counts` has axes without names"):
+        pad(Anonymous(np.ones(2, int)), {}, np.float32)
