@@ -37,13 +37,19 @@ _PATIENCE = 60.0
 _REFUSED = "return document.querySelector('.bad[role=status]')?.innerText"
 
 
-def times_of_moves(browser: Any, address: str, moves: Any = MOVES) -> Iterator[Row]:
-    """Opens the page, then makes one move after the other: their rows."""
+def times_of_moves(
+    browser: Any, address: str, moves: Any = MOVES, wait: bool = True
+) -> Iterator[Row]:
+    """Opens the page, then makes one move after the other: their rows. Without `wait`, the first
+    move is made before the page has its first law.
+    """
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
     browser.get(address)
-    yield {"move": "opened", "key": "", **_answered(browser, 1)}
+    if wait:
+        yield {"move": "opened", "key": "", **_answered(browser, 1)}
+    browser.implicitly_wait(_PATIENCE)
     for number, (name, key) in enumerate(moves, 2):
         label = browser.find_element(By.XPATH, f"//label[text()='{name}']")
         control = browser.find_element(By.ID, label.get_attribute("for"))

@@ -104,7 +104,9 @@ def test_only_who_has_the_token_and_asks_this_host_is_answered(page):
     token = {"X-Token": page.token}
     assert _response(page, "POST", "/answer", Host=local)[0] == 403
     assert _response(page, "POST", "/answer", Host=other, **token)[0] == 403
-    assert _response(page, "POST", "/other", Host=local, **token)[0] == 400
+    assert _response(page, "POST", "/other", Host=local, **token)[0] == 404
+    assert _response(page, "GET", f"{path}&token=", Host=local)[0] == 200
+    assert _response(page, "GET", f"{path}&token=x", Host=local)[0] == 403
     status, text, _ = _response(page, "POST", "/answer", Host=local, **token)
     assert status == 200
     assert json.loads(text)["refused"]
@@ -118,22 +120,27 @@ def test_no_other_interface_answers(page):
                 socket.create_connection((address, page.server_port), timeout=2)
 
 
-def test_of_laws_that_wait_only_the_newest_is_simulated(page):
-    question = {"what": "law", "settings": {}}
-    answers = []
-    with page.simulating:
-        threads = [
-            threading.Thread(target=lambda: answers.append(page.answer(question))) for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        while page.asked < 3:
-            pass
-    for thread in threads:
-        thread.join()
-    assert sum("superseded" in found for found in answers) == 2
-    assert sum("p95" in found for found in answers) == 1
-    page.asked = 0
+def test_jobs_move_by_what_their_files_and_changes_do_not_say():
+    of = explored(_JOB, ("layout.dp=2", "num_nodes=2"), num_samples=64)
+    assert _asked(of, "step", **{"layout.tp": "4"})["fits"]
+    assert "refused" not in _asked(of, "step", world_size="32")
+
+
+@pytest.mark.parametrize(
+    "question", [b"[" * 60_000, b"\xff", b'{"what": [], "settings": {}}', b"null", b"{}"]
+)
+def test_each_question_has_an_answer(page, question):
+    connection = http.client.HTTPConnection("127.0.0.1", page.server_port, timeout=60)
+    connection.request("POST", "/answer", question, {"X-Token": page.token})
+    assert json.loads(connection.getresponse().read())["refused"].endswith(".")
+
+
+def test_a_law_of_the_job_as_it_is_stands_beside_that_of_an_early_move(browser, page):
+    (*_, moved) = times_of_moves(browser, page.address, [("spread of steps", "END")], wait=False)
+    assert moved["law_s"]
+    paths = "return [...document.querySelectorAll('.explore path')].map(x => x.getAttribute('d'))"
+    own, other = browser.execute_script(paths)
+    assert own != other
 
 
 def test_a_keyboard_moves_the_job(browser, page):

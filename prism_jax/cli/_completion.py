@@ -11,7 +11,7 @@ from ..data import list_names
 _KINDS = {"JOB": "job", "CLUSTER": "cluster", "MODEL": "model", "FAILURES": "count of failures"}
 # A function for each of these words: with files, because each may also be one.
 _FUNCTIONS = {
-    "bash": '_prism_jax_{word}() {{\n    compgen -W "{names}" -- $1; compgen -f -- $1\n}}',
+    "bash": '_prism_jax_{word}() {{\n    compgen -W "{names}" -- "$1"; compgen -f -- "$1"\n}}',
     "zsh": "_prism_jax_{word}() {{\n    compadd {names}; _files\n}}",
 }
 
@@ -32,7 +32,12 @@ def completion_script(
         if word in names:
             functions = dict.fromkeys(_FUNCTIONS, f"_prism_jax_{word}")
             action.complete = functions | {"tcsh": f"({names[word]})"}  # pyright: ignore
-        elif action.nargs != 0 and action.choices is None and action.type in (None, str):
+        elif (
+            "=" not in word
+            and action.nargs != 0
+            and action.choices is None
+            and action.type in (None, str)
+        ):
             action.complete = shtab.FILE  # pyright: ignore
     preamble = {
         shell: "\n".join(text.format(word=word, names=names[word]) for word in names)

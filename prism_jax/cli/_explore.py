@@ -1,5 +1,8 @@
 """A live page of a job: `explore`."""
 
+import json
+import pathlib
+import tempfile
 import webbrowser
 
 import prism_jax as prism
@@ -38,11 +41,17 @@ def explore(args: Args) -> Output:
             f"Port {args.port} of 127.0.0.1 cannot be used ({error.strerror}); give another "
             "`--port`, or none."
         ) from None
-    print(f"{server.address}\nOnly this machine can open it. Ctrl-C ends it.", flush=True)
-    if args.open:
-        webbrowser.open(server.address)
-    try:
-        explorer.serve(server)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the page is closed.") from None
+    text = f"{server.address}\nOnly this machine can open it. Ctrl-C ends it."
+    print(json.dumps({"address": server.address}) if args.json else text, flush=True)
+    with tempfile.TemporaryDirectory() as folder:  # For nobody else to read.
+        if args.open:
+            # The words of a browser can be read by others on this machine, so it gets a file.
+            page = pathlib.Path(folder, "explore.html")
+            page.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">')
+            if not webbrowser.open(page.as_uri()):
+                _load.tell_note("No browser could be opened; open the address above in one.")
+        try:
+            explorer.serve(server)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; the page is closed.") from None
     return Output()

@@ -127,7 +127,7 @@ def timeline(args: Args) -> Output:
     program, options = _load.compiled(args, job)
     step, *others = (
         prism.analysis.sample_step(program, quantile=level, **options)
-        for level in args.quantile or (0.5,)
+        for level in dict.fromkeys(args.quantile) or (0.5,)
     )
     kernels = prism.prediction.kernels_of_ops(job) if _load.has_model(job) else None
     prism.plot.save_chrome_trace([step, *others], args.out, measured, kernels)

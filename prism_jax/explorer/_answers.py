@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,10 +15,18 @@ from ..data import Job, load_job
 from ..engine import simulate
 from ..prediction import expected_error, memory, predict, throughput
 from ..program import compile_job
-from ._controls import FACTORS, NO_STACK, Control, controls_of
+from ._controls import FACTORS, Control, controls_of
 
 
 Settings = Mapping[str, str]
+# What follows from the GPUs, the batch and the layout, also where the job says it.
+_FOLLOWING = (
+    "layout.dp",
+    "num_nodes",
+    "schedule.num_microbatches",
+    "training.global_batch_size",
+    "world_size",
+)
 _QUANTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -58,7 +66,17 @@ def explored(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutOfMemoryWarning)
         controls = controls_of(job, compile_job(job))
-    return Explored(source, (*overrides,), job, controls, num_samples, seed)
+        every = Explored(source, (*overrides,), job, controls, num_samples, seed)
+        movable = tuple(control for control in controls if _moves(every, control))
+    return dataclasses.replace(every, controls=movable)
+
+
+def _moves(of: Explored, control: Control) -> bool:
+    """Whether a degree of the layout can have another value, if nothing else is moved."""
+    others = (value for value in control.values if value != control.own)
+    if control.group != "layout" and control.name != "world_size":
+        return True
+    return any("refused" not in _answered(_step, of, {control.name: value}) for value in others)
 
 
 def answer(of: Explored, question: Any) -> dict[str, Any]:
@@ -73,13 +91,24 @@ def answer(of: Explored, question: Any) -> dict[str, Any]:
         if question.get("what") == "controls":
             return {"controls": plain(of.controls), "levels": LEVELS.tolist()}
         answers = {"step": _step, "law": _law}
-        if question.get("what") not in answers:
+        if question.get("what") not in [*answers]:
             raise ValueError("`what` of a question is `controls`, `step` or `law`.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The page shows whether the job fits.
-            return answers[question["what"]](of, settings)
     except ValueError as error:
         return {"refused": str(error)}
+    return _answered(answers[question["what"]], of, settings)
+
+
+def _answered(
+    compute: Callable[[Explored, Settings], dict[str, Any]], of: Explored, settings: Settings
+) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The page shows whether the job fits.
+            return compute(of, settings)
+    except ValueError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # Such as no memory left: the page goes on.
+        return {"refused": f"This cannot be computed: {quoted(error, 300)}."}
 
 
 def _checked(of: Explored, settings: Mapping[Any, Any]) -> Settings:
@@ -88,7 +117,7 @@ def _checked(of: Explored, settings: Mapping[Any, Any]) -> Settings:
     for name, value in settings.items():
         if value not in values.get(name, ()):
             allowed = ", ".join(values[name]) if name in values else "the controls of the job"
-            raise ValueError(f"`{quoted(name)}` got {value!r}; allowed are {allowed}.")
+            raise ValueError(f"`{quoted(name)}` got `{quoted(value)}`; allowed are {allowed}.")
     return settings
 
 
@@ -96,6 +125,7 @@ def moved_job(of: Explored, settings: Settings) -> Job:
     """The job with what was moved. The GPUs and the batch stay as many as they are, unless they
     were moved, so replicas, nodes and microbatches follow.
     """
+    overrides = [word for word in of.overrides if word.partition("=")[0].strip() not in _FOLLOWING]
     words: dict[str, Any] = {
         "world_size": of.job.layout.world_size,
         "training.global_batch_size": of.job.batch_size,
@@ -104,9 +134,7 @@ def moved_job(of: Explored, settings: Settings) -> Job:
         value = settings.get(control.name, control.own)
         if control.group != FACTORS and (value != control.own or control.name in words):
             words[control.name] = value
-    if words.get("training.software") == NO_STACK:
-        words["training.software"] = ""
-    return load_job(of.source, [*of.overrides, *(f"{key}={value}" for key, value in words.items())])
+    return load_job(of.source, [*overrides, *(f"{key}={value}" for key, value in words.items())])
 
 
 def _step(of: Explored, settings: Settings) -> dict[str, Any]:

@@ -19,15 +19,16 @@ _POWERS = tuple(2**k for k in range(9))
 _VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8, 12)
 _FACTORS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 # The group of factors on laws; names of all others are keys of a job.
-FACTORS = "factors"
-# A job without a software stack.
+FACTORS = "factors on the law"
+# A job without a software stack, which has none until one is chosen.
 NO_STACK = "none"
 
 
 class Control(msgspec.Struct, frozen=True):
     """**Attributes:**
 
-    - `group`: where it stands on the page: `layout`, `work`, `machine`, `software` or `factors`.
+    - `group`: where it stands on the page: `layout`, `work`, `machine`, `software` or
+        `factors on the law`.
     - `name`: a key of the job, or what a factor is on, as `prism_jax.analysis.sliders` calls it.
     - `values`, `own`: what it can be set to, and what the job has.
     """
@@ -42,6 +43,7 @@ def controls_of(job: Job, program: Program) -> tuple[Control, ...]:
     """The controls of a job with a model. Not all their values go together."""
     parts = job_parts(job)
     layout, schedule, training = job.layout, job.schedule, parts.training
+    stack = training.software or NO_STACK
     degrees = {"tp": parts.cluster.links[0].group, "pp": 64, "cp": 16}
     degrees |= {"ep": 256} if has_experts(parts.model) else {}
     rows: list[tuple[str, str, Any, Iterable[Any]]] = []
@@ -59,10 +61,12 @@ def controls_of(job: Job, program: Program) -> tuple[Control, ...]:
         ("work", "schedule.virtual_stages", schedule.virtual_stages, _VIRTUAL_STAGES),
         ("machine", "cluster", parts.cluster.name, list_names("cluster")),
         ("machine", "training.dtype", training.dtype, parts.cluster.device.peak_flop_per_s),
-        ("software", "training.software", training.software or NO_STACK, _stacks()),
+        ("software", "training.software", stack, list_names("software stack")),
         ("software", "training.attention", training.attention, _allowed("attention")),
     ]
     for name, (own, (lowest, *_, highest), _) in slider_parameters(program).items():
+        if name.startswith("mean of"):
+            continue  # A step without variability would follow it, too.
         factors = [factor for factor in _FACTORS if lowest <= factor * own <= highest]
         rows += [(FACTORS, name, 1.0, factors)] * bool(own)
     return tuple(_control(*row) for row in rows)
@@ -92,7 +96,3 @@ def _around(number: int) -> Iterable[int]:
 def _allowed(key: str) -> tuple[str, ...]:
     """What a key of `training` can be."""
     return get_args(get_type_hints(Training)[key])
-
-
-def _stacks() -> Iterable[str]:
-    return (NO_STACK, *list_names("software stack"))

@@ -7,8 +7,9 @@ function explore(root, ask) {
   const place = element("div", { class: "explore" });
   root.append(place);
   const settings = {};
-  const own = {};
-  let moves = 0, timer, levels;
+  let moves = 0, timer, levels, shown, own, ownLaw, simulating = false;
+  const answered = (what, of) => ask({ what, settings: of }).catch(() =>
+    ({ refused: "There is no answer any more: run the command or the cell again, and open its page." }));
 
   function element(name, attributes = {}, ...content) {
     const made = document.createElement(name);
@@ -46,6 +47,7 @@ function explore(root, ask) {
     });
     form.addEventListener("reset", () => {
       delete settings[name];
+      input.removeAttribute("aria-valuetext");
       output.textContent = ofJob;
       row.classList.remove("moved");
     });
@@ -62,9 +64,9 @@ function explore(root, ask) {
   }
 
   function showStep(of) {
-    own.step ??= of;
+    shown = of;
     const seconds = (x) => `${x.toPrecision(4)} s`;
-    const change = 100 * (of.step_s / own.step.step_s - 1);
+    const change = 100 * (of.step_s / own.step_s - 1);
     const parts = Object.entries(of.breakdown_s).sort((a, b) => b[1] - a[1]);
     const cost = `${(of.gpu_hours * price.value).toPrecision(4)} (${of.gpu_hours.toPrecision(4)} GPU hours)`;
     step.replaceChildren(
@@ -79,13 +81,19 @@ function explore(root, ask) {
       ...parts.filter(([, x]) => x > 5e-4 * of.step_s)
         .map(([name, x]) => bar(name, x / of.step_s, `${seconds(x)}, ${((100 * x) / of.step_s).toFixed(1)} %`)),
       element("p", { class: "faint" }, `90 % of such runs: ${of.error}.`));
-    status.textContent = of.header;
-    status.className = "";
+    say(of.header);
   }
 
-  function showLaw(of) {
-    own.law ??= of;
-    const [first, last] = [own.law, of].map((x) => x.quantiles_s).reduce(
+  // What was refused leaves nothing that could be taken for its answer.
+  function say(text, bad = false) {
+    status.textContent = text;
+    status.className = bad ? "bad" : "";
+    if (bad) law.setAttribute("aria-busy", "false");
+    for (const section of [step, law]) section.hidden = bad;
+  }
+
+  function showLaw(of, ofJob) {
+    const [first, last] = [ofJob, of].map((x) => x.quantiles_s).reduce(
       ([low, high], q) => [Math.min(low, q[0]), Math.max(high, q.at(-1))], [Infinity, 0]);
     const x = (time) => 60 + (640 * (time - first)) / (last - first || 1);
     const line = (of, name) => {
@@ -97,40 +105,54 @@ function explore(root, ask) {
     const shares = [0, 0.5, 1].map((s) => `<text x="0" y="${214 - 200 * s}">${100 * s} %</text>`);
     const figure = element("figure", { style: "margin: 0" });
     figure.innerHTML = `<svg role="img" viewBox="0 0 710 250" aria-label="share of steps done by a time">` +
-      line(own.law, "own") + line(of, "moved") + ticks.join("") + shares.join("") + "</svg>";
+      line(ofJob, "own") + line(of, "moved") + ticks.join("") + shares.join("") + "</svg>";
     law.replaceChildren(
       element("dl", {}, ...["mean", "p50", "p95", "p99"].map((name) => tile(name, `${of[name].toPrecision(5)} s`))),
       figure, element("p", { class: "faint" }, "Share of steps done by a time: the job as it is (grey), and as set."));
   }
 
-  // Answers to moves before the last one are not shown.
+  // The step of the last move is shown, and once the hand rests its law.
   async function follow() {
-    const move = ++moves;
+    const move = ++moves, asked = performance.now();
     clearTimeout(timer);
     law.setAttribute("aria-busy", "true");
-    const asked = performance.now();
-    const answer = await ask({ what: "step", settings });
+    const answer = await answered("step", settings);
     if (move !== moves) return;
     place.dataset.step = `${move} ${performance.now() - asked}`;
     if (answer.refused) {
-      status.textContent = answer.refused;
-      status.className = "bad";
+      say(answer.refused, true);
       return;
     }
     showStep(answer);
-    timer = setTimeout(async () => {
-      const began = performance.now();
-      const of = await ask({ what: "law", settings });
-      if (move !== moves || of.superseded) return;
-      if (of.refused) status.textContent = of.refused;
-      else showLaw(of);
-      law.setAttribute("aria-busy", "false");
-      place.dataset.law = `${move} ${performance.now() - began}`;
-    }, own.law ? REST_MS : 0);
+    timer = setTimeout(simulate, move > 1 ? REST_MS : 0);
   }
 
-  ask({ what: "controls", settings }).then((answer) => {
+  // One law at a time; those of moves that came meanwhile but the last are not asked for.
+  async function simulate() {
+    if (simulating) return;
+    simulating = true;
+    for (let done = 0; done !== moves; ) {
+      const move = moves, began = performance.now();
+      const moved = Object.keys(settings).length > 0;
+      ownLaw ??= await answered("law", {});
+      const answer = moved ? await answered("law", { ...settings }) : ownLaw;
+      done = move;
+      if (move !== moves) continue;
+      if (answer.refused) say(answer.refused, true);
+      else showLaw(answer, ownLaw.refused ? answer : ownLaw);
+      law.setAttribute("aria-busy", "false");
+      place.dataset.law = `${move} ${performance.now() - began}`;
+    }
+    simulating = false;
+  }
+
+  Promise.all([answered("controls", {}), answered("step", {})]).then(([answer, ofJob]) => {
+    if (answer.refused || ofJob.refused) {
+      say(answer.refused ?? ofJob.refused, true);
+      return;
+    }
     levels = answer.levels;
+    own = ofJob;
     for (const group of new Set(answer.controls.map((control) => control.group))) {
       const rows = answer.controls.map((control, i) => [control, i]).filter(([control]) => control.group === group);
       form.append(element("fieldset", {}, element("legend", {}, group), ...rows.map((row) => controlOf(...row))));
@@ -138,7 +160,7 @@ function explore(root, ask) {
     form.append(element("button", { type: "reset" }, "as the job is"));
     form.addEventListener("reset", follow);
     form.addEventListener("submit", (event) => event.preventDefault());
-    price.addEventListener("input", follow);
+    price.addEventListener("input", () => shown && showStep(shown));
     follow();
   });
 }

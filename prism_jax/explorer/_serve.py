@@ -9,7 +9,7 @@ import secrets
 import threading
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from .._interrupt import check_interrupt
 from ._answers import Explored, answer
@@ -48,8 +48,8 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves the page of a job on a port of the loopback interface, any free one for 0.
 
     A request without the token, which `address` has, or to another host, as a page elsewhere whose
-    name was made to lead here would send it, is forbidden. Laws are simulated one after the other;
-    of those that wait, all but the newest are superseded.
+    name was made to lead here would send it, is forbidden. Answers are computed one after the
+    other, laws beside steps.
     """
 
     daemon_threads = True
@@ -61,8 +61,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.token: str = secrets.token_urlsafe(24)
         self.hosts: set[str] = {f"{name}:{self.server_port}" for name in (_HOST, "localhost")}
         self.address: str = f"http://{_HOST}:{self.server_port}/?token={self.token}"
-        self.asked: int = 0
-        self.simulating: threading.Lock = threading.Lock()
+        self.computing: dict[bool, threading.Lock] = {
+            law: threading.Lock() for law in (False, True)
+        }
 
     def page(self) -> str:
         css, script = resource("_explore.css"), resource("_explore.js")
@@ -70,11 +71,11 @@ class Server(http.server.ThreadingHTTPServer):
         return _PAGE.format(title=title, css=css, script=script, token=json.dumps(self.token))
 
     def answer(self, question: Any) -> dict[str, Any]:
-        if not isinstance(question, dict) or question.get("what") != "law":
+        with self.computing[isinstance(question, dict) and question.get("what") == "law"]:
             return answer(self.of, question)
-        self.asked = number = self.asked + 1
-        with self.simulating:
-            return answer(self.of, question) if number == self.asked else {"superseded": True}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who is gone is no error; of others, the page hears by itself."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -83,11 +84,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
     server_version = "prism-jax"
     sys_version = ""
+    timeout = 30  # Seconds without a word; a browser opens another connection.
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        if self._allowed("".join(parse_qs(url.query).get("token", ()))):
-            if url.path == "/":
+        path, _, query = self.path.partition("?")
+        if self._allowed(*parse_qs(query).get("token", ())):
+            if path == "/":
                 self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page())
             else:
                 self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page.")
@@ -96,18 +98,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not self._allowed(self.headers.get("X-Token", "")):
             return
-        if not length.isdecimal() or int(length) > _MOST_BYTES or self.path != "/answer":
-            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "Ask at most 64 KiB of /answer.")
+        if self.path != "/answer":
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", "Questions go to /answer.")
+            return
+        if not length.isdecimal() or len(length) > 9 or int(length) > _MOST_BYTES:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "A question has at most 64 KiB.")
             return
         try:
             question = json.loads(self.rfile.read(int(length)))
-        except ValueError:
+        except (ValueError, RecursionError):
             question = None  # Which is refused in a sentence.
         self._send(HTTPStatus.OK, "application/json", json.dumps(self.server.answer(question)))
 
-    def _allowed(self, token: str) -> bool:
-        host = self.headers.get("Host", "") in self.server.hosts
-        if host and hmac.compare_digest(token.encode(), self.server.token.encode()):
+    def _allowed(self, *tokens: str) -> bool:
+        host = self.headers.get("Host", "").lower() in self.server.hosts
+        expected = self.server.token.encode()
+        if host and len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), expected):
             return True
         self._send(HTTPStatus.FORBIDDEN, "text/plain", "Open the address that was printed.")
         return False
@@ -115,11 +121,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, content_type: str, text: str) -> None:
         content = text.encode()
         self.send_response(status)
-        for name, value in {**_HEADERS, "Content-Type": content_type}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def end_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Addresses have the token, so nothing is logged."""

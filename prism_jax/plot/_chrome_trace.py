@@ -4,8 +4,10 @@ Source of the format: "Trace Event Format", the Catapult project. Ranges have th
 gives them, so that tools for PyTorch's profiles can read the trace.
 """
 
+import itertools as it
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -190,19 +192,24 @@ def _range(name: str, start: float, end: float, where: dict[str, int], **args: A
 
 def _ops(of: _Shown) -> Iterator[Event]:
     ops = of.step.ops
+    columns = (ops[name].tolist() for name in ("phase", "stage", "microbatch"))
+    # An op that is cut where gradients are reduced is several, of which no means are known.
+    pieces = Counter(zip(*columns, strict=True))
     for op in range(len(of.step.receivers)):
         args = {name: ops[name][op].item() for name in ("phase", "stage", "microbatch", "critical")}
         where = of.thread(int(ops["rank"][op]), of.lanes.get(op, _COMPUTE))
         start, end = ops["start_s"][op].item(), ops["end_s"][op].item()
         yield _range(op_name(of.step, op), start, end, where, **args)
         kernels = of.kernels.get((args["phase"], args["stage"]), {})
-        total = sum(kernels.values())
-        for kind, mean_s in kernels.items():
-            began, start = start, min(start + (end - start) * mean_s / total, end)
-            total -= mean_s
-            share = mean_s / sum(kernels.values())
-            slice_of_kernels = _range(kind, began, start, where, mean_s=mean_s, share=share)
-            yield {**slice_of_kernels, "cat": "kernel"}
+        if pieces[args["phase"], args["stage"], args["microbatch"]] > 1:
+            continue
+        means = np.array([*kernels.values()])
+        ends = start + (end - start) * np.cumsum(means) / max(means.sum(), 1e-300)
+        edges = [start, *np.minimum(ends, end).tolist()]
+        for kind, mean_s, (began, ended) in zip(kernels, means, it.pairwise(edges), strict=True):
+            share = float(mean_s / means.sum())
+            of_kernels = _range(kind, began, ended, where, mean_s=float(mean_s), share=share)
+            yield {**of_kernels, "cat": "kernel"}
 
 
 def _flows(of: _Shown) -> Iterator[Event]:

@@ -26,7 +26,7 @@ from ..lowering import (
     sinks_of,
     when_reduced,
 )
-from ..schedule import SEND_RECV, group_ends, order_of, schedule_parts
+from ..schedule import OVERLAPPED, SEND_RECV, group_ends, order_of, schedule_parts
 from ..workload import Block, Workload, block_mean, block_means, model_flop, split_mean
 
 
@@ -155,8 +155,8 @@ def predict(job: Job) -> Prediction:
 
 def kernels_of_ops(job: Job) -> dict[tuple[str, int], dict[str, float]]:
     """What ops are made of: for each phase and (global virtual) stage the mean seconds of each kind
-    of kernel and of exposed collectives in one op, with the names of `Prediction.breakdown`. Of
-    overlapped pairs, those of the first with this stage.
+    of kernel and of exposed collectives in one op, with the names of `Prediction.breakdown`.
+    Overlapped pairs, whose two ops differ from pair to pair, are left out.
 
     **Raises:**
 
@@ -166,7 +166,7 @@ def kernels_of_ops(job: Job) -> dict[tuple[str, int], dict[str, float]]:
     kinds = frame_of(graph).kinds
     kernels: dict[tuple[str, int], dict[str, float]] = {}
     for kind, block in zip(kinds, blocks_of_kinds(workload, kinds), strict=True):
-        if kind.phase != SEND_RECV:
+        if kind.phase not in (SEND_RECV, OVERLAPPED):
             kernels.setdefault((kind.phase, kind.stage), dict(_named_parts(block)[1]))
     return kernels
 

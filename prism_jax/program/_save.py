@@ -45,7 +45,7 @@ def _feed(state, value: Any) -> None:
         for name in sorted(value):
             state.update(repr(name).encode())
             _feed(state, value[name])
-    elif isinstance(value, tuple | list) and not isinstance(next(iter(value), ""), str):
+    elif isinstance(value, tuple | list) and not all(isinstance(item, str) for item in value):
         state.update(f"{len(value)}".encode())
         for item in value:
             _feed(state, item)
