@@ -87,7 +87,9 @@ def test_perfetto_shows_kernels_within_ops_and_a_slow_step_beside_a_typical_one(
     )
     # An op that is cut where gradients are reduced has none: its pieces differ.
     phases = {phase for phase, _ in kernels}
-    places = zip(*(steps[0].ops[name].tolist() for name in ("phase", "stage", "microbatch")))
+    places = zip(
+        *(steps[0].ops[name].tolist() for name in ("phase", "stage", "microbatch")), strict=True
+    )
     pieces = collections.Counter(place for place in places if place[0] in phases)
     assert ops == 2 * sum(number == 1 for number in pieces.values())
     assert max(pieces.values()) > 1
