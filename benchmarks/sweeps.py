@@ -61,7 +61,7 @@ def _sweep(name: str, points: int) -> tuple[Any, list[float]]:
     import prism_jax as prism
 
     values = np.linspace(0.005, 0.03, points).tolist()
-    program = prism.compile_job(prism.load_job(name))
+    program: Any = prism.compile_job(prism.load_job(name))
     options = {"num_samples": _SAMPLES, "key": jax.random.key(0)}
     return prism.sweep(program, {_PARAMETER: values}, **options), values
 
@@ -77,7 +77,7 @@ def _seconds(name: str, points: int) -> tuple[float, bool]:
     start = time.perf_counter()
     frame, values = _sweep(name, points)
     seconds, equal = time.perf_counter() - start, True
-    program = prism.compile_job(prism.load_job(name))
+    program: Any = prism.compile_job(prism.load_job(name))
     for number in {0, points // 2, points - 1}:
         sigma = jnp.full_like(program.variability.step.sigma, values[number])
         point = eqx.tree_at(lambda of: of.variability.step.sigma, program, sigma)
