@@ -49,7 +49,8 @@ class Output:
     """
 
     def __init__(self, *parts: Part, status: int = 0):
-        self.parts, self.status = parts, status
+        self.parts: tuple[Part, ...] = parts
+        self.status: int = status
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
