@@ -176,7 +176,9 @@ def _factors(program: Program) -> _Factors | None:
     return adjustment and (adjustment.latency, adjustment.spread, adjustment.gpu)
 
 
-def _multiplied(factors: _Factors | None, pairs, latency, spread, gpu) -> _Factors:
+def _multiplied(
+    factors: tuple[Array, Array, Array] | None, pairs, latency, spread, gpu
+) -> tuple[Array, Array, Array]:
     """The factors of an adjustment times further ones, for pairs of groups."""
     # -1 takes the last.
     latency, spread = (jnp.append(x, jnp.ones((), x.dtype))[pairs[1]] for x in (latency, spread))

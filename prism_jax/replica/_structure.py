@@ -63,7 +63,7 @@ class Classes(eqx.Module):
     blocks: Blocks
     kind: Int[AnyArray, " kernels"]
     on_network: Bool[AnyArray, " kernels"]
-    members: Real[AnyArray, "3 groups"]
+    members: Real[AnyArray, "3 gpu_groups"]
     worker: Float[AnyArray, ""] | None
     loads: Loads | None
     stalling: Bool[AnyArray, "kinds kernels"] | None
