@@ -336,7 +336,7 @@ def test_jobs_from_files_of_hugging_face(name, tmp_path):
 
     program = compile_job(load_job(path))
     moved = jnp.asarray([kind == "all_to_all" for kind in program.latencies.kinds], float)
-    moved = moved[program.latencies.kind]
+    moved = moved[np.array(program.latencies.kind)]
 
     def mean(by):
         table = program.latencies

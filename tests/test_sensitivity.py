@@ -313,7 +313,7 @@ def test_a_derivative_that_all_steps_share_has_no_error():
         tail=one_kernel("optimizer", 5.0),
     )
     table = program.latencies
-    (added_to,) = np.flatnonzero(table.kind == table.kinds.index("optimizer"))
+    (added_to,) = np.flatnonzero(np.array(table.kind) == table.kinds.index("optimizer"))
     options = {"num_samples": 2_048, "key": jax.random.key(4)}
     for objective, expected in ((Mean(), 1), (Quantile(0.9), 1), (CVaR(0.9), 1), (Std(), 0)):
         apart, _ = figure_gradients(figure(program, objective, **options))

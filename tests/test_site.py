@@ -1,5 +1,6 @@
 """The site, once `make docs` has built it: opened from the disk, without a server."""
 
+import contextlib
 import pathlib
 import time
 
@@ -35,13 +36,16 @@ def _count(browser, selector, condition):
 def test_the_site_is_searched_from_a_disk(browser, site):
     _widen(browser, 1400)
     browser.get((site / "index.html").as_uri())
+    from selenium.common.exceptions import ElementNotInteractableException
+
     box = browser.find_element("css selector", "input[name=query]")
     deadline = time.monotonic() + 30
     links = []
     while not links and time.monotonic() < deadline:
-        box.clear()
-        box.send_keys("glossary")
         time.sleep(0.5)
+        with contextlib.suppress(ElementNotInteractableException):  # Not yet laid out.
+            box.clear()
+            box.send_keys("glossary")
         links = browser.find_elements("css selector", ".md-search-result__link")
     assert any("glossary.html" in link.get_attribute("href") for link in links)
 

@@ -104,7 +104,9 @@ def _spreads(program: Program, factors: Mapping[str, ArrayLike]) -> dict[Label, 
     return {(groups[name], name, "spread"): factor for name, factor in factors.items()}
 
 
-_Factors = tuple[Float[Array, " groups"], Float[Array, " groups"], Float[Array, " ranks"]]
+# Those of an adjustment: on the latency and the spread of groups, and of ranks. Knobs make more
+# groups than there were.
+_Factors = tuple[Array, Array, Array]
 
 
 def _turned(
@@ -176,9 +178,7 @@ def _factors(program: Program) -> _Factors | None:
     return adjustment and (adjustment.latency, adjustment.spread, adjustment.gpu)
 
 
-def _multiplied(
-    factors: tuple[Array, Array, Array] | None, pairs, latency, spread, gpu
-) -> tuple[Array, Array, Array]:
+def _multiplied(factors: _Factors | None, pairs, latency, spread, gpu) -> _Factors:
     """The factors of an adjustment times further ones, for pairs of groups."""
     # -1 takes the last.
     latency, spread = (jnp.append(x, jnp.ones((), x.dtype))[pairs[1]] for x in (latency, spread))
