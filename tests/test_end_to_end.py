@@ -144,7 +144,7 @@ def test_derivatives_of_p95_are_differences_of_every_kernel_drawn():
         program, Quantile(0.95), num_samples=_SAMPLES, key=jax.random.key(1)
     )
     place = program.latencies.kinds.index("gemm")
-    gemm = program.latencies.kind == place
+    gemm = np.array(program.latencies.kind) == place
     laws, slopes = program.variability, gradient.variability
     found = {"gemm": np.sum(np.asarray(program.latencies.mean * gradient.latencies.mean)[gemm])}
     found["slowdown"] = laws.network.slowdown * slopes.network.slowdown
