@@ -41,6 +41,16 @@ _OBJECTIVES = [Mean(), Std(), Quantile(0.9), CVaR(0.8), Exceedance(20.5)]
 _OBJECTIVES += [against(np.linspace(18.0, 24.0, 40)) for against in (CRPS, Wasserstein)]
 
 
+def test_every_parameter_has_a_finite_derivative():
+    """By all parts that a program can have; the slow test below compares them with differences."""
+    gradient = eqx.filter_grad(estimate)(
+        rich_program(2), Mean(), num_samples=512, key=jax.random.key(0)
+    )
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    for name, (get, _) in _PARAMETERS.items():
+        assert np.sum(np.abs(get(gradient))) > 0, name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [1, 16])
 def test_gradients_equal_differences(num_replicas):

@@ -1,5 +1,5 @@
 """What one can move of a job: degrees of its layout, its work, its machine, its software, and
-factors on spreads and means.
+factors on spreads.
 """
 
 from collections.abc import Iterable

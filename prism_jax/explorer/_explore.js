@@ -74,7 +74,7 @@ function explore(root, ask) {
         tile("step without variability", seconds(of.step_s)),
         tile("against the job as it is", `${change >= 0 ? "+" : ""}${change.toFixed(1)} %`),
         tile("90 % of such runs", of.interval_s.map((x) => x.toPrecision(4)).join(" .. ") + " s"),
-        tile("each GPU", of.rate), tile("MFU", `${(100 * of.mfu).toFixed(1)} %`),
+        tile("each GPU", of.rate), tile("MFU", of.mfu === null ? "not known" : `${(100 * of.mfu).toFixed(1)} %`),
         tile(`cost of a ${of.gpu_hours_of}`, cost)),
       bar(of.fits ? "memory" : "memory: does not fit", of.memory_gib / of.usable_gib,
         `${of.memory_gib.toFixed(1)} of ${of.usable_gib.toFixed(1)} GiB`, !of.fits),

@@ -8,7 +8,7 @@ import json
 import secrets
 import threading
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from .._interrupt import check_interrupt
@@ -135,7 +135,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Addresses have the token, so nothing is logged."""
 
 
-def serve(server: Server) -> None:
+def serve(server: Server) -> NoReturn:
     """Serves until Ctrl-C, which is raised."""
     with server:
         while True:
