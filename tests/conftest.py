@@ -110,9 +110,17 @@ def shared():
 
 
 @pytest.fixture(scope="session")
-def browser():
+def _chromium():
     with chromium() as opened:
         yield opened
+
+
+@pytest.fixture
+def browser(_chromium):
+    """Chromium, whose width, media and scheme are after a test what they were before it."""
+    yield _chromium
+    _chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    _chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
 
 
 @pytest.fixture(autouse=True, scope="session")

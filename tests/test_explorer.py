@@ -154,7 +154,6 @@ def test_a_keyboard_moves_the_job(browser, page):
         sizes = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.find_element("css selector", "button[type=reset]").click()
     assert browser.execute_script("return document.querySelectorAll('.control.moved').length") == 0
     assert browser.get_log("browser") == []

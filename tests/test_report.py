@@ -345,7 +345,6 @@ def test_a_browser_draws_all_of_a_page(opened):
         opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sizes)
         script = "return [document.documentElement.scrollWidth, document.body.scrollWidth]"
         assert max(opened.execute_script(script)) <= wide
-    opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     # No word is broken within a table.
     script = (
         "return [...document.querySelectorAll('table, table *')].map(getComputedStyle)"

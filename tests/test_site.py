@@ -57,4 +57,3 @@ def test_keys_are_not_broken_and_text_is_as_wide_as_the_page(browser, site):
     _widen(browser, 1600)
     browser.get((site / "index.html").as_uri())
     assert _count(browser, "pre > code", "x.scrollWidth > x.clientWidth") == 0
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
