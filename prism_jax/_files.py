@@ -4,6 +4,7 @@ arrays and a description in JSON: one `.npz`, without pickle.
 
 import contextlib
 import errno
+import importlib.resources
 import io
 import json
 import os
@@ -30,6 +31,11 @@ _ABOUT = "about"
 _MOST_BYTES = 2**28
 
 _T = TypeVar("_T")
+
+
+def resource(name: str) -> str:
+    """The text of a file of this package, such as `report/_page.css`."""
+    return importlib.resources.files("prism_jax").joinpath(name).read_text("utf-8")
 
 
 def read_file(path: Path, most: int) -> bytes:

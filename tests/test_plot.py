@@ -481,13 +481,19 @@ def test_a_written_trace_is_read_back_by_the_reader_of_profiles(step, tmp_path):
 
 
 def test_timeline_on_the_command_line(step, tmp_path, answered, refused, monkeypatch):
-    monkeypatch.setattr("prism_jax.analysis.sample_step", lambda program, **options: step)
+    sampled = []
+    monkeypatch.setattr(
+        "prism_jax.analysis.sample_step", lambda program, quantile: sampled.append(quantile) or step
+    )
     monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: (None, {}))
     out = tmp_path / "step.json"
     result = answered(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json"])
     assert result["step_s"] == step.step_s
     assert json.loads(out.read_text())["otherData"]["step_s"] == step.step_s
-    assert "--quantile: `2` must be a number in [0, 1]" in refused(
+    levels = ["--quantile", "p99", "--quantile", "0.5", "--force"]
+    answered(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json", *levels])
+    assert sampled == [0.5, 0.99, 0.5]
+    assert "--quantile: `2` must be a number from 0 to 1" in refused(
         ["timeline", "megatron-22b-a100-8", "--out", "x", "--quantile", "2"]
     )
     assert (

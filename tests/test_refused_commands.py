@@ -51,9 +51,13 @@ _COMMANDS = {
         ("--gpus 8 --ray nobody.invalid:6379", "No Ray cluster answers at `nobody.invalid:6379`"),
         ("--gpus 8 --worker-gpus 1", "give both"),
     ],
-    "compare megatron-22b-a100-8": [("", "nothing to compare it with")],
+    "compare megatron-22b-a100-8": [
+        ("", "nothing to compare it with"),
+        ("--over layout.tp=1,x", "override `layout.tp=x`: the key `layout.tp` is 'x'"),
+    ],
     "place megatron-175b-a100-64": [("--out no/such/folder.csv", "a folder that exists")],
     "predict": [
+        ("gpt3-175b-h100-4096 more", "arguments: more; see `prism-jax predict --help`"),
         ("gpt3-175b-h100-40960", "gpt3-175b-h100-4096"),
         ("gpt3-175b-h100-4096 --set layout.tp=7", "7,168 ranks"),
         ("gpt3-175b-h100-4096 --set training.microbatch_size=64", "--allow-oom"),
@@ -70,7 +74,7 @@ _COMMANDS = {
     ],
     "criticality megatron-22b-a100-8 --samples 100": [
         ("--band 0.9", "0.94:0.96"),
-        ("--band 0.9:0.8", "two rising quantiles"),
+        ("--band p90:p80", "two rising quantiles"),
     ],
     "whatif megatron-22b-a100-8 --samples 100": [
         ("", "Nothing to compare"),
@@ -112,6 +116,10 @@ _COMMANDS = {
         ("--over schedule.orders=[1,2],[2,1]", "keys that have one number or word"),
         ("--over model.layers={attention=1}", "keys that have one number or word"),
         ("--over layout.dp=1:inf:2", "is not a range"),
+        ("--over layout.tp=1,x", "override `layout.tp=x`: the key `layout.tp` is 'x'"),
+        ("--over layout.tp=1:2:3", "override `layout.tp=1.5`: the key `layout.tp` is 1.5"),
+        ("--over training.recompute=full,x", "give one of 'none', 'selective', 'by-op', 'full'"),
+        ("--over kernels.gemm.sigma=0,x", "the value is 'x', but must be a number"),
     ],
     "fit-kernels --device mine --out out": [
         ("no.csv", "no such file"),

@@ -288,7 +288,7 @@ def test_report_on_the_command_line(no_simulation, report, tmp_path, answered):
         ([], "--out"),
         (["--out", "page.txt"], r"must be a \.html file"),
         (["--out", "nowhere/page.html"], "folder that exists"),
-        (["--out", "page.html", "--quantile", "2"], r"must be a number in \[0, 1\]"),
+        (["--out", "page.html", "--quantile", "2"], "must be a number from 0 to 1"),
         (["--out", "page.html", "--objective", "p100x"], "--objective `p100x`"),
         (["--out", "page.html", "--set", "layout.tp=7"], "does not divide"),
     ],

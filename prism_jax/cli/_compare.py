@@ -180,7 +180,7 @@ def _jobs_of(
 
     **Raises:**
 
-    `ValueError` if none can be.
+    `ValueError` if none can be, or if a key never has one of its values.
     """
     points_of, jobs, left_out, checked = [], [], [], {}
     with progress_bar(len(grid), _load.wants_progress(args), "jobs", "row") as advance:
@@ -194,6 +194,8 @@ def _jobs_of(
                     checked[shape] = _refusal(args, job)
                 if checked[shape]:
                     raise ValueError(checked[shape])
+            except data.NeverValidError:
+                raise
             except ValueError as error:
                 left_out.append({"values": point, "why": str(error)})
             else:

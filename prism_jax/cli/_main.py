@@ -234,7 +234,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             word = word.partition("=")[0]
             raise ValueError(unknown_name("option", word, options_of(commands[name])))
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        commands.get(name, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     _check_once([*getattr(args, "overrides", ()), *getattr(args, "over", ())])
     return args
 

@@ -10,7 +10,7 @@ from .._summary import Column, Table, picked_attributes, plain
 from . import _load
 from ._options import Args, Output, command
 from ._trace import read_names
-from ._values import named_factor, objective, whole
+from ._values import named_factor, objective, quantile_of, whole
 
 
 @command(
@@ -101,10 +101,10 @@ def criticality(args: Args) -> Output:
 def _band(text: str) -> tuple[float, float]:
     low, _, high = text.partition(":")
     try:
-        return float(low), float(high)
+        return quantile_of(low), quantile_of(high)
     except ValueError:
         raise ValueError(
-            f"--band `{quoted(text)}` must be two quantiles, such as 0.94:0.96."
+            f"--band `{quoted(text)}` must be two quantiles, such as 0.94:0.96 or p94:p96."
         ) from None
 
 

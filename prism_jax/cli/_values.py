@@ -68,7 +68,8 @@ def _shard(text: str) -> tuple[int, int]:
     return which, many
 
 
-def _level(text: str) -> float:
+def quantile_of(text: str) -> float:
+    """The quantile that a text means: `0.99` or `p99`."""
     percentage = text.lower().removeprefix("p")
     return float(text) if percentage == text.lower() else float(f"{percentage}e-2")
 
@@ -95,14 +96,18 @@ duration = reader(
     _seconds, lambda s: 1 <= s <= 1e9, "a time such as 60s, 2m or 90 (seconds), from 1 s to 1e9 s"
 )
 percentage = reader(_share, lambda share: 0 <= share < 1, "a share such as 10% or 0.1, below 100%")
-quantile = reader(float, lambda q: 0 <= q <= 1, "a number in [0, 1]")
+quantile = reader(
+    quantile_of,
+    lambda q: 0 <= q <= 1,
+    "a number from 0 to 1, such as 0.99, or a percentage, such as p99",
+)
 # Each number may be left out.
 steps = reader(_slice, lambda _: True, "a slice such as 0:100 or ::2")
 shard = reader(
     _shard, lambda share: 1 <= share[0] <= share[1], "a share such as 3/16, from 1/16 to 16/16"
 )
 _quantile = reader(
-    _level,
+    quantile_of,
     lambda q: 0 < q < 1,
     "a number between 0 and 1, such as 0.999, or a percentage, such as p99.9",
 )

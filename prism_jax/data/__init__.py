@@ -92,6 +92,7 @@ from ._types import (
     AtLeastOne as AtLeastOne,
     Count as Count,
     Name as Name,
+    NeverValidError as NeverValidError,
     NonNegative as NonNegative,
     Positive as Positive,
     PositiveOrInfinite as PositiveOrInfinite,

@@ -14,7 +14,7 @@ from ._job import Job
 from ._kernels import Kernels
 from ._model import load_architecture
 from ._read import located, parse_toml
-from ._types import struct_type, types_of
+from ._types import NeverValidError, struct_type, types_of
 from ._variations import SHARED, STEP_EXCESS, Variation, replace_variations
 
 
@@ -198,9 +198,9 @@ def _changed_laws(kernels: Kernels, override: Override) -> tuple[Variation, ...]
     if parameter not in law.parameters:
         raise ValueError(unknown_name(f"parameter of `{name}`", parameter, law.parameters))
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"the value is {quoted(repr(value))}, but must be a number.")
+        raise NeverValidError(f"the value is {quoted(repr(value))}, but must be a number.")
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"the value is {value}, but must be finite and not negative.")
+        raise NeverValidError(f"the value is {value}, but must be finite and not negative.")
     parameters = {**law.parameters, parameter: float(value)}
     if parameter == "slowdown":  # It is what was asked for, whatever it adds to the step.
         parameters.pop(STEP_EXCESS, None)

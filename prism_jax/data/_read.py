@@ -17,7 +17,7 @@ import msgspec
 
 from .._files import read_file, shown, written_whole
 from .._misc import MOST_QUOTED, quoted, unknown_name
-from ._types import convert, explain
+from ._types import NeverValidError, convert, explain
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -125,7 +125,8 @@ def located(where: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        kind = NeverValidError if isinstance(error, NeverValidError) else ValueError
+        raise kind(f"{where}: {error}") from None
 
 
 def read_text(path: str | os.PathLike[str], most: int) -> str:

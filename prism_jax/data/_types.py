@@ -47,6 +47,10 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=80, pattern=_ONE_
 FileName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096, pattern=_ONE_LINE)]
 
 
+class NeverValidError(ValueError):
+    """A key has a value that it cannot have, whatever the other keys are."""
+
+
 def check_keys(
     raw: dict[str, Any], cls: type[msgspec.Struct], where: Callable[[str], str], prefix: str = ""
 ) -> None:
@@ -91,7 +95,8 @@ def convert(raw: dict[str, Any], cls: type[_T], where: Callable[[str], str]) -> 
                 allowed = f", or `{source}`, from which it follows"
         if "expected a table" in problem and (keys := [*types_of(struct_type(annotation))]):
             allowed = f"; set one of its keys, such as `{key}.{keys[0]}`"
-        raise ValueError(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
+        kind = ValueError if "is missing" in problem else NeverValidError
+        raise kind(f"{where(key)}: the key `{key}` {problem}{allowed}.") from None
 
 
 @ft.cache

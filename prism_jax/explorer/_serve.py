@@ -3,7 +3,6 @@
 import hmac
 import html
 import http.server
-import importlib.resources
 import json
 import secrets
 import threading
@@ -11,6 +10,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
+from .._files import resource
 from .._interrupt import check_interrupt
 from ._answers import Explored, answer
 
@@ -39,11 +39,6 @@ _HEADERS = {
 }
 
 
-def resource(name: str) -> str:
-    """The text of a file beside this one."""
-    return importlib.resources.files("prism_jax.explorer").joinpath(name).read_text("utf-8")
-
-
 class Server(http.server.ThreadingHTTPServer):
     """Serves the page of a job on a port of the loopback interface, any free one for 0.
 
@@ -66,7 +61,7 @@ class Server(http.server.ThreadingHTTPServer):
         }
 
     def page(self) -> str:
-        css, script = resource("_explore.css"), resource("_explore.js")
+        css, script = resource("explorer/_explore.css"), resource("explorer/_explore.js")
         title = html.escape(self.of.job.name)
         return _PAGE.format(title=title, css=css, script=script, token=json.dumps(self.token))
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from .._files import resource
 from .._installed import needed
 from ._answers import answer, explored
-from ._serve import resource
 
 
 # Questions and answers are messages with a number.
@@ -45,7 +45,7 @@ def explore(job: str, *overrides: str, num_samples: int = 4096, seed: int = 0) -
     """
     anywidget = needed("anywidget")
     of = explored(job, overrides, num_samples=num_samples, seed=seed)
-    script, css = resource("_explore.js") + _ENTRY, resource("_explore.css")
+    script, css = resource("explorer/_explore.js") + _ENTRY, resource("explorer/_explore.css")
     widget = type("Explorer", (anywidget.AnyWidget,), {"_esm": script, "_css": css})()
 
     def reply(widget: Any, message: Any, buffers: Any) -> None:

@@ -4,7 +4,6 @@ else.
 
 import dataclasses
 import html
-import importlib.resources
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -92,11 +91,6 @@ def figure_tiles(figures: Mapping[str, object], **attributes: str) -> Markup:
     """Figures by their names."""
     listed = (tag("div", tag("dt", name), tag("dd", value)) for name, value in figures.items())
     return tag("dl", *listed, class_="tiles", **attributes)
-
-
-def resource(name: str) -> str:
-    """The text of a file beside this one."""
-    return importlib.resources.files("prism_jax.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def check_matplotlib() -> None:

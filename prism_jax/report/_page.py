@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from .._files import written_whole
+from .._files import resource, written_whole
 from .._misc import plural
 from .._summary import GIB, Column, Table
 from ..data import Job, Variation, assumed_keys, job_warnings, toml_value, variation_table
 from ..prediction import Throughput, expected_error
 from ..profile import Profile
 from ._gather import Report, headline
-from ._html import Block, Markup, blocks, check_matplotlib, figure_tiles, resource, table, tag
+from ._html import Block, Markup, blocks, check_matplotlib, figure_tiles, table, tag
 from ._sections import sections
 
 
@@ -85,7 +85,7 @@ def html_page(report: Report) -> str:
         *(tag("p", note, class_="note") for note in _notes(report)),
         tag("nav", tag("ul", *links), aria_label="Sections"),
         tag("main", *main),
-        tag("script", Markup(resource("_page.js") + resource("_sliders.js"))),
+        tag("script", Markup(resource("report/_page.js") + resource("report/_sliders.js"))),
     )
     head = tag(
         "head",
@@ -94,7 +94,7 @@ def html_page(report: Report) -> str:
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         Markup('<link rel="icon" href="data:,">'),
         tag("title", f"{title}: step time"),
-        tag("style", Markup(resource("_page.css"))),
+        tag("style", Markup(resource("report/_page.css"))),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -183,7 +183,7 @@ def _origin(report: Report) -> Iterable[Block]:
 
 def _expected_error(job: Job | None) -> Iterable[Block]:
     """How far predictions of this kind were off, and for which runs."""
-    accuracies = tomllib.loads(resource("_accuracy.toml"))
+    accuracies = tomllib.loads(resource("report/_accuracy.toml"))
     yield (
         "The intervals on this page cover only the noise of the simulation: more samples make "
         "them narrower, but not the model more accurate. The commands that docs/accuracy.md "
