@@ -84,8 +84,7 @@ def _of_trace(name: str, trace) -> Rows:
 def independent(trace, profile):
     """The profile of a model that knows kinds of ops, but neither workers nor what ops share."""
     step = step_graph(trace.job, profile.outline)
-    latencies, kinds = op_latencies(trace, step), np.array(step.kind)
-    pools = {kind: latencies[kinds == kind] for kind in dict.fromkeys(step.kind)}
+    pools = {kind: x[~np.isnan(x)] for kind, x in op_latencies(trace, step).items()}
     laws = []
     for kind, pool in pools.items():
         cv = float(pool.std() / pool.mean()) if pool.mean() > 0 else 0.0

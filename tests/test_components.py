@@ -6,7 +6,8 @@ import pytest
 from prism_jax._estimate import stalled
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.profile._clean import clean_up
-from prism_jax.profile._components import data_of, stall_rate_component, take_apart
+from prism_jax.profile._components import stall_rate_component, take_apart
+from prism_jax.profile._effects import data_of
 from prism_jax.profile._fit import describe_components, fit_laws, means_of, split_compute
 from prism_jax.profile._mean_squares import ALIKE
 from prism_jax.profile._observe import observe
@@ -297,36 +298,31 @@ def stages():
     return seen, clean, split_compute(seen, clean)
 
 
-def _ops(seen, kind, worker):
-    pairs = zip(seen.step.kind, seen.step.members, strict=True)
-    return [op for op, (k, members) in enumerate(pairs) if k == kind and members == (worker,)]
-
-
 def test_the_latencies_are_those_of_the_trace(stages):
     seen = stages[0]
     assert seen.off < 1e-9
-    (op,) = _ops(seen, "optimizer", 2)
-    assert np.flatnonzero(seen.latencies[op] > 1).tolist() == [30]
+    assert np.argwhere(seen.latencies["optimizer"] > 1).tolist() == [[1, 0, 0, 30]]
 
 
 def test_the_stall_and_the_sleep_are_taken_out(stages):
     seen, clean, _ = stages
-    (op,) = _ops(seen, "optimizer", 2)
-    assert np.argwhere(np.isnan(clean.body)).tolist() == [[op, 30]]
+    for kind, body in clean.body.items():
+        stalls = np.argwhere(np.isnan(body) & ~np.isnan(seen.latencies[kind])).tolist()
+        assert stalls == [[1, 0, 0, 30]] * (kind == "optimizer")
     (law,) = clean.stalls
     assert law.kernel == "optimizer"
     assert law.parameters["median_s"] == pytest.approx(_STALL, rel=0.05)
-    forwards = _ops(seen, "forward-compute", 2)
-    assert np.flatnonzero(clean.constant).tolist() == forwards
-    np.testing.assert_allclose(clean.constant[forwards], _SLEEP, rtol=0.4)
-    assert clean.positions == ()
+    assert [kind for kind, x in clean.constant.items() if x.any()] == ["forward-compute"]
+    seconds = clean.constant["forward-compute"].reshape(-1)
+    np.testing.assert_allclose(seconds, [0, 0, _SLEEP, 0], rtol=0.4)
+    assert all(np.all(x == 1) for x in clean.positions.values())
 
 
 def test_the_means_and_the_spread_are_split(stages):
-    seen, _, split = stages
+    _, _, split = stages
     assert split.apart.value("residual") == pytest.approx(_SPREAD, rel=0.1)
-    of = {w: split.mean[_ops(seen, "backward-compute", w)[0]] for w in range(4)}
-    assert of == pytest.approx({0: 0.2, 1: 0.2, 2: 0.2 * _SLOW, 3: 0.2}, rel=0.01)
+    means = split.mean["backward-compute"].reshape(-1)
+    np.testing.assert_allclose(means, [0.2, 0.2, 0.2 * _SLOW, 0.2], rtol=0.01)
 
 
 def test_the_laws_the_notes_and_the_means(stages):
@@ -341,4 +337,4 @@ def test_the_laws_the_notes_and_the_means(stages):
     means = means_of(seen, clean, split)
     constant = [(m.kind, m.dp_rank, m.stage) for m in means if "constant" in m.kind]
     assert constant == [("constant forward-compute", 1, 0)]
-    assert means[-1].mean_s == clean.constant.max()
+    assert means[-1].mean_s == clean.constant["forward-compute"].max()

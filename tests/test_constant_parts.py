@@ -11,7 +11,7 @@ from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
 from prism_jax.plot._chrome_trace import op_name
 from prism_jax.profile import ladder, op_latencies, replayed_step_times, step_graph
-from prism_jax.profile._clean import constant_parts, find_positions
+from prism_jax.profile._clean import constant_parts, position_factors
 from prism_jax.profile._profile import PositionFactor, WorkerMean
 from prism_jax.trace import outline
 
@@ -56,28 +56,34 @@ def _stages_differ(kind, worker, call, rng):
     return mean * (5 if odd else 1) * np.exp((0.06 if odd else 0.2) * rng.standard_normal())
 
 
-def _found(job, trace):
+def _latencies(job, trace):
     step = step_graph(job, outline(trace))
-    return step, constant_parts(step, op_latencies(trace, step))
+    return step, op_latencies(trace, step)
+
+
+def _constants(step, latencies):
+    return {kind: constant_parts(latencies[kind])[..., 0, 0] for kind in step.phases}
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 1), (4, 2)])
 def test_a_sleep_is_found(dp, pp):
     job = _job(dp, pp)
-    step, found = _found(job, _made_trace(job, 60, _sleeping))
-    nodes = zip(step.kind, step.members, strict=True)
-    sleeps = np.array([kind == "forward-compute" and members == (1,) for kind, members in nodes])
-    assert np.all(found[~sleeps] == 0)
+    constants = _constants(*_latencies(job, _made_trace(job, 60, _sleeping)))
+    assert not constants.pop("backward-compute").any()
+    seconds = constants.pop("forward-compute").reshape(-1)
+    assert not constants
+    assert np.flatnonzero(seconds).tolist() == [1]
     # What varies is 0.1 s, and is known as well as its spread: to 1.17 / 60^0.5 on both sides.
-    np.testing.assert_allclose(found[sleeps], _SLEEP, atol=4 * 0.1 * 1.17 * np.sqrt(2 / 60))
+    np.testing.assert_allclose(seconds[1], _SLEEP, atol=4 * 0.1 * 1.17 * np.sqrt(2 / 60))
 
 
 @pytest.mark.parametrize(("dp", "pp", "most"), [(1, 2, 0.95 * 0.25), (4, 1, 0.15)])
 def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
     """95 % of the latency or, beside workers with the same work, what the worker is slower by."""
     job = _job(dp, pp)
-    _, found = _found(job, _made_trace(job, 60, _never_varies))
-    np.testing.assert_allclose(found.max(), most, atol=4 * 0.1 * 0.2 * 1.25 / np.sqrt(4 * 60))
+    constants = _constants(*_latencies(job, _made_trace(job, 60, _never_varies)))
+    longest = max(seconds.max() for seconds in constants.values())
+    np.testing.assert_allclose(longest, most, atol=4 * 0.1 * 0.2 * 1.25 / np.sqrt(4 * 60))
 
 
 @pytest.mark.parametrize(
@@ -86,12 +92,11 @@ def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
 def test_no_constant_part_is_found_in_noise(latency, spread):
     """Also where workers are up to eight times slower, stages differ, or steps share a factor."""
     job, rng, number = _job(4, 2), np.random.default_rng(0), 0
-    step = step_graph(job, outline(trace := _made_trace(job, 30, latency)))
-    latencies = op_latencies(trace, step)
+    step, latencies = _latencies(job, _made_trace(job, 30, latency))
     for _ in range(100):
         shared = np.exp(spread * rng.standard_normal(30))
-        shuffled = np.array([rng.permutation(x) for x in latencies])
-        number += _number(step, constant_parts(step, shuffled * shared))
+        shuffled = {kind: rng.permuted(x, axis=3) * shared for kind, x in latencies.items()}
+        number += sum(map(np.count_nonzero, _constants(step, shuffled).values()))
     # Of 800 pairs of a slower worker and a kind; two standard errors would find twenty.
     assert number <= 4
 
@@ -105,15 +110,10 @@ def test_a_worker_with_less_noise_has_no_constant_part():
         level = np.exp(0.01 * rng.standard_normal((8, 1)))
         sigma = rng.uniform(0.05, 0.12, (8, 1))
         latencies = level[worker] * np.exp(sigma[worker] * rng.standard_normal((len(worker), 400)))
-        found = constant_parts(step, latencies)
-        number += _number(step, found)
-        assert found.max() < 0.05
+        for seconds in _constants(step, step.by_kind(latencies)).values():
+            number += np.count_nonzero(seconds)
+            assert seconds.max() < 0.05
     assert number <= 8  # Of 400 pairs.
-
-
-def _number(step, constant):
-    nodes = zip(step.kind, step.members, constant[:, 0], strict=True)
-    return len({(kind, members) for kind, members, seconds in nodes if seconds > 0})
 
 
 def test_fitted_laws_keep_the_constant_part(tmp_path):
@@ -147,7 +147,7 @@ def test_a_constant_part_is_time_before_the_op(blocking):
     job = msgspec.structs.replace(_job(2, 2), schedule=ScheduleConfig("1f1b", 4, blocking=blocking))
     trace = _made_trace(job, 30, _alike)
     step = step_graph(job, outline(trace))
-    seconds = op_latencies(trace, step)
+    seconds = step.by_op(op_latencies(trace, step))
     parts = {("forward-compute", 1): 0.3, ("backward-compute", 2): 0.2}
     nodes = list(zip(step.kind, step.members, strict=True))
     constant = np.array([[parts.get((kind, members[0]), 0.0)] for kind, members in nodes])
@@ -161,8 +161,8 @@ def test_a_constant_part_is_time_before_the_op(blocking):
     ]
     assert len(apart) == len(seconds) + 2 * 4
     np.testing.assert_allclose(
-        replayed_step_times(split, np.array(apart)),
-        replayed_step_times(step, seconds + constant),
+        replayed_step_times(split, split.by_kind(np.array(apart))),
+        replayed_step_times(step, step.by_kind(seconds + constant)),
         rtol=1e-12,
     )
     assert split.phases == step.phases
@@ -221,39 +221,30 @@ def _by_position(kind, worker, call, rng):
     return _worker_by_worker(kind, worker, call, rng) * _FACTORS.get((kind, call), 1.0)
 
 
-def _found_positions(job, trace):
-    step = step_graph(job, outline(trace))
-    return step, find_positions(step, op_latencies(trace, step))
-
-
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 2), (2, 1)])
 def test_positions_are_found_where_they_are(dp, pp):
     job = _job(dp, pp)
-    _, found = _found_positions(job, _made_trace(job, 60, _by_position))
-    names = {(kind, stage) for kind, _ in _FACTORS for stage in range(pp)}
-    assert {(one.kind, one.stage) for one in found} == names
-    for kind, stage in names:
-        mine = {p.microbatch: p.factor for p in found if (p.kind, p.stage) == (kind, stage)}
-        truth = np.array([_FACTORS.get((kind, m), 1.0) for m in range(4)])
-        np.testing.assert_allclose(
-            [mine[m] for m in range(4)], truth / truth.mean(), atol=5 * 0.1 / np.sqrt(60 * dp)
-        )
-        assert np.isclose(np.mean(list(mine.values())), 1.0, atol=1e-12)
+    _, latencies = _latencies(job, _made_trace(job, 60, _by_position))
+    for kind, x in latencies.items():
+        factors = position_factors(x)
+        truth = np.array([_FACTORS.get((kind, m), 1.0) for m in range(x.shape[2])])
+        if np.all(truth == 1):
+            assert np.all(factors == 1)
+            continue
+        expected = np.broadcast_to(truth / truth.mean(), (pp, 4))
+        np.testing.assert_allclose(factors[0, ..., 0], expected, atol=5 * 0.1 / np.sqrt(60 * dp))
+        np.testing.assert_allclose(factors.mean(axis=2), 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.3])
 def test_no_factors_of_positions_are_found_in_noise(shared):
     """Also where the replicas share what a microbatch of a step takes."""
-    rng, found = np.random.default_rng(0), 0
-    job = _job(8, 2)
-    step = step_graph(job, outline(_made_trace(job, 4, _worker_by_worker)))
-    call = np.array(step.call)
+    rng, number = np.random.default_rng(0), 0
     for _ in range(200):
-        logs = 0.1 * rng.standard_normal((len(step.kind), 12))
-        logs += shared * rng.standard_normal((4, 12))[call]
-        found += bool(find_positions(step, np.exp(logs)))
-    # Eight kinds of ops of a stage, or all alike; one in a thousand each.
-    assert found <= 8
+        logs = 0.1 * rng.standard_normal((4, 8, 2, 4, 12)) + shared * rng.standard_normal((4, 12))
+        number += any(np.any(position_factors(x) != 1) for x in np.exp(logs))
+    # Four kinds of ops of two stages, or all alike; one in a thousand each.
+    assert number <= 8
 
 
 def test_the_law_of_a_fit_has_them():
@@ -291,7 +282,8 @@ def test_a_program_without_variability_is_the_replay_of_means(tmp_path):
     law = simulate(
         prism.compile_profile(profile), num_samples=4, key=jax.random.key(0), sampling="plain"
     )
-    np.testing.assert_allclose(law.mean, replayed_step_times(step, seconds[:, None])[0], rtol=1e-12)
+    replayed = replayed_step_times(step, step.by_kind(seconds[:, None]))[0]
+    np.testing.assert_allclose(law.mean, replayed, rtol=1e-12)
     prism.save_profile(msgspec.structs.replace(profile, positions=()), tmp_path)
     assert prism.load_profile(tmp_path).positions == ()
 

@@ -94,8 +94,8 @@ def test_waits_of_replicas_within_a_step_are_found(gathered, pp):
         np.testing.assert_allclose(
             replayed_step_times(step, latencies), trace.step_times(), rtol=1e-9
         )
-        shuffled = np.tile(latencies, 5)
-        moved[name] = replayed_step_times(step, rng.permuted(shuffled, axis=1)).mean() / mean - 1
+        shuffled = {k: rng.permuted(np.tile(x, 5), axis=3) for k, x in latencies.items()}
+        moved[name] = replayed_step_times(step, shuffled).mean() / mean - 1
     error = trace.step_times().std() / np.sqrt(200) / mean
     assert abs(moved["with"]) < 4 * error
     assert moved["without"] > 4 * error or not gathered

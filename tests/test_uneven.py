@@ -97,7 +97,7 @@ def made():
     step = step_graph(_JOB, _outline("last"))
     workers = np.exp(_TRUTH["rank"] * rng.standard_normal((_JOB.layout.dp, _JOB.layout.pp)))
     trace = _traced(step, _latencies(rng, step, workers, 120))
-    law = replayed_step_times(step, _latencies(rng, step, workers, 4000))
+    law = replayed_step_times(step, step.by_kind(_latencies(rng, step, workers, 4000)))
     return trace, prism.fit_profile(trace), law
 
 

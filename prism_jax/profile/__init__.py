@@ -2,11 +2,14 @@ from ._compile import compile_profile as compile_profile
 from ._fit import fit_profile as fit_profile
 from ._ladder import ladder as ladder
 from ._observe import shuffled_means as shuffled_means
-from ._op_latencies import op_latencies as op_latencies, replayed_step_times as replayed_step_times
 from ._profile import (
     FILES as FILES,
     Profile as Profile,
     load_profile as load_profile,
     save_profile as save_profile,
 )
-from ._step_graph import step_graph as step_graph
+from ._step_graph import (
+    op_latencies as op_latencies,
+    replayed_step_times as replayed_step_times,
+    step_graph as step_graph,
+)

@@ -1,7 +1,6 @@
 """Latencies without what is rare or fixed: constant parts, effects of positions, and stalls."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -9,12 +8,9 @@ from scipy.special import fdtri
 
 from .._estimate import stalled, typical
 from ..data import Variation, load_priors
-from ._components import data_of
-from ._mean_squares import Latencies, at_ops, compute_logs, kinds, ops_by_kind
+from ._effects import compute_logs, data_of
 from ._observe import Seen
-from ._op_latencies import replayed_step_times
-from ._profile import PositionFactor
-from ._step_graph import StepGraph
+from ._step_graph import ByKind, StepGraph, replayed_step_times
 
 
 # How many standard errors a spread must be too small. The standard error of the logarithm of a
@@ -36,38 +32,48 @@ _REPLAYED = 128
 
 @dataclasses.dataclass(frozen=True)
 class Clean:
-    """Latencies without what is rare or fixed.
+    """Latencies without what is rare or fixed, by kind.
 
     **Attributes:**
 
-    - `constant`: what of each op never varies, in seconds.
-    - `positions`: the factors of microbatches by their position in the step.
+    - `constant`: what never varies, in seconds, one for all microbatches and steps.
+    - `positions`: the factors of microbatches by their position in the step, for all replicas.
     - `body`: the latencies without either; `nan` in place of stalls.
     - `stalls`: the laws of stalls.
     """
 
-    constant: Float[np.ndarray, "ops 1"]
-    positions: tuple[PositionFactor, ...]
-    body: Latencies
+    constant: ByKind
+    positions: ByKind
+    body: ByKind
     stalls: tuple[Variation, ...]
 
 
 def clean_up(seen: Seen) -> Clean:
     """Takes constant parts, the factors of positions and stalls out of the latencies."""
-    step = seen.step
-    constant = constant_parts(step, seen.latencies)
-    varying = seen.latencies - constant
-    positions = find_positions(step, varying)
-    factors = position_factors(step, positions)[:, None]
+    latencies, phases = seen.latencies, seen.step.phases
+    constant = {
+        kind: constant_parts(x) if kind in phases else np.zeros((1, 1, 1, 1))
+        for kind, x in latencies.items()
+    }
+    varying = {kind: x - constant[kind] for kind, x in latencies.items()}
+    positions = {
+        kind: position_factors(np.where(seen.step.twins[kind], np.nan, x))
+        for kind, x in varying.items()
+    }
     # The data of microbatches, from latencies that still include stalls.
-    data = data_of(compute_logs(step, varying / factors))
-    body, stalls = take_out_stalls(seen, at_ops(step, data.relative) * factors, constant)
-    return Clean(constant, positions, body / factors, stalls)
+    data = data_of(compute_logs([varying[kind] / positions[kind] for kind in phases]))
+    relative = {**positions}
+    for phase, kind in enumerate(phases):
+        relative[kind] = data.relative[:, :, phase] * positions[kind]
+    body, stalls = take_out_stalls(seen, relative, constant)
+    return Clean(constant, positions, {k: x / positions[k] for k, x in body.items()}, stalls)
 
 
-def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "ops 1"]:
-    """The part of each op's latency that does not vary, in seconds: the same for all ops of a kind
-    on a worker, and zero for most.
+def constant_parts(
+    latencies: Float[np.ndarray, "replicas stages microbatches steps"],
+) -> Float[np.ndarray, "replicas stages 1 1"]:
+    """The part of the latencies of a kind of op that does not vary, in seconds: the same for all
+    ops of a worker, and zero for most workers.
 
     Noise is relative: the slower the GPU, the more its latencies spread in seconds. If the
     latencies of a worker of the slower half spread relatively less than those of the faster half,
@@ -78,23 +84,22 @@ def constant_parts(step: StepGraph, latencies: Latencies) -> Float[np.ndarray, "
     at most the difference of their latencies. With one replica, they are compared with workers of
     all stages, although other stages may have other work.
     """
-    constant, stage = np.zeros((len(latencies), 1)), step.graph.stage
-    same_work = bool(len(step.graph.last) > stage.max() + 1)
-    peers: dict[tuple[str, int], list[np.ndarray]] = {}
-    computes = step.computes
-    for (kind, _), ops in ops_by_kind(step).items():
-        if computes[ops[0]]:
-            peers.setdefault((kind, same_work * int(stage[ops[0]])), []).append(ops)
-    for workers in peers.values():
-        seconds = _constants([latencies[ops] for ops in workers], same_work)
-        for ops, part in zip(workers, seconds, strict=True):
-            constant[ops] = part
+    constant, same_work = np.zeros((*latencies.shape[:2], 1, 1)), len(latencies) > 1
+    present = ~np.isnan(latencies[:, :, 0, 0])
+    for s in range(latencies.shape[1]) if same_work else [slice(None)]:
+        workers = latencies[:, s][present[:, s]]
+        constant[:, s, 0, 0][present[:, s]] = _constants(workers, same_work)
     return constant
 
 
-def _constants(workers: list[Latencies], same_work: bool) -> Float[np.ndarray, " workers"]:
-    """The constant parts of the workers whose latencies of one kind of op are given."""
-    level, spread = np.array([_level_and_spread(latencies) for latencies in workers]).T
+def _constants(
+    workers: Float[np.ndarray, "workers microbatches steps"], same_work: bool
+) -> Float[np.ndarray, " workers"]:
+    """The constant parts of the workers whose latencies of one kind of op are given. Steps share
+    factors, so all ops of a step count as one draw.
+    """
+    centre, _ = typical(workers, (2,))
+    level, spread = centre.mean(axis=(1, 2)), typical(workers - centre, (1, 2))[1].reshape(-1)
     slow, constant = level > np.median(level), np.zeros(len(workers))
     fast = ~slow & (spread > 0)
     if not np.all(level > 0) or not fast.any():
@@ -103,39 +108,18 @@ def _constants(workers: list[Latencies], same_work: bool) -> Float[np.ndarray, "
     relative = float(np.exp(np.median(logs)))
     # If the noise of fast workers differs by more than chance, that of slow workers may, too.
     scatter = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-    steps = workers[0].shape[1]
-    error = max(_OF_SPREAD / np.sqrt(steps), scatter) * np.sqrt(1 + 1 / len(logs))
+    error = max(_OF_SPREAD / np.sqrt(workers.shape[2]), scatter) * np.sqrt(1 + 1 / len(logs))
     least = float(np.median(level[fast])) if same_work else 0.0
-    for w in np.flatnonzero(slow):
-        if spread[w] < relative * level[w] * np.exp(-_SEEN * error):
-            longest = min(level[w] - least, (1 - _LEAST) * float(np.min(workers[w])))
-            constant[w] = min(level[w] - spread[w] / relative, longest)
-    return constant
-
-
-def _level_and_spread(latencies: Latencies) -> tuple[float, float]:
-    """The mean of the medians of ops, and the robust standard deviation around these medians. Steps
-    share factors, so all ops of a step count as one draw.
-    """
-    centre, _ = typical(latencies, (1,))
-    _, spread = typical(latencies - centre, (0, 1))
-    return float(np.mean(centre)), float(spread.item())
+    longest = np.minimum(level - least, (1 - _LEAST) * workers.min(axis=(1, 2)))
+    narrow = slow & (spread < relative * level * np.exp(-_SEEN * error))
+    return np.where(narrow, np.minimum(level - spread / relative, longest), 0)
 
 
 def position_factors(
-    step: StepGraph, positions: Sequence[PositionFactor]
-) -> Float[np.ndarray, " ops"]:
-    """The factor of each op on the mean of its kind on its worker: one unless `positions` has
-    another.
-    """
-    factors = {(p.kind, p.stage, p.microbatch): p.factor for p in positions}
-    nodes = zip(step.kind, step.graph.stage.tolist(), step.call, strict=True)
-    return np.array([factors.get(node, 1.0) for node in nodes])
-
-
-def find_positions(step: StepGraph, latencies: Latencies) -> tuple[PositionFactor, ...]:
-    """The mean latency at each position in the step, over that at all positions: for each kind of
-    op of a stage where positions differ by more than chance (F test, with probability 0.001).
+    latencies: Float[np.ndarray, "replicas stages microbatches steps"],
+) -> Float[np.ndarray, "1 stages microbatches 1"]:
+    """The mean latency of a kind of op at each position in the step, over that at all positions,
+    for each stage where positions differ by more than chance (F test, with probability 0.001).
 
     The first forwards of a stage have caches, links or SMs to themselves; later forwards share
     these with backwards and transfers. A random factor in place of this would make steps vary too
@@ -144,27 +128,14 @@ def find_positions(step: StepGraph, latencies: Latencies) -> tuple[PositionFacto
     Positions are compared by means over replicas, because replicas may share factors in a step.
     Deviations are shrunk by the share that chance explains.
     """
-    # By kind and stage, then by worker; without ops whose latency is in their twin.
-    ops_by_worker: dict[tuple[str, int], dict[int, list[int]]] = {}
-    graph = step.graph
-    nodes = zip(step.kind, graph.stage.tolist(), graph.rank.tolist(), step.twin, strict=True)
-    for op, (kind, stage, worker, twin) in enumerate(nodes):
-        if not twin:
-            ops_by_worker.setdefault((kind, stage), {}).setdefault(worker, []).append(op)
-    factors: list[PositionFactor] = []
-    for (kind, stage), workers in ops_by_worker.items():
-        rows = [sorted(ops, key=step.call.__getitem__) for ops in workers.values()]
-        calls = [[step.call[op] for op in ops] for ops in rows]
-        places = sorted({*calls[0]})
-        if len(places) < 2 or any(row != places for row in calls):
-            continue
-        seconds = np.array([latencies[ops] for ops in rows])
-        if np.all(seconds.mean(axis=(1, 2)) > 0):
-            pairs = zip(places, _factors(seconds).tolist(), strict=True)
-            factors += [
-                PositionFactor(kind, stage, m, factor) for m, factor in pairs if factor != 1
-            ]
-    return tuple(factors)
+    factors = np.ones((1, *latencies.shape[1:3], 1))
+    present = ~np.isnan(latencies[..., 0])
+    for s in range(latencies.shape[1]):
+        replicas, places = present[:, s].any(axis=1), present[:, s].any(axis=0)
+        seconds = latencies[replicas, s][:, places]
+        if places.sum() > 1 and np.all(seconds.mean(axis=(1, 2)) > 0):
+            factors[0, s, places, 0] = _factors(seconds)
+    return factors
 
 
 def _factors(
@@ -184,8 +155,8 @@ def _factors(
 
 
 def take_out_stalls(
-    seen: Seen, relative: Latencies, constant: Float[np.ndarray, "ops 1"]
-) -> tuple[Latencies, tuple[Variation, ...]]:
+    seen: Seen, relative: ByKind, constant: ByKind
+) -> tuple[ByKind, tuple[Variation, ...]]:
     """Removes stalls from latencies. A stall is a latency that is far longer than those of the
     worker's other ops of its kind, after `constant` is subtracted and the rest divided by
     `relative`, the effect of data. Latencies that are as long in many steps, as when some
@@ -201,23 +172,20 @@ def take_out_stalls(
     The latencies without constant parts, with `nan` in place of stalls; and the laws of the stalls
     that delay steps.
     """
-    step, latencies, step_times = seen.step, seen.latencies, seen.step_times
-    prior = load_priors().outlier_share
+    step, step_times, prior = seen.step, seen.step_times, load_priors().outlier_share
     least = _SHARE * float(np.median(step_times))
-    usual = np.empty_like(latencies)
-    long = np.empty(latencies.shape, bool)
-    for ops in ops_by_kind(step).values():
-        alike = (latencies[ops] - constant[ops]) / relative[ops]
-        usual[ops] = constant[ops] + typical(alike, (0, 1))[0] * relative[ops]
-        long[ops] = stalled(alike, (0, 1), least)
-    body, calm, laws = latencies - constant, np.where(long, usual, latencies), []
-    for kind, ops in kinds(step).items():
-        stalls = np.zeros_like(long)
-        stalls[ops] = long[ops]
-        if not 0 < np.mean(stalls.any(axis=0)) < _MOST:
+    body, calm, laws = {}, {}, []
+    for kind, latencies in seen.latencies.items():
+        body[kind] = latencies - constant[kind]
+        alike = body[kind] / relative[kind]
+        usual = constant[kind] + typical(alike, (2, 3))[0] * relative[kind]
+        calm[kind] = np.where(stalled(alike, (2, 3), least), usual, latencies)
+    for kind, latencies in seen.latencies.items():
+        stalls = calm[kind] < latencies
+        if not 0 < np.mean(stalls.any(axis=(0, 1, 2))) < _MOST:
             continue  # Without stalls, or with so many that they belong to the body.
-        body[stalls] = np.nan
-        cost = step_times - replayed_step_times(step, np.where(stalls, usual, latencies))
+        body[kind][stalls] = np.nan
+        cost = step_times - replayed_step_times(step, seen.latencies | {kind: calm[kind]})
         costs = cost[cost > least]
         if len(costs):
             size = float(np.exp(np.log(costs).mean()))
@@ -227,7 +195,7 @@ def take_out_stalls(
             rare /= len(cost) + prior.observations
             parameters = {
                 "sigma": _size_spread(costs),
-                "rate": rare / _delaying(step, ops, calm, size),
+                "rate": rare / _delaying(step, kind, calm, size),
                 "median_s": size,
             }
             source = f"{len(costs)} of {seen.source}"
@@ -235,17 +203,19 @@ def take_out_stalls(
     return body, tuple(laws)
 
 
-def _delaying(step: StepGraph, ops: np.ndarray, latencies: Latencies, size: float) -> float:
-    """The number of ops, each weighted by the share of a stall on it that delays the
+def _delaying(step: StepGraph, kind: str, latencies: ByKind, size: float) -> float:
+    """The number of ops of a kind, each weighted by the share of a stall on it that delays the
     step; waits for other ops hide the rest. Found by replaying steps with one stall each.
     """
-    rng = np.random.default_rng(0)
-    chosen = rng.permutation(ops)[:_REPLAYED]
-    drawn = latencies[:, rng.integers(latencies.shape[1], size=len(chosen))]
+    rng, number = np.random.default_rng(0), len(step.ops[kind])
+    chosen = rng.permutation(number)[:_REPLAYED]
+    steps = rng.integers(latencies[kind].shape[3], size=len(chosen))
+    drawn = {name: x[..., steps] for name, x in latencies.items()}
     before = replayed_step_times(step, drawn)
-    drawn[chosen, np.arange(len(chosen))] += size
+    place = (axis[chosen] for axis in step.places[kind])
+    drawn[kind][*place, np.arange(len(chosen))] += size
     shares = (replayed_step_times(step, drawn) - before) / size
-    return max(float(np.mean(shares)) * len(ops), 1.0)
+    return max(float(np.mean(shares)) * number, 1.0)
 
 
 def _size_spread(sizes: Float[np.ndarray, " stalls"]) -> float:

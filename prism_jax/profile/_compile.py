@@ -8,7 +8,6 @@ from .._misc import quoted
 from ..data import located
 from ..program import Program, Sets, assemble, variability_of
 from ..workload import Block, Kernel, Segment
-from ._clean import position_factors
 from ._profile import Profile
 from ._step_graph import CONSTANT, StepGraph, step_graph
 
@@ -119,10 +118,11 @@ def _blocks(profile: Profile, step: StepGraph) -> tuple[list[Block], dict[tuple[
     rows = {(row.kind, row.dp_rank, row.stage): row for row in profile.means}
     blocks: dict[tuple[str, str], Block] = {}
     loadings, chosen = {}, []
-    factors = position_factors(step, profile.positions)
-    columns = (column.tolist() for column in (step.graph.rank, step.computes, factors))
-    for kind, twin, worker, alone, factor in zip(step.kind, step.twin, *columns, strict=True):
+    factors = {(p.kind, p.stage, p.microbatch): p.factor for p in profile.positions}
+    columns = step.kind, step.twin, step.call, step.graph.rank.tolist(), step.computes.tolist()
+    for kind, twin, call, worker, alone in zip(*columns, strict=True):
         d, s = divmod(worker, pp)
+        factor = factors.get((kind, s, call), 1.0)
         size = f"dp_rank {d} stage {s}"
         size += " twin" if twin else ""
         size += f" x {factor!r}" if factor != 1 else ""

@@ -125,12 +125,6 @@ def take_apart(
     return Apart(components, _own(remaining, data.slopes(there), residual, worker_step), data)
 
 
-def data_of(logs: Logs) -> DataFactor:
-    """A first estimate of the data of microbatches, before stalls are separated from them."""
-    worker, step = main_effects(logs)
-    return find_factor(logs - worker, find_loadings(logs - worker - step))
-
-
 def _separated(
     body: Logs, whole: np.ndarray, known: Loadings | None
 ) -> tuple[Loadings | None, np.ndarray, Variance, StepEffects, OfSteps]:

@@ -11,6 +11,7 @@ workers and steps are separated from the data that they happened to get.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -54,6 +55,20 @@ class DataFactor:
     def slopes(self, there: np.ndarray) -> Float[np.ndarray, "replicas stages phases ..."]:
         """The slope of the logarithm of a latency over the factor; zero for missing ops."""
         return np.where(there, self._by_group / self.relative, 0)
+
+
+def compute_logs(latencies: Sequence[np.ndarray]) -> Logs:
+    """The logarithms of the latencies of the kinds of compute, in the order of their phases; `nan`
+    for those that are `nan` or not positive.
+    """
+    values = np.stack(latencies, axis=2)
+    return np.log(np.where(values > 0, values, np.nan))
+
+
+def data_of(logs: Logs) -> DataFactor:
+    """A first estimate of the data of microbatches, before stalls are separated from them."""
+    worker, step = main_effects(logs)
+    return find_factor(logs - worker, find_loadings(logs - worker - step))
 
 
 def no_factor(logs: Logs) -> DataFactor:

@@ -14,11 +14,12 @@ from ..trace import Trace
 from ._clean import Clean, clean_up
 from ._compile import compile_profile
 from ._components import Apart, stall_rate_component, take_apart
+from ._effects import compute_logs
 from ._laws import Sets, law_of_data, laws_of_kernels
-from ._mean_squares import OfSteps, at_ops, compute_logs, ops_by_kind
+from ._mean_squares import OfSteps, mean as mean_of
 from ._observe import Seen, notes_of, observe
-from ._profile import Component, Fitted, Profile, WorkerMean
-from ._step_graph import CONSTANT
+from ._profile import Component, Fitted, PositionFactor, Profile, WorkerMean
+from ._step_graph import CONSTANT, ByKind
 
 
 _NUM_SAMPLES = 20_000
@@ -84,30 +85,30 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
         variability=variability,
         fitted=describe_components(seen, clean, split),
         sets=sets,
-        positions=clean.positions,
+        positions=positions_of(clean),
     )
     return match_steps(profile, seen.step_times)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The components of the latencies of compute, and the mean of each op, in seconds, at a factor
-    of its microbatch's data of one.
+    """The components of the latencies of compute, and the means of kinds on workers, in seconds, at
+    a factor of its microbatch's data of one; zero where a worker has no such op.
     """
 
     apart: Apart
-    mean: Float[np.ndarray, " ops"]
+    mean: ByKind
 
 
 def split_compute(seen: Seen, clean: Clean) -> Split:
     """Splits the latencies of compute into components; the means are those of kinds on workers."""
-    step = seen.step
-    apart = take_apart(compute_logs(step, clean.body), seen.trace.steps, seen.step_times)
-    relative = at_ops(step, apart.data.relative)
-    mean = np.empty(len(clean.body))
-    for ops in ops_by_kind(step).values():
-        mean[ops] = np.nanmean(clean.body[ops] / relative[ops])
-    return Split(apart, mean)
+    phases, body = seen.step.phases, dict(clean.body)
+    logs = compute_logs([body[kind] for kind in phases])
+    apart = take_apart(logs, seen.trace.steps, seen.step_times)
+    for phase, kind in enumerate(phases):
+        body[kind] = body[kind] / apart.data.relative[:, :, phase]
+    means = {kind: mean_of(x, (2, 3)) for kind, x in body.items()}
+    return Split(apart, means)
 
 
 def fit_laws(seen: Seen, clean: Clean, split: Split) -> tuple[tuple[Variation, ...], Sets]:
@@ -121,24 +122,34 @@ def fit_laws(seen: Seen, clean: Clean, split: Split) -> tuple[tuple[Variation, .
 
 def describe_components(seen: Seen, clean: Clean, split: Split) -> Fitted:
     """The components with their errors, and notes on what is wrong or cannot be known."""
-    compute = seen.step.computes
-    number = int(np.count_nonzero(np.isnan(clean.body[compute])))
-    rate = stall_rate_component(number, int(np.count_nonzero(seen.latencies[compute] > 0)))
+    pairs = [(clean.body[kind], seen.latencies[kind]) for kind in seen.step.phases]
+    number = sum(int(np.sum(np.isnan(body) & ~np.isnan(x))) for body, x in pairs)
+    rate = stall_rate_component(number, sum(int(np.sum(x > 0)) for _, x in pairs))
     notes, components = notes_of(seen, clean.constant), (*split.apart.components, rate)
     return Fitted(len(seen.trace.steps), seen.trace.dropped, notes, components)
 
 
 def means_of(seen: Seen, clean: Clean, split: Split) -> tuple[WorkerMean, ...]:
     """The means of kinds on workers with their loadings, then their constant parts."""
-    pp, phases, data = seen.trace.job.layout.pp, seen.step.phases, split.apart.data
+    loadings = dict(zip(seen.step.phases, split.apart.data.loadings.T.tolist(), strict=True))
     means, constants = [], []
-    for (kind, worker), (op, *_) in ops_by_kind(seen.step).items():
-        place = divmod(worker, pp)
-        loading = data.loadings[place[1], phases.index(kind)] if kind in phases else 1.0
-        means.append(WorkerMean(kind, *place, float(split.mean[op]), float(loading)))
-        if seconds := float(clean.constant[op, 0]):
-            constants.append(WorkerMean(CONSTANT + kind, *place, seconds))
+    for kind, x in seen.latencies.items():
+        for d, s in np.argwhere(~np.isnan(x[..., 0]).all(axis=2)).tolist():
+            loading = loadings[kind][s] if kind in loadings else 1.0
+            means.append(WorkerMean(kind, d, s, float(split.mean[kind][d, s, 0, 0]), loading))
+        for d, s, *_ in np.argwhere(clean.constant[kind]).tolist():
+            seconds = float(clean.constant[kind][d, s, 0, 0])
+            constants.append(WorkerMean(CONSTANT + kind, d, s, seconds))
     return (*means, *constants)
+
+
+def positions_of(clean: Clean) -> tuple[PositionFactor, ...]:
+    """The factors of positions that are not one."""
+    return tuple(
+        PositionFactor(kind, s, m, float(factors[0, s, m, 0]))
+        for kind, factors in clean.positions.items()
+        for _, s, m, _ in np.argwhere(factors != 1).tolist()
+    )
 
 
 def match_steps(profile: Profile, step_times: OfSteps) -> Profile:

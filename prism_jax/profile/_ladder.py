@@ -3,19 +3,23 @@ after the other from its law.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
 from ..trace import Trace
-from ._clean import position_factors
-from ._effects import Loadings, find_factor
+from ._effects import Loadings, compute_logs, find_factor
 from ._laws import factors_at
-from ._mean_squares import Latencies, at_ops, compute_logs, compute_places, kinds, ops_by_kind
-from ._op_latencies import op_latencies, replayed_step_times
-from ._profile import Profile, WorkerMean
-from ._step_graph import CONSTANT, StepGraph, step_graph
+from ._profile import Profile
+from ._step_graph import (
+    CONSTANT,
+    ByKind,
+    StepGraph,
+    op_latencies,
+    replayed_step_times,
+    step_graph,
+)
 
 
 # The least number of steps that are replayed for each rung.
@@ -51,118 +55,118 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
     The rungs. The first has measured ops, the last the whole profile, up to the noise of some
     hundred steps.
     """
-    step = step_graph(profile.job, profile.outline)
-    rungs = []
+    step, rungs = step_graph(profile.job, profile.outline), []
     for name, latencies in _drawn_in_turn(trace, profile, step):
         steps = replayed_step_times(step, latencies)
         rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
     return rungs
 
 
-def _drawn_in_turn(
-    trace: Trace, profile: Profile, step: StepGraph
-) -> Iterator[tuple[str, Latencies]]:
+def _drawn_in_turn(trace: Trace, profile: Profile, step: StepGraph) -> Iterator[tuple[str, ByKind]]:
     """The names of parts, and latencies with these parts drawn from their laws. A latency is
     `constant + mean * relative * residual`, where `relative` is the effect of data.
     """
     mean, constant, loadings = _means(profile, step)
-    varying = op_latencies(trace, step) - constant
-    logs = compute_logs(step, varying / np.where(mean > 0, mean, 1))
-    of_data = at_ops(step, find_factor(logs, loadings).relative)
-    means = mean * of_data
-    cvs = np.where(means > 0, varying / np.where(means > 0, means, 1), 0)
-    times = max(-(-_STEPS // cvs.shape[1]), 1)
-    relative, residuals = np.tile(of_data, times), np.tile(cvs, times)
-    laws, compute = _Laws(profile, step, residuals.shape[1]), step.computes
+    varying = {kind: x - constant[kind] for kind, x in op_latencies(trace, step).items()}
+    compute = {
+        kind: varying[kind] / np.where(mean[kind] > 0, mean[kind], 1) for kind in step.phases
+    }
+    data = find_factor(compute_logs([*compute.values()]), loadings).relative
+    times = max(-(-_STEPS // len(trace.steps)), 1)
+    relative = {kind: np.ones(1) for kind in mean}
+    relative |= {kind: np.tile(data[:, :, p], times) for p, kind in enumerate(step.phases)}
+    residuals = {}
+    for kind, x in varying.items():
+        means = mean[kind] * relative[kind][..., : x.shape[3]]
+        residuals[kind] = np.tile(np.where(means > 0, x / np.where(means > 0, means, 1), 0), times)
+    laws = _Laws(profile, step, times * len(trace.steps))
 
-    def latencies() -> Latencies:
-        return constant + mean * relative * residuals
+    def latencies() -> ByKind:
+        return {k: constant[k] + mean[k] * relative[k] * residuals[k] for k in mean}
 
     yield "measured ops", latencies()
-    laws.draw_residuals(residuals, ~compute)
+    residuals |= laws.residuals([kind for kind in mean if kind not in compute])
     yield "all except compute", latencies()
-    relative = np.where(compute[:, None], laws.data(loadings), 1)
+    relative |= laws.data(loadings)
     yield "data of microbatches", latencies()
-    laws.draw_residuals(residuals, compute)
+    residuals |= laws.residuals(step.phases)
     yield "residuals of compute", latencies()
-    worker = step.graph.rank
-    factor = laws.factors("worker_step", int(worker.max()) + 1)
-    residuals = np.where(compute[:, None], residuals * factor[worker], residuals)
+    of_workers = laws.factors("worker_step", (profile.layout.dp, profile.layout.pp, 1))
+    residuals |= {kind: residuals[kind] * of_workers for kind in compute}
     yield "a worker's step", latencies()
-    residuals = residuals * laws.factors("step", 1)
+    of_steps = laws.factors("step", ())
+    residuals |= {kind: x * of_steps for kind, x in residuals.items()}
     yield "steps", latencies()
     stalls = laws.stalls()
-    yield "stalls", latencies() + stalls
-    if profile.fitted.level != 1:
-        yield "level", profile.fitted.level * latencies() + stalls
+    yield "stalls", {kind: x + stalls[kind] for kind, x in latencies().items()}
+    if (level := profile.fitted.level) != 1:
+        yield "level", {kind: level * x + stalls[kind] for kind, x in latencies().items()}
 
 
 class _Laws:
     """Draws for some steps from the laws of a profile, one after the other."""
 
     def __init__(self, profile: Profile, step: StepGraph, steps: int):
-        self.profile, self.step, self.steps = profile, step, steps
-        self.rng, self.kinds = np.random.default_rng(0), kinds(step)
+        self.profile, self.phases, self.steps = profile, step.phases, steps
+        self.rng = np.random.default_rng(0)
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
+        self.twins = step.twins
 
     def factors(
-        self, component: str, number: int, kernel: str = ""
-    ) -> Float[np.ndarray, "number steps"]:
+        self, component: str, shape: tuple[int, ...], kernel: str = ""
+    ) -> Float[np.ndarray, "*shape steps"]:
         """Factors of mean one; ones without a law."""
-        law, shape = self.laws.get((kernel, component)), (number, self.steps)
+        law, shape = self.laws.get((kernel, component)), (*shape, self.steps)
         if law is None:
             return np.ones(shape)
         return factors_at(law.family, law.parameters, self.rng.uniform(size=shape))
 
-    def draw_residuals(self, residuals: Latencies, chosen: np.ndarray) -> None:
-        """Writes the residuals of the kinds of the chosen ops to `residuals`."""
-        for kind, ops in self.kinds.items():
-            if chosen[ops[0]]:
-                residuals[ops] = self.factors("residual", len(ops), kind)
-        residuals[np.array(self.step.twin)] = 0  # The time of the pair is in the other op.
+    def residuals(self, kinds: Sequence[str]) -> ByKind:
+        """The residuals of some kinds of ops."""
+        twins = {kind: self.twins[kind] for kind in kinds}
+        return {k: self.factors("residual", x.shape[:3], k) * ~x for k, x in twins.items()}
 
-    def data(self, loadings: Loadings) -> Latencies:
-        """The effect of data on ops."""
+    def data(self, loadings: Loadings) -> ByKind:
+        """The effect of data on compute."""
         number, sets = self.profile.schedule.num_microbatches, np.array(self.profile.sets)
         microbatch = np.arange(self.profile.layout.dp * number)
-        factor = self.factors("microbatch", len(microbatch))
+        factor = self.factors("microbatch", microbatch.shape)
         if len(sets):
             length = min(sets.shape[1], number)
             drawn = (microbatch[-1] // length + 1, self.steps)
             row = self.rng.integers(len(sets), size=drawn)[microbatch // length]
             first = self.rng.integers(sets.shape[1] - length + 1, size=drawn)[microbatch // length]
             factor = sets[row, first + (microbatch % length)[:, None]] / sets.mean()
-        loading = np.ones((len(self.step.kind), 1))
-        ops, place = compute_places(self.step)
-        loading[ops, 0] = loadings[place[1:3]]
-        of_op = factor[np.maximum(self.step.graph.microbatch, 0)]
-        return np.maximum(1 + loading * (of_op - 1), 0)
+        more = factor.reshape(-1, 1, number, self.steps) - 1
+        pairs = zip(self.phases, loadings.T[:, :, None, None], strict=True)
+        return {kind: np.maximum(1 + loading * more, 0) for kind, loading in pairs}
 
-    def stalls(self) -> Latencies:
+    def stalls(self) -> ByKind:
         """The time that stalls add, in seconds."""
-        seconds = np.zeros((len(self.step.kind), self.steps))
+        seconds = {kind: np.zeros((*x.shape[:3], self.steps)) for kind, x in self.twins.items()}
         for (kind, component), law in self.laws.items():
-            if component == "stall" and kind in self.kinds:
-                ops, p = self.kinds[kind], law.parameters
-                shape = (len(ops), self.steps)
+            if component == "stall" and kind in seconds:
+                shape, p = seconds[kind].shape, law.parameters
                 sizes = p["median_s"] * np.exp(p["sigma"] * self.rng.standard_normal(shape))
-                seconds[ops] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)
+                seconds[kind] = np.where(self.rng.uniform(size=shape) < p["rate"], sizes, 0)
         return seconds
 
 
-def _means(profile: Profile, step: StepGraph) -> tuple[np.ndarray, np.ndarray, Loadings]:
-    """For each op the mean of its varying part and its constant part, both without the level, and
-    its loading.
+def _means(profile: Profile, step: StepGraph) -> tuple[ByKind, ByKind, Loadings]:
+    """The means of the varying parts of ops and their constant parts, both without the level, and
+    the loadings of compute.
     """
-    pp, level = profile.layout.pp, profile.fitted.level
-    means = {(m.kind, m.dp_rank * pp + m.stage): m for m in profile.means}
-    mean, constant = np.empty((2, len(step.kind), 1))
-    none = WorkerMean("", 0, 0, 0.0)  # No constant part, or no op of this kind on the stage.
-    for (kind, worker), ops in ops_by_kind(step).items():
-        mean[ops] = means[kind, worker].mean_s / level
-        constant[ops] = means.get((CONSTANT + kind, worker), none).mean_s / level
-    mean *= position_factors(step, profile.positions)[:, None]
-    loadings = np.array(
-        [[means.get((kind, s), none).loading for kind in step.phases] for s in range(pp)]
-    )
+    mean, phases = step.by_kind(np.full((len(step.kind), 1), 1 / profile.fitted.level)), step.phases
+    constant = {kind: np.zeros((*x.shape[:2], 1, 1)) for kind, x in mean.items()}
+    loadings = np.ones((profile.layout.pp, len(phases)))
+    for row in profile.means:
+        kind, worker = row.kind.removeprefix(CONSTANT), (row.dp_rank, row.stage)
+        if kind != row.kind:
+            constant[kind][worker] = row.mean_s / profile.fitted.level
+            continue
+        mean[kind][worker] *= row.mean_s
+        if kind in phases:
+            loadings[row.stage, phases.index(kind)] = row.loading
+    for p in profile.positions:
+        mean[p.kind][:, p.stage, p.microbatch] *= p.factor
     return mean, constant, loadings

@@ -14,8 +14,8 @@ from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
 from ._components import Apart
-from ._mean_squares import Latencies, compute_places, kinds
 from ._observe import Seen
+from ._step_graph import ByKind
 
 
 # Families are tried from the simplest on, then those of other packages; a later family must be
@@ -36,14 +36,13 @@ _SEEN = 3.0
 Sets = tuple[tuple[float, ...], ...]
 
 
-def laws_of_kernels(
-    seen: Seen, body: Latencies, means: Float[np.ndarray, " ops"], apart: Apart
-) -> tuple[Variation, ...]:
+def laws_of_kernels(seen: Seen, body: ByKind, means: ByKind, apart: Apart) -> tuple[Variation, ...]:
     """The laws of the factors that kernels share, and of the residual of each kind of op.
 
     **Arguments:**
 
-    - `body`, `means`: the latencies of ops without stalls, which are `nan`, and their means.
+    - `body`, `means`: the latencies of ops without stalls, which are `nan`, and the means of kinds
+        on workers.
     - `apart`: the components of the latencies of compute.
     """
     step, source = seen.step, seen.source
@@ -52,24 +51,24 @@ def laws_of_kernels(
         for name in ("step", "worker_step")
         if apart.value(name)
     ]
-    ratios = np.where(means > 0, body.T / np.where(means > 0, means, 1), np.nan).T
-    ops, place = compute_places(step)
-    ratios[ops] = np.exp(apart.residual[place])
     residuals = []
-    for kind, of_kind in kinds(step).items():
-        factors = ratios[of_kind]
-        factors = factors[:, ~np.isnan(factors).all(axis=0)]
-        if kind not in step.phases:
+    for kind, latencies in body.items():
+        if kind in step.phases:
+            factors = np.exp(apart.residual[:, :, step.phases.index(kind)])
+        else:
+            factors = latencies / np.where(means[kind] > 0, means[kind], np.nan)
             factors = _without_step(factors, apart.value("step"))
+        factors = factors[step.places[kind]]
+        factors = factors[:, ~np.isnan(factors).all(axis=0)]
         family, parameters = best_family(factors)
         if family != "constant":
             residuals.append(Variation(kind, "residual", family, parameters, source))
     return (*shared, *residuals)
 
 
-def _without_step(ratios: Latencies, sigma: float) -> Latencies:
+def _without_step(ratios: np.ndarray, sigma: float) -> np.ndarray:
     """Ratios that are narrower by the factor of steps, which multiplies every op."""
-    if not ratios.size or not np.nanvar(ratios):
+    if np.isnan(ratios).all() or not np.nanvar(ratios):
         return ratios
     centre = np.nanmean(ratios)
     share = sigma**2 / (np.nanvar(ratios) / centre**2)
@@ -158,7 +157,7 @@ def _table(values: np.ndarray) -> Sets:
     return tuple((round(mean, 6),) for mean in means.tolist())
 
 
-def best_family(ratios: Latencies) -> tuple[str, dict[str, float]]:
+def best_family(ratios: Float[np.ndarray, "... steps"]) -> tuple[str, dict[str, float]]:
     """The family that predicts the odd steps best from the even ones, and the reverse."""
     halves = halves_of(ratios)
     everything = np.concatenate(halves)
@@ -175,7 +174,7 @@ def best_family(ratios: Latencies) -> tuple[str, dict[str, float]]:
     return best[1:] if best else ("constant", {})
 
 
-def halves_of(ratios: Latencies) -> list[np.ndarray]:
+def halves_of(ratios: Float[np.ndarray, "... steps"]) -> list[np.ndarray]:
     """The present values of even steps, and of odd steps."""
     halves = [ratios[:, ::2], ratios[:, 1::2]]
     return [half[np.isfinite(half) & (half > 0)] for half in halves]

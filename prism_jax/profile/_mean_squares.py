@@ -1,6 +1,6 @@
-"""Latencies of compute as arrays by replica, stage, phase, microbatch and step; and variances from
-their mean squares, which are equated with their expectations (Searle, Casella and McCulloch,
-"Variance Components", 1992, ch. 5), with means over present values; missing ones are `nan`.
+"""Variances of the latencies of compute from their mean squares, which are equated with their
+expectations (Searle, Casella and McCulloch, "Variance Components", 1992, ch. 5), with means over
+present values; missing ones are `nan`.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ._profile import Component
-from ._step_graph import StepGraph
 
 
 # Latencies whose logarithms differ by less are equal except for rounding.
@@ -20,46 +19,6 @@ _SINGULAR = 1e8
 
 Logs = Float[np.ndarray, "replicas stages phases microbatches steps"]
 OfSteps = Float[np.ndarray, " steps"]
-Latencies = Float[np.ndarray, "ops steps"]
-
-
-def ops_by_kind(step: StepGraph) -> dict[tuple[str, int], np.ndarray]:
-    """The ops of each kind on each worker."""
-    ops_of: dict[tuple[str, int], list[int]] = {}
-    for op, (kind, members) in enumerate(zip(step.kind, step.members, strict=True)):
-        ops_of.setdefault((kind, members[0]), []).append(op)
-    return {key: np.array(ops) for key, ops in ops_of.items()}
-
-
-def kinds(step: StepGraph) -> dict[str, np.ndarray]:
-    """The ops of each kind, on all workers."""
-    names = np.array(step.kind)
-    return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(step.kind)}
-
-
-def compute_places(step: StepGraph) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The ops of compute, and the replica, stage, phase and microbatch of each."""
-    ops, stage = np.flatnonzero(step.computes), step.graph.stage
-    replica, phases = step.graph.rank // (stage.max() + 1), step.phases
-    phase = np.array([phases.index(step.kind[op]) for op in ops])
-    return ops, (replica[ops], stage[ops], phase, np.array(step.call)[ops])
-
-
-def compute_logs(step: StepGraph, latencies: Latencies) -> Logs:
-    """Logarithms of the latencies of compute; `nan` for those that are `nan` or not positive."""
-    ops, place = compute_places(step)
-    shape = (*(int(axis.max()) + 1 for axis in place), latencies.shape[1])
-    logs = np.full(shape, np.nan)
-    logs[place] = np.log(np.where(latencies[ops] > 0, latencies[ops], np.nan))
-    return logs
-
-
-def at_ops(step: StepGraph, values: Logs) -> Latencies:
-    """The values of compute by op; one for other ops."""
-    ops, place = compute_places(step)
-    by_op = np.ones((len(step.kind), values.shape[-1]))
-    by_op[ops] = values[place]
-    return by_op
 
 
 def mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

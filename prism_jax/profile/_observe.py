@@ -14,9 +14,15 @@ from .._misc import plural
 from ..data import Outline
 from ..schedule import SEND_RECV
 from ..trace import COMPUTE, Trace, outline
-from ._mean_squares import Latencies, OfSteps, kinds, ops_by_kind, slope_of
-from ._op_latencies import op_latencies, replayed_step_times
-from ._step_graph import LAUNCH, StepGraph, step_graph
+from ._mean_squares import OfSteps, slope_of
+from ._step_graph import (
+    LAUNCH,
+    ByKind,
+    StepGraph,
+    op_latencies,
+    replayed_step_times,
+    step_graph,
+)
 
 
 # The largest error of a replay.
@@ -49,7 +55,7 @@ class Seen:
     **Attributes:**
 
     - `trace`, `outline`, `step`: the trace, what it shows of the graph of a step, and this graph.
-    - `latencies`: the latencies of ops, without waits, in seconds.
+    - `latencies`: the latencies of ops by kind, without waits, in seconds.
     - `step_times`: those of the trace, in seconds.
     - `off`: the largest relative error of the step times of a replay.
     """
@@ -57,7 +63,7 @@ class Seen:
     trace: Trace
     outline: Outline
     step: StepGraph
-    latencies: Latencies
+    latencies: ByKind
     step_times: OfSteps
     off: float
 
@@ -82,9 +88,10 @@ def observe(trace: Trace) -> Seen:
         )
     plain = with_inner_waits(outline(trace), trace)
     graph = step_graph(trace.job, plain)
-    latencies = op_latencies(trace, graph)
-    linked = with_links(plain, graph, latencies)
+    unlinked = op_latencies(trace, graph)
+    linked = with_links(plain, graph, unlinked)
     step = step_graph(trace.job, linked)  # The same ops, by other names.
+    latencies = step.by_kind(graph.by_op(unlinked))
     off = float(np.max(np.abs(replayed_step_times(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
@@ -120,7 +127,7 @@ def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[OfSteps, float]:
     """For each step, the mean square of the deviations of a kind of op from its means, and the
     share of these ops that end before they could start.
     """
-    latencies = op_latencies(trace, step)[kinds(step)[kind]]
+    latencies = op_latencies(trace, step)[kind][step.places[kind]]
     off = latencies - latencies.mean(axis=1, keepdims=True)
     return np.mean(off**2, axis=0), float(np.mean(latencies <= 0))
 
@@ -150,14 +157,14 @@ def two_classes(
     return threshold, means, float(between[best]) / total
 
 
-def with_links(outline: Outline, step: StepGraph, latencies: Latencies) -> Outline:
+def with_links(outline: Outline, step: StepGraph, latencies: ByKind) -> Outline:
     """The outline with the pairs of workers whose sends and receives take far longer than others,
     as between nodes, if there are two classes. The median over both directions of a link counts.
     """
     links: dict[tuple[int, ...], list[np.ndarray]] = {}
-    for op in np.flatnonzero(step.graph.phase == SEND_RECV).tolist():
-        if not step.twin[op]:
-            links.setdefault(tuple(sorted(step.members[op])), []).append(latencies[op])
+    for op, seconds in enumerate(step.by_op(latencies)):
+        if step.graph.phase[op] == SEND_RECV and not step.twin[op]:
+            links.setdefault(tuple(sorted(step.members[op])), []).append(seconds)
     medians = {pair: float(np.median(parts)) for pair, parts in links.items()}
     if not medians or min(medians.values()) <= 0:
         return outline
@@ -172,7 +179,7 @@ def with_links(outline: Outline, step: StepGraph, latencies: Latencies) -> Outli
     return msgspec.structs.replace(outline, slow_links=slow)
 
 
-def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
+def shuffled_means(step: StepGraph, latencies: ByKind) -> dict[str, float]:
     """The relative change of the mean of replayed steps if the latencies of a kind of op are
     shuffled over steps, for each kind except compute.
 
@@ -180,33 +187,31 @@ def shuffled_means(step: StepGraph, latencies: Latencies) -> dict[str, float]:
     op. Such a latency is correlated with the rest of its step, so the mean changes when shuffling
     removes the correlation.
     """
-    rng = np.random.default_rng(0)
-    times = max(-(-_STEPS // latencies.shape[1]), 1)
-    mean, moved = float(np.mean(replayed_step_times(step, latencies))), {}
-    for kind, ops in kinds(step).items():
-        if kind in step.phases or not np.ptp(latencies[ops]) > 0:
+    rng, step_times = np.random.default_rng(0), replayed_step_times(step, latencies)
+    times, mean, moved = max(-(-_STEPS // len(step_times)), 1), float(np.mean(step_times)), {}
+    for kind, values in latencies.items():
+        if kind in step.phases or not np.nanmin(values) < np.nanmax(values):
             continue
         means = []
         for _ in range(times):
-            shuffled = latencies.copy()
             # All workers of a kind are shuffled together, because a shared factor is not a wait.
-            shuffled[ops] = latencies[ops][:, rng.permutation(latencies.shape[1])]
+            shuffled = latencies | {kind: values[..., rng.permutation(len(step_times))]}
             means.append(np.mean(replayed_step_times(step, shuffled)))
         moved[kind] = float(np.mean(means)) / mean - 1
     return moved
 
 
-def notes_of(seen: Seen, constant: Float[np.ndarray, "ops 1"]) -> tuple[str, ...]:
+def notes_of(seen: Seen, constant: ByKind) -> tuple[str, ...]:
     """Notes on a trace whose ops have these constant parts, in seconds."""
     return (
         *_of_waits(seen.step, seen.latencies),
-        *_of_constants(seen.step, constant, seen.trace.job.layout.pp),
+        *_of_constants(constant),
         *seen.trace.notes,
         *_of_steps(seen),
     )
 
 
-def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
+def _of_waits(step: StepGraph, latencies: ByKind) -> Iterator[str]:
     """Waits that the graph may lack, which a replay mistakes for work."""
     for kind, by in shuffled_means(step, latencies).items():
         if abs(by) > _MOVES:
@@ -215,26 +220,23 @@ def _of_waits(step: StepGraph, latencies: Latencies) -> Iterator[str]:
                 "latencies contain a wait that the graph lacks"
             )
     mean = float(np.mean(replayed_step_times(step, latencies)))
-    for kind, ops in kinds(step).items():
-        longest = float(latencies[ops].mean(axis=1).max()) / mean
+    for kind, values in latencies.items():
+        longest = float(np.nanmax(values.mean(axis=3))) / mean
         if kind.startswith(LAUNCH) and longest > _LONG:
             yield f"`{kind}` takes up to {100 * longest:.2g} % of a step on average"
 
 
-def _of_constants(step: StepGraph, constant: Float[np.ndarray, "ops 1"], pp: int) -> Iterator[str]:
+def _of_constants(constant: ByKind) -> Iterator[str]:
     """For each kind of op with a constant part, on which worker it is largest."""
-    parts: dict[str, list[tuple[float, int]]] = {}
-    for (kind, worker), ops in ops_by_kind(step).items():
-        if constant[ops[0]] > 0:
-            parts.setdefault(kind, []).append((float(constant[ops[0], 0]), worker))
-    for kind, workers in parts.items():
-        seconds, worker = max(workers)
-        also = f", and so does that of {plural(len(workers) - 1, 'other worker')}"
-        yield (
-            f"`{kind}` of dp_rank {worker // pp}, stage {worker % pp} spreads less than that of "
-            f"faster workers, as if {seconds:.3g} s of it did not vary, such as a sleep or a wait "
-            f"of the host{also * (len(workers) > 1)}"
-        )
+    for kind, seconds in constant.items():
+        if number := int(np.count_nonzero(seconds)):
+            d, s, *_ = np.unravel_index(np.argmax(seconds), seconds.shape)
+            also = f", and so does that of {plural(number - 1, 'other worker')}"
+            yield (
+                f"`{kind}` of dp_rank {d}, stage {s} spreads less than that of faster workers, as "
+                f"if {seconds.max():.3g} s of it did not vary, such as a sleep or a wait of the "
+                f"host{also * (number > 1)}"
+            )
 
 
 def _of_steps(seen: Seen) -> Iterator[str]:

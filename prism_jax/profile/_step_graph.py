@@ -1,22 +1,38 @@
-"""The graph of a whole traced job: the pipelines of all replicas, and the ops around them."""
+"""The graph of a whole traced job: the pipelines of all replicas, and the ops around them; the
+latencies of a trace on it, as arrays by kind; and replays of its steps.
+"""
 
 import dataclasses
+import functools as ft
 import itertools as it
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
-from ..data import Job, Outline
-from ..schedule import OVERLAPPED, SEND_RECV, AbstractSchedule, OpGraph, op_graph, order_of
-from ..trace import COMPUTE, LETTERS, groups, stages_of_ranks
+from ..data import Call, Job, Outline
+from ..schedule import (
+    OVERLAPPED,
+    SEND_RECV,
+    AbstractSchedule,
+    OpGraph,
+    op_graph,
+    order_of,
+    replay as replay_graph,
+)
+from ..trace import COMPUTE, LETTERS, Trace, groups, stages_of_ranks
 
 
 LAUNCH = "launch "  # The time of a worker before an op that runs once.
 CONSTANT = "constant "  # Before the kind of the op that it is a part of, such as a sleep.
 PIPELINE = "pipeline"
 SLOW_LINK = " slow link"  # For send_recvs between nodes, if a trace shows them.
+
+# Values of ops by kind; `nan` where a worker has no such op. An op of several workers is at the
+# first of them, and one that runs once at microbatch 0. Axes along which values are alike may have
+# a length of one.
+ByKind = dict[str, Float[np.ndarray, "_replicas _stages _microbatches _steps"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +62,42 @@ class StepGraph:
     call: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     twin: tuple[bool, ...]
+
+    @ft.cached_property
+    def ops(self) -> dict[str, np.ndarray]:
+        """The ops of each kind."""
+        names = np.array(self.kind)
+        return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(self.kind)}
+
+    @ft.cached_property
+    def places(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """The replica, the stage and the microbatch of each op of each kind."""
+        stage, call = self.graph.stage, np.array(self.call)
+        axes = self.graph.rank // (stage.max() + 1), stage, call
+        return {kind: tuple(axis[ops] for axis in axes) for kind, ops in self.ops.items()}
+
+    def by_kind(self, values: Float[np.ndarray, "ops steps"]) -> ByKind:
+        """The values of ops by kind."""
+        stages = int(self.graph.stage.max()) + 1
+        replicas, arrays = len(self.graph.last) // stages, {}
+        for kind, place in self.places.items():
+            shape = (replicas, stages, int(place[2].max()) + 1, values.shape[1])
+            arrays[kind] = np.full(shape, np.nan)
+            arrays[kind][place] = values[self.ops[kind]]
+        return arrays
+
+    def by_op(self, values: ByKind) -> Float[np.ndarray, "ops steps"]:
+        """The values of ops in the order of the graph."""
+        by_op = np.empty((self.graph.num_ops, next(iter(values.values())).shape[3]))
+        for kind, place in self.places.items():
+            by_op[self.ops[kind]] = values[kind][place]
+        return by_op
+
+    @ft.cached_property
+    def twins(self) -> dict[str, Bool[np.ndarray, "_replicas _stages _microbatches 1"]]:
+        """Which ops share the exchange of the one before them, which has the latency."""
+        twins = self.by_kind(np.array(self.twin, float)[:, None])
+        return {kind: x == 1 for kind, x in twins.items()}
 
     @property
     def computes(self) -> Bool[np.ndarray, " ops"]:
@@ -77,7 +129,6 @@ def step_graph(
 
     `ValueError` for a schedule with pairs of overlapped ops or several chains of stages.
     """
-    dp, pp = job.layout.dp, job.layout.pp
     schedule = order_of(job.schedule, job.layout)
     # As recorded: a transfer is an op of both of its workers, if the order allows it.
     blocking = job.schedule.blocking
@@ -87,15 +138,13 @@ def step_graph(
             f"Job `{job.name}` runs `{job.schedule.kind}`; only traces of forwards and backwards "
             "by themselves, on one chain of stages, can be read."
         )
-    nodes = _Nodes(dp, pp)
+    nodes = _Nodes(job, schedule, pipeline, outline, constants)
     nodes.add_calls(outline.before)
-    part = _Pipeline(pipeline, schedule, outline, constants)
-    for worker in range(dp * pp):
-        recorded = part.recorded_launch(worker % pp)
-        nodes.add(LAUNCH + PIPELINE, worker, nodes.done[worker], **recorded)
+    nodes.add_launches()
     # The ops in which replicas wait for one another.
-    for together in [range(dp)] if outline.gathered else [[d] for d in range(dp)]:
-        nodes.add_pipelines(part, together)
+    dp = job.layout.dp
+    for replicas in [range(dp)] if outline.gathered else [[d] for d in range(dp)]:
+        nodes.add_pipelines(replicas)
     nodes.add_calls(outline.after)
     return nodes.finished()
 
@@ -106,50 +155,6 @@ def _may_block(schedule: AbstractSchedule) -> bool:
     return schedule.num_stages == schedule.num_ranks and not split
 
 
-class _Pipeline:
-    """The pipeline of one replica, and the places of its ops in a trace."""
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        schedule: AbstractSchedule,
-        outline: Outline,
-        constants: Collection[tuple[str, int]],
-    ):
-        self.graph, self.num_microbatches = graph, schedule.num_microbatches
-        columns = graph.phase, graph.stage, graph.microbatch, graph.rank, graph.peer
-        self.ops = list(zip(*(column.tolist() for column in columns), strict=True))
-        self.gathered, self.constants = outline.gathered, constants
-        self.slow_links = {frozenset(pair) for pair in outline.slow_links}
-        ranks = stages_of_ranks(schedule.stage_to_rank, schedule.num_ranks)
-        self.local = {stage: number for stages in ranks for number, stage in enumerate(stages)}
-        self.several = schedule.num_stages > schedule.num_ranks
-
-    def kind(self, name: str, stage: int) -> str:
-        return f"{name} {self.local[stage]}" if self.several else name
-
-    def call(self, stage: int, microbatch: int) -> int:
-        return self.local[stage] * self.num_microbatches + microbatch
-
-    def number(self, d: int, microbatch: int) -> dict:
-        """The number of a microbatch in its replica, and over all replicas."""
-        return {"call": microbatch, "microbatch": d * self.num_microbatches + microbatch}
-
-    def first(self, rank: int) -> tuple[list[int], int]:
-        """The ops that a rank receives from before its first op, and this op."""
-        op = self.graph.orders[rank][0]
-        received = [p for p in self.graph.predecessors[op] if self.graph.peer[p] == rank]
-        return received, op
-
-    def recorded_launch(self, rank: int) -> dict:
-        """The op of a trace that starts when a rank reaches its pipeline."""
-        received, op = self.first(rank)
-        phase, stage, microbatch, *_ = self.ops[op]
-        back = "forward" if phase == "F" else "backward"
-        name = f"{back}-recv" if received else _NAMES[phase]
-        return {"op": name, "calls": (self.call(stage, microbatch),)}
-
-
 _NAMES = {letter: op for op, letter in LETTERS.items()}
 
 
@@ -157,139 +162,151 @@ class _Node(NamedTuple):
     """An op: what a `StepGraph` and an `OpGraph` have of it."""
 
     kind: str
+    members: tuple[int, ...]
+    predecessors: tuple[int, ...]
     op: str
     calls: tuple[int, ...]
-    call: int
-    members: tuple[int, ...]
-    twin: bool
-    phase: str
-    stage: int
-    microbatch: int
-    rank: int
-    peer: int
-    predecessors: tuple[int, ...]
+    phase: str = ""
+    call: int = 0
+    microbatch: int = -1
+    peer: int = -1
+    twin: bool = False
 
 
 class _Nodes:
     """Nodes in the order of addition, each after all nodes that it waits for."""
 
-    def __init__(self, dp: int, pp: int):
-        self.shape = dp, pp
+    def __init__(
+        self,
+        job: Job,
+        schedule: AbstractSchedule,
+        pipeline: OpGraph,
+        outline: Outline,
+        constants: Collection[tuple[str, int]],
+    ):
+        self.shape = dp, pp = job.layout.dp, job.layout.pp
         self.nodes: list[_Node] = []
         self.done: list[tuple[int, ...]] = [()] * (dp * pp)  # The last ops of each worker.
         self.orders: list[list[int]] = [[] for _ in range(dp * pp)]
+        self.pipeline, self.num_microbatches = pipeline, schedule.num_microbatches
+        columns = pipeline.phase, pipeline.stage, pipeline.microbatch, pipeline.rank, pipeline.peer
+        self.ops = list(zip(*(column.tolist() for column in columns), strict=True))
+        self.gathered, self.constants = outline.gathered, constants
+        self.slow_links = {frozenset(pair) for pair in outline.slow_links}
+        ranks = stages_of_ranks(schedule.stage_to_rank, schedule.num_ranks)
+        self.local = {stage: number for stages in ranks for number, stage in enumerate(stages)}
+        self.several = schedule.num_stages > schedule.num_ranks
 
-    def add(
-        self,
-        kind: str,
-        worker: int,
-        predecessors: Iterable[int],
-        *,
-        op: str = "",
-        calls: tuple[int, ...] = (),
-        members: tuple[int, ...] = (),
-        phase: str = "",
-        microbatch: int = -1,
-        call: int = 0,
-        peer: int = -1,
-        twin: bool = False,
-    ) -> int:
+    def add(self, kind: str, members: tuple[int, ...], waits: Iterable[int], **fields: Any) -> int:
         """Adds a node, and returns its number. One without a phase is the last of its workers."""
-        members = members or (worker,)
-        op, calls = op or kind.removeprefix(LAUNCH), calls or (0,) * len(members)
-        place = phase or kind, worker % self.shape[1], microbatch, worker, peer
-        before = tuple(sorted(set(predecessors)))
-        self.nodes.append(_Node(kind, op, calls, call, members, twin, *place, before))
+        fields = {"op": kind.removeprefix(LAUNCH), "calls": (0,) * len(members), **fields}
+        node = _Node(kind, members, tuple(sorted(set(waits))), **fields)
+        self.nodes.append(node)
         number = len(self.nodes) - 1
-        if not phase:
+        if not node.phase:
             for member in members:
                 self.done[member] = (number,)
         return number
 
-    def add_calls(self, calls) -> None:
+    def add_calls(self, calls: Sequence[Call]) -> None:
         dp, pp = self.shape
         for call in calls:
-            callers = [w for w in range(dp * pp) if call.waits_for[w // pp][w % pp]]
-            before = list(self.done)
-            for w in callers:
-                scope = call.waits_for[w // pp][w % pp]
-                waits = self._members(w, scope)
-                self.add(LAUNCH + call.op, w, (n for m in waits for n in before[m]))
+            before, callers = list(self.done), []
+            for worker in range(dp * pp):
+                scope = call.waits_for[worker // pp][worker % pp]
+                if scope:
+                    waits = (n for m in self._members(worker, scope) for n in before[m])
+                    self.add(LAUNCH + call.op, (worker,), waits)
+                    callers.append(worker)
             for members in dict.fromkeys(
                 tuple(m for m in self._members(w, call.scope) if m in callers) for w in callers
             ):
-                launched = [n for m in members for n in self.done[m]]
-                self.add(call.op, members[0], launched, members=members)
+                self.add(call.op, members, (n for m in members for n in self.done[m]))
 
     def _members(self, worker: int, scope: str) -> tuple[int, ...]:
-        dp, pp = self.shape
-        d, s = groups((worker // pp, worker % pp), (dp, pp))[scope]
+        pp = self.shape[1]
+        d, s = groups(divmod(worker, pp), self.shape)[scope]
         return tuple((d * pp + s).tolist())
 
-    def add_pipelines(self, part: _Pipeline, replicas: Sequence[int]) -> None:
-        graph, pp = part.graph, self.shape[1]
+    def _first(self, rank: int) -> tuple[list[int], int]:
+        """The ops that a rank receives from before its first op, and this op."""
+        op = self.pipeline.orders[rank][0]
+        received = [n for n in self.pipeline.predecessors[op] if self.pipeline.peer[n] == rank]
+        return received, op
+
+    def _call(self, stage: int, microbatch: int) -> int:
+        return self.local[stage] * self.num_microbatches + microbatch
+
+    def _kind(self, name: str, stage: int) -> str:
+        return f"{name} {self.local[stage]}" if self.several else name
+
+    def add_launches(self) -> None:
+        """Adds the time of each worker before its pipeline; it ends where the first op starts."""
+        for worker, done in enumerate(self.done):
+            received, op = self._first(worker % self.shape[1])
+            phase, stage, microbatch, *_ = self.ops[op]
+            back = "forward" if phase == "F" else "backward"
+            name = f"{back}-recv" if received else _NAMES[phase]
+            calls = (self._call(stage, microbatch),)
+            self.add(LAUNCH + PIPELINE, (worker,), done, op=name, calls=calls)
+
+    def add_pipelines(self, replicas: Sequence[int]) -> None:
+        graph, pp = self.pipeline, self.shape[1]
         starts: dict[tuple[int, int], tuple[int, ...]] = {}  # Further waits of first ops.
         for d, rank in it.product(replicas, range(pp)):
-            received, first = part.first(rank)
+            received, first = self._first(rank)
             for op in received or [first]:
                 starts[d, op] = (*starts.get((d, op), ()), *self.done[d * pp + rank])
         new: dict[int, list[int]] = {d: [] for d in replicas}
-        seen: set[tuple[int, ...]] = set()
+        exchanges: set[tuple[int, ...]] = set()
 
         def waits_of(d: int, op: int) -> list[int]:
-            return [*(new[d][p] for p in graph.predecessors[op]), *starts.get((d, op), ())]
+            return [*(new[d][n] for n in graph.predecessors[op]), *starts.get((d, op), ())]
 
-        for (op, (phase, stage, microbatch, rank, _)), d in it.product(
-            enumerate(part.ops), replicas
+        for (op, (phase, stage, microbatch, rank, peer)), d in it.product(
+            enumerate(self.ops), replicas
         ):
+            number = d * self.num_microbatches + microbatch
+            fields = {"phase": phase, "call": microbatch, "microbatch": number}
+            fields["calls"] = (self._call(stage, microbatch),)
+            worker, waits = d * pp + rank, waits_of(d, op)
             if phase == SEND_RECV:
-                node = self._add_send_recv(part, op, waits_of(d, op), seen, d)
+                ends = worker, d * pp + peer
+                name, peer_stage = ("forward", stage + 1)
+                if graph.backward[op]:
+                    name, peer_stage = "backward", stage - 1
+                slow = SLOW_LINK * (frozenset(ends) in self.slow_links)
+                exchange = (*sorted(waits), *sorted(ends))
+                fields |= {"op": name, "peer": ends[1], "twin": exchange in exchanges}
+                fields["calls"] += (self._call(peer_stage, microbatch),)
+                exchanges.add(exchange)
+                node = self.add(self._kind(f"{name}-send_recv{slow}", stage), ends, waits, **fields)
             else:
-                kind, worker = part.kind(_NAMES[phase], stage), d * pp + rank
-                location = {"op": _NAMES[phase], "calls": (part.call(stage, microbatch),)}
-                location |= part.number(d, microbatch)
+                kind = self._kind(_NAMES[phase], stage)
+                fields["op"] = _NAMES[phase]
                 # All replicas have reached an op before any of them runs it.
-                whom = replicas if kind in part.gathered else [d]
-                waits = [n for replica in whom for n in waits_of(replica, op)]
-                if (kind, worker) in part.constants:
-                    part_of = CONSTANT + kind
-                    waits = [self.add(part_of, worker, waits, phase=part_of, **location)]
-                node = self.add(kind, worker, waits, phase=phase, **location)
+                if kind in self.gathered:
+                    waits = [n for replica in replicas for n in waits_of(replica, op)]
+                if (kind, worker) in self.constants:
+                    constant = CONSTANT + kind
+                    fields_of_constant = fields | {"phase": constant}
+                    waits = [self.add(constant, (worker,), waits, **fields_of_constant)]
+                node = self.add(kind, (worker,), waits, **fields)
                 self.orders[worker].append(node)
             new[d].append(node)
         for d, s in it.product(replicas, range(pp)):
             self.done[d * pp + s] = tuple(new[d][n] for n in graph.last[s])
 
-    def _add_send_recv(
-        self, part: _Pipeline, op: int, waits: list[int], seen: set[tuple[int, ...]], d: int
-    ) -> int:
-        phase, stage, microbatch, *ends = part.ops[op]
-        back = bool(part.graph.backward[op])
-        name, peer_stage = ("backward", stage - 1) if back else ("forward", stage + 1)
-        members = d * self.shape[1] + ends[0], d * self.shape[1] + ends[1]
-        slow = frozenset(members) in part.slow_links
-        key = (*sorted(waits), *sorted(ends))
-        twin = key in seen
-        seen.add(key)
-        return self.add(
-            part.kind(f"{name}-send_recv{SLOW_LINK * slow}", stage),
-            members[0],
-            waits,
-            op=name,
-            calls=(part.call(stage, microbatch), part.call(peer_stage, microbatch)),
-            members=members,
-            peer=members[1],
-            twin=twin,
-            phase=phase,
-            **part.number(d, microbatch),
-        )
-
     def finished(self) -> StepGraph:
         columns = dict(zip(_Node._fields, zip(*self.nodes, strict=True), strict=True))
-        none = np.full(len(self.nodes), -1)
-        names = "phase", "stage", "microbatch", "rank", "peer"
+        rank = np.array([members[0] for members in columns["members"]])
+        none = np.full(len(rank), -1)
         graph = OpGraph(
-            **{name: np.array(columns[name]) for name in names},
+            phase=np.array([node.phase or node.kind for node in self.nodes]),
+            stage=rank % self.shape[1],
+            microbatch=np.array(columns["microbatch"]),
+            rank=rank,
+            peer=np.array(columns["peer"]),
             other_stage=none,
             other_microbatch=none,
             backward=np.array([kind.startswith("backward") for kind in columns["kind"]]),
@@ -297,4 +314,44 @@ class _Nodes:
             orders=tuple(map(tuple, self.orders)),
             last=tuple(self.done),
         )
-        return StepGraph(graph, **{name: columns[name] for name in _Node._fields[:6]})
+        names = ("kind", "op", "calls", "call", "members", "twin")
+        return StepGraph(graph, **{name: columns[name] for name in names})
+
+
+def op_latencies(trace: Trace, step: StepGraph) -> ByKind:
+    """The latency of each op in each step, from the end of the last op that it waited for, in
+    seconds.
+
+    So it contains neither the waits of workers nor, for collectives, the waits for other members.
+    """
+    ends = _recorded_ends(trace, step)
+    latencies = np.empty_like(ends)
+    for op, before in enumerate(step.graph.predecessors):
+        ready = ends[list(before)].max(axis=0) if before else 0.0
+        latencies[op] = ends[op] - ready
+    return step.by_kind(np.maximum(latencies, 0))
+
+
+def _recorded_ends(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops steps"]:
+    pp = trace.job.layout.pp
+    lowest = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in trace.start.values()], axis=0)
+    ends = np.empty((step.graph.num_ops, len(trace.steps)))
+    columns = step.kind, step.op, step.members, step.calls, step.graph.phase.tolist()
+    for number, (kind, op, members, calls, phase) in enumerate(zip(*columns, strict=True)):
+        places = [(*divmod(m, pp), call) for m, call in zip(members, calls, strict=True)]
+        if kind.startswith(LAUNCH):
+            ends[number] = trace.start[op][:, *places[0]]
+        elif phase == SEND_RECV:
+            tables = trace.end[f"{op}-send"], trace.end[f"{op}-recv"]
+            ends[number] = np.maximum(
+                *(t[:, *place] for t, place in zip(tables, places, strict=True))
+            )
+        else:
+            ends[number] = np.min([trace.end[op][:, *place] for place in places], axis=0)
+    return ends - lowest
+
+
+def replayed_step_times(step: StepGraph, latencies: ByKind) -> Float[np.ndarray, " steps"]:
+    """Step times with given latencies: each op starts when all ops that it waits for have ended."""
+    _, ends = replay_graph(step.graph.predecessors, step.by_op(latencies))
+    return ends[[n for nodes in step.graph.last for n in nodes]].max(axis=0)
