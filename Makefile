@@ -67,9 +67,10 @@ lint: .venv/test
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --ignoreexternal --verifytypes prism_jax > /dev/null
 	$(BIN)/lint-imports
 
-# The site, in site/index.html. Warnings are errors; nothing comes from the network.
+# The site, in site/index.html. Warnings are errors, which `--quiet` would drop; nothing comes from
+# the network.
 docs: .venv/dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The page of keys, out of the schema.
 reference: .venv/demo

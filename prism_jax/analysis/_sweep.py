@@ -65,8 +65,9 @@ def sweep(
     - `out`: a folder to which a Parquet file is written for each row as soon as it is done, with
         a digest in its name. Rows of the same sweep that are already there are not simulated again.
     - `executor`: simulates several rows in parallel, a few in each call. It can be any
-        `concurrent.futures.Executor`, such as a [`RayExecutor`][], or a `ProcessPoolExecutor` whose
-        start method is `spawn`. The results are the same; only this process writes files.
+        `concurrent.futures.Executor`, such as a
+        [`RayExecutor`][prism_jax.workers.RayExecutor], or a `ProcessPoolExecutor` whose start
+        method is `spawn`. The results are the same; only this process writes files.
     - `progress`: whether to show a bar on stderr.
 
     **Returns:**

@@ -97,7 +97,8 @@ def rank_layouts(
     - `out`: a folder to which each layout is written as soon as it is simulated. Layouts that are
         already there, of a search for the same jobs, are not simulated again.
     - `executor`: simulates several layouts in parallel, a few in each call. It can be any
-        `concurrent.futures.Executor`, such as a [`RayExecutor`][]. The results are the same.
+        `concurrent.futures.Executor`, such as a
+        [`RayExecutor`][prism_jax.workers.RayExecutor]. The results are the same.
     - `progress`: whether to print the best so far on stderr, at once and every ten seconds.
 
     **Returns:**

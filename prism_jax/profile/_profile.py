@@ -128,7 +128,7 @@ class Profile(msgspec.Struct, frozen=True):
     - `outline`: the ops that workers run before and after the pipeline.
     - `means`: the mean latency of each kind of op on each worker. A worker that is always slow has
         longer means.
-    - `variability`: the laws around the means, as in [`Kernels`][].
+    - `variability`: the laws around the means, as in [`Kernels`][prism_jax.data.Kernels].
     - `fitted`: what the profile was fitted to.
     - `sets`: measured factors of the data of microbatches, if they are not given by a law in
         `variability`. Each row has factors that were measured one after the other; in a step, a
