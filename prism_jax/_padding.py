@@ -46,7 +46,7 @@ def pad(module: _Module, sizes: Mapping[str, int], dtype: DTypeLike) -> _Module:
     - `dtype`: of what is annotated as `Float` or `Real`. Whole numbers have 32 bits.
     """
     changed: dict[str, Any] = {}
-    for name, axes, of_annotation, fill in _array_fields(type(module)):
+    for name, axes, of_annotation, fill in array_fields(type(module)):
         value = getattr(module, name)
         if isinstance(value, eqx.Module):
             changed[name] = pad(value, sizes, dtype)
@@ -74,7 +74,7 @@ def without_axes(module: eqx.Module, *axes: str) -> Any:
     that has no array left.
     """
     dropped, kept = {}, 0
-    for name, of_array, *_ in _array_fields(type(module)):
+    for name, of_array, *_ in array_fields(type(module)):
         value = getattr(module, name)
         if isinstance(value, eqx.Module):
             dropped[name] = without_axes(value, *axes)
@@ -93,7 +93,7 @@ def without_axes(module: eqx.Module, *axes: str) -> Any:
 
 
 @ft.cache
-def _array_fields(cls: type) -> list[tuple[str, tuple[str, ...] | None, Any, Any]]:
+def array_fields(cls: type) -> list[tuple[str, tuple[str, ...] | None, Any, Any]]:
     """The names of the fields that are not static, with the axes of arrays, their dtype, or `None`
     for one of floats, and what their padding holds.
     """

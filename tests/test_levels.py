@@ -1,5 +1,8 @@
 """How graphs are cut into levels, and what a program keeps of its ops."""
 
+import itertools as it
+from collections import defaultdict
+
 import equinox as eqx
 import jax
 import numpy as np
@@ -7,12 +10,16 @@ import pytest
 from jaxtyping import Float, Int, Real
 
 import prism_jax as prism
-from prism_jax._padding import AnyArray, pad, without_axes
+from prism_jax._padding import AnyArray, array_fields, pad, without_axes
+from prism_jax.collapse import Overlaps
 from prism_jax.maxplus import to_levels
+from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble
+from prism_jax.replica._parameters import parameters_of
+from prism_jax.replica._structure import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
 
-from .helpers import graph_of, one_kernel, random_dag
+from .helpers import graph_of, one_kernel, random_dag, rich_program
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -127,3 +134,34 @@ def test_a_module_is_padded_by_the_names_of_its_axes():
     assert without_axes(toy, "rows", "columns").counts is None
     with pytest.raises(TypeError, match=r"`Anonymous.counts` has axes without names"):
         pad(Anonymous(np.ones(2, int)), {}, np.float32)
+
+
+def _axes(module, owner=""):
+    """The names of the axes of a module's arrays, and their lengths."""
+    for name, axes, *_ in array_fields(type(module)):
+        value = getattr(module, name)
+        if isinstance(value, Variability):
+            continue  # Laws have any axes.
+        if isinstance(value, eqx.Module):
+            yield from _axes(value, name if isinstance(value, Overlaps) else "")
+        elif axes is not None and value is not None:
+            for axis, length in zip(axes, np.shape(value), strict=True):
+                # The first axes of branches are of their own.
+                yield f"{owner} {axis}" if axis in ("branches", "inner") else axis, length
+
+
+@pytest.mark.parametrize("what", ["everything", "experts"])
+def test_an_axis_has_one_length_wherever_its_name_stands(what):
+    """Both in a program and, with padding, in a plan."""
+    if what == "everything":
+        program = prism.slow_rank(rich_program(2), 1, 1.2).program
+    else:
+        uneven = ["model.modules.moe.load_concentration=500", "schedule.num_microbatches=16"]
+        program = prism.compile_job(prism.load_job("qwen3-235b-h100-256", uneven))
+    _, latencies, adjustment, _ = parameters_of(program)
+    for modules in ([program], filter(None, (structure_of(program), latencies, adjustment))):
+        lengths = defaultdict(set)
+        for axis, length in it.chain.from_iterable(map(_axes, modules)):
+            lengths[axis].add(length)
+        assert {axis: many for axis, many in lengths.items() if len(many) > 1} == {}
+        assert {"ops", "rows", "sinks", "kernels", "classes", "segments"} <= lengths.keys()

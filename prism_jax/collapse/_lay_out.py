@@ -170,9 +170,7 @@ def count_layers(block: Block) -> int:
     return sum(counts.values())
 
 
-def expert_loads(
-    kernels: Sequence[Kernel], layers: Sequence[int], dtype: DTypeLike
-) -> Loads | None:
+def expert_loads(kernels: Sequence[Kernel], layers: np.ndarray, dtype: DTypeLike) -> Loads | None:
     """The loads of a program's kernels; `None` if all loads are equal. `layers` as there."""
     loads = list(dict.fromkeys(kernel.load for kernel in kernels if kernel.load is not None))
     if not loads:
@@ -183,7 +181,7 @@ def expert_loads(
         capacity=tuple(float(x.capacity) for x in loads),
         shares=_shares(loads),
         kernels=np.array([[k.load == x for k in kernels] for x in loads]).astype(np.int64),
-        layers=np.array(layers),
+        layers=layers,
         unevenness=Unevenness(
             jnp.asarray([x.concentration for x in loads], dtype), jnp.ones(len(loads), dtype)
         ),

@@ -97,7 +97,8 @@ def assemble(
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
     ranks = np.array([sink.rank for sink in sinks])
 
-    layers = [*_layers(graph, different, block_of_op), *[0] * (len(classes) - len(different))]
+    layers = np.zeros(len(laid_out.compute), np.int64)
+    layers[: len(different)] = _layers(graph, different, block_of_op)
     loads = expert_loads(list(kernels), layers, table.mean.dtype)
     ops, rows = _rows(graph, block_of_op, laid_out.compute)
     stall_ops, stall_kinds, stall_counts = _stalls(variability, different, block_of_op, group_size)
@@ -170,7 +171,7 @@ def _number_blocks(blocks: Sequence[Block]) -> tuple[list[Block], np.ndarray]:
     return list(different), np.array([numbers[id(block)] for block in blocks], np.int64)
 
 
-def _layers(graph: OpGraph, different: Sequence[Block], block_of_op: np.ndarray) -> list[int]:
+def _layers(graph: OpGraph, different: Sequence[Block], block_of_op: np.ndarray) -> np.ndarray:
     """For each block, how many layers of its stage have uneven loads: as many as in the stage's
     forward, or else in the block; zero for a block without any.
     """
@@ -179,7 +180,7 @@ def _layers(graph: OpGraph, different: Sequence[Block], block_of_op: np.ndarray)
     of_stages = dict(zip(graph.stage[forward], counts[block_of_op[forward]], strict=True))
     _, first = np.unique(block_of_op, return_index=True)
     of_blocks = [of_stages.get(graph.stage[op], n) for op, n in zip(first, counts, strict=True)]
-    return np.where(counts > 0, of_blocks, 0).tolist()
+    return np.where(counts > 0, of_blocks, 0)
 
 
 def _kernels(block: Block) -> Iterator[Kernel]:
