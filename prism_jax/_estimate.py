@@ -1,4 +1,6 @@
-"""Figures with their standard errors, and robust statistics: typical values and outliers."""
+"""Figures with their standard errors; and statistics of values of which some are `nan` or far from
+the others: means, typical values and outliers.
+"""
 
 import dataclasses
 import math
@@ -118,3 +120,24 @@ def in_core(steps: Float[np.ndarray, " steps"]) -> Bool[np.ndarray, " steps"]:
     """Which steps are in the core: within five robust standard deviations of the median."""
     centre, deviation = typical(steps, (0,))
     return np.abs(steps - centre) <= _CORE_DEVIATIONS * deviation
+
+
+def mean(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The mean of the present values; zero if there are none. The axes are kept."""
+    there = ~np.isnan(values)
+    number = np.sum(there, axis=axes, keepdims=True)
+    return np.sum(np.where(there, values, 0), axis=axes, keepdims=True) / np.maximum(number, 1)
+
+
+def count(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    """The number of present values. The axes are kept."""
+    return np.sum(~np.isnan(values), axis=axes, keepdims=True)
+
+
+def slope_of(y: np.ndarray, x: np.ndarray) -> tuple[float, float]:
+    """The slope of the line of least squares of `y` over `x`, and its standard error."""
+    along, off = x - x.mean(), y - y.mean()
+    square = float(along @ along)
+    slope = float(along @ off) / square
+    residual = float(np.sum((off - slope * along) ** 2)) / (len(y) - 2)
+    return slope, float(np.sqrt(residual / square))

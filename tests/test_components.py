@@ -6,10 +6,11 @@ import pytest
 from prism_jax._estimate import stalled
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.profile._clean import clean_up
-from prism_jax.profile._components import stall_rate_component, take_apart
-from prism_jax.profile._effects import data_of
-from prism_jax.profile._fit import describe_components, fit_laws, means_of, split_compute
-from prism_jax.profile._mean_squares import ALIKE
+from prism_jax.profile._components import split_compute, take_apart
+from prism_jax.profile._data_factor import data_of
+from prism_jax.profile._effects import ALIKE
+from prism_jax.profile._fit import describe_components, means_of, stall_rate_component
+from prism_jax.profile._laws import fit_laws
 from prism_jax.profile._observe import observe
 from prism_jax.profile._step_factor import minus_log_likelihood, of_steps
 
@@ -22,7 +23,8 @@ _TRUTH |= {"microbatch": 0.03, "residual": 0.01, "stall_rate": 1e-4}
 
 def _components(logs, steps):
     """Those of latencies with stalls."""
-    stalls = stalled(logs - np.log(data_of(logs).relative), (3, 4), ALIKE)
+    data = data_of(list(np.moveaxis(np.exp(logs), 2, 0)))
+    stalls = stalled(logs - np.log(data.relative), (3, 4), ALIKE)
     apart = take_apart(np.where(stalls, np.nan, logs), steps)
     return (
         *apart.components,
@@ -320,7 +322,7 @@ def test_the_stall_and_the_sleep_are_taken_out(stages):
 
 def test_the_means_and_the_spread_are_split(stages):
     _, _, split = stages
-    assert split.apart.value("residual") == pytest.approx(_SPREAD, rel=0.1)
+    assert split.apart.spread["residual"] == pytest.approx(_SPREAD, rel=0.1)
     means = split.mean["backward-compute"].reshape(-1)
     np.testing.assert_allclose(means, [0.2, 0.2, 0.2 * _SLOW, 0.2], rtol=0.01)
 

@@ -8,7 +8,7 @@ from scipy.special import fdtri
 
 from .._estimate import stalled, typical
 from ..data import Variation, load_priors
-from ._effects import compute_logs, data_of
+from ._data_factor import data_of
 from ._observe import Seen
 from ._step_graph import ByKind, StepGraph, replayed_step_times
 
@@ -56,12 +56,13 @@ def clean_up(seen: Seen) -> Clean:
         for kind, x in latencies.items()
     }
     varying = {kind: x - constant[kind] for kind, x in latencies.items()}
+    # The latency of twins is in the other op.
+    twins = seen.step.by_kind(np.array(seen.step.twin, float)[:, None])
     positions = {
-        kind: position_factors(np.where(seen.step.twins[kind], np.nan, x))
-        for kind, x in varying.items()
+        kind: position_factors(np.where(twins[kind] == 1, np.nan, x)) for kind, x in varying.items()
     }
     # The data of microbatches, from latencies that still include stalls.
-    data = data_of(compute_logs([varying[kind] / positions[kind] for kind in phases]))
+    data = data_of([varying[kind] / positions[kind] for kind in phases])
     relative = {**positions}
     for phase, kind in enumerate(phases):
         relative[kind] = data.relative[:, :, phase] * positions[kind]

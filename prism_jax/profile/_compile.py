@@ -1,14 +1,15 @@
 """Compiles a profile of a traced job to a program."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 
 from .._misc import quoted
 from ..data import located
 from ..program import Program, Sets, assemble, variability_of
-from ..workload import Block, Kernel, Segment
-from ._profile import Profile
+from ..workload import Kernel, Segment
+from ._profile import Profile, WorkerMean
 from ._step_graph import CONSTANT, StepGraph, step_graph
 
 
@@ -34,21 +35,30 @@ def compile_profile(profile: Profile) -> Program:
 
     `ValueError` if the profile lacks the mean of an op, or if its parts do not fit together.
     """
-    where = f"Profile `{profile.name}`"
-    with located(where):
+    pp, parts = profile.layout.pp, [m for m in profile.means if m.kind.startswith(CONSTANT)]
+    constants = {(m.kind.removeprefix(CONSTANT), m.dp_rank * pp + m.stage) for m in parts}
+    with located(f"Profile `{profile.name}`"):
         _check_outline(profile)
-    step = step_graph(profile.job, profile.outline)
-    with located(where):
-        _check_positions(profile, step)
-        if constants := _constants(profile, step):
-            step = step_graph(profile.job, profile.outline, constants=constants)
         variability = variability_of(profile.variability)
+    step = step_graph(profile.job, profile.outline, constants=constants)
+    with located(f"Profile `{profile.name}`"):
+        _check_rows(profile, step)
     if profile.sets:
         length = min(len(profile.sets[0]), profile.schedule.num_microbatches)
         sets = Sets(jnp.asarray(profile.sets, float), length)
         variability = dataclasses.replace(variability, microbatch=sets)
-    blocks, loadings = _blocks(profile, step)
-    program = assemble(step.graph, blocks, variability=variability)
+    blocks, loadings = {}, {}
+    nodes = zip(means_of_ops(profile, step), step.kind, step.twin, step.computes, strict=True)
+    chosen = []
+    for (row, factor), kind, twin, alone in nodes:
+        size = f"dp_rank {row.dp_rank} stage {row.stage}{' twin' * twin}"
+        size += f" x {factor!r}" if factor != 1 else ""
+        kernel = Kernel(kind, size, 0.0 if twin else row.mean_s * factor)
+        # An op of several workers belongs to no rank and to no microbatch's data.
+        segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
+        chosen.append(blocks.setdefault((kind, size), ((segment, 1),)))
+        loadings[kind, size] = 1.0 if twin else row.loading
+    program = assemble(step.graph, chosen, variability=variability)
     if all(row.loading == 1 for row in profile.means):
         return program
     table = program.latencies
@@ -56,6 +66,20 @@ def compile_profile(profile: Profile) -> Program:
     loading = [loadings[table.kinds[kind], size] for kind, size in kernels]
     table = dataclasses.replace(table, loading=jnp.asarray(loading, table.mean.dtype))
     return dataclasses.replace(program, latencies=table)
+
+
+def means_of_ops(profile: Profile, step: StepGraph) -> Iterator[tuple[WorkerMean, float]]:
+    """For each op the row of its mean, and its factor by the position of its microbatch."""
+    rows = {(row.kind, row.dp_rank, row.stage): row for row in profile.means}
+    factors = {(p.kind, p.stage, p.microbatch): p.factor for p in profile.positions}
+    for kind, call, worker in zip(step.kind, step.call, step.graph.rank.tolist(), strict=True):
+        d, s = divmod(worker, profile.layout.pp)
+        if (kind, d, s) not in rows:
+            raise ValueError(
+                f"Profile `{profile.name}` has no mean of `{kind}` on dp_rank {d}, stage {s}; "
+                "add it to `means.csv`."
+            )
+        yield rows[kind, d, s], factors.get((kind, s, call), 1.0)
 
 
 def _check_outline(profile: Profile) -> None:
@@ -75,7 +99,8 @@ def _check_outline(profile: Profile) -> None:
             )
 
 
-def _check_positions(profile: Profile, step: StepGraph) -> None:
+def _check_rows(profile: Profile, step: StepGraph) -> None:
+    """Refuses rows that no op uses."""
     ops = set(zip(step.kind, step.graph.stage.tolist(), step.call, strict=True))
     for row in profile.positions:
         if (row.kind, row.stage, row.microbatch) not in ops:
@@ -83,60 +108,18 @@ def _check_positions(profile: Profile, step: StepGraph) -> None:
                 f"a row of `positions.csv` is of `{quoted(row.kind)}` of stage {row.stage} for "
                 f"microbatch {row.microbatch}, which no step has; remove it."
             )
-
-
-def _constants(profile: Profile, step: StepGraph) -> set[tuple[str, int]]:
-    """Refuses rows that no op uses. Returns which ops have a constant part: kind and worker."""
-    workers = zip(step.kind, step.graph.rank.tolist(), strict=True)
-    ops = dict(zip(workers, step.computes.tolist(), strict=True))
-    constants = set()
+    workers = set(zip(step.kind, step.graph.rank.tolist(), strict=True))
     for row in profile.means:
-        kind = row.kind.removeprefix(CONSTANT)
-        constant, key = kind != row.kind, (kind, row.dp_rank * profile.layout.pp + row.stage)
+        is_part = row.kind.startswith(CONSTANT)
         where = f"`{quoted(row.kind)}` on dp_rank {row.dp_rank}, stage {row.stage}"
-        if key not in ops or (constant and not ops[key]):
-            unit = "compute" if constant else "op"
+        if (row.kind, row.dp_rank * profile.layout.pp + row.stage) not in workers:
+            unit = "compute" if is_part else "op"
             raise ValueError(
                 f"a row of `means.csv` is of {where}, where no {unit} is of this kind; correct or "
                 "remove it."
             )
-        if constant and row.loading != 1:
+        if is_part and row.loading != 1:
             raise ValueError(
                 f"in `means.csv`, {where} has the loading {row.loading:g}, but data do not act on "
                 "a constant part; leave it out."
             )
-        if constant:
-            constants.add(key)
-    return constants
-
-
-def _blocks(profile: Profile, step: StepGraph) -> tuple[list[Block], dict[tuple[str, str], float]]:
-    """The block of each op, and the loadings of kernels, by kind and size, on the factor of their
-    microbatch's data.
-    """
-    pp = profile.layout.pp
-    rows = {(row.kind, row.dp_rank, row.stage): row for row in profile.means}
-    blocks: dict[tuple[str, str], Block] = {}
-    loadings, chosen = {}, []
-    factors = {(p.kind, p.stage, p.microbatch): p.factor for p in profile.positions}
-    columns = step.kind, step.twin, step.call, step.graph.rank.tolist(), step.computes.tolist()
-    for kind, twin, call, worker, alone in zip(*columns, strict=True):
-        d, s = divmod(worker, pp)
-        factor = factors.get((kind, s, call), 1.0)
-        size = f"dp_rank {d} stage {s}"
-        size += " twin" if twin else ""
-        size += f" x {factor!r}" if factor != 1 else ""
-        if (kind, size) not in blocks:
-            row = rows.get((kind, d, s))
-            if row is None:
-                raise ValueError(
-                    f"Profile `{profile.name}` has no mean of `{kind}` on dp_rank {d}, stage {s}; "
-                    "add it to `means.csv`."
-                )
-            kernel = Kernel(kind, size, 0.0 if twin else row.mean_s * factor)
-            # An op of several workers belongs to no rank and to no microbatch's data.
-            segment = Segment(((kernel, 1),)) if alone else Segment((), kernel)
-            blocks[kind, size] = ((segment, 1),)
-            loadings[kind, size] = 1.0 if twin else row.loading
-        chosen.append(blocks[kind, size])
-    return chosen, loadings

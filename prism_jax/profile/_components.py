@@ -12,32 +12,30 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from ._effects import (
+from .._estimate import count, mean
+from ._clean import Clean
+from ._data_factor import (
     DataFactor,
-    Loadings,
-    StepEffects,
-    data_means,
+    Logs,
+    compute_logs,
     find_factor,
     find_loadings,
     log_mean,
     main_effects,
     no_factor,
-    step_effects,
-    without_data,
 )
-from ._mean_squares import (
+from ._effects import (
     ALIKE,
-    Logs,
     OfSteps,
     Variance,
     between_microbatches,
-    between_workers,
-    count,
-    mean,
-    within,
+    inner_variances,
+    separated,
 )
+from ._observe import Seen
 from ._profile import Component
 from ._step_factor import of_steps
+from ._step_graph import ByKind
 
 
 # Iterations: loadings separate data from workers and steps, and are estimated from the rest.
@@ -55,26 +53,37 @@ class Apart:
         logarithms, which are relative spreads, with their standard errors. `step_autocorrelation`
         is that of the factors of consecutive steps; it is too low in traces that are not many times
         `1 / (1 - autocorrelation)` steps long.
+    - `spread`: the standard deviation by the name of a component; zero if it cannot be estimated.
     - `residual`: the residual of each latency, as a logarithm. All residuals together have the
         variance of the component, although one phase may have more than another.
     - `data`: the factor of each microbatch, with the variance of its component, and the loadings.
     """
 
     components: tuple[Component, ...]
+    spread: dict[str, float]
     residual: Logs
     data: DataFactor
 
-    def value(self, name: str) -> float:
-        """A component's standard deviation; zero if it cannot be estimated."""
-        return next(c.value for c in self.components if c.name == name) or 0.0
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The components of the latencies of compute, and the means of kinds on workers, in seconds, at
+    a factor of its microbatch's data of one; zero where a worker has no such op.
+    """
+
+    apart: Apart
+    mean: ByKind
 
 
-def stall_rate_component(number: int, of: int) -> Component:
-    """The component of the rate of stalls, from `number` stalls in `of` ops."""
-    if not of:
-        return Component("stall_rate", None, None, "no op takes any time")
-    # The error of a count as if there had been one more, because a count of zero has an error, too.
-    return Component("stall_rate", number / of, float(np.sqrt(number + 1)) / of)
+def split_compute(seen: Seen, clean: Clean) -> Split:
+    """Splits the latencies of compute into components; the means are those of kinds on workers."""
+    phases, body = seen.step.phases, dict(clean.body)
+    logs = compute_logs([body[kind] for kind in phases])
+    apart = take_apart(logs, seen.trace.steps, seen.step_times)
+    for phase, kind in enumerate(phases):
+        body[kind] = body[kind] / apart.data.relative[:, :, phase]
+    means = {kind: mean(x, (2, 3)) for kind, x in body.items()}
+    return Split(apart, means)
 
 
 def take_apart(
@@ -91,68 +100,31 @@ def take_apart(
     """
     if np.isnan(logs).all():
         none = tuple(Component(name, None, None, "no op takes any time") for name in _NAMES)
-        return Apart(none, logs, no_factor(logs))
+        return Apart(none, dict.fromkeys(_NAMES, 0.0), logs, no_factor(logs))
     body = logs - log_mean(logs, (0, 3, 4))
     there, present = ~np.isnan(body), count(body, (0, 1, 2, 3)).reshape(-1) > 0
     # At first as if everything that ops of a worker or a step share were persistent; then with
     # loadings, by which data are separated from workers and steps.
     effects, common = main_effects(body)
     loadings = find_loadings(body - effects - common)
-    for _ in range(_ROUNDS - 1):
-        loadings, *_ = _separated(body, effects, loadings)
-    loadings, worker, rank, step, data_of_step = _separated(body, effects, loadings)
+    for _ in range(_ROUNDS):
+        loadings, worker, rank, step, data_of_step = separated(body, effects, loadings)
     deviations = body - worker - step.by_group
     times = None if step_times is None else step_times[present]
     of_step, memory = of_steps(step.factor[present], step.noise[present], steps[present], times)
     rough = find_factor(deviations, loadings)
-    (residual, worker_step), remaining = _inner(deviations, rough)
+    (residual, worker_step), remaining = inner_variances(deviations, rough)
     if loadings is None:
-        data, microbatch = (
-            rough,
-            between_microbatches(deviations - mean(deviations, (3, 4)), residual),
-        )
+        data = rough
+        microbatch = between_microbatches(deviations - mean(deviations, (3, 4)), residual)
     else:
         noises = residual.known, worker_step.known
         microbatch, data = _of_data(rough, there, noises, data_of_step)
-    components = (
-        rank.component("rank"),
-        of_step,
-        memory,
-        worker_step.component("worker_step"),
-        microbatch.component("microbatch"),
-        residual.component("residual"),
-    )
-    return Apart(components, _own(remaining, data.slopes(there), residual, worker_step), data)
-
-
-def _separated(
-    body: Logs, whole: np.ndarray, known: Loadings | None
-) -> tuple[Loadings | None, np.ndarray, Variance, StepEffects, OfSteps]:
-    """The persistent effects of workers and steps if data have the loadings `known`; `whole` are
-    the effects of workers with their data.
-
-    **Returns:**
-
-    The loadings of the data that are left; the effects of workers, `(replicas, stages, phases, 1,
-    1)`, and their variance; the effects of steps, and the variance by chance of the mean data of a
-    step.
-    """
-    data = find_factor(body - whole, known)
-    (residual, worker_step), _ = _inner(body - whole, data)
-    of_replica, of_step = data_means(data, body)
-    loadings = np.ones(body.shape[1:3]) if known is None else known
-    number = count(body, (3, 4))
-    rank = between_workers(number, whole, loadings, residual.known, of_replica)
-    worker = without_data(whole, loadings, rank.known, of_replica)
-    step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
-    return find_loadings(body - worker - step.by_group), worker, rank, step, of_step
-
-
-def _inner(logs: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
-    """The variances of the residual and of a worker's step, and the rest without the data."""
-    apart = logs - np.log(data.relative)
-    residuals = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
-    return within(residuals, data.slopes(~np.isnan(logs))), residuals
+    inner = {"worker_step": worker_step, "microbatch": microbatch, "residual": residual}
+    components = (rank, of_step, memory, *(x.component(name) for name, x in inner.items()))
+    spread = {c.name: c.value or 0.0 for c in components}
+    own = _own(remaining, data.slopes(there), residual, worker_step)
+    return Apart(components, spread, own, data)
 
 
 def _of_data(

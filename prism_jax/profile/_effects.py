@@ -1,168 +1,179 @@
-"""Effects that ops share: the data of their microbatch, their worker, and their step.
-
-The factor of a microbatch's data acts on all its compute through loadings:
-
-    relative latency[replica, stage, phase, m, t] = 1 + loading[stage, phase] (f[replica, m, t] - 1)
-
-Long sequences slow attention but not matrix products, so stages and phases have different loadings.
-Loadings follow from covariances between ops, which do not contain the noise of single ops (minimum
-residuals; Harman and Jones, "Factor analysis by minimizing residuals", 1966). Persistent effects of
-workers and steps are separated from the data that they happened to get.
+"""Persistent effects of workers, and effects that ops of a step share, separated from the data that
+they happened to get; and variances from mean squares, which are equated with their expectations
+(Searle, Casella and McCulloch, "Variance Components", 1992, ch. 5), with means over present values.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from ._mean_squares import Logs, OfSteps, count, mean
+from .._estimate import count, mean
+from ._data_factor import DataFactor, Loadings, Logs, find_factor, find_loadings, log_mean
+from ._profile import Component
 
 
-# Iterations: of one factor, of its values, of workers and steps, and of the data of steps.
-_FACTOR_SWEEPS, _FACTOR_NEWTON, _SWEEPS, _NEWTON = 500, 6, 30, 4
-# A factor, or a loading other than one, must be significant by this many standard errors.
+# Latencies whose logarithms differ by less are equal except for rounding.
+ALIKE = 1e-9
+# An effect, or a variance, must be significant by this many standard errors.
 _SEEN = 3.0
-# The smallest and the largest effect of data on an op, over its mean. A longer latency is a stall.
-_LEAST, _MOST = 0.02, 20.0
+# Equations of a larger condition number have no solution.
+_SINGULAR = 1e8
+# Iterations for the data of steps.
+_NEWTON = 4
 
-
-Loadings = Float[np.ndarray, "stages phases"]
+OfSteps = Float[np.ndarray, " steps"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DataFactor:
-    """The factor of each microbatch, of mean one, and the loadings of ops on it.
+class Variance:
+    """A variance with its standard error; `None` if it cannot be estimated, for the reason in
+    `note`. `chance` is the standard error if the true variance were zero.
+    """
+
+    value: float | None
+    error: float = 0.0
+    note: str = ""
+    chance: float = 0.0
+
+    @property
+    def known(self) -> float:
+        """The variance; zero if it cannot be estimated or is negative."""
+        return max(self.value or 0.0, 0.0)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether it is within three standard errors of zero."""
+        return bool(self.known <= _SEEN * self.chance)
+
+    def component(self, name: str) -> Component:
+        """The component with this name: the standard deviation, with its standard error."""
+        if self.value is None:
+            return Component(name, None, None, self.note)
+        if max(self.known, self.error) <= ALIKE**2:
+            return Component(name, None, None, "all values are equal")
+        deviation = float(np.sqrt(self.known))
+        # Near zero, the error of the deviation is the root of the error of the variance.
+        error = self.error / (2 * max(deviation, np.sqrt(self.error)))
+        if self.by_chance:  # Then the deviation is within three standard errors of zero, too.
+            error = max(error, deviation / _SEEN)
+        return Component(name, deviation, float(error), self.note)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepEffects:
+    """The effects that the ops of a step have in common.
 
     **Attributes:**
 
-    - `loadings`: `(stages, phases)`, one on average.
-    - `factor`: `(replicas, 1, 1, microbatches, steps)`.
+    - `factor`, `noise`: `(steps,)`, the logarithm of a factor of mean one, and its variance by
+        chance.
+    - `by_group`: `(1, stages, phases, 1, steps)`, the part of it that is not chance, for each kind
+        of op.
     """
 
-    loadings: Loadings
-    factor: Float[np.ndarray, "replicas 1 1 microbatches steps"]
-
-    @property
-    def _by_group(self) -> Float[np.ndarray, "1 stages phases 1 1"]:
-        return self.loadings[None, :, :, None, None]
-
-    @property
-    def relative(self) -> Float[np.ndarray, "replicas stages phases microbatches steps"]:
-        """The latencies of ops from their data alone, over their means."""
-        return np.maximum(1 + self._by_group * (self.factor - 1), _LEAST)
-
-    def slopes(self, there: np.ndarray) -> Float[np.ndarray, "replicas stages phases ..."]:
-        """The slope of the logarithm of a latency over the factor; zero for missing ops."""
-        return np.where(there, self._by_group / self.relative, 0)
+    factor: OfSteps
+    noise: OfSteps
+    by_group: np.ndarray
 
 
-def compute_logs(latencies: Sequence[np.ndarray]) -> Logs:
-    """The logarithms of the latencies of the kinds of compute, in the order of their phases; `nan`
-    for those that are `nan` or not positive.
+def separated(
+    body: Logs, whole: np.ndarray, known: Loadings | None
+) -> tuple[Loadings | None, np.ndarray, Component, StepEffects, OfSteps]:
+    """The persistent effects of workers and steps if data have the loadings `known`; `whole` are
+    the effects of workers with their data.
+
+    **Returns:**
+
+    The loadings of the data that are left; the effects of workers, `(replicas, stages, phases, 1,
+    1)`, and their component; the effects of steps, and the variance by chance of the mean data of a
+    step.
     """
-    values = np.stack(latencies, axis=2)
-    return np.log(np.where(values > 0, values, np.nan))
+    data = find_factor(body - whole, known)
+    (residual, worker_step), _ = inner_variances(body - whole, data)
+    of_replica, of_step = data_means(data, body)
+    loadings = np.ones(body.shape[1:3]) if known is None else known
+    number = count(body, (3, 4))
+    rank = between_workers(number, whole, loadings, residual.known, of_replica)
+    worker = without_data(whole, loadings, rank.known, of_replica)
+    step = step_effects(body - worker, loadings, residual.known, worker_step.known, of_step)
+    left = find_loadings(body - worker - step.by_group)
+    return left, worker, rank.component("rank"), step, of_step
 
 
-def data_of(logs: Logs) -> DataFactor:
-    """A first estimate of the data of microbatches, before stalls are separated from them."""
-    worker, step = main_effects(logs)
-    return find_factor(logs - worker, find_loadings(logs - worker - step))
+def inner_variances(logs: Logs, data: DataFactor) -> tuple[tuple[Variance, Variance], Logs]:
+    """The variances of the residual and of a worker's step, and the rest without the data."""
+    apart = logs - np.log(data.relative)
+    residuals = apart - mean(apart, (3, 4)) - mean(apart, (0, 1, 2, 3))
+    return within(residuals, data.slopes(~np.isnan(logs))), residuals
 
 
-def no_factor(logs: Logs) -> DataFactor:
-    """The factor of equal microbatches."""
-    replicas, stages, phases, microbatches, steps = logs.shape
-    factor = np.ones((replicas, 1, 1, microbatches, steps))
-    return DataFactor(np.ones((stages, phases)), factor)
+def within(logs: Logs, slopes: np.ndarray) -> tuple[Variance, Variance]:
+    """The variances of the residual and of a worker in one step, from the rest after steps, the
+    means of each worker and phase, and the data of microbatches.
 
+    **Arguments:**
 
-def find_loadings(logs: Logs) -> Loadings | None:
-    """The loadings of ops on the factor of their microbatch's data, one on average; `None` if there
-    is no such factor. `logs` are without the effects of workers and steps.
+    - `logs`: logarithms without the means of workers and steps.
+    - `slopes`: their slopes over the data of their microbatches. The part along the slopes is not
+        used.
     """
-    relative = np.minimum(np.exp(logs), _MOST)
-    relative = relative / np.where((level := mean(relative, (0, 3, 4))) > 0, level, 1)
-    rows = np.moveaxis(relative - 1, (1, 2), (0, 1)).reshape(logs.shape[1] * logs.shape[2], -1)
-    there = ~np.isnan(rows)
-    rows = np.where(there, rows, 0)
-    number = np.maximum(there.astype(float) @ there.T, 1)
-    covariance = rows @ rows.T / number
-    stage = np.repeat(np.arange(logs.shape[1]), logs.shape[2])
-    used = ~np.eye(len(rows), dtype=bool) & (number > 1)
-    # Phases of one worker also share the worker's step.
-    if len(np.unique(stage[there.any(axis=1)])) > 2:
-        used &= stage[:, None] != stage
-    if not used.any():
-        return None
-    variance = np.diag(covariance)
-    chance = np.sqrt(np.sum(np.where(used, np.outer(variance, variance) / number, 0)) * 2)
-    if np.sum(covariance[used]) <= _SEEN * chance:
-        return None
-    raw = _one_factor(covariance, used)
-    # The noise of an op, relative to the spread of the factor.
-    own_variance = np.maximum(variance - raw**2, 0)
-    errors = np.sqrt(own_variance / np.maximum(np.diag(number), 1)) / np.mean(raw)
-    loadings = raw / np.mean(raw)
-    usable = used.any(axis=1) & (errors > 0)
-    off = np.sum(((loadings - 1) / np.where(usable, errors, np.inf)) ** 2)
-    if np.sum(usable) < 3 or off <= np.sum(usable) + _SEEN * np.sqrt(2 * np.sum(usable)):
-        loadings = np.ones_like(loadings)
-    return np.where(used.any(axis=1), loadings, 1).reshape(logs.shape[1:3])
+    steps, number = logs.shape[4], count(logs, (1, 2))
+    there = ~np.isnan(logs) & (number > 1)
+    if not there.any():
+        unknown = Variance(None, note="a microbatch has one op, so they cannot be separated")
+        return unknown, unknown
+    # The unit vector of the data, and the part at right angles to it.
+    unit = np.where(there, slopes, 0)
+    unit = unit / np.maximum(np.sqrt(np.sum(unit**2, axis=(1, 2), keepdims=True)), 1e-300)
+    filled = np.where(there, logs, 0)
+    deviations = filled - unit * np.sum(unit * filled, axis=(1, 2), keepdims=True)
+    cells = np.sum(there, axis=(2, 3))
+    means = np.sum(deviations, axis=(2, 3)) / np.maximum(cells, 1)
+    total, ops = float(np.sum(deviations**2)), max(float(np.sum(there)), 1.0)
+    op_df = max(float(np.sum(np.maximum(number - 1, 0))), 1.0)
+    # The means over the steps, of workers and of their phases, were subtracted before.
+    phases = np.count_nonzero(there.any(axis=(3, 4))) - np.count_nonzero(there.any(axis=(2, 3, 4)))
+    total *= op_df / max(op_df - phases, 1.0) / ops
+    between = float(np.sum(means**2)) / max(np.sum(cells > 0), 1)
+    if steps > 1:
+        total, between = total + between / (steps - 1), between * steps / (steps - 1)
+    expected = _expected_squares(there, unit, cells)
+    if np.linalg.cond(expected) < _SINGULAR:
+        worker_own, own = np.linalg.solve(expected, [between, total])
+        df = max(float(np.sum(cells > 0)) * expected[0, 0] - logs.shape[0] * logs.shape[1], 1.0)
+        scatter = np.sqrt(2 / df) / expected[0, 0]
+        chance = max(own, 0.0) * expected[0, 1] * scatter
+        worker_step = Variance(worker_own, between * scatter, chance=chance)
+        if worker_step.by_chance:
+            worker_step = Variance(min(worker_own, 0.0), between * scatter)
+    else:
+        own = total / expected[1, 1]
+        note = "a worker's step cannot be separated from its replica's or from the residual"
+        worker_step = Variance(None, note=note)
+    return Variance(own, own * np.sqrt(2 / op_df)), worker_step
 
 
-def _one_factor(covariance: np.ndarray, used: np.ndarray) -> Float[np.ndarray, " groups"]:
-    """The vector whose outer product is nearest to the covariances that are used."""
-    products = np.where(used, covariance, 0)
-    loadings = np.full(len(products), np.sqrt(np.sum(products) / np.sum(used)))
-    for _ in range(_FACTOR_SWEEPS):
-        before = loadings.copy()
-        for group in np.flatnonzero(used.any(axis=1)):
-            square = np.sum(np.where(used[group], loadings, 0) ** 2)
-            loadings[group] = max(products[group] @ loadings / square, 0.0) if square > 0 else 0.0
-        if np.max(np.abs(loadings - before)) <= 1e-9 * np.max(loadings):
-            break
-    return loadings
+def _expected_squares(there: np.ndarray, unit: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """The weights of the variances of a worker's step and of the residual, in the mean square of
+    workers and in that of ops, both at right angles to the data of their microbatches.
 
+    **Arguments:**
 
-def find_factor(logs: Logs, loadings: Loadings | None) -> DataFactor:
-    """The factor of each microbatch, by least squares of logarithms; `logs` are without the effects
-    of workers and steps. Without loadings, microbatches are equal.
+    - `there`, `unit`: which ops are present, and the unit vector of the data of each microbatch.
+    - `cells`: `(replicas, stages, steps)`, how many ops a worker has in a step.
     """
-    if loadings is None:
-        return no_factor(logs)
-    there = ~np.isnan(logs)
-    by_group = loadings[None, :, :, None, None]
-    weight = np.where(there, by_group**2, 0).sum(axis=(1, 2), keepdims=True)
-    rise = np.where(there, by_group * (np.minimum(np.exp(logs), _MOST) - 1), 0)
-    factor = 1 + rise.sum(axis=(1, 2), keepdims=True) / np.maximum(weight, 1e-300)
-    lowest = 1 - (1 - _LEAST) / max(float(loadings.max()), 1.0)
-    for _ in range(_FACTOR_NEWTON):
-        data = DataFactor(loadings, np.maximum(factor, lowest))
-        slopes = data.slopes(there)
-        off = np.where(there, logs - np.log(data.relative), 0)
-        square = np.sum(slopes**2, axis=(1, 2), keepdims=True)
-        step = np.sum(slopes * off, axis=(1, 2), keepdims=True) / np.maximum(square, 1e-300)
-        # At most a factor of two in one iteration.
-        factor = data.factor * np.exp(np.clip(step / data.factor, -0.7, 0.7))
-    factor = np.where(count(logs, (1, 2)) > 0, np.maximum(factor, lowest), 1)
-    return DataFactor(loadings, factor)
-
-
-def log_mean(logs: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """The logarithm of the mean over present values; zero if there are none. The axes are kept."""
-    means = mean(np.exp(logs), axes)
-    return np.log(np.where(means > 0, means, 1))
-
-
-def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
-    """Effects of workers by phase, `(replicas, stages, phases, 1, 1)`, and of steps."""
-    worker, step = np.zeros((1,) * 5), np.zeros((1,) * 5)
-    for _ in range(_SWEEPS if np.isnan(logs).any() else 1):
-        worker = log_mean(logs - step, (3, 4))
-        step = log_mean(logs - worker, (0, 1, 2, 3))
-    return worker, step
+    stages = unit.sum(axis=2)
+    # The share of another stage (third axis) in the means of a worker's stage (second axis).
+    parts = np.einsum("dsmt,dkmt->dskt", stages, stages) / np.maximum(cells, 1)[:, :, None]
+    kept = np.eye(parts.shape[1])[None, :, :, None] * (cells > 0)[:, :, None] - parts
+    workers, ops = np.maximum(np.sum(cells > 0), 1), max(float(np.sum(there)), 1.0)
+    own_terms = np.einsum("dsst->dst", kept) / np.maximum(cells, 1)
+    of_ops = np.sum(there) - np.sum(stages**2)
+    freedom = np.sum(np.maximum(np.sum(there, axis=(1, 2)) - 1, 0))
+    return np.array(
+        [[np.sum(kept**2) / workers, np.sum(own_terms) / workers], [of_ops / ops, freedom / ops]]
+    )
 
 
 def data_means(data: DataFactor, logs: Logs) -> tuple[float, OfSteps]:
@@ -187,6 +198,53 @@ def data_means(data: DataFactor, logs: Logs) -> tuple[float, OfSteps]:
     return float(of_replica), of_step
 
 
+def between_workers(
+    number: np.ndarray, effects: np.ndarray, loadings: np.ndarray, noise: float, data: float
+) -> Variance:
+    """The variance of persistent differences between the workers of a stage.
+
+    Differences between replicas along the loadings may come from their data. So they are estimated
+    separately, with less weight if data spread them.
+
+    **Arguments:**
+
+    - `number`, `effects`: `(replicas, stages, phases, 1, 1)`, how many ops a worker has in a phase,
+        and the logarithms of their means.
+    - `loadings`: `(stages, phases)`, their loadings on the data.
+    - `noise`, `data`: the variances of an op, and of the data of a replica.
+    """
+    cells = np.sum(number, axis=2)[:, :, 0, 0]
+    there = cells > 0
+    worker = np.sum(effects * number, axis=2)[:, :, 0, 0] / np.maximum(cells, 1)
+    by_stage = mean(np.where(number[:1] > 0, loadings[None, :, :, None, None], np.nan), (2,))
+    noise *= float(np.mean(1 / cells[there]))
+    replicas = np.sum(there, axis=0)
+    df = float(np.sum(np.maximum(replicas - 1, 0)))
+    if df == 0:
+        return Variance(None, note="one replica: workers of a stage cannot be compared")
+    used = there & (replicas > 1)
+    centre = np.sum(np.where(there, worker, 0), axis=0) / np.maximum(replicas, 1)
+    rows = np.where(used, worker - centre, 0)
+    unit = np.where(used, by_stage.reshape(-1), 0)
+    length = np.maximum(np.sqrt(np.sum(unit**2, axis=1)), 1e-300)
+    along = np.sum(rows * unit, axis=1) / length
+    along_df = df / max(np.sum(used) / max(np.sum(used.any(axis=1)), 1), 1)
+    spread = data * float(np.sum(length**2) / max(np.sum(length > 0), 1))
+    squares = np.sum(along**2), np.sum(rows**2) - np.sum(along**2)
+    dfs = along_df, df - along_df
+    noises = noise + spread, noise
+    pairs = [(s / d, d, n) for s, d, n in zip(squares, dfs, noises, strict=True) if d > 0.5]
+    # A rough value first, for the weights.
+    rough = max(min(square - own for square, _, own in pairs), 0.0)
+    weights = np.array([d / (rough + own + ALIKE**2) ** 2 for _, d, own in pairs])
+    values = np.array([square - own for square, _, own in pairs])
+    value = float(np.sum(weights * values) / np.sum(weights))
+    information = [d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]
+    error = float(np.sqrt(2 / np.sum(information)))
+    note = f"from {int(np.sum(there))} workers" if df < 30 else ""
+    return Variance(value, error, note)
+
+
 def without_data(
     worker: np.ndarray, loadings: np.ndarray, own: float, by_chance: float
 ) -> np.ndarray:
@@ -207,23 +265,6 @@ def without_data(
     variance = own * stages / square**2
     data = along * by_chance / (variance + by_chance)
     return worker - np.log(np.maximum(1 + weights * data, 0.1))
-
-
-@dataclasses.dataclass(frozen=True)
-class StepEffects:
-    """The effects that the ops of a step have in common.
-
-    **Attributes:**
-
-    - `factor`, `noise`: `(steps,)`, the logarithm of a factor of mean one, and its variance by
-        chance.
-    - `by_group`: `(1, stages, phases, 1, steps)`, the part of it that is not chance, for each kind
-        of op.
-    """
-
-    factor: OfSteps
-    noise: OfSteps
-    by_group: np.ndarray
 
 
 def step_effects(
@@ -285,3 +326,21 @@ def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:
     variance, chance = float(np.var(values, ddof=1)), float(np.mean(noise))
     is_more = variance > chance * (1 + seen * np.sqrt(2 / (len(values) - 1)))
     return max(1 - chance / variance, 0.0) if is_more else 0.0
+
+
+def between_microbatches(logs: Logs, residual: Variance) -> Variance:
+    """The variance of microbatches that have no factor of data: zero, unless it cannot be separated
+    from the residual. Its error is that of means over their ops in a replica and a step, which
+    share everything else.
+    """
+    note = "" if residual.value is not None else "with the residual of its op"
+    ops, means = count(logs, (1, 2)), np.where(count(logs, (1, 2)) > 0, mean(logs, (1, 2)), np.nan)
+    number = count(means, (3,))
+    df = float(np.sum(np.maximum(number - 1, 0)))
+    if df == 0:
+        return Variance(None, note=note or "one microbatch in a step")
+    spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
+    square = float(np.nansum(spread**2)) / df
+    own_variance = residual.known * float(np.mean(1 / ops[ops > 0]))
+    value = 0.0 if residual.value is not None else square - own_variance
+    return Variance(value, square * np.sqrt(2 / df), note, own_variance * np.sqrt(2 / df))

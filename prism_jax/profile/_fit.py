@@ -1,7 +1,5 @@
 """Fits a profile to a trace, in six stages, each a function of what the stages before it found."""
 
-import dataclasses
-
 import jax
 import msgspec
 import numpy as np
@@ -13,13 +11,12 @@ from ..engine import simulate
 from ..trace import Trace
 from ._clean import Clean, clean_up
 from ._compile import compile_profile
-from ._components import Apart, stall_rate_component, take_apart
-from ._effects import compute_logs
-from ._laws import Sets, law_of_data, laws_of_kernels
-from ._mean_squares import OfSteps, mean as mean_of
+from ._components import Split, split_compute
+from ._effects import OfSteps
+from ._laws import fit_laws
 from ._observe import Seen, notes_of, observe
 from ._profile import Component, Fitted, PositionFactor, Profile, WorkerMean
-from ._step_graph import CONSTANT, ByKind
+from ._step_graph import CONSTANT
 
 
 _NUM_SAMPLES = 20_000
@@ -90,36 +87,6 @@ def fit_profile(trace: Trace, *, name: str = "") -> Profile:
     return match_steps(profile, seen.step_times)
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The components of the latencies of compute, and the means of kinds on workers, in seconds, at
-    a factor of its microbatch's data of one; zero where a worker has no such op.
-    """
-
-    apart: Apart
-    mean: ByKind
-
-
-def split_compute(seen: Seen, clean: Clean) -> Split:
-    """Splits the latencies of compute into components; the means are those of kinds on workers."""
-    phases, body = seen.step.phases, dict(clean.body)
-    logs = compute_logs([body[kind] for kind in phases])
-    apart = take_apart(logs, seen.trace.steps, seen.step_times)
-    for phase, kind in enumerate(phases):
-        body[kind] = body[kind] / apart.data.relative[:, :, phase]
-    means = {kind: mean_of(x, (2, 3)) for kind, x in body.items()}
-    return Split(apart, means)
-
-
-def fit_laws(seen: Seen, clean: Clean, split: Split) -> tuple[tuple[Variation, ...], Sets]:
-    """Fits the laws of components, of the residual of each kind of op, and of the data. The sets of
-    factors are in place of a law of data, if any.
-    """
-    of_data, sets = law_of_data(split.apart, seen.trace.steps, seen.source)
-    of_kernels = laws_of_kernels(seen, clean.body, split.mean, split.apart)
-    return (*of_data, *of_kernels, *clean.stalls), sets
-
-
 def describe_components(seen: Seen, clean: Clean, split: Split) -> Fitted:
     """The components with their errors, and notes on what is wrong or cannot be known."""
     pairs = [(clean.body[kind], seen.latencies[kind]) for kind in seen.step.phases]
@@ -127,6 +94,14 @@ def describe_components(seen: Seen, clean: Clean, split: Split) -> Fitted:
     rate = stall_rate_component(number, sum(int(np.sum(x > 0)) for _, x in pairs))
     notes, components = notes_of(seen, clean.constant), (*split.apart.components, rate)
     return Fitted(len(seen.trace.steps), seen.trace.dropped, notes, components)
+
+
+def stall_rate_component(number: int, of: int) -> Component:
+    """The component of the rate of stalls, from `number` stalls in `of` ops."""
+    if not of:
+        return Component("stall_rate", None, None, "no op takes any time")
+    # The error of a count as if there had been one more, because a count of zero has an error, too.
+    return Component("stall_rate", number / of, float(np.sqrt(number + 1)) / of)
 
 
 def means_of(seen: Seen, clean: Clean, split: Split) -> tuple[WorkerMean, ...]:

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from ..trace import Trace
-from ._effects import Loadings, compute_logs, find_factor
+from ._compile import means_of_ops
+from ._data_factor import Loadings, compute_logs, find_factor
 from ._laws import factors_at
 from ._profile import Profile
 from ._step_graph import (
@@ -67,32 +68,27 @@ def _drawn_in_turn(trace: Trace, profile: Profile, step: StepGraph) -> Iterator[
     `constant + mean * relative * residual`, where `relative` is the effect of data.
     """
     mean, constant, loadings = _means(profile, step)
-    varying = {kind: x - constant[kind] for kind, x in op_latencies(trace, step).items()}
-    compute = {
-        kind: varying[kind] / np.where(mean[kind] > 0, mean[kind], 1) for kind in step.phases
-    }
-    data = find_factor(compute_logs([*compute.values()]), loadings).relative
     times = max(-(-_STEPS // len(trace.steps)), 1)
-    relative = {kind: np.ones(1) for kind in mean}
-    relative |= {kind: np.tile(data[:, :, p], times) for p, kind in enumerate(step.phases)}
-    residuals = {}
-    for kind, x in varying.items():
-        means = mean[kind] * relative[kind][..., : x.shape[3]]
-        residuals[kind] = np.tile(np.where(means > 0, x / np.where(means > 0, means, 1), 0), times)
+    measured = {kind: np.tile(x, times) for kind, x in op_latencies(trace, step).items()}
+    varying = {kind: x - constant[kind] for kind, x in measured.items()}
+    compute = [_ratio(varying[kind], mean[kind]) for kind in step.phases]
+    of_data = np.moveaxis(find_factor(compute_logs(compute), loadings).relative, 2, 0)
+    relative = dict.fromkeys(mean, np.ones(1)) | dict(zip(step.phases, of_data, strict=True))
+    residuals = {kind: _ratio(x, mean[kind] * relative[kind]) for kind, x in varying.items()}
     laws = _Laws(profile, step, times * len(trace.steps))
 
     def latencies() -> ByKind:
         return {k: constant[k] + mean[k] * relative[k] * residuals[k] for k in mean}
 
     yield "measured ops", latencies()
-    residuals |= laws.residuals([kind for kind in mean if kind not in compute])
+    residuals |= laws.residuals([kind for kind in mean if kind not in step.phases])
     yield "all except compute", latencies()
     relative |= laws.data(loadings)
     yield "data of microbatches", latencies()
     residuals |= laws.residuals(step.phases)
     yield "residuals of compute", latencies()
     of_workers = laws.factors("worker_step", (profile.layout.dp, profile.layout.pp, 1))
-    residuals |= {kind: residuals[kind] * of_workers for kind in compute}
+    residuals |= {kind: residuals[kind] * of_workers for kind in step.phases}
     yield "a worker's step", latencies()
     of_steps = laws.factors("step", ())
     residuals |= {kind: x * of_steps for kind, x in residuals.items()}
@@ -103,6 +99,11 @@ def _drawn_in_turn(trace: Trace, profile: Profile, step: StepGraph) -> Iterator[
         yield "level", {kind: level * x + stalls[kind] for kind, x in latencies().items()}
 
 
+def _ratio(latencies: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """The latencies over means; zero for ops that take no time."""
+    return np.where(means > 0, latencies / np.where(means > 0, means, 1), 0)
+
+
 class _Laws:
     """Draws for some steps from the laws of a profile, one after the other."""
 
@@ -110,7 +111,8 @@ class _Laws:
         self.profile, self.phases, self.steps = profile, step.phases, steps
         self.rng = np.random.default_rng(0)
         self.laws = {(v.kernel, v.component): v for v in profile.variability}
-        self.twins = step.twins
+        # The latency of twins is in the other op.
+        self.twins = step.by_kind(np.array(step.twin, float)[:, None])
 
     def factors(
         self, component: str, shape: tuple[int, ...], kernel: str = ""
@@ -124,7 +126,7 @@ class _Laws:
     def residuals(self, kinds: Sequence[str]) -> ByKind:
         """The residuals of some kinds of ops."""
         twins = {kind: self.twins[kind] for kind in kinds}
-        return {k: self.factors("residual", x.shape[:3], k) * ~x for k, x in twins.items()}
+        return {k: self.factors("residual", x.shape[:3], k) * (x != 1) for k, x in twins.items()}
 
     def data(self, loadings: Loadings) -> ByKind:
         """The effect of data on compute."""
@@ -156,17 +158,11 @@ def _means(profile: Profile, step: StepGraph) -> tuple[ByKind, ByKind, Loadings]
     """The means of the varying parts of ops and their constant parts, both without the level, and
     the loadings of compute.
     """
-    mean, phases = step.by_kind(np.full((len(step.kind), 1), 1 / profile.fitted.level)), step.phases
+    level, rows = profile.fitted.level, list(means_of_ops(profile, step))
+    mean = step.by_kind(np.array([[row.mean_s * factor / level] for row, factor in rows]))
+    loading = step.by_kind(np.array([[row.loading] for row, _ in rows]))
     constant = {kind: np.zeros((*x.shape[:2], 1, 1)) for kind, x in mean.items()}
-    loadings = np.ones((profile.layout.pp, len(phases)))
     for row in profile.means:
-        kind, worker = row.kind.removeprefix(CONSTANT), (row.dp_rank, row.stage)
-        if kind != row.kind:
-            constant[kind][worker] = row.mean_s / profile.fitted.level
-            continue
-        mean[kind][worker] *= row.mean_s
-        if kind in phases:
-            loadings[row.stage, phases.index(kind)] = row.loading
-    for p in profile.positions:
-        mean[p.kind][:, p.stage, p.microbatch] *= p.factor
-    return mean, constant, loadings
+        if row.kind.startswith(CONSTANT):
+            constant[row.kind.removeprefix(CONSTANT)][row.dp_rank, row.stage] = row.mean_s / level
+    return mean, constant, np.stack([loading[kind][0, :, 0, 0] for kind in step.phases], axis=1)

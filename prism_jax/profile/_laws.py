@@ -2,8 +2,6 @@
 compete: the one that predicts steps best that it was not fitted to is taken.
 """
 
-from collections.abc import Callable
-
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -13,7 +11,8 @@ from ..data import Variation
 from ..host import on_host
 from ..latency import AbstractLatency, families, fit_latency, make_latency
 from ..law import crps
-from ._components import Apart
+from ._clean import Clean
+from ._components import Apart, Split
 from ._observe import Seen
 from ._step_graph import ByKind
 
@@ -36,6 +35,15 @@ _SEEN = 3.0
 Sets = tuple[tuple[float, ...], ...]
 
 
+def fit_laws(seen: Seen, clean: Clean, split: Split) -> tuple[tuple[Variation, ...], Sets]:
+    """Fits the laws of components, of the residual of each kind of op, and of the data. The sets of
+    factors are in place of a law of data, if any.
+    """
+    of_data, sets = law_of_data(split.apart, seen.trace.steps, seen.source)
+    of_kernels = laws_of_kernels(seen, clean.body, split.mean, split.apart)
+    return (*of_data, *of_kernels, *clean.stalls), sets
+
+
 def laws_of_kernels(seen: Seen, body: ByKind, means: ByKind, apart: Apart) -> tuple[Variation, ...]:
     """The laws of the factors that kernels share, and of the residual of each kind of op.
 
@@ -47,9 +55,9 @@ def laws_of_kernels(seen: Seen, body: ByKind, means: ByKind, apart: Apart) -> tu
     """
     step, source = seen.step, seen.source
     shared = [
-        Variation("", name, "lognormal", {"sigma": apart.value(name)}, source)
+        Variation("", name, "lognormal", {"sigma": apart.spread[name]}, source)
         for name in ("step", "worker_step")
-        if apart.value(name)
+        if apart.spread[name]
     ]
     residuals = []
     for kind, latencies in body.items():
@@ -57,7 +65,7 @@ def laws_of_kernels(seen: Seen, body: ByKind, means: ByKind, apart: Apart) -> tu
             factors = np.exp(apart.residual[:, :, step.phases.index(kind)])
         else:
             factors = latencies / np.where(means[kind] > 0, means[kind], np.nan)
-            factors = _without_step(factors, apart.value("step"))
+            factors = _without_step(factors, apart.spread["step"])
         factors = factors[step.places[kind]]
         factors = factors[:, ~np.isnan(factors).all(axis=0)]
         family, parameters = best_family(factors)
@@ -85,7 +93,7 @@ def law_of_data(
     - Otherwise, the family that best predicts the factors of held-out steps is used, or a table of
         their quantiles.
     """
-    sigma = apart.value("microbatch")
+    sigma = apart.spread["microbatch"]
     if not sigma:
         return (), ()
     factor = np.moveaxis(apart.data.factor[:, 0, 0], 1, 2)  # Replicas, steps, microbatches.
@@ -94,10 +102,9 @@ def law_of_data(
     values = np.moveaxis(factor, 1, 2).reshape(-1, factor.shape[1])
     halves = halves_of(values)
     family, parameters = best_family(values)
-    if min(map(len, halves)) >= _QUANTILES // 2:
-        table = held_score(halves, lambda fitted: np.quantile(fitted, _LEVELS))
-        if table < score_of_family(halves, family) * (1 - _BETTER):
-            return (), _table(values.reshape(-1))
+    score, many = held_score(halves, family), min(map(len, halves)) >= _QUANTILES // 2
+    if many and held_score(halves, None) < score * (1 - _BETTER):
+        return (), _table(values.reshape(-1))
     if family in ("lognormal", "constant"):
         family, parameters = "lognormal", {"sigma": sigma}
     return (Variation("", "microbatch", family, parameters, source),), ()
@@ -168,7 +175,7 @@ def best_family(ratios: Float[np.ndarray, "... steps"]) -> tuple[str, dict[str, 
         parameters = fit_latency(family, everything)
         if parameters is None:
             continue
-        total = score_of_family(halves, family)
+        total = held_score(halves, family)
         if best is None or total < best[0] * (1 - _BETTER):
             best = (total, family, parameters)
     return best[1:] if best else ("constant", {})
@@ -180,29 +187,18 @@ def halves_of(ratios: Float[np.ndarray, "... steps"]) -> list[np.ndarray]:
     return [half[np.isfinite(half) & (half > 0)] for half in halves]
 
 
-def score_of_family(halves: list[np.ndarray], family: str) -> float:
-    """The `held_score` of a family; infinite if it cannot have the moments of a half."""
-
-    def predicted(fitted: np.ndarray) -> np.ndarray | None:
-        parameters = fit_latency(family, fitted)
-        if parameters is None:
-            return None
-        return factors_at(family, parameters, _LEVELS) * fitted.mean()
-
-    return held_score(halves, predicted)
-
-
-def held_score(
-    halves: list[np.ndarray], predict: Callable[[np.ndarray], np.ndarray | None]
-) -> float:
-    """How well each half is predicted from the other: twice the CRPS. `predict` returns quantiles
-    at `_LEVELS`, or `None` if it cannot.
+def held_score(halves: list[np.ndarray], family: str | None) -> float:
+    """How well each half is predicted from the other by a family or, without one, by its quantiles:
+    twice the CRPS; infinite for a family that cannot have the moments of a half.
     """
     total = 0.0
     for fitted, held in (halves, halves[::-1]):
-        quantiles = predict(fitted)
-        if quantiles is None:
-            return np.inf
+        quantiles = np.quantile(fitted, _LEVELS)
+        if family is not None:
+            parameters = fit_latency(family, fitted)
+            if parameters is None:
+                return np.inf
+            quantiles = factors_at(family, parameters, _LEVELS) * fitted.mean()
         total += crps(quantiles, held[:: max(len(held) // 2000, 1)])
     return total
 

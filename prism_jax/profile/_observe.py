@@ -9,19 +9,18 @@ import msgspec
 import numpy as np
 from jaxtyping import Float
 
-from .._estimate import in_core
+from .._estimate import in_core, slope_of
 from .._misc import plural
 from ..data import Outline
 from ..schedule import SEND_RECV
 from ..trace import COMPUTE, Trace, outline
-from ._mean_squares import OfSteps, slope_of
+from ._effects import OfSteps
 from ._step_graph import (
     LAUNCH,
     ByKind,
     StepGraph,
-    op_latencies,
     replayed_step_times,
-    step_graph,
+    traced_graph,
 )
 
 
@@ -58,6 +57,7 @@ class Seen:
     - `latencies`: the latencies of ops by kind, without waits, in seconds.
     - `step_times`: those of the trace, in seconds.
     - `off`: the largest relative error of the step times of a replay.
+    - `source`: where laws that are fitted to it are from.
     """
 
     trace: Trace
@@ -66,11 +66,7 @@ class Seen:
     latencies: ByKind
     step_times: OfSteps
     off: float
-
-    @property
-    def source(self) -> str:
-        """Where laws that are fitted to it are from."""
-        return f"{len(self.trace.steps)} traced steps"
+    source: str
 
 
 def observe(trace: Trace) -> Seen:
@@ -86,12 +82,8 @@ def observe(trace: Trace) -> Seen:
         raise ValueError(
             f"Step {number} of the trace takes no time; give the starts and durations of its ops."
         )
-    plain = with_inner_waits(outline(trace), trace)
-    graph = step_graph(trace.job, plain)
-    unlinked = op_latencies(trace, graph)
-    linked = with_links(plain, graph, unlinked)
-    step = step_graph(trace.job, linked)  # The same ops, by other names.
-    latencies = step.by_kind(graph.by_op(unlinked))
+    waits = with_inner_waits(outline(trace), trace)
+    step, latencies = traced_graph(trace, waits)
     off = float(np.max(np.abs(replayed_step_times(step, latencies) / step_times - 1)))
     if not off <= _REPLAY_MOST:
         raise ValueError(
@@ -99,7 +91,10 @@ def observe(trace: Trace) -> Seen:
             f"replay is off by {100 * off:.3g} %, and {100 * _REPLAY_MOST:.0f} % are allowed; "
             "give the job that was traced, and starts on one clock."
         )
-    return Seen(trace, linked, step, latencies, step_times, off)
+    linked = with_links(waits, step, latencies)
+    step, latencies = traced_graph(trace, linked)  # The same ops, by other names.
+    source = f"{len(trace.steps)} traced steps"
+    return Seen(trace, linked, step, latencies, step_times, off, source)
 
 
 def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
@@ -111,11 +106,11 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
     """
     if trace.job.layout.dp < 2 or len(trace.steps) < 2:
         return outline
-    plain, waiting = step_graph(trace.job, outline), []
-    for kind in plain.phases:
-        gathered = step_graph(trace.job, msgspec.structs.replace(outline, gathered=(kind,)))
-        without, _ = _squares(trace, plain, kind)
-        squares, early = _squares(trace, gathered, kind)
+    step, latencies = traced_graph(trace, outline)
+    waiting = []
+    for kind in step.phases:
+        _, gathered = traced_graph(trace, msgspec.structs.replace(outline, gathered=(kind,)))
+        (without, _), (squares, early) = _squares(latencies[kind]), _squares(gathered[kind])
         less = without - squares
         error = float(np.std(less, ddof=1)) / np.sqrt(len(less))
         if early <= _EARLY and less.mean() > max(_WAITS * without.mean(), _SEEN * error):
@@ -123,13 +118,13 @@ def with_inner_waits(outline: Outline, trace: Trace) -> Outline:
     return msgspec.structs.replace(outline, gathered=tuple(waiting))
 
 
-def _squares(trace: Trace, step: StepGraph, kind: str) -> tuple[OfSteps, float]:
+def _squares(latencies: Float[np.ndarray, "... steps"]) -> tuple[OfSteps, float]:
     """For each step, the mean square of the deviations of a kind of op from its means, and the
     share of these ops that end before they could start.
     """
-    latencies = op_latencies(trace, step)[kind][step.places[kind]]
-    off = latencies - latencies.mean(axis=1, keepdims=True)
-    return np.mean(off**2, axis=0), float(np.mean(latencies <= 0))
+    off = latencies - latencies.mean(axis=-1, keepdims=True)
+    ended = np.mean(latencies[~np.isnan(latencies)] <= 0)
+    return np.nanmean(off**2, axis=(0, 1, 2)), float(ended)
 
 
 def two_classes(

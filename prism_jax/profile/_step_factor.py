@@ -8,9 +8,9 @@ import math
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._estimate import in_core
+from .._estimate import in_core, slope_of
 from .._misc import plural
-from ._mean_squares import ALIKE, OfSteps, Variance, slope_of
+from ._effects import ALIKE, OfSteps, Variance
 from ._profile import Component
 
 

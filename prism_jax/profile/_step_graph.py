@@ -3,7 +3,6 @@ latencies of a trace on it, as arrays by kind; and replays of its steps.
 """
 
 import dataclasses
-import functools as ft
 import itertools as it
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -53,6 +52,9 @@ class StepGraph:
     - `call`: the microbatch within its replica, 0 for ops that run once.
     - `members`: the workers that run an op together, or the single worker.
     - `twin`: whether a send_recv shares its exchange with the one before it, which has the latency.
+    - `computes`: whether an op computes.
+    - `phases`: the kinds of compute: forwards first, stage after stage.
+    - `ops`, `places`: the ops of each kind, and the replica, the stage and the microbatch of each.
     """
 
     graph: OpGraph
@@ -62,26 +64,17 @@ class StepGraph:
     call: tuple[int, ...]
     members: tuple[tuple[int, ...], ...]
     twin: tuple[bool, ...]
-
-    @ft.cached_property
-    def ops(self) -> dict[str, np.ndarray]:
-        """The ops of each kind."""
-        names = np.array(self.kind)
-        return {kind: np.flatnonzero(names == kind) for kind in dict.fromkeys(self.kind)}
-
-    @ft.cached_property
-    def places(self) -> dict[str, tuple[np.ndarray, ...]]:
-        """The replica, the stage and the microbatch of each op of each kind."""
-        stage, call = self.graph.stage, np.array(self.call)
-        axes = self.graph.rank // (stage.max() + 1), stage, call
-        return {kind: tuple(axis[ops] for axis in axes) for kind, ops in self.ops.items()}
+    computes: Bool[np.ndarray, " ops"]
+    phases: tuple[str, ...]
+    ops: dict[str, np.ndarray]
+    places: dict[str, tuple[np.ndarray, ...]]
 
     def by_kind(self, values: Float[np.ndarray, "ops steps"]) -> ByKind:
         """The values of ops by kind."""
-        stages = int(self.graph.stage.max()) + 1
-        replicas, arrays = len(self.graph.last) // stages, {}
+        stages, arrays = int(self.graph.stage.max()) + 1, {}
         for kind, place in self.places.items():
-            shape = (replicas, stages, int(place[2].max()) + 1, values.shape[1])
+            microbatches = int(place[2].max()) + 1
+            shape = (len(self.graph.last) // stages, stages, microbatches, values.shape[1])
             arrays[kind] = np.full(shape, np.nan)
             arrays[kind][place] = values[self.ops[kind]]
         return arrays
@@ -92,24 +85,6 @@ class StepGraph:
         for kind, place in self.places.items():
             by_op[self.ops[kind]] = values[kind][place]
         return by_op
-
-    @ft.cached_property
-    def twins(self) -> dict[str, Bool[np.ndarray, "_replicas _stages _microbatches 1"]]:
-        """Which ops share the exchange of the one before them, which has the latency."""
-        twins = self.by_kind(np.array(self.twin, float)[:, None])
-        return {kind: x == 1 for kind, x in twins.items()}
-
-    @property
-    def computes(self) -> Bool[np.ndarray, " ops"]:
-        """Which ops compute."""
-        return np.isin(self.op, COMPUTE) & np.isin(self.graph.phase, list(_NAMES))
-
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """The kinds of compute: forwards first, stage after stage."""
-        nodes = zip(self.kind, self.op, self.computes.tolist(), strict=True)
-        numbered = {(COMPUTE.index(op), kind) for kind, op, computes in nodes if computes}
-        return tuple(kind for _, kind in sorted(numbered))
 
 
 def step_graph(
@@ -132,7 +107,11 @@ def step_graph(
     schedule = order_of(job.schedule, job.layout)
     # As recorded: a transfer is an op of both of its workers, if the order allows it.
     blocking = job.schedule.blocking
-    pipeline = op_graph(schedule, blocking=_may_block(schedule) if blocking is None else blocking)
+    if blocking is None:
+        # Sends and receives may block compute with one stage per rank and whole backwards.
+        split = any("I" in token for order in schedule.orders() for token in order)
+        blocking = schedule.num_stages == schedule.num_ranks and not split
+    pipeline = op_graph(schedule, blocking=blocking)
     if OVERLAPPED in pipeline.phase or len(schedule.chain_starts) > 1:
         raise ValueError(
             f"Job `{job.name}` runs `{job.schedule.kind}`; only traces of forwards and backwards "
@@ -147,12 +126,6 @@ def step_graph(
         nodes.add_pipelines(replicas)
     nodes.add_calls(outline.after)
     return nodes.finished()
-
-
-def _may_block(schedule: AbstractSchedule) -> bool:
-    """Whether sends and receives may block compute: with one stage per rank and whole backwards."""
-    split = any("I" in token for order in schedule.orders() for token in order)
-    return schedule.num_stages == schedule.num_ranks and not split
 
 
 _NAMES = {letter: op for op, letter in LETTERS.items()}
@@ -271,10 +244,8 @@ class _Nodes:
             fields["calls"] = (self._call(stage, microbatch),)
             worker, waits = d * pp + rank, waits_of(d, op)
             if phase == SEND_RECV:
-                ends = worker, d * pp + peer
-                name, peer_stage = ("forward", stage + 1)
-                if graph.backward[op]:
-                    name, peer_stage = "backward", stage - 1
+                ends, back = (worker, d * pp + peer), bool(graph.backward[op])
+                name, peer_stage = ("backward", stage - 1) if back else ("forward", stage + 1)
                 slow = SLOW_LINK * (frozenset(ends) in self.slow_links)
                 exchange = (*sorted(waits), *sorted(ends))
                 fields |= {"op": name, "peer": ends[1], "twin": exchange in exchanges}
@@ -300,10 +271,11 @@ class _Nodes:
     def finished(self) -> StepGraph:
         columns = dict(zip(_Node._fields, zip(*self.nodes, strict=True), strict=True))
         rank = np.array([members[0] for members in columns["members"]])
-        none = np.full(len(rank), -1)
+        phase, none = np.array([n.phase or n.kind for n in self.nodes]), np.full(len(rank), -1)
+        (replica, stage), call = np.divmod(rank, self.shape[1]), np.array(columns["call"])
         graph = OpGraph(
-            phase=np.array([node.phase or node.kind for node in self.nodes]),
-            stage=rank % self.shape[1],
+            phase=phase,
+            stage=stage,
             microbatch=np.array(columns["microbatch"]),
             rank=rank,
             peer=np.array(columns["peer"]),
@@ -315,7 +287,23 @@ class _Nodes:
             last=tuple(self.done),
         )
         names = ("kind", "op", "calls", "call", "members", "twin")
-        return StepGraph(graph, **{name: columns[name] for name in names})
+        kinds, computes = np.array(columns["kind"]), np.isin(phase, list(_NAMES))
+        phases = {(COMPUTE.index(n.op), n.kind) for n in self.nodes if n.phase in _NAMES}
+        ops = {kind: np.flatnonzero(kinds == kind) for kind in dict.fromkeys(columns["kind"])}
+        return StepGraph(
+            graph,
+            **{name: columns[name] for name in names},
+            computes=computes,
+            phases=tuple(kind for _, kind in sorted(phases)),
+            ops=ops,
+            places={k: (replica[n], stage[n], call[n]) for k, n in ops.items()},
+        )
+
+
+def traced_graph(trace: Trace, outline: Outline) -> tuple[StepGraph, ByKind]:
+    """The graph of a trace's steps with this outline, and the latencies of its ops."""
+    step = step_graph(trace.job, outline)
+    return step, op_latencies(trace, step)
 
 
 def op_latencies(trace: Trace, step: StepGraph) -> ByKind:
