@@ -13,7 +13,7 @@ import numpy as np
 from prism_jax.engine import prepare
 from prism_jax.engine._explicit import explicit
 from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
-from prism_jax.law import Law, counted, figures, grid_of, law_of, merge_allocations, merge_chunks
+from prism_jax.law import Law, counted, figures, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Variability
 from prism_jax.schedule import OneFOneB
 from tests.helpers import lognormal, made_law, pipeline_program
@@ -61,9 +61,9 @@ def _population() -> list[Law]:
     about = {"program": "", "keys": ((0, 0),), "compile_s": 0.0, "run_s": 0.0}
     about |= {"requested": _STEPS, "effective_samples": float(_STEPS)}
     # The law of several allocations takes nothing from the errors of each.
-    grid, errors, population = grid_of(steps.ravel()), made_law().errors, []
+    errors, population = made_law().errors, []
     for mine in steps:
-        population.append(law_of(counted(mine, _STEPS, grid, np), _STEPS, grid, errors, **about))
+        population.append(law_of(counted(mine, _STEPS, np), _STEPS, errors, **about))
     return population
 
 

@@ -18,7 +18,7 @@ from prism_jax.data import Job, Model
 from prism_jax.engine import simulate
 from prism_jax.host import on_host
 from prism_jax.latency import LogNormal
-from prism_jax.law import LEVELS, Errors, Law, counted, grid_of, law_of
+from prism_jax.law import LEVELS, Errors, Law, counted, law_of
 from prism_jax.lowering import job_parts
 from prism_jax.lowering._sinks import Sink
 from prism_jax.profile import Profile, compile_profile
@@ -213,12 +213,12 @@ def made_law(steps: np.ndarray | None = None) -> Law:
     """A law of made steps, which takes no simulation."""
     if steps is None:
         steps = np.random.default_rng(0).gamma(4.0, 0.25, 500)
-    steps, grid = np.asarray(steps, float), grid_of(steps)
+    steps = np.asarray(steps, float)
     levels = (np.full(len(LEVELS), each) for each in (0.01, 0.0, 40.0, 20.0))
     errors = Errors(0.1, 0.1, 0.0, 0.0, 40.0, 40.0, 500.0, *levels)
     about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
     about |= {"compile_s": 0.0, "run_s": 1.0}
-    return law_of(counted(steps, len(steps), grid, np), len(steps), grid, errors, **about)
+    return law_of(counted(steps, len(steps), np), len(steps), errors, **about)
 
 
 def claimed_over_scatter(laws) -> dict[str, float]:

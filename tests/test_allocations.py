@@ -12,7 +12,7 @@ from scipy.stats import binom
 import prism_jax as prism
 from prism_jax.engine import gpu_set_factors, prepare, simulate
 from prism_jax.engine._reference import reference_steps
-from prism_jax.law import Allocations, counted, grid_of, law_of, merge_allocations, merge_chunks
+from prism_jax.law import Allocations, counted, law_of, merge_allocations, merge_chunks
 from prism_jax.program import Network, Variability
 from prism_jax.schedule import OneFOneB
 
@@ -106,9 +106,8 @@ def _laws_of_allocations(number: int, steps_each: int = 50, between: float = 1.0
     steps = steps + 0.3 * rng.standard_normal((number, steps_each))
     about = {"requested": steps_each, "effective_samples": 1.0, "program": "", "keys": ((0, 0),)}
     for mine in steps:
-        grid = grid_of(steps.ravel())
-        part = counted(mine, len(mine), grid, np)
-        yield law_of(part, len(mine), grid, made_law().errors, **about, compile_s=0.0, run_s=0.0)
+        part = counted(mine, len(mine), np)
+        yield law_of(part, len(mine), made_law().errors, **about, compile_s=0.0, run_s=0.0)
 
 
 @ft.cache

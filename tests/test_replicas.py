@@ -308,7 +308,7 @@ def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     pool, steps = _decided(run, 1025, 2)
     times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "decider"))
     group = sample_group(np.asarray(pool.ids)[decider])
-    part = counted(times, 1025, (0.0, 4.0), np)
+    part = counted(times, 1025, np)
     found: Any = []
     for xp in (np, jnp):
         arrays = map(xp.asarray, (times, without, group))
@@ -336,7 +336,7 @@ def test_one_replica_has_the_error_of_independent_steps(looks):
     run = _run(_pipeline(1), 3)
     _, steps = _decided(run, 4096, looks)
     times = np.asarray(steps.of("times"), float)
-    errors = steps.errors(steps.counted((0.0, 2 * float(times.max()))))
+    errors = steps.errors(steps.counted())
     assert abs(errors.mean / (times.std() / 64) - 1) < 4 / 8
     expected = np.sqrt(LEVELS * (1 - LEVELS) / 4096)
     ratio = errors.levels / expected
@@ -350,7 +350,7 @@ def test_errors_are_known_if_steps_rest_on_enough_samples(times, known):
     """
     run = _run(_pipeline(256), 4)
     _, steps = _decided(run, times * 256, 2)
-    errors = steps.errors(steps.counted((0.0, 40.0)))
+    errors = steps.errors(steps.counted())
     assert errors.known == known
     if not known:
         assert errors.support < 2 * 3.5

@@ -4,6 +4,7 @@ import concurrent.futures as cf
 import contextlib
 import errno
 import functools as ft
+import itertools as it
 import multiprocessing
 import os
 import pathlib
@@ -28,7 +29,7 @@ from prism_jax.cli._values import values
 from prism_jax.schedule import OneFOneB
 from prism_jax.workers import RayExecutor, prepare_worker, run_tasks
 
-from .helpers import lognormal, pipeline_program
+from .helpers import lognormal, pipeline_program, rich_program
 
 
 _NAME = "variability.residual.gemm.sigma"
@@ -349,10 +350,13 @@ def test_a_killed_driver_of_ray_goes_on_to_the_same_rows(cluster, tmp_path):
     assert len(_content(tmp_path / "rows")) == 13
 
 
-def test_each_row_is_the_law_at_its_values():
-    program, key = _program(), jax.random.key(1)
-    frame = sweep(program, {_NAME: [0.02, 0.1]}, num_samples=3_000, key=key)
-    assert list(frame[_NAME]) == [0.02, 0.1]
+@pytest.mark.parametrize("values", [[0.02, 0.1], [0.02, 0.03, 0.05, 0.1]])
+@pytest.mark.parametrize("make", [lambda: _program(), lambda: rich_program(8)])
+def test_each_row_is_the_law_at_its_values(values, make):
+    """Random numbers of the second are drawn once for all rows."""
+    program, key = make(), jax.random.key(1)
+    frame = sweep(program, {_NAME: values}, num_samples=3_000, key=key)
+    assert list(frame[_NAME]) == values
     for row in frame.to_dicts():
         changed = eqx.tree_at(
             lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(row[_NAME])
@@ -363,7 +367,7 @@ def test_each_row_is_the_law_at_its_values():
 
 
 def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypatch):
-    from prism_jax.engine import _pools, _simulate, law_alone
+    from prism_jax.engine import _pools, _simulate
 
     def of_the_first_pool(*arguments):
         yield next(_pools.drawn_pools(*arguments))
@@ -371,7 +375,7 @@ def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypa
 
     monkeypatch.setattr(_pools, "_samples", lambda run: 4096)
     monkeypatch.setattr(_simulate, "drawn_pools", of_the_first_pool)
-    law = law_alone(_program(), num_samples=16384, key=jax.random.key(1))
+    law = simulate(_program(), num_samples=16384, key=jax.random.key(1))
     assert (law.num_samples, law.requested, law.interrupted) == (4096, 16384, True)
 
 
@@ -383,17 +387,20 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     grid = {_NAME: [0.02, 0.05, 0.1]}
     calls = []
 
-    def dies(changed, **options):
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        calls.append(changed)
-        return simulate(changed, **options)
+    def laws(programs, **options):
+        for changed in programs:
+            calls.append(changed)
+            yield simulate(changed, **options)
 
-    monkeypatch.setattr(_sweep, "law_alone", dies)
+    def dies(programs, **options):
+        yield from laws(it.islice(programs, 2), **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_sweep, "simulate_each", dies)
     with pytest.raises(KeyboardInterrupt):
         sweep(program, grid, **arguments)
     assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
-    monkeypatch.setattr(_sweep, "law_alone", lambda p, **o: calls.append(p) or simulate(p, **o))
+    monkeypatch.setattr(_sweep, "simulate_each", laws)
     resumed = sweep(program, grid, **arguments)
     assert len(calls) == 3
     arguments["out"] = None

@@ -8,7 +8,7 @@ import itertools as it
 import json
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib.metadata import version
 from typing import Any
@@ -22,7 +22,7 @@ from .._files import read_file, shown, written_whole
 from .._installed import needed
 from .._misc import check_type, quoted, unknown_name
 from .._progress import progress_bar
-from ..engine import law_alone
+from ..engine import simulate_each
 from ..law import figures
 from ..program import Program, digest
 from ..random import key_data
@@ -36,7 +36,7 @@ _MOST_ABOUT, _MOST_PART = 2**16, 2**24
 
 # The most rows in one call to a worker, which compiles once for them; and the fewest calls in each
 # shard of the rows, so that all workers have work.
-_CHUNK = 4
+_CHUNK = 8
 _CALLS = 8
 
 Row = dict[str, Any]
@@ -167,16 +167,18 @@ def sweep_points(
     digest = hashlib.sha256(json.dumps(inputs, default=str).encode()).hexdigest()
     done = {} if folder is None else open_parts(folder, digest)
     missing = [[number for number in chunk if number not in done] for chunk in chunks]
-    if executor is None:  # A row is written as soon as it is done.
-        missing = [[number] for chunk in missing for number in chunk]
+    if executor is None:
+        missing = [[*it.chain(*missing)]]
     missing = [*filter(None, missing)]
     options = (points.program_of, num_samples, key)
     tasks = [
         ([points.sources[number] for number in row_numbers], *options) for row_numbers in missing
     ]
+    # In this process a row is written as soon as it is done.
+    rows_of = _rows if executor is None else _all_rows
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
-        for which, rows in run_tasks(_rows, tasks, executor):
+        for which, rows in run_tasks(rows_of, tasks, executor):
             for number, row in zip(missing[which], rows, strict=True):
                 done[number] = {"row": number, **points.values[number], **row}
                 if folder is not None:
@@ -185,18 +187,17 @@ def sweep_points(
     return [done[number] for number in numbers]
 
 
-def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array") -> list[Row]:
-    """The figures of some programs."""
-    rows = []
-    for source in sources:
-        law = law_alone(program_of(source), num_samples=num_samples, key=key)
-        if law.interrupted:
-            raise KeyboardInterrupt
+def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array") -> Iterator[Row]:
+    """The figures of some programs, one after the other."""
+    for law in simulate_each(map(program_of, sources), num_samples=num_samples, key=key):
         row: Row = {}
         for name, (value, (low, high)) in figures(law).items():
             row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
-        rows.append(row | {x: getattr(law, x) for x in ("num_samples", "sampling")})
-    return rows
+        yield row | {x: getattr(law, x) for x in ("num_samples", "sampling")}
+
+
+def _all_rows(*arguments: Any) -> list[Row]:
+    return [*_rows(*arguments)]
 
 
 def _check_numbers(name: str, choices: Any) -> None:

@@ -11,7 +11,7 @@ from ._gradient import (
 )
 from ._run import Run as Run, prepare as prepare
 from ._sampling import Plain as Plain
-from ._simulate import law_alone as law_alone, simulate as simulate
+from ._simulate import simulate as simulate, simulate_each as simulate_each
 from ._simulated_steps import (
     SimulatedSteps as SimulatedSteps,
     conditional_exceedances as conditional_exceedances,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,8 @@ import numpy as np
 from .._interrupt import interruptible
 from .._misc import dot
 from .._padding import bucket
-from ..law import Counted, Errors, counted, errors_by_group, grid_of, group_sums
-from ..random import key_data
-from ..replica import Batch, on_accelerator, tiles
+from ..law import Counted, Errors, counted, errors_by_group, group_sums
+from ..replica import Batch, on_accelerator, tile_size, tiles
 from ..step import (
     GROUPS,
     STEP_TILES,
@@ -30,7 +29,7 @@ from ..step import (
 )
 from ._explicit import Explicit
 from ._run import Advance, Draws, Run, by_chunk
-from ._sampling import Plain, pilot_key
+from ._sampling import Plain, plain_samples
 
 
 # A step looks at two of its replicas, to know its time without the slowest; if the last of those
@@ -43,8 +42,8 @@ _SAMPLES, _ENDS = 2**18, 2**22
 # An accelerator takes so many times as many: between pools it waits for the host.
 _MORE_WIDE = 4
 _SAMPLES_A_REPLICA, _MOST = 64, 2**19
-# The steps of a pilot, and the room of small pools.
-_PILOT, _ROOM = 4096, 2**14
+# The room of small pools.
+_ROOM = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +83,15 @@ def drawn_pools(
                 yield Drawn(pool, _joined(parts), steps)
             if interrupted:
                 raise KeyboardInterrupt
+
+
+def drawn_together(runs: Sequence[Run], draws: Draws) -> list[Drawn]:
+    """The plain samples of a pool for each of some runs, which differ in their tables only."""
+    samples = _joined([*plain_samples(runs, draws)])
+    return [
+        Drawn(draws, tuple(x[:, number] for x in samples), draws.steps)
+        for number in range(len(runs))
+    ]
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -137,36 +145,9 @@ def room_of(run: Run, draws: Sequence[Draws]) -> Room:
     return Room(samples, bucket(run.program.sinks.number, 1), bucket(steps, samples))
 
 
-class PilotPool(NamedTuple):
-    """The grid of a law, and how many of its replicas a step should look at."""
-
-    grid: tuple[float, float]
-    looks: int
-
-
-def draw_pilot_pool(run: Run, room: Room) -> PilotPool:
-    """A pilot with a key of its own, so that it depends on the program alone. Its pool has at least
-    the `room` of those that share its compiled code.
-    """
-    run = dataclasses.replace(run, key=key_data(pilot_key()), sampling=Plain())
-    (drawn,) = drawn_pools(run, [Draws(0, _PILOT, max(_PILOT, 2 * run.num_replicas))])
-    room = Room(*map(max, room, room_of(run, [drawn.draws])))
-    return pilot_of(
-        run, lambda looks: pooled_steps(run, (pool_of(run, drawn, looks, room),), _PILOT)
-    )[1]
-
-
-def pilot_of(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> tuple["PooledSteps", PilotPool]:
-    """Steps that look at as many of their replicas as they need, and what they say of others."""
-    steps, looks = steps_that_look(run, steps_of)
-    return steps, PilotPool(grid_of(np.asarray(steps.of("times"))), looks)
-
-
-def steps_that_look(
-    run: Run, steps_of: Callable[[int], "PooledSteps"]
-) -> tuple["PooledSteps", int]:
-    """Steps that look at as many of their replicas as they need, and at how many. `steps_of` gives
-    them for any number.
+def steps_that_look(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> "PooledSteps":
+    """Steps that look at as many of their replicas as they need. `steps_of` gives them for any
+    number.
     """
     sinks, replicas = run.program.sinks, run.program.num_replicas
     # Whether no other replica than the slowest ends last at any sink that decides a step.
@@ -176,7 +157,7 @@ def steps_that_look(
     while not slowest_decides and looks < replicas and np.mean(steps.of("last")) > _LAST:
         looks = min(_MORE * looks, replicas)
         steps = steps_of(looks)
-    return steps, looks
+    return steps
 
 
 def pool_of(run: Run, drawn: Drawn, looks: int, room: Room, number: int = 0) -> Pool:
@@ -226,12 +207,12 @@ class PooledSteps:
         """All of them."""
         return _joined([batch.samples() for batch in self.batches])
 
-    def counted(self, grid: tuple[float, float]) -> Counted:
+    def counted(self) -> Counted:
         """What a law keeps of them."""
         times = self.of("times")
         if isinstance(times, jax.Array):
-            return _counted(times, self.number, grid)
-        return counted(times, self.number, grid, np)
+            return _counted(times, self.number)
+        return counted(times, self.number, np)
 
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
@@ -252,7 +233,6 @@ def pooled_steps(
     run: Run,
     pools: tuple[Pool, ...],
     number: int,
-    advance: Advance = lambda steps: None,
     ranks: Sequence[np.ndarray] = (),
 ) -> PooledSteps:
     """So many steps of a pool, or of several: see `decided_steps`. Ctrl-C ends the run after these:
@@ -266,15 +246,17 @@ def pooled_steps(
 
     with interruptible() as interrupt:
         came = False
-        for batch in tiles(_step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES):
+        size = tile_size(number)
+        for batch in tiles(
+            _step_tile, shared, number, inputs, first=first, per_batch=STEP_TILES, size=size
+        ):
             batches.append(batch)
-            advance(batch.count)
             came |= interrupt.take()
         interrupt.came |= came
     return PooledSteps(pools, number, tuple(batches))
 
 
-_counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=(1, 2))
+_counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=1)
 _group_sums_on_host: Any = ft.partial(group_sums, xp=np)
 _group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=5)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..law import Law, merge_chunks
 from ..replica import (
+    TILE,
     Lead,
     leading_axes,
     led,
@@ -25,8 +26,8 @@ from ._run import Draws, Run
 
 
 _MOST_LAWS = 16
-# The pilots that find the leading axes and set the grid always use this key, so that results of
-# other keys can be merged.
+# The pilots that find the leading axes always use this key, so that results of other keys can be
+# merged.
 _PILOT_SEED = 0
 
 
@@ -87,6 +88,37 @@ def _replica_tile(shared, _, ids):
     ends = replica_ends(plan, sampled, key)
     score = jnp.max(ends + mean_reductions(plan)[:, sampled.regimes], axis=0)
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
+
+
+def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[tuple[np.ndarray, ...]]:
+    """The plain samples of one chunk for each of some runs, which differ in their tables only: as
+    `samples` gives them, with the runs as their second axis. Random numbers are drawn once for all.
+    """
+    tables = jax.tree.map(
+        lambda *x: np.stack([np.asarray(of_run) for of_run in x]),
+        *[run.plan.tables for run in runs],
+    )
+    plan = without_steps(dataclasses.replace(runs[0].plan, tables=tables))
+
+    def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
+        return (np.arange(draws.first + first, draws.first + first + count, dtype=np.uint32),)
+
+    size, per_batch = TILE // len(runs), tiles_of(plan)
+    shared = plan, runs[0].key
+    for batch in tiles(
+        _points_tile, shared, draws.replicas, inputs, per_batch=per_batch, size=size
+    ):
+        yield batch.kept()
+
+
+def _points_tile(shared, _, ids):
+    """One tile of `_replica_tile` for each of several tables: the second axis."""
+    plan, key = shared
+
+    def of_tables(tables):
+        return _replica_tile((dataclasses.replace(plan, tables=tables), None, key), None, ids)
+
+    return jax.vmap(of_tables, out_axes=1)(plan.tables)
 
 
 @dataclasses.dataclass(frozen=True)

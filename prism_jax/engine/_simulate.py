@@ -2,34 +2,39 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from .._interrupt import interruptible, working
+from .._compiling import compile_seconds
+from .._interrupt import interruptible
 from .._misc import whole_number
 from .._progress import progress_bar
 from ..law import Errors, Law, law_of
 from ..program import Program, digest
-from ..step import Room
+from ..replica import on_all_devices
 from ._check import check_num_samples, check_program
 from ._explicit import explicit
 from ._pools import (
-    PilotPool,
+    Drawn,
     PooledSteps,
-    draw_pilot_pool,
     drawn_pools,
+    drawn_together,
     effective_samples,
-    pilot_of,
     pool_draws,
     pool_of,
     pooled_steps,
     room_of,
+    steps_that_look,
 )
 from ._run import Advance, Draws, Run, prepare
 from ._sampling import Plain, sampling_named
+
+
+# So many programs share random numbers.
+_TOGETHER = 8
 
 
 def simulate(
@@ -81,80 +86,117 @@ def simulate(
         _check_allocations(program, num_samples, sampling, allocations)
     _check_sampling(sampling)
     started = time.perf_counter()
-    prepared = prepare(program, key)
+    run = prepare(program, key)
     if allocations is not None:
-        run = explicit(prepared, allocations)
+        run = explicit(run, allocations)
     else:
-        method = Plain() if sampling in ("auto", "plain") else sampling_named(sampling, prepared)
-        run = dataclasses.replace(prepared, sampling=method)
-    draws = pool_draws(run, num_samples)
-    room = room_of(run, draws)
-    # The grid is that of a pilot, which finds the tail. It does not depend on the sampling, so that
-    # laws of one program can be merged.
-    with working():
-        pilot = draw_pilot_pool(prepared, room)
-    compiled = time.perf_counter()
+        is_plain = sampling in ("auto", "plain")
+        run = dataclasses.replace(
+            run, sampling=Plain() if is_plain else sampling_named(sampling, run)
+        )
+    prepared, before = time.perf_counter(), compile_seconds()
     # Each sample is drawn, then decides steps.
     with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
-        law = _law(run, draws, pilot, room, advance)
-    return dataclasses.replace(
-        law,
-        compile_s=compiled - started,
-        run_s=time.perf_counter() - compiled,
+        draws = pool_draws(run, num_samples)
+        law = _law(run, draws, drawn_pools(run, draws, advance), advance)
+    compile_s = compile_seconds() - before
+    run_s = time.perf_counter() - prepared - compile_s
+    times = {"compile_s": prepared - started + compile_s, "run_s": run_s}
+    return dataclasses.replace(law, program=digest(program), **times)
+
+
+def simulate_each(
+    programs: Iterable[Program], *, num_samples: int, key: "jax.Array"
+) -> Iterator[Law]:
+    """The law of each program, as `simulate` gives it, but without its digest and times. For some
+    next to each other that differ in their parameters only, random numbers are drawn once.
+
+    **Raises:**
+
+    `KeyboardInterrupt` after Ctrl-C, because a law would be of fewer steps.
+    """
+    num_samples, runs = check_num_samples(num_samples), []
+    for program in programs:
+        run = dataclasses.replace(prepare(program, key), sampling=Plain())
+        if runs and not _differ_in_tables(runs[0], run):
+            yield from _laws_together(runs, num_samples)
+            runs = []
+        # One structure, on all devices, for all of them.
+        structure = runs[0].plan.structure if runs else on_all_devices(run.plan.structure)
+        plan = dataclasses.replace(run.plan, structure=structure)
+        runs.append(dataclasses.replace(run, plan=plan))
+        if len(runs) == _TOGETHER:
+            yield from _laws_together(runs, num_samples)
+            runs = []
+    yield from _laws_together(runs, num_samples)
+
+
+def _differ_in_tables(run: Run, other: Run) -> bool:
+    """Whether all else of two runs is equal."""
+    (structure, tables), (of_other, other_tables) = (
+        (jax.tree.flatten(x.plan.structure), jax.tree.flatten(x.plan.tables)) for x in (run, other)
+    )
+    shapes, other_shapes = ([x.shape for x in leaves] for leaves, _ in (tables, other_tables))
+    return (
+        (structure[1], tables[1], shapes) == (of_other[1], other_tables[1], other_shapes)
+        and run.num_replicas == other.num_replicas
+        and all(map(np.array_equal, structure[0], of_other[0]))
     )
 
 
-def law_alone(program: Program, *, num_samples: int, key: "jax.Array") -> Law:
-    """The law of `simulate`, in a third less time for few steps: its grid is that of its own first
-    pool, so it cannot be merged with others.
-    """
-    run = dataclasses.replace(prepare(program, key), sampling=Plain())
-    draws = pool_draws(run, check_num_samples(num_samples))
-    return _law(run, draws, None, room_of(run, draws))
+def _laws_together(runs: list[Run], num_samples: int) -> Iterator[Law]:
+    """The laws of runs that differ in their tables only."""
+    if not runs:
+        return
+    draws = pool_draws(runs[0], num_samples)
+    if len(draws) > 1 or len(runs) <= _TOGETHER // 4:
+        pools = [drawn_pools(run, draws) for run in runs]
+    else:  # The same number for all, so that code is compiled once.
+        of_runs = drawn_together([*runs, *runs[-1:] * (_TOGETHER - len(runs))], *draws)
+        pools = [[drawn] for drawn in of_runs]
+    for run, of_run in zip(runs, pools, strict=False):
+        law = _law(run, draws, of_run)
+        if law.interrupted:
+            raise KeyboardInterrupt
+        yield law
 
 
 def _law(
     run: Run,
     draws: Sequence[Draws],
-    pilot: PilotPool | None,
-    room: Room,
+    pools: Iterable[Drawn],
     advance: Advance = lambda steps: None,
 ) -> Law:
-    """The law of all pools, or, after Ctrl-C, of the steps so far. The pilot is by default the
-    first pool.
-    """
-    sampling = run.sampling
+    """The law of all pools, or, after Ctrl-C, of the steps so far."""
+    sampling, num_samples = run.sampling, sum(pool.steps for pool in draws)
     assert sampling is not None
-    fields: Any = {"program": digest(run.program), "keys": (tuple(np.asarray(run.key).tolist()),)}
-    fields |= {"sampling": sampling.name, "compile_s": 0.0, "run_s": 0.0}
+    room = room_of(run, draws)
+    fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": sampling.name}
+    fields |= {"program": "", "compile_s": 0.0, "run_s": 0.0}
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible() as interrupt:
         try:
-            for number, drawn in enumerate(drawn_pools(run, draws, advance)):
-                # Whole pools of one run have the errors of the first.
-                is_whole = drawn.steps == drawn.draws.steps
+            for number, drawn in enumerate(pools):
 
                 def steps_of(looks: int, drawn=drawn, number=number) -> PooledSteps:
                     pool = pool_of(run, drawn, looks, room, number)
-                    return pooled_steps(run, (pool,), drawn.steps, advance)
+                    return pooled_steps(run, (pool,), drawn.steps)
 
-                if pilot is None:
-                    steps, pilot = pilot_of(run, steps_of)
-                else:
-                    steps = steps_of(pilot.looks)
-                part = steps.counted(pilot.grid)
+                steps = steps_that_look(run, steps_of)
+                advance(drawn.steps)
+                part = steps.counted()
+                # Whole pools of one run have the errors of the first.
+                is_whole = drawn.steps == drawn.draws.steps
                 errors = first if first is not None and is_whole else steps.errors(part)
                 first = errors if is_whole else first
                 effective = effective_samples(run, drawn)
                 fields |= {"requested": drawn.draws.steps, "effective_samples": effective}
-                law = law_of(part, drawn.steps, pilot.grid, errors, **fields)
-                laws = sampling.compacted([*laws, law])
+                laws = sampling.compacted([*laws, law_of(part, drawn.steps, errors, **fields)])
         except KeyboardInterrupt:
             if not laws:
                 raise
-        requested = sum(pool.steps for pool in draws)
-        law = dataclasses.replace(sampling.merged(laws), requested=requested)
+        law = dataclasses.replace(sampling.merged(laws), requested=num_samples)
         interrupt.take()  # The law says how many steps it has.
     return law
 

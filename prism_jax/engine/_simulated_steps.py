@@ -138,7 +138,7 @@ def steps_of_run(
     pools_of = (drawn_pools(group, pool_draws(group, num_samples), advance) for group in groups)
     parts = []
     for number, drawn in enumerate(zip(*pools_of, strict=True)):
-        steps, _ = steps_that_look(run, ft.partial(_steps, groups, drawn, room, number))
+        steps = steps_that_look(run, ft.partial(_steps, groups, drawn, room, number))
         advance(steps.number)
         pools, (decided, composed) = steps.pools, steps.on_host()
         ends = np.cumsum([len(pool.ends) for pool in pools])

@@ -1,4 +1,4 @@
-from ._counted import Counted as Counted, counted as counted, grid_of as grid_of, law_of as law_of
+from ._counted import Counted as Counted, counted as counted, law_of as law_of
 from ._distance import (
     crps as crps,
     crps_of_each as crps_of_each,

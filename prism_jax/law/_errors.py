@@ -20,8 +20,8 @@ LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 SHARES = np.minimum(LEVELS, 1 - LEVELS)
 # With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
-# Of a range of levels, to the precision of a double.
-_HALVINGS = 53
+# Of a range of levels; what is left is as good as straight.
+_HALVINGS = 20
 
 
 def more_steps(support: float, noun: str = "steps") -> str:
@@ -92,7 +92,9 @@ class Errors(AbstractCompared):
             # An interval of a small confidence level may lie on one side of a skewed estimate.
             low, high = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
             # To import SciPy's solvers takes longer than all figures.
-            return bisect(lambda p: not reached(p, side) >= 0, low, high, _HALVINGS)[1]
+            low, high = bisect(lambda p: not reached(p, side) >= 0, low, high, _HALVINGS)
+            below, above = reached(low, side), reached(high, side)
+            return high - (high - low) * above / (above - below) if above > below else high
 
         return end(1), end(0)
 

@@ -10,14 +10,14 @@ import numpy as np
 from .._files import damaged, read_archive, write_archive
 from .._misc import check_type
 from ._errors import LEVELS
-from ._histogram import NUM_BINS, NUM_EXTREMES
+from ._histogram import BITS
 from ._law import Law
 
 
-_FORMAT = 3
+_FORMAT = 4
 _WHAT = ("law", "save_law")
 # The arrays of its histogram, and of its errors.
-_STEPS = ("counts", "smallest", "largest")
+_STEPS = ("times", "counts")
 _LEVELS = ("levels", "level_skewness", "level_degrees", "level_support")
 # No step takes so many seconds; the squares of what is smaller are finite.
 _MOST = 1e30
@@ -35,7 +35,7 @@ def _written(law: Law) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     histogram, errors = fields.pop("histogram"), fields["errors"]
     arrays = {name: histogram.pop(name) for name in _STEPS}
     arrays |= {name: errors.pop(name) for name in _LEVELS}
-    return {"format": _FORMAT, **histogram, **fields}, arrays
+    return {"format": _FORMAT, **fields}, arrays
 
 
 def load_law(path: str | os.PathLike[str]) -> Law:
@@ -48,7 +48,7 @@ def load_law(path: str | os.PathLike[str]) -> Law:
     header, arrays = read_archive(path, dict[str, Any], *_WHAT)
     try:
         errors = {**header["errors"], **{name: arrays[name] for name in _LEVELS}}
-        steps = {"edges": header["edges"], **{name: arrays[name] for name in _STEPS}}
+        steps = {name: arrays[name] for name in _STEPS}
         law = msgspec.convert({**header, "histogram": steps, "errors": errors}, Law)
         known = header["format"] == _FORMAT and _names(header, arrays) == _names(*_written(law))
         with np.errstate(all="ignore"):  # What a damaged file holds may be as large as it likes.
@@ -67,35 +67,33 @@ def _names(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> set[str]:
 def _is_sound(law: Law) -> bool:
     """Whether a law is what `simulate` may give: its parts agree with one another."""
     steps, errors, apart = law.histogram, law.errors, law.allocations
-    counts, smallest, largest = steps.counts, steps.smallest, steps.largest
-    total = sum(counts.tolist())  # Of whole numbers that do not overflow.
-    extremes, levels = (min(total, NUM_EXTREMES),), [getattr(errors, name) for name in _LEVELS]
+    total = sum(steps.counts.tolist())  # Of whole numbers that do not overflow.
+    levels = [getattr(errors, name) for name in _LEVELS]
     words = [word for key in law.keys for word in key]
-    times = np.array([law.mean, *steps.edges, *(apart.means if apart else ())])
+    means = np.array([law.mean, *(apart.means if apart else ())])
     skewness = np.array([errors.mean_skewness, errors.std_skewness, *errors.level_skewness])
     degrees = np.array([errors.mean_degrees, errors.std_degrees, *errors.level_degrees])
     sizes = [law.std, law.effective_samples, law.compile_s, law.run_s, apart.std if apart else 0]
     standard_errors = np.array([errors.mean, errors.std, *errors.levels])
     if not errors.known:
         standard_errors = standard_errors[~np.isnan(standard_errors)]
-    rounding = 1e-9 * abs(law.mean)
+    shortest, longest = map(float, steps.times[[0, -1]])
+    rounding = 2.0**-BITS * abs(law.mean)  # Of times in single precision, or of many steps.
     sound = [
-        counts.dtype == np.int64 and counts.shape == (NUM_BINS + 2,) and np.all(counts >= 0),
-        all(x.dtype == float and x.shape == extremes for x in (smallest, largest)),
+        steps.counts.dtype == np.int64 and np.all(steps.counts > 0),
+        steps.times.dtype in (np.float32, np.float64) and steps.times.ndim == 1,
+        steps.times.shape == steps.counts.shape and np.all(np.diff(steps.times) > 0),
         all(x.dtype == float and x.shape == LEVELS.shape for x in levels),
         1 <= total <= law.requested < 2**62,
         len(set(law.keys)) == len(law.keys) > 0 and 0 <= min(words) <= max(words) < 2**32,
         law.sampling in ("plain", "importance", "mixed"),
         apart is None or 1 <= len(apart.means) <= total,
-        all(_are_between(x, -_MOST, _MOST) for x in (times, smallest, largest, skewness)),
+        all(_are_between(x, -_MOST, _MOST) for x in (means, steps.times, skewness)),
         _are_between(np.array([*sizes, errors.support, *errors.level_support]), 0, _MOST),
         _are_between(standard_errors, 0, _MOST),
         np.all(degrees > 0),
-        steps.edges[0] < steps.edges[1],
-        np.all(np.diff(smallest) >= 0) and np.all(np.diff(largest) >= 0),
-        np.all(smallest <= largest),
-        smallest[0] - rounding <= law.mean <= largest[-1] + rounding,
-        law.std <= (largest[-1] - smallest[0]) * (0.5 + 1e-6) + rounding,
+        shortest - rounding <= law.mean <= longest + rounding,
+        law.std <= (longest - shortest) * (0.5 + 1e-6) + rounding,
     ]
     return all(map(bool, sound))
 

@@ -1,90 +1,77 @@
-"""Step times counted in bins, with the extreme ones kept exactly."""
+"""Step times counted in bins: as they are while they are few, rounded when they are many."""
 
 import dataclasses
 import functools as ft
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from ._compared import AbstractCompared
 
 
-NUM_BINS = 2**16
-NUM_EXTREMES = 10_000
+# Of more steps than this, times are rounded down to so many bits after the leading one: bins depend
+# on the number of steps alone, so that laws can be merged in any order.
+MOST_EXACT = 2**17
+BITS = 18
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Histogram(AbstractCompared):
-    """The distribution of step times, in memory of fixed size.
+    """The distribution of step times.
 
     **Attributes:**
 
-    - `edges`: the two ends of a grid of equal bins, in seconds.
-    - `counts`: `(bins + 2,)`, the number of steps below the grid, in each bin, and above the grid.
-    - `smallest`, `largest`: the shortest and the longest step times, exactly, in ascending order:
-        up to 10,000 of each.
+    - `times`: the distinct step times, ascending, in seconds: exact of up to 2^17 steps; of more
+        steps rounded down by less than 4 millionths, so that memory does not grow with the steps.
+    - `counts`: how many steps took each.
     """
 
-    edges: tuple[float, float]
-    counts: np.ndarray
-    smallest: np.ndarray
-    largest: np.ndarray
+    times: Float[np.ndarray, " times"]
+    counts: Int[np.ndarray, " times"]
 
-    @ft.cached_property
+    @property
     def num_samples(self) -> int:
         """The number of steps."""
-        return int(self.counts.sum())
+        return int(self._up_to[-1])
+
+    @ft.cached_property
+    def _up_to(self) -> Int[np.ndarray, " times"]:
+        """How many steps took each time or less."""
+        return np.cumsum(self.counts)
 
     def quantile(self, levels: np.ndarray) -> np.ndarray:
         """The quantiles at `levels` in [0, 1], in seconds, with the shape of `levels`."""
         position = levels * (self.num_samples - 1)
-        times, below = self._knots
-        low, high = len(self.smallest), self.num_samples - len(self.largest)
-        from_low = np.interp(position, np.arange(low), self.smallest)
-        from_high = np.interp(position, np.arange(high, self.num_samples), self.largest)
-        result = np.where(position <= low - 1, from_low, np.interp(levels, below, times))
-        return np.where(position >= high, from_high, result)
+        whole = np.floor(position)
+        at = (self._up_to.searchsorted(whole + k, "right") for k in (0, 1))
+        # There is none after the last step.
+        low, high = (self.times[np.minimum(x, len(self.times) - 1)].astype(float) for x in at)
+        return np.asarray(low + (position - whole) * (high - low))
 
     def cdf(self, times: np.ndarray) -> np.ndarray:
         """The share of the steps that take at most `times` seconds, with the shape of `times`."""
-        total, kept = self.num_samples, len(self.smallest)
-        from_low = np.searchsorted(self.smallest, times, "right") / total
-        if kept == total:  # Without the knots of each of many small laws.
-            return from_low
-        from_high = 1 - (kept - np.searchsorted(self.largest, times, "right")) / total
-        result = np.where(times < self.smallest[-1], from_low, np.interp(times, *self._knots))
-        return np.where(times >= self.largest[0], from_high, result)
+        up_to = np.append(0, self._up_to)[self.times.searchsorted(times, "right")]
+        return np.asarray(up_to / self.num_samples)
 
-    def misses(self, levels: np.ndarray) -> np.ndarray:
-        """Whether the quantiles at `levels` lie between the grid and the extreme steps, where only
-        the number of steps is known.
-        """
-        _, below = self._knots
-        under, over = levels < below[1], levels > below[-2]
-        return (under & (levels > below[0])) | (over & (levels < below[-1]))
 
-    @ft.cached_property
-    def _knots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Times between which steps are taken to be spread evenly, and the share of the steps below
-        each time. They are the innermost of the extreme steps and, between these, the edges of all
-        bins. So steps beyond the grid lie between it and the extreme steps.
-        """
-        total, kept = self.num_samples, len(self.smallest)
-        ends = self.smallest[-1:], self.largest[:1]
-        edges = np.clip(np.linspace(*self.edges, NUM_BINS + 1), *ends)
-        # `counts[0]` has the steps below the grid, which count at its first edge.
-        below = np.clip(np.cumsum(self.counts)[:-1], kept, total - kept)
-        times = np.concatenate([ends[0], edges, ends[1]])
-        return times, np.concatenate([[kept], below, [total - kept]]) / total
+def histogram_of(
+    times: Float[np.ndarray, " steps"], counts: Int[np.ndarray, " steps"]
+) -> Histogram:
+    """The histogram of ascending times and of how many steps took each."""
+    up_to = np.cumsum(counts)
+    if up_to[-1] > MOST_EXACT:
+        # The bits of a float after the leading one are its last.
+        whole = times.view(f"i{times.itemsize}")
+        whole = whole & (-1 << (np.finfo(times.dtype).nmant - BITS))
+        times = whole.view(times.dtype)
+    last = np.flatnonzero(np.append(times[1:] != times[:-1], True))
+    return Histogram(times[last], np.diff(up_to[last], prepend=0))
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
-    """The histogram of all steps of several histograms, which must have the same grid."""
-    low = np.sort(np.concatenate([histogram.smallest for histogram in histograms]))
-    high = np.sort(np.concatenate([histogram.largest for histogram in histograms]))
-    return Histogram(
-        edges=histograms[0].edges,
-        counts=ft.reduce(np.add, (histogram.counts for histogram in histograms)),
-        smallest=low[:NUM_EXTREMES],
-        largest=high[-NUM_EXTREMES:],
-    )
+    """The histogram of all steps of several histograms."""
+    times = np.concatenate([histogram.times for histogram in histograms])
+    counts = np.concatenate([histogram.counts for histogram in histograms])
+    order = np.argsort(times, kind="stable")
+    return histogram_of(times[order], counts[order])

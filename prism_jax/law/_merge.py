@@ -16,8 +16,7 @@ def merge_laws(laws: Iterable[Law]) -> Law:
 
     **Raises:**
 
-    `ValueError` if there are no laws, if they are of different programs, if they share a key, or if
-    they were simulated on different software or machines, so that their bins differ.
+    `ValueError` if there are no laws, if they are of different programs, or if they share a key.
     """
     laws = list(laws)
     if not laws or not all(isinstance(law, Law) for law in laws):
@@ -26,11 +25,6 @@ def merge_laws(laws: Iterable[Law]) -> Law:
         raise ValueError(
             "The laws are of different programs and cannot be merged; merge those of one program "
             "with the same parameters."
-        )
-    if len({law.histogram.edges for law in laws}) > 1:
-        raise ValueError(
-            "The laws were counted in different bins, on other software or another machine, and "
-            "cannot be merged; simulate them in one place."
         )
     keys = [key for law in laws for key in law.keys]
     if len(set(keys)) < len(keys):

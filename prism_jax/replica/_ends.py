@@ -210,7 +210,13 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
 
 def _noise(dtype, arguments, counter):
     key, sample_ids = arguments
-    return normals(key, sample_ids, counter, dtype)
+    draw = ft.partial(normals, key, sample_ids, dtype=dtype)
+    if jax.default_backend() != "cpu":
+        return draw(counter)
+    # A branch: a loop on a CPU that several programs share would draw it again for each of them.
+    none = ft.partial(jax.tree.map, lambda x: jnp.full(x.shape, jnp.nan, x.dtype))
+    is_counter = counter.ravel()[0] != np.uint32(2**32 - 1)
+    return lax.cond(is_counter, draw, lambda _: none(jax.eval_shape(draw, counter)), counter)
 
 
 def _scores(
