@@ -24,7 +24,7 @@ from validation.tables import Row, options, table
 MOVES = (
     ("layout.tp", "ARROW_RIGHT"),
     ("layout.tp", "ARROW_LEFT"),
-    ("training.zero", "ARROW_RIGHT"),
+    ("training.zero", "ARROW_LEFT"),
     ("training.microbatch_size", "ARROW_RIGHT"),
     ("cluster", "ARROW_DOWN"),
     ("training.software", "ARROW_DOWN"),

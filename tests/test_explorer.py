@@ -126,6 +126,25 @@ def test_jobs_move_by_what_their_files_and_changes_do_not_say():
     assert "refused" not in _asked(of, "step", world_size="32")
 
 
+def test_each_value_of_a_control_has_figures_or_a_reason():
+    of = explored("examples/one_device.toml")
+    for control in of.controls:
+        assert control.own in control.values
+        for value in control.values:
+            step = _asked(of, "step", **{control.name: value})
+            reason = step.get("refused", ".")
+            assert reason.endswith(".")
+            assert "cannot be computed" not in reason
+            if "refused" not in step:
+                figures = [step[name] for name in ("step_s", "memory_gib", "gpu_hours")]
+                assert np.isfinite(
+                    [*figures, *step["interval_s"], *step["breakdown_s"].values()]
+                ).all()
+                assert min(figures) > 0
+    (software,) = (c for c in of.controls if c.name == "training.software")
+    assert software.values[0] == software.own == "none"
+
+
 @pytest.mark.parametrize(
     "question", [b"[" * 60_000, b"\xff", b'{"what": [], "settings": {}}', b"null", b"{}"]
 )

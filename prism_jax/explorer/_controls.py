@@ -73,10 +73,11 @@ def controls_of(job: Job, program: Program) -> tuple[Control, ...]:
 
 
 def _control(group: str, name: str, own: Any, values: Iterable[Any]) -> Control:
-    """Numbers rise; the job's own value is one of them."""
-    listed = dict.fromkeys([*values, own])
+    """Numbers rise; the job's own value is one of them, and a word that is not listed the first."""
+    listed = list(values)
+    listed = listed if own in listed else [own, *listed]
     if not isinstance(own, str):
-        listed = sorted(listed)
+        listed = sorted({*listed})
     return Control(group, name, tuple(map(_text, listed)), _text(own))
 
 
