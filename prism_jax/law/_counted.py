@@ -71,7 +71,7 @@ def law_of(part: Counted, number: int, errors: Errors, **fields: Any) -> Law:
     return Law(
         mean=float(np.float64(part.centre) + shift),
         std=float(np.sqrt(max(square - shift**2, 0.0))),
-        histogram=histogram_of(np.asarray(part.times)[:number], np.ones(number, np.int64)),
+        histogram=histogram_of(np.asarray(part.times)[:number]),
         errors=errors,
         **fields,
     )

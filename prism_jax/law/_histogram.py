@@ -56,17 +56,17 @@ class Histogram(AbstractCompared):
 
 
 def histogram_of(
-    times: Float[np.ndarray, " steps"], counts: Int[np.ndarray, " steps"]
+    times: Float[np.ndarray, " steps"], counts: Int[np.ndarray, " steps"] | None = None
 ) -> Histogram:
-    """The histogram of ascending times and of how many steps took each."""
-    up_to = np.cumsum(counts)
-    if up_to[-1] > MOST_EXACT:
+    """The histogram of ascending times and of how many steps took each: by default one."""
+    number = len(times) if counts is None else int(counts.sum())
+    if number > MOST_EXACT:
         # The bits of a float after the leading one are its last.
-        whole = times.view(f"i{times.itemsize}")
-        whole = whole & (-1 << (np.finfo(times.dtype).nmant - BITS))
-        times = whole.view(times.dtype)
-    last = np.flatnonzero(np.append(times[1:] != times[:-1], True))
-    return Histogram(times[last], np.diff(up_to[last], prepend=0))
+        bits = times.view(f"i{times.itemsize}")
+        times = (bits & (-1 << (np.finfo(times.dtype).nmant - BITS))).view(times.dtype)
+    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
+    up_to = last + 1 if counts is None else np.cumsum(counts)[last]
+    return Histogram(times[last], np.diff(up_to, prepend=0))
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:
