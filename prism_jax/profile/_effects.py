@@ -230,17 +230,15 @@ def between_workers(
     along = np.sum(rows * unit, axis=1) / length
     along_df = df / max(np.sum(used) / max(np.sum(used.any(axis=1)), 1), 1)
     spread = data * float(np.sum(length**2) / max(np.sum(length > 0), 1))
-    squares = np.sum(along**2), np.sum(rows**2) - np.sum(along**2)
-    dfs = along_df, df - along_df
-    noises = noise + spread, noise
-    pairs = [(s / d, d, n) for s, d, n in zip(squares, dfs, noises, strict=True) if d > 0.5]
+    squares = np.array([np.sum(along**2), np.sum(rows**2) - np.sum(along**2)])
+    dfs, noises = np.array([along_df, df - along_df]), np.array([noise + spread, noise])
+    known = dfs > 0.5
+    squares, dfs, noises = squares[known], dfs[known], noises[known]
+    values = squares / dfs - noises
     # A rough value first, for the weights.
-    rough = max(min(square - own for square, _, own in pairs), 0.0)
-    weights = np.array([d / (rough + own + ALIKE**2) ** 2 for _, d, own in pairs])
-    values = np.array([square - own for square, _, own in pairs])
+    weights = dfs / (max(values.min(), 0.0) + noises + ALIKE**2) ** 2
     value = float(np.sum(weights * values) / np.sum(weights))
-    information = [d / (max(value, 0) + own + ALIKE**2) ** 2 for _, d, own in pairs]
-    error = float(np.sqrt(2 / np.sum(information)))
+    error = float(np.sqrt(2 / np.sum(dfs / (max(value, 0.0) + noises + ALIKE**2) ** 2)))
     note = f"from {int(np.sum(there))} workers" if df < 30 else ""
     return Variance(value, error, note)
 

@@ -312,31 +312,23 @@ def op_latencies(trace: Trace, step: StepGraph) -> ByKind:
 
     So it contains neither the waits of workers nor, for collectives, the waits for other members.
     """
-    ends = _recorded_ends(trace, step)
-    latencies = np.empty_like(ends)
-    for op, before in enumerate(step.graph.predecessors):
-        ready = ends[list(before)].max(axis=0) if before else 0.0
-        latencies[op] = ends[op] - ready
-    return step.by_kind(np.maximum(latencies, 0))
-
-
-def _recorded_ends(trace: Trace, step: StepGraph) -> Float[np.ndarray, "ops steps"]:
     pp = trace.job.layout.pp
     lowest = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in trace.start.values()], axis=0)
-    ends = np.empty((step.graph.num_ops, len(trace.steps)))
-    columns = step.kind, step.op, step.members, step.calls, step.graph.phase.tolist()
-    for number, (kind, op, members, calls, phase) in enumerate(zip(*columns, strict=True)):
+    ends, latencies = np.empty((2, step.graph.num_ops, len(trace.steps)))
+    columns = step.kind, step.op, step.members, step.calls, step.graph.predecessors
+    for number, (kind, op, members, calls, before) in enumerate(zip(*columns, strict=True)):
         places = [(*divmod(m, pp), call) for m, call in zip(members, calls, strict=True)]
         if kind.startswith(LAUNCH):
-            ends[number] = trace.start[op][:, *places[0]]
-        elif phase == SEND_RECV:
-            tables = trace.end[f"{op}-send"], trace.end[f"{op}-recv"]
-            ends[number] = np.maximum(
-                *(t[:, *place] for t, place in zip(tables, places, strict=True))
-            )
+            end = trace.start[op][:, *places[0]]
+        elif step.graph.phase[number] == SEND_RECV:
+            sent, received = trace.end[f"{op}-send"], trace.end[f"{op}-recv"]
+            end = np.maximum(sent[:, *places[0]], received[:, *places[1]])
         else:
-            ends[number] = np.min([trace.end[op][:, *place] for place in places], axis=0)
-    return ends - lowest
+            end = np.min([trace.end[op][:, *place] for place in places], axis=0)
+        ends[number] = end - lowest
+        ready = ends[list(before)].max(axis=0) if before else 0.0
+        latencies[number] = np.maximum(ends[number] - ready, 0)
+    return step.by_kind(latencies)
 
 
 def replayed_step_times(step: StepGraph, latencies: ByKind) -> Float[np.ndarray, " steps"]:
