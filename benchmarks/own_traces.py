@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 import prism_jax as prism
 from prism_jax.data import Variation
-from prism_jax.profile import op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import replayed_step_times, traced_graph
 from prism_jax.trace import outline, read_profile_traces, read_range_names, read_step_times
 from validation.tables import Folder, Row, Rows, cells, line, options, table, table_of
 
@@ -51,8 +51,7 @@ def trace_rows(folder: Folder) -> Rows:
 
 def replay_error(trace) -> float:
     """How far the replay of a trace's ops is off its steps, at most."""
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     return float(np.max(np.abs(again / trace.step_times() - 1)))
 
 
@@ -83,8 +82,8 @@ def _of_trace(name: str, trace) -> Rows:
 
 def independent(trace, profile):
     """The profile of a model that knows kinds of ops, but neither workers nor what ops share."""
-    step = step_graph(trace.job, profile.outline)
-    pools = {kind: x[~np.isnan(x)] for kind, x in op_latencies(trace, step).items()}
+    _, latencies = traced_graph(trace, profile.outline)
+    pools = {kind: x[~np.isnan(x)] for kind, x in latencies.items()}
     laws = []
     for kind, pool in pools.items():
         cv = float(pool.std() / pool.mean()) if pool.mean() > 0 else 0.0

@@ -10,7 +10,7 @@ from prism_jax.analysis import sample_step
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
 from prism_jax.plot._chrome_trace import op_name
-from prism_jax.profile import ladder, op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import ladder, replayed_step_times, step_graph, traced_graph
 from prism_jax.profile._clean import constant_parts, position_factors
 from prism_jax.profile._profile import PositionFactor, WorkerMean
 from prism_jax.trace import outline
@@ -56,9 +56,8 @@ def _stages_differ(kind, worker, call, rng):
     return mean * (5 if odd else 1) * np.exp((0.06 if odd else 0.2) * rng.standard_normal())
 
 
-def _latencies(job, trace):
-    step = step_graph(job, outline(trace))
-    return step, op_latencies(trace, step)
+def _latencies(trace):
+    return traced_graph(trace, outline(trace))
 
 
 def _constants(step, latencies):
@@ -68,7 +67,7 @@ def _constants(step, latencies):
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 1), (4, 2)])
 def test_a_sleep_is_found(dp, pp):
     job = _job(dp, pp)
-    constants = _constants(*_latencies(job, _made_trace(job, 60, _sleeping)))
+    constants = _constants(*_latencies(_made_trace(job, 60, _sleeping)))
     assert not constants.pop("backward-compute").any()
     seconds = constants.pop("forward-compute").reshape(-1)
     assert not constants
@@ -81,7 +80,7 @@ def test_a_sleep_is_found(dp, pp):
 def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
     """95 % of the latency or, beside workers with the same work, what the worker is slower by."""
     job = _job(dp, pp)
-    constants = _constants(*_latencies(job, _made_trace(job, 60, _never_varies)))
+    constants = _constants(*_latencies(_made_trace(job, 60, _never_varies)))
     longest = max(seconds.max() for seconds in constants.values())
     np.testing.assert_allclose(longest, most, atol=4 * 0.1 * 0.2 * 1.25 / np.sqrt(4 * 60))
 
@@ -92,7 +91,7 @@ def test_constant_part_of_an_op_has_an_upper_bound(dp, pp, most):
 def test_no_constant_part_is_found_in_noise(latency, spread):
     """Also where workers are up to eight times slower, stages differ, or steps share a factor."""
     job, rng, number = _job(4, 2), np.random.default_rng(0), 0
-    step, latencies = _latencies(job, _made_trace(job, 30, latency))
+    step, latencies = _latencies(_made_trace(job, 30, latency))
     for _ in range(100):
         shared = np.exp(spread * rng.standard_normal(30))
         shuffled = {kind: rng.permuted(x, axis=3) * shared for kind, x in latencies.items()}
@@ -146,8 +145,8 @@ def test_fitted_laws_keep_the_constant_part(tmp_path):
 def test_a_constant_part_is_time_before_the_op(blocking):
     job = msgspec.structs.replace(_job(2, 2), schedule=ScheduleConfig("1f1b", 4, blocking=blocking))
     trace = _made_trace(job, 30, _alike)
-    step = step_graph(job, outline(trace))
-    seconds = step.by_op(op_latencies(trace, step))
+    step, latencies = _latencies(trace)
+    seconds = step.by_op(latencies)
     parts = {("forward-compute", 1): 0.3, ("backward-compute", 2): 0.2}
     nodes = list(zip(step.kind, step.members, strict=True))
     constant = np.array([[parts.get((kind, members[0]), 0.0)] for kind, members in nodes])
@@ -224,7 +223,7 @@ def _by_position(kind, worker, call, rng):
 @pytest.mark.parametrize(("dp", "pp"), [(1, 2), (2, 2), (2, 1)])
 def test_positions_are_found_where_they_are(dp, pp):
     job = _job(dp, pp)
-    _, latencies = _latencies(job, _made_trace(job, 60, _by_position))
+    _, latencies = _latencies(_made_trace(job, 60, _by_position))
     for kind, x in latencies.items():
         factors = position_factors(x)
         truth = np.array([_FACTORS.get((kind, m), 1.0) for m in range(x.shape[2])])

@@ -8,10 +8,9 @@ from prism_jax.profile import (
     compile_profile,
     fit_profile,
     load_profile,
-    op_latencies,
     replayed_step_times,
     save_profile,
-    step_graph,
+    traced_graph,
 )
 from prism_jax.profile._observe import two_classes, with_inner_waits
 from prism_jax.trace import outline
@@ -89,8 +88,7 @@ def test_waits_of_replicas_within_a_step_are_found(gathered, pp):
     mean, rng = trace.step_times().mean(), np.random.default_rng(0)
     moved = {}
     for name, shape in (("with", found), ("without", plain)):
-        step = step_graph(job, shape)
-        latencies = op_latencies(trace, step)
+        step, latencies = traced_graph(trace, shape)
         np.testing.assert_allclose(
             replayed_step_times(step, latencies), trace.step_times(), rtol=1e-9
         )

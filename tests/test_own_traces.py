@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prism_jax.data import load_job
-from prism_jax.profile import op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import replayed_step_times, traced_graph
 from prism_jax.trace import (
     contents,
     outline,
@@ -39,8 +39,7 @@ def test_steps_take_as_long_as_they_were_measured_to(trace):
 
 
 def test_ops_start_where_the_schedule_says(trace):
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     np.testing.assert_allclose(again, trace.step_times(), rtol=0.005)
     assert [call.op for call in outline(trace).before] == ["load-data"]
 

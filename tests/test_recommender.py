@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import prism_jax as prism
 from prism_jax.cluster import gemm_latency
 from prism_jax.data import load_job, load_model
-from prism_jax.profile import op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import replayed_step_times, traced_graph
 from prism_jax.trace import outline, read_profile_traces
 from prism_jax.workload import count_parameters
 from prism_jax.workload.modules._recommender import EmbeddingTable, vectors_of
@@ -251,8 +251,7 @@ def test_a_trace_of_a_recommender_is_replayed_and_read_by_fit(
 ):
     """What a fit begins with is there: a replay of the step takes as long as the step."""
     trace = read_profile_traces(traced, load_job(traced_job))
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     assert again == pytest.approx(trace.step_times(), rel=0.01)
     words = ["fit", str(traced), "--format", "kineto", "--job", str(traced_job)]
     assert "at least 4 are needed" in refused([*words, "--out", str(tmp_path / "profile")])

@@ -15,7 +15,7 @@ from prism_jax.cli import main
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig, load_job
 from prism_jax.engine import simulate
 from prism_jax.law import crps
-from prism_jax.profile import ladder, op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import ladder, replayed_step_times, step_graph, traced_graph
 from prism_jax.profile._fit import match_steps
 from prism_jax.schedule import order_of
 from prism_jax.trace import (
@@ -126,8 +126,7 @@ def _plain(kind, worker, call, rng):
 @pytest.mark.parametrize("name", _TRACES)
 def test_the_replay_of_a_trace_gives_back_its_steps(shared, name):
     trace, path = _traced(shared, name)
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     measured = prism.read_step_times(path)
     np.testing.assert_allclose(again, measured, rtol=5e-3)
     assert np.corrcoef(again, measured)[0, 1] >= 0.99

@@ -9,7 +9,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.engine import simulate
-from prism_jax.profile import op_latencies, replayed_step_times, step_graph
+from prism_jax.profile import replayed_step_times, step_graph, traced_graph
 from prism_jax.schedule import make_schedule, order_of
 from prism_jax.trace import outline, read_profile_traces, read_trace
 
@@ -78,8 +78,7 @@ def test_the_order_of_a_table_is_found_and_its_replay_gives_back_its_steps(tmp_p
     assert trace.job.schedule.virtual_stages == made.job.schedule.virtual_stages
     assert not trace.notes
     _same(trace, made)
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     np.testing.assert_allclose(again, made.step_times(), rtol=1e-9)
     _same(read_trace(path, made.job), made)  # Stated, it is the same.
 
@@ -89,8 +88,7 @@ def test_the_ranges_of_a_profiler_tell_the_same(tmp_path, made):
     orders = order_of(made.job.schedule, made.job.layout).orders()
     assert order_of(trace.job.schedule, trace.job.layout).orders() == orders
     _same(trace, made, atol=2e-8, ahead=1e-4)
-    step = step_graph(trace.job, outline(trace))
-    again = replayed_step_times(step, op_latencies(trace, step))
+    again = replayed_step_times(*traced_graph(trace, outline(trace)))
     np.testing.assert_allclose(again, trace.step_times(), rtol=1e-9)
 
 

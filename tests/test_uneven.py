@@ -12,7 +12,7 @@ import pytest
 import prism_jax as prism
 from prism_jax.analysis import Mean, estimate
 from prism_jax.data import Call, Job, Layout, Outline, ScheduleConfig
-from prism_jax.profile import ladder, op_latencies, replayed_step_times, shuffled_means, step_graph
+from prism_jax.profile import ladder, replayed_step_times, shuffled_means, step_graph, traced_graph
 from prism_jax.profile._components import take_apart
 from prism_jax.profile._laws import law_of_data
 from prism_jax.program import Sets, Variability
@@ -111,8 +111,7 @@ def test_a_wait_that_is_missing_moves_the_mean(made):
     trace, profile, _ = made
     moved = {}
     for scope in ("last", None):
-        step = step_graph(_JOB, _outline(scope))
-        latencies = op_latencies(trace, step)
+        step, latencies = traced_graph(trace, _outline(scope))
         np.testing.assert_allclose(
             replayed_step_times(step, latencies), trace.step_times(), rtol=1e-9
         )

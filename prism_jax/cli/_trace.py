@@ -223,8 +223,7 @@ def fit(args: Args) -> Output:
     profile = prism.profile.fit_profile(chosen)
     prism.profile.save_profile(profile, args.out, overwrite=args.force)
     _load.say(args, "replaying the steps with more and more parts sampled from the fitted laws")
-    step = prism.profile.step_graph(trace.job, profile.outline)
-    latencies = prism.profile.op_latencies(chosen, step)
+    step, latencies = prism.profile.traced_graph(chosen, profile.outline)
     again = prism.profile.replayed_step_times(step, latencies)
     moved = prism.profile.shuffled_means(step, latencies)
     measured, fitted = chosen.step_times(), profile.fitted

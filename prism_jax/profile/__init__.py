@@ -9,7 +9,7 @@ from ._profile import (
     save_profile as save_profile,
 )
 from ._step_graph import (
-    op_latencies as op_latencies,
     replayed_step_times as replayed_step_times,
     step_graph as step_graph,
+    traced_graph as traced_graph,
 )

@@ -17,9 +17,8 @@ from ._step_graph import (
     CONSTANT,
     ByKind,
     StepGraph,
-    op_latencies,
     replayed_step_times,
-    step_graph,
+    traced_graph,
 )
 
 
@@ -56,26 +55,29 @@ def ladder(trace: Trace, profile: Profile) -> list[Rung]:
     The rungs. The first has measured ops, the last the whole profile, up to the noise of some
     hundred steps.
     """
-    step, rungs = step_graph(profile.job, profile.outline), []
-    for name, latencies in _drawn_in_turn(trace, profile, step):
+    step, measured = traced_graph(trace, profile.outline)
+    rungs = []
+    for name, latencies in _drawn_in_turn(measured, profile, step):
         steps = replayed_step_times(step, latencies)
         rungs.append(Rung(name, float(steps.mean()), float(np.quantile(steps, 0.95))))
     return rungs
 
 
-def _drawn_in_turn(trace: Trace, profile: Profile, step: StepGraph) -> Iterator[tuple[str, ByKind]]:
+def _drawn_in_turn(
+    measured: ByKind, profile: Profile, step: StepGraph
+) -> Iterator[tuple[str, ByKind]]:
     """The names of parts, and latencies with these parts drawn from their laws. A latency is
     `constant + mean * relative * residual`, where `relative` is the effect of data.
     """
     mean, constant, loadings = _means(profile, step)
-    times = max(-(-_STEPS // len(trace.steps)), 1)
-    measured = {kind: np.tile(x, times) for kind, x in op_latencies(trace, step).items()}
-    varying = {kind: x - constant[kind] for kind, x in measured.items()}
+    num_steps = measured[step.phases[0]].shape[3]
+    times = max(-(-_STEPS // num_steps), 1)
+    varying = {kind: np.tile(x, times) - constant[kind] for kind, x in measured.items()}
     compute = [_ratio(varying[kind], mean[kind]) for kind in step.phases]
     of_data = np.moveaxis(find_factor(compute_logs(compute), loadings).relative, 2, 0)
     relative = dict.fromkeys(mean, np.ones(1)) | dict(zip(step.phases, of_data, strict=True))
     residuals = {kind: _ratio(x, mean[kind] * relative[kind]) for kind, x in varying.items()}
-    laws = _Laws(profile, step, times * len(trace.steps))
+    laws = _Laws(profile, step, times * num_steps)
 
     def latencies() -> ByKind:
         return {k: constant[k] + mean[k] * relative[k] * residuals[k] for k in mean}

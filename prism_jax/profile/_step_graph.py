@@ -260,8 +260,7 @@ class _Nodes:
                     waits = [n for replica in replicas for n in waits_of(replica, op)]
                 if (kind, worker) in self.constants:
                     constant = CONSTANT + kind
-                    fields_of_constant = fields | {"phase": constant}
-                    waits = [self.add(constant, (worker,), waits, **fields_of_constant)]
+                    waits = [self.add(constant, (worker,), waits, **fields | {"phase": constant})]
                 node = self.add(kind, (worker,), waits, **fields)
                 self.orders[worker].append(node)
             new[d].append(node)
@@ -303,10 +302,10 @@ class _Nodes:
 def traced_graph(trace: Trace, outline: Outline) -> tuple[StepGraph, ByKind]:
     """The graph of a trace's steps with this outline, and the latencies of its ops."""
     step = step_graph(trace.job, outline)
-    return step, op_latencies(trace, step)
+    return step, _op_latencies(trace, step)
 
 
-def op_latencies(trace: Trace, step: StepGraph) -> ByKind:
+def _op_latencies(trace: Trace, step: StepGraph) -> ByKind:
     """The latency of each op in each step, from the end of the last op that it waited for, in
     seconds.
 
