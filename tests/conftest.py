@@ -55,13 +55,6 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def getkey():
-    import equinox.internal as eqxi  # Late, so that the jaxtyping hook sees the package first.
-
-    return eqxi.GetKey()
-
-
-@pytest.fixture
 def answered(capsys):
     """A function that runs a command, which ends well, and returns what it prints: with `--json`,
     the object.
@@ -69,7 +62,7 @@ def answered(capsys):
     from prism_jax.cli import main
 
     def run(words):
-        assert main(words) == 0
+        assert main([*map(str, words)]) == 0
         printed = capsys.readouterr().out
         return json.loads(printed) if "--json" in words else printed
 
@@ -78,14 +71,33 @@ def answered(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """A function that runs a command, which is refused, and returns what it says."""
+    """A function that runs a command, which is refused, and returns what it says: one line, besides
+    notes.
+    """
     from prism_jax.cli import main
 
     def run(words):
-        assert main(words) == 2
-        return capsys.readouterr().err
+        assert main([*map(str, words)]) == 2
+        said = capsys.readouterr()
+        lines = said.err.splitlines()
+        (line,) = (line for line in lines if not line.startswith("prism-jax: note: "))
+        assert len(line) < 700  # Of which a path is a part.
+        assert said.out == ""
+        return said.err
 
     return run
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes a text, or its lines, to a file of a name, and returns its path."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else "\n".join(text))
+        return path
+
+    return write
 
 
 @pytest.fixture

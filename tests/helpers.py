@@ -3,9 +3,9 @@
 import contextlib
 import functools as ft
 import heapq
-import math
+import itertools as it
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -174,20 +174,10 @@ def kernels_of(block: Block) -> Counter[Kernel]:
     return counts
 
 
-def kernel_flop(kernel: Kernel) -> float:
-    """The floating-point operations that a kernel of a workload executes, read from its name."""
-    if kernel.kind == "gemm":
-        return 2.0 * math.prod(int(part) for part in kernel.size.split()[1].split("x"))
-    if kernel.kind == "attention":
-        _, shape, phase = kernel.size.split()
-        products = 5 if phase == "backward" else 2
-        *sizes, head = shape.split("x")
-        key, _, value = head.partition("+")
-        head = (
-            int(key) * (products // 2 + products % 2) + int(value or key) * (products // 2)
-        ) / products
-        return products * head * math.prod(map(int, sizes))
-    return 0.0
+def flop_of(blocks: Sequence[Block], *kinds: str) -> float:
+    """The operations of blocks on one GPU, of all kernels or of those of some kinds."""
+    kernels = it.chain.from_iterable(kernels_of(block).items() for block in blocks)
+    return sum(k.flop * count for k, count in kernels if not kinds or k.kind in kinds)
 
 
 def small_model(**changes: Any) -> Model:
@@ -219,17 +209,6 @@ def made_law(steps: np.ndarray | None = None) -> Law:
     about = {"requested": 500, "effective_samples": 500.0, "program": "", "keys": ((0, 0),)}
     about |= {"compile_s": 0.0, "run_s": 1.0}
     return law_of(counted(steps, len(steps), np), len(steps), errors, **about)
-
-
-def claimed_over_scatter(laws) -> dict[str, float]:
-    """Standard errors that laws of other keys claim, on average, over how much they scatter: of the
-    mean, p50 and p95.
-    """
-    found = {"mean": ([law.mean for law in laws], [law.errors.mean for law in laws])}
-    for name, q in (("p50", 0.5), ("p95", 0.95)):
-        halves = [np.diff(law.quantile_interval(q))[0] / 3.92 for law in laws]
-        found[name] = ([law.quantile(q) for law in laws], halves)
-    return {n: float(np.mean(errors) / np.std(x, ddof=1)) for n, (x, errors) in found.items()}
 
 
 def block_program(block, members: int, spread: float, gpus: float, *, network=None, **options):
@@ -280,11 +259,17 @@ def refusal(call: Callable[[], Any], words: str, error: type[Exception] = ValueE
     """The sentence in which a call is refused; its words, between ` ... `, are there in order."""
     with pytest.raises(error) as raised:
         call()
-    message, start = str(raised.value), 0
+    message = str(raised.value)
     assert "\n" not in message
     assert len(message) < 700  # Of which a path is a part.
+    has_in_order(message, words)
+    return message
+
+
+def has_in_order(message: str, words: str) -> None:
+    """Asserts that the words, between ` ... `, are in a message in this order."""
+    start = 0
     for part in words.split(" ... "):
         start = message.find(part, start)
         assert start >= 0, f"{part!r} is not where it is expected in {message!r}"
         start += len(part)
-    return message

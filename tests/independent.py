@@ -72,7 +72,15 @@ def simulate_steps(step: Step, laws: Laws, num_steps: int, seed: int) -> np.ndar
 
     Numbers of one seed are the same whatever the values of the laws.
     """
-    return np.concatenate([batch.step_times() for batch in _batches(step, laws, num_steps, seed)])
+    return steps_of_laws(step, [laws], num_steps, seed)[0]
+
+
+def steps_of_laws(step: Step, laws: Sequence[Laws], num_steps: int, seed: int) -> list[np.ndarray]:
+    """The times of the same steps by each of several laws, for which numbers are drawn once."""
+    batches = [
+        [batch.step_times() for batch in by_law] for by_law in _batches(step, laws, num_steps, seed)
+    ]
+    return [np.concatenate(times) for times in zip(*batches, strict=True)]
 
 
 def simulate_block(block, members: int, laws: Laws, number: int, seed: int, network_links=()):
@@ -83,27 +91,48 @@ def simulate_block(block, members: int, laws: Laws, number: int, seed: int, netw
     alone = Step([block], [()], {}, [()], (), [["0F0"]], members, 1, links)
     rows = [
         (batch.step_times(), batch.gpu.max(axis=(0, 1, 2, 3)), batch.congestion > 1)
-        for batch in _batches(alone, laws, number, seed)
+        for (batch,) in _batches(alone, [laws], number, seed)
     ]
     return tuple(np.concatenate(column) for column in zip(*rows, strict=True))
 
 
-def _batches(step: Step, laws: Laws, num_steps: int, seed: int):
+def _batches(step: Step, laws: Sequence[Laws], num_steps: int, seed: int):
     rng = np.random.Generator(np.random.SFC64(seed))
     size = 250  # So many at once stay in the cache.
     for start in range(0, num_steps, size):
-        yield _Batch(step, laws, min(size, num_steps - start), rng)
+        number, kept = min(size, num_steps - start), []
+        draws = (_Draws(rng, kept, len(laws) > 1) for _ in laws)
+        yield (_Batch(step, law, number, drawn) for law, drawn in zip(laws, draws, strict=True))
+
+
+@dataclasses.dataclass
+class _Draws:
+    """Random numbers, which are kept for other laws that draw as many in the same order."""
+
+    rng: np.random.Generator
+    kept: list[np.ndarray]
+    keeps: bool
+    place: int = 0
+
+    def __call__(self, draw) -> np.ndarray:
+        if not self.keeps:
+            return draw(self.rng)
+        if self.place == len(self.kept):
+            self.kept.append(draw(self.rng))
+        self.place += 1
+        return self.kept[self.place - 1]
 
 
 class _Batch:
     """Some steps."""
 
-    def __init__(self, step: Step, laws: Laws, number: int, rng: np.random.Generator):
-        self.step, self.laws, self.number, self.rng = step, laws, number, rng
+    def __init__(self, step: Step, laws: Laws, number: int, draws: _Draws):
+        self.step, self.laws, self.number, self.draws = step, laws, number, draws
         ranks, alike = len(step.orders), (step.replicas, number)
         microbatches = sum("F" in token for token in step.orders[0])
         # Stalls and their sizes have a stream of their own: their number depends on the laws.
-        self.stall_rng = np.random.Generator(np.random.SFC64(int(rng.integers(2**32))))
+        seed = int(draws(lambda rng: rng.integers(2**32)))
+        self.stall_rng = np.random.Generator(np.random.SFC64(seed))
         # Of each GPU; of each pipeline rank of a replica; of the data of each microbatch of a
         # replica, on all stages; and of the whole step.
         self.gpu = self.factor(laws.rank, (ranks, step.members, 1, *alike))
@@ -118,11 +147,11 @@ class _Batch:
 
     def dealt(self, of_share) -> np.ndarray:
         """A function of the shares from 0 to 1, one of as many equal parts for each step."""
-        return self.rng.permutation([of_share((i + 0.5) / self.number) for i in range(self.number)])
+        order = self.draws(lambda rng: rng.permutation(self.number))
+        return np.array([of_share((i + 0.5) / self.number) for i in range(self.number)])[order]
 
     def factor(self, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
-        z = self.rng.standard_normal(shape, np.float32)
-        z *= np.float32(sigma)
+        z = self.draws(lambda rng: rng.standard_normal(shape, np.float32)) * np.float32(sigma)
         z -= np.float32(sigma**2 / 2)
         return np.exp(z, out=z)
 

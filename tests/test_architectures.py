@@ -1,5 +1,7 @@
 """Layers in files of their own, repeated to a depth, and models of a number of parameters."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -114,13 +116,12 @@ def test_layers_of_a_file_replace_those_of_the_model():
     assert changed.ffn_size == before.ffn_size
 
 
-def test_both_ends_keep_the_settings_of_the_job_and_layers_have_those_of_the_file(tmp_path):
+def test_both_ends_keep_the_settings_of_the_job_and_layers_have_those_of_the_file(written):
     """Attention has a norm of its queries in the job's model, and none in the file."""
-    path = tmp_path / "layers.toml"
-    path.write_text('kind = "layers"\nlayers = [{ modules = ["attention", "mlp"], repeat = 8 }]')
+    text = 'kind = "layers"\nlayers = [{ modules = ["attention", "mlp"], repeat = 8 }]'
+    path = written("layers.toml", text)
     video, name = load_model("wan2.1-t2v-14b"), "model=wan2.1-t2v-14b"
-    found = load_job(_JOB, [name, f"layers={path}"]).model
-    assert found is not None
+    found: Any = load_job(_JOB, [name, f"layers={path}"]).model
     assert found.modules == {k: v for k, v in video.modules.items() if k != "attention"}
     layers = (Layer(("attention", "mlp"), 8),)
     ends = {name: video.modules[name] for name in (video.first, video.last)}
@@ -135,8 +136,7 @@ def test_architectures_are_compared_at_as_many_parameters(answered):
     found = answered([*words, "--parameters", "4e9", "--json"])
     for row in (*found["layouts"], found["best_by_mean"]):
         (file,) = (one for one in (_ATTENTION, _HYBRID) if one.name in row["name"])
-        model = load_job(_JOB, [f"layers={file}"]).model
-        assert model is not None
+        model: Any = load_job(_JOB, [f"layers={file}"]).model
         wide = widen(model, 4_000_000_000)
         assert row["hidden_size"] == wide.hidden_size
         assert row["parameters"] == count_parameters(wide) >= 4_000_000_000

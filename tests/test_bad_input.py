@@ -17,27 +17,16 @@ import pytest
 
 import prism_jax as prism
 import prism_jax.cli
-from prism_jax.cli import main
 from prism_jax.data import Layout, Outline, ScheduleConfig, Variation
 from prism_jax.profile._profile import Fitted, WorkerMean
 from prism_jax.schedule import OneFOneB
 from prism_jax.trace import read_factors, read_step_times
 
-from .helpers import by_hand, lognormal, made_law, pipeline_program
+from .helpers import by_hand, lognormal, made_law, pipeline_program, refusal
 
 
 _JOB = "megatron-22b-a100-8"
 _TOML = "kind = 'job'\n[layout]\ntp = 2\n[schedule]\nkind = '1f1b'\nnum_microbatches = 4\n"
-
-
-def _refused(words, capsys) -> str:
-    """What a command says, in one sentence."""
-    assert main([str(word) for word in words]) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.splitlines()
-    assert captured.out == ""
-    assert len(line) < 600
-    return line
 
 
 def _archive(path) -> tuple[dict, dict]:
@@ -99,8 +88,7 @@ def test_a_damaged_law_is_refused(change, tmp_path):
         }[value]
         change = {}
     np.savez(path, **arrays, about=np.array(json.dumps({**about, **change})))
-    with pytest.raises(ValueError, match="is not a law that this version saved"):
-        prism.load_law(path)
+    refusal(lambda: prism.load_law(path), "is not a law that this version saved")
 
 
 def test_a_damaged_program_is_refused(tmp_path):
@@ -119,86 +107,50 @@ def test_a_damaged_program_is_refused(tmp_path):
     ):
         assert old in text
         np.savez(path, **arrays, about=np.array(text.replace(old, new)))
-        with pytest.raises(ValueError, match="is not a program that this version saved"):
-            prism.load_program(path)
+        refusal(lambda: prism.load_program(path), "is not a program that this version saved")
     np.savez(path, **arrays, about=np.array(json.dumps([about])))
-    with pytest.raises(ValueError, match="is not a program that this version saved"):
-        prism.load_program(path)
-
-
-@pytest.mark.parametrize("column", ["gpu", "node"])
-def test_place_takes_no_names_of_hosts(column, tmp_path, capsys):
-    path = tmp_path / "factors.csv"
-    path.write_text(f"{column},factor\nhost-1,1.0\nhost-2,1.1\n")
-    said = _refused(["place", _JOB, "--factors", path], capsys)
-    assert "'host-1'" in said
-    assert "whole numbers" in said
+    refusal(lambda: prism.load_program(path), "is not a program that this version saved")
 
 
 @pytest.mark.parametrize("column", ["Rank", "global_rank", "gpu_id", "hostname", "node name"])
-def test_rows_by_a_column_of_another_name_are_not_taken_in_the_order_of_the_file(column, tmp_path):
-    path = tmp_path / "factors.csv"
-    path.write_text(f"{column},factor\n1,1.3\n0,1.0\n")
+def test_rows_by_a_column_of_another_name_are_not_taken_in_the_order_of_the_file(column, written):
+    path = written("factors.csv", f"{column},factor\n1,1.3\n0,1.0\n")
     with pytest.raises(ValueError, match=rf"{column}.*; call that column `gpu`, `rank` or `node`"):
         read_factors(path)
     path.write_text("gpu_tflops,seconds\n500,1.3\n650,1.0\n")  # What is measured names no row.
     assert read_factors(path, "seconds")[0].tolist() == [1.3, 1.0]
 
 
-@pytest.mark.parametrize("option", ["--steps", "--spares", "--repair"])
-def test_options_of_slow_ranks_go_with_a_file_of_ranks(option, capsys):
-    said = _refused(["diagnose", _JOB, "--step-time", "1.2", option, "5"], capsys)
-    assert "give --ranks" in said
-
-
 def test_columns_of_another_type(tmp_path):
     path = tmp_path / "table.parquet"
     for kind in (pl.lit([1, 2]), pl.struct(a=1), pl.lit(2**63, pl.UInt64), pl.lit(b"x")):
         pl.DataFrame({"factor": [1.0, 1.1]}).with_columns(gpu=kind).write_parquet(path)
-        with pytest.raises(ValueError, match=r"table\.parquet"):
-            read_factors(path)
+        refusal(lambda: read_factors(path), "table.parquet")
         frame = pl.DataFrame({"step_time_s": [1.0, 1.1]}).with_columns(step=kind, run=kind)
         frame.write_parquet(path)
-        with pytest.raises(ValueError, match=r"table\.parquet"):
-            read_step_times(path)
+        refusal(lambda: read_step_times(path), "table.parquet")
 
 
 def test_a_field_that_is_larger_than_the_limit_of_csv(tmp_path):
     folder = _profile(tmp_path / "profile")
     (folder / "means.csv").write_text(f"kind,dp_rank,stage,mean_s\n{'x' * 200_000},0,0,1\n")
-    with pytest.raises(ValueError, match=r"means\.csv, line 2: .*field limit"):
-        prism.load_profile(folder)
-
-
-def test_a_number_has_no_keys_of_its_own(capsys):
-    for key in ("layers_per_stage.x", "layers_per_stage.None", "layers_per_stage.0"):
-        words = ["--set", "schedule.layers_per_stage=[24, 24]", "--set", f"schedule.{key}=3"]
-        assert f"schedule.{key}" in _refused(["simulate", _JOB, *words], capsys)
+    refusal(lambda: prism.load_profile(folder), "means.csv, line 2: ... field limit")
 
 
 @pytest.mark.parametrize("digits", [20, 468, 5000])
 @pytest.mark.parametrize("key", ["kernels.rank.sigma", "layout.dp", "model.num_layers"])
-def test_a_number_of_many_digits(key, digits, tmp_path, capsys):
-    said = _refused(["simulate", _JOB, "--set", f"{key}={'9' * digits}"], capsys)
+def test_a_number_of_many_digits(key, digits, refused, written):
+    said = refused(["simulate", _JOB, "--set", f"{key}={'9' * digits}"])
     assert "more than 64 bits" in said
-    path = tmp_path / "job.toml"
-    path.write_text(_TOML.replace("= 4", f"= {'9' * digits}"))
-    assert "more than 64 bits" in _refused(["simulate", path], capsys)
-    _refused(["simulate", _JOB, "--samples", "9" * digits], capsys)
-
-
-def test_a_link_of_a_job_without_a_cluster(tmp_path, capsys):
-    path = tmp_path / "job.toml"
-    path.write_text(_TOML)
-    said = _refused(["whatif", path, "--link", "infiniband:1.5"], capsys)
-    assert "names no cluster" in said
+    path = written("job.toml", _TOML.replace("= 4", f"= {'9' * digits}"))
+    assert "more than 64 bits" in refused(["simulate", path])
+    refused(["simulate", _JOB, "--samples", "9" * digits])
 
 
 @pytest.mark.parametrize("name", ["a[b].csv", "a*.csv", "a?.csv"])
 def test_no_character_of_a_name_stands_for_others(name, tmp_path):
     (tmp_path / "ab.csv").write_text("step_time_s\n1\n")
-    with pytest.raises(ValueError, match="no such file"):
-        read_step_times(tmp_path / name)
+    refusal(lambda: read_step_times(tmp_path / name), "no such file")
     (tmp_path / name).write_text("step_time_s\n2\n")
     assert read_step_times(tmp_path / name).tolist() == [2]
     pl.DataFrame({"factor": [3.0]}).write_parquet(tmp_path / f"{name}.parquet")
@@ -211,7 +163,7 @@ def test_no_character_of_a_name_stands_for_others(name, tmp_path):
     assert prism.sweep(program, values, **options).equals(found)
 
 
-def test_errors_cut_long_quotations(tmp_path, capsys):
+def test_errors_cut_long_quotations(tmp_path, refused):
     much = "x" * 10_000_000
     for words in (
         ["simulate", much],
@@ -236,7 +188,7 @@ def test_errors_cut_long_quotations(tmp_path, capsys):
         ["place", _JOB, "--factors", f"{much}.csv"],
         ["score", _JOB, "--against", much],
     ):
-        assert "xxx" in _refused(words, capsys)
+        assert "xxx" in refused(words)
     path = tmp_path / "job.toml"
     for text in (
         f"name = '{much[: 10**6]}'",
@@ -244,9 +196,9 @@ def test_errors_cut_long_quotations(tmp_path, capsys):
         f"world_size = '{much[: 10**6]}'",
     ):
         path.write_text(f"{text}\n{_TOML}")
-        _refused(["simulate", path], capsys)
+        refused(["simulate", path])
     (tmp_path / "factors.csv").write_text(f"factor,{much}\n{much},1\n")
-    _refused(["place", _JOB, "--factors", tmp_path / "factors.csv"], capsys)
+    refused(["place", _JOB, "--factors", tmp_path / "factors.csv"])
 
 
 @pytest.mark.parametrize("suffix", [".toml", ".csv", ".parquet", ".npz"])
@@ -266,22 +218,19 @@ def test_pipes_and_endless_devices(suffix, tmp_path):
                 load(path)
 
 
-def test_a_file_that_is_too_large(tmp_path):
-    path = tmp_path / "job.toml"
-    path.write_text(_TOML)
+def test_a_file_that_is_too_large(written):
+    path = written("job.toml", _TOML)
     os.truncate(path, 2**40)  # It takes no room.
-    with pytest.raises(ValueError, match="larger than the 2 MiB"):
-        prism.load_job(path)
+    refusal(lambda: prism.load_job(path), "larger than the 2 MiB")
 
 
-def test_a_deeply_nested_key(tmp_path, capsys):
+def test_a_deeply_nested_key(tmp_path, refused):
     path, deep = tmp_path / "job.toml", ".".join("a" * 30_000)
     for text in (f"{deep} = 1", f"[{deep}]", f"a = {{ {deep} = 1 }}", '"b" .' * 40 + "c = 1"):
         path.write_text(f"{_TOML}\n{text}\n")
-        with pytest.raises(ValueError, match="more than 12 parts"):
-            prism.load_job(path)
-    _refused(["simulate", _JOB, "--set", f"layout.dp={{{deep} = 1}}"], capsys)
-    _refused(["simulate", _JOB, "--set", f"{deep}=1"], capsys)
+        refusal(lambda: prism.load_job(path), "more than 12 parts")
+    refused(["simulate", _JOB, "--set", f"layout.dp={{{deep} = 1}}"])
+    refused(["simulate", _JOB, "--set", f"{deep}=1"])
 
 
 def test_a_profile_of_too_many_microbatches(tmp_path):
@@ -294,8 +243,7 @@ def test_a_profile_of_too_many_microbatches(tmp_path):
     ):
         assert old in text
         path.write_text(text.replace(old, new))
-        with pytest.raises(ValueError, match="blocks that fit"):
-            prism.load_profile(folder)
+        refusal(lambda: prism.load_profile(folder), "blocks that fit")
 
 
 def test_a_trace_of_a_job_of_many_more_ops(tmp_path):
@@ -305,19 +253,18 @@ def test_a_trace_of_a_job_of_many_more_ops(tmp_path):
     path.write_text("\n".join([header, *rows]) + "\n")
     (tmp_path / "job.toml").write_text(_TOML.replace("tp = 2", "dp = 1000000000"))
     job = prism.load_job(tmp_path / "job.toml")
-    with pytest.raises(ValueError, match="check that the job is the traced one"):
-        prism.read_trace(path, job)
+    refusal(lambda: prism.read_trace(path, job), "check that the job is the traced one")
 
 
-def test_a_grid_of_a_million_points_is_refused_in_time(capsys, monkeypatch):
+def test_a_grid_of_a_million_points_is_refused_in_time(refused, monkeypatch):
     from prism_jax import data
 
     monkeypatch.setattr(data, "load_job", lambda *_: pytest.fail("a point was loaded"))
     sides = ["--over", "layout.dp=1:1000:1000", "--over", "kernels.gemm.sigma=0:1:1000"]
     start = time.monotonic()
-    assert "1,000,000 combinations" in _refused(["sweep", _JOB, *sides], capsys)
+    assert "1,000,000 combinations" in refused(["sweep", _JOB, *sides])
     many = ",".join(map(str, range(10**6)))
-    assert "1,000,000 values" in _refused(["sweep", _JOB, "--over", f"layout.dp={many}"], capsys)
+    assert "1,000,000 values" in refused(["sweep", _JOB, "--over", f"layout.dp={many}"])
     assert time.monotonic() - start < 5
 
 
@@ -337,19 +284,7 @@ def test_a_mean_that_is_there_twice(tmp_path):
     path = _profile(tmp_path / "p") / "means.csv"
     rows = path.read_text()
     path.write_text(rows + rows.splitlines()[1].replace("0.1", "0.2") + "\n")
-    with pytest.raises(ValueError, match=r"line 4: .*stage 0 has two rows; keep one"):
-        prism.load_profile(path.parent)
-
-
-def test_options_that_nothing_would_read(tmp_path, capsys):
-    table = tmp_path / "ops.csv"
-    table.write_text("step_time_s\n1\n2\n3\n")
-    words = ["fit", table, "--job", _JOB, "--out", tmp_path / "p", "--time-unit", "ms"]
-    assert "must be in seconds" in _refused(words, capsys)
-    assert "--ops needs a --job" in _refused(["trace", table, "--ops", "a.parquet"], capsys)
-    left = _refused(["score", _JOB, "--against", table, "--steps", "2:"], capsys)
-    assert "1 step of 3 left to score" in left
-    assert not (tmp_path / "p").exists()
+    refusal(lambda: prism.load_profile(path.parent), "line 4: ... stage 0 has two rows; keep one")
 
 
 @pytest.mark.parametrize(
@@ -373,29 +308,23 @@ def test_options_that_nothing_would_read(tmp_path, capsys):
         ["import", "a", "--gpus", "8", "--out", "/proc/a.toml"],
     ],
 )
-def test_places_that_take_no_files_before_anything_is_computed(words, capsys, monkeypatch):
+def test_places_that_take_no_files_before_anything_is_computed(words, refused, monkeypatch):
     if any(word.startswith("/") and not os.path.exists(word.rsplit("/", 1)[0]) for word in words):
         pytest.skip("this system has no such place")
     for module in pkgutil.iter_modules(prism_jax.cli.__path__, "prism_jax.cli."):
         importlib.import_module(module.name)  # Before what it imports is replaced.
     for name in ("cli._load.compiled", "cli._load.load", "data.load_job", "analysis.sweep_points"):
         monkeypatch.setattr(f"prism_jax.{name}", lambda *_: pytest.fail("something was computed"))
-    assert "written" in _refused(words, capsys)
+    assert "written" in refused(words)
 
 
-@pytest.mark.parametrize("key", ["layout", "schedule", "training", "model", "cluster", "name"])
-def test_a_table_is_no_value_of_an_override(key, capsys):
-    said = _refused(["simulate", _JOB, "--set", f"{key}={{}}"], capsys)
-    assert "the value is a table; set one of its keys" in said
-
-
-def test_a_slash_after_the_name_of_a_file(tmp_path, capsys):
+def test_a_slash_after_the_name_of_a_file(tmp_path, refused):
     (tmp_path / "job.toml").write_text(_TOML)
     (tmp_path / "steps.csv").write_text("step_time_s\n1\n")
-    _refused(["simulate", f"{tmp_path}/job.toml/"], capsys)
-    _refused(["score", _JOB, "--against", f"{tmp_path}/steps.csv/"], capsys)
+    refused(["simulate", f"{tmp_path}/job.toml/"])
+    refused(["score", _JOB, "--against", f"{tmp_path}/steps.csv/"])
     steps = ["--to", f"{tmp_path}/steps.csv"]
-    said = _refused(["calibrate", _JOB, *steps, "--out", f"{tmp_path}/new.toml/"], capsys)
+    said = refused(["calibrate", _JOB, *steps, "--out", f"{tmp_path}/new.toml/"])
     assert "must be a .toml file" in said
 
 
@@ -528,15 +457,8 @@ def test_a_wrong_family_of_a_profile_is_refused_on_reading(tmp_path):
         ("sigma=0.1,x\nbackward", "sigmo=0.1,x\nbackward", "sigmo"),
     ):
         path.write_text(text.replace(old, new))
-        with pytest.raises(ValueError, match=f"variability.csv, line 2: .*`{what}`") as raised:
-            prism.load_profile(path.parent)
-        assert "did you mean" in str(raised.value)
+        words = f"variability.csv, line 2: ... `{what}` ... did you mean"
+        refusal(lambda: prism.load_profile(path.parent), words)
     # Lines are those of the file, of which some are empty.
     path.write_text(text.replace("\n", "\n\n").replace("lognormal", "lognormel"))
-    with pytest.raises(ValueError, match=r"variability.csv, line 3: "):
-        prism.load_profile(path.parent)
-
-
-def test_rates_of_hardware_do_not_underflow(refused):
-    for key in ("links.nvlink.bandwidth_bytes_per_s", "device.memory_bandwidth_bytes_per_s"):
-        assert refused(["predict", _JOB, "--set", f"cluster.{key}=5e-324"]).count("\n") == 1
+    refusal(lambda: prism.load_profile(path.parent), "variability.csv, line 3: ")

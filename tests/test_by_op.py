@@ -17,30 +17,12 @@ from validation.rows import job_of, read
 from .helpers import kernels_of, lower_job
 
 
-_FILE = """
-kind = "job"
-model = "llama-3.1-8b"
-cluster = "dgx-h100"
-num_nodes = 1
-[layout]
-dp = 8
-[schedule]
-kind = "1f1b"
-num_microbatches = 1
-[training]
-microbatch_size = 2
-sequence_length = 4096
-software = "torchtitan"
-"""
 _TOKENS, _HIDDEN, _KV, _FFN = 8192, 4096, 1024, 14336
 
 
-@pytest.fixture
-def titan(tmp_path: pathlib.Path):
+def titan(*changes):
     """A job of torchtitan with changes."""
-    path = tmp_path / "titan.toml"
-    path.write_text(_FILE)
-    return lambda *changes: load_job(path, changes)
+    return load_job(pathlib.Path(__file__).parent / "data/titan.toml", changes)
 
 
 def _backward(job):
@@ -56,7 +38,7 @@ def _parts(job):
     return memory(job).fullest.parts
 
 
-def test_every_second_product_of_a_layer_runs_again_in_the_order_of_the_layer(titan):
+def test_every_second_product_of_a_layer_runs_again_in_the_order_of_the_layer():
     """Of q, k, v, o, w1, w3 and w2 these are k, o and w3, with all that reads them; w2 is the
     seventh, and nothing after it.
     """
@@ -78,7 +60,7 @@ def test_every_second_product_of_a_layer_runs_again_in_the_order_of_the_layer(ti
     assert _named(more) == _named(expected)
 
 
-def test_a_layer_keeps_its_input_every_other_product_and_attention(titan):
+def test_a_layer_keeps_its_input_every_other_product_and_attention():
     kept = _parts(titan())
     each = 2 * _HIDDEN + 2 * _KV + (2 * _HIDDEN + 4 * 32) + 2 * _FFN  # q, v, attention, w1.
     assert kept["results"] == 32 * _TOKENS * each
@@ -100,7 +82,7 @@ def test_a_layer_keeps_its_input_every_other_product_and_attention(titan):
         ("model=qwen3-30b-a3b", "layout.ep=8"),
     ],
 )
-def test_by_ops_is_between_nothing_and_everything(titan, changes):
+def test_by_ops_is_between_nothing_and_everything(changes):
     nothing, by_op, full = (
         titan(f"training.recompute={how}", "training.microbatch_size=1", *changes)
         for how in ("none", "by-op", "full")
@@ -129,7 +111,7 @@ def test_what_keeps_no_results_runs_again_as_a_whole():
     assert predict(by_op).breakdown["attention"] == predict(full).breakdown["attention"]
 
 
-def test_products_are_counted_as_torchtitan_runs_them(titan):
+def test_products_are_counted_as_torchtitan_runs_them():
     """With latent attention wq_a, wq_b, wkv_a, wkv_b and wo."""
     costs = job_parts(titan())
     attention = Attention(32, num_kv_heads=8).results(costs)
@@ -145,7 +127,7 @@ def test_products_are_counted_as_torchtitan_runs_them(titan):
     assert [one and one.flop for one in again] == [2 * _TOKENS * _FFN * _HIDDEN] * 3
 
 
-def test_selective_is_the_word_of_torchtitan_for_by_ops(titan):
+def test_selective_is_the_word_of_torchtitan_for_by_ops():
     assert titan().training.recompute == "by-op"
     selective = titan("training.recompute=selective")
     assert selective.training == titan("training.recompute=by-op").training
@@ -157,7 +139,7 @@ def test_selective_is_the_word_of_torchtitan_for_by_ops(titan):
         titan("training.recompute=selective", "training.recompute_modules=[mlp]")
 
 
-def test_separate_products_are_as_many_flop_and_a_sum_of_gradients(titan):
+def test_separate_products_are_as_many_flop_and_a_sum_of_gradients():
     joined, separate = (
         job_parts(titan(f"training.separate_products={how}")) for how in ("false", "true")
     )
@@ -172,7 +154,7 @@ def test_separate_products_are_as_many_flop_and_a_sum_of_gradients(titan):
     assert each.dgrad.mean == pytest.approx(sum(linear.dgrad.mean for linear in alone) + total.mean)
 
 
-def test_rotary_positions_move_their_bytes(titan):
+def test_rotary_positions_move_their_bytes():
     """Of each value of queries and keys in each layer, in a forward and in a backward."""
     job = titan("training.recompute=none", "training.rotary_bytes=20")
     work, moved = lower_job(job), 20 * _TOKENS * (_HIDDEN + _KV)
@@ -181,7 +163,7 @@ def test_rotary_positions_move_their_bytes(titan):
         assert _named(Counter(kernels_of(block)))[kernel.kind, kernel.size] == 32
 
 
-def test_scales_of_rows_cost_casts_and_no_products(titan):
+def test_scales_of_rows_cost_casts_and_no_products():
     """So that a tensor-parallel group, whose ranks all cast a gathered input, pays more."""
     costs = [
         [

@@ -344,10 +344,9 @@ def test_an_earlier_calibration_is_replaced():
     assert step.parameters["sigma"] == 0.5
 
 
-def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, refused):
+def test_calibrate_overwrites_no_file_of_another_origin(tmp_path, refused, written):
     times = _csv(tmp_path / "steps.csv", [(0, 1.0 + 0.01 * (i % 7)) for i in range(60)])
-    out = tmp_path / "job.toml"
-    out.write_text("kind = 'job'  # mine\n")
+    out = written("job.toml", "kind = 'job'  # mine\n")
     assert "`--force` to overwrite it" in refused(
         ["calibrate", _ONE_NODE, "--to", times, "--out", str(out)]
     )

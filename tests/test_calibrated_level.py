@@ -150,10 +150,10 @@ def _calibrated(job, covariance=None, **changes):
 
 def test_epistemic_law_widens_with_the_uncertainty_of_the_level():
     """Known for certain it is the law; else it is as much wider as level and spread are unknown."""
-    from prism_jax.program import compile_job
-
     job = _calibrated(prism.load_job("megatron-22b-a100-8"))
-    law = simulate(compile_job(job), num_samples=4096, key=jax.random.key(0), sampling="plain")
+    law = simulate(
+        prism.compile_job(job), num_samples=4096, key=jax.random.key(0), sampling="plain"
+    )
     certain = epistemic(job, law)
     for q in (0.05, 0.5, 0.95):
         assert certain.quantile(q) == pytest.approx(law.quantile(q), rel=1e-4)
@@ -179,11 +179,11 @@ _CHANGES = ("layout.dp=8", "schedule.num_microbatches=8", "schedule.virtual_stag
 @pytest.mark.slow
 def test_the_command_takes_several_scales(tmp_path, answered, refused):
 
-    from prism_jax.data import save_job
-
     small, large = tmp_path / "small.toml", tmp_path / "large.toml"
-    save_job(prism.load_job(_NAME, (*_CHANGES, "schedule.kind=1f1b")), small)
-    save_job(prism.load_job(_NAME, (*_CHANGES[1:], "layout.dp=32", "schedule.kind=1f1b")), large)
+    prism.save_job(prism.load_job(_NAME, (*_CHANGES, "schedule.kind=1f1b")), small)
+    prism.save_job(
+        prism.load_job(_NAME, (*_CHANGES[1:], "layout.dp=32", "schedule.kind=1f1b")), large
+    )
     times = [_csv(tmp_path / f"{i}.csv", median) for i, median in enumerate((1.05, 1.06))]
     out = str(tmp_path / "job.toml")
     words = ["--to", times[0], "--job", str(small), "--to", times[1], "--job", str(large)]

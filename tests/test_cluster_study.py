@@ -21,6 +21,8 @@ from examples.cluster_study import (
     study,
 )
 
+from .helpers import refusal
+
 
 LONGEST = quantile(1.0)
 _RNG = np.random.default_rng(0)
@@ -37,8 +39,7 @@ def schedule(outcomes):
 
 @pytest.mark.parametrize("q", [-0.1, 1.1, 95, math.nan])
 def test_a_quantile_is_of_a_share(q):
-    with pytest.raises(ValueError, match=r"must be a share from 0 to 1"):
-        quantile(q)
+    refusal(lambda: quantile(q), "must be a share from 0 to 1")
     assert [quantile(q)(np.arange(5.0)) for q in (0.0, 0.5, 1.0)] == [0.0, 2.0, 4.0]
 
 
@@ -119,5 +120,4 @@ def test_shares_of_jobs_add_up_and_longer_estimates_remove_more():
 
 
 def test_a_job_that_is_too_large_is_refused():
-    with pytest.raises(ValueError, match="more than the 4 nodes"):
-        simulate([Job(KINDS[2], 0.0, 1.0)], 4, mean)
+    refusal(lambda: simulate([Job(KINDS[2], 0.0, 1.0)], 4, mean), "more than the 4 nodes")

@@ -62,10 +62,10 @@ def test_laws_that_no_family_has_are_refused(job, law, message):
         _compile(job, kernels={"variability": (Variation(*law),)})
 
 
-def test_compiling_a_job_without_a_model_names_the_missing_keys(tmp_path):
-    path = tmp_path / "trace.toml"
-    path.write_text(
-        'kind = "job"\n[layout]\npp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n'
+def test_compiling_a_job_without_a_model_names_the_missing_keys(written):
+    path = written(
+        "trace.toml",
+        'kind = "job"\n[layout]\npp = 4\n[schedule]\nkind = "1f1b"\nnum_microbatches = 4\n',
     )
     with pytest.raises(ValueError, match="add `model`, `cluster` and `training`"):
         prism.compile_job(prism.load_job(path))

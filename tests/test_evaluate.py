@@ -8,28 +8,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.schedule import (
-    ZBH1,
-    ZBH2,
-    ZBV,
-    Chimera,
-    CustomSchedule,
-    DualPipe,
-    DualPipeV,
-    GPipe,
-    Hanayo,
-    InterleavedOneFOneB,
-    InterleavedZeroBubble,
-    LoopedBFS,
-    OneFOneB,
-    OverlappedOneFOneB,
-    Repeated,
-    VHalf,
-    VMin,
-    ZBGreedy,
-    evaluate,
-    peak_in_flight,
-)
+import prism_jax.schedule as ps
 
 
 def split(schedule):
@@ -44,7 +23,7 @@ def split(schedule):
 
 
 def test_timeline_by_hand():
-    timeline = prism.evaluate(OneFOneB(2, 2), forward=[[1, 2], [3, 4]], backward=5, send_recv=1)
+    timeline = prism.evaluate(ps.OneFOneB(2, 2), forward=[[1, 2], [3, 4]], backward=5, send_recv=1)
     assert timeline.op == (["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"])
     assert [start.tolist() for start in timeline.start] == [[0, 1, 11, 20], [2, 5, 10, 14]]
     assert [end.tolist() for end in timeline.end] == [[1, 3, 16, 25], [5, 10, 14, 19]]
@@ -55,7 +34,7 @@ def test_timeline_by_hand():
 
 def test_send_recv_has_a_direction():
     links = [[np.nan, 7], [2, np.nan]]
-    timeline = prism.evaluate(GPipe(2, 1), forward=1, backward=1, send_recv=links)
+    timeline = prism.evaluate(ps.GPipe(2, 1), forward=1, backward=1, send_recv=links)
     assert timeline.start[1].tolist() == [8, 9]
     assert timeline.start[0].tolist() == [0, 12]
 
@@ -74,7 +53,7 @@ def test_overlapped_pair(overlap):
 
 
 def test_costs_broadcast():
-    schedule = OneFOneB(2, 3)
+    schedule = ps.OneFOneB(2, 3)
     table = np.array([[1.0] * 3, [2.0] * 3])
     whole = prism.evaluate(schedule, forward=table, backward=2 * table)
     column = prism.evaluate(schedule, forward=table[:, :1], backward=2 * table[:, :1])
@@ -86,7 +65,7 @@ def test_costs_broadcast():
 
 
 def test_costs_of_any_array_type():
-    schedule = OneFOneB(2, 3)
+    schedule = ps.OneFOneB(2, 3)
     expected = prism.evaluate(schedule, forward=[[1, 1, 1], [2, 2, 2]], backward=3).makespan
     for dtype in (jnp.int32, jnp.float32, np.int64, np.float32):
         module = jnp if dtype in (jnp.int32, jnp.float32) else np
@@ -105,7 +84,12 @@ def test_rank_without_ops():
 def test_laws(seed):
     rng = np.random.default_rng(seed)
     p, m, v = 4, 8, 2
-    for schedule in (GPipe(p, m), OneFOneB(p, m), InterleavedOneFOneB(p, m, v), LoopedBFS(p, m, v)):
+    for schedule in (
+        ps.GPipe(p, m),
+        ps.OneFOneB(p, m),
+        ps.InterleavedOneFOneB(p, m, v),
+        ps.LoopedBFS(p, m, v),
+    ):
         shape = schedule.num_stages, schedule.num_microbatches
         costs: dict[str, Any] = {
             "forward": rng.integers(0, 50, shape),
@@ -138,7 +122,7 @@ def test_laws(seed):
 
 def test_large_schedule():
     # 130,560 ops.
-    timeline = prism.evaluate(InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
+    timeline = prism.evaluate(ps.InterleavedOneFOneB(16, 256, 8), forward=1, backward=2)
     assert timeline.makespan == (256 * 8 + 15) * 3
 
 
@@ -148,14 +132,14 @@ COSTS = [(1, 1, 1), (2, 3, 1), (10, 12, 7), (3, 1, 5), (1, 7, 2), (7, 2, 2)]
 
 def makespan(schedule, cost, **options):
     f, i, w = cost
-    timeline = evaluate(schedule, forward=f, backward_input=i, backward_weight=w, **options)
+    timeline = ps.evaluate(schedule, forward=f, backward_input=i, backward_weight=w, **options)
     return timeline.makespan
 
 
 def spans(schedule, cost):
     """From the first to the last op of each rank."""
     f, i, w = cost
-    timeline = evaluate(schedule, forward=f, backward_input=i, backward_weight=w)
+    timeline = ps.evaluate(schedule, forward=f, backward_input=i, backward_weight=w)
     return [end[-1] - start[0] for start, end in zip(timeline.start, timeline.end, strict=True)]
 
 
@@ -167,15 +151,15 @@ def test_closed_forms_of_makespans_with_one_stage_per_rank(p, cost):
     for m in (1, 2, p, 2 * p + 1):
         for delay in (0, 2):
             gpipe = (m + p - 1) * (f + b) + 2 * (p - 1) * delay
-            assert makespan(GPipe(p, m), cost, send_recv=delay) == gpipe
-        assert makespan(OneFOneB(p, m), cost) == (m + p - 1) * (f + b)
+            assert makespan(ps.GPipe(p, m), cost, send_recv=delay) == gpipe
+        assert makespan(ps.OneFOneB(p, m), cost) == (m + p - 1) * (f + b)
     for m in (p, p + 1, 3 * p):
         expected = m * (f + b) + (p - 1) * max(f, i, f + i - w)
-        assert makespan(ZBH1(p, m), cost) == expected
+        assert makespan(ps.ZBH1(p, m), cost) == expected
     for m in (2 * p - 1, 2 * p, 4 * p):
         expected = m * (f + b) + (p - 1) * max(f, f + i - 2 * w, i - f)
-        assert makespan(ZBH2(p, m), cost) == expected
-        assert spans(ZBH2(p, m), (1, 1, 1)) == [3 * m] * p
+        assert makespan(ps.ZBH2(p, m), cost) == expected
+        assert spans(ps.ZBH2(p, m), (1, 1, 1)) == [3 * m] * p
 
 
 @pytest.mark.parametrize("p", [2, 3, 4])
@@ -187,14 +171,14 @@ def test_send_recvs(p):
                 base = (m + p - 1) * (f + b)
                 costs: dict[str, Any] = {"forward": f, "backward": b, "send_recv": c}
                 exposed = 2 * c * ((p - 1) * m // p + p - 2)
-                assert evaluate(OneFOneB(p, m), **costs).makespan == base + exposed
+                assert ps.evaluate(ps.OneFOneB(p, m), **costs).makespan == base + exposed
                 exposed = c * (2 * m + 2 * p - 5) if p > 2 else c * (m + 1)
-                blocking = evaluate(OneFOneB(p, m), **costs, blocking=True)
+                blocking = ps.evaluate(ps.OneFOneB(p, m), **costs, blocking=True)
                 assert blocking.makespan == base + exposed
                 for v in (2, 3):
-                    schedule = InterleavedOneFOneB(p, m, v)
+                    schedule = ps.InterleavedOneFOneB(p, m, v)
                     base = (m * v + p - 1) * (f + b)
-                    found = evaluate(schedule, **costs).makespan
+                    found = ps.evaluate(schedule, **costs).makespan
                     assert found == base + 2 * c * (p * v - 1)
 
 
@@ -206,11 +190,11 @@ def test_several_stages_per_rank(p, v, cost):
     b = i + w
     for m in (p, 3 * p):
         both = (m * v + p - 1) * (f + b)
-        assert makespan(InterleavedOneFOneB(p, m, v), cost) == both
-        assert makespan(LoopedBFS(p, m, v), cost) == both
+        assert makespan(ps.InterleavedOneFOneB(p, m, v), cost) == both
+        assert makespan(ps.LoopedBFS(p, m, v), cost) == both
         expected = m * v * (f + b) + (p - 1) * max(f, i, f + i - w)
-        assert makespan(InterleavedZeroBubble(p, m, v), cost) == expected
-    assert InterleavedZeroBubble(p, 2 * p, 1).orders() == ZBH1(p, 2 * p).orders()
+        assert makespan(ps.InterleavedZeroBubble(p, m, v), cost) == expected
+    assert ps.InterleavedZeroBubble(p, 2 * p, 1).orders() == ps.ZBH1(p, 2 * p).orders()
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -227,9 +211,9 @@ def test_zbv(p, cost):
         (2 * p - 3) * f + i - (2 * p - 2) * w,
         2 * (p - 1) * f - (2 * p - 1) * w,
     )
-    assert makespan(ZBV(p, 2 * p), cost) == 4 * p * (f + i + w) + late
+    assert makespan(ps.ZBV(p, 2 * p), cost) == 4 * p * (f + i + w) + late
     for m in (2 * p, 3 * p):
-        assert makespan(ZBV(p, m), (1, 1, 1)) == 6 * m + p - 1
+        assert makespan(ps.ZBV(p, m), (1, 1, 1)) == 6 * m + p - 1
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -240,9 +224,9 @@ def test_overlapped_pairs(p, cost):
     b, more = i + w, max(0, i - w)
     late = max(2 * (p - 1) * f + (p - 1) * more, (p - 2) * f + (p - 1) * (i + more))
     for m in (2 * p, 3 * p):
-        assert makespan(DualPipeV(p, m), cost) == 2 * m * (f + b) + late
+        assert makespan(ps.DualPipeV(p, m), cost) == 2 * m * (f + b) + late
     for m in (4 * p, 6 * p):
-        assert makespan(DualPipe(2 * p, m), cost) == m * (f + b) + late
+        assert makespan(ps.DualPipe(2 * p, m), cost) == m * (f + b) + late
 
 
 @pytest.mark.parametrize("p", [2, 3, 5])
@@ -250,29 +234,29 @@ def test_steps_without_a_barrier(p):
     """Each rank goes on at once: with ZB-H2 and equal costs nothing is left of the bubbles."""
     m = 2 * p + 1
     for steps in (1, 2, 4):
-        assert makespan(Repeated(ZBH2(p, m), steps), (1, 1, 1)) == 3 * m * steps + p - 1
-    for schedule in (OneFOneB(p, m), ZBH1(p, m), ZBV(p, m), DualPipeV(p, m)):
+        assert makespan(ps.Repeated(ps.ZBH2(p, m), steps), (1, 1, 1)) == 3 * m * steps + p - 1
+    for schedule in (ps.OneFOneB(p, m), ps.ZBH1(p, m), ps.ZBV(p, m), ps.DualPipeV(p, m)):
         for cost in COSTS[:3]:
-            ends = [makespan(Repeated(schedule, steps), cost) for steps in (1, 2, 3, 4)]
+            ends = [makespan(ps.Repeated(schedule, steps), cost) for steps in (1, 2, 3, 4)]
             later = [after - before for before, after in it.pairwise(ends)]
             assert max(spans(schedule, cost)) <= max(later) <= ends[0]
-    both = Repeated(DualPipe(2, 4), 2)
-    assert both.orders() == CustomSchedule(both.orders(), both.stage_to_rank).orders()
+    both = ps.Repeated(ps.DualPipe(2, 4), 2)
+    assert both.orders() == ps.CustomSchedule(both.orders(), both.stage_to_rank).orders()
 
 
 @pytest.mark.parametrize("p", [2, 4, 6])
 def test_chimera(p):
     """In one unit of microbatches, all but `p - 2` forwards and as many backwards are hidden."""
     costs: dict[str, Any] = {"forward": 1, "backward": 2}
-    one = Chimera(p, p)
-    assert evaluate(one, **costs).makespan == 3 * p + 2 * (p - 2)
-    assert peak_in_flight(one).tolist() == [
+    one = ps.Chimera(p, p)
+    assert ps.evaluate(one, **costs).makespan == 3 * p + 2 * (p - 2)
+    assert ps.peak_in_flight(one).tolist() == [
         min(p // 2, p - r) + min(p // 2, r + 1) for r in range(p)
     ]
-    units = Chimera(p, 3 * p + 2)
-    assert peak_in_flight(units).tolist() == peak_in_flight(one).tolist()
-    alone = evaluate(Chimera(p, 2), **costs).makespan + 3 * evaluate(one, **costs).makespan
-    assert evaluate(units, **costs).makespan <= alone
+    units = ps.Chimera(p, 3 * p + 2)
+    assert ps.peak_in_flight(units).tolist() == ps.peak_in_flight(one).tolist()
+    alone = ps.evaluate(ps.Chimera(p, 2), **costs).makespan + 3 * ps.evaluate(one, **costs).makespan
+    assert ps.evaluate(units, **costs).makespan <= alone
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -282,9 +266,9 @@ def test_hanayo(p):
     for m in (p, 2 * p + 1):
         makespans = []
         for waves in (1, 2, 3):
-            schedule = Hanayo(p, m, 2 * waves)
-            makespans.append(evaluate(schedule, **costs).makespan / (2 * waves))
-            assert peak_in_flight(schedule).max() <= 2 * waves * p
+            schedule = ps.Hanayo(p, m, 2 * waves)
+            makespans.append(ps.evaluate(schedule, **costs).makespan / (2 * waves))
+            assert ps.peak_in_flight(schedule).max() <= 2 * waves * p
         assert makespans == sorted(makespans, reverse=True)
         assert 3 * m < makespans[-1]
 
@@ -294,9 +278,9 @@ def test_v_blocks(p):
     """Peaks as stated; bubbles at most a half and two thirds of those of 1F1B at equal costs."""
     bubble = 6 * (p - 1)
     for m in (1, p, 3 * p):
-        half, least = VHalf(p, m), VMin(p, m)
-        assert peak_in_flight(half).max() <= p + 2 + p % 2
-        assert peak_in_flight(least).max() <= 2 * (p + 2) // 3 + 2
+        half, least = ps.VHalf(p, m), ps.VMin(p, m)
+        assert ps.peak_in_flight(half).max() <= p + 2 + p % 2
+        assert ps.peak_in_flight(least).max() <= 2 * (p + 2) // 3 + 2
         if m > p:
             assert makespan(half, (1, 1, 1)) <= 6 * m + bubble / 2
             assert makespan(least, (1, 1, 1)) <= 6 * m + bubble * 2 / 3 + 2
@@ -313,12 +297,12 @@ def test_greedy_takes_less_time_with_more_memory(virtual_stages):
     }
     found = []
     for limit in (2, 4, 8, 16):
-        schedule = ZBGreedy(4, 8, virtual_stages, limit, **costs)
-        assert peak_in_flight(schedule).max() <= limit
-        found.append(evaluate(schedule, **costs).makespan)
+        schedule = ps.ZBGreedy(4, 8, virtual_stages, limit, **costs)
+        assert ps.peak_in_flight(schedule).max() <= limit
+        found.append(ps.evaluate(schedule, **costs).makespan)
         if limit == 8 * virtual_stages:
-            by_hand = ZBH2(4, 8) if virtual_stages == 1 else ZBV(4, 8)
-            assert found[-1] <= evaluate(by_hand, **costs).makespan
+            by_hand = ps.ZBH2(4, 8) if virtual_stages == 1 else ps.ZBV(4, 8)
+            assert found[-1] <= ps.evaluate(by_hand, **costs).makespan
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.7 * found[0]
     # Made for its costs: of each stage, and with a last one that has the head, too.
@@ -328,8 +312,8 @@ def test_greedy_takes_less_time_with_more_memory(virtual_stages):
         "backward_input": 1,
         "backward_weight": 1,
     }
-    orders = [ZBGreedy(4, 8, virtual_stages, forward=given) for given in (forward, None)]
-    made, other = (evaluate(schedule, **tables).makespan for schedule in orders)
+    orders = [ps.ZBGreedy(4, 8, virtual_stages, forward=given) for given in (forward, None)]
+    made, other = (ps.evaluate(schedule, **tables).makespan for schedule in orders)
     assert made <= other
 
 
@@ -338,23 +322,23 @@ def test_peaks(p):
     m, v = 3 * p, 3
 
     def held(schedule, until="W"):
-        return peak_in_flight(schedule, until=until).tolist()
+        return ps.peak_in_flight(schedule, until=until).tolist()
 
     ranks = range(p)
-    assert held(GPipe(p, m)) == [m] * p
-    assert held(OneFOneB(p, m)) == [p - r for r in ranks]
-    assert held(ZBH1(p, m)) == [p] * p
-    assert held(ZBH1(p, m), "I") == [p - r for r in ranks]
-    assert held(ZBH2(p, m)) == [2 * p - 1] * p
-    assert held(ZBH2(p, m), "I") == [2 * (p - r) - 1 for r in ranks]
+    assert held(ps.GPipe(p, m)) == [m] * p
+    assert held(ps.OneFOneB(p, m)) == [p - r for r in ranks]
+    assert held(ps.ZBH1(p, m)) == [p] * p
+    assert held(ps.ZBH1(p, m), "I") == [p - r for r in ranks]
+    assert held(ps.ZBH2(p, m)) == [2 * p - 1] * p
+    assert held(ps.ZBH2(p, m), "I") == [2 * (p - r) - 1 for r in ranks]
     for few in (1, 2, m):
         expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 1) for r in ranks]
-        assert held(InterleavedOneFOneB(p, few, v)) == expected
+        assert held(ps.InterleavedOneFOneB(p, few, v)) == expected
         # One forward more is ahead, and one of the pair that ends its backward.
         expected = [min(few * v, 2 * (p - r - 1) + (v - 1) * p + 2) for r in ranks]
-        assert held(OverlappedOneFOneB(p, few, v)) == expected
-    assert held(LoopedBFS(p, m, v)) == [m * v] * p
-    assert held(InterleavedZeroBubble(p, m, v)) == [v * p] * p
-    assert held(ZBV(p, m)) == [2 * p] * p
-    assert held(DualPipeV(p, m)) == [2 * p + 1] * p
-    assert held(DualPipe(p, 2 * m)) == [p + 1] * p
+        assert held(ps.OverlappedOneFOneB(p, few, v)) == expected
+    assert held(ps.LoopedBFS(p, m, v)) == [m * v] * p
+    assert held(ps.InterleavedZeroBubble(p, m, v)) == [v * p] * p
+    assert held(ps.ZBV(p, m)) == [2 * p] * p
+    assert held(ps.DualPipeV(p, m)) == [2 * p + 1] * p
+    assert held(ps.DualPipe(p, 2 * m)) == [p + 1] * p

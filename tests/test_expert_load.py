@@ -1,8 +1,10 @@
 import dataclasses
 import json
+import pathlib
 import resource
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +12,16 @@ import numpy as np
 import pytest
 
 from prism_jax._padding import pad
+from prism_jax.analysis import Mean, estimate
 from prism_jax.cli import main
 from prism_jax.collapse import gpu_factors
-from prism_jax.collapse._collapse import added_load, at_fullest, fuller
+from prism_jax.collapse._collapse import added_load, at_fullest, deciding, fuller
 from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
 from prism_jax.loads import Loads, Unevenness, fullest, with_draws
 from prism_jax.lowering import job_parts, lay_out
 from prism_jax.prediction import predict
-from prism_jax.program import block_laws_of
+from prism_jax.program import block_laws_of, compile_job
 from prism_jax.program._assemble import assemble
 from prism_jax.workload import block_means
 
@@ -26,6 +29,8 @@ from .helpers import by_numpy, graph_of, lognormal
 from .test_importers import CONFIGS
 
 
+# A job of 32 GPUs whose two layers have eight experts each.
+EXPERTS = pathlib.Path(__file__).parent / "data/experts.toml"
 # Concentration, members, tokens that are sent.
 _CASES = [
     (c, n, tokens)
@@ -167,12 +172,11 @@ def test_a_rank_with_all_experts_drops_tokens_too():
         ("layout.ep=1", "layout.tp=1", "layout.etp=1"),
     ],
 )
-def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, tmp_path):
+def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes):
     """With a capacity they are shorter, also where each rank has all experts."""
-    (tmp_path / "job.toml").write_text(_SMALL)
     uneven = ("model.modules.moe.load_concentration=50", "model.modules.moe.num_experts=32")
     free, cut = (
-        load_job(tmp_path / "job.toml", [*changes, *uneven, *more])
+        load_job(EXPERTS, [*changes, *uneven, *more])
         for more in ((), ("model.modules.moe.capacity_factor=1.25",))
     )
     _, _, workload = lay_out(job_parts(cut))
@@ -189,37 +193,42 @@ def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes, 
     assert predict(cut).mean < 0.99 * predict(free).mean
 
 
-def test_members_wait_for_the_slowest_of_load_times_gpu():
-    """A member runs 0.4 whatever its load is and 0.6 in proportion to it, on a GPU of its own."""
-    rng, samples, sigma, noise = np.random.default_rng(2), 40_000, 0.02, 0.01
-    cases = dict(enumerate(case for case in _CASES if case[2] == 65536))
-    counts = jnp.asarray([[1.0, 1.0]])
+def waits(rng, found, loads, sigma=0.02, noise=0.01):
+    """Of members who run 0.4 whatever their load is and 0.6 in proportion to it, on own GPUs: for
+    each case, the mean and the deviation of the slowest by its law, and its drawn ends.
+    """
+    counts, loaded = jnp.asarray([[1.0, 1.0]]), jnp.asarray([[0.0, 1.0]])
     cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
-    loaded = jnp.asarray([[0.0, 1.0]])
     groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([8.0]), jnp.zeros(1))
     group = jax.tree.map(lambda x: x[0], groups)
 
     @by_numpy
     def slowest(load):
-        serial = cumulants @ counts.T + added_load(loaded, cumulants, counts, load)
-        moments = segment_maxima(serial[0, 0], serial[1, 0], serial[2, 0], group, jnp.asarray(8.0))[
-            :, None
-        ]
+        serial = (cumulants @ counts.T + added_load(loaded, cumulants, counts, load))[:, 0]
+        share = deciding(loaded, counts, load).share[0]
+        mean, variance, third = serial
+        moments = segment_maxima(mean, variance, third, group, jnp.asarray(8.0), share)[:, None]
         return fuller(moments, loaded, cumulants, counts, load)[:, 0]
 
-    found = _fullest(*_loads([*cases.values()]))
-    gpus = np.exp(sigma * rng.standard_normal((samples, 8)) - sigma**2 / 2)
-    for number, case in cases.items():
+    gpus = np.exp(sigma * rng.standard_normal(loads[0].shape) - sigma**2 / 2)
+    for number, drawn in enumerate(loads):
         load = jax.tree.map(lambda x, i=number: x[..., i : i + 1], found)
-        runs = 1 + noise * rng.standard_normal((2, samples, 8))
-        drawn = _drawn(rng, samples, *case)
-        ends = (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)
+        runs = 1 + noise * rng.standard_normal((2, *drawn.shape))
         mean, variance, _, shared = (
             np.interp(gpus.max(axis=1), group.slowest, row) for row in np.asarray(slowest(load))
         )
-        error = np.std(ends) / np.sqrt(samples)
-        assert abs(np.mean(ends) - np.mean(mean)) < 4 * error + 5e-4 * np.mean(ends), case
         std = np.sqrt(np.mean(variance + shared**2) + np.var(mean))
+        yield np.mean(mean), std, (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)
+
+
+def test_members_wait_for_the_slowest_of_load_times_gpu():
+    rng, samples = np.random.default_rng(2), 40_000
+    cases = [case for case in _CASES if case[2] == 65536]
+    loads = [_drawn(rng, samples, *case) for case in cases]
+    laws = waits(rng, _fullest(*_loads(cases)), loads)
+    for case, (mean, std, ends) in zip(cases, laws, strict=True):
+        error = np.std(ends) / np.sqrt(samples)
+        assert abs(np.mean(ends) - mean) < 4 * error + 5e-4 * np.mean(ends), case
         assert std == pytest.approx(np.std(ends), rel=0.02 if case[0] > 0.5 else 0.05), case
 
 
@@ -236,61 +245,22 @@ def test_without_spread_loads_are_equal():
     )
 
 
-_SMALL = """
-kind = "job"
-cluster = "dgx-h100"
-num_nodes = 4
-name = "experts"
-[layout]
-tp = 2
-dp = 16
-ep = 8
-etp = 1
-[schedule]
-kind = "1f1b"
-num_microbatches = 2
-[model]
-hidden_size = 1024
-vocab_size = 32000
-num_heads = 16
-activation = "swiglu"
-bias = false
-[[model.layers]]
-modules = ["attention", "moe"]
-repeat = 2
-[model.modules.moe]
-num_experts = 8
-top_k = 2
-expert_ffn_size = 2048
-[training]
-microbatch_size = 1
-sequence_length = 4096
-"""
-
-
 @pytest.mark.slow
-def test_a_job_with_uneven_experts_and_its_derivative(tmp_path, answered):
+def test_a_job_with_uneven_experts_and_its_derivative(answered, written):
     """Slower than with equal loads, and by less the more even experts are."""
-    from prism_jax import compile_job, estimate, load_job
-    from prism_jax.analysis import Mean
-
-    path = tmp_path / "job.toml"
-    path.write_text(_SMALL)
     means = {}
     for value in ("50", "1000", "inf", None):
         extra = [] if value is None else ["--set", f"model.modules.moe.load_concentration={value}"]
-        means[value] = answered(["simulate", str(path), "--json", "--samples", "16384", *extra])[
+        means[value] = answered(["simulate", EXPERTS, "--json", "--samples", "16384", *extra])[
             "step_time_s"
         ]["mean"]
     assert means["50"] > 1.02 * means["1000"] > 1.02 * means["inf"] > means[None]
-    job = load_job(path, overrides=["model.modules.moe.load_concentration=50"])
+    job = load_job(EXPERTS, overrides=["model.modules.moe.load_concentration=50"])
     program = compile_job(job)
 
     def mean(by):
-        loads = program.loads
-        assert loads is not None
-        unevenness = loads.unevenness
-        assert unevenness is not None
+        loads: Any = program.loads
+        unevenness: Any = loads.unevenness
         changed = dataclasses.replace(unevenness, concentration=unevenness.concentration * (1 + by))
         moved = dataclasses.replace(loads, unevenness=changed)
         moved = dataclasses.replace(program, loads=moved)
@@ -317,9 +287,6 @@ def test_jobs_from_files_of_hugging_face(name, tmp_path):
     """To a law within a minute on two cores, where nothing was compiled before; and the derivative
     with respect to the means of a kind of kernel.
     """
-    from prism_jax import compile_job, estimate, load_job
-    from prism_jax.analysis import Mean
-
     gpus, overrides = _JOBS[name]
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     path = tmp_path / "job.toml"

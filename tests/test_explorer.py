@@ -13,7 +13,6 @@ import pytest
 import prism_jax as prism
 from benchmarks.explore import times_of_moves
 from prism_jax.analysis import moved
-from prism_jax.cli import main
 from prism_jax.explorer import Server, answer, explored, serve
 
 
@@ -185,10 +184,3 @@ def test_a_notebook_has_the_same_as_a_widget():
     question = {"what": "step", "settings": {}}
     widget._handle_custom_msg({"number": 7, "question": question}, [])
     assert sent == [{"number": 7, "answer": answer(explored(_JOB, ("training.zero=3",)), question)}]
-
-
-@pytest.mark.parametrize("words", [["dlrm-none"], [_JOB, "--port", "70000"], [_JOB, "--port", "x"]])
-def test_the_command_refuses_in_a_sentence(words, capsys):
-    assert main(["explore", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(".")

@@ -15,7 +15,7 @@ from prism_jax.program._assemble import assemble
 from prism_jax.replica import make_plan
 from prism_jax.workload import Branches, Kernel, Segment
 
-from .helpers import graph_of, lognormal, one_kernel
+from .helpers import graph_of, lognormal, one_kernel, refusal
 
 
 @pytest.fixture
@@ -125,15 +125,13 @@ def test_a_latency_that_single_precision_does_not_hold_is_refused(latencies, mat
     ],
 )
 def test_the_scale_of_a_law_does_not_become_zero(law, single):
-    with pytest.raises(ValueError, match="is 1e-50, less than the least number that float32 holds"):
-        law(1e-50)
+    refusal(lambda: law(1e-50), "is 1e-50, less than the least number that float32 holds")
     law(0.0)
 
 
 def test_the_scale_of_the_law_of_an_op_is_refused_where_cubes_are_lost(single):
     ops = [prism.Op(1.0), prism.Op(LogNormal(1e-13, 0.1))]
-    with pytest.raises(ValueError, match=r"law of op 1 has a mean .* give means as numbers"):
-        prism.compile_graph(ops)
+    refusal(lambda: prism.compile_graph(ops), "law of op 1 has a mean ... give means as numbers")
     laws = Variability(residual={"gemm": LogNormal(1e-13, 0.1)})
     program = assemble(graph_of([()]), [one_kernel("gemm", 1.0)], variability=laws)
     with pytest.raises(ValueError, match=r"law of the residual of gemm has a mean of 1.005"):

@@ -12,7 +12,7 @@ import prism_jax as prism
 from prism_jax import latency
 from prism_jax.program import digest
 
-from .helpers import lognormal, rich_program
+from .helpers import lognormal, refusal, rich_program
 from .test_extensions import Uniform
 
 
@@ -85,15 +85,12 @@ def test_damaged_and_foreign_programs_are_one_sentence(tmp_path):
         {"program": {}},
     ):
         np.savez(bad, **{**fields, "about": np.array(json.dumps({**about, **change}))})
-        with pytest.raises(ValueError, match="is not a program"):
-            prism.load_program(bad)
+        refusal(lambda: prism.load_program(bad), "is not a program")
     text = json.dumps(about)
     np.savez(bad, **{**fields, "about": np.array(text.replace('._gamma.Gamma"', '._gamma.Gama"'))})
-    with pytest.raises(ValueError, match="Gama`, which is not known here"):
-        prism.load_program(bad)
+    refusal(lambda: prism.load_program(bad), "Gama`, which is not known here")
     np.savez(bad, a=np.zeros(2))
-    with pytest.raises(ValueError, match="is not a program"):
-        prism.load_program(bad)
+    refusal(lambda: prism.load_program(bad), "is not a program")
     with pytest.raises(FileNotFoundError):
         prism.load_program(tmp_path / "nowhere.npz")
 
@@ -102,8 +99,7 @@ def test_a_program_that_jax_would_cut_is_refused(tmp_path):
     prism.save_program(_program(), tmp_path / "program.npz")
     jax.config.update("jax_enable_x64", False)
     try:
-        with pytest.raises(ValueError, match="jax_enable_x64"):
-            prism.load_program(tmp_path / "program.npz")
+        refusal(lambda: prism.load_program(tmp_path / "program.npz"), "jax_enable_x64")
     finally:
         jax.config.update("jax_enable_x64", True)
 
@@ -131,8 +127,7 @@ def test_a_changed_law_is_one_sentence(tmp_path):
             _sound_or_one_sentence(prism.load_law, bad, _is_usable)
         rest = {other: x for other, x in fields.items() if other != name}
         np.savez(bad, **rest, about=np.array(json.dumps(about)))
-        with pytest.raises(ValueError, match="is not a law"):
-            prism.load_law(bad)
+        refusal(lambda: prism.load_law(bad), "is not a law")
 
 
 def _is_usable(law) -> bool:

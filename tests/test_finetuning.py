@@ -8,25 +8,15 @@ import pytest
 from numpy.testing import assert_allclose
 
 import prism_jax as prism
-from prism_jax.data import Adapters, Job, Layout, Lengths, Model, Packed, ScheduleConfig, Training
+from prism_jax.data import Adapters, Job, Layout, Lengths, Packed, ScheduleConfig, Training
 from prism_jax.lowering import job_parts
 from prism_jax.program import compile_job
 from prism_jax.workload import lower, model_flop, rows_of
 
+from .helpers import small_model
 
-MODEL = Model(
-    hidden_size=1024,
-    num_layers=4,
-    num_heads=8,
-    num_kv_heads=4,
-    ffn_size=3072,
-    vocab_size=8192,
-    activation="swiglu",
-    position="rotary",
-    norm="rmsnorm",
-    bias=False,
-    tied_embeddings=False,
-)
+
+MODEL = small_model(num_layers=4, num_kv_heads=4, ffn_size=3072, vocab_size=8192)
 # Of the matrices of a layer: queries, keys and values; what attention returns; the MLP's.
 SIZES = {
     "linear_qkv": (1024, 2048),
@@ -69,8 +59,8 @@ def test_operations_of_adapters(names, separate):
 
 
 def test_only_adapters_have_gradients():
-    """No kernel is the gradient of a matrix of the model; the two halves of a split backward are
-    the backward; and all that adapters add goes to nothing with their rank.
+    """No kernel is the gradient of a matrix of the model, and all that adapters add goes to nothing
+    with their rank.
     """
     load, plain = (
         lower(job_parts(job_of(Layout(tp=2), dtype="fp8", adapters=adapters)), (0,))
@@ -79,11 +69,6 @@ def test_only_adapters_have_gradients():
     products = [one for one in kernels_of(load.backward[0]) if "added" in one.size]
     assert len(products) == 4 * len(SIZES)
     assert all("x8x" in one.size or " 8x" in one.size for one in products)
-    halves = kernels_of(load.backward_input[0]) + kernels_of(load.backward_weight[0])
-    work, whole = (
-        sum(one.flop for one in kernels) for kernels in (halves, kernels_of(load.backward[0]))
-    )
-    assert_allclose(work, whole, rtol=1e-12)
     forward = [sum(one.flop for one in kernels_of(each.forward[0])) for each in (load, plain)]
     # A rank of two has all that a row-parallel matrix makes, and half of what it reads.
     split = {"linear_qkv": 1024 + 1024, "linear_proj": 512 + 1024}

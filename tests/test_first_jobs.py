@@ -8,22 +8,26 @@ import pytest
 
 import prism_jax as prism
 from prism_jax import data, prediction
-from prism_jax.__main__ import main
 
 
 def load_job(*words) -> Any:
     return prism.load_job(*words)
 
 
-def _init(path, capsys, *words: str) -> Any:
-    assert main(["init", str(path), "--force", *words]) == 0
-    capsys.readouterr()
-    return load_job(path)
+@pytest.fixture
+def init(answered):
+    """A function that writes a first job to a path, and reads it."""
+
+    def run(path, *words: str) -> Any:
+        answered(["init", path, "--force", *words])
+        return load_job(path)
+
+    return run
 
 
-def test_a_first_job_has_eight_keys_with_a_comment_on_each(tmp_path, capsys):
+def test_a_first_job_has_eight_keys_with_a_comment_on_each(tmp_path, init):
     path = tmp_path / "job.toml"
-    job = _init(path, capsys, "--gpus", "64", "--global-batch", "512")
+    job = init(path, "--gpus", "64", "--global-batch", "512")
     lines = path.read_text().splitlines()
     assert len(lines) <= 40
     keys = [line for line in lines if not line.startswith("#")]
@@ -49,8 +53,8 @@ def test_a_first_job_has_eight_keys_with_a_comment_on_each(tmp_path, capsys):
         (["--set", "training.software=nemo-2024"], "nemo-2024"),
     ],
 )
-def test_the_stack_of_a_first_job_is_of_its_layout_and_cluster(tmp_path, capsys, words, stack):
-    job = _init(tmp_path / "job.toml", capsys, "--gpus", "32", *words)
+def test_the_stack_of_a_first_job_is_of_its_layout_and_cluster(tmp_path, words, stack, init):
+    job = init(tmp_path / "job.toml", "--gpus", "32", *words)
     assert job.training.software == stack
     assert (job.layout.world_size, job.batch_size) == (32, 256)
     # What is set, and nothing else, is in the file.
@@ -61,13 +65,13 @@ def test_the_stack_of_a_first_job_is_of_its_layout_and_cluster(tmp_path, capsys,
     assert sizes <= others | {change.partition("=")[0] for change in changes}
 
 
-def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, refused, capsys):
+def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, refused, init):
     path = tmp_path / "job.toml"
-    job = _init(path, capsys, "--set", "training.adapters.rank=16", "--set", "layout.tp=2")
+    job = init(path, "--set", "training.adapters.rank=16", "--set", "layout.tp=2")
     assert (job.training.adapters.rank, job.layout.dp) == (16, 32)
-    short = _init(path, capsys, "--model", "gpt3-175b", "--set", "layout.tp=8")
+    short = init(path, "--model", "gpt3-175b", "--set", "layout.tp=8")
     assert short.training.sequence_length == 2048  # As many as it has positions.
-    assert _init(path, capsys, "--set", "source=2026-11-28").source == "2026-11-28"
+    assert init(path, "--set", "source=2026-11-28").source == "2026-11-28"
     for words, said in (
         (["--gpus", "48", "--global-batch", "512"], "is 512, not a multiple of .*; use 480 or 528"),
         (["--set", "model.num_layers=3"], "give the name or the file of a model as `--model`"),
@@ -82,7 +86,6 @@ def test_a_first_job_takes_each_key_that_a_file_has(tmp_path, refused, capsys):
         (["--set", "layout=3"], "expected a table, got .* such as `layout.tp`"),
     ):
         told = refused(["init", str(tmp_path / "other.toml"), *words])
-        assert told.count("\n") == 1
         assert re.search(said, told)
     assert not (tmp_path / "other.toml").exists()
 
@@ -115,12 +118,12 @@ _PLAIN |= {"training.gradient_dtype": "bf16"}  # As the model.
     ("cluster", "stack"), [("gcp-a3-high", "torchtitan"), ("aws-p4d", "llm-foundry")]
 )
 def test_what_a_stack_does_is_the_difference_of_two_predictions(
-    tmp_path, answered, capsys, cluster, stack
+    tmp_path, answered, cluster, stack, init
 ):
     """Of each key that moves the step by more than 5 %, and of no other."""
     path = tmp_path / "job.toml"
     words = ["--cluster", cluster, "--set", f"training.software={stack}"]
-    job = _init(path, capsys, *words, "--set", "training.sequence_length=2048")
+    job = init(path, *words, "--set", "training.sequence_length=2048")
     mean = prism.predict(job).mean
     effects = prediction.effects_of_stack(job, mean)
     told = set()
@@ -142,9 +145,9 @@ def test_what_a_stack_does_is_the_difference_of_two_predictions(
     assert "gradient_dtype" not in str(prediction.effects_of_stack(given, mean))
 
 
-def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, answered, capsys):
+def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, answered, init):
     path = tmp_path / "job.toml"
-    job = _init(path, capsys).replace(**{"training.software": None, "training.zero": 3})
+    job = init(path).replace(**{"training.software": None, "training.zero": 3})
     mean = prediction.mean_step(job)
     assert mean == prism.predict(job).mean
     assert "does not change the step" in prediction.uncounted(load_job("gpt3-175b-h100-4096"))
@@ -167,15 +170,17 @@ def test_a_job_without_a_stack_says_what_is_not_counted(tmp_path, answered, caps
     assert (found["uncounted"], found["effects_of_stack"]) == (told, [])
 
 
-def test_what_follows_is_no_part_of_a_layout_that_fits(tmp_path, refused, capsys, monkeypatch):
+def test_what_follows_is_no_part_of_a_layout_that_fits(
+    tmp_path, answered, refused, monkeypatch, init
+):
     path = tmp_path / "job.toml"
-    job = _init(path, capsys, "--gpus", "8", "--set", "training.zero=0")
+    job = init(path, "--gpus", "8", "--set", "training.zero=0")
     best = job.replace(**{"layout.tp": 8, "training.zero": 1})
     assert best.schedule.num_microbatches == 8 * job.schedule.num_microbatches
     monkeypatch.setattr("prism_jax.layouts._advice.best_on_same_gpus", lambda job: best)
     (sets,) = re.findall(r"use `(.*?)`", refused(["predict", str(path)]))
     assert sets.split() == ["--set", "layout.tp=8", "--set", "training.zero=1"]
-    assert main(["predict", str(path), *sets.split()]) == 0
+    answered(["predict", path, *sets.split()])
     # Without a number of GPUs and a batch, nothing follows.
     alone = {"world_size": None, "training.global_batch_size": None, "layout.dp": 8}
     data.save_job(job.replace(**alone, **{"schedule.num_microbatches": 8}), path)

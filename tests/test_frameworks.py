@@ -18,7 +18,7 @@ from prism_jax.workload.modules._routing import dropless_concentration
 from .helpers import kernels_of, lower_job
 
 
-_SMALL = (
+_SMALL = [
     "model.num_layers=4",
     "layout.pp=1",
     "layout.tp=1",
@@ -27,7 +27,7 @@ _SMALL = (
     "schedule.kind=1f1b",
     "schedule.virtual_stages=1",
     "schedule.num_microbatches=2",
-)
+]
 
 
 def _job(*changes):

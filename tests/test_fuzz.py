@@ -307,25 +307,10 @@ def test_tables_as_text(tmp_path):
 
 def test_tables_with_columns_of_other_types(tmp_path):
     path = tmp_path / "table.parquet"
-    others = [
-        pl.lit("host-1"),
-        pl.lit(None),
-        pl.lit(True),
-        pl.lit([1, 2]),
-        pl.lit(b"\xff"),
-        pl.lit(1e300),
-        pl.lit(float("nan")),
-        pl.lit(-1),
-        pl.lit(2**63, pl.UInt64),
-        pl.lit("1"),
-        pl.struct(a=pl.lit(1)),
-        pl.lit(0).cast(pl.Datetime),
-        pl.lit(0).cast(pl.Duration),
-        pl.lit("a", pl.Categorical),
-        pl.lit(1, pl.Decimal(10, 2)),
-        pl.lit(1, pl.Int128),
-        pl.lit(1, pl.Float32),
-    ]
+    values = ["host-1", "1", None, True, [1, 2], b"\xff", 1e300, float("nan"), -1]
+    others = [*map(pl.lit, values), pl.lit(2**63, pl.UInt64), pl.lit("a", pl.Categorical)]
+    others += [pl.lit(1, dtype) for dtype in (pl.Decimal(10, 2), pl.Int128, pl.Float32)]
+    others += [pl.lit(0).cast(pl.Datetime), pl.lit(0).cast(pl.Duration), pl.struct(a=pl.lit(1))]
     for load, frame in _tables():
         frame.write_parquet(path)
         load(path)

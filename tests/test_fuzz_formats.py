@@ -204,14 +204,6 @@ _NCCL = """\
 """
 
 
-@_seeds
-def test_nccl_tests(seeds, tmp_path):
-    path = tmp_path / "out.txt"
-    for seed in seeds:
-        path.write_bytes(_mutate(_NCCL.encode(), random.Random(seed)))
-        _read(ft.partial(_text, prism.measure.nccl_test_of), path, seed)
-
-
 _TOPOLOGY = """
 \tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity
 GPU0\t X \tNV4\tSYS\tPXB\t0-47
@@ -221,12 +213,19 @@ NIC0\tPXB\tPXB\tSYS\t X
 """
 
 
+_TEXTS = [
+    (_NCCL, prism.measure.nccl_test_of),
+    (_TOPOLOGY, lambda text, _: links_of_topology(text, "h100-sxm")),
+]
+
+
 @_seeds
-def test_topologies(seeds, tmp_path):
-    path = tmp_path / "topo.txt"
+@pytest.mark.parametrize(("whole", "read"), _TEXTS, ids=["nccl-tests", "topologies"])
+def test_texts_of_machines(seeds, whole, read, tmp_path):
     for seed in seeds:
-        path.write_bytes(_mutate(_TOPOLOGY.encode(), random.Random(seed)))
-        _read(ft.partial(_text, lambda text, _: links_of_topology(text, "h100-sxm")), path, seed)
+        path = tmp_path / "out.txt"
+        path.write_bytes(_mutate(whole.encode(), random.Random(seed)))
+        _read(ft.partial(_text, read), path, seed)
 
 
 def _text(read, path):

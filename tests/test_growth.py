@@ -5,6 +5,8 @@ import csv
 import numpy as np
 import pytest
 
+from validation.growth import Series, fitted, growth_rows, growth_table
+
 
 _ROW = {"family": "f", "model": "Llama3-8B", "dtype": "bf16", "release": "v1"}
 _ROW |= {"seq": "8192", "source": "dgxc-benchmarking x", "gpu_type": "DGX-H100"}
@@ -35,8 +37,6 @@ def folder(tmp_path):
 
 
 def test_rows_of_weak_scaling_are_relative_to_the_fewest_gpus(folder):
-    from validation.growth import growth_rows, growth_table
-
     rows = growth_rows(folder)
     assert [row["name"] for row in rows] == [f"{x}, {n} GPUs" for x in "ab" for n in (16, 64)]
     np.testing.assert_allclose([row["measured"] for row in rows], [0.01, 0.03] * 2)
@@ -47,8 +47,6 @@ def test_rows_of_weak_scaling_are_relative_to_the_fewest_gpus(folder):
 
 def test_published_series_grow_as_predicted(shared):
     """Half of the rows are within one percentage point; to predict none would be 2.1 off."""
-    from validation.growth import growth_rows
-
     rows = [row for row in growth_rows(shared / "data") if "predicted" in row]
     errors = 100 * np.array([row["predicted"] - row["measured"] for row in rows])
     assert len(errors) > 80
@@ -57,8 +55,6 @@ def test_published_series_grow_as_predicted(shared):
 
 
 def test_the_fit_of_the_level_recovers_a_planted_one():
-    from validation.growth import Series, fitted
-
     rng = np.random.default_rng(0)
     replicas = np.array([4.0, 32.0, 256.0])
     truth = np.array([0.2, 0.03, 0.006])

@@ -12,6 +12,8 @@ from prism_jax.data import Job, Layout, Outline, ScheduleConfig, list_names, loa
 from prism_jax.profile import Profile
 from prism_jax.profile._profile import Fitted
 
+from .test_models_of_hugging_face import SMALL
+
 
 _FSDP = """
 kind = "job"
@@ -31,10 +33,8 @@ _HEADER = (
 
 
 @pytest.fixture
-def job(tmp_path):
-    path = tmp_path / "c.toml"
-    path.write_text(_FSDP)
-    return str(path)
+def job(written):
+    return str(written("c.toml", _FSDP))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_headers_of_other_jobs():
     assert traced.header == "traced, 8 GPUs: pp 4 (1f1b), dp 2, 1 microbatch"
 
 
-def test_what_is_shipped_has_a_title_and_what_is_not_its_name(job, tmp_path):
+def test_what_is_shipped_has_a_title_and_what_is_not_its_name(job, written):
     shipped = [*map(load_model, list_names("model")), *map(load_device, list_names("device"))]
     assert all(one.title for one in shipped)
     assert len({one.title for one in shipped}) == len(shipped)
-    model = tmp_path / "small.toml"
-    model.write_text(
+    model = written(
+        "small.toml",
         'kind = "model"\nnum_layers = 2\nhidden_size = 64\nnum_heads = 2\n'
-        "ffn_size = 64\nvocab_size = 64\n"
+        "ffn_size = 64\nvocab_size = 64\n",
     )
     assert prism.load_job(job, [f"model={model}"]).header.startswith("small, 64 x H100 SXM")
     titled = prism.load_job(job, [f"model={model}", "model.title=My model"])
@@ -116,14 +116,7 @@ def test_each_command_begins_with_what_the_job_is(words, job, tmp_path, answered
     assert " ops" not in first
 
 
-_CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-}
+_CONFIG = SMALL | {"model_type": "llama"}
 _ARGUMENTS = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --seq-length 128 "
     "--max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 "

@@ -26,7 +26,7 @@ from prism_jax.workload.modules import Convolution, ResNetBlock, StreamBlock
 from prism_jax.workload.modules._convolution import convolve
 from prism_jax.workload.modules._core import Core
 
-from .helpers import kernels_of, lower_job
+from .helpers import flop_of, kernels_of, lower_job, refusal
 
 
 _UNET, _FLUX, _VIDEO = "stable-diffusion-2-a100-8", "flux1-gb300-72", "latte-xl-2-a100-8"
@@ -36,11 +36,6 @@ _WIDTHS, _PIXELS = (320, 640, 1280, 1280), (4096, 1024, 256, 64)
 def _costs(*overrides: str) -> Costs:
     job: Any = load_job(_UNET, overrides)
     return job_parts(job)
-
-
-def _flop(block, *kinds: str) -> float:
-    found = kernels_of(block).items()
-    return sum(k.flop * n for k, n in found if not kinds or k.kind in kinds)
 
 
 def _without_encoder(job: Any) -> Any:
@@ -55,10 +50,6 @@ def test_the_unet_has_the_published_parameters(context, published):
     words = (f"model.modules.text_{width}.context_size={context}" for width in (320, 640, 1280))
     job: Any = load_job(_UNET, tuple(words))
     assert count_parameters(job.model) == published + 2 * 3 * (5 * 320 + 5 * 640 + 6 * 1280)
-
-
-def test_flux_has_the_published_parameters():
-    assert count_parameters(load_model("flux1-schnell")) == 11_891_178_560
 
 
 def test_convolutions_of_a_unet_have_the_operations_of_their_pixels():
@@ -88,7 +79,7 @@ def test_convolutions_of_a_unet_have_the_operations_of_their_pixels():
     work = lower_job(job)
     forward = 2 * 3 * per_image
     found = [
-        _flop(one[0], "convolution")
+        flop_of(one, "convolution")
         for one in (work.forward, work.backward, work.backward_input, work.backward_weight)
     ]
     assert found == [forward, 2 * forward, forward, forward]
@@ -167,14 +158,8 @@ def test_the_widest_layer_has_the_largest_gathered_input(width):
 def test_stages_are_balanced_by_the_widths_of_layers():
     """A layer of half the width has a quarter of the parameters: 3 * 4 beside 2 * 4 + 5."""
     layers = tuple(Layer(("attention", "mlp"), 5, hidden_size=width) for width in (1024, 512))
-    model = Model(
-        hidden_size=512,
-        vocab_size=1,
-        layers=layers,
-        modules={"mlp": {"ffn_size": 1}},
-        num_heads=8,
-        bias=False,
-    )
+    sizes = {"hidden_size": 512, "vocab_size": 1, "num_heads": 8, "bias": False}
+    model = Model(layers=layers, modules={"mlp": {"ffn_size": 1}}, **sizes)
     assert balanced_layers(model, 2) == (3, 7)
 
 
@@ -262,7 +247,7 @@ def test_an_encoder_runs_forward_only():
     # Attention of 77 causal tokens, and matrices of 12 widths squared.
     pairs = 32 * (77 * 77 - 77 * 77 / 2)
     encoder = 23 * (2 * tokens * 12 * width**2 + 2 * 2 * pairs * width)
-    more = _flop(whole.forward[0]) - _flop(without.forward[0])
+    more = flop_of(whole.forward) - flop_of(without.forward)
     assert more == pytest.approx(encoder, rel=1e-9)
     assert whole.backward == without.backward
     assert whole.backward_weight == without.backward_weight
@@ -282,10 +267,10 @@ def test_frozen_layers_do_the_model_flop_of_one_forward():
     """Of the rest it is thrice the forward, as without the encoder; and utilisation follows."""
     job: Any = load_job(_UNET)
     bare = _without_encoder(job)
-    (whole,), (without,) = (lower_job(one).forward for one in (job, bare))
+    whole, without = (flop_of(lower_job(one).forward) for one in (job, bare))
     step = prism.predict(job)
     flop = step.flop_per_s * step.mean
-    assert flop == pytest.approx(_flop(whole) + 2 * _flop(without), rel=1e-12)
+    assert flop == pytest.approx(whole + 2 * without, rel=1e-12)
     assert step.mfu == step.flop_per_s / job.cluster.device.peak_flop_per_s["bf16"]
 
 
@@ -364,7 +349,7 @@ def test_an_encoder_that_is_trained_costs_more():
     trained = tuple(replace(layer, frozen=False) for layer in job.model.layers)
     model = replace(job.model, layers=trained)
     frozen, whole = lower_job(job), lower_job(replace(job, model=model))
-    more = _flop(whole.backward[0], "gemm") - _flop(frozen.backward[0], "gemm")
+    more = flop_of(whole.backward, "gemm") - flop_of(frozen.backward, "gemm")
     assert more == 23 * 2 * 2 * 32 * 77 * 12 * 1024**2
     assert count_parameters(model) > count_parameters(job.model)
 
@@ -378,14 +363,14 @@ def test_blocks_of_flux_have_the_operations_of_their_matrices():
     matrices = (19 + 38) * tokens * 12 * hidden**2 + (19 * 2 * 6 + 38 * 3) * hidden**2
     ends = tokens // 2 * (4096 + 64 + 64) * hidden + (256 + 768 + 2 * hidden) * hidden
     ends += 2 * hidden**2
-    forward = _flop(work.forward[0], "gemm")
+    forward = flop_of(work.forward, "gemm")
     assert forward == 2 * batch * (matrices + ends)
     # Nothing needs the gradient of the patches.
     backward = 2 * forward - 2 * batch * tokens // 2 * 64 * hidden
-    assert _flop(work.backward[0], "gemm") == backward
+    assert flop_of(work.backward, "gemm") == backward
     core = 2 * 2 * batch * 57 * tokens**2 * hidden
-    assert _flop(work.forward[0], "attention") == core
-    assert _flop(work.backward[0], "attention") == 5 / 2 * core
+    assert flop_of(work.forward, "attention") == core
+    assert flop_of(work.backward, "attention") == 5 / 2 * core
 
 
 def test_short_sequences_fill_a_tile():
@@ -460,15 +445,10 @@ def test_models_of_images_are_of_no_class_of_published_runs(name):
 def test_frozen_layers_come_first():
     job: Any = load_job(_UNET)
     model = replace(job.model, layers=job.model.layers[::-1])
-    with pytest.raises(ValueError, match="put frozen layers first"):
-        lower_job(replace(job, model=model))
+    refusal(lambda: lower_job(replace(job, model=model)), "put frozen layers first")
 
 
 _JOBS = ("dit-xl-2-a100-8", "latte-xl-2-a100-8", "wan2.1-t2v-14b-h100-256")
-
-
-def _flop_of(block, kinds=("gemm", "attention")):
-    return sum(k.flop * n for k, n in kernels_of(block).items() if k.kind in kinds)
 
 
 @pytest.mark.parametrize(("tokens", "giga"), [(256, 118.64), (1024, 524.60)])
@@ -476,7 +456,7 @@ def test_a_forward_of_dit_has_the_published_operations(tokens, giga):
     """Peebles and Xie 2023, table 4: multiply-adds of one image of 256 and of 512 pixels."""
     size = f"training.sequence_length={tokens}"
     work = lower_job(load_job("dit-xl-2-a100-8", (size, "training.microbatch_size=2")))
-    assert _flop_of(work.forward[0]) / 2 / 2 == pytest.approx(giga * 1e9, rel=5e-4)
+    assert flop_of(work.forward) / 2 / 2 == pytest.approx(giga * 1e9, rel=5e-4)
 
 
 def test_attention_within_frames_and_across_them():
@@ -485,19 +465,16 @@ def test_attention_within_frames_and_across_them():
     tokens, hidden = 4096, 1152
     work = lower_job(load_job("latte-xl-2-a100-8", ("training.microbatch_size=1",)))
     pairs = 14 * tokens * (256 + 16)
-    for block, products in ((work.forward[0], 2), (work.backward[0], 5)):
-        assert _flop_of(block, ("attention",)) == 2 * products * pairs * hidden
+    for blocks, products in ((work.forward, 2), (work.backward, 5)):
+        assert flop_of(blocks, "attention") == 2 * products * pairs * hidden
 
 
 @pytest.mark.parametrize("name", _JOBS)
-def test_halves_of_a_backward_are_the_whole(name):
-    """Each product of a forward has two in the backward, but those of what is read have one."""
+def test_what_is_read_has_one_product_in_the_backward(name):
+    """Each other product of a forward has two."""
     job: Any = load_job(name, ("training.recompute=none", "layout.cp=1"))
     work = lower_job(job)
-    gemm = ("gemm",)
-    forward, whole = (_flop_of(blocks[0], gemm) for blocks in (work.forward, work.backward))
-    halves = [_flop_of(blocks[0], gemm) for blocks in (work.backward_input, work.backward_weight)]
-    assert sum(halves) == pytest.approx(whole, rel=1e-12)
+    forward, whole = (flop_of(blocks, "gemm") for blocks in (work.forward, work.backward))
     hidden, batch = job.model.hidden_size, job.training.microbatch_size
     tokens = batch * job.training.sequence_length
     read = 2 * tokens * hidden * job.model.modules["patches"]["patch_values"]

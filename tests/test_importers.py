@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import time
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from prism_jax.importers._megatron import layers_of_layout, read_megatron
 from prism_jax.importers._megatron_model import repeated
 from prism_jax.prediction import memory
 from prism_jax.workload import count_parameters
+
+from .helpers import refusal
 
 
 def from_megatron(arguments, num_gpus):
@@ -35,7 +38,8 @@ def parsed(text, name="job.sh"):
 
 # The keys of the published files that say the shape, and how many parameters the published weights
 # have (the tensors' total in each model's index on Hugging Face), or their makers say.
-_ROWS = json.loads((pathlib.Path(__file__).parent / "data/configs.json").read_text())
+_DATA = pathlib.Path(__file__).parent / "data"
+_ROWS = json.loads((_DATA / "configs.json").read_text())
 CONFIGS = {name: row["config"] for name, row in _ROWS.items()}
 _RECENT = [name for name, row in _ROWS.items() if "kinds" in row]
 _LLAMA, _MIXTRAL, _GPT_OSS = (
@@ -51,8 +55,7 @@ def _file(tmp_path, config, name="config.json"):
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in _RECENT])
 def test_models_of_hugging_face_have_their_parameters(name, tmp_path):
-    job = import_job(_file(tmp_path, CONFIGS[name]), 64, overrides=("layout.tp=4",)).job
-    assert job.model is not None
+    job: Any = import_job(_file(tmp_path, CONFIGS[name]), 64, overrides=("layout.tp=4",)).job
     assert count_parameters(job.model) == _ROWS[name]["parameters"]
     assert (job.layout.tp, job.layout.dp) == (4, 16)
 
@@ -87,27 +90,8 @@ def test_an_imported_job_is_a_file_that_can_be_read(tmp_path, answered):
         assert rank["bytes"] == pytest.approx(sum(rank["parts"].values()))
 
 
-_COMMAND = r"""#!/bin/bash
-# A job of 32 GPUs.
-MODEL_ARGS=(
-    --num-layers 32 --hidden-size 4096 \
-    --ffn-hidden-size=14336
-    --num-attention-heads 32 --group-query-attention --num-query-groups 8
-    --swiglu --normalization RMSNorm --disable-bias-linear
-    --position-embedding-type rope --max-position-embeddings 8192
-    --untie-embeddings-and-output-weights --vocab-size 128256
-    --attention-dropout 0.0 --hidden-dropout 0.0
-)
-torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 8192 --micro-batch-size 1 \
-    --global-batch-size 64 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
-    --num-layers-per-virtual-pipeline-stage 4 --sequence-parallel --bf16 \
-    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --lr 3e-4
-"""
-
-
-def test_a_command_of_megatron(tmp_path):
-    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32).job
-    assert job.model is not None
+def test_a_command_of_megatron():
+    job: Any = import_job(_DATA / "train.sh", 32).job
     # 128256 words are padded to a multiple of 128 * 4, in the embedding and in the head.
     assert count_parameters(job.model) == 8_030_261_248 + 2 * 256 * 4096
     layout, schedule, training = job.layout, job.schedule, job.training
@@ -428,8 +412,7 @@ def test_t5_is_an_encoder_and_a_decoder_that_reads_it():
     raw = from_megatron(_SMALL | _WORDS | flags, 8)
     assert raw["training"]["sequence_length"] == 128
     assert raw["model"]["vocab_size"] == 29_184  # 28,996 words and 100 more, padded.
-    job = make_job(raw | {"cluster": "dgx-h100", "num_nodes": 1}, pathlib.Path("t5"))
-    assert job.model is not None
+    job: Any = make_job(raw | {"cluster": "dgx-h100", "num_nodes": 1}, pathlib.Path("t5"))
     h, f = 512, 2048
     norm, bias = 2 * h, 4 * h
     attention, mlp = 4 * h * h + bias + norm, 2 * h * f + f + h + norm
@@ -578,7 +561,8 @@ def test_flags_that_switch_others_off(flag, value, same):
 
 def test_an_unknown_flag_is_a_note_that_names_it(tmp_path, refused, capsys):
     words = "--use-persistent-ckpt-worker --use-better-ckpt-cache 3 --ckpt-cache-of-mine"
-    path = _file(tmp_path, f"{_COMMAND.strip()} {words}", "train.sh")
+    text = (_DATA / "train.sh").read_text().strip()
+    path = _file(tmp_path, f"{text} {words}", "train.sh")
     out = tmp_path / "job.toml"
     command = ["import", str(path), "--gpus", "32", "--out", str(out), "--json"]
     said = refused([*command, "--strict"])
@@ -653,8 +637,7 @@ def test_windows_of_megatron():
 def test_recent_models_have_the_parameters_that_their_makers_say(name, tmp_path):
     """Within 1 %: sinks of attention, biases of routers and what is noted are not counted."""
     config, row = CONFIGS[name], _ROWS[name]
-    job = import_job(_file(tmp_path, config), 64, batch=256).job
-    assert job.model is not None
+    job: Any = import_job(_file(tmp_path, config), 64, batch=256).job
     assert count_parameters(job.model) == pytest.approx(row["parameters"], rel=0.01)
     assert {kind for layer in job.model.layers for kind in layer.modules} == {*row["kinds"]}
     inner = config.get("text_config", config)
@@ -715,8 +698,8 @@ def test_import_says_which_published_batch_it_took(tmp_path, answered, refused):
     )
 
 
-def test_a_batch_for_arguments_of_megatron(tmp_path):
-    job = import_job(_file(tmp_path, _COMMAND, "train.sh"), 32, batch=32).job
+def test_a_batch_for_arguments_of_megatron():
+    job = import_job(_DATA / "train.sh", 32, batch=32).job
     assert job.schedule.num_microbatches == 8
 
 
@@ -782,9 +765,7 @@ def test_input_that_took_minutes_and_gigabytes(name, tmp_path):
     path = _file(tmp_path, f"{_LINE} {words}", "train.sh")
     seconds, most = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if said:
-        with pytest.raises(ValueError, match=re.escape(said)) as raised:
-            import_job(path, 8)
-        assert len(str(raised.value)) < 600
+        assert len(refusal(lambda: import_job(path, 8), said)) < 600
     else:
         import_job(path, 8)
     assert time.process_time() - seconds < 5

@@ -14,7 +14,6 @@ import prism_jax as prism
 from prism_jax._padding import pad
 from prism_jax.analysis import Std
 from prism_jax.collapse import Blocks, class_moments, gpu_factors
-from prism_jax.collapse._collapse import added_load, deciding, fuller
 from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
 from prism_jax.engine import prepare
@@ -30,7 +29,7 @@ from prism_jax.workload._architecture import layers_of
 from prism_jax.workload.modules import MoE
 
 from .helpers import by_numpy, graph_of, lognormal
-from .test_expert_load import _SMALL
+from .test_expert_load import EXPERTS, waits
 from .test_reference_steps import _alike
 
 
@@ -154,37 +153,14 @@ def test_the_derivative_where_only_some_layers_have_popularities_that_stay(capac
 
 
 def test_members_wait_for_the_slowest_of_load_times_gpu():
-    """A member runs 0.4 whatever its load is and 0.6 in proportion to it, on a GPU of its own."""
-    rng, samples, sigma, noise, members = np.random.default_rng(3), 20_000, 0.02, 0.01, 8
-    concentrations = (1.0, 10.0, 100.0, 1000.0, np.inf)
-    shares = [_shares(rng, c, members, 1) for c in concentrations]
-    counts, loaded = jnp.asarray([[1.0, 1.0]]), jnp.asarray([[0.0, 1.0]])
-    cumulants = jnp.asarray([[0.4, 0.6], [(noise * 0.4) ** 2, (noise * 0.6) ** 2], [0.0, 0.0]])
-    groups, _ = by_numpy(gpu_factors)(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
-    group, count = jax.tree.map(lambda x: x[0], groups), jnp.asarray(float(members))
-
-    @by_numpy
-    def slowest(load):
-        serial = (cumulants @ counts.T + added_load(loaded, cumulants, counts, load))[:, 0]
-        share = deciding(loaded, counts, load).share[0]
-        moments = segment_maxima(serial[0], serial[1], serial[2], group, count, share)[:, None]
-        return fuller(moments, loaded, cumulants, counts, load)[:, 0]
-
-    found = _fullest(*_loads(shares, [65536] * len(shares)), sigma)
-    gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
-    for number, one in enumerate(shares):
-        load = jax.tree.map(lambda x, i=number: x[..., i : i + 1], found)
-        runs = 1 + noise * rng.standard_normal((2, samples, members))
-        drawn = _counted(rng, samples, one, 65536)
-        ends = (gpus * (0.4 * runs[0] + 0.6 * drawn * runs[1])).max(axis=1)
-        mean, variance, _, shared = (
-            np.interp(gpus.max(axis=1), group.slowest, row) for row in np.asarray(slowest(load))
-        )
-        assert np.mean(mean) == pytest.approx(np.mean(ends), rel=0.005), concentrations[number]
-        std = np.sqrt(np.mean(variance + shared**2) + np.var(mean))
+    rng, concentrations = np.random.default_rng(3), (1.0, 10.0, 100.0, 1000.0, np.inf)
+    shares = [_shares(rng, c, 8, 1) for c in concentrations]
+    found = _fullest(*_loads(shares, [65536] * len(shares)), 0.02)
+    loads = [_counted(rng, 20_000, one, 65536) for one in shares]
+    for c, (mean, std, ends) in zip(concentrations, waits(rng, found, loads), strict=True):
+        assert mean == pytest.approx(np.mean(ends), rel=0.005), c
         # Closest where it is clear who is the fullest, or where all are.
-        clear = concentrations[number] != 1000.0
-        assert std == pytest.approx(np.std(ends), rel=0.02 if clear else 0.2)
+        assert std == pytest.approx(np.std(ends), rel=0.2 if c == 1000.0 else 0.02), c
 
 
 @pytest.mark.parametrize("deciding", [1, 2])
@@ -254,18 +230,15 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
     assert found == pytest.approx(np.std(drawn), rel=within)
 
 
-def _job(tmp_path, *overrides):
-    path = tmp_path / "job.toml"
-    path.write_text(_SMALL)
-    return load_job(path, overrides=[f"model.modules.moe.{one}" for one in overrides])
+def _job(*overrides):
+    return load_job(EXPERTS, overrides=[f"model.modules.moe.{one}" for one in overrides])
 
 
-def test_experts_whose_popularity_stays_run_on_gpus_that_differ(tmp_path):
+def test_experts_whose_popularity_stays_run_on_gpus_that_differ():
     """Their blocks are hardly skewed, so the limit on skewness refuses no such job."""
-    (tmp_path / "job.toml").write_text(_SMALL)
     moe = ("num_experts=64", "load_seed=1", "load_concentration=50")
     values = ["kernels.rank.sigma=0.01", *(f"model.modules.moe.{value}" for value in moe)]
-    program = compile_job(load_job(tmp_path / "job.toml", values))
+    program = compile_job(load_job(EXPERTS, values))
     moments = np.asarray(prepare(program, jax.random.key(0)).plan.tables.moments)
     assert np.abs(moments[2]).max() < 0.5
 
@@ -275,27 +248,26 @@ def _popularity(job):
     return [one.load_popularity for one in modules if isinstance(one, MoE)]
 
 
-def test_each_layer_of_a_run_has_experts_of_its_own(tmp_path):
-    first = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=1"))
-    again = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=1"))
-    other = _popularity(_job(tmp_path, "load_concentration=50", "load_seed=2"))
+def test_each_layer_of_a_run_has_experts_of_its_own():
+    first = _popularity(_job("load_concentration=50", "load_seed=1"))
+    again = _popularity(_job("load_concentration=50", "load_seed=1"))
+    other = _popularity(_job("load_concentration=50", "load_seed=2"))
     assert first == again
     assert len({*first, *other}) == 4
-    even = _popularity(_job(tmp_path, "load_concentration=inf", "load_seed=1"))
+    even = _popularity(_job("load_concentration=inf", "load_seed=1"))
     assert set(even) == {(1 / 8,) * 8}
-    assert _popularity(_job(tmp_path, "load_concentration=50")) == [None, None]
+    assert _popularity(_job("load_concentration=50")) == [None, None]
 
 
 @pytest.mark.slow
-def test_a_job_whose_experts_are_equally_popular(tmp_path):
+def test_a_job_whose_experts_are_equally_popular():
     """Takes as long with these popularities given as with any other way to say so; and longer where
     an expert has more.
     """
-    from prism_jax import compile_job, simulate
 
     def mean(*overrides):
-        program = compile_job(_job(tmp_path, *overrides))
-        return simulate(program, num_samples=8192, key=jax.random.key(0)).mean
+        program = compile_job(_job(*overrides))
+        return prism.simulate(program, num_samples=8192, key=jax.random.key(0)).mean
 
     even = mean("load_concentration=inf")
     assert mean("load_popularity=[5,5,5,5,5,5,5,5]") == pytest.approx(even, rel=1e-4)

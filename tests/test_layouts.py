@@ -22,6 +22,8 @@ from prism_jax.layouts._rank import simulate_jobs
 from prism_jax.layouts._search import Search, works_of
 from prism_jax.prediction import least_bytes, least_seconds
 
+from .helpers import refusal
+
 
 _JOB = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=4"])
 _SMALL = prism.LayoutSpace(
@@ -159,8 +161,7 @@ def test_a_too_large_model_names_the_gpus_that_would_hold_it():
     space = prism.LayoutSpace(cp=(1,), microbatch_size=(1,), zero=(1,))
     job = prism.load_job("megatron-22b-a100-8", ["model=llama-3.1-405b", "num_nodes=64"])
     asked = {"job": job, "space": space, "batch_size": 64}
-    with pytest.raises(ValueError, match=r"`.*` needs least, .* GiB; use 128 GPUs, or"):
-        _enumerate(64, **asked)
+    refusal(lambda: _enumerate(64, **asked), "` ... ` needs least, ... GiB; use 128 GPUs, or")
     assert _enumerate(128, **asked)
 
 
@@ -492,8 +493,7 @@ def test_a_longer_budget_only_adds_layouts(jobs, monkeypatch):
         assert bool(found.notes) == (budget < 1000)
     assert lengths == sorted(lengths)
     assert lengths[-1] == len(every)
-    with pytest.raises(ValueError, match="budget ended before any layout"):
-        _by_mean(jobs, 1)
+    refusal(lambda: _by_mean(jobs, 1), "budget ended before any layout")
 
 
 def _by_mean(jobs, budget):
@@ -540,8 +540,6 @@ def test_a_search_that_was_killed_goes_on_to_the_same_table(jobs, tmp_path, monk
 
 
 def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch, ctrl_c):
-    from prism_jax.layouts._search import Search
-
     add = Search.add
 
     def interrupted(search, number, found):
@@ -555,7 +553,7 @@ def test_ctrl_c_leaves_the_layouts_ranked_so_far(jobs, monkeypatch, ctrl_c):
     assert "ended (interrupted): 5 layouts left out" in found.notes[0]
 
 
-def test_by_mean_starts_no_jax(tmp_path):
+def test_by_mean_starts_no_jax():
     words = ["layouts", "megatron-22b-a100-8", "--gpus", "16", *_CHOOSE, "--by", "mean", "--json"]
     code = (
         f"from prism_jax.cli import main; main({words})\n"

@@ -1,5 +1,7 @@
 """Links and waits that a trace tells: slow links between nodes, waits within a step, stalls."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,8 +55,7 @@ def test_the_threshold_is_that_of_the_most_variance_between(seed):
     logs = np.sort(np.log(values))
     inner = [np.var(logs[:n]) * n + np.var(logs[n:]) * (9 - n) for n in range(1, 9)]
     cut = 1 + int(np.argmin(inner))
-    found = two_classes(values)
-    assert found is not None
+    found: Any = two_classes(values)
     threshold, _, explained = found
     assert logs[cut - 1] < np.log(threshold) < logs[cut]
     assert explained == pytest.approx(1 - min(inner) / (9 * np.var(logs)))

@@ -1,6 +1,7 @@
 """The modules of layers: what they compute, hold and send; one that is not the package's own."""
 
 import dataclasses
+import pathlib
 from collections import Counter
 from typing import Any
 
@@ -17,17 +18,11 @@ from prism_jax.workload._block import weights_of
 from prism_jax.workload.modules import AbstractModule, Parameters, make_module, modules
 from prism_jax.workload.modules._gather import close_backward, close_module, open_module
 
-from .helpers import kernel_flop, kernels_of, lower_job, small_model
+from .helpers import flop_of, kernels_of, lower_job
+from .test_module_laws import HYBRID, LAYOUTS
 
 
-_SMALL = small_model(
-    layers=(Layer(("attention", "mlp"), 2), Layer(("mla", "moe"), 3), Layer(("mamba", "mlp"), 3)),
-    modules={
-        "mla": {"q_lora_rank": 256, "kv_lora_rank": 128},
-        "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_size": 512, "num_shared_experts": 1},
-        "mamba": {"mamba_num_heads": 32},
-    },
-)
+_DEALT = tuple(LAYOUTS[3].split())  # Experts are.
 
 
 def _lowered(model: Model, overrides=(), **changes: Any) -> tuple[Any, Workload]:
@@ -35,12 +30,6 @@ def _lowered(model: Model, overrides=(), **changes: Any) -> tuple[Any, Workload]
     job = load_job("megatron-22b-a100-8", ("training.attention=flash", "layout.tp=2", *overrides))
     job = msgspec.structs.replace(job, model=model, **changes)
     return job, lower_job(job)
-
-
-def _flop(blocks: tuple[Block, ...]) -> float:
-    """Of matrix multiplications and attention, on one GPU."""
-    found = (kernels_of(block).items() for block in blocks)
-    return sum(kernel_flop(kernel) * count for one in found for kernel, count in one)
 
 
 def _sent(blocks: tuple[Block, ...]) -> Counter:
@@ -53,34 +42,12 @@ def _sent(blocks: tuple[Block, ...]) -> Counter:
     return found
 
 
-_LAYOUTS = [
-    (),
-    ("layout.tp=1", "training.sequence_parallel=false"),
-    ("layout.tp=1",),
-    ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1"),
-    ("layout.tp=2", "layout.dp=4", "layout.ep=2", "layout.etp=2"),
-    ("layout.tp=2", "layout.pp=4"),
-]
-
-
-@pytest.mark.parametrize("overrides", _LAYOUTS)
-def test_a_backward_is_its_two_parts(overrides):
-    _, work = _lowered(_SMALL, overrides)
-    parts = (*work.backward_input, *work.backward_weight)
-    assert _flop(parts) == pytest.approx(_flop(work.backward), rel=1e-12)
-    assert _flop(work.backward_weight) > 0.2 * _flop(work.backward)
-    whole, split = _sent(work.backward), _sent(parts)
-    # Inputs are gathered once more for the weights; nothing else is sent twice.
-    assert all(split[kind] == whole[kind] for kind in ("all_reduce", "reduce_scatter"))
-    assert split["all_to_all"] == whole["all_to_all"]
-
-
-@pytest.mark.parametrize("overrides", _LAYOUTS)
-def test_matrices_run_once_forward_and_twice_backward(overrides):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrices_run_once_forward_and_twice_backward(layout):
     """Six times the parameters that work on a token, and what attention and scans add."""
-    job, work = _lowered(_SMALL, overrides)
+    job, work = _lowered(HYBRID, layout.split())
     tokens = job.training.microbatch_size * job.training.sequence_length
-    h, layout = 1024, job.layout
+    h, tp = 1024, job.layout.tp
     attention = h * 128 * (8 + 2 * 2) + h * h
     mla = h * (256 + 128 + 64) + 256 * 8 * 192 + 128 * 8 * 256 + h * 8 * 128
     inner = 32 * 64
@@ -94,12 +61,12 @@ def test_matrices_run_once_forward_and_twice_backward(overrides):
     scan = 3 * 2 * tokens * (8 * 128 * 128 + 32 * (128 * 64 + 2 * 128 * 64))
     forward = 2 * tokens * matrices + core + scan
     backward = 4 * tokens * matrices + core_back + 3 * scan
-    assert layout.tp * _flop(work.forward) == pytest.approx(forward, rel=1e-6)
-    assert layout.tp * _flop(work.backward) == pytest.approx(backward, rel=1e-6)
+    assert tp * flop_of(work.forward) == pytest.approx(forward, rel=1e-6)
+    assert tp * flop_of(work.backward) == pytest.approx(backward, rel=1e-6)
 
 
 def test_tokens_go_to_their_experts_and_back():
-    job, work = _lowered(_SMALL, _LAYOUTS[3])
+    job, work = _lowered(HYBRID, _DEALT)
     training, layout = job.training, job.layout
     tokens = training.microbatch_size * training.sequence_length // layout.tp
     found = [k for k in kernels_of(work.forward[0]) if k.kind == "all_to_all"]
@@ -115,8 +82,8 @@ _FAR = ("layout.tp=1", "layout.dp=8", "layout.ep=8", "training.sequence_parallel
 
 def test_shared_experts_run_beside_the_way_to_the_others():
     """All of both is there, and what is shorter is hidden but for contention."""
-    _, alone = _lowered(_SMALL, _FAR)
-    _, beside = _lowered(_SMALL, (*_FAR, "training.overlap_shared_experts=true"))
+    _, alone = _lowered(HYBRID, _FAR)
+    _, beside = _lowered(HYBRID, (*_FAR, "training.overlap_shared_experts=true"))
     for phase in ("forward", "backward"):
         (one,), (other,) = getattr(alone, phase), getattr(beside, phase)
         assert kernels_of(one) == kernels_of(other)
@@ -134,13 +101,13 @@ def test_shared_experts_run_beside_the_way_to_the_others():
 def test_shared_experts_that_are_split_are_not_known_beside_others():
     split = ("layout.tp=2", "layout.dp=4", "layout.ep=4", "layout.etp=1")
     with pytest.raises(ValueError, match="overlap_shared_experts` = false"):
-        _lowered(_SMALL, (*split, "training.overlap_shared_experts=true"))
+        _lowered(HYBRID, (*split, "training.overlap_shared_experts=true"))
 
 
 def test_tokens_that_are_sent_once_are_permuted_once():
     """Two all_to_alls as before, shorter, and two permutations of four."""
-    _, copies = _lowered(_SMALL, _LAYOUTS[3])
-    _, once = _lowered(_SMALL, (*_LAYOUTS[3], "training.token_dispatcher=deepep"))
+    _, copies = _lowered(HYBRID, _DEALT)
+    _, once = _lowered(HYBRID, (*_DEALT, "training.token_dispatcher=deepep"))
     for phase in ("forward", "backward"):
         one, other = (kernels_of(getattr(work, phase)[0]) for work in (copies, once))
         fewer = {kernel: n for kernel, n in (one - other).items() if kernel.link is None}
@@ -158,7 +125,7 @@ def test_tokens_that_are_sent_once_are_permuted_once():
 )
 def test_each_forward_of_deepep_waits_for_the_number_of_tokens(dispatcher, graphs, waits):
     names = (f"training.token_dispatcher={dispatcher}", f"training.cuda_graphs={graphs}")
-    _, work = _lowered(_SMALL, (*_LAYOUTS[3], *names))
+    _, work = _lowered(HYBRID, (*_DEALT, *names))
     for block, number in ((work.forward[0], 3 * waits), (work.backward[0], 0)):
         found = kernels_of(block)
         assert sum(n for k, n in found.items() if k.size == "counts of tokens") == number
@@ -188,7 +155,7 @@ def test_gradients_of_experts_are_added_in_float32():
 def test_scans_of_a_sequence_that_is_split():
     """Each rank has the whole sequence for a part of the heads: equal work, two exchanges."""
     model = msgspec.structs.replace(
-        _SMALL,
+        HYBRID,
         layers=(Layer(("mamba",), 3),),
         num_layers=3,
         modules={"mamba": {"mamba_num_heads": 32}},
@@ -197,7 +164,7 @@ def test_scans_of_a_sequence_that_is_split():
         _lowered(model, (f"layout.cp={cp}", f"layout.dp={4 // cp}")) for cp in (1, 2)
     )
     for phase in ("forward", "backward"):
-        assert _flop(getattr(whole, phase)) == 2 * _flop(getattr(split, phase))
+        assert flop_of(getattr(whole, phase)) == 2 * flop_of(getattr(split, phase))
         assert _sent(getattr(split, phase))["all_to_all"] == 2 * 3
         assert _sent(getattr(whole, phase))["all_to_all"] == 0
 
@@ -206,7 +173,7 @@ def test_the_last_chunk_of_a_scan_may_not_be_full():
     def scans(length):
         layers = {"layers": (Layer(("mamba",)),), "num_layers": 1}
         model = msgspec.structs.replace(
-            _SMALL, **layers, modules={"mamba": {"mamba_num_heads": 32}}
+            HYBRID, **layers, modules={"mamba": {"mamba_num_heads": 32}}
         )
         _, work = _lowered(model, ("layout.tp=1", f"training.sequence_length={length}"))
         found = (k.size.split()[1] for k in kernels_of(work.forward[0]) if k.kind == "gemm")
@@ -231,8 +198,8 @@ def test_shards_are_reduced_over_their_copies():
 @pytest.mark.parametrize("overrides", [("layout.pp=2",), ("layout.pp=2", "layout.tp=2")])
 def test_unequal_layers_are_dealt_in_order(overrides):
     overrides = ("layout.tp=1", *overrides, "schedule.layers_per_stage=[2,6]")
-    _, work = _lowered(_SMALL, overrides)
-    _, alone = _lowered(_SMALL, (*overrides[:1], *overrides[2:-1]))
+    _, work = _lowered(HYBRID, overrides)
+    _, alone = _lowered(HYBRID, (*overrides[:1], *overrides[2:-1]))
     total: Counter = Counter()
     for block in work.forward:
         total += kernels_of(block)
@@ -240,26 +207,26 @@ def test_unequal_layers_are_dealt_in_order(overrides):
     assert "all_to_all" not in _sent(work.forward)
     first, last = (kernels_of(block) for block in work.forward)
     assert {k.kind for k in first} != {k.kind for k in last}
-    assert _flop(work.forward[:1]) < 0.5 * _flop(work.forward[1:])
+    assert flop_of(work.forward[:1]) < 0.5 * flop_of(work.forward[1:])
 
 
 def test_one_more_layer_predicts_the_word_after_next():
-    more = msgspec.structs.replace(_SMALL, num_mtp_layers=1)
-    assert count_parameters(more) == count_parameters(_SMALL)
-    (before, work) = (_lowered(model, ("layout.tp=1",))[1] for model in (_SMALL, more))
+    more = msgspec.structs.replace(HYBRID, num_mtp_layers=1)
+    assert count_parameters(more) == count_parameters(HYBRID)
+    (before, work) = (_lowered(model, ("layout.tp=1",))[1] for model in (HYBRID, more))
     tokens, h = 4 * 2048, 1024
     mamba = h * (2 * 2048 + 2 * 8 * 128 + 32) + 2048 * h
     matrices = 2 * h * h + mamba + 3 * h * 4096 + h * 32000
     scan = 2 * tokens * (8 * 128 * 128 + 32 * 3 * 128 * 64)
-    added = _flop(work.forward) - _flop(before.forward)
+    added = flop_of(work.forward) - flop_of(before.forward)
     assert added == pytest.approx(2 * tokens * matrices + scan, rel=1e-9)
 
 
 def _latent(*overrides, number=3):
     """Layers of latent attention and nothing else."""
     layers = {"layers": (Layer(("mla",), number),), "num_layers": number}
-    modules = {"mla": (_SMALL.modules or {})["mla"]}
-    return _lowered(msgspec.structs.replace(_SMALL, **layers, modules=modules), overrides)[1]
+    modules = {"mla": (HYBRID.modules or {})["mla"]}
+    return _lowered(msgspec.structs.replace(HYBRID, **layers, modules=modules), overrides)[1]
 
 
 def test_latents_are_gathered_once_more_in_the_backward():
@@ -290,7 +257,7 @@ def test_gradients_of_keys_and_values_are_cast_for_the_context_that_they_are_of(
     tokens, context, width = 128, 512, 1024
     cross = {"kind": "attention", "causal": False, "context_length": context}
     layers = {"num_layers": 1, "layers": (Layer(("cross",)),), "modules": {"cross": cross}}
-    model = msgspec.structs.replace(_SMALL, num_kv_heads=8, **layers)
+    model = msgspec.structs.replace(HYBRID, num_kv_heads=8, **layers)
     options = (f"training.sequence_length={tokens}", "training.microbatch_size=1", "layout.tp=1")
     both = [
         _lowered(model, ("cluster=dgx-h100", *options, f"training.dtype={dtype}"))[1].backward
@@ -303,12 +270,12 @@ def test_gradients_of_keys_and_values_are_cast_for_the_context_that_they_are_of(
 
 def test_an_mlp_that_is_computed_again_is_gathered_and_scattered_again():
     again = ("training.recompute=selective", "training.recompute_modules=['mlp']")
-    model = msgspec.structs.replace(_SMALL, layers=(Layer(("mlp",), 5),), num_layers=5)
+    model = msgspec.structs.replace(HYBRID, layers=(Layer(("mlp",), 5),), num_layers=5)
     (_, plain), (_, work) = (
         _lowered(model, ("training.recompute=none", *more)) for more in ((), again)
     )
     tokens = 4 * 2048
-    added = _flop(work.backward) - _flop(plain.backward)
+    added = flop_of(work.backward) - flop_of(plain.backward)
     assert added == pytest.approx(5 * 2 * tokens * 3 * 1024 * 4096 / 2, rel=1e-12)
     sent = {"all_gather": 5, "reduce_scatter": 5}
     assert _sent(work.backward) - _sent(plain.backward) == Counter(sent)
@@ -324,7 +291,7 @@ def test_the_short_form_is_a_list_of_layers():
 
 def test_windowed_attention_counts_the_pairs_in_its_band():
     window = msgspec.structs.replace(
-        _SMALL,
+        HYBRID,
         layers=(Layer(("attention",)),),
         num_layers=1,
         modules={"attention": {"window": 512}},
@@ -382,26 +349,9 @@ class Convolution(AbstractModule):
         return {"toy-convolution": 0.0}
 
 
-_TOY = """
-kind = "model"
-hidden_size = 1024
-vocab_size = 32000
-num_heads = 8
-ffn_size = 4096
-[[layers]]
-repeat = 4
-modules = ["attention", "short", "mlp"]
-[modules.short]
-kind = "toy-convolution"
-taps = 4
-"""
-
-
-def test_a_module_from_outside(tmp_path):
+def test_a_module_from_outside(written):
     """One class is enough: it is found by its kind, dealt, priced, counted, and simulated."""
-    path = tmp_path / "toy.toml"
-    path.write_text(_TOY)
-    model = load_model(path)
+    model = load_model(pathlib.Path(__file__).parent / "data/toy_model.toml")
     assert make_module(model, "short") == Convolution(4)
     without = msgspec.structs.replace(model, layers=(Layer(("attention", "mlp"), 4),))
     taps = 4 * 1024**2 + 2 * 1024  # With its norm.
@@ -409,7 +359,7 @@ def test_a_module_from_outside(tmp_path):
     (job, work), (_, less) = (_lowered(m, ("layout.tp=2",)) for m in (model, without))
     tokens = job.training.microbatch_size * job.training.sequence_length
     for phase, passes in (("forward", 2), ("backward", 4)):
-        added = 2 * (_flop(getattr(work, phase)) - _flop(getattr(less, phase)))
+        added = 2 * (flop_of(getattr(work, phase)) - flop_of(getattr(less, phase)))
         assert added == pytest.approx(passes * tokens * 4 * 4 * 1024**2, rel=1e-12)
     program = prism.compile_job(job)
     assert program.num_ops == 2
@@ -417,7 +367,7 @@ def test_a_module_from_outside(tmp_path):
 
 def test_a_schedule_that_splits_backwards_runs_a_model():
     """On one rank, a backward in two parts is as long as its parts."""
-    job, work = _lowered(_SMALL, ("layout.tp=1",))
+    job, work = _lowered(HYBRID, ("layout.tp=1",))
     schedule = prism.CustomSchedule([["0F0", "0I0", "0W0"]], [0])
     parts = (job.model, job.layout, schedule, job.cluster)
     options = {"training": job.training, "kernels": job.kernels}
@@ -438,7 +388,7 @@ def test_an_encoder_and_a_decoder_that_reads_it():
     those of the whole square."""
     encoder, decoder, hidden, ffn = 512, 128, 1024, 4096
     model = msgspec.structs.replace(
-        _SMALL,
+        HYBRID,
         num_kv_heads=8,
         activation="gelu",
         num_layers=5,
@@ -464,20 +414,13 @@ def test_an_encoder_and_a_decoder_that_reads_it():
     products = 2 * encoder * (4 * square + mlp) + 3 * decoder * (4 * square + mlp)
     products += 3 * (2 * decoder + 2 * encoder) * square + decoder * hidden * 32000
     for blocks, times in ((work.forward, 2), (work.backward, 4)):
-        found = sum(
-            kernel_flop(kernel) * count
-            for kernel, count in kernels_of(blocks[0]).items()
-            if kernel.kind == "gemm"
-        )
-        assert found == times * products
-    split = kernels_of(work.backward_input[0]) + kernels_of(work.backward_weight[0])
-    assert sum(kernel_flop(k) * n for k, n in split.items() if k.kind == "gemm") == 4 * products
+        assert flop_of(blocks, "gemm") == times * products
 
 
 def test_attention_to_all_keys_is_twice_as_much():
     work = [
         _lowered(
-            msgspec.structs.replace(_SMALL, num_layers=1, layers=(Layer(("both",)),), modules=m),
+            msgspec.structs.replace(HYBRID, num_layers=1, layers=(Layer(("both",)),), modules=m),
             ("training.sequence_length=16384", "layout.tp=1"),
         )[1]
         for m in ({"both": {"kind": "attention", "causal": c}} for c in (True, False))

@@ -90,9 +90,8 @@ def test_classes_are_abstract_or_final():
             assert base.__name__.startswith("Abstract"), f"{cls} subclasses a final class"
             for name in vars(cls).keys() & vars(base).keys():
                 old = vars(base)[name]
-                concrete = inspect.isroutine(old) and not getattr(
-                    old, "__isabstractmethod__", False
-                )
+                concrete = not getattr(old, "__isabstractmethod__", False)
+                concrete &= inspect.isroutine(old) or isinstance(old, property)
                 assert name.startswith("__") or not concrete, f"{cls} overrides {base}.{name}"
 
 

@@ -201,8 +201,7 @@ _TWO_WAYS = ("schedule.kind=dual-pipe", "schedule.virtual_stages=1")
 
 def test_pairs_of_a_job_run_all_of_both():
     job = load_job("gpt3-175b-h100-768", _EXPERTS)
-    workload = lower_job(job)
-    assert workload.passes is not None
+    workload: Any = lower_job(job)
     for stages in ((0, 1), (3, 3), (7, 0)):
         block = _paired(workload.passes, *stages)
         serial = workload.forward[stages[0]] + workload.backward[stages[1]]

@@ -16,8 +16,8 @@ import jax
 import msgspec
 import pytest
 
+from benchmarks.saved_tensors import LENGTH, SEQUENCES, families
 from prism_jax import data
-from prism_jax.__main__ import main
 from prism_jax.diagnosis import calibrated_to_profile, kernel_classes
 from prism_jax.engine import simulate
 from prism_jax.importers import import_job
@@ -32,6 +32,7 @@ from prism_jax.workload._listed import Listed, _operators_of, listed, tensors_of
 from prism_jax.workload._parts import block_mean, rows_of, segment
 from prism_jax.workload._units import backward_part, forward_part
 from prism_jax.workload.modules import AbstractModule, Operator, Parameters
+from validation.plain import job_of, plain_rows, plain_table
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -283,10 +284,7 @@ def test_attention_with_a_window_reads_a_mask_and_covers_the_whole_square():
         assert flop[0] == (1 + masked) * flop[1] > 0
 
 
-def test_layers_of_families_keep_what_pytorch_keeps_and_run_its_operators(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.saved_tensors import LENGTH, SEQUENCES, families
-
+def test_layers_of_families_keep_what_pytorch_keeps_and_run_its_operators(tmp_path):
     training = {"per_device_train_batch_size": SEQUENCES, "max_length": LENGTH, "bf16": True}
     (tmp_path / "train.json").write_text(json.dumps(training | {"num_processes": 1}))
     off = {}
@@ -412,16 +410,16 @@ def test_libraries_of_a_year_are_those_of_jobs_that_name_them():
     assert other.find_efficiency("gemm", "bf16") == own
 
 
-def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, refused):
+def test_a_first_job_of_a_framework_has_its_newest_stack(tmp_path, answered, refused):
     path = tmp_path / "job.toml"
-    assert main(["init", str(path), "--framework", "pytorch", "--gpus", "1"]) == 0
+    answered(["init", path, "--framework", "pytorch", "--gpus", "1"])
     job: Any = data.load_job(path)
     assert (job.training.software, job.layout.world_size) == ("pytorch-2026", 1)
     assert fits(job)
     assert "No framework `pytorc`; did you mean `pytorch`" in refused(
         ["init", str(path), "--framework", "pytorc", "--force"]
     )
-    assert main(["init", str(path), "--framework", "megatron-bridge", "--force"]) == 0
+    answered(["init", path, "--framework", "megatron-bridge", "--force"])
     job = data.load_job(path)
     assert job.training.software == "megatron-bridge-2026"
 
@@ -678,10 +676,7 @@ def test_the_largest_batch_leaves_a_part_of_the_largest_tensor():
     assert found.fullest.bytes < found.usable_bytes + found.reserved["fragmentation"]
 
 
-def test_what_the_allocator_reserves_is_within_what_is_said(shared, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from validation.plain import job_of
-
+def test_what_the_allocator_reserves_is_within_what_is_said(shared):
     ratios = []
     for name in ("steps.csv", "memory.csv"):
         with (shared / "data/plain_h200" / name).open() as lines:
@@ -695,10 +690,7 @@ def test_what_the_allocator_reserves_is_within_what_is_said(shared, monkeypatch)
     assert memory(_job(LLAMA, software="megatron-core-2024")).lost_bytes == 0
 
 
-def test_rows_of_plain_pytorch_are_within_the_limits(shared, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from validation.plain import plain_rows
-
+def test_rows_of_plain_pytorch_are_within_the_limits(shared):
     rows = plain_rows(shared / "data")["rows"]
     off = {
         name: [(row["name"], abs(row["predicted"] / row["measured"] - 1)) for row in of_table]
@@ -799,10 +791,7 @@ def test_calibrate_takes_a_profile_or_step_times(shared, tmp_path, answered, ref
     )
 
 
-def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from validation.plain import plain_rows
-
+def test_rows_without_a_profile_have_the_same_keys(shared, tmp_path):
     for name in ("steps.csv", "memory.csv"):
         lines = (shared / "data/plain_h200" / name).read_text().splitlines()
         (tmp_path / name).write_text("\n".join(lines[:2]) + "\n")
@@ -812,10 +801,7 @@ def test_rows_without_a_profile_have_the_same_keys(shared, monkeypatch, tmp_path
     assert all(one["low"] is None for one in others)
 
 
-def test_a_series_of_which_no_batch_ran_has_a_row_in_the_table(shared, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT))
-    from validation.plain import plain_rows, plain_table
-
+def test_a_series_of_which_no_batch_ran_has_a_row_in_the_table(shared, tmp_path):
     folder = shared / "data/plain_h200"
     (tmp_path / "steps.csv").write_text((folder / "steps.csv").read_text().splitlines()[0] + "\n")
     lines = (folder / "memory.csv").read_text().splitlines()

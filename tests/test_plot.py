@@ -25,13 +25,13 @@ from prism_jax.prediction._memory import RankMemory
 from prism_jax.runs import RunLaw
 from prism_jax.trace import median_steps, read_rank_traces
 
-from .helpers import event_loop_ends, made_law, rich_program
+from .helpers import event_loop_ends, made_law, refusal, rich_program
 
 
 matplotlib.use("Agg")
 
 _PROFILE = pathlib.Path(__file__).parents[1] / "examples" / "gpu_profile.json.gz"
-_UNITS = (
+_UNITS = [
     "(s)",
     "(ms)",
     "(µs)",
@@ -42,7 +42,7 @@ _UNITS = (
     "probability",
     "days",
     "rank",
-)
+]
 _LAW = made_law()
 _MEASURED = np.sort(np.random.default_rng(1).gamma(4.0, 0.25, 80))
 
@@ -326,8 +326,7 @@ def test_parts_and_memory_are_plotted_as_they_are():
     assert [x.get_text() for x in ax.get_yticklabels()] == [*_PARTS]
     shares = {text.get_text() for text in ax.texts}
     assert {"84.5 %", "-1.4 %"} < shares
-    with pytest.raises(ValueError, match="`parts` is empty"):
-        plot.breakdown({})
+    refusal(lambda: plot.breakdown({}), "`parts` is empty")
     found = _memory()
     ax = plot.memory(found)
     ends = np.zeros(len(found.ranks))
@@ -342,17 +341,12 @@ def test_parts_and_memory_are_plotted_as_they_are():
 def test_given_axes_are_used_and_bad_input_is_one_sentence(monkeypatch):
     ax = matplotlib.figure.Figure().subplots()
     assert plot.cdf(_LAW, ax=ax) is ax
-    with pytest.raises(ValueError, match="give matplotlib's axes"):
-        plot.cdf(_LAW, ax=3)
-    with pytest.raises(ValueError, match="positive number of seconds"):
-        plot.qq(_LAW, [1.0, -1.0])
-    with pytest.raises(ValueError, match="No column `gpu`; did you mean `gpus`"):
-        plot.scale(_rows(), "gpu")
-    with pytest.raises(ValueError, match="known are B, F"):
-        plot.heat_map(_criticality(), phase="W")
+    refusal(lambda: plot.cdf(_LAW, ax=3), "give matplotlib's axes")
+    refusal(lambda: plot.qq(_LAW, [1.0, -1.0]), "positive number of seconds")
+    refusal(lambda: plot.scale(_rows(), "gpu"), "No column `gpu`; did you mean `gpus`")
+    refusal(lambda: plot.heat_map(_criticality(), phase="W"), "known are B, F")
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
-    with pytest.raises(ImportError, match=r'pip install "prism_jax\[plot\]"'):
-        plot.cdf(_LAW)
+    refusal(lambda: plot.cdf(_LAW), 'pip install "prism_jax[plot]"', ImportError)
 
 
 def test_a_sampled_step_runs_as_an_event_loop_does(program, step):

@@ -1,6 +1,6 @@
 """Power caps, and the clocks that follow from them."""
 
-import json
+from typing import Any
 
 import jax
 import msgspec
@@ -9,10 +9,10 @@ import pytest
 
 import prism_jax as prism
 from benchmarks.clocks import rows
-from prism_jax.cli import main
 from prism_jax.cluster import clock_factor, clock_factors, compute_latency, drawn
 from prism_jax.data import Power, Variation, load_device, load_kernels
 from prism_jax.prediction import energy
+from validation.power import device_rows, law_rows, v100_rows
 
 from .helpers import by_numpy
 
@@ -78,8 +78,7 @@ def test_products_feel_the_clock_and_copies_do_not():
 
 @pytest.mark.parametrize("name", ["b200", "gb200", "h100-sxm", "h200-sxm"])
 def test_nothing_changes_at_the_limit_of_the_measurements(name):
-    job = _job(f"cluster.device={name}")
-    assert job.cluster is not None
+    job: Any = _job(f"cluster.device={name}")
     bare = msgspec.structs.replace(job.cluster.device, power=None)
     bare = msgspec.structs.replace(job.cluster, device=bare)
     assert prism.predict(job) == prism.predict(msgspec.structs.replace(job, cluster=bare))
@@ -155,15 +154,13 @@ def test_a_cap_widens_the_law_of_steps():
     assert 0 < tails[0] < tails[1] < tails[2] / 2
 
 
-def test_predict_command_prints_the_cost_of_a_power_cap(capsys):
-    main(["predict", "examples/job.toml", "--set", f"{_LIMIT}=600"])
-    assert "power:   600 W a GPU at most" in capsys.readouterr().out
-    main(["predict", "examples/job.toml", "--json"])
-    found = json.loads(capsys.readouterr().out)["energy"]
+def test_predict_command_prints_the_cost_of_a_power_cap(answered):
+    words = ["predict", "examples/job.toml"]
+    assert "power:   600 W a GPU at most" in answered([*words, "--set", f"{_LIMIT}=600"])
+    found = answered([*words, "--json"])["energy"]
     assert found["limit_w"] == 700
     assert found["seconds_per_w"] < 0
-    main(["predict", "megatron-22b-a100-8", "--json"])
-    assert "energy" not in json.loads(capsys.readouterr().out)
+    assert "energy" not in answered(["predict", "megatron-22b-a100-8", "--json"])
 
 
 def test_a_law_by_power_needs_the_power_of_its_device():
@@ -174,8 +171,6 @@ def test_a_law_by_power_needs_the_power_of_its_device():
 
 
 def test_the_law_of_clocks_is_that_of_v100(shared):
-    from validation.power import v100_rows
-
     *halves, bert = v100_rows(shared / "data")
     for row in halves[:2]:
         measured, predicted, fitted = (
@@ -188,8 +183,6 @@ def test_the_law_of_clocks_is_that_of_v100(shared):
 
 
 def test_the_constants_of_devices_are_those_of_the_measurements(shared):
-    from validation.power import device_rows, law_rows
-
     (law,) = law_rows(shared / "data")
     for row in device_rows(shared / "data"):
         power = _known(load_device(row["name"]).power)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+import prism_jax.schedule as ps
 from prism_jax import latency
 from prism_jax._estimate import Estimate
 from prism_jax._misc import whole_number
@@ -22,24 +23,6 @@ from prism_jax.cli._values import values
 from prism_jax.data import Layer, load_model, parse_product, repeat_layers
 from prism_jax.program import Sets, check_variability
 from prism_jax.runs import RunCosts
-from prism_jax.schedule import (
-    ZBV,
-    Chimera,
-    CustomSchedule,
-    DualPipe,
-    DualPipeV,
-    GPipe,
-    Hanayo,
-    InterleavedOneFOneB,
-    LoopedBFS,
-    OneFOneB,
-    VHalf,
-    ZBGreedy,
-    evaluate,
-    load_schedule,
-    make_schedule,
-    peak_in_flight,
-)
 from prism_jax.workload import Branches, Kernel, Segment, widen
 
 from .helpers import (
@@ -80,29 +63,27 @@ def rich(num_replicas: int = 4):
 
 
 def schedule(kind, num_microbatches, **options):
-    return make_schedule(kind, num_ranks=2, num_microbatches=num_microbatches, **options)
+    return ps.make_schedule(kind, num_ranks=2, num_microbatches=num_microbatches, **options)
 
 
 @ft.cache
 def steady():
     """Its only GPU does not vary."""
-    return pipeline_program(OneFOneB(1, 1))
+    return pipeline_program(ps.OneFOneB(1, 1))
 
 
 @ft.cache
 def tailed():
     laws = prism.Variability(residual={"gemm": lognormal(0.05), "optimizer": lognormal(0.1)})
-    return pipeline_program(GPipe(1, 4), variability=laws, tail=one_kernel("optimizer", 3.0))
+    return pipeline_program(ps.GPipe(1, 4), variability=laws, tail=one_kernel("optimizer", 3.0))
 
 
 @ft.cache
 def layouts(**changes: Any):
-    job = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=4"])
+    job: Any = prism.load_job("megatron-22b-a100-8", ["cluster.num_nodes=4"])
     space = prism.LayoutSpace(tp=(8,), pp=(2,), virtual_stages=(2,), cp=(1,), microbatch_size=(1,))
     options = {"training": job.training, "kernels": job.kernels, "batch_size": 16, "space": space}
     options |= {"world_size": 16} | changes
-    assert job.cluster is not None
-    assert job.model is not None
     return prism.enumerate_layouts(job.model, job.cluster, **options)
 
 
@@ -119,18 +100,18 @@ def placed(factors=None, **options):
 # The calls that are only made, and what the sentence says, in this order.
 _CALLS = [
     # Schedules.
-    (lambda: ZBV(2, 4, 1), "`virtual_stages=1` does not fit `zbv`, which has two stages"),
-    (lambda: VHalf(2, 4, 3), "`virtual_stages=3` does not fit `v-half`"),
-    (lambda: Hanayo(2, 4, 3), "`virtual_stages=3` does not fit `hanayo`, which has two"),
-    (lambda: DualPipeV(2, 3), "`num_microbatches=3` is too few for `dual-pipe-v` on 2 ranks"),
-    (lambda: DualPipe(3, 6), "`dual-pipe` has `num_ranks=3` and `num_microbatches=6`; use"),
-    (lambda: DualPipe(4, 6), "`num_microbatches=6` is too few for `dual-pipe` on 4 ranks"),
-    (lambda: Chimera(2, 3), "`chimera` has `num_ranks=2` and `num_microbatches=3`; use even"),
-    (lambda: ZBGreedy(2, 4, 3), "`virtual_stages=3` does not fit `zb-greedy`"),
-    (lambda: ZBGreedy(2, 4, 2, 1), "`memory_limit=1` is too small for a microbatch in 2"),
-    (lambda: ZBGreedy(2, 4, forward=(1.0,)), "`forward` has 1 costs, but there are 2 stages"),
-    (lambda: peak_in_flight(ZBV(2, 4), until="B"), "`until='B'` is unknown; use 'I' or 'W'"),
-    (lambda: load_schedule("none.csv"), "cannot be read"),
+    (lambda: ps.ZBV(2, 4, 1), "`virtual_stages=1` does not fit `zbv`, which has two stages"),
+    (lambda: ps.VHalf(2, 4, 3), "`virtual_stages=3` does not fit `v-half`"),
+    (lambda: ps.Hanayo(2, 4, 3), "`virtual_stages=3` does not fit `hanayo`, which has two"),
+    (lambda: ps.DualPipeV(2, 3), "`num_microbatches=3` is too few for `dual-pipe-v` on 2 ranks"),
+    (lambda: ps.DualPipe(3, 6), "`dual-pipe` has `num_ranks=3` and `num_microbatches=6`; use"),
+    (lambda: ps.DualPipe(4, 6), "`num_microbatches=6` is too few for `dual-pipe` on 4 ranks"),
+    (lambda: ps.Chimera(2, 3), "`chimera` has `num_ranks=2` and `num_microbatches=3`; use even"),
+    (lambda: ps.ZBGreedy(2, 4, 3), "`virtual_stages=3` does not fit `zb-greedy`"),
+    (lambda: ps.ZBGreedy(2, 4, 2, 1), "`memory_limit=1` is too small for a microbatch in 2"),
+    (lambda: ps.ZBGreedy(2, 4, forward=(1.0,)), "`forward` has 1 costs, but there are 2 stages"),
+    (lambda: ps.peak_in_flight(ps.ZBV(2, 4), until="B"), "`until='B'` is unknown; use 'I' or 'W'"),
+    (lambda: ps.load_schedule("none.csv"), "cannot be read"),
     (lambda: schedule("1f1b", 4, virtual_stages=2), "`1f1b` has no `virtual_stages`, but"),
     (lambda: schedule("gpipe", 4, virtual_stages=2), "leave it out, or use one of `dual"),
     (lambda: schedule("looped-bfs", 4, microbatch_group_size=4), "has no `microbatch_gro"),
@@ -334,7 +315,7 @@ _CALLS = [
 
 
 def costs_of(costs):
-    return evaluate(OneFOneB(2, 3), forward=1, **costs)
+    return ps.evaluate(ps.OneFOneB(2, 3), forward=1, **costs)
 
 
 _COSTS = [
@@ -354,7 +335,7 @@ _COSTS = [
 
 
 def split_costs_of(costs):
-    return evaluate(split(OneFOneB(2, 3)), forward=1, **costs)
+    return ps.evaluate(split(ps.OneFOneB(2, 3)), forward=1, **costs)
 
 
 _SPLIT_COSTS = [
@@ -366,7 +347,7 @@ _SPLIT_COSTS = [
 def ordered(orders_and_ranks):
     """The orders of ranks, and the ranks of stages."""
     orders, ranks = orders_and_ranks
-    return CustomSchedule(orders, ranks)
+    return ps.CustomSchedule(orders, ranks)
 
 
 _ORDERS = [
@@ -409,11 +390,11 @@ def counted_in(make_and_name):
 _COUNTS = [
     ((make, name), f"`{name}=True` must be a positive integer; use 1")
     for make, name in [
-        (lambda bad: GPipe(bad, 1), "num_ranks"),
-        (lambda bad: OneFOneB(1, bad), "num_microbatches"),
-        (lambda bad: LoopedBFS(1, 1, bad), "virtual_stages"),
-        (lambda bad: InterleavedOneFOneB(bad, 1, 1), "num_ranks"),
-        (lambda bad: InterleavedOneFOneB(1, 1, 1, bad), "microbatch_group_size"),
+        (lambda bad: ps.GPipe(bad, 1), "num_ranks"),
+        (lambda bad: ps.OneFOneB(1, bad), "num_microbatches"),
+        (lambda bad: ps.LoopedBFS(1, 1, bad), "virtual_stages"),
+        (lambda bad: ps.InterleavedOneFOneB(bad, 1, 1), "num_ranks"),
+        (lambda bad: ps.InterleavedOneFOneB(1, 1, 1, bad), "microbatch_group_size"),
     ]
 ]
 

@@ -17,7 +17,6 @@ import pytest
 import prism_jax as prism
 from prism_jax import report as reports
 from prism_jax.analysis import LEVELS
-from prism_jax.cli import _load, main
 from prism_jax.cli._main import make_parser
 from prism_jax.diagnosis import Diagnosis, StepPart
 from prism_jax.law import law_table
@@ -280,31 +279,6 @@ def test_report_on_the_command_line(no_simulation, report, tmp_path, answered):
         assert parser.parse_args(shlex.split(command)[1:]).run is not None
     found = answered([*words, "--out", str(out), "--force", "--json"])
     assert found["step_time_s"]["mean"] == report.law.mean
-
-
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ([], "--out"),
-        (["--out", "page.txt"], r"must be a \.html file"),
-        (["--out", "nowhere/page.html"], "folder that exists"),
-        (["--out", "page.html", "--quantile", "2"], "must be a number from 0 to 1"),
-        (["--out", "page.html", "--objective", "p100x"], "--objective `p100x`"),
-        (["--out", "page.html", "--set", "layout.tp=7"], "does not divide"),
-    ],
-)
-def test_bad_input_is_one_sentence_before_anything_is_computed(
-    more, match, no_simulation, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prism_jax.cli._load.compiled", _load.program_of)
-    assert main(["report", "megatron-22b-a100-8", *more]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert re.search(match, captured.err)
-    assert no_simulation == []
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -7,60 +7,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_jax.schedule import (
-    ZBH1,
-    ZBH2,
-    ZBV,
-    AbstractSchedule,
-    Chimera,
-    CustomSchedule,
-    DualPipe,
-    DualPipeV,
-    ForwardOnly,
-    GPipe,
-    Hanayo,
-    InterleavedOneFOneB,
-    InterleavedZeroBubble,
-    LoopedBFS,
-    OneFOneB,
-    OverlappedOneFOneB,
-    Repeated,
-    VHalf,
-    VMin,
-    ZBGreedy,
-    evaluate,
-    load_schedule,
-    make_schedule,
-    op_graph,
-    save_schedule,
-    schedules,
-)
+import prism_jax.schedule as ps
 
 
 all_schedules = [
-    GPipe(3, 4),
-    OneFOneB(4, 6),
-    OneFOneB(4, 2),
-    InterleavedOneFOneB(4, 8, 2),
-    InterleavedOneFOneB(2, 6, 3, microbatch_group_size=3),
-    OverlappedOneFOneB(4, 8, 2),
-    OverlappedOneFOneB(1, 3, 1),
-    LoopedBFS(2, 4, 2),
-    ZBH1(4, 6),
-    ZBH1(4, 2),
-    ZBH2(3, 7),
-    InterleavedZeroBubble(4, 8, 2),
-    ZBV(3, 6),
-    ZBV(3, 2),
-    DualPipe(4, 8),
-    DualPipeV(3, 7),
-    VHalf(3, 7),
-    VMin(4, 8),
-    ZBGreedy(3, 5, memory_limit=2),
-    ZBGreedy(2, 5, 2, backward_input=(1.0, 2.0, 1.0, 2.0)),
-    Hanayo(2, 5, 4),
-    Chimera(4, 6),
-    CustomSchedule(
+    ps.GPipe(3, 4),
+    ps.OneFOneB(4, 6),
+    ps.OneFOneB(4, 2),
+    ps.InterleavedOneFOneB(4, 8, 2),
+    ps.InterleavedOneFOneB(2, 6, 3, microbatch_group_size=3),
+    ps.OverlappedOneFOneB(4, 8, 2),
+    ps.OverlappedOneFOneB(1, 3, 1),
+    ps.LoopedBFS(2, 4, 2),
+    ps.ZBH1(4, 6),
+    ps.ZBH1(4, 2),
+    ps.ZBH2(3, 7),
+    ps.InterleavedZeroBubble(4, 8, 2),
+    ps.ZBV(3, 6),
+    ps.ZBV(3, 2),
+    ps.DualPipe(4, 8),
+    ps.DualPipeV(3, 7),
+    ps.VHalf(3, 7),
+    ps.VMin(4, 8),
+    ps.ZBGreedy(3, 5, memory_limit=2),
+    ps.ZBGreedy(2, 5, 2, backward_input=(1.0, 2.0, 1.0, 2.0)),
+    ps.Hanayo(2, 5, 4),
+    ps.Chimera(4, 6),
+    ps.CustomSchedule(
         [["0F0", "0F1", "0I0", "0W0", "0B1"], ["1F0", "1I0", "1W0", "1F1", "1B1"]],
         stage_to_rank=[0, 1],
     ),
@@ -74,12 +47,12 @@ dual_pipe = [
 
 
 def test_orders_by_hand():
-    assert GPipe(2, 2).orders() == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
-    assert OneFOneB(2, 3).orders() == [
+    assert ps.GPipe(2, 2).orders() == [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
+    assert ps.OneFOneB(2, 3).orders() == [
         ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
         ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"],
     ]
-    assert LoopedBFS(2, 2, 2).orders()[1] == [
+    assert ps.LoopedBFS(2, 2, 2).orders()[1] == [
         "1F0",
         "1F1",
         "3F0",
@@ -89,7 +62,7 @@ def test_orders_by_hand():
         "1B1",
         "1B0",
     ]
-    assert InterleavedOneFOneB(1, 2, 2, microbatch_group_size=2).orders() == [
+    assert ps.InterleavedOneFOneB(1, 2, 2, microbatch_group_size=2).orders() == [
         ["0F0", "0F1", "1F0", "1B0", "1F1", "1B1", "0B0", "0B1"]
     ]
 
@@ -108,9 +81,9 @@ def test_schedule_is_a_value(schedule):
 
 @pytest.mark.parametrize("schedule", all_schedules, ids=repr)
 def test_orders_round_trip(schedule):
-    custom = CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    custom = ps.CustomSchedule(schedule.orders(), schedule.stage_to_rank)
     assert custom.orders() == schedule.orders()
-    assert custom == CustomSchedule(schedule.orders(), list(schedule.stage_to_rank))
+    assert custom == ps.CustomSchedule(schedule.orders(), list(schedule.stage_to_rank))
     for name in ("stage_to_rank", "num_ranks", "num_stages", "chain_starts"):
         assert getattr(custom, name) == getattr(schedule, name)
     # Each of several chains numbers its microbatches from zero.
@@ -122,26 +95,26 @@ def test_orders_round_trip(schedule):
         "backward_weight": 1,
         "send_recv": 1,
     }
-    assert evaluate(custom, **costs).makespan == evaluate(schedule, **costs).makespan
+    assert ps.evaluate(custom, **costs).makespan == ps.evaluate(schedule, **costs).makespan
 
 
 @pytest.mark.parametrize("schedule", all_schedules, ids=repr)
 def test_files_round_trip(schedule, tmp_path):
     path = tmp_path / "schedule.csv"
-    save_schedule(schedule, path)
-    read = load_schedule(path)
-    assert read == CustomSchedule(schedule.orders(), schedule.stage_to_rank)
+    ps.save_schedule(schedule, path)
+    read = ps.load_schedule(path)
+    assert read == ps.CustomSchedule(schedule.orders(), schedule.stage_to_rank)
     assert read.chain_starts == schedule.chain_starts
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize("schedule", [*all_schedules, CustomSchedule(dual_pipe, [0, 1, 1, 0])])
+@pytest.mark.parametrize("schedule", [*all_schedules, ps.CustomSchedule(dual_pipe, [0, 1, 1, 0])])
 def test_graph(schedule, blocking):
-    if blocking and not isinstance(schedule, GPipe | OneFOneB):
+    if blocking and not isinstance(schedule, ps.GPipe | ps.OneFOneB):
         with pytest.raises(ValueError, match="Blocking send_recv is only for schedules with one"):
-            op_graph(schedule, blocking=True)
+            ps.op_graph(schedule, blocking=True)
         return
-    graph = op_graph(schedule, blocking=blocking)
+    graph = ps.op_graph(schedule, blocking=blocking)
     assert graph.num_ranks == schedule.num_ranks
     assert graph.num_ops == len(graph.phase) == len(graph.predecessors)
     for op, before in enumerate(graph.predecessors):
@@ -166,7 +139,7 @@ def test_graph(schedule, blocking):
 
 
 def test_every_tensor_that_changes_rank_is_sent_once():
-    graph = op_graph(InterleavedOneFOneB(4, 8, 2))
+    graph = ps.op_graph(ps.InterleavedOneFOneB(4, 8, 2))
     sends = graph.phase == "SR"
     assert sends.sum() == 2 * 8 * 7
     for op in np.flatnonzero(sends):
@@ -175,11 +148,11 @@ def test_every_tensor_that_changes_rank_is_sent_once():
         assert graph.microbatch[producer] == graph.microbatch[op]
         assert graph.phase[producer] == ("B" if graph.backward[op] else "F")
     # Stages of one rank send nothing.
-    assert not (op_graph(LoopedBFS(1, 3, 4)).phase == "SR").any()
+    assert not (ps.op_graph(ps.LoopedBFS(1, 3, 4)).phase == "SR").any()
 
 
 def test_blocking_graph_by_hand():
-    graph = op_graph(OneFOneB(2, 2), blocking=True)
+    graph = ps.op_graph(ps.OneFOneB(2, 2), blocking=True)
     names = [
         f"{stage}{phase}{microbatch}"
         for phase, stage, microbatch in zip(graph.phase, graph.stage, graph.microbatch, strict=True)
@@ -207,55 +180,57 @@ def test_blocking_graph_by_hand():
 
 
 def test_two_chains():
-    inferred = CustomSchedule(dual_pipe, [0, 1, 1, 0])
-    assert inferred == CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 1), (2, 3)])
+    inferred = ps.CustomSchedule(dual_pipe, [0, 1, 1, 0])
+    assert inferred == ps.CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 1), (2, 3)])
     assert inferred.chain_starts == (0, 2)
     with pytest.raises(ValueError, match=r"`2F0` \(stage 2, .* on rank 1 needs `1F0`"):
-        CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 3)])
-    independent = CustomSchedule([["0F0"], ["1F0"]], [0, 1], chains=[(0, 0), (1, 1)])
-    assert evaluate(independent, forward=[[2], [3]]).rank_ends.tolist() == [2, 3]
+        ps.CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=[(0, 3)])
+    independent = ps.CustomSchedule([["0F0"], ["1F0"]], [0, 1], chains=[(0, 0), (1, 1)])
+    assert ps.evaluate(independent, forward=[[2], [3]]).rank_ends.tolist() == [2, 3]
     for chains in ([(0, 1)], [(0, 2), (2, 3)], [(0, 1), (2, 4)], [(2, 3), (0, 1)]):
         with pytest.raises(ValueError, match="each of the stages 0 to 3 once, in order"):
-            CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=chains)
+            ps.CustomSchedule(dual_pipe, [0, 1, 1, 0], chains=chains)
 
 
 def test_deadlock_names_an_op_of_the_cycle():
-    crossed = CustomSchedule([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], [0, 1])
+    crossed = ps.CustomSchedule(
+        [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]], [0, 1]
+    )
     message = "The orders deadlock: `0B0` (stage 0, microbatch 0) on rank 0 waits for itself"
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        op_graph(crossed)
+        ps.op_graph(crossed)
     assert "`1B0` (stage 1, microbatch 0) on rank 1" in str(error.value)
     with pytest.raises(ValueError, match=r"deadlock.*the send_recv of the gradient of stage 1"):
-        op_graph(crossed, blocking=True)
+        ps.op_graph(crossed, blocking=True)
     # Rank 1 takes its microbatches in another order, which only a rendezvous minds.
-    swapped = CustomSchedule([["0F0", "0F1"], ["1F1", "1F0"]], [0, 1])
-    assert evaluate(swapped, forward=1).makespan == 4
+    swapped = ps.CustomSchedule([["0F0", "0F1"], ["1F1", "1F0"]], [0, 1])
+    assert ps.evaluate(swapped, forward=1).makespan == 4
     with pytest.raises(ValueError, match=r"deadlock: `0F1`.* the send_recv of the activation"):
-        op_graph(swapped, blocking=True)
+        ps.op_graph(swapped, blocking=True)
 
 
 def test_registry():
-    assert make_schedule("gpipe", num_ranks=2, num_microbatches=3) == GPipe(2, 3)
-    assert make_schedule("1f1b", num_ranks=2, num_microbatches=3) == OneFOneB(2, 3)
-    interleaved = make_schedule(
+    assert ps.make_schedule("gpipe", num_ranks=2, num_microbatches=3) == ps.GPipe(2, 3)
+    assert ps.make_schedule("1f1b", num_ranks=2, num_microbatches=3) == ps.OneFOneB(2, 3)
+    interleaved = ps.make_schedule(
         "interleaved-1f1b",
         num_ranks=2,
         num_microbatches=4,
         virtual_stages=3,
         microbatch_group_size=4,
     )
-    assert interleaved == InterleavedOneFOneB(2, 4, 3, 4)
-    bfs = make_schedule("looped-bfs", num_ranks=2, num_microbatches=4, virtual_stages=3)
-    assert bfs == LoopedBFS(2, 4, 3)
-    greedy = make_schedule("zb-greedy", num_ranks=2, num_microbatches=4, memory_limit=3)
-    assert greedy == ZBGreedy(2, 4, memory_limit=3)
+    assert interleaved == ps.InterleavedOneFOneB(2, 4, 3, 4)
+    bfs = ps.make_schedule("looped-bfs", num_ranks=2, num_microbatches=4, virtual_stages=3)
+    assert bfs == ps.LoopedBFS(2, 4, 3)
+    greedy = ps.make_schedule("zb-greedy", num_ranks=2, num_microbatches=4, memory_limit=3)
+    assert greedy == ps.ZBGreedy(2, 4, memory_limit=3)
     costs = {"forward": (1.0, 3.0), "backward_input": (2.0, 2.0), "backward_weight": (1.0, 1.0)}
-    own = ZBGreedy(2, 4, memory_limit=3, backward_weight=5.0)
+    own = ps.ZBGreedy(2, 4, memory_limit=3, backward_weight=5.0)
     assert own.with_costs(**costs, send_recv=0.5) == dataclasses.replace(
         own, **(costs | {"backward_weight": 5.0, "send_recv": 0.5})
     )
-    assert ZBH1(2, 4).with_costs(**costs, send_recv=0.5) == ZBH1(2, 4)
-    assert all(issubclass(cls, AbstractSchedule) for cls in schedules().values())
+    assert ps.ZBH1(2, 4).with_costs(**costs, send_recv=0.5) == ps.ZBH1(2, 4)
+    assert all(issubclass(cls, ps.AbstractSchedule) for cls in ps.schedules().values())
 
 
 @pytest.mark.parametrize(
@@ -263,11 +238,11 @@ def test_registry():
 )
 def test_schedules_are_known_in_any_spelling(text, name):
     options = {"num_ranks": 2, "num_microbatches": 8}
-    assert make_schedule(text, **options) == make_schedule(name, **options)
+    assert ps.make_schedule(text, **options) == ps.make_schedule(name, **options)
 
 
 def test_each_schedule_says_what_it_takes():
-    kinds = {*schedules().values(), CustomSchedule, ForwardOnly, Repeated}
+    kinds = {*ps.schedules().values(), ps.CustomSchedule, ps.ForwardOnly, ps.Repeated}
     for cls in (cls for cls in kinds if cls.__module__.startswith("prism_jax.")):
         taken, text = [*inspect.signature(cls).parameters], cls.__init__.__doc__ or ""
         assert "**Arguments:**" in text

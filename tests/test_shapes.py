@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.fit_operators import DEVICES, operator_rows, operator_table
+from prism_jax import data
 from prism_jax.cluster import (
     MeasuredLatencies,
     attention_sizes,
@@ -20,18 +21,6 @@ from prism_jax.cluster import (
     shape_latency,
 )
 from prism_jax.cluster._fit_shapes import find_kind
-from prism_jax.data import (
-    Kernels,
-    Source,
-    load_cluster,
-    load_device,
-    load_job,
-    load_kernels,
-    outside,
-    parse_product,
-    read_struct,
-    save_shapes,
-)
 from prism_jax.data._load_kernels import load_shapes
 from prism_jax.data._shapes import read_shapes
 from prism_jax.lowering import job_parts
@@ -92,12 +81,12 @@ def test_rows_of_a_shape_are_left_out_together(measured):
 
 def test_sizes_beyond_the_range_count_as_its_ends(table):
     inside = {"m": 16384.0, "n": 1024.0, "k": 4096.0}
-    assert outside(table, inside) == ()
+    assert data.outside(table, inside) == ()
     large = inside | {"m": 4 * 16384.0}
-    assert outside(table, large) == ("m",)
+    assert data.outside(table, large) == ("m",)
     assert shape_latency(table, large) == pytest.approx(4 * shape_latency(table, inside))
     small = inside | {"k": 16.0}
-    assert outside(table, small) == ("k",)
+    assert data.outside(table, small) == ("k",)
     assert shape_latency(table, small) == pytest.approx(shape_latency(table, inside | {"k": 256.0}))
 
 
@@ -110,8 +99,8 @@ def test_one_shape_makes_a_table_of_its_rate():
 
 
 def test_files_hold_the_tables(table, tmp_path):
-    source = Source("who", "when", "software", "licence", {"rows": 1})
-    save_shapes(tmp_path, [table], source)
+    source = data.Source("who", "when", "software", "licence", {"rows": 1})
+    data.save_shapes(tmp_path, [table], source)
     (read,) = read_shapes(tmp_path / "shapes.csv")["gemm bf16"]
     assert read.ranges == table.ranges
     sizes = {"m": 3000, "n": 777, "k": 20000}
@@ -139,7 +128,7 @@ def test_arrays_and_numbers_have_one_law():
 def test_every_shipped_table_has_a_source_and_known_columns():
     for device, _ in DEVICES.values():
         path = _ROOT / "kernels" / "shapes" / device / "source.toml"
-        source = read_struct(path, "source", Source)
+        source = data.read_struct(path, "source", data.Source)
         assert "benchmarks/fit_operators.py" in source.constants[0].value
     for table in _shipped():
         assert {*table.ranges} == {*find_kind(table.kernel).columns}
@@ -152,7 +141,7 @@ def test_shipped_tables_are_small():
 
 
 def test_latencies_of_an_h100():
-    kernels = load_kernels(load_cluster("dgx-h100", 1))
+    kernels = data.load_kernels(data.load_cluster("dgx-h100", 1))
     # The measured figures are in `../shared/data/README.md`.
     assert gemm_latency(kernels, "bf16", 8192, 8192, 8192) == pytest.approx(1.54e-3, rel=0.06)
     assert gemm_latency(kernels, "fp16", 8192, 8192, 8192) == gemm_latency(
@@ -176,7 +165,7 @@ def test_latencies_of_an_h100():
 
 
 def test_attention_follows_the_pairs_of_its_mask():
-    kernels = load_kernels(load_cluster("dgx-h100", 1))
+    kernels = data.load_kernels(data.load_cluster("dgx-h100", 1))
 
     def seconds(mode: str, case: float, window: float = 0) -> float:
         sizes = attention_sizes(mode, 2, 4096, 16, 4, window)
@@ -194,7 +183,7 @@ def test_attention_follows_the_pairs_of_its_mask():
 
 
 def test_unequal_loads_take_longer():
-    kernels = load_kernels(load_cluster("gb200-nvl72", 1))
+    kernels = data.load_kernels(data.load_cluster("gb200-nvl72", 1))
     shape = {"tokens": 8192, "hidden": 7168, "width": 2048, "topk": 8, "experts": 256, "ep": 8}
     cases = [table.case for table in kernels.find_shapes("experts", "bf16")]
     times = [_seconds(kernels, "experts", "bf16", shape | {"matrices": 3}, c) for c in cases]
@@ -204,16 +193,20 @@ def test_unequal_loads_take_longer():
 
 
 def test_a_machine_without_tables_has_none():
-    kernels = load_kernels(load_cluster("mi300x", 1))
+    kernels = data.load_kernels(data.load_cluster("mi300x", 1))
     assert kernels.shapes == {}
     assert gemm_latency(kernels, "bf16", 1, 1, 1) is None
     # No balanced loads were measured on A100.
-    kernels = load_kernels(load_cluster("dgx-a100", 1))
+    kernels = data.load_kernels(data.load_cluster("dgx-a100", 1))
     assert min(table.case for table in kernels.find_shapes("experts", "bf16")) > 0
 
 
 def test_products_are_written_as_read():
-    assert parse_product("batch*heads/kv_heads") == (("batch", 1), ("heads", 1), ("kv_heads", -1))
+    assert data.parse_product("batch*heads/kv_heads") == (
+        ("batch", 1),
+        ("heads", 1),
+        ("kv_heads", -1),
+    )
 
 
 def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, Any]]:
@@ -221,7 +214,7 @@ def _rows(kernel: dict[str, Any], **columns: tuple[Any, ...]) -> list[dict[str, 
 
 
 def _seconds(
-    kernels: Kernels, kernel: str, dtype: str, sizes: Mapping[str, float], case: float = 0
+    kernels: data.Kernels, kernel: str, dtype: str, sizes: Mapping[str, float], case: float = 0
 ) -> float:
     (table,) = (one for one in kernels.find_shapes(kernel, dtype) if one.case == case)
     return shape_latency(table, sizes)
@@ -295,7 +288,7 @@ _PEAKS |= {f"rowwise:{name}:backward": "memory" for name in ("gelu", "softmax", 
 @pytest.mark.parametrize(("kernel", "bound"), _PEAKS.items())
 def test_a_gh200_follows_from_an_a100_and_a_peak(kernel, bound):
     """Large calls are as much faster as the peak that bounds them is higher."""
-    a100, gh200 = (load_device(name) for name in ("a100-80g-sxm", "gh200-96g"))
+    a100, gh200 = (data.load_device(name) for name in ("a100-80g-sxm", "gh200-96g"))
     higher = gh200.memory_bandwidth_bytes_per_s / a100.memory_bandwidth_bytes_per_s
     if bound == "compute":
         higher = gh200.peak_flop_per_s["fp16"] / a100.peak_flop_per_s["fp16"]
@@ -340,7 +333,7 @@ def test_calls_of_training_are_scored(tmp_path):
 def test_convolutions_have_the_operations_of_measured_ones(shared):
     """Their times are of float32 without tensor cores, which no table has."""
     rows = pl.read_parquet(shared / "data" / "operators" / "convolutions.parquet")
-    costs = job_parts(load_job("stable-diffusion-2-a100-8"))
+    costs = job_parts(data.load_job("stable-diffusion-2-a100-8"))
     for row in rows.sample(20, seed=0).iter_rows(named=True):
         sizes = {"microbatch_size": row["batch"], "sequence_length": row["out_size"] ** 2}
         training = replace(costs.training, **sizes)

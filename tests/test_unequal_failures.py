@@ -10,17 +10,10 @@ from scipy.stats import nbinom, weibull_min
 
 import prism_jax as prism
 from prism_jax.data import Cause, Failures, Slow, UnequalNodes, UnequalWeeks, load_failures
-from prism_jax.runs import RunCosts, training_run
+from prism_jax.runs import RunCosts, _rates, training_run
 from prism_jax.runs._cycles import _repairs, run_cycles
-from prism_jax.runs._rates import (
-    WEEK,
-    check_failures,
-    draw_counts,
-    draw_hazards,
-    exposed,
-    reached,
-    slowed,
-)
+
+from .helpers import refusal
 
 
 _RUNS = 20_000
@@ -35,9 +28,9 @@ def _failures(count, **options):
 def _counts(failures, weeks, *, known_rates, devices=8):
     """The interruptions of runs that lose nothing by them, and so last as many weeks."""
     rng = np.random.default_rng(0)
-    hazards = draw_hazards(failures, devices, _RUNS, rng, known_rates=known_rates)
-    work = np.full(_RUNS, weeks * WEEK)
-    runs = run_cycles(work, np.ones((_RUNS, 1)), hazards, RunCosts(weeks * WEEK, 0, 0), rng)
+    hazards = _rates.draw_hazards(failures, devices, _RUNS, rng, known_rates=known_rates)
+    work = np.full(_RUNS, weeks * _rates.WEEK)
+    runs = run_cycles(work, np.ones((_RUNS, 1)), hazards, RunCosts(weeks * _rates.WEEK, 0, 0), rng)
     np.testing.assert_allclose(runs.parts.sum(axis=1), work)
     return runs.interruptions[:, 0]
 
@@ -64,7 +57,9 @@ def test_causes_told_apart_fail_as_often_as_together():
     """Ten causes counted once each, or one counted ten times: the gamma law of Jeffreys' prior."""
     for counts in ([10], [1] * 10, [10, *[0] * 9]):
         causes = [Cause(name="gpu", count=count) for count in counts]
-        total = draw_counts(causes, _RUNS, np.random.default_rng(0), known_rates=False).sum(axis=1)
+        total = _rates.draw_counts(causes, _RUNS, np.random.default_rng(0), known_rates=False).sum(
+            axis=1
+        )
         assert total.mean() == pytest.approx(10.5, abs=4 * np.sqrt(10.5 / _RUNS))
         assert total.var() == pytest.approx(10.5, rel=0.05)
 
@@ -72,7 +67,7 @@ def test_causes_told_apart_fail_as_often_as_together():
 def test_a_part_of_a_node_fails_like_the_node():
     failures = _failures(3, nodes=UnequalNodes(0.68, 8))
     rates = [
-        draw_hazards(failures, devices, 4, np.random.default_rng(0), known_rates=True).rates
+        _rates.draw_hazards(failures, devices, 4, np.random.default_rng(0), known_rates=True).rates
         for devices in (1, 8)
     ]
     np.testing.assert_allclose(8 * rates[0], rates[1])
@@ -80,8 +75,9 @@ def test_a_part_of_a_node_fails_like_the_node():
 
 def test_weeks_of_which_nothing_is_known_are_refused():
     failures = _failures(3, weeks=UnequalWeeks(0.3, 1))
-    with pytest.raises(ValueError, match="nothing is known of an average week"):
-        check_failures(failures, True, None)
+    refusal(
+        lambda: _rates.check_failures(failures, True, None), "nothing is known of an average week"
+    )
 
 
 def _near(values, wanted):
@@ -102,8 +98,8 @@ def test_counts_of_few_weeks_say_less_of_an_average_week():
     """The inverse of a gamma factor of mean one and shape `a` has the mean `a / (a - 1)`."""
     shape = 1.87 * 20
     few = _failures(1e6, weeks=UnequalWeeks(1.87, 20))
-    hazards = draw_hazards(few, 8, _RUNS, np.random.default_rng(0))
-    rates = hazards.rates[:, 0] * WEEK / 1e6
+    hazards = _rates.draw_hazards(few, 8, _RUNS, np.random.default_rng(0))
+    rates = hazards.rates[:, 0] * _rates.WEEK / 1e6
     assert _near(rates, shape / (shape - 1))
     assert _near(rates**2, shape**2 / (shape - 1) / (shape - 2))
 
@@ -111,14 +107,14 @@ def test_counts_of_few_weeks_say_less_of_an_average_week():
 def test_weighted_seconds_grow_by_the_factor_of_the_week():
     rng = np.random.default_rng(0)
     factors = np.exp(3 * rng.normal(size=(500, 4)))
-    weeks = np.pad(np.cumsum(WEEK * factors, axis=1), ((0, 0), (1, 0)))
+    weeks = np.pad(np.cumsum(_rates.WEEK * factors, axis=1), ((0, 0), (1, 0)))
     at = 1e8 * rng.random(500)  # Up to 41 times all weeks.
-    whole = at // WEEK
-    later = at + rng.random(500) * ((whole + 1) * WEEK - at)
-    found = exposed(later, weeks) - exposed(at, weeks)
+    whole = at // _rates.WEEK
+    later = at + rng.random(500) * ((whole + 1) * _rates.WEEK - at)
+    found = _rates.exposed(later, weeks) - _rates.exposed(at, weeks)
     wanted = factors[np.arange(500), whole.astype(int) % 4] * (later - at)
-    np.testing.assert_allclose(found, wanted, atol=1e-12 * exposed(later, weeks).max())
-    np.testing.assert_allclose(reached(exposed(at, weeks), weeks), at)
+    np.testing.assert_allclose(found, wanted, atol=1e-12 * _rates.exposed(later, weeks).max())
+    np.testing.assert_allclose(_rates.reached(_rates.exposed(at, weeks), weeks), at)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.27])
@@ -139,7 +135,7 @@ def _step():
 def test_derivatives_in_rates_are_differences_where_weeks_differ():
     """By how much more of a cause lengthens runs, some of which meet a bad week."""
     made = {"device_hours": 24 * 7, "restart_s": 9000.0, "blocking_s": 60.0, "source": "made"}
-    options = {"key": jax.random.key(0), "num_steps": int(1.5 * WEEK), "num_runs": 8_000}
+    options = {"key": jax.random.key(0), "num_steps": int(1.5 * _rates.WEEK), "num_runs": 8_000}
 
     def law(scale, **more):
         cause = Cause(name="gpu", count=20 * scale)
@@ -157,12 +153,11 @@ def test_derivatives_in_rates_are_differences_where_weeks_differ():
 
 def test_spares_that_a_run_of_high_rates_cannot_live_with_are_refused_at_once():
     """One interruption is counted, but some runs draw a rate ten times as high."""
-    failures = _failures(1, repair_s=2 * WEEK, repair_power=2.0)
+    failures = _failures(1, repair_s=2 * _rates.WEEK, repair_power=2.0)
     failures = msgspec.structs.replace(failures, device_hours=7 * 24, blocking_s=1.0)
-    options = {"failures": failures, "num_steps": int(20 * WEEK), "key": jax.random.key(0)}
+    options = {"failures": failures, "num_steps": int(20 * _rates.WEEK), "key": jax.random.key(0)}
     options |= {"num_spares": 3, "num_runs": 20_000}
-    with pytest.raises(ValueError, match="more spares or shorter repairs"):
-        training_run(_step(), **options)
+    refusal(lambda: training_run(_step(), **options), "more spares or shorter repairs")
     law = training_run(_step(), known_rates=True, **options)
     assert law.parts["waiting"] > 0
     assert law.days[-1] < 10 * 20 * 7
@@ -170,12 +165,11 @@ def test_spares_that_a_run_of_high_rates_cannot_live_with_are_refused_at_once():
 
 def test_rates_at_which_a_run_would_not_end_are_refused_at_once():
     """At the rate that was counted, a week without interruption comes in no time."""
-    made = {"device_hours": 7 * 24, "restart_s": WEEK, "blocking_s": 1.0, "source": "made"}
+    made = {"device_hours": 7 * 24, "restart_s": _rates.WEEK, "blocking_s": 1.0, "source": "made"}
     failures = Failures(causes=(Cause(name="software", count=1),), **made)
-    options = {"failures": failures, "num_steps": int(4 * WEEK), "key": jax.random.key(0)}
-    options |= {"costs": RunCosts(WEEK, 1.0, WEEK), "num_runs": 20_000}
-    with pytest.raises(ValueError, match="save checkpoints more often"):
-        training_run(_step(), **options)
+    options = {"failures": failures, "num_steps": int(4 * _rates.WEEK), "key": jax.random.key(0)}
+    options |= {"costs": RunCosts(_rates.WEEK, 1.0, _rates.WEEK), "num_runs": 20_000}
+    refusal(lambda: training_run(_step(), **options), "save checkpoints more often")
     assert training_run(_step(), known_rates=True, **options).parts["lost"] > 0
 
 
@@ -234,7 +228,7 @@ def _by_steps(rng, num_steps, find_s):
 def test_slow_events_are_those_of_one_step_after_the_other(find_s):
     number, num_steps = 300, 4000
     rates = np.broadcast_to(_RATES, (20_000, 2))
-    ours = slowed(float(num_steps), _KINDS, rates, find_s, np.random.default_rng(0))
+    ours = _rates.slowed(float(num_steps), _KINDS, rates, find_s, np.random.default_rng(0))
     rng = np.random.default_rng(1)
     theirs = np.array([_by_steps(rng, num_steps, find_s) for _ in range(number)]).T
     for a, b in zip(ours, theirs, strict=True):
@@ -252,7 +246,7 @@ def test_a_long_run_is_slow_for_the_share_of_time_with_an_event():
     kinds, rates = (Slow("network", 1, mean, 2.0),), np.full((2000, 1), rate)
     for find in (find_s, np.inf):
         busy = 1 - np.exp(-rate * mean * -np.expm1(-find / mean))
-        added, found = slowed(work, kinds, rates, find, np.random.default_rng(0))
+        added, found = _rates.slowed(work, kinds, rates, find, np.random.default_rng(0))
         # A second of which the share `busy` is slow does `1 - busy / 2` seconds of work.
         wanted = work / (1 - busy / 2) - work
         assert abs(added.mean() - wanted) < 4 * added.std() / np.sqrt(2000) + 2 * mean
@@ -265,13 +259,13 @@ def test_a_long_run_is_slow_for_the_share_of_time_with_an_event():
 def test_of_two_events_at_once_the_slower_counts_and_without_events_nothing_does():
     fast = (Slow("a", 1, 1e9, 2.0), Slow("b", 1, 1e9, 3.0))
     options = (np.inf, np.random.default_rng(0))
-    added, _ = slowed(1000.0, fast, np.full((50, 2), 10.0), *options)
+    added, _ = _rates.slowed(1000.0, fast, np.full((50, 2), 10.0), *options)
     # Both begin at once, and never end.
     np.testing.assert_allclose(added, 2000.0, rtol=0.01)
-    added, found = slowed(1000.0, fast, np.zeros((50, 2)), *options)
+    added, found = _rates.slowed(1000.0, fast, np.zeros((50, 2)), *options)
     assert not added.any()
     assert not found.any()
-    some, _ = slowed(1000.0, fast, np.full((20_000, 2), 1e-3), *options)
+    some, _ = _rates.slowed(1000.0, fast, np.full((20_000, 2), 1e-3), *options)
     untouched = np.exp(-2.0)
     assert abs(np.mean(some == 0) - untouched) < 4 * np.sqrt(untouched * (1 - untouched) / 20_000)
 
@@ -328,20 +322,19 @@ def test_finding_takes_finite_seconds(find_slow_s):
 
 
 def test_more_slow_events_than_can_be_held_are_refused():
-    with pytest.raises(ValueError, match="give fewer events or steps"):
-        _slow_run((Slow("gpu", 1e6, 10.0, 2.0),))
+    refusal(lambda: _slow_run((Slow("gpu", 1e6, 10.0, 2.0),)), "give fewer events or steps")
 
 
-def test_run_command_prints_the_days_saved_by_finding(answered, refused, tmp_path):
+def test_run_command_prints_the_days_saved_by_finding(answered, refused, written):
     words = ["run", "megatron-22b-a100-8", "--steps", "1000", "--samples", "64", "--runs", "100"]
     error = refused([*words, "--find-slow", "3600"])
     assert "leave `find_slow_s` out" in error
     assert "Traceback" not in error
-    path = tmp_path / "failures.toml"
-    path.write_text(
+    path = written(
+        "failures.toml",
         "kind = 'failures'\nsource = 'made'\ndevice_hours = 10\nrestart_s = 9\nblocking_s = 1\n"
         "causes = [{ name = 'gpu', count = 0 }]\n"
-        "slow = [{ name = 'gpu', count = 9, duration_s = 4000, slowdown = 3 }]\n"
+        "slow = [{ name = 'gpu', count = 9, duration_s = 4000, slowdown = 3 }]\n",
     )
     assert "saves" in answered(
         [*words, "--failures", str(path), "--interval", "1000", "--find-slow", "60"]

@@ -29,7 +29,7 @@ from prism_jax.cli._values import values
 from prism_jax.schedule import OneFOneB
 from prism_jax.workers import RayExecutor, prepare_worker, run_tasks
 
-from .helpers import lognormal, pipeline_program, rich_program
+from .helpers import lognormal, pipeline_program, refusal, rich_program
 
 
 _NAME = "variability.residual.gemm.sigma"
@@ -80,8 +80,7 @@ def test_finished_tasks_are_kept_when_a_worker_dies():
     found = []
     with _spawning(1) as executor:
         results = run_tasks(_dies, [(x,) for x in range(4)], executor)
-        with pytest.raises(cf.BrokenExecutor, match="A worker died"):
-            _collect(results, found)
+        refusal(lambda: _collect(results, found), "A worker died", cf.BrokenExecutor)
     assert sorted(found) == [(0, 0), (1, 1)]
 
 
@@ -196,10 +195,8 @@ def test_shards_part_the_rows():
 def test_executors_that_cannot_do_the_work_are_refused():
     fork = multiprocessing.get_context("fork")
     forks, threads = cf.ProcessPoolExecutor(1, mp_context=fork), cf.ThreadPoolExecutor(1)
-    with pytest.raises(ValueError, match="are forks"):
-        list(run_tasks(_third, [(1.0,)], forks))
-    with pytest.raises(ValueError, match="cannot be sent"):
-        list(run_tasks(lambda x: x, [(1.0,)], threads))
+    refusal(lambda: list(run_tasks(_third, [(1.0,)], forks)), "are forks")
+    refusal(lambda: list(run_tasks(lambda x: x, [(1.0,)], threads)), "cannot be sent")
 
 
 class _Talks(cf.Executor):
@@ -406,22 +403,17 @@ def test_a_killed_sweep_goes_on_without_repeating_a_row(tmp_path, monkeypatch):
     arguments["out"] = None
     assert resumed.equals(sweep(program, grid, **arguments))
     arguments["out"] = tmp_path / "out"
-    with pytest.raises(ValueError, match="holds another sweep"):
-        sweep(program, {_NAME: [0.3]}, **arguments)
+    refusal(lambda: sweep(program, {_NAME: [0.3]}, **arguments), "holds another sweep")
     slower = eqx.tree_at(lambda p: p.latencies.mean, program, 2 * program.latencies.mean)
-    with pytest.raises(ValueError, match="holds another sweep"):
-        sweep(slower, grid, **arguments)
+    refusal(lambda: sweep(slower, grid, **arguments), "holds another sweep")
     monkeypatch.setattr(_sweep, "version", lambda package: "another")
-    with pytest.raises(ValueError, match="holds another sweep"):
-        sweep(program, grid, **arguments)
+    refusal(lambda: sweep(program, grid, **arguments), "holds another sweep")
     monkeypatch.undo()
     (damaged,) = (tmp_path / "out").glob("part-000001-*.parquet")
     damaged.write_text("no table")
-    with pytest.raises(ValueError, match="is damaged or of another sweep; remove it"):
-        sweep(program, grid, **arguments)
+    refusal(lambda: sweep(program, grid, **arguments), "is damaged or of another sweep; remove it")
     (tmp_path / "mine.txt").write_text("something else")
-    with pytest.raises(ValueError, match="holds no sweep"):
-        sweep(program, grid, **arguments | {"out": tmp_path})
+    refusal(lambda: sweep(program, grid, **arguments | {"out": tmp_path}), "holds no sweep")
 
 
 def test_every_flipped_bit_of_a_row_is_noticed_and_every_row_of_another_sweep(tmp_path):
@@ -437,8 +429,7 @@ def test_every_flipped_bit_of_a_row_is_noticed_and_every_row_of_another_sweep(tm
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="is damaged"):
-            open_parts(own, "own")
+        refusal(lambda: open_parts(own, "own"), "is damaged")
     path.write_bytes(whole)
     (own / foreign.name).write_bytes(foreign.read_bytes())
     with pytest.raises(ValueError, match=rf"{foreign.name}` is damaged or of another sweep"):
@@ -509,7 +500,7 @@ def test_the_command_writes_rows_and_refuses_bad_input(tmp_path, answered, refus
     assert main([*job, "--over", "layout.nope=1"]) == 2
 
 
-def test_a_sweep_of_many_rows_says_first_how_long_it_will_take(monkeypatch, refused):
+def test_a_sweep_of_many_rows_says_first_how_long_it_will_take(monkeypatch, refused, capsys):
     """By a clock that ticks once for reading the first row, and ten times for simulating it."""
     clock, read, job = [0], [], load_job("megatron-22b-a100-8")
 
@@ -534,7 +525,8 @@ def test_a_sweep_of_many_rows_says_first_how_long_it_will_take(monkeypatch, refu
     monkeypatch.setattr("prism_jax.data.load_job", loaded)
     monkeypatch.setattr("prism_jax.analysis.sweep_points", reached)
     words = ["sweep", "megatron-22b-a100-8", "--samples", "100"]
-    told, _, after = refused([*words, "--over", "kernels.gemm.sigma=0.01:0.2:150"]).partition("\n")
+    assert main([*words, "--over", "kernels.gemm.sigma=0.01:0.2:150"]) == 2
+    told, _, after = capsys.readouterr().err.partition("\n")
     assert "150 rows of 100 steps take about 28 minutes" in told  # 150 times 1 and 10 seconds.
     assert read[:2] == [0, 21]  # Before any other row is read.
     assert len(read) == 151

@@ -2,6 +2,7 @@ import itertools as it
 import math
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 
 from prism_jax import predict
 from prism_jax.data import Job, Model, job_warnings, load_job, load_model
-from prism_jax.workload import Block, Workload, block_mean, count_parameters
+from prism_jax.workload import Block, block_mean, count_parameters
 from prism_jax.workload._split import balanced_layers, layers_of_stages
 
-from .helpers import kernel_flop, kernels_of, lower_job
+from .helpers import flop_of, kernels_of, lower_job
 
 
 _H100 = "gpt3-175b-h100-4096"
@@ -33,12 +34,11 @@ def _layer_parameters(model: Model) -> int:
     return count_parameters(more) - count_parameters(model)
 
 
-def _flop(job: Job, workload: Workload) -> float:
-    """The FLOPs of a replica's step."""
-    total = 0.0
-    for block in (*workload.forward, *workload.backward):
-        total += sum(kernel_flop(kernel) * count for kernel, count in kernels_of(block).items())
-    return total * workload.group_size * job.schedule.num_microbatches
+def _step_flop(job: Job) -> float:
+    """Of a replica."""
+    work = lower_job(job)
+    blocks = (*work.forward, *work.backward)
+    return flop_of(blocks) * work.group_size * job.schedule.num_microbatches
 
 
 def _collective_bytes(block: Block) -> Counter[str]:
@@ -65,7 +65,7 @@ def test_flop_of_unfused_gpt_equals_korthikanti(name, recompute):
         72 * sequences * s * L * h**2 * (1 + s / (6 * h) + V / (12 * h * L))
     )
     expected += {"none": 0, "selective": attention, "full": layers + attention}[recompute]
-    assert _flop(job, lower_job(job)) == pytest.approx(expected, rel=1e-12)
+    assert _step_flop(job) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_flop_of_flash_attention_models(overrides):
     # Two products forward, five backward (one is computed again), half of each masked.
     attention = 7 * model.num_layers * model.hidden_size * training.sequence_length
     expected = tokens * (6 * parameters + attention)
-    assert _flop(job, lower_job(job)) == pytest.approx(expected, rel=1e-12)
+    assert _step_flop(job) == pytest.approx(expected, rel=1e-12)
     if model.name == "llama-3.1-8b":
         # 6 N per token, without the embedding, which is looked up.
         n = count_parameters(model) - model.vocab_size * model.hidden_size
@@ -276,9 +276,8 @@ def test_overlap_leaves_a_part():
 
 
 def test_gradients_are_reduced_over_replicas_and_context():
-    job = load_job(_H100, ("training.overlap_grad_reduce=false",))
+    job: Any = load_job(_H100, ("training.overlap_grad_reduce=false",))
     workload = lower_job(job)
-    assert job.model is not None
     (segment, times), *rest = workload.reduce_scatter[3]
     assert times == 1
     assert not rest
@@ -303,8 +302,7 @@ def test_one_replica_reduces_nothing():
 
 
 def test_the_optimizer_moves_thirty_bytes_per_parameter():
-    job = load_job(_H100)
-    assert job.model is not None
+    job: Any = load_job(_H100)
     found = [k for k in kernels_of(lower_job(job).tail) if k.kind == "optimizer"]
     first = 12 * _layer_parameters(job.model) + job.model.vocab_size * job.model.hidden_size
     first += 4 * job.model.max_positions * job.model.hidden_size  # Each rank has all positions.

@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import tomllib
+from typing import Any
 
 import pytest
 
+from prism_jax.cli import main
 from prism_jax.data import job_keys, load_job
 from prism_jax.importers import GpusNotSaidError, NotImportableError, import_job
 from prism_jax.importers._arithmetic import arithmetic
@@ -23,59 +25,18 @@ from prism_jax.importers._shell import run_script
 from prism_jax.importers._training_files import well_known
 from prism_jax.workload import count_parameters
 
+from .helpers import refusal
+
 
 _SCRIPTS = pathlib.Path(__file__).parent / "data/scripts"
 
-# Each ends in commands `show`, whose words a shell tells.
-_SNIPPETS = """
-TP=8; show $TP "$TP" '$TP' \\$TP ${TP}x x"${TP}"y
-export A=1 B="two words"; show $A $B "$B" --flag=$B "--flag=$B"
-show ${X:-64} "${X:-a b}" ${X-5} ${Y:=7} $Y ${A:+set} ${A+set}
-A=3 B=4; show $((A * B)) $(( (A+B)*2 - 7/2 )) $((B % A)) $((-A + 10))
-LIST=(--a 1 "--b x" ); LIST+=(--c $((1+1))); show ${LIST[@]}
-show "${LIST[@]}" ${#LIST[@]} ${LIST[1]} $LIST
-S="a"; S+="b c"; show $S "$S"
-N=S; show ${!N} x"${!N}"
-if [ "$Q" = "" ]; then V=1; else V=2; fi; show $V
-N=5; if [[ $N -gt 3 && $N != 7 ]]; then show more; elif [ $N -eq 5 ]; then show five; fi
-M=7B; if [ $M == "1B" ]; then H=1; elif [ $M == "7B" ]; then H=2; else H=3; fi; show $H
-case "$M" in 1B|2B) K=a ;; 7*) K=b ;; *) K=c ;; esac; show $K
-case x in a) show no ;; esac; show yes
-[ -z "$Q" ] && show empty || show full
-[ -n "$Q" ] && show full || show empty
-! [ -n "$Q" ] && show empty
-show a \\
-  b # a comment's end
-show "a  b" a  b '  ' ""
-read -r -d '' T <<EOF
-  --x $N --y "q"
-EOF
-show $T
-T=$(cat <<'EOF'
- --z $N
-EOF
-); show $T
-show "it's" 'say "no"' "say \\"yes\\"" g'h'"i"
-P="  lead and trail "; show x${P}y $P
-E=""; show a $E b "$E" c
-W="Upper"; show ${#W}
-f() { G=1; }
-f; show ${G:-0}
-show $(expr 3 + 4) $(echo hello world)
-bash -c "show_inner=1; true"; show after
-unset N; show ${N:-gone}
-(( 3 > 2 )) && show counted
-while [[ 1 -gt 2 ]]; do show never; done; show done
-D=(); D+=(x y); for i in 1; do D+=(z$i); done; show ${D[*]}
-A=(1 2 3); I=1; show ${A[-1]} ${A[$I]} ${A[I+1]} x${A[9]}y
-NONE=(); show a "${NONE[@]}" ${NONE[@]} b ${#NONE[@]} ${#W}
-"""
 _SHOW = 'show() { printf "<"; [ $# = 0 ] || printf "%s|" "$@"; echo ">"; }\n'
 
 
 def test_words_are_those_that_a_shell_makes():
-    """Bash itself is the oracle."""
-    assert _shown(_SNIPPETS) == _shown_by_bash(_SNIPPETS)
+    """Bash itself is the oracle of the words of commands `show`."""
+    snippets = (_SCRIPTS.parent / "snippets.sh").read_text()
+    assert _shown(snippets) == _shown_by_bash(snippets)
 
 
 def _shown(text):
@@ -165,7 +126,11 @@ def test_arithmetic_is_that_of_whole_numbers():
         text = f"({numbers[0]} + {numbers[1]}) * {numbers[2]} - x / {numbers[3]} % 7"
         number = (int(numbers[0]) + int(numbers[1])) * int(numbers[2])
         assert arithmetic(text, lambda name: "55") == number - 55 // int(numbers[3]) % 7
-    for wrong in (
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "",
         "1 +",
         "(1",
@@ -173,14 +138,14 @@ def test_arithmetic_is_that_of_whole_numbers():
         "x",
         "2 ** 3",
         "9" * 30,
-        "9223372036854775807 * 2",
+        f"{2**63 - 1} * 2",
         "f(1)",
         "(" * 99,
         "1 1",
-    ):
-        with pytest.raises(ValueError, match=r".") as raised:
-            arithmetic(wrong, lambda name: "")
-        assert "\n" not in str(raised.value)
+    ],
+)
+def test_what_is_no_arithmetic_is_refused(text):
+    refusal(lambda: arithmetic(text, lambda name: ""), "")
 
 
 # By file: billions of parameters, GPUs, sequences in a step, and keys of the job.
@@ -231,8 +196,7 @@ def test_files_say_a_job(name, monkeypatch):
     if name == "trainer.sh":
         keys = {key: value for key, value in keys.items() if key != "training.zero"}
     imported = _imported(name)
-    job = imported.job
-    assert job.model is not None
+    job: Any = imported.job
     assert count_parameters(job.model) / 1e9 == pytest.approx(parameters, rel=6e-3)
     assert (job.layout.world_size, job.batch_size) == (gpus, sequences)
     assert {key: _value(job, key) for key in keys} == keys
@@ -245,14 +209,11 @@ def test_all_files_of_one_job_say_it_together():
     training = _imported(*names).job.training
     assert (training.zero, training.recompute, training.microbatch_size) == (3, "full", 2)
     config = pathlib.Path(__file__).parents[1] / "examples/config.json"
-    alone = import_job(config, 16, batch=128).job
-    both = import_job([config, _SCRIPTS / "trainer.sh"]).job
-    assert alone.model is not None
-    assert both.model is not None
+    alone: Any = import_job(config, 16, batch=128).job
+    both: Any = import_job([config, _SCRIPTS / "trainer.sh"]).job
     assert count_parameters(both.model) == count_parameters(alone.model)
     assert both.training.sequence_length == 2048
-    with pytest.raises(ValueError, match="are two models"):
-        import_job([config, config], 8)
+    refusal(lambda: import_job([config, config], 8), "are two models")
 
 
 def test_printed_arguments_are_those_of_the_command(tmp_path):
@@ -285,11 +246,10 @@ def test_a_variable_is_that_of_the_script_of_an_option_or_of_the_environment(mon
     assert "`--var TENSOR_RANKS=...`" in reason
     assert "WHERE" not in str(raised.value)
     assert _imported("refused_variable.sh", variables=["TENSOR_RANKS=2"]).job.layout.tp == 2
-    with pytest.raises(ValueError, match="`NAME=VALUE`"):
-        _imported(name, variables=["NUM_NODES"])
+    refusal(lambda: _imported(name, variables=["NUM_NODES"]), "`NAME=VALUE`")
 
 
-def test_all_that_is_in_the_way_is_listed_by_its_cost(answered, refused, tmp_path):
+def test_all_that_is_in_the_way_is_listed_by_its_cost(answered, capsys, tmp_path):
     """And a value that could not be read is named alone, not what another in its place would do."""
     path, out = _SCRIPTS / "refused_costs.sh", tmp_path / "job.toml"
     with pytest.raises(NotImportableError) as raised:
@@ -312,9 +272,9 @@ def test_all_that_is_in_the_way_is_listed_by_its_cost(answered, refused, tmp_pat
     many = " ".join(f"--decoder-{i}-num-layer 3" for i in range(40))
     (tmp_path / "many.sh").write_text(path.read_text().rstrip() + f" {many} --hidden-sizes 3\n")
     words = ["import", str(tmp_path / "many.sh"), "--out", str(out), "--force", "--strict"]
-    said = refused(words)
+    assert main(words) == 2
+    (said,) = capsys.readouterr().err.splitlines()
     assert len(said) > 600
-    assert len(said.splitlines()) == 1
     assert "`decoder-39-num-layer`" in said
 
 
@@ -390,8 +350,7 @@ def test_tables_of_frameworks_are_in_terms_of_what_is_known():
 def test_models_are_known_by_their_names(name, billions, tmp_path):
     config = well_known(name)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model = import_job(tmp_path, 64, batch=64).job.model
-    assert model is not None
+    model: Any = import_job(tmp_path, 64, batch=64).job.model
     assert count_parameters(model) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
@@ -408,8 +367,7 @@ def test_gpus_that_no_file_says_are_asked_for(tmp_path):
     assert raised.value.multiple == 8
     text = (_SCRIPTS / "refused_variable.sh").read_text().replace("$TENSOR_RANKS", "1")
     (tmp_path / "a.sh").write_text(text.replace("torchrun", "torchrun --nnodes $MY_NODES"))
-    with pytest.raises(GpusNotSaidError, match="`--var MY_NODES="):
-        import_job(tmp_path / "a.sh")
+    refusal(lambda: import_job(tmp_path / "a.sh"), "`--var MY_NODES=", GpusNotSaidError)
     assert import_job(tmp_path / "a.sh", variables=["MY_NODES=3"]).job.layout.world_size == 24
     assert import_job(tmp_path / "a.sh", 8).job.layout.world_size == 8
 
@@ -587,10 +545,9 @@ _RIGHT = [
 ]
 
 
-def test_values_are_as_their_frameworks_take_them(tmp_path):
+def test_values_are_as_their_frameworks_take_them(written):
     for text, key, value in _RIGHT:
-        path = tmp_path / "file"
-        path.write_text(text)
+        path = written("file", text)
         tables = import_job(path, 8, batch=8).job
         for name in key.split("."):
             tables = getattr(tables, name)
@@ -629,10 +586,9 @@ _REFUSED = [
 ]
 
 
-def test_keys_that_move_a_step_are_refused(tmp_path):
+def test_keys_that_move_a_step_are_refused(written):
     for text, key in _REFUSED:
-        path = tmp_path / "file"
-        path.write_text(text)
+        path = written("file", text)
         with pytest.raises(NotImportableError) as error:
             import_job(path, 8, batch=8)
         assert any(key in reason for reason in error.value.reasons), (text, error.value)
