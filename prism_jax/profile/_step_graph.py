@@ -314,12 +314,13 @@ def _op_latencies(trace: Trace, step: StepGraph) -> ByKind:
     pp = trace.job.layout.pp
     lowest = np.min([np.nanmin(x, axis=(1, 2, 3)) for x in trace.start.values()], axis=0)
     ends, latencies = np.empty((2, step.graph.num_ops, len(trace.steps)))
-    columns = step.kind, step.op, step.members, step.calls, step.graph.predecessors
-    for number, (kind, op, members, calls, before) in enumerate(zip(*columns, strict=True)):
+    phases, predecessors = step.graph.phase.tolist(), step.graph.predecessors
+    columns = step.kind, step.op, phases, step.members, step.calls, predecessors
+    for number, (kind, op, phase, members, calls, before) in enumerate(zip(*columns, strict=True)):
         places = [(*divmod(m, pp), call) for m, call in zip(members, calls, strict=True)]
         if kind.startswith(LAUNCH):
             end = trace.start[op][:, *places[0]]
-        elif step.graph.phase[number] == SEND_RECV:
+        elif phase == SEND_RECV:
             sent, received = trace.end[f"{op}-send"], trace.end[f"{op}-recv"]
             end = np.maximum(sent[:, *places[0]], received[:, *places[1]])
         else:
