@@ -46,9 +46,9 @@ def _batches(function, the_program, num_samples: int, key, *more):
 
 def _sum_of_draws(shared, ids):
     plan, key, rows = shared
-    replica = plan.structure.replica
-    one, calm = jnp.ones((len(replica.rows.class_), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
-    rest = replica.rows.class_, replica.mixed, one, plan.tables.nodes, calm
+    of_ops = plan.structure.replica
+    one, calm = jnp.ones((len(of_ops.rows.class_), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
+    rest = of_ops.rows.class_, of_ops.mixed, one, plan.tables.nodes, calm
     law: Any = replica.class_laws(plan, *rest).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
 
