@@ -148,7 +148,7 @@ def test_compiled_code_is_kept_for_the_next_process(tmp_path):
 
 def test_a_device_without_a_table_says_so(capsys, written):
     """It took the H100's in silence."""
-    words = ["simulate", "examples/one_device.toml", "--samples", "100", "--json"]
+    words = ["simulate", _JOB, "--samples", "100", "--json"]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert "note" not in captured.err
@@ -156,7 +156,7 @@ def test_a_device_without_a_table_says_so(capsys, written):
     gpu = written(
         "gpu.toml",
         'kind = "device"\nmemory_bytes = 8e10\nmemory_bandwidth_bytes_per_s = 1e12\n'
-        "peak_flop_per_s = { bf16 = 1e14 }\n",
+        "peak_flop_per_s = { fp16 = 1e14 }\n",
     )
     assert main([*words, "--set", f"cluster.device={gpu}"]) == 0
     captured = capsys.readouterr()

@@ -16,7 +16,7 @@ from ._predict import mean_step, with_values
 
 
 # Keys that say what a job is, rather than how it runs.
-_NO_SWITCHES = ("software", "global_batch_size")
+_NO_SWITCHES = ("software", "global_batch_size", "dtype")  # A device may have one dtype alone.
 # What is worth a line: a step longer by this share.
 _MUCH = 0.05
 # Keys of a software stack that have an effect together.
