@@ -7,7 +7,7 @@ from prism_jax._estimate import stalled
 from prism_jax.data import Job, Layout, ScheduleConfig
 from prism_jax.profile._clean import clean_up
 from prism_jax.profile._components import split_compute, take_apart
-from prism_jax.profile._data_factor import data_of
+from prism_jax.profile._data_factor import rough_data
 from prism_jax.profile._effects import ALIKE
 from prism_jax.profile._fit import describe_components, means_of, stall_rate_component
 from prism_jax.profile._laws import fit_laws
@@ -23,8 +23,8 @@ _TRUTH |= {"microbatch": 0.03, "residual": 0.01, "stall_rate": 1e-4}
 
 def _components(logs, steps):
     """Those of latencies with stalls."""
-    data = data_of(list(np.moveaxis(np.exp(logs), 2, 0)))
-    stalls = stalled(logs - np.log(data.relative), (3, 4), ALIKE)
+    of_data = rough_data(list(np.moveaxis(np.exp(logs), 2, 0)))
+    stalls = stalled(logs - np.log(of_data), (3, 4), ALIKE)
     apart = take_apart(np.where(stalls, np.nan, logs), steps)
     return (
         *apart.components,

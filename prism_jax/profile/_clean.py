@@ -8,7 +8,7 @@ from scipy.special import fdtri
 
 from .._estimate import stalled, typical
 from ..data import Variation, load_priors
-from ._data_factor import data_of
+from ._data_factor import rough_data
 from ._observe import Seen
 from ._step_graph import ByKind, StepGraph, replayed_step_times
 
@@ -62,10 +62,10 @@ def clean_up(seen: Seen) -> Clean:
         kind: position_factors(np.where(twins[kind] == 1, np.nan, x)) for kind, x in varying.items()
     }
     # The data of microbatches, from latencies that still include stalls.
-    data = data_of([varying[kind] / positions[kind] for kind in phases])
+    of_data = rough_data([varying[kind] / positions[kind] for kind in phases])
     relative = {**positions}
     for phase, kind in enumerate(phases):
-        relative[kind] = data.relative[:, :, phase] * positions[kind]
+        relative[kind] = of_data[:, :, phase] * positions[kind]
     body, stalls = take_out_stalls(seen, relative, constant)
     return Clean(constant, positions, {k: x / positions[k] for k, x in body.items()}, stalls)
 

@@ -28,7 +28,6 @@ from ._effects import (
     ALIKE,
     OfSteps,
     Variance,
-    between_microbatches,
     inner_variances,
     separated,
 )
@@ -116,7 +115,7 @@ def take_apart(
     (residual, worker_step), remaining = inner_variances(deviations, rough)
     if loadings is None:
         data = rough
-        microbatch = between_microbatches(deviations - mean(deviations, (3, 4)), residual)
+        microbatch = _between_microbatches(deviations - mean(deviations, (3, 4)), residual)
     else:
         noises = residual.known, worker_step.known
         microbatch, data = _of_data(rough, there, noises, data_of_step)
@@ -125,6 +124,24 @@ def take_apart(
     spread = {c.name: c.value or 0.0 for c in components}
     own = _own(remaining, data.slopes(there), residual, worker_step)
     return Apart(components, spread, own, data)
+
+
+def _between_microbatches(logs: Logs, residual: Variance) -> Variance:
+    """The variance of microbatches that have no factor of data: zero, unless it cannot be separated
+    from the residual. Its error is that of means over their ops in a replica and a step, which
+    share everything else.
+    """
+    note = "" if residual.value is not None else "with the residual of its op"
+    ops, means = count(logs, (1, 2)), np.where(count(logs, (1, 2)) > 0, mean(logs, (1, 2)), np.nan)
+    number = count(means, (3,))
+    df = float(np.sum(np.maximum(number - 1, 0)))
+    if df == 0:
+        return Variance(None, note=note or "one microbatch in a step")
+    spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
+    square = float(np.nansum(spread**2)) / df
+    own_variance = residual.known * float(np.mean(1 / ops[ops > 0]))
+    value = 0.0 if residual.value is not None else square - own_variance
+    return Variance(value, square * np.sqrt(2 / df), note, own_variance * np.sqrt(2 / df))
 
 
 def _of_data(

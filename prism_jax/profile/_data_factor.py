@@ -63,11 +63,13 @@ def compute_logs(latencies: Sequence[np.ndarray]) -> Logs:
     return np.log(np.where(values > 0, values, np.nan))
 
 
-def data_of(latencies: Sequence[np.ndarray]) -> DataFactor:
-    """A first estimate of the data of microbatches, before stalls are separated from them."""
+def rough_data(latencies: Sequence[np.ndarray]) -> Logs:
+    """The latencies of the kinds of compute from their data alone, over their means: a first
+    estimate, before stalls are separated from them.
+    """
     logs = compute_logs(latencies)
     worker, step = main_effects(logs)
-    return find_factor(logs - worker, find_loadings(logs - worker - step))
+    return find_factor(logs - worker, find_loadings(logs - worker - step)).relative
 
 
 def main_effects(logs: Logs) -> tuple[np.ndarray, np.ndarray]:

@@ -324,21 +324,3 @@ def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:
     variance, chance = float(np.var(values, ddof=1)), float(np.mean(noise))
     is_more = variance > chance * (1 + seen * np.sqrt(2 / (len(values) - 1)))
     return max(1 - chance / variance, 0.0) if is_more else 0.0
-
-
-def between_microbatches(logs: Logs, residual: Variance) -> Variance:
-    """The variance of microbatches that have no factor of data: zero, unless it cannot be separated
-    from the residual. Its error is that of means over their ops in a replica and a step, which
-    share everything else.
-    """
-    note = "" if residual.value is not None else "with the residual of its op"
-    ops, means = count(logs, (1, 2)), np.where(count(logs, (1, 2)) > 0, mean(logs, (1, 2)), np.nan)
-    number = count(means, (3,))
-    df = float(np.sum(np.maximum(number - 1, 0)))
-    if df == 0:
-        return Variance(None, note=note or "one microbatch in a step")
-    spread = np.where(number > 1, means - mean(means, (3,)), np.nan)
-    square = float(np.nansum(spread**2)) / df
-    own_variance = residual.known * float(np.mean(1 / ops[ops > 0]))
-    value = 0.0 if residual.value is not None else square - own_variance
-    return Variance(value, square * np.sqrt(2 / df), note, own_variance * np.sqrt(2 / df))
