@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import _with_engine
+from benchmarks._baselines import reference_graph
 from prism_jax.engine import _pools, simulate
 from prism_jax.latency import Gamma, LogNormal, Scaled
 from prism_jax.program import Op, Stall, Variability, compile_graph
@@ -489,3 +491,12 @@ def test_two_processes_give_the_same_bits_as_one(pytestconfig):
             process.kill()
     assert all(process.returncode == 0 for process in processes)
     assert len(set(found)) == 1
+
+
+def test_draws_alone_are_the_latencies_of_the_reference_step():
+    """What `benchmarks/throughput.py` compares the engine with."""
+    graph, key = reference_graph(), jax.random.key(0)
+    program = _with_engine.program(graph)
+    mean = _with_engine.draws(program, 4096, key)
+    assert mean == pytest.approx(np.sum(graph.means), rel=0.02)
+    assert _with_engine.value(program, 4096, key) < mean
