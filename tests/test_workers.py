@@ -363,6 +363,18 @@ def test_each_row_is_the_law_at_its_values(values, make):
         assert row["p95_s"] == law.quantile(0.95)
 
 
+def test_rows_before_a_program_that_is_refused_are_written(tmp_path):
+    with pytest.raises(ValueError, match="sigma"):
+        sweep(
+            _program(),
+            {_NAME: [*np.linspace(0.02, 0.1, 11), -1.0, 0.1]},
+            num_samples=1_000,
+            key=jax.random.key(1),
+            out=tmp_path / "out",
+        )
+    assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 11
+
+
 def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypatch):
     from prism_jax.engine import _pools, _simulate
 

@@ -85,13 +85,18 @@ def drawn_pools(
                 raise KeyboardInterrupt
 
 
-def drawn_together(runs: Sequence[Run], draws: Draws) -> list[Drawn]:
-    """The plain samples of a pool for each of some runs, which differ in their tables only."""
-    samples = _joined([*plain_samples(runs, draws)])
-    return [
-        Drawn(draws, tuple(x[:, number] for x in samples), draws.steps)
-        for number in range(len(runs))
-    ]
+def drawn_together(runs: Sequence[Run], draws: Draws) -> Iterator[list[Drawn]]:
+    """The pool of plain samples of each of some runs, which differ in their tables only. Devices
+    draw them from now on.
+    """
+    batches = [*plain_samples(runs, draws)]
+
+    def pools() -> Iterator[list[Drawn]]:
+        samples = _joined([batch.kept() for batch in batches])
+        for number in range(len(runs)):
+            yield [Drawn(draws, tuple(x[:, number] for x in samples), draws.steps)]
+
+    return pools()
 
 
 def _joined(parts: Sequence[Any]) -> Any:

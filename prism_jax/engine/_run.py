@@ -14,7 +14,7 @@ from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Plan, make_plan, on_all_devices, tiles, without_ops
+from ..replica import Plan, Structure, make_plan, on_all_devices, tiles, without_ops
 from ..step import (
     STEP_TILES,
     Chances,
@@ -59,8 +59,12 @@ class Run:
         return on_all_devices(without_ops(self.plan))
 
 
-def prepare(program: Program, key: "jax.Array") -> Run:
+def prepare(program: Program, key: "jax.Array", structure: Structure | None = None) -> Run:
     """Checks a program and a key, and computes what is needed before any sample is drawn.
+
+    **Arguments:**
+
+    - `structure`: as of `make_plan`.
 
     **Raises:**
 
@@ -69,7 +73,7 @@ def prepare(program: Program, key: "jax.Array") -> Run:
     check_interrupt()
     check_program(program, key)
     with working():
-        plan = make_plan(program)
+        plan = make_plan(program, structure)
         check_plan(program, plan)
         chances = chances_of(program, plan)
         return Run(program, plan, key_data(key), chances, program.num_replicas)

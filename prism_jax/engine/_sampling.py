@@ -12,6 +12,7 @@ import numpy as np
 from ..law import Law, merge_chunks
 from ..replica import (
     TILE,
+    Batch,
     Lead,
     leading_axes,
     led,
@@ -90,7 +91,7 @@ def _replica_tile(shared, _, ids):
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
 
 
-def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[tuple[np.ndarray, ...]]:
+def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[Batch]:
     """The plain samples of one chunk for each of some runs, which differ in their tables only: as
     `samples` gives them, with the runs as their second axis. Random numbers are drawn once for all.
     """
@@ -105,10 +106,7 @@ def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[tuple[np.ndarra
 
     size, per_batch = TILE // len(runs), tiles_of(plan)
     shared = plan, runs[0].key
-    for batch in tiles(
-        _points_tile, shared, draws.replicas, inputs, per_batch=per_batch, size=size
-    ):
-        yield batch.kept()
+    return tiles(_points_tile, shared, draws.replicas, inputs, per_batch=per_batch, size=size)
 
 
 def _points_tile(shared, _, ids):

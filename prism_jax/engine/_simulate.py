@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -115,45 +116,66 @@ def simulate_each(
 
     `KeyboardInterrupt` after Ctrl-C, because a law would be of fewer steps.
     """
-    num_samples, runs = check_num_samples(num_samples), []
-    for program in programs:
-        run = dataclasses.replace(prepare(program, key), sampling=Plain())
-        if runs and not _differ_in_tables(runs[0], run):
-            yield from _laws_together(runs, num_samples)
-            runs = []
-        # One structure, on all devices, for all of them.
-        structure = runs[0].plan.structure if runs else on_all_devices(run.plan.structure)
-        plan = dataclasses.replace(run.plan, structure=structure)
-        runs.append(dataclasses.replace(run, plan=plan))
-        if len(runs) == _TOGETHER:
-            yield from _laws_together(runs, num_samples)
-            runs = []
-    yield from _laws_together(runs, num_samples)
+    num_samples, laws = check_num_samples(num_samples), iter(())
+    try:
+        # While devices draw the samples of some programs, the host prepares the next ones.
+        for runs in _alike(programs, key):
+            yield from laws
+            laws = _laws_together(runs, num_samples)
+    except Exception:  # Those before a program that is refused are not lost.
+        yield from laws
+        raise
+    yield from laws
 
 
-def _differ_in_tables(run: Run, other: Run) -> bool:
-    """Whether all else of two runs is equal."""
-    (structure, tables), (of_other, other_tables) = (
-        (jax.tree.flatten(x.plan.structure), jax.tree.flatten(x.plan.tables)) for x in (run, other)
+def _alike(programs: Iterable[Program], key: "jax.Array") -> Iterator[list[Run]]:
+    """Plain runs of programs next to each other that differ in their parameters only."""
+    runs: list[Run] = []
+    try:
+        for program in programs:
+            if runs and not (
+                len(runs) < _TOGETHER and _differ_in_numbers(program, runs[0].program)
+            ):
+                yield runs
+                runs = []
+            # One structure, on all devices, for all of them.
+            run = prepare(program, key, runs[0].plan.structure if runs else None)
+            plan = dataclasses.replace(run.plan, structure=on_all_devices(run.plan.structure))
+            runs.append(dataclasses.replace(run, plan=plan, sampling=Plain()))
+    except Exception:
+        if runs:
+            yield runs
+        raise
+    if runs:
+        yield runs
+
+
+def _differ_in_numbers(program: Program, other: Program) -> bool:
+    """Whether two programs differ in their parameters only."""
+    (leaves, tree), (of_other, other_tree) = map(jax.tree.flatten, (program, other))
+    return tree == other_tree and all(
+        (x.shape, x.dtype) == (y.shape, y.dtype)
+        if eqx.is_inexact_array(x)
+        else np.array_equal(x, y)
+        for x, y in zip(leaves, of_other, strict=True)
     )
-    shapes, other_shapes = ([x.shape for x in leaves] for leaves, _ in (tables, other_tables))
-    return (
-        (structure[1], tables[1], shapes) == (of_other[1], other_tables[1], other_shapes)
-        and run.num_replicas == other.num_replicas
-        and all(map(np.array_equal, structure[0], of_other[0]))
-    )
 
 
-def _laws_together(runs: list[Run], num_samples: int) -> Iterator[Law]:
-    """The laws of runs that differ in their tables only."""
-    if not runs:
-        return
+def _laws_together(runs: Sequence[Run], num_samples: int) -> Iterator[Law]:
+    """The laws of plain runs that differ in their tables only, whose samples devices draw from now
+    on.
+    """
     draws = pool_draws(runs[0], num_samples)
     if len(draws) > 1 or len(runs) <= _TOGETHER // 4:
         pools = [drawn_pools(run, draws) for run in runs]
     else:  # The same number for all, so that code is compiled once.
-        of_runs = drawn_together([*runs, *runs[-1:] * (_TOGETHER - len(runs))], *draws)
-        pools = [[drawn] for drawn in of_runs]
+        pools = drawn_together([*runs, *[runs[-1]] * (_TOGETHER - len(runs))], *draws)
+    return _whole_laws(runs, draws, pools)
+
+
+def _whole_laws(
+    runs: Sequence[Run], draws: Sequence[Draws], pools: Iterable[Iterable[Drawn]]
+) -> Iterator[Law]:
     for run, of_run in zip(runs, pools, strict=False):
         law = _law(run, draws, of_run)
         if law.interrupted:

@@ -42,7 +42,7 @@ from ._rare import (
     strata_columns as strata_columns,
     stratum_of as stratum_of,
 )
-from ._structure import load_numbers as load_numbers
+from ._structure import Structure as Structure, load_numbers as load_numbers
 from ._tiles import (
     Batch as Batch,
     on_accelerator as on_accelerator,

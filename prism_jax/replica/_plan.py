@@ -139,14 +139,19 @@ def _without(plan: Plan, *parts: str) -> Plan:
     return eqx.tree_at(where, plan, (None,) * len(parts), is_leaf=lambda x: x is None)
 
 
-def make_plan(program: Program) -> Plan:
-    """Computes the tables, on the host unless the program is traced. Differentiable."""
+def make_plan(program: Program, structure: Structure | None = None) -> Plan:
+    """Computes the tables, on the host unless the program is traced. Differentiable.
+
+    **Arguments:**
+
+    - `structure`: of a program that differs in its parameters only, if there is one.
+    """
     if isinstance(program.levels.ops, Tracer):
         raise ValueError(
             "The whole numbers of a program cannot be traced; give a function its parameters, of "
             "`eqx.partition(program, eqx.is_inexact_array)`, and combine them with the rest in it."
         )
-    structure = structure_of(program)
+    structure = structure_of(program) if structure is None else structure
     return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
 
 
