@@ -39,8 +39,8 @@ _LOOKS, _MORE, _LAST = 2, 4, 0.001
 # A pool has so many samples or fewer if they have many sinks, up to twice as many. A run has at
 # least so many for each replica of a step, which rests on some `2 n / R` of them, up to a bound.
 _SAMPLES, _ENDS = 2**18, 2**22
-# An accelerator takes so many times as many: between pools it waits for the host.
-_MORE_WIDE = 4
+# An accelerator takes so many times as many, 512 tiles: between pools it waits for the host.
+_MORE_WIDE = 8
 _SAMPLES_A_REPLICA, _MOST = 64, 2**19
 # The room of small pools.
 _ROOM = 2**14

@@ -14,6 +14,7 @@ from ..replica import (
     TILE,
     Batch,
     Lead,
+    Plan,
     leading_axes,
     led,
     mean_reductions,
@@ -91,15 +92,22 @@ def _replica_tile(shared, _, ids):
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
 
 
-def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[Batch]:
-    """The plain samples of one chunk for each of some runs, which differ in their tables only: as
-    `samples` gives them, with the runs as their second axis. Random numbers are drawn once for all.
+def plan_of_runs(runs: Sequence[Run]) -> Plan:
+    """The plan of the ops of runs that differ in their tables only: these have the runs as their
+    first axis.
     """
     tables = jax.tree.map(
         lambda *x: np.stack([np.asarray(of_run) for of_run in x]),
         *[run.plan.tables for run in runs],
     )
-    plan = without_steps(dataclasses.replace(runs[0].plan, tables=tables))
+    return without_steps(dataclasses.replace(runs[0].plan, tables=jax.device_put(tables)))
+
+
+def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[Batch]:
+    """The plain samples of one chunk for each of some runs, which differ in their tables only: as
+    `samples` gives them, with the runs as their second axis. Random numbers are drawn once for all.
+    """
+    plan = plan_of_runs(runs)
 
     def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
         return (np.arange(draws.first + first, draws.first + first + count, dtype=np.uint32),)
