@@ -24,7 +24,7 @@ from prism_jax.engine._pools import (
     room_of,
 )
 from prism_jax.engine._run import Draws, prepare, step_tile
-from prism_jax.engine._sampling import Plain, _points_tile, _replica_tile, pilot_key, plan_of_runs
+from prism_jax.engine._sampling import Plain, _replica_tile, _tile_of_runs, pilot_key, plan_of_runs
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
 from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
 from prism_jax.replica._tiles import _jitted
@@ -57,7 +57,7 @@ def table():
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
-        _points_tile: ((plan_of_runs([run, run]), key), ids),
+        _tile_of_runs: ((plan_of_runs([run, run]), key), ids),
         step_tile: ((without_ops(plan), key), ids, ends, whole),
         _step_vjp: ((after[0], None, key), ids, (real,), whole, whole, (real,)),
         _replica_vjp: ((plan, lead, key), ids, whole, (real,)),

@@ -105,7 +105,7 @@ digest = hashlib.sha256()
 
 def add(law):
     steps, errors = law.histogram, law.errors
-    for x in (steps.largest, steps.counts, law.mean, law.std, errors.mean, errors.levels):
+    for x in (steps.times, steps.counts, law.mean, law.std, errors.mean, errors.levels):
         digest.update(np.asarray(x).tobytes())
 
 # Single precision, and a job whose composition has all of its parts.
@@ -466,7 +466,7 @@ from tests.helpers import rich_program
 assert len(jax.devices()) == int(count)
 law = simulate(rich_program(8), num_samples=9_000, key=jax.random.key(3))
 steps = law.histogram
-print(hashlib.sha256(steps.largest.tobytes() + steps.counts.tobytes()).hexdigest())
+print(hashlib.sha256(steps.times.tobytes() + steps.counts.tobytes()).hexdigest())
 """
 
 

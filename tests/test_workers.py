@@ -347,7 +347,7 @@ def test_a_killed_driver_of_ray_goes_on_to_the_same_rows(cluster, tmp_path):
     assert len(_content(tmp_path / "rows")) == 13
 
 
-@pytest.mark.parametrize("values", [[0.02, 0.1], [0.02, 0.03, 0.05, 0.1]])
+@pytest.mark.parametrize("values", [[0.02, 0.1], [0.02, 0.03, 0.04, 0.05, 0.1]])
 @pytest.mark.parametrize("make", [lambda: _program(), lambda: rich_program(8)])
 def test_each_row_is_the_law_at_its_values(values, make):
     """Random numbers of the second are drawn once for all rows."""
@@ -373,6 +373,33 @@ def test_rows_before_a_program_that_is_refused_are_written(tmp_path):
             out=tmp_path / "out",
         )
     assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 11
+
+
+def test_ctrl_c_ends_a_sweep_wherever_it_comes(tmp_path, monkeypatch, ctrl_c):
+    """Also while samples become steps, which loses none of them."""
+    from prism_jax.engine import _pools
+
+    def interrupt(run, drawn, *rest):
+        ctrl_c()
+        return _pools.pool_of(run, drawn, *rest)
+
+    monkeypatch.setattr("prism_jax.engine._simulate.pool_of", interrupt)
+    for sigmas in ([0.02, 0.1], np.linspace(0.02, 0.1, 6).tolist()):
+        with pytest.raises(KeyboardInterrupt):
+            sweep(_program(), {_NAME: sigmas}, num_samples=1_000, key=jax.random.key(1))
+
+
+def test_rows_of_workers_before_a_program_that_is_refused_are_written(tmp_path):
+    with cf.ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="sigma"):
+        sweep(
+            _program(),
+            {_NAME: [*np.linspace(0.02, 0.1, 7), -1.0, *np.linspace(0.02, 0.1, 56)]},
+            num_samples=1_000,
+            key=jax.random.key(1),
+            out=tmp_path / "out",
+            executor=executor,
+        )
+    assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 7
 
 
 def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypatch):

@@ -179,7 +179,9 @@ def sweep_points(
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
         for which, rows in run_tasks(rows_of, tasks, executor):
-            for number, row in zip(missing[which], rows, strict=True):
+            for number, row in zip(missing[which], rows, strict=False):
+                if isinstance(row, ValueError):
+                    raise row
                 done[number] = {"row": number, **points.values[number], **row}
                 if folder is not None:
                     write_part(folder, done[number], digest)
@@ -196,8 +198,15 @@ def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array"
         yield row | {x: getattr(law, x) for x in ("num_samples", "sampling")}
 
 
-def _all_rows(*arguments: Any) -> list[Row]:
-    return [*_rows(*arguments)]
+def _all_rows(*arguments: Any) -> list[Row | ValueError]:
+    """The rows, and the error of the first program that is refused."""
+    rows: list[Row | ValueError] = []
+    try:
+        for row in _rows(*arguments):
+            rows.append(row)
+    except ValueError as error:
+        rows.append(error)
+    return rows
 
 
 def _check_numbers(name: str, choices: Any) -> None:

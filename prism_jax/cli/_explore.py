@@ -7,6 +7,7 @@ import webbrowser
 
 import prism_jax as prism
 
+from .._progress import said_how_far
 from . import _load
 from ._options import Args, Output, command
 from ._values import reader
@@ -51,7 +52,8 @@ def explore(args: Args) -> Output:
             if not webbrowser.open(page.as_uri()):
                 _load.tell_note("No browser could be opened; open the address above in one.")
         try:
-            explorer.serve(server)
+            with said_how_far(None, False):  # A server has no end to report on.
+                explorer.serve(server)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the page is closed.") from None
     return Output()

@@ -114,10 +114,10 @@ def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[Batch]:
 
     size, per_batch = TILE // len(runs), tiles_of(plan)
     shared = plan, runs[0].key
-    return tiles(_points_tile, shared, draws.replicas, inputs, per_batch=per_batch, size=size)
+    return tiles(_tile_of_runs, shared, draws.replicas, inputs, per_batch=per_batch, size=size)
 
 
-def _points_tile(shared, _, ids):
+def _tile_of_runs(shared, _, ids):
     """One tile of `_replica_tile` for each of several tables: the second axis."""
     plan, key = shared
 

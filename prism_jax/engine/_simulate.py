@@ -97,9 +97,13 @@ def simulate(
         )
     prepared, before = time.perf_counter(), compile_seconds()
     # Each sample is drawn, then decides steps.
-    with progress_bar(2 * num_samples, progress, "steps", "sample") as advance:
+    with (
+        progress_bar(2 * num_samples, progress, "steps", "sample") as advance,
+        interruptible() as interrupt,
+    ):
         draws = pool_draws(run, num_samples)
         law = _law(run, draws, drawn_pools(run, draws, advance), advance)
+        interrupt.take()  # The law says how many steps it has.
     compile_s = compile_seconds() - before
     run_s = time.perf_counter() - prepared - compile_s
     times = {"compile_s": prepared - started + compile_s, "run_s": run_s}
@@ -109,8 +113,9 @@ def simulate(
 def simulate_each(
     programs: Iterable[Program], *, num_samples: int, key: "jax.Array"
 ) -> Iterator[Law]:
-    """The law of each program, as `simulate` gives it, but without its digest and times. For some
-    next to each other that differ in their parameters only, random numbers are drawn once.
+    """The law of each program, as `simulate` gives it, but without its digest and times. For five
+    to eight next to each other that differ in their parameters only, and whose steps take one pool,
+    random numbers are drawn once.
 
     **Raises:**
 
@@ -119,7 +124,7 @@ def simulate_each(
     num_samples, laws = check_num_samples(num_samples), iter(())
     try:
         # While devices draw the samples of some programs, the host prepares the next ones.
-        for runs in _alike(programs, key):
+        for runs in _runs_together(programs, key):
             yield from laws
             laws = _laws_together(runs, num_samples)
     except Exception:  # Those before a program that is refused are not lost.
@@ -128,7 +133,7 @@ def simulate_each(
     yield from laws
 
 
-def _alike(programs: Iterable[Program], key: "jax.Array") -> Iterator[list[Run]]:
+def _runs_together(programs: Iterable[Program], key: "jax.Array") -> Iterator[list[Run]]:
     """Plain runs of programs next to each other that differ in their parameters only."""
     runs: list[Run] = []
     try:
@@ -166,7 +171,7 @@ def _laws_together(runs: Sequence[Run], num_samples: int) -> Iterator[Law]:
     on.
     """
     draws = pool_draws(runs[0], num_samples)
-    if len(draws) > 1 or len(runs) <= _TOGETHER // 4:
+    if len(draws) > 1 or len(runs) <= _TOGETHER // 2:  # To fill up so few costs more than it saves.
         pools = [drawn_pools(run, draws) for run in runs]
     else:  # The same number for all, so that code is compiled once.
         pools = drawn_together([*runs, *[runs[-1]] * (_TOGETHER - len(runs))], *draws)
@@ -197,7 +202,7 @@ def _law(
     fields |= {"program": "", "compile_s": 0.0, "run_s": 0.0}
     laws: list[Law] = []
     first: Errors | None = None
-    with interruptible() as interrupt:
+    with interruptible():
         try:
             for number, drawn in enumerate(pools):
 
@@ -218,9 +223,7 @@ def _law(
         except KeyboardInterrupt:
             if not laws:
                 raise
-        law = dataclasses.replace(sampling.merged(laws), requested=num_samples)
-        interrupt.take()  # The law says how many steps it has.
-    return law
+        return dataclasses.replace(sampling.merged(laws), requested=num_samples)
 
 
 def _check_allocations(program, num_samples, sampling, allocations) -> None:

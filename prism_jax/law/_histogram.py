@@ -1,4 +1,4 @@
-"""Step times counted in bins: as they are while they are few, rounded when they are many."""
+"""Step times: as they are while they are few, counted in bins when they are many."""
 
 import dataclasses
 import functools as ft
@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from ._compared import AbstractCompared
 
 
-# Of more steps than this, times are rounded down to so many bits after the leading one: bins depend
-# on the number of steps alone, so that laws can be merged in any order.
+# Of more steps than this, those whose times agree in so many bits after the leading one are a bin,
+# which counts at the shortest of them: bins depend on the number of steps alone, so that laws can
+# be merged in any order.
 MOST_EXACT = 2**17
 BITS = 18
 
@@ -22,9 +23,10 @@ class Histogram(AbstractCompared):
 
     **Attributes:**
 
-    - `times`: the distinct step times, ascending, in seconds: exact of up to 2^17 steps; of more
-        steps rounded down by less than 4 millionths, so that memory does not grow with the steps.
-    - `counts`: how many steps took each.
+    - `times`: the distinct step times, ascending, in seconds, of up to 2^17 steps; of more steps
+        those without another one less than about 4 millionths below, so that memory does not grow
+        with the steps.
+    - `counts`: how many steps took each, or less than 4 millionths more.
     """
 
     times: Float[np.ndarray, " times"]
@@ -60,13 +62,15 @@ def histogram_of(
 ) -> Histogram:
     """The histogram of ascending times and of how many steps took each: by default one."""
     number = len(times) if counts is None else int(counts.sum())
+    bins = times
     if number > MOST_EXACT:
         # The bits of a float after the leading one are its last.
         bits = times.view(f"i{times.itemsize}")
-        times = (bits & (-1 << (np.finfo(times.dtype).nmant - BITS))).view(times.dtype)
-    last = np.append(np.flatnonzero(times[1:] != times[:-1]), len(times) - 1)
-    up_to = last + 1 if counts is None else np.cumsum(counts)[last]
-    return Histogram(times[last], np.diff(up_to, prepend=0))
+        bins = (bits & (-1 << (np.finfo(times.dtype).nmant - BITS))).view(times.dtype)
+    shortest = np.flatnonzero(np.append(True, bins[1:] != bins[:-1]))
+    ends = np.append(shortest[1:], len(times))
+    up_to = ends if counts is None else np.cumsum(counts)[ends - 1]
+    return Histogram(times[shortest], np.diff(up_to, prepend=0))
 
 
 def merge_histograms(histograms: Sequence[Histogram]) -> Histogram:

@@ -213,10 +213,11 @@ def _noise(dtype, arguments, counter):
     draw = ft.partial(normals, key, sample_ids, dtype=dtype)
     if jax.default_backend() != "cpu":
         return draw(counter)
-    # A branch: a loop on a CPU that several programs share would draw it again for each of them.
-    none = ft.partial(jax.tree.map, lambda x: jnp.full(x.shape, jnp.nan, x.dtype))
-    is_counter = counter.ravel()[0] != np.uint32(2**32 - 1)
-    return lax.cond(is_counter, draw, lambda _: none(jax.eval_shape(draw, counter)), counter)
+    # A branch that is always taken, which XLA does not know: without it, a loop on a CPU over the
+    # tables of several programs would draw the same numbers again for each of them.
+    taken = counter.ravel()[0] != np.uint32(2**32 - 1)
+    shape = jax.eval_shape(draw, counter).shape
+    return lax.cond(taken, draw, lambda _: jnp.full(shape, jnp.nan, dtype), counter)
 
 
 def _scores(
