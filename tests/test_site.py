@@ -57,3 +57,12 @@ def test_keys_are_not_broken_and_text_is_as_wide_as_the_page(browser, site):
     _widen(browser, 1600)
     browser.get((site / "index.html").as_uri())
     assert _count(browser, "pre > code", "x.scrollWidth > x.clientWidth") == 0
+
+
+@pytest.mark.slow  # As it needs Chromium.
+@pytest.mark.parametrize("page", ["gallery", "layouts", "accuracy", "notebooks/3*", "notebooks/6*"])
+def test_a_narrow_page_does_not_scroll_sideways(browser, site, page):
+    _widen(browser, 400)
+    (path,) = site.glob(f"{page}.html")
+    browser.get(path.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
