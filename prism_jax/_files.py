@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from ._misc import quoted
+from ._misc import check_type, quoted
 
 
 Path = str | os.PathLike[str]
@@ -100,6 +100,8 @@ def written_whole(path: Path, *, first: bool = False) -> Iterator[pathlib.Path]:
     - `first`: whether the first writer wins, and later files are dropped.
     """
     path = pathlib.Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "Is a folder", shown(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "No such folder", shown(path.parent))
     partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.partial")
@@ -165,6 +167,8 @@ def read_archive(
     `ValueError` of one sentence if the file is damaged or of another kind; `OSError` if it cannot
     be read.
     """
+    if not isinstance(path, str):
+        check_type(path, os.PathLike, "path", "give a string or a path")
     content = read_file(path, _MOST_BYTES)
     try:
         arrays = _arrays(content)

@@ -61,6 +61,10 @@ _CALLS = {
     "prism.plot.histogram(None)": "A `NoneType` was given in place of a law; use `simulate`",
     "prism.plot.memory(3)": "An `int` was given in place of a memory; use `prism.memory`",
     "prism.sweep(program, ['latencies.mean'], key=key)": "A `list` was given in place of a mapping",
+    "prism.sweep(program, {3: [0.1]}, key=key)": "in place of a name of a parameter",
+    "prism.merge_laws(None)": "Give a list of at least one law to merge",
+    "prism.merge_laws(law)": "Give a list of at least one law to merge",
+    "prism.load_law(None)": "A `NoneType` was given in place of a path",
     "sweep(['0.1'])": _LIST,
     "sweep(0.1)": _LIST,
     "sweep([True])": _LIST,
@@ -85,6 +89,8 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path):
     program = prism.compile_graph([prism.Op(1.0, kind="gemm")])
     with pytest.raises(FileNotFoundError, match=r"No such folder: '[^']*missing'"):
         prism.save_program(program, tmp_path / "missing" / "program.npz")
+    with pytest.raises(IsADirectoryError, match=rf"Is a folder: '{tmp_path}'"):
+        prism.save_program(program, tmp_path)
 
 
 def test_dtypes_are_known_by_other_names_and_choices_are_told():

@@ -88,6 +88,7 @@ def sweep(
     if executor is not None:
         check_type(executor, Executor, "executor", "use such as `ThreadPoolExecutor` to get one")
     for name, choices in overrides.items():
+        check_type(name, str, "name of a parameter", "give such as 'latencies.mean'")
         _parameter(program, name)
         _check_numbers(name, choices)
     pl, values = needed("polars"), grid(overrides)

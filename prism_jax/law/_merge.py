@@ -18,7 +18,7 @@ def merge_laws(laws: Iterable[Law]) -> Law:
 
     `ValueError` if there are no laws, if they are of different programs, or if they share a key.
     """
-    laws = list(laws)
+    laws = list(laws) if isinstance(laws, Iterable) else []
     if not laws or not all(isinstance(law, Law) for law in laws):
         raise ValueError("Give a list of at least one law to merge, from `simulate` or `load_law`.")
     if len({law.program for law in laws}) > 1:
