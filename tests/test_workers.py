@@ -363,16 +363,13 @@ def test_each_row_is_the_law_at_its_values(values, make):
         assert row["p95_s"] == law.quantile(0.95)
 
 
-def test_rows_before_a_program_that_is_refused_are_written(tmp_path):
-    with pytest.raises(ValueError, match="sigma"):
-        sweep(
-            _program(),
-            {_NAME: [*np.linspace(0.02, 0.1, 11), -1.0, 0.1]},
-            num_samples=1_000,
-            key=jax.random.key(1),
-            out=tmp_path / "out",
-        )
-    assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 11
+@pytest.mark.parametrize("make", [contextlib.nullcontext, lambda: cf.ThreadPoolExecutor(1)])
+def test_rows_before_a_program_that_is_refused_are_written(tmp_path, make):
+    sigmas = [*np.linspace(0.02, 0.1, 7), -1.0, *np.linspace(0.02, 0.1, 56)]
+    arguments = {"num_samples": 1_000, "key": jax.random.key(1), "out": tmp_path / "out"}
+    with make() as executor, pytest.raises(ValueError, match="sigma"):
+        sweep(_program(), {_NAME: sigmas}, executor=executor, **arguments)
+    assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 7
 
 
 def test_ctrl_c_ends_a_sweep_wherever_it_comes(tmp_path, monkeypatch, ctrl_c):
@@ -387,19 +384,6 @@ def test_ctrl_c_ends_a_sweep_wherever_it_comes(tmp_path, monkeypatch, ctrl_c):
     for sigmas in ([0.02, 0.1], np.linspace(0.02, 0.1, 6).tolist()):
         with pytest.raises(KeyboardInterrupt):
             sweep(_program(), {_NAME: sigmas}, num_samples=1_000, key=jax.random.key(1))
-
-
-def test_rows_of_workers_before_a_program_that_is_refused_are_written(tmp_path):
-    with cf.ThreadPoolExecutor(1) as executor, pytest.raises(ValueError, match="sigma"):
-        sweep(
-            _program(),
-            {_NAME: [*np.linspace(0.02, 0.1, 7), -1.0, *np.linspace(0.02, 0.1, 56)]},
-            num_samples=1_000,
-            key=jax.random.key(1),
-            out=tmp_path / "out",
-            executor=executor,
-        )
-    assert len([*(tmp_path / "out").glob("part-*.parquet")]) == 7
 
 
 def test_a_row_that_is_interrupted_between_pools_is_not_taken_for_whole(monkeypatch):
