@@ -1,3 +1,4 @@
+import contextlib
 import inspect
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import gamma
 
 from benchmarks import _with_engine
 from benchmarks._baselines import reference_graph
@@ -341,6 +343,14 @@ def test_bad_programs_are_refused():
     two = ((Segment(((Kernel("gemm", "a", 1.0), 2),)), 1),)
     with pytest.raises(ValueError, match="skewness"):
         simulate(assemble(graph, [two], variability=wide), num_samples=9, key=jax.random.key(0))
+    # The sum of a constant and a gamma law of skewness 2, which matters where it is wide.
+    for constant, refused in ((9.0, pytest.raises(ValueError, match="skewness 2,")), (999.0, None)):
+        kernels = (Kernel("constant", "b", constant), 1), (Kernel("gemm", "a", 1.0), 1)
+        laws = Variability(residual={"gemm": Gamma(1.0, 1.0)})
+        program = assemble(graph, [((Segment(kernels), 1),)], variability=laws)
+        with refused or contextlib.nullcontext():
+            law = simulate(program, num_samples=2**14, key=jax.random.key(0))
+            assert law.quantile(0.95) == pytest.approx(constant + gamma.ppf(0.95, 1), abs=0.09)
     negative = eqx.tree_at(lambda p: p.latencies.mean, assemble(graph, block), -jnp.ones(1))
     with pytest.raises(ValueError, match="negative or not finite"):
         simulate(negative, num_samples=10, key=jax.random.key(0))

@@ -111,12 +111,10 @@ def _check_collapse(program: Program, plan: Plan, kinds: np.ndarray) -> None:
     blocks, tables = program.blocks, plan.tables
     several = blocks.direct < 0  # Others keep their own law.
     moments = np.asarray(tables.moments)[:, : len(several)][:, several]
-    skewness, limits = moments[2].ravel(), np.full(moments[2].size, MAX_SKEWNESS)
-    limits[(moments[1] <= _NARROW * moments[0]).ravel()] = _MAX_OF_NARROW
-    for others in (tables.skewness, None if tables.load is None else tables.load[1]):
-        others = np.zeros(0) if others is None else np.asarray(others).ravel()
-        skewness = np.append(skewness, others)
-        limits = np.append(limits, np.full(len(others), MAX_SKEWNESS))
+    skewness = np.append(moments[2], np.asarray(tables.skewness))
+    skewness = np.append(skewness, [] if tables.load is None else np.asarray(tables.load)[1])
+    limits, narrow = np.full(len(skewness), MAX_SKEWNESS), moments[1] <= _NARROW * moments[0]
+    limits[: narrow.size][narrow.ravel()] = _MAX_OF_NARROW
     finite = np.isfinite(moments).all() and np.isfinite(skewness).all()
     beyond = np.abs(skewness[np.abs(skewness) > limits])
     if finite and not len(beyond):
