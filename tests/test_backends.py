@@ -25,9 +25,10 @@ from prism_jax.engine._pools import (
 )
 from prism_jax.engine._run import Draws, prepare, step_tile
 from prism_jax.engine._sampling import Plain, _replica_tile, _tile_of_runs, pilot_key, plan_of_runs
+from prism_jax.maxplus import _propagate
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
 from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
-from prism_jax.replica._tiles import _jitted
+from prism_jax.replica._tiles import _jitted, _mesh
 from prism_jax.schedule import GPipe
 from prism_jax.step import Room
 from prism_jax.step._pool import _arrange_on_device, _Picks, _slowest_on_device
@@ -35,15 +36,16 @@ from prism_jax.step._pool import _arrange_on_device, _Picks, _slowest_on_device
 from .helpers import rich_program
 
 
-_TILES, _SIZE = 2, 128  # One for each device of the tests.
-
-
 @pytest.fixture(scope="module")
 def table():
+    """The functions of a program with all laws."""
+    return tiled_functions(rich_program(4, schedule=GPipe(2, 1)))
+
+
+def tiled_functions(program: prism.Program):
     """Of each function, what its tiles share, and the dtype and shape of what a sample has besides
-    its number: of a program with all laws.
+    its number.
     """
-    program = rich_program(4, schedule=GPipe(2, 1))
     run = prepare(program, jr.key(0))
     plan, key, sinks = run.plan, run.key, run.plan.structure.sinks
     ranks, after = plan.structure.ranks, (without_graph(plan), key)
@@ -77,19 +79,36 @@ def test_the_table_has_all_functions_that_share_a_plan(table):
     assert {name for names in named for name in names} == {run.__name__ for run in table}
 
 
+def traced_tiles(function, shared, of_sample, *, tiles: int, size: int, wide: bool = True):
+    """A function of `tiled_functions` with its tiles, traced for an accelerator."""
+    arrays, static = eqx.partition(shared, eqx.is_array)
+    leaves, tree = jax.tree.flatten(static)
+    ids, *inputs = [
+        jax.ShapeDtypeStruct((tiles, size, *shape), dtype)
+        for dtype, *shape in [(np.uint32,), *of_sample]
+    ]
+    turns = np.ones(_mesh().size, np.int32)
+    run = _jitted(function, "cuda", wide)
+    return run.trace((tuple(leaves), tree), arrays, turns, ids, inputs)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_what_runs_in_tiles_lowers_for_cuda_and_tpu(table, wide):
     for function, (shared, *of_sample) in table.items():
-        arrays, static = eqx.partition(shared, eqx.is_array)
-        leaves, tree = jax.tree.flatten(static)
-        tiled = [
-            jax.ShapeDtypeStruct((_TILES, _SIZE, *shape), dtype)
-            for dtype, *shape in [(np.uint32,), *of_sample]
-        ]
-        turns = np.ones(len(jax.devices()), np.int32)
-        run = _jitted(function, "cuda", wide)
-        traced = run.trace((tuple(leaves), tree), arrays, turns, tiled[0], tiled[1:])
+        traced = traced_tiles(function, shared, of_sample, tiles=2, size=128, wide=wide)
         traced.lower(lowering_platforms=("cuda", "tpu"))
+
+
+def test_on_a_hopper_what_propagates_is_one_kernel(monkeypatch):
+    with jax.enable_x64(False):
+        table = tiled_functions(rich_program(4, schedule=GPipe(2, 1)))
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(_propagate, "on_hopper", lambda: True)
+        for function in (_replica_tile, _tile_of_runs, _explicit_tile, _replica_vjp):
+            shared, *of_sample = table[function]
+            traced = traced_tiles(function, shared, of_sample, tiles=2, size=128)
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+            assert text.count("__gpu$xla.gpu.triton") == 1
 
 
 def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():

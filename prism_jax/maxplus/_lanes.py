@@ -25,7 +25,7 @@ def in_lanes(levels: Levels, of_ops: Any) -> Shaped[np.ndarray, " cells"]:
     return np.append(of_ops, np.zeros(levels.num_joins + 1, of_ops.dtype))[levels.nodes].ravel()
 
 
-def _bits(levels: Levels) -> tuple[int, int]:
+def bits_of(levels: Levels) -> tuple[int, int]:
     """Bits that a choice takes, and lanes that share a word of at most 32."""
     bits = (levels.reads.shape[2] - 1).bit_length()
     return bits, min(32 // bits, levels.width)
@@ -33,14 +33,14 @@ def _bits(levels: Levels) -> tuple[int, int]:
 
 def words_of(levels: Levels) -> tuple[int, Any]:
     """How many words hold the choices of a level, and their type."""
-    bits, together = _bits(levels)
+    bits, together = bits_of(levels)
     word = np.dtype(f"uint{bucket(bits * together, 8)}")
     return -(-levels.width // together), word
 
 
 def pack(choice, levels: Levels):
     """Choices of the lanes, packed into words: `(words, samples)`."""
-    bits, together = _bits(levels)
+    bits, together = bits_of(levels)
     shifts = np.arange(together, dtype=np.uint32) * np.uint32(bits)
     words = [
         jnp.sum(part << shifts[: len(part), None], axis=0, dtype=jnp.uint32)
@@ -51,7 +51,7 @@ def pack(choice, levels: Levels):
 
 def followed(cell, lane, before, choice, levels: Levels):
     """Where a path goes on from this level: unchanged if it does not pass here."""
-    bits, together = _bits(levels)
+    bits, together = bits_of(levels)
     for j in range(before.shape[0]):
         word = choice[j // together].astype(jnp.uint32)
         chosen = (word >> np.uint32(j % together * bits)) & np.uint32(2**bits - 1)

@@ -17,7 +17,8 @@ from ._levels import Levels
 
 # Ends are counted anew from the latest one after so many levels: in single precision, a sum of 3e5
 # equal latencies would drift by 0.4 %.
-_LEVELS_OF_SUM = 1024
+LEVELS_OF_SUM = 1024
+_SAMPLES_OF_KERNEL = 128  # Four warps have so many threads.
 # Of all indices of lanes and slots.
 _IN = "promise_in_bounds"
 
@@ -102,9 +103,23 @@ def level_latencies(latencies: Latencies, tables, common, levels: Levels, level)
     return jnp.where(op >= 0, seconds, 0) if levels.joins else seconds
 
 
+def on_hopper() -> bool:
+    """Whether what is traced runs on a GPU of compute capability 9, where one kernel for all levels
+    is faster than loops of XLA: 2.4 to 1.7 times on an H200.
+    """
+    if jax.default_backend() != "gpu":
+        return False
+    return jax.devices()[0].compute_capability.startswith("9.")
+
+
 def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
     tables, common = eqx.combine(values, fixed)
+    if dtype == jnp.float32 and num_samples % _SAMPLES_OF_KERNEL == 0 and on_hopper():
+        from ._kernel import one_kernel  # To import it takes longer than other imports together.
+
+        args = tables, common, latencies, levels, num_samples, dtype
+        return one_kernel(*args, keep=keep, interpret=False)
 
     def step(level, carry):
         state, choices = carry
@@ -116,8 +131,8 @@ def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, d
 
     def block(turn, carry):
         state, choices, passed = carry
-        first = turn * _LEVELS_OF_SUM
-        last = jnp.minimum(first + _LEVELS_OF_SUM, levels.num_levels)
+        first = turn * LEVELS_OF_SUM
+        last = jnp.minimum(first + LEVELS_OF_SUM, levels.num_levels)
         state, choices = lax.fori_loop(first, last, step, (state, choices))
         # Max-plus is linear: a constant that is subtracted from every slot shifts all ends, and is
         # added back last. Any would do, also the end in a slot that is no longer read.
@@ -127,7 +142,7 @@ def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, d
     state = jnp.zeros((levels.num_slots, num_samples), dtype)
     words, word = words_of(levels)
     choices = jnp.zeros((len(levels.ops), words, num_samples), word) if keep else None
-    blocks = -(-levels.num_levels // _LEVELS_OF_SUM)
+    blocks = -(-levels.num_levels // LEVELS_OF_SUM)
     start = (state, choices, jnp.zeros((1, num_samples), dtype))
     state, choices, passed = lax.fori_loop(0, blocks, block, start)
     ends, choice = _latest(state, levels.sinks, keep)

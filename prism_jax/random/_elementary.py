@@ -52,6 +52,7 @@ _SIN = {
         -2.44140625e-05,
     ),
 }
+_WHOLE = np.float32(1.5 * 2**23)
 _SQRT_HALF = np.uint32(0x3F3504F3)  # The bits of sqrt(1/2) in float32.
 
 
@@ -79,12 +80,13 @@ def exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     if x.dtype != jnp.float32:
         return jnp.exp(x)
     x = jnp.clip(x, -87, 87)
-    powers = jnp.round(x * np.float32(1 / np.log(2)))
+    # To the nearest whole number, which is in the last bits of a sum with 1.5 * 2^23.
+    whole = lax.bitcast_convert_type(x * np.float32(1 / np.log(2)) + _WHOLE, jnp.int32)
+    powers = (whole - _WHOLE.view(np.int32)).astype(jnp.float32)
     # log(2) in two parts, of which the first has few bits: whole * log(2) keeps all of its own.
     remainder = (x - powers * np.float32(0.693359375)) - powers * np.float32(-2.12194440e-4)
     bits = lax.bitcast_convert_type(1 + remainder * _polynomial(_EXP, remainder), jnp.int32)
-    bits = bits + (powers.astype(jnp.int32) << np.int32(23))
-    return lax.bitcast_convert_type(bits, jnp.float32)
+    return lax.bitcast_convert_type(bits + (whole << np.int32(23)), jnp.float32)
 
 
 exp.defjvps(lambda tangent, value, x: tangent * value)

@@ -22,6 +22,8 @@ _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _ROUNDS = 13
 
 KeyData = UInt32[Array, "2"]
+# Within a kernel, whose arrays are not cut into numbers, they are two.
+_Words = KeyData | tuple[UInt32[Array, ""], UInt32[Array, ""]]
 
 
 class Stream(enum.IntEnum):
@@ -71,7 +73,7 @@ def check_key(key: Any) -> None:
 
 @jax.jit  # Traced and lowered once for each shape.
 def threefry(
-    key: KeyData, first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
+    key: _Words, first: UInt32[Array, "*shape"], second: UInt32[Array, "*shape"]
 ) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
     """Two random words for each counter (first, second). Not differentiable."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA))
@@ -95,7 +97,7 @@ def fold(key: KeyData, stream: Stream, index: int | UInt32[Array, ""] = 0) -> Ke
 
 
 def normals(
-    key: KeyData,
+    key: _Words,
     sample_ids: UInt32[Array, "*ids"],
     counters: UInt32[Array, "*counters"],
     dtype: jnp.dtype,
@@ -140,6 +142,6 @@ def uniforms(
     return integers * dtype.type(2.0 ** (drop - 32))
 
 
-def _words(key: KeyData, sample_ids: UInt32[Array, "*ids"], counters: UInt32[Array, "*counters"]):
+def _words(key: _Words, sample_ids: UInt32[Array, "*ids"], counters: UInt32[Array, "*counters"]):
     shape = np.broadcast_shapes(counters.shape, sample_ids.shape)
     return threefry(key, jnp.broadcast_to(sample_ids, shape), jnp.broadcast_to(counters, shape))

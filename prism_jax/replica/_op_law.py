@@ -17,6 +17,8 @@ SCORE_RANGE = 6.0
 NUM_SCORES = 2049
 
 Table = Float[Array, " scores"]
+# Tables of laws, `(kinds, scores)`: an array, or in a kernel what reads one in its memory.
+Residuals = Any
 
 
 class Collapsed(eqx.Module):
@@ -57,9 +59,7 @@ class ClassLaw(eqx.Module):
     single: Single | None
     spread: Shaped[Array, "..."] | None = None
 
-    def latency(
-        self, z: Float[Array, "*shape"], residuals: Float[Array, "kinds scores"] | None
-    ) -> Float[Array, "*shape"]:
+    def latency(self, z: Float[Array, "*shape"], residuals: Residuals) -> Float[Array, "*shape"]:
         """Latencies at scores `z`, in seconds: the Wilson-Hilferty cube of `ThreeMoment` for
         collapsed kernels; a log-normal or a table for single kernels.
         """
@@ -159,13 +159,8 @@ class OpLaw(AbstractOpLaw):
         return seconds
 
 
-def look_up(
-    tables: Float[Array, "tables scores"] | None,
-    which: Any,
-    z: Float[Array, "*shape"],
-) -> Float[Array, "*shape"]:
+def look_up(tables: Residuals, which: Any, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The quantile of the law `tables[which]` at the score `z`, linear between nodes."""
-    assert tables is not None
     step = 2 * SCORE_RANGE / (NUM_SCORES - 1)
     position = (z + z.dtype.type(SCORE_RANGE)) / z.dtype.type(step)
     low = jnp.clip(jax.lax.stop_gradient(jnp.floor(position)), 0, NUM_SCORES - 2)

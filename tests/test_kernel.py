@@ -1,0 +1,91 @@
+"""The kernel that propagates on a GPU, as JAX interprets it: the same bits as the loops of XLA."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import prism_jax as prism
+from prism_jax.engine._sampling import pilot_key
+from prism_jax.latency import Gamma, LogNormal
+from prism_jax.maxplus import _propagate
+from prism_jax.maxplus._kernel import one_kernel
+from prism_jax.program import Adjustment
+from prism_jax.random import key_data
+from prism_jax.replica import leading_axes, led, make_plan
+from prism_jax.replica._ends import replica_latencies
+
+from .helpers import lognormal, random_dag, rich_program
+
+
+_SAMPLES = 256
+
+
+def _wide_and_joined(number: int):
+    """More lanes than stand side by side, in two words of choices, and joins."""
+    before = random_dag(0, number)
+    return [
+        *before,
+        tuple(range(number)),
+        *[(number,)] * number,
+        tuple(range(number + 1, 2 * number)),
+    ]
+
+
+def _of_graph(predecessors, kinds) -> prism.Program:
+    laws = prism.Variability(residual=kinds)
+    names = list(kinds)
+    ops = [prism.Op(1.0, before, names[i % len(names)]) for i, before in enumerate(predecessors)]
+    return prism.compile_graph(ops, variability=laws)
+
+
+def _adjusted(program: prism.Program) -> prism.Program:
+    """With a group for each rank, and factors on them."""
+    ranks = 1 + int(program.rows.rank.max())
+    group = program.rows.rank[program.ops.row] % ranks
+    factors = jnp.linspace(0.5, 1.5, ranks, dtype=program.latencies.mean.dtype)
+    adjustment = Adjustment(np.asarray(group, np.int32), factors, factors, factors)
+    return dataclasses.replace(program, adjustment=adjustment)
+
+
+_GAMMAS = {"a": Gamma(1.0, 0.1), "b": Gamma(2.0, 0.3)}
+_PROGRAMS = {
+    "all laws": lambda: _adjusted(rich_program(4, worker_step=lognormal(0.02))),
+    "laws of tables, many levels": lambda: _of_graph(
+        [tuple(x for x in (i - 1, i - 7) if x >= 0) for i in range(1100)], _GAMMAS
+    ),
+    "many lanes and joins": lambda: _of_graph(_wide_and_joined(70), {"a": LogNormal(1.0, 0.2)}),
+}
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_the_kernel_gives_the_bits_of_the_loops_and_their_choices(name):
+    with jax.enable_x64(False):
+        program = _PROGRAMS[name]()
+        plan, key = make_plan(program), key_data(jr.key(3))
+        lead = leading_axes(program, plan, pilot_key()) if name == "all laws" else None
+        levels = plan.structure.replica.levels
+        assert plan.dtype == np.float32
+
+        def both(plan, lead, key):
+            sampled, _ = led(plan, lead, jnp.arange(_SAMPLES, dtype=jnp.uint32), key)
+            parts = _propagate._parted(replica_latencies(plan, sampled, key))
+            values, fixed, latencies = parts
+            rest = latencies, levels, _SAMPLES, plan.dtype
+            tables, common = eqx.combine(values, fixed)
+            return (
+                _propagate._forward(values, fixed, *rest, keep=True),
+                one_kernel(tables, common, *rest, keep=True, interpret=True),
+                one_kernel(tables, common, *rest, keep=False, interpret=True)[0],
+            )
+
+        (ends, kept), (by_kernel, kept_by_kernel), alone = eqx.filter_jit(both)(plan, lead, key)
+    number = int(levels.num_levels)
+    np.testing.assert_array_equal(by_kernel, ends)
+    np.testing.assert_array_equal(alone, ends)
+    np.testing.assert_array_equal(kept_by_kernel[0][:number], kept[0][:number])
+    np.testing.assert_array_equal(kept_by_kernel[1], kept[1])
