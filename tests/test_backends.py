@@ -23,8 +23,15 @@ from prism_jax.engine._pools import (
     pool_of,
     room_of,
 )
-from prism_jax.engine._run import Draws, prepare, step_tile
-from prism_jax.engine._sampling import Plain, _replica_tile, _tile_of_runs, pilot_key, plan_of_runs
+from prism_jax.engine._run import prepare, step_tile
+from prism_jax.engine._sampling import (
+    Draws,
+    Plain,
+    _replica_tile,
+    _tile_of_plans,
+    joint_plan,
+    pilot_key,
+)
 from prism_jax.maxplus import _propagate
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
 from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
@@ -59,7 +66,7 @@ def tiled_functions(program: prism.Program):
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
-        _tile_of_runs: ((plan_of_runs([run, run]), key), ids),
+        _tile_of_plans: ((joint_plan([run.plan, run.plan]), key), ids),
         step_tile: ((without_ops(plan), key), ids, ends, whole),
         _step_vjp: ((after[0], None, key), ids, (real,), whole, whole, (real,)),
         _replica_vjp: ((plan, lead, key), ids, whole, (real,)),

@@ -99,7 +99,7 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
 from prism_jax.engine import Plain, prepare, simulate
 from prism_jax.engine._pools import drawn_pools
-from prism_jax.engine._run import Draws
+from prism_jax.engine._sampling import Draws
 from tests.helpers import rich_program
 assert len(jax.devices()) == int(sys.argv[1])
 key = jax.random.key(3)

@@ -17,7 +17,7 @@ from prism_jax import simulate
 from prism_jax.engine import Plain, _pools, prepare
 from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
 from prism_jax.engine._reference import reference_steps
-from prism_jax.engine._run import Draws
+from prism_jax.engine._sampling import Draws
 from prism_jax.law import LEVELS, counted, group_sums
 from prism_jax.program import Variability
 from prism_jax.replica import sample_replica_ends

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from ..law import Law, merge_allocations
-from ..random import Stream, fold, uniforms
+from ..random import KeyData, Stream, fold, uniforms
 from ..replica import (
+    Plan,
     Sampled,
     poisson_stalls,
     replica_ends,
@@ -18,8 +19,8 @@ from ..replica import (
     without_steps,
 )
 from ..step import Chances
-from ._run import Draws, Run, composed
-from ._sampling import AbstractSampling
+from ._run import Run, composed
+from ._sampling import AbstractSampling, Draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +41,15 @@ class Explicit(AbstractSampling):
     def compacted(self, laws: list[Law]) -> list[Law]:
         return laws
 
-    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+    def samples(
+        self, plan: Plan, key: KeyData, draws: Sequence[Draws]
+    ) -> Iterator[tuple[np.ndarray, ...]]:
         first, ends = draws[0].first, np.cumsum([chunk.steps for chunk in draws])
 
         def on_gpus(row):
             return first + row, np.searchsorted(ends, row, side="right")
 
-        for latest, regimes in slowest_ends(run, int(ends[-1]), on_gpus):
+        for latest, regimes in slowest_ends(plan, key, int(ends[-1]), on_gpus):
             yield latest, latest.max(axis=1), regimes, np.ones(len(latest), np.float32)
 
 
@@ -60,7 +63,10 @@ def explicit(run: Run, allocations: int) -> Run:
 
 
 def slowest_ends(
-    run: Run, num_steps: int, on_gpus: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    plan: Plan,
+    key: KeyData,
+    num_steps: int,
+    on_gpus: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The latest end of each sink among all replicas of steps, `(steps, sinks)`, and the regimes of
     these, some steps at a time.
@@ -70,14 +76,14 @@ def slowest_ends(
     - `on_gpus`: gives, for the numbers of some steps, the ids of their draws, and the ids of the
         sets of GPUs that they run on.
     """
-    replicas, sinks = run.program.num_replicas, run.program.sinks.number
+    replicas, sinks = int(plan.structure.num_replicas), int(plan.structure.sinks.number)
 
     def inputs(begin, count):
         step, replica = np.divmod(np.arange(begin, begin + count), replicas)
         return tuple((x * replicas + replica).astype(np.uint32) for x in on_gpus(step))
 
-    pending = np.zeros((0, sinks), run.plan.dtype), np.zeros(0, np.int32)
-    shared, size = (without_steps(run.plan), run.key), tiles_of(run.plan)
+    pending = np.zeros((0, sinks), plan.dtype), np.zeros(0, np.int32)
+    shared, size = (without_steps(plan), key), tiles_of(plan)
     for batch in tiles(_explicit_tile, shared, num_steps * replicas, inputs, per_batch=size):
         ends, regimes = batch.samples()
         ends = np.concatenate([pending[0], ends[:, :sinks]])
@@ -117,7 +123,7 @@ def gpu_set_factors(run: Run, num_sets: int, num_steps: int) -> Float[np.ndarray
     - `num_steps`: on each set, with every replica simulated; at least two.
     """
     batches = slowest_ends(
-        run, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps)
+        run.plan, run.key, num_sets * num_steps, lambda row: (row % num_steps, row // num_steps)
     )
     ends, regimes = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     # The slowness of the step is the same on all sets, so it is left out.

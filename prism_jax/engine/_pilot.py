@@ -13,8 +13,8 @@ from ..random import key_data
 from ..replica import redirected
 from ..step import pool_weights
 from ._pools import drawn_pools, pool_draws
-from ._run import Draws, Run
-from ._sampling import AbstractSampling, Importance, Plain, pilot_key, sampling_named
+from ._run import Run
+from ._sampling import AbstractSampling, Draws, Importance, Plain, pilot_key, sampling_named
 
 
 _SAMPLES = 4096
@@ -45,7 +45,7 @@ def _chosen(run: Run, num_samples: int) -> AbstractSampling:
     beyond = -math.log(0.95) / run.program.num_replicas * num_samples / _MARGIN
     if run.program.num_replicas == 1 or beyond >= FEWEST:
         return Plain()
-    importance = sampling_named("importance", run)
+    importance = sampling_named("importance", run.program, run.plan)
     pilot = dataclasses.replace(run, key=key_data(pilot_key()), sampling=importance)
     # A run of few steps draws more plain samples than steps, but no more weighted ones.
     few, many = (_samples(run, sampling, num_samples) for sampling in (importance, Plain()))

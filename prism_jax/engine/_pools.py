@@ -28,8 +28,8 @@ from ..step import (
     sample_group,
 )
 from ._explicit import Explicit
-from ._run import Advance, Draws, Run, by_chunk
-from ._sampling import Plain, plain_samples
+from ._run import Advance, Run
+from ._sampling import Draws, Plain, by_chunk, plain_samples
 
 
 # A step looks at two of its replicas, to know its time without the slowest; if the last of those
@@ -67,7 +67,7 @@ def drawn_pools(
     `KeyboardInterrupt` after Ctrl-C, after a last pool of the samples drawn so far.
     """
     assert run.sampling is not None
-    samples = by_chunk(draws, run.sampling.samples(run, draws))
+    samples = by_chunk(draws, run.sampling.samples(run.plan, run.key, draws))
     with interruptible():
         for pool in draws:
             parts, number, interrupted = [], 0, False
@@ -89,7 +89,7 @@ def drawn_together(runs: Sequence[Run], draws: Draws) -> Iterator[list[Drawn]]:
     """The pool of plain samples of each of some runs, which differ in their tables only. Devices
     draw them from now on.
     """
-    batches = [*plain_samples(runs, draws)]
+    batches = [*plain_samples([run.plan for run in runs], runs[0].key, draws)]
 
     def pools() -> Iterator[list[Drawn]]:
         samples = _joined([batch.kept() for batch in batches])

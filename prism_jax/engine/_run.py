@@ -1,10 +1,8 @@
-"""Runs: what is prepared of a program, how the samples of chunks are drawn, and what steps are."""
+"""Runs: what is prepared of a program, and what steps consist of."""
 
 import dataclasses
 import functools as ft
-import itertools as it
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -25,10 +23,8 @@ from ..step import (
     times_or_chances,
 )
 from ._check import check_plan, check_program
+from ._sampling import AbstractSampling
 
-
-if TYPE_CHECKING:
-    from ._sampling import AbstractSampling
 
 # Probabilities are computed for so many steps at once, in little memory.
 _AT_ONCE = 2**15
@@ -51,7 +47,7 @@ class Run:
     key: KeyData
     chances: Chances
     num_replicas: int
-    sampling: "AbstractSampling | None" = None
+    sampling: AbstractSampling | None = None
 
     @ft.cached_property
     def plan_of_steps(self) -> Plan:
@@ -77,33 +73,6 @@ def prepare(program: Program, key: "jax.Array", structure: Structure | None = No
         check_plan(program, plan)
         chances = chances_of(program, plan)
         return Run(program, plan, key_data(key), chances, program.num_replicas)
-
-
-class Draws(NamedTuple):
-    """Which samples are drawn for one chunk of a run.
-
-    **Attributes:**
-
-    - `first`, `steps`: the first step of the chunk, and its number of steps.
-    - `replicas`: the number of samples, whose ids begin at the first step.
-    """
-
-    first: int
-    steps: int
-    replicas: int
-
-
-def by_chunk(
-    draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """The samples of chunks, at most one chunk at a time."""
-    ends, start = np.cumsum([chunk.replicas for chunk in draws]), 0
-    for columns in samples:
-        stop = start + len(columns[0])
-        within = ends[(start < ends) & (ends < stop)].tolist()
-        for begin, end in it.pairwise([start, *within, stop]):
-            yield tuple(x[begin - start : end - start] for x in columns) if within else columns
-        start = stop
 
 
 def chances(

@@ -2,14 +2,17 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+import itertools as it
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..law import Law, merge_chunks
+from ..program import Program
+from ..random import KeyData
 from ..replica import (
     TILE,
     Batch,
@@ -24,7 +27,6 @@ from ..replica import (
     tiles_of,
     without_steps,
 )
-from ._run import Draws, Run
 
 
 _MOST_LAWS = 16
@@ -37,6 +39,33 @@ def pilot_key() -> jax.Array:
     return jax.random.key(_PILOT_SEED)
 
 
+class Draws(NamedTuple):
+    """Which samples are drawn for one chunk of a run.
+
+    **Attributes:**
+
+    - `first`, `steps`: the first step of the chunk, and its number of steps.
+    - `replicas`: the number of samples, whose ids begin at the first step.
+    """
+
+    first: int
+    steps: int
+    replicas: int
+
+
+def by_chunk(
+    draws: Sequence[Draws], samples: Iterable[tuple[np.ndarray, ...]]
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """The samples of chunks, at most one chunk at a time."""
+    ends, start = np.cumsum([chunk.replicas for chunk in draws]), 0
+    for columns in samples:
+        stop = start + len(columns[0])
+        within = ends[(start < ends) & (ends < stop)].tolist()
+        for begin, end in it.pairwise([start, *within, stop]):
+            yield tuple(x[begin - start : end - start] for x in columns) if within else columns
+        start = stop
+
+
 class AbstractSampling(abc.ABC):
     """How replica samples are drawn: in chunks, which are independent. The law is that of the
     steps of all.
@@ -46,7 +75,9 @@ class AbstractSampling(abc.ABC):
     lead: Lead | None = None  # The leading axes, if samples are not drawn by their law alone.
 
     @abc.abstractmethod
-    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+    def samples(
+        self, plan: Plan, key: KeyData, draws: Sequence[Draws]
+    ) -> Iterator[tuple[np.ndarray, ...]]:
         """The samples of chunks, one after the other and some at a time: ends `(n, sinks)` or with
         room for more sinks, scores, strata and likelihoods.
         """
@@ -67,7 +98,9 @@ class AbstractSampling(abc.ABC):
 class AbstractOfOneReplica(AbstractSampling):
     """Draws samples of one replica."""
 
-    def samples(self, run: Run, draws: Sequence[Draws]) -> Iterator[tuple[np.ndarray, ...]]:
+    def samples(
+        self, plan: Plan, key: KeyData, draws: Sequence[Draws]
+    ) -> Iterator[tuple[np.ndarray, ...]]:
         # Chunks stand one after the other and share tiles, for some are short.
         first_ids, numbers = np.array([(chunk.first, chunk.replicas) for chunk in draws]).T
         ends = np.cumsum(numbers)
@@ -78,7 +111,7 @@ class AbstractOfOneReplica(AbstractSampling):
             places = np.arange(first, first + count, dtype=np.uint32)
             return (places + np.repeat(to_ids, of_chunks),)
 
-        shared, size = (without_steps(run.plan), self.lead, run.key), tiles_of(run.plan)
+        shared, size = (without_steps(plan), self.lead, key), tiles_of(plan)
         for batch in tiles(_replica_tile, shared, int(ends[-1]), inputs, per_batch=size):
             yield batch.kept()
 
@@ -92,32 +125,33 @@ def _replica_tile(shared, _, ids):
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
 
 
-def plan_of_runs(runs: Sequence[Run]) -> Plan:
-    """The plan of the ops of runs that differ in their tables only: these have the runs as their
+def joint_plan(plans: Sequence[Plan]) -> Plan:
+    """The plan of the ops of plans that differ in their tables only: these have the plans as their
     first axis.
     """
     tables = jax.tree.map(
-        lambda *x: np.stack([np.asarray(of_run) for of_run in x]),
-        *[run.plan.tables for run in runs],
+        lambda *x: np.stack([np.asarray(of_plan) for of_plan in x]), *[p.tables for p in plans]
     )
-    return without_steps(dataclasses.replace(runs[0].plan, tables=jax.device_put(tables)))
+    return without_steps(dataclasses.replace(plans[0], tables=jax.device_put(tables)))
 
 
-def plain_samples(runs: Sequence[Run], draws: Draws) -> Iterator[Batch]:
-    """The plain samples of one chunk for each of some runs, which differ in their tables only: as
-    `samples` gives them, with the runs as their second axis. Random numbers are drawn once for all.
+def plain_samples(plans: Sequence[Plan], key: KeyData, draws: Draws) -> Iterator[Batch]:
+    """The plain samples of one chunk for each of some plans, which differ in their tables only: as
+    `samples` gives them, with the plans as their second axis. Random numbers are drawn once for
+    all.
     """
-    plan = plan_of_runs(runs)
+    plan = joint_plan(plans)
 
     def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
         return (np.arange(draws.first + first, draws.first + first + count, dtype=np.uint32),)
 
-    size, per_batch = TILE // len(runs), tiles_of(plan)
-    shared = plan, runs[0].key
-    return tiles(_tile_of_runs, shared, draws.replicas, inputs, per_batch=per_batch, size=size)
+    size, per_batch = TILE // len(plans), tiles_of(plan)
+    return tiles(
+        _tile_of_plans, (plan, key), draws.replicas, inputs, per_batch=per_batch, size=size
+    )
 
 
-def _tile_of_runs(shared, _, ids):
+def _tile_of_plans(shared, _, ids):
     """One tile of `_replica_tile` for each of several tables: the second axis."""
     plan, key = shared
 
@@ -146,8 +180,8 @@ class Importance(AbstractOfOneReplica):
         return -(-num_steps // 4)
 
 
-def sampling_named(name: str, run: Run) -> AbstractSampling:
-    """The sampling of a name, `"plain"` or `"importance"`, with the leading axes of a run."""
+def sampling_named(name: str, program: Program, plan: Plan) -> AbstractSampling:
+    """The sampling of a name, `"plain"` or `"importance"`, with the leading axes of a program."""
     if name == Plain.name:
         return Plain()
-    return Importance(leading_axes(run.program, run.plan, pilot_key()))
+    return Importance(leading_axes(program, plan, pilot_key()))

@@ -30,8 +30,8 @@ from ._pools import (
     room_of,
     steps_that_look,
 )
-from ._run import Advance, Draws, Run, prepare
-from ._sampling import Plain, sampling_named
+from ._run import Advance, Run, prepare
+from ._sampling import Draws, Plain, sampling_named
 
 
 # So many programs share random numbers.
@@ -91,10 +91,8 @@ def simulate(
     if allocations is not None:
         run = explicit(run, allocations)
     else:
-        is_plain = sampling in ("auto", "plain")
-        run = dataclasses.replace(
-            run, sampling=Plain() if is_plain else sampling_named(sampling, run)
-        )
+        name = "plain" if sampling == "auto" else sampling
+        run = dataclasses.replace(run, sampling=sampling_named(name, program, run.plan))
     prepared, before = time.perf_counter(), compile_seconds()
     # Each sample is drawn, then decides steps.
     with (

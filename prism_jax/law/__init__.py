@@ -13,16 +13,17 @@ from ._errors import (
     errors_of_figures as errors_of_figures,
     more_steps as more_steps,
 )
-from ._figures import (
+from ._file import load_law as load_law, save_law as save_law
+from ._groups import errors_by_group as errors_by_group, group_sums as group_sums
+from ._histogram import Histogram as Histogram
+from ._law import (
     QUANTILES as QUANTILES,
+    Allocations as Allocations,
+    Law as Law,
     about_noise as about_noise,
     figures as figures,
     law_table as law_table,
 )
-from ._file import load_law as load_law, save_law as save_law
-from ._groups import errors_by_group as errors_by_group, group_sums as group_sums
-from ._histogram import Histogram as Histogram
-from ._law import Allocations as Allocations, Law as Law
 from ._merge import (
     merge_allocations as merge_allocations,
     merge_chunks as merge_chunks,

@@ -36,13 +36,13 @@ from ._plan import (
     without_ops as without_ops,
     without_steps as without_steps,
 )
-from ._rare import (
-    poisson_stalls as poisson_stalls,
-    stall_entries as stall_entries,
+from ._stalls import poisson_stalls as poisson_stalls, stall_entries as stall_entries
+from ._structure import (
+    Structure as Structure,
+    load_numbers as load_numbers,
     strata_columns as strata_columns,
     stratum_of as stratum_of,
 )
-from ._structure import Structure as Structure, load_numbers as load_numbers
 from ._tiles import (
     Batch as Batch,
     on_accelerator as on_accelerator,

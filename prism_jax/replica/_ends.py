@@ -18,7 +18,8 @@ from ..random import KeyData, Stream, counters, fold, key_data, normals, uniform
 from ._class_laws import class_laws
 from ._op_law import ClassLaw, Common, OpLaw, look_up_one
 from ._plan import Plan, make_plan
-from ._rare import pauses_of, stratum_of
+from ._stalls import pauses_of
+from ._structure import stratum_of
 
 
 # Samples of a tile: all work is cut into pieces of this size.

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools as ft
+import operator
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int, Real, UInt32
+from jaxtyping import Array, Bool, Float, Int, Real, UInt32
 
 from .._padding import AnyArray, bucket, pad
 from ..collapse import Blocks
@@ -25,7 +27,6 @@ from ..program import (
     sizes_of,
     stalling_of,
 )
-from ._rare import Strata, strata_columns, strata_of
 
 
 class Mixed(eqx.Module):
@@ -100,6 +101,22 @@ class Replica(eqx.Module):
     set_length: int = eqx.field(static=True)
 
 
+class Strata(eqx.Module):
+    """The strata of a program.
+
+    **Attributes:**
+
+    - `bounds`: where, of 2^32, the share of each ends.
+    - `regime`, `stalls`: the regime and the number of stalls of each stratum.
+    - `number`: how many there are; the rest is padding.
+    """
+
+    bounds: UInt32[AnyArray, " strata"] = eqx.field(metadata={"fill": 2**32 - 1})
+    regime: Int[AnyArray, " strata"]
+    stalls: Int[AnyArray, " strata"]
+    number: int | Int[AnyArray, ""]
+
+
 class Structure(eqx.Module):
     """A program without its parameters and labels. All arrays are padded to buckets of shapes, and
     are arguments of compiled functions, so that programs of one bucket share compiled code.
@@ -138,7 +155,7 @@ def structure_of(program: Program) -> Structure:
         tail=program.tail,
         ranks=sizes_of(program)["ranks"],
         num_replicas=program.num_replicas,
-        strata=strata_of(program),
+        strata=_strata(program),
         reduced=bool((program.sinks.reduction >= 0).any()),
         last=_mixed(direct[tail[tail >= 0]]),
     )
@@ -214,6 +231,32 @@ def _needs_tables(program: Program) -> bool:
     table, direct = program.latencies, program.blocks.direct
     kinds = np.unique(np.array(table.kind)[direct[direct >= 0]]).tolist()
     return any(log_sigma(program.variability.residual[table.kinds[k]]) is None for k in kinds)
+
+
+def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The regime of each stratum, its number of stalls, and its share of the samples."""
+    rows = map(operator.attrgetter("regime", "stalls", "share"), program.strata)
+    regime, stalls, share = map(np.array, zip(*rows, strict=True))
+    return regime, stalls, share
+
+
+def _strata(program: Program) -> Strata:
+    """The strata of a program."""
+    regime, stalls, share = strata_columns(program)
+    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
+    bounds[-1] = 2**32 - 1
+    return Strata(bounds, regime, stalls, len(share))
+
+
+def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
+    """The number of each sample's stratum.
+
+    Strata are dealt out along a Weyl sequence, so any run of consecutive ids has each in
+    proportion to its share.
+    """
+    sequence = sample_ids * np.uint32(0x9E3779B9)
+    stratum = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
+    return jnp.minimum(stratum, strata.number - 1)
 
 
 def _mixed(direct: np.ndarray) -> Mixed:

@@ -23,9 +23,6 @@ from ._gather import cast, cast_gradient, gradients
 from ._mlp import MLP, Activation, gate_factor
 from ._operators import Operator, matrices
 from ._routing import (
-    check_degrees,
-    check_load,
-    check_routing,
     draw_popularity,
     dropless_concentration,
     with_load,
@@ -128,9 +125,9 @@ class MoE(AbstractModule):
         )
 
     def check(self, model: Model, layout: Layout, training: Training) -> None:
-        check_routing(self)
-        check_degrees(self, layout, training)
-        check_load(self)
+        _check_routing(self)
+        _check_degrees(self, layout, training)
+        _check_load(self)
         for mlp in self.shared:
             mlp.check(model, layout, training)
 
@@ -397,3 +394,80 @@ class MoE(AbstractModule):
     def _choose(self, costs: Costs) -> Kernel:
         """The softmax and its top values, in float32: three passes."""
         return costs.move("elementwise", 3 * 4 * costs.norm_tokens * self.num_experts)
+
+
+def _check_routing(experts: MoE) -> None:
+    """Raises a `ValueError` if tokens cannot go to so many experts of so many groups."""
+    if experts.top_k > experts.num_experts:
+        raise ValueError(
+            f"`top_k` = {experts.top_k} is more than `num_experts` = {experts.num_experts}; use at "
+            "most as many."
+        )
+    per_group, odd = divmod(experts.num_experts, experts.num_groups)
+    if odd:
+        raise ValueError(
+            f"`num_experts` = {experts.num_experts} do not divide evenly into `num_groups` = "
+            f"{experts.num_groups}; use a number of groups that divides it."
+        )
+    if experts.used_groups > experts.num_groups:
+        raise ValueError(
+            f"`top_k_groups` = {experts.top_k_groups} is more than `num_groups` = "
+            f"{experts.num_groups}; use at most as many."
+        )
+    if experts.top_k > experts.used_groups * per_group:
+        raise ValueError(
+            f"`top_k_groups` = {experts.used_groups} groups have {experts.used_groups * per_group} "
+            f"experts, fewer than `top_k` = {experts.top_k}; use more groups."
+        )
+
+
+def _check_degrees(experts: MoE, layout: Layout, training: Training) -> None:
+    """Raises a `ValueError` if a layout cannot distribute the experts."""
+    if layout.tp > 1 and not training.sequence_parallel:
+        raise ValueError(
+            f"`layout.tp` = {layout.tp} without sequence parallelism gives each rank all "
+            "tokens to route to its experts; use `training.sequence_parallel` = true."
+        )
+    if experts.shared and training.overlap_shared_experts and layout.tp > 1:
+        raise ValueError(
+            f"`layout.tp` = {layout.tp} gives shared experts collectives of their own, which "
+            "are not known beside those of the others; use "
+            "`training.overlap_shared_experts` = false."
+        )
+    if experts.num_experts % layout.ep != 0:
+        raise ValueError(
+            f"`layout.ep` = {layout.ep} does not divide `num_experts` = {experts.num_experts}; "
+            "use a divisor."
+        )
+    if experts.expert_ffn_size % layout.expert_tp != 0:
+        raise ValueError(
+            f"`layout.etp` = {layout.expert_tp} does not divide `expert_ffn_size` = "
+            f"{experts.expert_ffn_size}; use a divisor."
+        )
+
+
+def _check_load(experts: MoE) -> None:
+    """Raises a `ValueError` of one sentence if the keys of the load do not fit one another."""
+    num_experts, popularity = experts.num_experts, experts.load_popularity
+    concentration, seed = experts.load_concentration, experts.load_seed
+    for name, value in (("load_concentration", concentration), ("load_seed", seed)):
+        if popularity is not None and value is not None:
+            raise ValueError(f"`load_popularity` gives what `{name}` draws; leave one of them out.")
+    if popularity is not None and len(popularity) != num_experts:
+        raise ValueError(
+            f"`load_popularity` has {len(popularity)} entries for `num_experts` = {num_experts}; "
+            "give one for each expert."
+        )
+    if popularity is not None and not sum(popularity) > 0:
+        raise ValueError("`load_popularity` is zero for all experts; give some of them more.")
+    if seed is not None and concentration is None:
+        raise ValueError(
+            f"`load_seed` = {seed} draws popularities of experts, but not by which law; give "
+            "`load_concentration`, too."
+        )
+    varies = experts.balance == "dropless" or concentration is not None or popularity is not None
+    if experts.capacity_factor is not None and not varies:
+        raise ValueError(
+            f"`capacity_factor` = {experts.capacity_factor} cuts loads that vary, but all experts "
+            'get equally many tokens; give `load_concentration`, or `balance = "dropless"`, too.'
+        )

@@ -1,70 +1,19 @@
-"""Rare events of replica samples: the network's regime and the number of stalls, by which they are
-divided; where these stalls are, and how long they last.
-"""
+"""The stalls of replica samples: how many, where they are, and how long they last."""
 
-import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
-from .._padding import AnyArray
-from ..program import Program
 from ..random import KeyData, Stream, counters, fold, normals, uniforms
 from ._op_law import Pause, look_up
-
-
-if TYPE_CHECKING:
-    from ._plan import Plan
-
-
-class Strata(eqx.Module):
-    """The strata of a program.
-
-    **Attributes:**
-
-    - `bounds`: where, of 2^32, the share of each ends.
-    - `regime`, `stalls`: the regime and the number of stalls of each stratum.
-    - `number`: how many there are; the rest is padding.
-    """
-
-    bounds: UInt32[AnyArray, " strata"] = eqx.field(metadata={"fill": 2**32 - 1})
-    regime: Int[AnyArray, " strata"]
-    stalls: Int[AnyArray, " strata"]
-    number: int | Int[AnyArray, ""]
-
-
-def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The regime of each stratum, its number of stalls, and its share of the samples."""
-    rows = map(operator.attrgetter("regime", "stalls", "share"), program.strata)
-    regime, stalls, share = map(np.array, zip(*rows, strict=True))
-    return regime, stalls, share
-
-
-def strata_of(program: Program) -> Strata:
-    """The strata of a program."""
-    regime, stalls, share = strata_columns(program)
-    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
-    bounds[-1] = 2**32 - 1
-    return Strata(bounds, regime, stalls, len(share))
-
-
-def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
-    """The number of each sample's stratum.
-
-    Strata are dealt out along a Weyl sequence, so any run of consecutive ids has each in
-    proportion to its share.
-    """
-    sequence = sample_ids * np.uint32(0x9E3779B9)
-    stratum = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
-    return jnp.minimum(stratum, strata.number - 1)
+from ._plan import Plan
 
 
 def pauses_of(
-    plan: "Plan",
+    plan: Plan,
     sample_ids: UInt32[Array, " samples"],
     regimes: Int[Array, " samples"],
     number: Int[Array, " samples"],
@@ -93,7 +42,7 @@ def pauses_of(
 
 
 def stall_entries(
-    plan: "Plan",
+    plan: Plan,
     sample_ids: UInt32[Array, " samples"],
     number: Int[Array, " samples"],
     key: KeyData,
@@ -109,7 +58,7 @@ def stall_entries(
 
 
 def poisson_stalls(
-    plan: "Plan", sample_ids: UInt32[Array, " samples"], key: KeyData
+    plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
 ) -> Int[Array, " samples"]:
     """The number of stalls of each sample by its law, for replicas that are all simulated."""
     most: Any = plan.structure.classes.most_stalls
