@@ -111,7 +111,7 @@ def test_on_a_hopper_what_propagates_is_one_kernel(monkeypatch):
         table = tiled_functions(rich_program(4, schedule=GPipe(2, 1)))
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
         monkeypatch.setattr(_propagate, "on_hopper", lambda: True)
-        for function in (_replica_tile, _tile_of_runs, _explicit_tile, _replica_vjp):
+        for function in (_replica_tile, _tile_of_plans, _explicit_tile, _replica_vjp):
             shared, *of_sample = table[function]
             traced = traced_tiles(function, shared, of_sample, tiles=2, size=128)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
