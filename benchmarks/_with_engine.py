@@ -74,7 +74,7 @@ def value_and_gradient(the_program, num_samples: int, key):
     """
     total, of_tables = _over_tiles(_value_and_gradient_of_tile, the_program, num_samples, key)
     of_tables = jax.tree.map(lambda g: g[None], of_tables)
-    return total, jax.block_until_ready(replica.gradients_of(the_program, of_tables)[0])
+    return total, replica.gradients_of(the_program, of_tables)
 
 
 def _over_tiles(function, the_program, num_samples, key):

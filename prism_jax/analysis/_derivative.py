@@ -20,12 +20,12 @@ _BINS = 16
 
 def figure_gradient(figure: Figure) -> Program:
     """The derivative of a figure with respect to the parameters of its program."""
-    (gradient,) = gradients_of(figure.simulated.run.program, _derivative(figure, figure.value))
-    return gradient
+    rows = gradients_of(figure.simulated.run.program, _derivative(figure, figure.value))
+    return jax.tree.map(lambda x: x[0], rows)
 
 
-def figure_gradients(figure: Figure) -> tuple[list[Program], float]:
-    """The derivative of a figure, then the same without each group of replica samples; and how many
+def figure_gradients(figure: Figure) -> tuple[Program, float]:
+    """The derivative of a figure, then rows of the same without each group of replica samples; and how many
     independent samples it rests on.
 
     Without a group, the others have their slopes in the law without it; and the steps that it

@@ -143,8 +143,7 @@ def _times_backward(residuals, cotangent, perturbed, parameters, program_of, opt
     paths = through_paths(simulated, slope, np.abs(slope), *all_steps)
     weights = through_weights(simulated, influence, lost, *all_steps)
     tables = jax.tree.map(np.add, paths, weights).tables
-    (gradient,) = gradients_of(simulated.run.program, tables)
-    return gradient
+    return jax.tree.map(lambda x: x[0], gradients_of(simulated.run.program, tables))
 
 
 def _integral(steps: np.ndarray, slope: np.ndarray) -> np.ndarray:

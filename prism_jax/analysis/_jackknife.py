@@ -178,12 +178,20 @@ def _value(objective: AbstractObjective, steps: Float[np.ndarray, " n"]) -> floa
     """
     if objective.level is None:
         return objective.value(steps)
-    n, q = len(steps), objective.level
+    first, weights = _quantile_weights(len(steps), objective.level)
+    return dot(weights, steps[first : first + len(weights)])
+
+
+@ft.lru_cache
+def _quantile_weights(n: int, q: float) -> tuple[int, Float[np.ndarray, " near"]]:
+    """Of `n` steps in ascending order, the first that may be the quantile of as many others, and
+    how likely each from there on is.
+    """
     far = _FARTHEST * math.sqrt(n * q * (1 - q)) + 1
     first, last = max(int(n * q - far), 0), min(int(n * q + far) + 1, n)
     ends = np.arange(first, last + 1) / n
     weights = np.diff(betainc((n + 1) * q, (n + 1) * (1 - q), ends))
-    return dot(weights / weights.sum(), steps[first:last])
+    return first, weights / weights.sum()
 
 
 def support_of(simulated: SimulatedSteps, objective: AbstractObjective) -> float:

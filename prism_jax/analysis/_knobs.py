@@ -169,8 +169,9 @@ def _groups(
     """
     adjustment = program.adjustment
     outer: Any = np.zeros(program.num_ops, np.int64) if adjustment is None else adjustment.group
-    pairs, number = np.unique(np.stack([outer, group]), axis=1, return_inverse=True)
-    return number.reshape(-1), pairs
+    width = group.max(initial=-1) + 2
+    pairs, number = np.unique(outer * width + group + 1, return_inverse=True)
+    return number, np.stack([pairs // width, pairs % width - 1])
 
 
 def _factors(program: Program) -> _Factors | None:
@@ -188,18 +189,18 @@ def _multiplied(factors: _Factors | None, pairs, latency, spread, gpu) -> _Facto
 
 
 def slopes(
-    program: Program, factors: Mapping[Label, ArrayLike], gradient: Program
-) -> dict[Label, float]:
-    """The derivatives with respect to all knobs, from that with respect to what `turned` gives for
-    these factors.
+    program: Program, factors: Mapping[Label, ArrayLike], gradients: Program
+) -> dict[Label, Float[np.ndarray, " figures"]]:
+    """The derivatives of figures with respect to all knobs, from those with respect to what
+    `turned` gives for these factors, whose first axis are the figures.
     """
     _, *of_parameters = _arguments(program, factors)
     _, backward = vjp_on_host(_turned, *of_parameters)
-    loads = gradient.loads
+    loads = gradients.loads
     of_loads = None if loads is None or loads.unevenness is None else loads.unevenness.spread
-    of_results = gradient.latencies.mean, gradient.variability, of_loads, _factors(gradient)
-    derivatives = backward(jax.tree.map(lambda x: np.asarray(x)[None], of_results))
-    return {label: float(derivatives[label][0]) for label in of_parameters[-1]}
+    return backward(
+        (gradients.latencies.mean, gradients.variability, of_loads, _factors(gradients))
+    )
 
 
 def factor_slopes(
@@ -209,19 +210,23 @@ def factor_slopes(
     for them.
     """
     spreads = _spreads(program, factors)
-    derivatives = slopes(program, spreads, gradient)
-    return np.array([derivatives[label] for label in spreads])
+    derivatives = slopes(program, spreads, jax.tree.map(lambda x: x[None], gradient))
+    return np.array([derivatives[label][0] for label in spreads], np.float64)
 
 
-def slopes_by_part(program: Program, gradient: Program) -> dict[Label, float]:
-    """The derivatives with respect to all knobs, from that with respect to `turned(program, {})`.
+def slopes_by_part(
+    program: Program, gradients: Program
+) -> dict[Label, Float[np.ndarray, " figures"]]:
+    """The derivatives with respect to all knobs, from those with respect to `turned(program, {})`.
     That of a rank's mean, which has no knob, is the sum of those of its stages.
     """
-    derivatives, parts = slopes(program, {}, gradient), varying_parts(program)
-    of_stages = [derivatives["stage", name, "mean"] for name in parts["stage"]]
-    of_ranks = np.bincount(ranks_of_stages(program), of_stages, program.num_ranks)
+    derivatives, parts = slopes(program, {}, gradients), varying_parts(program)
+    ranks, stages = ranks_of_stages(program), parts["stage"]
+    of_ranks = dict.fromkeys(range(program.num_ranks), 0.0)
+    for rank, name in zip(ranks.tolist(), stages, strict=True):
+        of_ranks[rank] += derivatives["stage", name, "mean"].astype(np.float64)
     labels = [("rank", name, "mean") for name in parts["rank"]]
-    return derivatives | dict(zip(labels, of_ranks.tolist(), strict=True))
+    return derivatives | dict(zip(labels, of_ranks.values(), strict=True))
 
 
 def check_part_names(program: Program, names: Iterable[str]) -> list[str]:

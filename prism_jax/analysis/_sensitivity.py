@@ -255,10 +255,10 @@ def _check_shapley(program: Program, names: Iterable[str]) -> list[str]:
 def _derivatives(program: Program, before: Figure) -> tuple[list[Label], Jackknifed]:
     """The derivatives of the figure with respect to all knobs, and what each is of."""
     gradients, rests_on = figure_gradients(before)
-    by_part = [slopes_by_part(program, gradient) for gradient in gradients]
-    slopes = np.array([list(row.values()) for row in by_part])
+    by_part = slopes_by_part(program, gradients)
+    slopes = np.array([*by_part.values()], np.float64).T
     fewest = sure_of_zeros(slopes[0], slopes[1:], np.full(len(slopes[0]), rests_on))
-    return list(by_part[0]), Jackknifed(slopes[0], slopes[1:], fewest)
+    return [*by_part], Jackknifed(slopes[0], slopes[1:], fewest)
 
 
 def _rows(labels: list[Label], derivatives: Jackknifed, value: Jackknifed) -> list[Part]:

@@ -123,9 +123,9 @@ def _by_segment(
     for batch in tiles(function, shared, len(entries), inputs, per_batch=per_batch, size=size):
         sums = batch.by_tile(operator.itemgetter(0))
         of_batch = of_tiles[batch.first // size :]
-        jax.tree.map(
-            lambda total, x, to=of_batch: np.add.at(total, to[: len(x)], x), (*derivatives,), sums
-        )
+        for total, x in zip(jax.tree.leaves(derivatives), jax.tree.leaves(sums), strict=True):
+            for to, of_tile in zip(of_batch, x, strict=False):
+                total[to] += of_tile
         entry = entries[batch.first : batch.first + batch.count]
         values[entry[entry >= 0]] = batch.samples(operator.itemgetter(1))[entry >= 0]
     return values

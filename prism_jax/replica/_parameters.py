@@ -38,9 +38,9 @@ def parameters_of(program: Program) -> Varied:
     )
 
 
-def gradient_of(program: Program, of_parameters: Varied) -> Program:
-    """The derivative with respect to the program from that with respect to its parameters: a
-    program with `None` for everything that is not a float.
+def exact_gradients(program: Program, of_parameters: Varied) -> Program:
+    """The derivatives with respect to the program from those with respect to its parameters, whose
+    first axis are figures: a program with `None` for everything that is not a float.
     """
 
     def leaves(program: Any, unevenness: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def gradient_of(program: Program, of_parameters: Varied) -> Program:
     derivatives = leaves(of_parameters._replace(variability=laws), of_parameters.unevenness)
     parameters = eqx.filter(program, eqx.is_inexact_array)
     pairs = zip(derivatives, of_program(parameters), strict=True)
-    exact = [jnp.asarray(x[tuple(map(slice, like.shape))]) for x, like in pairs]
+    exact = [jnp.asarray(x[:, *map(slice, like.shape)]) for x, like in pairs]
     return eqx.tree_at(of_program, parameters, exact)
 
 

@@ -17,7 +17,7 @@ from ..host import on_host, vjp_on_host
 from ..latency import AbstractLatency, log_sigma
 from ..program import Adjustment, Program, Sets, Stall, all_laws, block_laws, relative_cumulants
 from ._op_law import NUM_SCORES, SCORE_RANGE, Table
-from ._parameters import Varied, gradient_of, parameters_of
+from ._parameters import Varied, exact_gradients, parameters_of
 from ._structure import Classes, Structure, structure_of
 
 
@@ -155,16 +155,14 @@ def make_plan(program: Program, structure: Structure | None = None) -> Plan:
     return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
 
 
-def gradients_of(program: Program, of_tables: Tables) -> list[Program]:
+def gradients_of(program: Program, of_tables: Tables) -> Program:
     """The derivatives of figures with respect to a program's parameters, from those with respect to
-    its tables, whose first axis are the figures: programs with `None` for everything that is not a
-    float.
+    its tables, whose first axis are the figures: a program with this axis before all others, and
+    with `None` for everything that is not a float.
     """
     classes = structure_of(program).classes
     _, backward = vjp_on_host(tabulate, classes, parameters_of(program))
-    derivatives = backward(of_tables)
-    rows = [jax.tree.map(lambda x, i=i: x[i], derivatives) for i in range(len(of_tables.mean))]
-    return [gradient_of(program, row) for row in rows]
+    return exact_gradients(program, backward(of_tables))
 
 
 def tabulate(classes: Classes, parameters: Varied) -> Tables:
