@@ -139,8 +139,8 @@ def _of_estimators(repetitions: int) -> Iterator[Any]:
         def both(num_samples, key, program=program, objective=objective, label=label):
             found = figure(program, objective, num_samples=num_samples, key=key)
             slopes, rests_on = figure_gradients(found)
-            sigmas: Any = [one.variability.residual["gemm"] for one in slopes]
-            sigmas = np.array([[float(law.sigma)] for law in sigmas])
+            law: Any = slopes.variability.residual["gemm"]
+            sigmas = np.asarray(law.sigma)[:, None]
             derivative = Jackknifed(sigmas[0], sigmas[1:], np.array([rests_on]))
             estimates = (*figure_value(found).estimates(), *derivative.estimates())
             return dict(zip((f"{label}: value", f"{label}: derivative"), estimates, strict=True))

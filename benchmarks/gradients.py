@@ -94,7 +94,10 @@ def _derivatives(program, parameters: Parameters, objective) -> tuple[np.ndarray
     middle = time.process_time()
     jax.block_until_ready(figure_gradient(found))
     seconds = middle - start, time.process_time() - start
-    rows = np.array([parameters.relative(gradient) for gradient in figure_gradients(found)[0]])
+    gradients, _ = figure_gradients(found)
+    number = len(gradients.latencies.mean)
+    each = (jax.tree.map(lambda x, i=i: x[i], gradients) for i in range(number))
+    rows = np.array([*map(parameters.relative, each)])
     return rows, _coverage.name_of(objective, found), seconds
 
 

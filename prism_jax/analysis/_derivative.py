@@ -25,8 +25,8 @@ def figure_gradient(figure: Figure) -> Program:
 
 
 def figure_gradients(figure: Figure) -> tuple[Program, float]:
-    """The derivative of a figure, then rows of the same without each group of replica samples; and how many
-    independent samples it rests on.
+    """The derivative of a figure, then rows of the same without each group of replica samples; and
+    how many independent samples it rests on.
 
     Without a group, the others have their slopes in the law without it; and the steps that it
     decided the slopes of what they would be without the sample that decides them. Of these, and of

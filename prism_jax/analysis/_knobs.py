@@ -221,12 +221,11 @@ def slopes_by_part(
     That of a rank's mean, which has no knob, is the sum of those of its stages.
     """
     derivatives, parts = slopes(program, {}, gradients), varying_parts(program)
-    ranks, stages = ranks_of_stages(program), parts["stage"]
-    of_ranks = dict.fromkeys(range(program.num_ranks), 0.0)
-    for rank, name in zip(ranks.tolist(), stages, strict=True):
-        of_ranks[rank] += derivatives["stage", name, "mean"].astype(np.float64)
+    of_stages = np.array([derivatives["stage", name, "mean"] for name in parts["stage"]], float)
+    of_ranks = np.zeros((program.num_ranks, of_stages.shape[1]))
+    np.add.at(of_ranks, ranks_of_stages(program), of_stages)
     labels = [("rank", name, "mean") for name in parts["rank"]]
-    return derivatives | dict(zip(labels, of_ranks.values(), strict=True))
+    return derivatives | dict(zip(labels, of_ranks, strict=True))
 
 
 def check_part_names(program: Program, names: Iterable[str]) -> list[str]:

@@ -35,7 +35,7 @@ from ._operations import OPERATIONS, in_double_precision, wide
 _MOST_TRACES, _MOST_CALLS = 256, 1024
 # Loops over larger arrays, such as all steps, are not remembered.
 _LARGE = 2**13
-_traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
+_traces: dict[Any, tuple[ClosedJaxpr, Any, Any, list[Any]]] = {}
 _calls: dict[tuple[Any, bytes], list[Any]] = {}
 
 
@@ -62,7 +62,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     trace = traced(function, args)
     try:
-        values = evaluated(trace.function, trace.leaves)
+        values = evaluated_anew(flat(trace.function), trace.leaves, trace.call_before)
     except Exception:  # For how JAX has written the function; JAX itself repeats any other error.
         values = values_by_jax(function, args)
     return trace.on_device(values)
@@ -77,12 +77,14 @@ class Traced(NamedTuple):
     - `leaves`: its inputs, with real numbers in double precision.
     - `results`: the shape and dtype of each array that it returns, in their structure.
     - `static`: what it returns besides arrays.
+    - `call_before`: as of `evaluated_anew`.
     """
 
     function: ClosedJaxpr
     leaves: list[np.ndarray]
     results: Any
     static: Any
+    call_before: list[Any]
 
     def on_device(self, values: Sequence[Any]) -> Any:
         """What the function returns, from its arrays."""
@@ -104,11 +106,11 @@ def traced(function: Callable[..., Any], args: Any) -> Traced:
             _traces.clear()
         try:
             with jax.enable_x64(True):
-                _traces[key] = eqx.filter_make_jaxpr(function)(*precise)
+                _traces[key] = *eqx.filter_make_jaxpr(function)(*precise), []
         except TypeError:  # It also computes with numbers whose dtype it fixes itself.
-            _traces[key] = eqx.filter_make_jaxpr(function)(*args)
-    trace, results, static_results = _traces[key]
-    return Traced(trace, [wide(np.asarray(x)) for x in leaves], results, static_results)
+            _traces[key] = *eqx.filter_make_jaxpr(function)(*args), []
+    trace, *results = _traces[key]
+    return Traced(trace, [wide(np.asarray(x)) for x in leaves], *results)
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -209,17 +211,47 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
     values = whole.start.copy()
     for number, x in zip(whole.inputs, args, strict=True):
         values[number] = x
-    for equation, _, evaluate, reads, writes, last in whole.operations:
-        arguments = [values[number] for number in reads]
-        results = (
-            _operation_by_jax(equation, arguments) if evaluate is None else evaluate(arguments)
-        )
-        for number, x in zip(writes, results, strict=True):
-            values[number] = x
+    for operation in whole.operations:
+        _evaluate_into(values, operation)
         if not all_of_them:
-            for number in last:
+            for number in operation.last:
                 values[number] = None
     return values
+
+
+def evaluated_anew(whole: Flat, args: Sequence[np.ndarray], call_before: list[Any]) -> list[Any]:
+    """What a traced function returns. Only what depends on arguments that differ from those of the
+    call before is computed: programs that differ in one law have all other tables in common.
+
+    **Arguments:**
+
+    - `call_before`: the arguments and all values of that call, large ones as `None`, if there was
+        one; afterwards, those of this call.
+    """
+    args_before, values = call_before or ([None] * len(args), whole.start)
+    values, changed = values.copy(), set[int]()
+    for number, x, before in zip(whole.inputs, args, args_before, strict=True):
+        values[number] = x
+        if before is None or x.tobytes() != before.tobytes():
+            changed.add(number)
+    for operation in whole.operations:
+        is_changed = not changed.isdisjoint(operation.reads)
+        if is_changed or any(values[number] is None for number in operation.writes):
+            _evaluate_into(values, operation)
+        if is_changed:
+            changed.update(operation.writes)
+        for number in operation.last:
+            if np.size(values[number]) > _LARGE:
+                values[number] = None
+    call_before[:] = args, values
+    return [values[number] for number in whole.outputs]
+
+
+def _evaluate_into(values: list[Any], operation: Operation) -> None:
+    args, evaluate = [values[number] for number in operation.reads], operation.evaluate
+    results = _operation_by_jax(operation.equation, args) if evaluate is None else evaluate(args)
+    for number, x in zip(operation.writes, results, strict=True):
+        values[number] = x
 
 
 def _evaluate(equation: JaxprEqn, call: Call | None) -> Callable[[list[Any]], list[Any]] | None:
