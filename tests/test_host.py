@@ -263,6 +263,38 @@ def _forget():
         known.clear() if isinstance(known, dict) else known.cache_clear()
 
 
+def test_a_call_computes_only_what_differs_from_the_one_before(monkeypatch):
+    """With the bits of a call by itself."""
+    laws = Variability(residual={"gemm": lognormal(0.05)}, step=lognormal(0.01))
+    program = pipeline_program(OneFOneB(2, 4), variability=laws)
+    leaves, structure = jax.tree.flatten(program)
+    evaluate, computed = _on_host._evaluate_into, []
+
+    def counted(values, operation):
+        computed.append(operation)
+        evaluate(values, operation)
+
+    monkeypatch.setattr(_on_host, "_evaluate_into", counted)
+    numbers = []
+    make_plan(program)
+    computed.clear()
+    for place, leaf in enumerate(leaves):
+        if eqx.is_inexact_array(leaf):
+            changed = jax.tree.unflatten(
+                structure, [*leaves[:place], 1.1 * leaf, *leaves[place:][1:]]
+            )
+            tables, few = make_plan(changed).tables, len(computed)
+            for *_, call_before in _on_host._traces.values():
+                call_before.clear()
+            computed.clear()
+            assert eqx.tree_equal(tables, make_plan(changed).tables)
+            numbers.append(few / len(computed))
+            computed.clear()
+            make_plan(program)
+            computed.clear()
+    assert min(numbers) < 0.2
+
+
 @pytest.mark.parametrize("names", [_CALLS, pytest.param(_OTHERS, marks=pytest.mark.slow)])
 def test_what_jax_renames_or_adds_it_evaluates_itself(monkeypatch, kinds, names):
     """An operation that is not known, or one that has a parameter of another name."""

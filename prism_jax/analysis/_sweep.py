@@ -15,7 +15,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._files import read_file, shown, written_whole
@@ -224,8 +223,9 @@ def _check_numbers(name: str, choices: Any) -> None:
 
 def _with_values(program: Program, values: Mapping[str, Any]) -> Program:
     where = {name: _parameter(program, name) for name in values}
-    new = [jnp.full_like(get(program), values[name]) for name, get in where.items()]
-    return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, new)
+    old = [get(program) for get in where.values()]
+    new = [np.full(x.shape, values[name], x.dtype) for name, x in zip(where, old, strict=True)]
+    return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, jax.device_put(new))
 
 
 def _parameter(program: Program, name: str) -> Callable[[Program], Any]:

@@ -93,8 +93,9 @@ def drawn_together(runs: Sequence[Run], draws: Draws) -> Iterator[list[Drawn]]:
 
     def pools() -> Iterator[list[Drawn]]:
         samples = _joined([batch.kept() for batch in batches])
-        for number in range(len(runs)):
-            yield [Drawn(draws, tuple(x[:, number] for x in samples), draws.steps)]
+        apart = _apart_on_device if isinstance(samples[0], jax.Array) else _apart
+        for of_plan in apart(samples):
+            yield [Drawn(draws, of_plan, draws.steps)]
 
     return pools()
 
@@ -112,6 +113,14 @@ def _joined_by(*parts: Any, xp: Any = np) -> Any:
 
 
 _joined_on_device = jax.jit(ft.partial(_joined_by, xp=jnp))
+
+
+def _apart(samples: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Those of each plan, which are their second axis."""
+    return [tuple(x[:, number] for x in samples) for number in range(samples[0].shape[1])]
+
+
+_apart_on_device = jax.jit(_apart)
 
 
 def pool_draws(run: Run, num_steps: int) -> list[Draws]:

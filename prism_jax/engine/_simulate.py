@@ -143,7 +143,9 @@ def _runs_together(programs: Iterable[Program], key: "jax.Array") -> Iterator[li
                 runs = []
             # One structure, on all devices, for all of them.
             run = prepare(program, key, runs[0].plan.structure if runs else None)
-            plan = dataclasses.replace(run.plan, structure=on_all_devices(run.plan.structure))
+            plan = run.plan
+            if not runs:
+                plan = dataclasses.replace(plan, structure=on_all_devices(plan.structure))
             runs.append(dataclasses.replace(run, plan=plan, sampling=Plain()))
     except Exception:
         if runs:

@@ -18,6 +18,7 @@ _LOWER = np.array([1e-4, 1e-3, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.35])
 LEVELS = np.concatenate([_LOWER, [0.5], 1 - _LOWER[::-1]])
 # The share of the steps beyond each of them.
 SHARES = np.minimum(LEVELS, 1 - LEVELS)
+_BINOMIAL = np.sqrt(LEVELS * (1 - LEVELS))
 # With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
 # Of a range of levels; what is left is as good as straight.
@@ -71,11 +72,11 @@ class Errors(AbstractCompared):
         """The standard error of the distribution function at the quantile at `q`, and the skewness
         of its estimator.
         """
-        binomial, there = np.sqrt(LEVELS * (1 - LEVELS)), float(np.sqrt(q * (1 - q)))
+        there = math.sqrt(q * (1 - q))
         if there == 0:
             return 0.0, 0.0
-        error = float(np.interp(q, LEVELS, self.levels / binomial)) * there
-        return error, float(np.interp(q, LEVELS, self.level_skewness * binomial)) / there
+        error = float(np.interp(q, LEVELS, self.levels / _BINOMIAL)) * there
+        return error, float(np.interp(q, LEVELS, self.level_skewness * _BINOMIAL)) / there
 
     def interval_levels(self, q: float, level: float) -> tuple[float, float]:
         """The two levels whose quantiles are the ends of a confidence interval for the quantile at
