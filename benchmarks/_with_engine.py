@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import prism_jax as prism
-from prism_jax import replica
+from prism_jax import op_law, replica
 from prism_jax.random import key_data, normals
-from prism_jax.replica._op_law import Single
 
 from ._baselines import SIGMA
 
@@ -49,13 +48,13 @@ def _sum_of_draws(shared, ids):
     of_ops = plan.structure.replica
     one, calm = jnp.ones((len(of_ops.rows.class_), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
     rest = of_ops.rows.class_, of_ops.mixed, one, plan.tables.nodes, calm
-    law: Any = replica.class_laws(plan, *rest).single
+    law: Any = op_law.class_laws(plan.structure.classes, plan.tables, *rest).single
     lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
 
     def level(total, x):
         number, row = x
         z = normals(key, ids, number * np.uint32(_WIDTH) + lanes, plan.dtype)
-        mine = replica.ClassLaw(None, Single(law.mean[row], law.sigma[row], None))
+        mine = op_law.ClassLaw(None, op_law.Single(law.mean[row], law.sigma[row], None))
         return total + mine.latency(z, None), None
 
     start = jnp.zeros((_WIDTH, *ids.shape), plan.dtype)

@@ -6,10 +6,10 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from prism_jax.collapse import gpu_factors
-from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.engine import simulate
 from prism_jax.latency import LogNormal, Mixture
+from prism_jax.op_law import gpu_factors
+from prism_jax.op_law._segment import NODE_SCORES, segment_maxima
 from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble
 from prism_jax.schedule import OneFOneB, op_graph

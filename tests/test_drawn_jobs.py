@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from prism_jax import predict
-from prism_jax.collapse import Overlaps
 from prism_jax.data import Job
 from prism_jax.maxplus import op_ends
-from prism_jax.program import Program, compile_job
+from prism_jax.program import Overlaps, Program, compile_job
 
 from .drawn_jobs import draw_job
 

@@ -14,15 +14,16 @@ import pytest
 from prism_jax._padding import pad
 from prism_jax.analysis import Mean, estimate
 from prism_jax.cli import main
-from prism_jax.collapse import gpu_factors
-from prism_jax.collapse._collapse import added_load, at_fullest, deciding, fuller
-from prism_jax.collapse._segment import segment_maxima
 from prism_jax.data import load_job
 from prism_jax.loads import Loads, Unevenness, fullest, with_draws
 from prism_jax.lowering import job_parts, lay_out
+from prism_jax.op_law import gpu_factors
+from prism_jax.op_law._block import added_load, at_fullest, deciding, fuller
+from prism_jax.op_law._segment import segment_maxima
 from prism_jax.prediction import predict
-from prism_jax.program import block_laws_of, compile_job
+from prism_jax.program import compile_job
 from prism_jax.program._assemble import assemble
+from prism_jax.replica import make_plan
 from prism_jax.workload import block_means
 
 from .helpers import by_numpy, graph_of, lognormal
@@ -187,7 +188,7 @@ def test_a_prediction_takes_the_mean_of_the_loads_that_its_program_has(changes):
         members=workload.members,
         group_size=workload.group_size,
     )
-    means = np.asarray(block_laws_of(program).moments)[0, :, 0, 0]
+    means = np.asarray(make_plan(program).tables.moments)[0, :, 0, 0]
     of_blocks = means[program.rows.class_][program.ops.row]
     np.testing.assert_allclose(of_blocks, block_means(blocks), rtol=1e-5)
     assert predict(cut).mean < 0.99 * predict(free).mean

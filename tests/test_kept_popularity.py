@@ -13,16 +13,17 @@ from scipy.special import ndtr, ndtri
 import prism_jax as prism
 from prism_jax._padding import pad
 from prism_jax.analysis import Std
-from prism_jax.collapse import Blocks, class_moments, gpu_factors
-from prism_jax.collapse._segment import NODE_SCORES, segment_maxima
 from prism_jax.data import load_job
 from prism_jax.engine import prepare
 from prism_jax.engine._reference import reference_steps
 from prism_jax.latency import AbstractLatency, shape_of
 from prism_jax.loads import Loads, Unevenness, fullest, with_draws
-from prism_jax.program import Variability, block_laws_of, compile_job
+from prism_jax.op_law import class_moments, gpu_factors
+from prism_jax.op_law._segment import NODE_SCORES, segment_maxima
+from prism_jax.op_law._tables import _gpu_spread
+from prism_jax.program import Blocks, Variability, compile_job
 from prism_jax.program._assemble import assemble
-from prism_jax.program._block_laws import _gpu_spread
+from prism_jax.replica import make_plan
 from prism_jax.schedule import OneFOneB, op_graph
 from prism_jax.workload import Branches, Kernel, Load, Segment
 from prism_jax.workload._architecture import layers_of
@@ -215,7 +216,7 @@ def test_layers_whose_fullest_member_is_the_same_share_its_gpu(concentration, ki
     groups, _ = gpu_factors(lognormal(sigma), jnp.asarray([float(members)]), jnp.zeros(1))
     load = _fullest(loads, uneven, sigma)
     network, acting = jnp.ones((kinds, 1)), dataclasses.replace(loads, kernels=jnp.eye(kinds))
-    moments, shared, *_ = class_moments(blocks, cumulants, network, groups, acting, load)
+    _, moments, shared, *_ = class_moments(blocks, cumulants, network, groups, acting, load)
     gpus = np.exp(sigma * rng.standard_normal((samples, members)) - sigma**2 / 2)
     drawn = np.zeros(samples)
     for one in [one for one in shares for _ in range(each)]:
@@ -352,6 +353,6 @@ def test_an_exchange_beside_compute_goes_with_the_load_as_far_as_it_decides(besi
     compute = ((Kernel("gemm", "shared experts", beside * mean * 0.64), 1),) if beside else ()
     block = ((Segment((), None, (Branches(compute, (((send, 1),),)),)), _SHARED_LAYERS),)
     program = assemble(graph_of([()]), [block], group_size=8)
-    std, _ = np.asarray(block_laws_of(program).load)[:, 0, 0]
+    std, _ = np.asarray(make_plan(program).tables.load)[:, 0, 0]
     whole = np.sqrt(_SHARED_LAYERS) * 0.64 * spread
     assert std / whole == pytest.approx(share, abs=0.1)

@@ -12,11 +12,10 @@ from jaxtyping import Float, Int, Real
 
 import prism_jax as prism
 from prism_jax._padding import AnyArray, array_fields, pad, without_axes
-from prism_jax.collapse import Overlaps
 from prism_jax.maxplus import to_levels
-from prism_jax.program import Variability
+from prism_jax.op_law import parameters_of
+from prism_jax.program import Overlaps, Variability
 from prism_jax.program._assemble import assemble
-from prism_jax.replica._parameters import parameters_of
 from prism_jax.replica._structure import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
 

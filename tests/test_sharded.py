@@ -5,8 +5,8 @@ import re
 import pytest
 
 import prism_jax as prism
-from prism_jax.collapse import count_calls
 from prism_jax.lowering import job_parts
+from prism_jax.program import count_calls
 from prism_jax.workload import block_mean, count_parameters, memory_of_stages
 
 from .helpers import kernels_of, lower_job

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
-from prism_jax.collapse import Overlaps
-from prism_jax.collapse._branches import branch_moments, together
-from prism_jax.program import Network
+from prism_jax.op_law._branches import branch_moments, together
+from prism_jax.program import Network, Overlaps
 from prism_jax.replica import make_plan
 from prism_jax.workload import Block, Branches, Kernel, Segment, block_mean, split_mean
 

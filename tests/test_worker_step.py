@@ -14,10 +14,10 @@ from prism_jax.analysis._knobs import varied
 from prism_jax.engine import simulate, simulated_steps
 from prism_jax.engine._reference import reference_steps
 from prism_jax.latency import Gamma
+from prism_jax.op_law import Mixed, class_laws
 from prism_jax.program import Variability
 from prism_jax.program._assemble import assemble
-from prism_jax.replica import class_laws, leading_axes, make_plan, sample_replica_ends
-from prism_jax.replica._structure import Mixed
+from prism_jax.replica import leading_axes, make_plan, sample_replica_ends
 from prism_jax.schedule import GPipe, OneFOneB
 from prism_jax.workload import Kernel, Segment
 
@@ -143,7 +143,8 @@ def test_cumulants_of_compute_and_communication_add():
     ones, zeros = jnp.ones_like(jnp.asarray(factor)), jnp.zeros(3, jnp.int32)
     classes, mixed = jnp.zeros(1, jnp.int32), Mixed(collapsed=True, single=False)
     middle = plan.tables.nodes[9] * ones
-    law = class_laws(plan, classes, mixed, middle, plan.tables.nodes, zeros, jnp.asarray(factor))
+    of_plan = plan.structure.classes, plan.tables, classes, mixed, middle, plan.tables.nodes
+    law = class_laws(*of_plan, zeros, jnp.asarray(factor))
     slowest = np.asarray(middle) * factor
 
     def cumulants(law, count, mean, factor):

@@ -13,7 +13,6 @@ from .._misc import plural
 from .._progress import progress_bar
 from .._summary import Column, Shown, Table, picked_attributes
 from ..cluster import COLLECTIVES
-from ..collapse import Overlaps
 from ..engine import (
     Plain,
     SimulatedSteps,
@@ -23,7 +22,7 @@ from ..engine import (
     simulated_steps,
     steps_of_run,
 )
-from ..program import Program
+from ..program import Overlaps, Program
 
 
 # At most this many critical paths are followed.

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..engine import Derivatives, support, through_paths, through_weights
+from ..op_law import Tables
 from ..program import Program
-from ..replica import Tables, gradients_of
+from ..replica import gradients_of
 from ..step import GROUPS
 from ._figure import Dependence, Figure, dependence_of, figure_value
 from ._jackknife import without_groups

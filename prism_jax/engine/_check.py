@@ -10,9 +10,10 @@ from jax.core import Tracer
 
 from .._misc import check_type, whole_number
 from ..latency import AbstractLatency
+from ..op_law import every_kind
 from ..program import Program, all_laws, check_means, check_scale, check_variability, stall_rate
 from ..random import check_key
-from ..replica import Plan, every_kind
+from ..replica import Plan
 
 
 # The cube of a normal approximates a sum of kernels well up to this skewness. Up to the other, it

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from ..op_law import Tables
 from ..replica import (
-    Tables,
     led,
     replica_end,
     stall_entries,

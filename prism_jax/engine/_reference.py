@@ -6,25 +6,28 @@ blocks are the engine's own: `tests/independent.py`, which draws every kernel, c
 
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from ..host import on_host
 from ..latency import cube_normal, scale_spread, score_of_maximum
 from ..maxplus import op_ends
-from ..program import SCORES, BlockLaws, Program, Sets, block_laws_of
-from ..replica import load_numbers
+from ..op_law import NUM_SCORES, SCORE_RANGE, Tables
+from ..program import Program, Sets
+from ..replica import Plan, load_numbers, make_plan
 
 
 def reference_steps(
     program: Program, num_steps: int, seed: int, *, same_gpus: bool = False
 ) -> Float[np.ndarray, " steps"]:
     """The times of steps in seconds. With `same_gpus`, all steps run on the same GPUs."""
-    rng, laws, sinks = np.random.default_rng(seed), block_laws_of(program), program.sinks
-    regime = rng.choice(len(laws.probabilities), num_steps, p=np.asarray(laws.probabilities))
+    rng, plan, sinks = np.random.default_rng(seed), make_plan(program), program.sinks
+    laws = jax.tree.map(np.asarray, plan.tables)
+    regime = rng.choice(len(laws.network), num_steps, p=laws.network)
     ends = np.zeros((sinks.number, num_steps))
     for _ in range(program.num_replicas):
-        ends = np.maximum(ends, _sinks(program, laws, regime, rng, same_gpus))
+        ends = np.maximum(ends, _sinks(program, plan, laws, regime, rng, same_gpus))
     # The reductions of a rank run one after the other, while its last backwards run.
     after, left = np.zeros_like(ends), np.zeros(num_steps)
     for sink in reversed(range(sinks.number)):
@@ -44,7 +47,7 @@ def reference_steps(
     return steps * _factors(program.variability.step, rng.normal(size=num_steps))
 
 
-def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndarray:
+def _sinks(program: Program, plan: Plan, laws: Tables, regime, rng, same_gpus) -> np.ndarray:
     """When the sinks of one replica end, `(sinks, steps)`."""
     laws_of, ops, groups = program.variability, program.ops, program.adjustment
     shape = program.num_ranks, len(regime)
@@ -54,11 +57,15 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         slowest = 1 + np.asarray(groups.gpu)[:, None] * (slowest - 1)
     worker = _factors(laws_of.worker_step, rng.normal(size=shape))
     data = _factors_of_data(laws_of.microbatch, rng, program.num_microbatches, shape[1])
-    if laws.in_step is not None and laws.of_data is not None:  # Those of the slowest worker.
-        at_scores = laws.at_scores[0], laws.in_step, laws.of_data
+    if plan.structure.classes.worker is not None:  # Those of the slowest worker.
+        at_scores: Any = laws.slowest, laws.worker_step, laws.microbatch
+        scores = np.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES)
         slowest, worker, data = (
-            np.interp(rng.normal(size=(number, shape[1])), SCORES, np.asarray(table))
-            for number, table in zip((*shape[:1] * 2, len(data)), at_scores, strict=True)
+            np.interp(z, scores, np.ones(NUM_SCORES) if table is None else table)
+            for z, table in (
+                (rng.normal(size=(number, shape[1])), table)
+                for number, table in zip((*shape[:1] * 2, len(data)), at_scores, strict=True)
+            )
         )
         slowest, worker = slowest * worker, np.ones(shape)
     pair, load_class = load_numbers(program)
@@ -74,15 +81,12 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         )
         seconds[in_row] = _seconds(program, laws, c, regime, z, *shared, spread)
         if laws.load is not None and (pair[in_row] >= 0).all():
-            sway, skewness = np.asarray(laws.load)
+            sway, skewness = laws.load
             skewness = skewness[load_class[pair[in_row]]][:, regime]
             deviations = np.asarray(on_host(cube_normal, loads[pair[in_row]], skewness))
             seconds[in_row] = np.maximum(seconds[in_row] + sway[c, regime] * deviations, 0)
         if program.blocks.compute[c] and laws.loading is not None:
-            factor, loading = (
-                data[ops.microbatch[in_row]],
-                np.asarray(laws.loading)[c, regime],
-            )
+            factor, loading = data[ops.microbatch[in_row]], laws.loading[c, regime]
             seconds[in_row] *= np.maximum(factor + (loading - 1) * (factor - 1), 0)
     if groups is not None:
         seconds *= np.asarray(groups.latency)[groups.group, None]
@@ -94,10 +98,10 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
         step = np.repeat(np.arange(shape[1]), rng.poisson(float(stall.rate) * calls, shape[1]))
         sizes = _factors(stall.size, rng.normal(size=len(step))) * float(stall.size.mean())
         meeting = 0.0
-        if laws.slack is not None and laws.meeting is not None:
+        if laws.stall_slack is not None and laws.stall_meeting is not None:
             class_ = program.rows.class_[ops.row[op]]
-            sizes = np.maximum(sizes - np.asarray(laws.slack)[kind, class_, regime[step]], 0)
-            meeting = float(laws.meeting[class_])
+            sizes = np.maximum(sizes - laws.stall_slack[kind, class_, regime[step]], 0)
+            meeting = float(laws.stall_meeting[class_])
         for s, size in zip(step, sizes, strict=True):
             seconds[op, s] += size - meeting * min(size, longest[op, s])
             longest[op, s] = max(size, longest[op, s])
@@ -106,7 +110,7 @@ def _sinks(program: Program, laws: BlockLaws, regime, rng, same_gpus) -> np.ndar
 
 def _seconds(
     program: Program,
-    laws: BlockLaws,
+    laws: Tables,
     c,
     regime,
     z,
@@ -124,12 +128,11 @@ def _seconds(
     slowest, worker = (x * np.ones(len(regime)) if compute else 1.0 for x in (slowest, worker))
     if kernel >= 0:
         kind = program.latencies.kinds[program.latencies.kind[kernel]]
-        mean = float(program.latencies.mean[kernel]) * np.asarray(laws.on_network)[kernel, regime]
-        return (
-            mean * slowest * worker * _factors(program.variability.residual.get(kind), z, 1, spread)
-        )
-    tables = np.concatenate([np.asarray(laws.moments)[:, c], np.asarray(laws.shared)[None, c]])
-    at, nodes = slowest * np.ones(len(regime)), np.asarray(laws.nodes)[int(in_tail)]
+        shape = _factors(program.variability.residual.get(kind), z, 1, spread)
+        return laws.mean[c, regime] * slowest * worker * shape
+    shared = np.zeros_like(laws.moments[0]) if laws.shared is None else laws.shared
+    tables = np.concatenate([laws.moments[:, c], shared[None, c]])
+    at, nodes = slowest * np.ones(len(regime)), laws.tail_nodes if in_tail else laws.nodes
     of_regimes = [[np.interp(at, nodes, row) for row in table] for table in tables]
     mean, std, skewness, shared = np.array(of_regimes)[:, regime, np.arange(len(regime))]
     if in_tail:  # No other op runs on its GPUs.
@@ -137,7 +140,7 @@ def _seconds(
     else:
         mean = mean + others * shared
     if laws.communication is not None:  # The cumulants of compute and communication add up.
-        apart, own, skewed = np.asarray(laws.communication)[:, c, regime]
+        apart, own, skewed = laws.communication[:, c, regime]
         mean, third = apart + worker * (mean - apart), skewed * own**3
         third = third + worker**3 * (skewness * std**3 - third)
         std = np.sqrt(np.maximum(own**2 + worker**2 * (std**2 - own**2), 0))

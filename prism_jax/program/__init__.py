@@ -1,12 +1,9 @@
 from ._assemble import KINDS as KINDS, assemble as assemble
-from ._block_laws import (
-    SCORES as SCORES,
-    BlockLaws as BlockLaws,
-    block_laws as block_laws,
-    block_laws_of as block_laws_of,
-    blocks_of as blocks_of,
-    groups_of as groups_of,
-    stalling_of as stalling_of,
+from ._blocks import (
+    Blocks as Blocks,
+    Overlaps as Overlaps,
+    Waits as Waits,
+    count_calls as count_calls,
 )
 from ._compile import (
     compile_job as compile_job,
@@ -27,7 +24,6 @@ from ._table import (
     LatencyTable as LatencyTable,
     check_means as check_means,
     check_scale as check_scale,
-    relative_cumulants as relative_cumulants,
 )
 from ._variability import (
     Network as Network,

@@ -11,13 +11,13 @@ from jaxtyping import Int
 
 from .._misc import unknown_name, whole_number
 from .._ragged import ragged, row_numbers, take
-from ..collapse import count_calls, count_layers, expert_loads, lay_out_collapse
 from ..host import on_host
 from ..latency import Constant
 from ..lowering import Sink
 from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
+from ._blocks import count_calls, count_layers, expert_loads, lay_out_blocks
 from ._program import Ops, Program, Rows, Sinks, Stratum
 from ._table import LatencyTable, check_means
 from ._variability import Sets, Variability, check_variability
@@ -93,7 +93,7 @@ def assemble(
     classes = _number((b, members) for b in (*different, *filter(None, reduced)))
     if tail:
         classes.setdefault((tail, world_size), len(classes))
-    laid_out = lay_out_collapse(list(classes), kernels)
+    laid_out = lay_out_blocks(list(classes), kernels)
     reductions = [classes[(b, members)] if b else -1 for b in reduced]
     ranks = np.array([sink.rank for sink in sinks])
 

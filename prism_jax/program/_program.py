@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from .._padding import AnyArray, bucket
 from .._summary import Shown, Table
-from ..collapse import Blocks
 from ..loads import Loads
 from ..maxplus import Levels
 from ..schedule import SEND_RECV
+from ._blocks import Blocks
 from ._table import LatencyTable
 from ._variability import Variability
 

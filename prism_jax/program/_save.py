@@ -53,7 +53,7 @@ def _feed(state, value: Any) -> None:
         state.update(repr(value).encode())
 
 
-_FORMAT = 4
+_FORMAT = 5
 _WHAT = ("program", "save_program")
 
 
@@ -103,7 +103,7 @@ def _sealed(program: Program, described: str) -> str:
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The description of a program: the digest of both, and the output of `_Writer`."""
 
-    format: Literal[4]
+    format: Literal[5]
     digest: str
     program: dict[str, Any]
 

@@ -1,9 +1,3 @@
-from ._class_laws import (
-    class_laws as class_laws,
-    mean_reductions as mean_reductions,
-    reduction_laws as reduction_laws,
-    until_reduced as until_reduced,
-)
 from ._ends import (
     TILE as TILE,
     Sampled as Sampled,
@@ -19,19 +13,13 @@ from ._lead import (
     led as led,
     redirected as redirected,
 )
-from ._op_law import (
-    SCORE_RANGE as SCORE_RANGE,
-    ClassLaw as ClassLaw,
-    Table as Table,
-    look_up_one as look_up_one,
-    table_score as table_score,
-)
-from ._parameters import every_kind as every_kind
 from ._plan import (
     Plan as Plan,
-    Tables as Tables,
     gradients_of as gradients_of,
     make_plan as make_plan,
+    mean_reductions as mean_reductions,
+    reduction_laws as reduction_laws,
+    until_reduced as until_reduced,
     without_graph as without_graph,
     without_ops as without_ops,
     without_steps as without_steps,

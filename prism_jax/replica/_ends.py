@@ -13,10 +13,9 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
+from ..op_law import ClassLaw, Common, OpLaw, class_laws, look_up_one
 from ..program import Ops, Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
-from ._class_laws import class_laws
-from ._op_law import ClassLaw, Common, OpLaw, look_up_one
 from ._plan import Plan, make_plan
 from ._stalls import pauses_of
 from ._structure import stratum_of
@@ -204,9 +203,8 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
         return factor[replica.rows.rank]
 
     shared = [None if x is None else of_rows(x) for x in (worker_step, other_gpus)]
-    return class_laws(
-        plan, replica.rows.class_, replica.mixed, of_rows(slowest), nodes, regimes, *shared
-    )
+    of_plan = plan.structure.classes, plan.tables, replica.rows.class_, replica.mixed
+    return class_laws(*of_plan, of_rows(slowest), nodes, regimes, *shared)
 
 
 def _noise(dtype, arguments, counter):

@@ -22,9 +22,8 @@ from ..host import on_host, vjp_on_host
 from ..maxplus import cells, critical_ops, op_ends
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
-from ._class_laws import mean_reductions
 from ._ends import Axes, Sampled, by_strata, replica_latencies
-from ._plan import Plan, without_graph, without_steps
+from ._plan import Plan, mean_reductions, without_graph, without_steps
 from ._structure import load_numbers
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, UInt32
 
+from ..op_law import Pause, look_up
 from ..random import KeyData, Stream, counters, fold, normals, uniforms
-from ._op_law import Pause, look_up
 from ._plan import Plan
 
 

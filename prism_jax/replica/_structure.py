@@ -8,72 +8,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Real, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from .._padding import AnyArray, bucket, pad
-from ..collapse import Blocks
-from ..latency import log_sigma
-from ..loads import Loads, with_draws
 from ..maxplus import Levels, in_lanes
-from ..program import (
-    KINDS,
-    Ops,
-    Program,
-    Rows,
-    Sets,
-    Sinks,
-    blocks_of,
-    groups_of,
-    sizes_of,
-    stalling_of,
-)
-
-
-class Mixed(eqx.Module):
-    """The kinds of law among some classes. Kinds that do not occur cost nothing. Static.
-
-    **Attributes:**
-
-    - `collapsed`: whether some class has several kernels.
-    - `single`: whether some class is one kernel with a law of its own.
-    """
-
-    collapsed: bool = eqx.field(static=True)
-    single: bool = eqx.field(static=True)
-
-
-class Classes(eqx.Module):
-    """The arrays that the tables of a plan depend on: those of the classes of ops, without the
-    graph.
-
-    **Attributes:**
-
-    - `blocks`: the contents of the classes.
-    - `kind`, `on_network`: for each kernel, its kind, numbered as in `all_kinds`; and whether the
-        network's regime acts on it.
-    - `members`, `worker`: groups of GPUs, as of `groups_of`.
-    - `loads`: the loads of members of expert-parallel groups; `None` if they are equal.
-    - `stalling`: whether a kernel has stalls of a kind; `None` if nothing stalls.
-    - `stall_kind`, `stall_class`, `stall_calls`: the kind, the class of ops and the calls of each
-        entry of `Replica.stall_op`.
-    - `most_stalls`: the largest number of stalls of any stratum.
-    - `tables`: whether some op needs the table of a law.
-    - `stall_counts`: how many stalls of a sample there is room for.
-    """
-
-    blocks: Blocks
-    kind: Int[AnyArray, " kernels"]
-    on_network: Bool[AnyArray, " kernels"]
-    members: Real[AnyArray, "3 gpu_groups"]
-    worker: Float[AnyArray, ""] | None
-    loads: Loads | None
-    stalling: Bool[AnyArray, "kinds kernels"] | None
-    stall_kind: Int[AnyArray, " stalls"] | None
-    stall_class: Int[AnyArray, " stalls"] | None
-    stall_calls: Real[AnyArray, " stalls"] | None
-    most_stalls: int | Int[AnyArray, ""]
-    tables: bool = eqx.field(static=True)
-    stall_counts: int = eqx.field(static=True)
+from ..op_law import Classes, Mixed, classes_of, mixed_of
+from ..program import Ops, Program, Rows, Sets, Sinks, sizes_of
 
 
 class Replica(eqx.Module):
@@ -150,14 +90,14 @@ def structure_of(program: Program) -> Structure:
     direct, tail = program.blocks.direct, np.array([program.tail])
     structure = Structure(
         replica=_replica(program),
-        classes=_classes(program),
+        classes=classes_of(program),
         sinks=program.sinks,
         tail=program.tail,
         ranks=sizes_of(program)["ranks"],
         num_replicas=program.num_replicas,
         strata=_strata(program),
         reduced=bool((program.sinks.reduction >= 0).any()),
-        last=_mixed(direct[tail[tail >= 0]]),
+        last=mixed_of(direct[tail[tail >= 0]]),
     )
     pairs = structure.replica.load_class
     sizes = sizes_of(program) | {"pairs": bucket(0 if pairs is None else len(pairs), 64)}
@@ -184,31 +124,9 @@ def _replica(program: Program) -> Replica:
         rows=rows,
         load_class=load_class if len(load_class) else None,
         stall_op=program.stall_ops if len(program.stall_ops) else None,
-        mixed=_mixed(blocks.direct[rows.class_]),
+        mixed=mixed_of(blocks.direct[rows.class_]),
         num_microbatches=bucket(program.num_microbatches, least_microbatches),
         set_length=sets.length if isinstance(sets, Sets) else 0,
-    )
-
-
-def _classes(program: Program) -> Classes:
-    table, stalls = program.latencies, bool(len(program.stall_ops))
-    class_ = program.rows.class_[program.ops.row][program.stall_ops]
-    members, worker = groups_of(program)
-    most = int(strata_columns(program)[1].max())
-    return Classes(
-        blocks=blocks_of(program),
-        kind=_kinds(program),
-        on_network=table.on_network,
-        members=members,
-        worker=worker,
-        loads=program.loads and with_draws(program.loads),
-        stalling=stalling_of(program),
-        stall_kind=program.stall_kinds if stalls else None,
-        stall_class=class_ if stalls else None,
-        stall_calls=program.stall_counts if stalls else None,
-        most_stalls=most,
-        tables=_needs_tables(program),
-        stall_counts=bucket(most, 4) if stalls else 0,
     )
 
 
@@ -224,13 +142,6 @@ def load_numbers(program: Program) -> tuple[Int[np.ndarray, " ops"], Int[np.ndar
     number = ops.stage[loaded] * program.num_microbatches + ops.microbatch[loaded]
     _, first, pair[loaded] = np.unique(number, return_index=True, return_inverse=True)
     return pair, class_[loaded[first]]
-
-
-def _needs_tables(program: Program) -> bool:
-    """Whether some op is a single kernel whose law has no cheap closed form."""
-    table, direct = program.latencies, program.blocks.direct
-    kinds = np.unique(np.array(table.kind)[direct[direct >= 0]]).tolist()
-    return any(log_sigma(program.variability.residual[table.kinds[k]]) is None for k in kinds)
 
 
 def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -257,20 +168,3 @@ def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Arr
     sequence = sample_ids * np.uint32(0x9E3779B9)
     stratum = jnp.sum(sequence[None, :] >= strata.bounds[:, None], axis=0, dtype=jnp.int32)
     return jnp.minimum(stratum, strata.number - 1)
-
-
-def _mixed(direct: np.ndarray) -> Mixed:
-    return Mixed(collapsed=bool((direct < 0).any()), single=bool((direct >= 0).any()))
-
-
-def _kinds(program: Program) -> Int[np.ndarray, " kernels"]:
-    """The place of each kernel's kind among all kinds that have a law."""
-    kinds = np.searchsorted(all_kinds(program), program.latencies.kinds or [""])
-    return kinds[np.array(program.latencies.kind, int)]
-
-
-def all_kinds(program: Program) -> tuple[str, ...]:
-    """Kinds of kernels in a fixed order, also those that the program has none of: so that jobs with
-    and without a kind share compiled code.
-    """
-    return tuple(sorted({*KINDS, *program.variability.residual}))

@@ -11,18 +11,9 @@ from jax.scipy.special import ndtr
 from jaxtyping import Array, Float, Int, UInt32
 
 from ..host import on_host
+from ..op_law import SCORE_RANGE, ClassLaw, Table, class_laws, look_up_one, table_score
 from ..random import KeyData, Stream, fold, normals
-from ..replica import (
-    SCORE_RANGE,
-    ClassLaw,
-    Plan,
-    Table,
-    class_laws,
-    look_up_one,
-    reduction_laws,
-    table_score,
-    until_reduced,
-)
+from ..replica import Plan, reduction_laws, until_reduced
 
 
 # So many tiles of steps make a batch for a device.
@@ -173,8 +164,8 @@ def _tail(plan: Plan, slowest: Float[Array, "1 samples"], regimes) -> ClassLaw |
     if not (structure.last.collapsed or structure.last.single):
         return None
     tail: Any = structure.tail
-    classes = tail[None]
-    return class_laws(plan, classes, structure.last, slowest, plan.tables.tail_nodes, regimes)
+    of_plan = structure.classes, plan.tables, tail[None], structure.last
+    return class_laws(*of_plan, slowest, plan.tables.tail_nodes, regimes)
 
 
 def _reductions(

@@ -18,15 +18,14 @@ the counts of tokens are drawn.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Real
+from jaxtyping import Array, Float
 
-from .._padding import AnyArray
 from ..latency import root, shape_of
 from ..loads import Fullest, Loads
-from ._branches import Overlaps, branch_moments
+from ..program import Blocks, Overlaps, Waits
+from ._branches import branch_moments
 from ._segment import (
     NODE_SCORES,
     GroupFactors,
@@ -45,57 +44,6 @@ from ._sways import (
 )
 
 
-class Waits(eqx.Module):
-    """Classes that several groups of GPUs run, at whose end all of them wait. A wait follows those
-    that its class contains.
-
-    **Attributes:**
-
-    - `within`: the class.
-    - `count`, `size`: how many groups run it, and how many GPUs each has.
-    - `classes`: how often a class contains the wait.
-    - `group`: the group of GPUs of which these groups are parts; of a plan.
-    """
-
-    within: Int[AnyArray, " waits"]
-    count: Real[AnyArray, " waits"]
-    size: Real[AnyArray, " waits"]
-    classes: Real[AnyArray, "waits classes"]
-    group: Int[AnyArray, " waits"] | None = None
-
-
-class Blocks(eqx.Module):
-    """The kernels of each class of ops.
-
-    After the classes of ops come those of blocks within branches. If each class is one kernel that
-    keeps its own law, nothing is collapsed, and all but the first two is `None`.
-
-    **Attributes:**
-
-    - `direct`: the kernel of a class that is one kernel and keeps its own law, or -1.
-    - `compute`: whether the factor of the rank applies to a class.
-    - `segments`: how often each kernel runs in a segment, on each member.
-    - `members`: how many members run a segment.
-    - `class_segments`: how often a class contains a segment.
-    - `class_collectives`: how often it contains a collective.
-    - `branches`: branches that overlap with compute of members; `None` if there are none.
-    - `outer_branches`: branches that overlap with blocks, which are classes; `None` for none.
-    - `waits`: `None` if there are none.
-    - `group`: the group of GPUs of the members of a segment; of a plan.
-    """
-
-    direct: Int[AnyArray, " classes"] = eqx.field(metadata={"fill": -1})
-    compute: Bool[AnyArray, " classes"]
-    segments: Real[AnyArray, "segments kernels"] | None = None
-    members: Real[AnyArray, " segments"] | None = None
-    class_segments: Real[AnyArray, "classes segments"] | None = None
-    class_collectives: Real[AnyArray, "classes kernels"] | None = None
-    branches: Overlaps | None = None
-    outer_branches: Overlaps | None = None
-    waits: Waits | None = None
-    group: Int[AnyArray, " segments"] | None = None
-
-
 class Deciding(NamedTuple):
     """Which members of segments decide when these end, as of `Fullest`.
 
@@ -109,14 +57,32 @@ class Deciding(NamedTuple):
     first: Float[Array, "segments members"] | None
 
 
-def segment_skewness(
-    blocks: Blocks, cumulants: Float[Array, "3 kernels"]
-) -> Float[Array, " segments"]:
-    """The skewness of each segment on one member; zero if no other member waits."""
-    collapse: Any = blocks
-    _, variance, third = cumulants @ collapse.segments.T
-    _, skewness = shape_of(variance, third)
-    return jnp.where(collapse.members > 1, skewness, 0)
+class ClassMoments(NamedTuple):
+    """The moments of classes, by regime of the network and factor of the slowest GPU at
+    `NODE_SCORES`; of latencies in the unit of the kernels'.
+
+    **Attributes:**
+
+    - `skewness`: of each segment on one member; zero if no other member waits.
+    - `moments`: the mean, the standard deviation and the skewness of the part that each op draws
+        anew.
+    - `shared`: the standard deviation of the part that all ops of a rank share in a sample, because
+        its other GPUs are the same.
+    - `communication`: the first three for the communication of each class alone, on which factors
+        of GPUs do not act; `None` unless asked for.
+    - `load`: the standard deviation and the skewness of the part that all ops of a stage and
+        microbatch share, because each of its layers has one load there; `None` if loads are equal.
+    - `slack`, `meeting`: the slack that hides stalls of each kind, and the share of pairs of stalls
+        that meet, of `_stalls`; `None` if nothing stalls.
+    """
+
+    skewness: Float[Array, " segments"]
+    moments: Float[Array, "3 classes regimes nodes"]
+    shared: Float[Array, "classes regimes nodes"]
+    communication: Float[Array, "3 classes regimes"] | None
+    load: Float[Array, "2 classes regimes"] | None = None
+    slack: Float[Array, "kinds classes regimes"] | None = None
+    meeting: Float[Array, " classes"] | None = None
 
 
 def class_moments(
@@ -129,20 +95,8 @@ def class_moments(
     stalls: Stalls | None = None,
     *,
     apart: bool = False,
-) -> tuple[
-    Float[Array, "3 classes regimes nodes"],
-    Float[Array, "classes regimes nodes"],
-    Float[Array, "3 classes regimes"] | None,
-    Float[Array, "2 classes regimes"] | None,
-    tuple[Float[Array, "kinds classes regimes"], Float[Array, " classes"]] | None,
-]:
-    """Moments of each class, for each regime of the network, given the factor of the slowest GPU at
-    `NODE_SCORES`: the mean, the standard deviation and the skewness of the part that each op draws
-    anew; the standard deviation of the part that all ops of a rank share in a sample, because its
-    other GPUs are the same; the first three for the communication of each class alone, on which
-    factors of GPUs do not act; the standard deviation and the skewness of the part that all ops of
-    a stage and microbatch share, because each of its layers has one load there; and the slack that
-    hides stalls of each kind, and the share of pairs of stalls that meet, of `_stalls`.
+) -> ClassMoments:
+    """The moments of each class.
 
     The shared parts of segments are taken to be fully correlated, even between segments of
     different spreads, whose correlation is slightly below one. Overlapped collectives count as
@@ -159,15 +113,12 @@ def class_moments(
     - `loads`, `load`: the loads of their members, and the laws of the fullest, if there are any.
     - `stalls`: of the kernels, if they stall.
     - `apart`: whether to return the figures of communication alone.
-
-    **Returns:**
-
-    Latencies in the unit of the cumulants.
     """
     collapse: Any = blocks
     acts: Any = None if loads is None else loads.kernels
     layers: Any = None if loads is None else loads.layers
     members, means = cumulants @ collapse.segments.T, cumulants[0]
+    skewness = jnp.where(collapse.members > 1, shape_of(members[1], members[2])[1], 0)
     decide = Deciding(jnp.ones_like(collapse.members), None)
     if load is not None:
         members = members + added_load(acts, cumulants, collapse.segments, load)
@@ -211,16 +162,17 @@ def class_moments(
     serial = serial._replace(whole=serial.whole.at[3].set(shared[:, None]))
     kernels = _Kernels(cumulants, network, of_kernels, stalls)
     stacked, part, sways, hides = _joined(blocks, kernels, groups, segments, serial, apart=apart)
-    of_ops, (stacked, shared) = None, (stacked[:3], stacked[3])
+    of_ops = slack = meeting = None
+    stacked, shared = stacked[:3], stacked[3]
     if sways is not None and layers is not None:
         stacked = apart_from_loads(stacked, sways)
         of_ops = shared_by_ops(sways, layers)
         # What communication has of it is taken out of the whole, and so at most what is left.
         part = part.at[1].set(jnp.minimum(part[1], stacked[1].min(axis=-1)))
-    of_stalls = None
     if hides is not None and stalls is not None:
-        of_stalls = hides.slack(stalls), hides.meeting(stalls)
-    return _moments(stacked), shared, _moments(part) if apart else None, of_ops, of_stalls
+        slack, meeting = hides.slack(stalls), hides.meeting(stalls)
+    communication = _moments(part) if apart else None
+    return ClassMoments(skewness, _moments(stacked), shared, communication, of_ops, slack, meeting)
 
 
 class _Figures(NamedTuple):

@@ -11,15 +11,14 @@ score. The integral over the other is split where both end together, so that eac
 integrand.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 
-from .._padding import AnyArray
 from ..host import by_columns
 from ..latency import cube_normal, cube_normal_score, shape_of
+from ..program import Overlaps
 from ._sways import of_pieces
 
 
@@ -31,25 +30,6 @@ _LIMIT = 7.0  # The largest inner score.
 _LEAST_SPREAD = 1e-4
 _MOST_SKEWNESS = 2.0
 _LEAST_VARIED = 1e-10
-
-
-class Overlaps(eqx.Module):
-    """Branches, and the classes that contain them.
-
-    **Attributes:**
-
-    - `compute`: the compute of members in the branches: 1 for the segment with all of their compute
-        up to the end of the branches, and -1 for the segment with their compute before the
-        branches; or 1 for the class of a block within the branches.
-    - `communication`: how often each kernel runs in each row of collectives.
-    - `slowdowns`: as in `workload.Branches`.
-    - `classes`: how often a class contains the branches.
-    """
-
-    compute: Real[AnyArray, "branches inner"]
-    communication: Real[AnyArray, "branches collectives kernels"]
-    slowdowns: tuple[tuple[float, float], ...] | Float[AnyArray, "branches 2"]
-    classes: Real[AnyArray, "classes branches"]
 
 
 def branch_moments(

@@ -1,22 +1,92 @@
-"""The parts of the collapse: the contents of blocks, and the loads of members."""
+"""What the classes of ops consist of: kernels, segments, branches and waits; and loads."""
 
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int, Real
 
+from .._padding import AnyArray
 from ..loads import Loads, Unevenness
 from ..workload import Block, Branches, Kernel, Load, Row, Segment, rows_of
-from ._branches import Overlaps
-from ._collapse import Blocks, Waits
 
 
-def lay_out_collapse(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
+class Overlaps(eqx.Module):
+    """Branches, and the classes that contain them.
+
+    **Attributes:**
+
+    - `compute`: the compute of members in the branches: 1 for the segment with all of their compute
+        up to the end of the branches, and -1 for the segment with their compute before the
+        branches; or 1 for the class of a block within the branches.
+    - `communication`: how often each kernel runs in each row of collectives.
+    - `slowdowns`: as in `workload.Branches`.
+    - `classes`: how often a class contains the branches.
+    """
+
+    compute: Real[AnyArray, "branches inner"]
+    communication: Real[AnyArray, "branches collectives kernels"]
+    slowdowns: tuple[tuple[float, float], ...] | Float[AnyArray, "branches 2"]
+    classes: Real[AnyArray, "classes branches"]
+
+
+class Waits(eqx.Module):
+    """Classes that several groups of GPUs run, at whose end all of them wait. A wait follows those
+    that its class contains.
+
+    **Attributes:**
+
+    - `within`: the class.
+    - `count`, `size`: how many groups run it, and how many GPUs each has.
+    - `classes`: how often a class contains the wait.
+    - `group`: the group of GPUs of which these groups are parts; of a plan.
+    """
+
+    within: Int[AnyArray, " waits"]
+    count: Real[AnyArray, " waits"]
+    size: Real[AnyArray, " waits"]
+    classes: Real[AnyArray, "waits classes"]
+    group: Int[AnyArray, " waits"] | None = None
+
+
+class Blocks(eqx.Module):
+    """The kernels of each class of ops.
+
+    After the classes of ops come those of blocks within branches. If each class is one kernel that
+    keeps its own law, nothing is collapsed, and all but the first two is `None`.
+
+    **Attributes:**
+
+    - `direct`: the kernel of a class that is one kernel and keeps its own law, or -1.
+    - `compute`: whether the factor of the rank applies to a class.
+    - `segments`: how often each kernel runs in a segment, on each member.
+    - `members`: how many members run a segment.
+    - `class_segments`: how often a class contains a segment.
+    - `class_collectives`: how often it contains a collective.
+    - `branches`: branches that overlap with compute of members; `None` if there are none.
+    - `outer_branches`: branches that overlap with blocks, which are classes; `None` for none.
+    - `waits`: `None` if there are none.
+    - `group`: the group of GPUs of the members of a segment; of a plan.
+    """
+
+    direct: Int[AnyArray, " classes"] = eqx.field(metadata={"fill": -1})
+    compute: Bool[AnyArray, " classes"]
+    segments: Real[AnyArray, "segments kernels"] | None = None
+    members: Real[AnyArray, " segments"] | None = None
+    class_segments: Real[AnyArray, "classes segments"] | None = None
+    class_collectives: Real[AnyArray, "classes kernels"] | None = None
+    branches: Overlaps | None = None
+    outer_branches: Overlaps | None = None
+    waits: Waits | None = None
+    group: Int[AnyArray, " segments"] | None = None
+
+
+def lay_out_blocks(classes: Sequence[tuple[Block, int]], kernels: Mapping[Kernel, int]) -> Blocks:
     """The contents of classes; none if each class is one kernel that keeps its own law: there may
     be as many of these as ops.
     """

@@ -1,24 +1,17 @@
-"""The law of an op's latency, given everything that it shares with other ops."""
-
-from typing import Any
+"""The law of an op's latency in a sample, given everything that it shares with other ops: looked up
+in the tables of its class.
+"""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from ..latency import cube_normal, cube_normal_score
 from ..maxplus import AbstractOpLaw
 from ..random import exp
-
-
-# Quantile tables are uniform in the standard-normal score, which keeps their error small in tails.
-SCORE_RANGE = 6.0
-NUM_SCORES = 2049
-
-Table = Float[Array, " scores"]
-# Tables of laws, `(kinds, scores)`: an array, or in a kernel what reads one in its memory.
-Residuals = Any
+from ._classes import Classes, Mixed
+from ._segment import NODE_SCORES
+from ._tables import SCORE_RANGE, Residuals, Tables, look_up, table_score
 
 
 class Collapsed(eqx.Module):
@@ -159,23 +152,122 @@ class OpLaw(AbstractOpLaw):
         return seconds
 
 
-def look_up(tables: Residuals, which: Any, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The quantile of the law `tables[which]` at the score `z`, linear between nodes."""
-    step = 2 * SCORE_RANGE / (NUM_SCORES - 1)
-    position = (z + z.dtype.type(SCORE_RANGE)) / z.dtype.type(step)
-    low = jnp.clip(jax.lax.stop_gradient(jnp.floor(position)), 0, NUM_SCORES - 2)
-    index = low.astype(jnp.int32) + which.astype(jnp.int32) * NUM_SCORES
-    flat = tables.reshape(-1)
-    below, above = flat[index], flat[index + 1]
-    return below + (position - low) * (above - below)
+def class_laws(
+    classes: Classes,
+    tables: Tables,
+    numbers: Int[Array, " rows"],
+    mixed: Mixed,
+    slowest: Float[Array, "rows samples"],
+    nodes: Float[Array, " nodes"],
+    regimes: Int[Array, " samples"],
+    worker_step: Float[Array, "rows samples"] | None = None,
+    other_gpus: Float[Array, "rows samples"] | None = None,
+) -> ClassLaw:
+    """The laws of some classes in each sample, given the factor of the slowest GPU.
+
+    **Arguments:**
+
+    - `classes`, `tables`: of a plan.
+    - `numbers`: the numbers of the classes; the result for -1 has no meaning.
+    - `mixed`: the kinds of law among them.
+    - `slowest`: the factor of the slowest GPU of each.
+    - `nodes`: the factors at which moments are known, of the same group of GPUs.
+    - `regimes`: the regimes of the network.
+    - `worker_step`: a further factor on the compute of each; it is one for communication.
+    - `other_gpus`: the score of the other GPUs of each, if several ops share them.
+
+    **Returns:**
+
+    A law of arrays of shape `(rows, samples)`, or `(rows, 1)` if samples do not differ.
+    """
+    alone = classes.blocks.direct[numbers] >= 0
+    collapsed = single = None
+    if mixed.collapsed:
+        moments = _moments(tables, numbers, alone, slowest, nodes, regimes, worker_step, other_gpus)
+        collapsed = Collapsed(moments[0], moments[1], moments[2])
+    if mixed.single:
+        compute = classes.blocks.compute[numbers][:, None]
+        mean = tables.mean[numbers][:, regimes] * jnp.where(compute, slowest, 1)
+        mean = mean if worker_step is None else mean * worker_step
+        single = single_laws(classes, tables, numbers, mean)
+    return ClassLaw(collapsed, single)
 
 
-def look_up_one(table: Table, z: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`look_up` in a single table."""
-    return look_up(table[None, :], jnp.zeros((1,) * z.ndim, jnp.int32), z)
+def single_laws(
+    classes: Classes,
+    tables: Tables,
+    numbers: Int[Array, " rows"],
+    mean: Float[Array, "rows samples"],
+) -> Single:
+    """The laws of classes of one kernel; without a meaning for others."""
+    direct = classes.blocks.direct[numbers]
+    kinds = jnp.where(direct >= 0, classes.kind[direct], 0)[:, None]
+    if tables.residuals is None:
+        return Single(mean, tables.sigmas[kinds], None)
+    return Single(mean, None, kinds)
 
 
-def table_score(table: Table, value: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The score at which a table has a value, within its range: the inverse of `look_up_one`."""
-    scores = jnp.linspace(-SCORE_RANGE, SCORE_RANGE, NUM_SCORES, dtype=table.dtype)
-    return jnp.interp(value, table, scores)
+def _moments(
+    tables: Tables, numbers, alone, slowest, nodes, regimes, worker_step, other_gpus
+) -> Float[Array, "3 rows samples"]:
+    """Mean, standard deviation and skewness, interpolated between nodes; zero if single."""
+    reached = slowest[None] >= nodes[1:-1, None, None]
+    position = jnp.sum(reached, axis=0, dtype=jnp.int32)
+    low, high = nodes[position], nodes[position + 1]
+    flat = high <= low
+    share = jnp.where(flat, 0, (slowest - low) / jnp.where(flat, 1, high - low))
+    moments = tables.moments[:, numbers].reshape(3, len(numbers), -1)
+    index = regimes[None, :] * len(NODE_SCORES) + position
+    collapsed = _between(moments, index[None], share[None])
+    if tables.shared is not None:
+        shared = tables.shared[numbers].reshape(len(numbers), -1)
+        shared = _between(shared, index, share)
+        if other_gpus is None:
+            # These GPUs run no other op, so their shared part is drawn with the rest.
+            collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))
+        else:
+            collapsed = collapsed.at[0].add(other_gpus * shared)
+    if worker_step is not None:
+        assert tables.communication is not None
+        communication = tables.communication[:, numbers][:, :, regimes]
+        collapsed = _with_factor(collapsed, communication, worker_step)
+    return jnp.where(alone[None, :, None], 0, collapsed)
+
+
+def _root_of_squares(x, y):
+    """`hypot`, whose derivative is zero at zero."""
+    there = y > 0
+    return jnp.where(there, jnp.hypot(x, jnp.where(there, y, 1)), x)
+
+
+def _between(tables: Float[Array, "... nodes"], low: Int[Array, "... samples"], share):
+    """Linear interpolation between a node and the next."""
+    below = jnp.take_along_axis(tables, low, axis=-1)
+    above = jnp.take_along_axis(tables, low + 1, axis=-1)
+    return below + share * (above - below)
+
+
+def _with_factor(
+    moments: Float[Array, "3 rows samples"],
+    communication: Float[Array, "3 rows samples"],
+    factor: Float[Array, "rows samples"],
+) -> Float[Array, "3 rows samples"]:
+    """The moments of compute and communication together, if all compute takes `factor` times as
+    long. Exact, because the cumulants of both add up.
+    """
+    mean, std, skewness = moments
+    mean_apart, std_apart, skewness_apart = communication
+    # In units of the standard deviation, for single precision does not hold cubes of seconds.
+    varies = std > 0
+    part = jnp.where(varies, std_apart / jnp.where(varies, std, 1), 0)
+    third_apart = part**3 * skewness_apart
+    # A factor of nothing leaves nothing, and a derivative.
+    variance = jnp.maximum(part**2 + factor**2 * (1 - part**2), 1e-12)
+    third = third_apart + factor**3 * (skewness - third_apart)
+    return jnp.stack(
+        [
+            mean_apart + factor * (mean - mean_apart),
+            std * jnp.sqrt(variance),
+            third / variance**1.5,
+        ]
+    )
