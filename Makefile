@@ -17,7 +17,7 @@ TESTS := $(BIN)/pytest -n 2 --dist worksteal --durations 20 --durations-min 1
 NOTEBOOKS := JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.pytest_cache/d/notebooks" \
 	$(BIN)/pytest --nbmake -n 2 -p no:cacheprovider notebooks
 
-.PHONY: demo test test-all test-newest test-lowest matrix browser lint docs bench reference clean
+.PHONY: demo test test-all test-newest test-lowest test-accelerators matrix browser lint docs bench reference clean
 
 demo: .venv/demo
 	$(BIN)/prism-jax simulate gpt3-175b-h100-4096 --samples $(SAMPLES)
@@ -46,6 +46,19 @@ test-newest test-lowest: .venv/test
 
 matrix: .venv/test
 	XLA_FLAGS="$(firstword $(FAST_COMPILER)) $$XLA_FLAGS" $(BIN)/python -m tests.versions matrix
+
+# What is compiled for devices that are not there, and the kernel's instructions, run on a CPU. See
+# docs/accelerators.md.
+test-accelerators: .venv-accelerators
+	$(BIN)/pytest -n 1 tests/test_accelerators.py
+
+# JAX's plugins and the assembler of CUDA, without drivers and other libraries.
+JAX_NEEDS := import importlib.metadata as m; v = m.version("jax"); \
+	print(f"jax-cuda13-pjrt=={v} jax-cuda13-plugin=={v} nvidia-cuda-nvcc==13.0.*", \
+	*[r.split(";")[0] for r in m.requires("jax") if r.startswith("libtpu")])
+.venv-accelerators: .venv/test
+	$(INSTALL) --no-deps --target $@ $$($(BIN)/python -c '$(JAX_NEEDS)')
+	touch $@
 
 # Chromium for the tests that open a page in it, which are skipped where it is not there: from
 # Debian's packages where that can be done, and left out otherwise.

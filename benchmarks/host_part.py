@@ -69,7 +69,7 @@ def ns_a_step(program: Program, steps: int) -> float:
 def as_for_an_accelerator() -> None:
     """What the engine gives to devices is cut up as for an accelerator, and computed once."""
     _tiles.on_accelerator = _pools.on_accelerator = lambda: True
-    _tiles._fitting = lambda call, args, room: room
+    _tiles.fitting_tiles = lambda lower, room: room
     of_tiles = _tiles._jitted
     _tiles._jitted = ft.cache(lambda f, backend, _: given_again(of_tiles(f, backend, False)))
     _tiles._flat = given_again(_tiles._flat)

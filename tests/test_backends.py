@@ -64,13 +64,14 @@ def tiled_functions(program: prism.Program):
     (drawn,) = drawn_pools(plain, [Draws(0, 64, 64)])
     pool = pool_of(plain, drawn, 2, room_of(plain, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
+    stalls = plan.tables.stall_shares is not None
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
         _tile_of_plans: ((joint_plan([run.plan, run.plan]), key), ids),
         step_tile: ((without_ops(plan), key), ids, ends, whole),
         _step_vjp: ((after[0], None, key), ids, (real,), whole, whole, (real,)),
         _replica_vjp: ((plan, lead, key), ids, whole, (real,)),
-        _entries_tile: ((plan, key), ids, whole),
+        **({_entries_tile: ((plan, key), ids, whole)} if stalls else {}),
         _latencies.__wrapped__: ((plan, lead, key),),
         _step_tile: ((without_ops(plan), (pool,), key),),
         _explicit_tile: ((without_steps(plan), key), ids, ids),

@@ -53,7 +53,7 @@ def _adjusted(program: prism.Program) -> prism.Program:
 
 
 _GAMMAS = {"a": Gamma(1.0, 0.1), "b": Gamma(2.0, 0.3)}
-_PROGRAMS = {
+PROGRAMS = {
     "all laws": lambda: _adjusted(rich_program(4, worker_step=lognormal(0.02))),
     "laws of tables, many levels": lambda: _of_graph(
         [tuple(x for x in (i - 1, i - 7) if x >= 0) for i in range(1100)], _GAMMAS
@@ -62,29 +62,41 @@ _PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", _PROGRAMS)
+def latencies_of(program: prism.Program):
+    """Tables and all else that the kernel takes, of some samples of a program; of leading axes,
+    too, where there are shared factors.
+    """
+    plan, key = make_plan(program), key_data(jr.key(3))
+    shared = program.variability.rank is not None
+    lead = leading_axes(program, plan, pilot_key()) if shared else None
+    sampled, _ = led(plan, lead, jnp.arange(_SAMPLES, dtype=jnp.uint32), key)
+    values, fixed, latencies = _propagate._parted(replica_latencies(plan, sampled, key))
+    tables, common = eqx.combine(values, fixed)
+    return tables, common, latencies, plan.structure.replica.levels, _SAMPLES, plan.dtype
+
+
+@eqx.filter_jit
+def loops(tables, common, *others):
+    """The ends of sinks and the choices of joins and sinks, by the loops of XLA."""
+    values, fixed = eqx.partition((tables, common), eqx.is_inexact_array)
+    return _propagate._forward(values, fixed, *others, keep=True)
+
+
+@eqx.filter_jit
+def _interpreted(*args):
+    ends, kept = one_kernel(*args, keep=True, interpret=True)
+    return ends, kept, one_kernel(*args, keep=False, interpret=True)[0]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_the_kernel_gives_the_bits_of_the_loops_and_their_choices(name):
     with jax.enable_x64(False):
-        program = _PROGRAMS[name]()
-        plan, key = make_plan(program), key_data(jr.key(3))
-        lead = leading_axes(program, plan, pilot_key()) if name == "all laws" else None
-        levels = plan.structure.replica.levels
-        assert plan.dtype == np.float32
-
-        def both(plan, lead, key):
-            sampled, _ = led(plan, lead, jnp.arange(_SAMPLES, dtype=jnp.uint32), key)
-            parts = _propagate._parted(replica_latencies(plan, sampled, key))
-            values, fixed, latencies = parts
-            rest = latencies, levels, _SAMPLES, plan.dtype
-            tables, common = eqx.combine(values, fixed)
-            return (
-                _propagate._forward(values, fixed, *rest, keep=True),
-                one_kernel(tables, common, *rest, keep=True, interpret=True),
-                one_kernel(tables, common, *rest, keep=False, interpret=True)[0],
-            )
-
-        (ends, kept), (by_kernel, kept_by_kernel), alone = eqx.filter_jit(both)(plan, lead, key)
+        args = latencies_of(PROGRAMS[name]())
+        levels = args[3]
+        ends, kept = loops(*args)
+        by_kernel, kept_by_kernel, alone = _interpreted(*args)
     number = int(levels.num_levels)
+    assert ends.dtype == np.float32
     np.testing.assert_array_equal(by_kernel, ends)
     np.testing.assert_array_equal(alone, ends)
     np.testing.assert_array_equal(kept_by_kernel[0][:number], kept[0][:number])

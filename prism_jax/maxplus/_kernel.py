@@ -24,7 +24,7 @@ from ._propagate import LEVELS_OF_SUM
 _SAMPLES, _WARPS = 512, 4  # Of a program of the grid: an H200 is fastest with these.
 # Lanes whose code stands side by side. The others of a level follow in a loop: code for 16 lanes
 # would compile for half a minute.
-_LANES = 4
+_LANES = 2
 
 
 class _InPlace:
@@ -91,7 +91,6 @@ def one_kernel(
         numbers, ops, reads, writes, sink_slots = graph
         state, ends, *kept = refs[len(leaves) :]
         num_levels, counters = numbers[np.int32(0)], numbers[np.int32(1)].astype(jnp.uint32)
-        common = jax.tree.map(lambda x: x[0, :] if x.ndim == 2 else _InPlace(x), common)
         noise_arguments = jax.tree.map(
             lambda x: x[...] if x.shape == (block,) else tuple(x[i] for i in range(len(x))),
             noise_arguments,
@@ -108,12 +107,15 @@ def one_kernel(
 
         def latency(level, lane):
             def of_lane(table, row):
-                at = row[level, lane]
+                at = row[level, lane]  # A negative one counts from the end.
+                at = jnp.where(at < 0, at + np.int32(table.shape[0]), at)
                 return table[at, :] if table.shape[1] > 1 else table[at, 0]
 
             counter = level.astype(jnp.uint32) * counters + lane.astype(jnp.uint32)
             z, op = latencies.noise(noise_arguments, counter), ops[level, lane]
-            seconds = jax.tree.map(of_lane, table, row).latency(op, z, common)
+            # Read where it is used: what is held through all levels would take many registers.
+            shared = jax.tree.map(lambda x: x[0, :] if x.ndim == 2 else _InPlace(x), common)
+            seconds = jax.tree.map(of_lane, table, row).latency(op, z, shared)
             return jnp.where(op >= 0, seconds, 0) if levels.joins else seconds
 
         def side_by_side(level, first, packed):

@@ -134,7 +134,8 @@ def tiles(
             args = turns, slices[0], slices[1:]
             # JAX sets it within derivatives, and would compile the same anew without it.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
-                if wide and (fitting := _fitting(call, args, room)) < room:
+                lower = ft.partial(call.func.lower, *call.args, *args)
+                if wide and (fitting := fitting_tiles(lower, room)) < room:
                     most = fitting
                     continue
                 arrays = call(*args)
@@ -164,21 +165,26 @@ def tiles_of(plan: Plan) -> int:
     return _MOST_TILES if ops < 4096 else 4 if ops < 16384 else 2
 
 
-def _fitting(call: Any, args: tuple[Any, ...], room: int) -> int:
-    """How many tiles side by side fit into memory, by what the backend says of `room` of them: a
-    power of two, and at least one. What is compiled for this is what `call` then runs.
+def fitting_tiles(lower: Callable[[], Any], room: int) -> int:
+    """How many tiles side by side fit into memory, by what the backend says of `room` of them,
+    which `lower` lowers: a power of two, and at least one. What is compiled for this is what runs.
     """
     try:
-        memory = call.func.lower(*call.args, *args).compile().memory_analysis()
+        held = held_bytes(lower().compile())
     except jax.errors.JaxRuntimeError as error:  # A TPU says so where it compiles.
         if room > 1 and "RESOURCE_EXHAUSTED" in str(error):
             return room // 2
         raise
-    if memory is None:
-        return room
-    parts = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
-    most = int(room * _SHARE_OF_MEMORY * _memory() / max(sum(parts), 1))
+    most = int(room * _SHARE_OF_MEMORY * _memory() / max(held, 1))
     return min(room, 2 ** (max(most, 1).bit_length() - 1))
+
+
+def held_bytes(compiled: Any) -> int:
+    """The bytes of a compiled program and what it is given; zero where the backend says nothing."""
+    if (memory := compiled.memory_analysis()) is None:
+        return 0
+    parts = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
+    return sum(parts)
 
 
 def _memory() -> int:
