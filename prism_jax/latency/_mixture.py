@@ -1,4 +1,3 @@
-import functools as ft
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -18,45 +17,45 @@ from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
 _MAX_STEPS = 120
 
 
-def _shares(weights: Array) -> list[Array]:
-    """The normalised weight of each component."""
-    total = jnp.sum(weights, axis=-1)
-    return [weights[..., i] / total for i in range(weights.shape[-1])]
+def _shares(weights: Array, shape: tuple[int, ...]) -> Float[Array, "components ..."]:
+    """The normalised weight of each component, in a batch of this shape."""
+    shares = jnp.moveaxis(weights / jnp.sum(weights, axis=-1, keepdims=True), -1, 0)
+    lead = (1,) * (1 + len(shape) - shares.ndim)
+    shares = shares.reshape(len(shares), *lead, *shares.shape[1:])
+    return jnp.broadcast_to(shares, (len(shares), *shape))
 
 
-def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[list, list]:
+def _scores(components: tuple[AbstractLatency, ...], x: Array) -> tuple[Array, Array]:
     """The score of `x` under each component, and its derivative with respect to `x`."""
     pairs = [jax.jvp(c.to_normal, (x,), (jnp.ones_like(x),)) for c in components]
-    return [score for score, _ in pairs], [slope for _, slope in pairs]
+    scores, slopes = map(jnp.stack, zip(*pairs, strict=True))
+    return scores, slopes
 
 
-def _log_density(score: Array) -> Array:
+def _log_density(scores: Array) -> Array:
     """Its logarithm, finite where the score is infinite."""
-    return log_density(jnp.clip(score, -1e3, 1e3))
+    return log_density(jnp.clip(scores, -1e3, 1e3))
 
 
-def _largest(shares: list[Array], logs: list[Array]) -> Array:
+def _largest(shares: Array, logs: Array) -> Array:
     """The largest of the components that have a share."""
-    values = [jnp.where(w > 0, l, -1e30) for w, l in zip(shares, logs, strict=True)]
-    return jax.lax.stop_gradient(ft.reduce(jnp.maximum, values))
+    return jax.lax.stop_gradient(jnp.max(jnp.where(shares > 0, logs, -1e30), axis=0))
 
 
-def _log_tail(shares: list[Array], scores: list[Array], sign: Array | float) -> Array:
+def _log_tail(shares: Array, scores: Array, sign: Array | float) -> Array:
     """The logarithm of the distribution (sign 1) or survival (sign -1) function."""
-    logs = [log_ndtr(sign * score) for score in scores]
+    logs = log_ndtr(sign * scores)
     top = _largest(shares, logs)
-    terms = (w * jnp.exp(jnp.minimum(l - top, 80.0)) for w, l in zip(shares, logs, strict=True))
-    return top + jnp.log(sum(terms, jnp.zeros_like(top)))
+    return top + jnp.log(jnp.sum(shares * jnp.exp(jnp.minimum(logs - top[None], 80.0)), axis=0))
 
 
 @eqx.filter_custom_jvp
 def _solve(mixture: "Mixture", z: Array) -> Array:
     """The quantile of score `z`, by Newton's method inside a bracket."""
-    shares = _shares(mixture.weights)
+    shares = _shares(mixture.weights, z.shape)
     # Under each component, the quantile of the mixture lies on one side of the component's own.
-    of_components = [c.from_normal(z) for c in mixture.components]
-    low, high = ft.reduce(jnp.minimum, of_components), ft.reduce(jnp.maximum, of_components)
-    low, high, z, *shares = jnp.broadcast_arrays(low, high, z, *shares)
+    of_components = jnp.stack([c.from_normal(z) for c in mixture.components])
+    low, high = jnp.min(of_components, axis=0), jnp.max(of_components, axis=0)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
     target = log_ndtr(sign * z)
     eps = float(jnp.finfo(z.dtype).eps)
@@ -68,12 +67,10 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
     def advance(state):
         x, low, high, last, active, step = state
         scores, slopes = _scores(mixture.components, x)
-        log_p = _log_tail(shares, scores, sign)
+        log_p = _log_tail(shares, scores, sign[None])
         error = sign * (log_p - target)
-        density = sum(
-            w * jnp.exp(jnp.clip(_log_density(s) - log_p, -80.0, 80.0)) * d
-            for w, s, d in zip(shares, scores, slopes, strict=True)
-        )
+        heights = jnp.exp(jnp.clip(_log_density(scores) - log_p[None], -80.0, 80.0))
+        density = jnp.sum(shares * heights * slopes, axis=0)
         new_low = jnp.where(error < 0, x, low)
         new_high = jnp.where(error < 0, high, x)
         rising = density > 0
@@ -84,10 +81,8 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
         new = jnp.where(use, newton, 0.5 * (new_low + new_high))
         change = jnp.abs(new - x)
         # A converged element is frozen, so that no element depends on its neighbours.
-        x, low, high, last = (
-            jnp.where(active, now, before)
-            for now, before in ((new, x), (new_low, low), (new_high, high), (change, last))
-        )
+        now, before = jnp.stack([new, new_low, new_high, change]), jnp.stack([x, low, high, last])
+        x, low, high, last = jnp.where(active[None], now, before)
         active = active & (change > 2.0 * eps * jnp.abs(new)) & (error != 0)
         return x, low, high, last, active, step + 1
 
@@ -101,20 +96,19 @@ def _solve(mixture: "Mixture", z: Array) -> Array:
 def _(primals, tangents):
     (mixture, z), (mixture_dot, z_dot) = primals, tangents
     x = _solve(mixture, z)
-    shares = _shares(mixture.weights)
+    shares = _shares(mixture.weights, z.shape)
     scores, slopes = _scores(mixture.components, x)
     sign = jnp.where(z > 0, -1.0, 1.0).astype(z.dtype)
+    log_tails, log_heights = log_ndtr(sign[None] * scores), _log_density(scores)
     # Densities, over the largest of them so that none underflows.
-    logs = [
-        jnp.where(d > 0, _log_density(s) + jnp.log(jnp.where(d > 0, d, 1.0)), -1e30)
-        for s, d in zip(scores, slopes, strict=True)
-    ]
-    top = _largest(shares, logs)
+    rising = slopes > 0
+    top = _largest(
+        shares, jnp.where(rising, log_heights + jnp.log(jnp.where(rising, slopes, 1.0)), -1e30)
+    )
     dense = top > -1e29
     top = jnp.where(dense, top, 0.0)
-    parts = [jnp.exp(jnp.clip(_log_density(s) - top, -1e4, 80.0)) for s in scores]
-    density = sum(w * p * d for w, p, d in zip(shares, parts, slopes, strict=True))
-    density = jnp.where(dense, density, 1.0)
+    heights = jnp.exp(jnp.clip(log_heights - top[None], -1e4, 80.0))
+    density = jnp.where(dense, jnp.sum(shares * heights * slopes, axis=0), 1.0)
 
     def per_density(tangent, weight):
         return jnp.where(dense, weight * tangent / density, 0.0)
@@ -123,14 +117,12 @@ def _(primals, tangents):
     if z_dot is not None:
         out = out + per_density(z_dot, jnp.exp(jnp.minimum(log_density(z) - top, 80.0)))
     if mixture_dot.weights is not None:
-        share_dots = jax.jvp(_shares, (mixture.weights,), (mixture_dot.weights,))[1]
-        for share_dot, score in zip(share_dots, scores, strict=True):
-            tail = sign * jnp.exp(jnp.minimum(log_ndtr(sign * score) - top, 80.0))
-            out = out - per_density(share_dot, tail)
-    probabilities, eps = (
-        [jnp.exp(log_ndtr(sign * s)) for s in scores],
-        float(jnp.finfo(x.dtype).eps),
-    )
+        share_dots = jax.jvp(
+            lambda weights: _shares(weights, z.shape), (mixture.weights,), (mixture_dot.weights,)
+        )[1]
+        for share_dot, log_tail in zip(share_dots, log_tails, strict=True):
+            out = out - per_density(share_dot, sign * jnp.exp(jnp.minimum(log_tail - top, 80.0)))
+    taken, eps = shares * jnp.exp(log_tails), float(jnp.finfo(x.dtype).eps)
     for i, (c, c_dot) in enumerate(zip(mixture.components, mixture_dot.components, strict=True)):
         # A component without spread at this score: the mixture moves along with it.
         own, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
@@ -141,11 +133,10 @@ def _(primals, tangents):
             continue
         _, score_dot = eqx.filter_jvp(lambda c: c.to_normal(x), (c,), (c_dot,))
         if score_dot is not None:
-            out = out - jnp.where(slopes[i] > 0, per_density(score_dot, shares[i] * parts[i]), 0.0)
+            change = per_density(score_dot, shares[i] * heights[i])
+            out = out - jnp.where(rising[i], change, 0.0)
         # The score within the component: what the others leave of the probability.
-        elsewhere = sum(
-            w * p for j, (w, p) in enumerate(zip(shares, probabilities, strict=True)) if j != i
-        )
+        elsewhere = jnp.sum(taken.at[i].set(0.0), axis=0)
         left = (jnp.exp(log_ndtr(sign * z)) - elsewhere) / jnp.where(shares[i] > 0, shares[i], 1.0)
         within = sign * ndtri_exp(jnp.log(jnp.clip(left, eps, 1.0 - eps)))
         _, own_dot = eqx.filter_jvp(lambda c, z=within: c.from_normal(z), (c,), (c_dot,))
@@ -211,26 +202,34 @@ class Mixture(AbstractLatency):
         return _solve(self, jnp.broadcast_to(z, broadcast_batch(z.shape, self.batch_shape)))
 
     def to_normal(self, x: ArrayLike) -> Float[Array, "..."]:
-        shares = _shares(self.weights)
-        scores = [component.to_normal(x) for component in self.components]
+        scores = jnp.stack(jnp.broadcast_arrays(*[c.to_normal(x) for c in self.components]))
+        shares = _shares(self.weights, broadcast_batch(self.weights.shape[:-1], scores.shape[1:]))
+        scores = jnp.broadcast_to(scores, shares.shape)
         return score_of_tails(_log_tail(shares, scores, 1.0), _log_tail(shares, scores, -1.0))
 
-    def _mean_of(self, values: list[Array]) -> Array:
-        """The mean over the components of a value of each."""
-        shares = _shares(self.weights)
-        return ft.reduce(jnp.add, [w * x for w, x in zip(shares, values, strict=True)])
+    def _moments(self) -> tuple[Array, ...]:
+        """The share of each component, its mean, how far this is above that of the mixture, its
+        variance and its third central moment.
+        """
+        shape = self.batch_shape
+        rows = [(c.mean(), c.variance(), c.third_moment()) for c in self.components]
+        mean, variance, third = (
+            jnp.stack([jnp.broadcast_to(x, shape) for x in xs]) for xs in zip(*rows, strict=True)
+        )
+        shares = _shares(self.weights, shape)
+        return shares, mean, mean - jnp.sum(shares * mean, axis=0)[None], variance, third
 
     def mean(self) -> Float[Array, "..."]:
-        return self._mean_of([c.mean() for c in self.components])
+        shares, mean, *_ = self._moments()
+        return jnp.sum(shares * mean, axis=0)
 
     def variance(self) -> Float[Array, "..."]:
-        mean = self.mean()
-        return self._mean_of([c.variance() + (c.mean() - mean) ** 2 for c in self.components])
+        shares, _, apart, variance, _ = self._moments()
+        return jnp.sum(shares * (variance + apart**2), axis=0)
 
     def third_moment(self) -> Float[Array, "..."]:
-        mean = self.mean()
-        apart = [(c, c.mean() - mean) for c in self.components]
-        return self._mean_of([c.third_moment() + d * (3.0 * c.variance() + d**2) for c, d in apart])
+        shares, _, apart, variance, third = self._moments()
+        return jnp.sum(shares * (third + apart * (3.0 * variance + apart**2)), axis=0)
 
     def rules(self) -> tuple[ParameterRule, ...]:
         def adds_up(weights: np.ndarray) -> np.ndarray:

@@ -29,16 +29,16 @@ def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
         and jnp.issubdtype(value.dtype, jnp.floating)
     ]
     dtype = ft.reduce(jnp.promote_types, strong) if strong else jnp.result_type(float)
-    return [_as_array(value, dtype) for value in values]
-
-
-def _as_array(value: ArrayLike | Sequence[float], dtype) -> Array:
-    """An array; of numbers of the host by NumPy, for JAX would compile it."""
-    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
-        array = np.asarray(value)
-        if array.dtype.kind in "biuf":
-            return jax.device_put(array.astype(dtype))
-    return jnp.asarray(value, dtype)
+    arrays = []
+    for value in values:
+        # Numbers of the host by NumPy, for JAX would compile it.
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                arrays.append(jax.device_put(array.astype(dtype)))
+                continue
+        arrays.append(jnp.asarray(value, dtype))
+    return arrays
 
 
 def check_held(name: str, value: ArrayLike, held: Array) -> None:
@@ -88,17 +88,19 @@ class AbstractParametric(AbstractLatency):
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        held = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return broadcast_batch(
-            *(x.batch_shape if isinstance(x, AbstractLatency) else x.shape for x in held)
-        )
+        shapes = []
+        for field in dataclasses.fields(self):
+            held = getattr(self, field.name)
+            shapes.append(held.batch_shape if isinstance(held, AbstractLatency) else held.shape)
+        return broadcast_batch(*shapes)
 
     def rules(self) -> tuple[ParameterRule, ...]:
-        parameters = (field for field in dataclasses.fields(self) if "allowed" in field.metadata)
-        allowed = ((field.name, field.metadata["allowed"]) for field in parameters)
-        return tuple(
-            ParameterRule(name, getattr(self, name), _RULES[rule], rule) for name, rule in allowed
-        )
+        rules = []
+        for field in dataclasses.fields(self):
+            if (allowed := field.metadata.get("allowed")) is not None:
+                value = getattr(self, field.name)
+                rules.append(ParameterRule(field.name, value, _RULES[allowed], allowed))
+        return tuple(rules)
 
 
 def check(latency: AbstractLatency) -> None:

@@ -72,7 +72,7 @@ def classes_of(program: Program) -> Classes:
     stalls = bool(len(program.stall_ops))
     blocks, members, worker = _on_gpus(program)
     most = max(stratum.stalls for stratum in program.strata)
-    alone = names[np.unique(kind[direct[direct >= 0]])].tolist()
+    single = [laws.residual[name] for name in names[np.unique(kind[direct[direct >= 0]])].tolist()]
     return Classes(
         blocks=blocks,
         kind=np.searchsorted(all_kinds(program), names)[kind],
@@ -85,7 +85,7 @@ def classes_of(program: Program) -> Classes:
         stall_class=program.rows.class_[program.ops.row][program.stall_ops] if stalls else None,
         stall_calls=program.stall_counts if stalls else None,
         most_stalls=most,
-        tables=any(log_sigma(laws.residual[name]) is None for name in alone),
+        tables=None in map(log_sigma, single),
         stall_counts=bucket(most, 4) if stalls else 0,
     )
 
@@ -110,40 +110,37 @@ def _on_gpus(program: Program) -> tuple[Blocks, np.ndarray, np.ndarray | None]:
     dtype, waits, worker, alone = program.latencies.mean.dtype, blocks.waits, None, size
     if program.worker_size < size and (laws.worker_step, laws.microbatch) != (None, None):
         alone, worker = program.worker_size, np.asarray(program.worker_size, dtype)
-    members, in_tail = np.zeros(0, int), np.zeros(0, bool)
-    if blocks.segments is not None:
-        contained: Any = blocks.class_segments
-        members, in_tail = np.asarray(blocks.members), contained[program.tail] > 0
-        in_tail = in_tail & (program.tail >= 0)
-    # The sizes of groups that wait, or of single GPUs, each with how many GPUs wait, which are more
-    # than the rank has where they are lines of GPUs of several ranks.
-    parts = {(1, size)} if worker is not None else set[tuple[int, int]]()
-    parts |= {(1, number) for number in members[~in_tail & (members > size)].tolist()}
-    of_waits: list[tuple[int, int]] = []
+    contained: Any = np.zeros((1, 0)) if blocks.segments is None else blocks.class_segments
+    members = np.asarray([] if blocks.segments is None else blocks.members, int)
+    in_tail = (contained[program.tail] > 0) & (program.tail >= 0)
+    wait = ~in_tail & (members > alone)
+    # Of groups that wait for one another in a rank, or of single GPUs, the size, and how many GPUs
+    # wait, which are more than the rank has where they are lines of GPUs of several ranks.
+    sizes = np.ones(wait.sum() + (worker is not None), int)
+    gpus = np.append(members[wait], [size] if worker is not None else [])
     if waits is not None:
-        gpus = np.maximum(waits.count * waits.size, size)
-        of_waits += zip(waits.size.tolist(), gpus.tolist(), strict=True)
-    parts = sorted(parts.union(of_waits))
-    groups = [(size, 1, 1), (program.world_size, 1, 1)]
-    groups += [(size, smaller, number / size) for smaller, number in parts]
-    of_gpus = np.array(groups, dtype).T, worker
+        sizes, gpus = np.append(sizes, waits.size), np.append(gpus, waits.count * waits.size)
+    parts = np.stack([sizes, np.maximum(gpus, size)], axis=1).astype(int)
+    parts, place = np.unique(parts, axis=0, return_inverse=True)
+    of_rank = np.stack([np.full(len(parts), size), parts[:, 0], parts[:, 1] / size])
+    groups = np.array([[size, program.world_size], [1, 1], [1, 1]])
+    groups = np.concatenate([groups, of_rank], axis=1).astype(dtype)
     if blocks.segments is None:
-        return blocks, *of_gpus
-    lines = [number for smaller, number in parts if smaller == 1]  # They come first.
-    of_rank = 2 + np.searchsorted(lines, np.maximum(members, size))
+        return blocks, groups, worker
+    group, place = in_tail.astype(int), 2 + place.reshape(-1)
+    group[wait] = place[: wait.sum()]
     if waits is not None:
         count = np.minimum(waits.count, size // waits.size)
-        of_parts = np.array([2 + parts.index(part) for part in of_waits])
-        waits = dataclasses.replace(waits, count=count, group=of_parts)
+        waits = dataclasses.replace(waits, count=count, group=place[-len(count) :])
     blocks = dataclasses.replace(
         blocks,
         members=np.where(in_tail, members, np.minimum(members, size)),
         branches=_padded(blocks.branches, program, "segments"),
         outer_branches=_padded(blocks.outer_branches, program, "classes"),
         waits=waits,
-        group=np.where(in_tail, 1, np.where(members > alone, of_rank, 0)),
+        group=group,
     )
-    return blocks, *of_gpus
+    return blocks, groups, worker
 
 
 def _padded(branches: Overlaps | None, program: Program, inner: str) -> Overlaps | None:
