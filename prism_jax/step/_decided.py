@@ -76,21 +76,22 @@ def decided_steps(
         unlike, _ = picked(pools[number], places[number], step_ids, pool_key, plan.dtype)
         ends = jnp.concatenate([ends, pools[number].ends[unlike]])
         samples = jnp.concatenate([samples, before + unlike])
-    ends = jnp.moveaxis(ends, 2, 1)
+    by_step, ends = ends, jnp.moveaxis(ends, 2, 1)
     latest = jnp.max(ends, axis=0)  # Of `(looks, sinks, steps)`.
     room, sinks = len(plan.structure.sinks.first), len(latest)
     padded = jnp.pad(latest, ((0, room - sinks), (0, 0)))
     ready, parts = step_parts(plan, padded, step_ids, key, regimes)
     ready = ready[:sinks]
-    sink = jnp.argmax(ready, axis=0).astype(jnp.int32)
-    at_sink = sink[None] == jnp.arange(sinks, dtype=sink.dtype)[:, None]
-    look = jnp.argmax(jnp.any((ends == latest[None]) & at_sink[None], axis=1), axis=0)
+    # The first of equals, by a plain reduction: XLA's `argmax` over many is slower on a CPU.
+    number = jnp.arange(sinks, dtype=jnp.int32)[:, None]
+    sink = jnp.min(jnp.where(ready == parts.barrier[None], number, sinks - 1), axis=0)
+    look = jnp.argmax(jnp.take_along_axis(by_step, sink[None, :, None], axis=2)[..., 0], axis=0)
     decides = look[None] == jnp.arange(len(samples), dtype=look.dtype)[:, None]
     decider = jnp.sum(jnp.where(decides, samples, 0), axis=0, dtype=samples.dtype)
     barrier = jnp.full_like(parts.barrier, jnp.nan)
     if len(samples) > 1:
-        waiting = jnp.max(jnp.where(decides[:, None], -jnp.inf, ends), axis=0)
-        barrier = jnp.max(waiting + (ready - latest), axis=0)
+        of_looks = jnp.max(ends + (ready - latest)[None], axis=1)
+        barrier = jnp.max(jnp.where(decides, -jnp.inf, of_looks), axis=0)
     without = parts.factor * (barrier + parts.tail)
     is_last = [jnp.append(jnp.zeros(len(pool.later), bool), ~pool.all_looked_at) for pool in pools]
     last = jnp.concatenate(is_last)[look]
