@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import prism_jax as prism
+from benchmarks import on_device
 from prism_jax.engine._critical_paths import _latencies
 from prism_jax.engine._explicit import _explicit_tile
 from prism_jax.engine._gradient import _entries_tile, _replica_vjp, _step_vjp
@@ -132,3 +133,10 @@ def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
         _group_sums.trace(times, times, whole, times[0], times[:21], (1, 32)),
     ):
         traced.lower(lowering_platforms=("cuda", "tpu"))
+
+
+def test_the_benchmark_on_a_device_has_the_means_of_the_loops():
+    value, gradient = on_device.by_tiles(True)
+    assert (value["how"], gradient["how"]) == ("loops", "gradient, loops")
+    assert value["mean"] == gradient["mean"] > 0
+    assert value["per_s"] > gradient["per_s"] > 0

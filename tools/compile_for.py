@@ -2,10 +2,10 @@
 
 The devices are h200, h100 and v5e. For each function of some jobs: how many tiles run side by side,
 by what the engine asks the compiler; their memory, and what the engine allows them; how many
-kernels are launched, and how many in each turn of a loop; how often a turn copies as much as the
-ends of the tiles; and the most bytes that a thread spills. It fails where a turn copies the ends,
-tiles need more than they may, the kernel that propagates spills, or another spills more than 64
-bytes.
+kernels are launched, and how many in each turn of a loop that has no other in it; how often such a
+turn copies as much as the ends of the tiles; and the most bytes that a thread spills. It fails
+where a turn copies the ends, tiles need more than they may, the kernel that propagates spills, or
+another spills more than 64 bytes.
 """
 
 import argparse
@@ -212,23 +212,19 @@ def spilled_bytes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def counts(text: str, ends: int) -> dict[str, int]:
-    """What is launched once, and at most in a turn of a loop; and how many copies of so many bytes
-    turns have: of a compiled program's text.
+    """What is launched once, and at most in a turn of a loop without loops in it; and how many
+    copies of so many bytes such turns have: of a compiled program's text.
     """
     blocks = dict(re.findall(r"^(?:ENTRY )?%?([\w.-]+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
-    entry = re.search(r"^ENTRY %?([\w.-]+) ", text, re.M)
-    turns = set(re.findall(r"(?:body|condition)=%?([\w.-]+)", text))
-    of_loops = [(b, c) for c, b in re.findall(r"condition=%?([\w.-]+), body=%?([\w.-]+)", text)]
-    launched = {name: len(_LAUNCHED.findall(block)) for name, block in blocks.items()}
-    copies = sum(
-        bool(ends) and _bytes(*copy) >= ends
-        for name in turns
-        for copy in _COPY.findall(blocks[name])
-    )
+    entry = re.findall(r"^ENTRY %?([\w.-]+) ", text, re.M)
+    loops = re.findall(r"condition=%?([\w.-]+), body=%?([\w.-]+)", text)
+    turns = [blocks[c] + blocks[body] for c, body in loops if " while(" not in blocks[body]]
+    launched = [len(_LAUNCHED.findall(turn)) for turn in turns]
+    copies = [copy for turn in turns for copy in _COPY.findall(turn)]
     return {
-        "launches": launched[entry[1]] if entry else 0,
-        "in a turn": max((launched[b] + launched[c] for b, c in of_loops), default=0),
-        "copies": copies,
+        "launches": sum(len(_LAUNCHED.findall(blocks[name])) for name in entry),
+        "in a turn": max(launched, default=0),
+        "copies": sum(0 < ends <= _bytes(*copy) for copy in copies),
     }
 
 

@@ -6,6 +6,7 @@ hold, and between two levels there is no launch, no barrier and no host. Latenci
 they are used, by the same functions as elsewhere.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -22,22 +23,9 @@ from ._propagate import LEVELS_OF_SUM
 
 
 _SAMPLES, _WARPS = 512, 4  # Of a program of the grid: an H200 is fastest with these.
-# Lanes whose code stands side by side. The others of a level follow in a loop: code for 16 lanes
-# would compile for half a minute.
+# Lanes whose code stands side by side. The others of a level follow in a loop: the code of more
+# takes long to compile, and more registers than there are.
 _LANES = 2
-
-
-class _InPlace:
-    """A table that is read where it lies: what `look_up` asks of an array."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def reshape(self, *_):
-        return self
-
-    def __getitem__(self, index):
-        return triton.load(self.table.at[index])
 
 
 def one_kernel(
@@ -61,11 +49,7 @@ def one_kernel(
     - `interpret`: whether JAX evaluates the kernel, on any device.
     """
     block = min(num_samples & -num_samples, _SAMPLES)
-    (width, fan_in), (sinks, fan) = levels.reads.shape[1:], levels.sinks.shape
-    bits, together = bits_of(levels)
-    words, word = words_of(levels)
-    lanes, num_slots = min(_LANES, together), np.int32(levels.num_slots)
-    rows = levels.num_slots + (width if lanes < width else 0)
+    num_levels, width, _ = levels.reads.shape
 
     def of_samples(x) -> bool:
         return x.shape[-1] == num_samples
@@ -78,113 +62,20 @@ def one_kernel(
 
     # Arrays that a kernel takes have one axis at least; one that it reads in place has one.
     numbers = jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.counters)])
-    graph = numbers, levels.ops, levels.reads.reshape(-1, width * fan_in), levels.writes
+    graph = numbers, levels.ops, levels.reads.reshape(num_levels, -1), levels.writes, levels.sinks
     common = jax.tree.map(lambda x: x if of_samples(x) else x.reshape(-1), common)
-    arrays = (*graph, levels.sinks), latencies.rows, tables, common, latencies.noise_arguments
-    leaves, tree = jax.tree.flatten(arrays)
-
-    def turns(number, body, start=None):
-        return lax.fori_loop(np.int32(0), jnp.asarray(number, jnp.int32), body, start)
+    given = graph, latencies.rows, tables, common, latencies.noise_arguments
+    leaves, tree = jax.tree.flatten(given)
+    words, word = words_of(levels)
+    sinks = (len(levels.sinks),)
+    shapes: list[Any] = [((levels.num_slots + width,), dtype), (sinks, dtype)]
+    shapes += [((num_levels, words), word), (sinks, np.uint32)] if keep else []
+    results = [jax.ShapeDtypeStruct((*shape, num_samples), kind) for shape, kind in shapes]
 
     def kernel(*refs):
-        graph, row, table, common, noise_arguments = tree.unflatten(refs[: len(leaves)])
-        numbers, ops, reads, writes, sink_slots = graph
-        state, ends, *kept = refs[len(leaves) :]
-        num_levels, counters = numbers[np.int32(0)], numbers[np.int32(1)].astype(jnp.uint32)
-        noise_arguments = jax.tree.map(
-            lambda x: x[...] if x.shape == (block,) else tuple(x[i] for i in range(len(x))),
-            noise_arguments,
-        )
+        arrays, written = tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :]
+        _Block(block, levels, latencies, keep, *arrays, *written).propagate()
 
-        def latest(slots):
-            """The latest of the ends in some slots, and which one it is: the first of equals."""
-            end, choice = state[slots[0], :], jnp.zeros((block,), jnp.uint32)
-            for k, slot in enumerate(slots[1:], 1):
-                other = state[slot, :]
-                choice = jnp.where(other > end, np.uint32(k), choice) if keep else choice
-                end = jnp.maximum(end, other)
-            return end, choice
-
-        def latency(level, lane):
-            def of_lane(table, row):
-                at = row[level, lane]  # A negative one counts from the end.
-                at = jnp.where(at < 0, at + np.int32(table.shape[0]), at)
-                return table[at, :] if table.shape[1] > 1 else table[at, 0]
-
-            counter = level.astype(jnp.uint32) * counters + lane.astype(jnp.uint32)
-            z, op = latencies.noise(noise_arguments, counter), ops[level, lane]
-            # Read where it is used: what is held through all levels would take many registers.
-            shared = jax.tree.map(lambda x: x[0, :] if x.ndim == 2 else _InPlace(x), common)
-            seconds = jax.tree.map(of_lane, table, row).latency(op, z, shared)
-            return jnp.where(op >= 0, seconds, 0) if levels.joins else seconds
-
-        def side_by_side(level, first, packed):
-            """Some lanes of a level, from one on, whose choices are packed into a word."""
-            places = [first + np.int32(i) for i in range(lanes)]
-            lane_ends = []
-            for lane in places:
-                slots = [reads[level, lane * np.int32(fan_in) + np.int32(k)] for k in range(fan_in)]
-                end, choice = latest(slots)
-                lane_ends.append(end + latency(level, lane))
-                shift = (lane % np.int32(together) * np.int32(bits)).astype(jnp.uint32)
-                packed = packed | (choice << shift) if keep else packed
-            # All lanes of a level read before any writes to a slot.
-            for lane, end in zip(places, lane_ends, strict=True):
-                state[writes[level, lane] if lanes == width else num_slots + lane, :] = end
-            return packed
-
-        def of_word(level, number):
-            """The lanes of a level whose choices share a word."""
-            first = number * np.int32(together)
-
-            def next_lanes(i, packed):
-                return side_by_side(level, first + i * np.int32(lanes), packed)
-
-            packed = turns(together // lanes, next_lanes, jnp.zeros((block,), jnp.uint32))
-            if keep:
-                kept[0][level, number, :] = packed.astype(word)
-
-        def of_level(level, _):
-            turns(words, lambda number, _: of_word(level, number))
-            if lanes < width:
-                turns(width, lambda lane, _: write(level, lane))
-
-        def write(level, lane):
-            state[writes[level, lane], :] = state[num_slots + lane, :]
-
-        def of_levels(turn, passed):
-            """So many levels, after which ends are counted from the latest one."""
-            first = turn * np.int32(LEVELS_OF_SUM)
-            last = jnp.minimum(first + np.int32(LEVELS_OF_SUM), num_levels)
-            lax.fori_loop(first, last, of_level, None)
-            slots = jnp.minimum(num_levels - last, np.int32(1)) * num_slots
-            least = jnp.full((block,), -jnp.inf, dtype)
-            most = turns(slots, lambda slot, most: jnp.maximum(most, state[slot, :]), least)
-            most = jnp.where(last < num_levels, most, 0)
-
-            def less(slot, _):
-                state[slot, :] = state[slot, :] - most
-
-            turns(slots, less)
-            return passed + most
-
-        def clear(slot, _):
-            state[slot, :] = jnp.zeros((block,), dtype)
-
-        def of_sink(sink, passed):
-            end, choice = latest([sink_slots[sink, np.int32(k)] for k in range(fan)])
-            ends[sink, :] = end + passed
-            if keep:
-                kept[1][sink, :] = choice
-            return passed
-
-        turns(num_slots, clear)
-        blocks = (num_levels + np.int32(LEVELS_OF_SUM - 1)) // np.int32(LEVELS_OF_SUM)
-        turns(sinks, of_sink, turns(blocks, of_levels, jnp.zeros((block,), dtype)))
-
-    shapes: list[Any] = [((rows,), dtype), ((sinks,), dtype)]
-    shapes += [((len(levels.ops), words), word), ((sinks,), np.uint32)] if keep else []
-    results = [jax.ShapeDtypeStruct((*shape, num_samples), kind) for shape, kind in shapes]
     _, ends, *kept = pallas.pallas_call(
         kernel,
         grid=(num_samples // block,),
@@ -196,3 +87,150 @@ def one_kernel(
         name="propagate",
     )(*leaves)
     return ends, tuple(kept) if keep else (None, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """The samples of a program of the grid, and the memory that it reads and writes.
+
+    **Attributes:**
+
+    - `size`: how many samples.
+    - `levels`, `latencies`: of these only shapes are read, and the function of noise.
+    - `keep`: whether choices are kept.
+    - `graph`: the number of levels and that of counters of a level; ops, reads, writes and sinks.
+    - `rows`, `tables`, `common`, `noise_arguments`: as in [`Latencies`][].
+    - `state`: the slots, and behind them a place for the end of each lane of a level.
+    - `ends`, `choices`, `choices_of_sinks`: the results.
+    """
+
+    size: int
+    levels: Levels
+    latencies: Latencies
+    keep: bool
+    graph: tuple[Any, ...]
+    rows: Any
+    tables: Any
+    common: Any
+    noise_arguments: Any
+    state: Any
+    ends: Any
+    choices: Any = None
+    choices_of_sinks: Any = None
+
+    def propagate(self) -> None:
+        numbers, *_, sinks = self.graph
+        num_levels, num_slots = numbers[np.int32(0)], self.levels.num_slots
+        zeros = jnp.zeros((self.size,), self.state.dtype)
+
+        def clear(slot, _):
+            self.state[slot, :] = zeros
+
+        def block(turn, passed):
+            return passed + self._levels_of_sum(turn, num_levels)
+
+        def end_of(sink, passed):
+            slots = [sinks[sink, np.int32(k)] for k in range(sinks.shape[1])]
+            end, choice = self._latest(slots)
+            self.ends[sink, :] = end + passed
+            if self.keep:
+                self.choices_of_sinks[sink, :] = choice
+            return passed
+
+        _turns(num_slots, clear)
+        blocks = (num_levels + np.int32(LEVELS_OF_SUM - 1)) // np.int32(LEVELS_OF_SUM)
+        _turns(len(self.levels.sinks), end_of, _turns(blocks, block, zeros))
+
+    def _levels_of_sum(self, turn, num_levels):
+        """So many levels, and what is then subtracted from all slots: nothing after the last."""
+        state, first = self.state, turn * np.int32(LEVELS_OF_SUM)
+        last = jnp.minimum(first + np.int32(LEVELS_OF_SUM), num_levels)
+        lax.fori_loop(first, last, lambda level, _: self._level(level), None)
+        slots = jnp.minimum(num_levels - last, np.int32(1)) * np.int32(self.levels.num_slots)
+        least = jnp.full((self.size,), -jnp.inf, state.dtype)
+        latest = _turns(slots, lambda slot, latest: jnp.maximum(latest, state[slot, :]), least)
+        latest = jnp.where(last < num_levels, latest, 0)
+
+        def subtract(slot, _):
+            state[slot, :] = state[slot, :] - latest
+
+        _turns(slots, subtract)
+        return latest
+
+    def _level(self, level) -> None:
+        """All lanes of a level read before any writes to a slot."""
+        _, together = bits_of(self.levels)
+        words, word = words_of(self.levels)
+        lanes = min(_LANES, together)
+
+        def of_word(number, _):
+            def side_by_side(i, packed):
+                first = number * np.int32(together) + i * np.int32(lanes)
+                for lane in range(lanes):
+                    packed = packed | self._lane(level, first + np.int32(lane))
+                return packed
+
+            packed = _turns(together // lanes, side_by_side, jnp.zeros((self.size,), jnp.uint32))
+            if self.keep:
+                self.choices[level, number, :] = packed.astype(word)
+
+        def write(lane, _):
+            slot = self.graph[3][level, lane]
+            self.state[slot, :] = self.state[np.int32(self.levels.num_slots) + lane, :]
+
+        _turns(words, of_word)
+        _turns(self.levels.width, write)
+
+    def _lane(self, level, lane):
+        """Puts the end of a lane behind the slots, and gives its choice where its word has it."""
+        reads, fan_in = self.graph[2], self.levels.reads.shape[2]
+        slots = [reads[level, lane * np.int32(fan_in) + np.int32(k)] for k in range(fan_in)]
+        end, choice = self._latest(slots)
+        self.state[np.int32(self.levels.num_slots) + lane, :] = end + self._latency(level, lane)
+        bits, together = bits_of(self.levels)
+        return choice << (lane % np.int32(together) * np.int32(bits)).astype(jnp.uint32)
+
+    def _latest(self, slots):
+        """The latest of the ends in some slots, and which one it is: the first of equals."""
+        end, choice = self.state[slots[0], :], jnp.zeros((self.size,), jnp.uint32)
+        for k, slot in enumerate(slots[1:], 1):
+            other = self.state[slot, :]
+            choice = jnp.where(other > end, np.uint32(k), choice) if self.keep else choice
+            end = jnp.maximum(end, other)
+        return end, choice
+
+    def _latency(self, level, lane):
+        def of_lane(table, row):
+            at = row[level, lane]  # A negative one counts from the end.
+            at = jnp.where(at < 0, at + np.int32(table.shape[0]), at)
+            return table[at, :] if table.shape[1] > 1 else table[at, 0]
+
+        def numbers_of(x):
+            return x[...] if x.shape == (self.size,) else tuple(x[i] for i in range(len(x)))
+
+        numbers, ops, *_ = self.graph
+        counter = level.astype(jnp.uint32) * numbers[np.int32(1)].astype(jnp.uint32)
+        arguments = jax.tree.map(numbers_of, self.noise_arguments)
+        z = self.latencies.noise(arguments, counter + lane.astype(jnp.uint32))
+        # Read where it is used: what is held through all levels would take many registers.
+        common = jax.tree.map(lambda x: x[0, :] if x.ndim == 2 else _InPlace(x), self.common)
+        op = ops[level, lane]
+        seconds = jax.tree.map(of_lane, self.tables, self.rows).latency(op, z, common)
+        return jnp.where(op >= 0, seconds, 0) if self.levels.joins else seconds
+
+
+class _InPlace:
+    """A table that is read where it lies: what `look_up` asks of an array."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def reshape(self, *_):
+        return self
+
+    def __getitem__(self, index):
+        return triton.load(self.table.at[index])
+
+
+def _turns(number, body, start=None):
+    return lax.fori_loop(np.int32(0), jnp.asarray(number, jnp.int32), body, start)
