@@ -62,10 +62,12 @@ def test_a_release_is_of_its_version_and_of_the_wheel_that_was_tested():
     assert re.fullmatch(r"\d+\.\d+\.\d+", _PROJECT["version"])
 
 
-def test_each_week_has_pre_releases_and_no_index_is_named():
-    for job in _jobs("tests").values():
-        weekly = job["if"] == "github.event_name == 'schedule'"
-        assert (job.get("env") == {"PIP_PRE": 1}) == weekly
+def test_each_week_has_pre_releases_and_accelerators_and_no_index_is_named():
+    jobs = _jobs("tests")
+    weekly = {name for name, x in jobs.items() if x["if"] == "github.event_name == 'schedule'"}
+    assert weekly == {"pre-releases", "accelerators"}
+    assert [name for name, x in jobs.items() if x.get("env") == {"PIP_PRE": 1}] == ["pre-releases"]
+    assert _commands(jobs["accelerators"]) == ["make test-accelerators"]
     for text in (*_WORKFLOWS.values(), _MAKEFILE, (_ROOT / ".pre-commit-config.yaml").read_text()):
         assert not re.search(r"https?://|index-url|find-links", text)
 

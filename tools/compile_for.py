@@ -36,7 +36,7 @@ _GPUS = {
 }
 _TPU_MEMORY = 16_911_433_728  # 15.75 GiB of a v5e.
 _NO_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"
-_SPILL = 64  # Bytes a thread: XLA's own kernels spill a few where they run once.
+_SPILL = 64  # Bytes a thread: kernels of XLA spill a few.
 _PREALLOCATED = 0.75  # Of a GPU's memory, by JAX.
 # What XLA must know of a GPU to compile for it: units and operations a clock of each dtype.
 _RATES = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
