@@ -1,6 +1,5 @@
 """All that runs on devices lowers for CUDA and TPU, without such a device."""
 
-import dataclasses
 import pathlib
 import re
 
@@ -27,7 +26,6 @@ from prism_jax.engine._pools import (
 from prism_jax.engine._run import prepare, step_tile
 from prism_jax.engine._sampling import (
     Draws,
-    Plain,
     _replica_tile,
     _tile_of_plans,
     joint_plan,
@@ -61,9 +59,8 @@ def tiled_functions(program: prism.Program):
     lead = leading_axes(program, plan, pilot_key())
     real = plan.dtype
     ends = real, len(sinks.first)
-    plain = dataclasses.replace(run, sampling=Plain())
-    (drawn,) = drawn_pools(plain, [Draws(0, 64, 64)])
-    pool = pool_of(plain, drawn, 2, room_of(plain, [drawn.draws]))
+    (drawn,) = drawn_pools(run, [Draws(0, 64, 64)])
+    pool = pool_of(run, drawn, 2, room_of(run, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     stalls = plan.tables.stall_shares is not None
     return {

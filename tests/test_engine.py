@@ -94,10 +94,10 @@ def test_the_first_samples_do_not_depend_on_how_many_there_are():
 
 
 _DEVICES = """
-import dataclasses, hashlib, sys, jax, numpy as np
+import hashlib, sys, jax, numpy as np
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 from prism_jax import compile_job, load_job
-from prism_jax.engine import Plain, prepare, simulate
+from prism_jax.engine import prepare, simulate
 from prism_jax.engine._pools import drawn_pools
 from prism_jax.engine._sampling import Draws
 from tests.helpers import rich_program
@@ -120,7 +120,7 @@ with jax.enable_x64(True):
     kept = []
     for n in (5000, 20_000):
         draws = [Draws(0, n, n)]
-        run = dataclasses.replace(prepare(program, key), sampling=Plain())
+        run = prepare(program, key)
         (drawn,) = drawn_pools(run, draws)
         kept.append(np.asarray(drawn.samples[0][:5000]))
     assert np.array_equal(*kept)

@@ -14,7 +14,7 @@ import pytest
 import prism_jax as prism
 from benchmarks import intervals
 from prism_jax import simulate
-from prism_jax.engine import Plain, _pools, prepare
+from prism_jax.engine import _pools, prepare
 from prism_jax.engine._pools import drawn_pools, pool_draws, pool_of, pooled_steps, room_of
 from prism_jax.engine._reference import reference_steps
 from prism_jax.engine._sampling import Draws
@@ -231,9 +231,7 @@ def test_the_share_of_steps_up_to_a_time_is_unbiased(times):
 
 def test_pools_of_a_run_have_every_step_and_enough_samples():
     for num_replicas, number in it.product((1, 64, 1024, 65_536), (1, 5_000, 3_000_001)):
-        run = dataclasses.replace(
-            prepare(_pipeline(num_replicas), jax.random.key(0)), sampling=Plain()
-        )
+        run = prepare(_pipeline(num_replicas), jax.random.key(0))
         draws = pool_draws(run, number)
         assert sum(pool.steps for pool in draws) == number
         assert [pool.first for pool in draws[1:]] == [
@@ -246,7 +244,7 @@ def test_pools_of_a_run_have_every_step_and_enough_samples():
 
 
 def _run(program, seed: int):
-    return dataclasses.replace(prepare(program, jax.random.key(seed)), sampling=Plain())
+    return prepare(program, jax.random.key(seed))
 
 
 def _decided(run, steps: int, looks: int):

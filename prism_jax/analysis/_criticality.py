@@ -14,7 +14,6 @@ from .._progress import progress_bar
 from .._summary import Column, Shown, Table, picked_attributes
 from ..cluster import COLLECTIVES
 from ..engine import (
-    Plain,
     SimulatedSteps,
     critical_paths,
     exposed_reductions,
@@ -246,8 +245,7 @@ def exposed_data_parallel(
     if (program.sinks.reduction < 0).all() and not communication_shares(program)["tail"]:
         return np.zeros(number)
     # Far tails do not matter here, and plain sampling needs no pilot of its own.
-    run = dataclasses.replace(prepare(program, key), sampling=Plain())
-    return exposed_of(steps_of_run(run, number, law_steps=num_samples))
+    return exposed_of(steps_of_run(prepare(program, key), number, law_steps=num_samples))
 
 
 def exposed_of(simulated: SimulatedSteps) -> Float[np.ndarray, " steps"]:

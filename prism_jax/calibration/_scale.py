@@ -22,7 +22,7 @@ from ..data import (
     kernels_of,
     replace_variations,
 )
-from ..engine import Plain, prepare, steps_of_run
+from ..engine import prepare, steps_of_run
 from ..prediction import constant_step, with_level
 from ..program import compile_job
 from ..workers import run_tasks
@@ -116,7 +116,7 @@ def steps_of_kernels(
     kept = tuple(v for v in kernels.variability if v.component != "stall")
     alike = with_laws(msgspec.structs.replace(kernels, variability=kept), off)
     run = prepare(compile_job(msgspec.structs.replace(job, kernels=alike)), key)
-    return steps_of_run(dataclasses.replace(run, sampling=Plain()), num_samples=num_samples).steps
+    return steps_of_run(run, num_samples=num_samples).steps
 
 
 @dataclasses.dataclass(frozen=True)

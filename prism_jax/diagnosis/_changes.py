@@ -17,7 +17,7 @@ from scipy.special import gammaincinv
 from ..analysis import Scenario, slow_rank
 from ..calibration import STEP_LEVELS, StepLaw
 from ..data import Job, apply_kernel_override, parse_override
-from ..engine import Plain, Run, prepare, steps_of_run
+from ..engine import Run, prepare, steps_of_run
 from ..lowering import job_parts
 from ..prediction import memory, predict
 from ..program import Program, compile_job
@@ -127,7 +127,7 @@ def _run(program: Program, key: "jax.Array") -> Run:
     """
     if program.adjustment is None:
         program = slow_rank(program, program.num_ranks // 2, 1.0).program
-    return dataclasses.replace(prepare(program, key), sampling=Plain())
+    return prepare(program, key)
 
 
 def explained(usual: Simulated) -> Iterator[Explained]:

@@ -10,7 +10,6 @@ from ._gradient import (
     through_weights as through_weights,
 )
 from ._run import Run as Run, prepare as prepare
-from ._sampling import Plain as Plain
 from ._simulate import simulate as simulate, simulate_each as simulate_each
 from ._simulated_steps import (
     SimulatedSteps as SimulatedSteps,

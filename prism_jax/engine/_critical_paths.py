@@ -53,7 +53,7 @@ def critical_paths(simulated: SimulatedSteps, chosen: np.ndarray) -> Iterator[Cr
     levels = run.program.levels
     cell = cells(levels)[: levels.num_ops]
     number = int(np.clip(_MOST_OPS // run.plan.structure.replica.levels.ops.size, 16, TILE))
-    lead, deciders = run.sampling and run.sampling.lead, simulated.deciders
+    lead, deciders = run.sampling.lead, simulated.deciders
     of_steps = chosen.astype(np.uint32), deciders.ends[chosen], deciders.regime[chosen]
     every_ready, _ = composed(run, *of_steps)
     for start in range(0, len(chosen), number):

@@ -83,7 +83,6 @@ def through_paths(
     weights = np.bincount(inverse, of_ends).astype(ends.dtype)
     owner, sink = np.divmod(pairs >> 32, sinks)
     columns = (pairs & 0xFFFFFFFF).astype(np.uint32), sink.astype(np.int32), weights
-    assert run.sampling is not None
     shared = run.plan, run.sampling.lead, run.key
     _by_segment(_replica_vjp, shared, columns, owner, derivatives, tiles_of(run.plan))
     return derivatives

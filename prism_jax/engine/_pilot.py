@@ -64,7 +64,6 @@ def importance_gain(run: Run) -> float:
     quarter of the law of the slowest replica, from a few samples of a run with importance sampling.
     Support is the effective number of samples.
     """
-    assert run.sampling is not None
     (drawn,) = drawn_pools(run, [Draws(0, _SAMPLES, run.sampling.replicas(_SAMPLES))])
     _, score, stratum, likelihood = (np.asarray(x) for x in drawn.samples)
     chances, share = run.chances, -np.log(0.75) / run.program.num_replicas

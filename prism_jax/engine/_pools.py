@@ -66,7 +66,6 @@ def drawn_pools(
 
     `KeyboardInterrupt` after Ctrl-C, after a last pool of the samples drawn so far.
     """
-    assert run.sampling is not None
     samples = by_chunk(draws, run.sampling.samples(run.plan, run.key, draws))
     with interruptible():
         for pool in draws:
@@ -128,7 +127,6 @@ def pool_draws(run: Run, num_steps: int) -> list[Draws]:
     steps if there are many replicas, of which each step takes the slowest.
     """
     sampling = run.sampling
-    assert sampling is not None
     number, fewest = max(sampling.replicas(num_steps) // _samples(run), 1), 0
     if isinstance(sampling, Explicit):
         number = sampling.allocations
@@ -183,7 +181,6 @@ def pool_of(run: Run, drawn: Drawn, looks: int, room: Room, number: int = 0) -> 
     - `room`: as of `room_of`.
     - `number`: of the pool in a run: over pools, the ranks of their first steps are evenly spread.
     """
-    assert run.sampling is not None
     first = drawn.draws.first
     seed = np.random.Philox(key=np.asarray(run.key).tolist())
     offset = (np.random.Generator(seed).random() + _reversed(number)) % 1
@@ -285,7 +282,6 @@ def effective_samples(run: Run, drawn: Drawn) -> float:
     """The effective sample size for the mean of replica samples: the square of the sum of their
     weights over the sum of the squares.
     """
-    assert run.sampling is not None
     chances = run.chances
     _, score, stratum, likelihood = drawn.samples
     if chances.alike and len(chances.network) == 1 and run.sampling.lead is None:

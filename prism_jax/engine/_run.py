@@ -23,7 +23,7 @@ from ..step import (
     times_or_chances,
 )
 from ._check import check_plan, check_program
-from ._sampling import AbstractSampling
+from ._sampling import AbstractSampling, Plain
 
 
 # Probabilities are computed for so many steps at once, in little memory.
@@ -39,7 +39,7 @@ class Run:
     **Attributes:**
 
     - `num_replicas`: of how many samples a step takes the slowest.
-    - `sampling`: how replica samples are drawn; `None` until this is chosen.
+    - `sampling`: how replica samples are drawn.
     """
 
     program: Program
@@ -47,7 +47,7 @@ class Run:
     key: KeyData
     chances: Chances
     num_replicas: int
-    sampling: AbstractSampling | None = None
+    sampling: AbstractSampling
 
     @ft.cached_property
     def plan_of_steps(self) -> Plan:
@@ -56,7 +56,8 @@ class Run:
 
 
 def prepare(program: Program, key: "jax.Array", structure: Structure | None = None) -> Run:
-    """Checks a program and a key, and computes what is needed before any sample is drawn.
+    """Checks a program and a key, and computes what is needed before any sample is drawn: of a run
+    with plain sampling.
 
     **Arguments:**
 
@@ -72,7 +73,7 @@ def prepare(program: Program, key: "jax.Array", structure: Structure | None = No
         plan = make_plan(program, structure)
         check_plan(program, plan)
         chances = chances_of(program, plan)
-        return Run(program, plan, key_data(key), chances, program.num_replicas)
+        return Run(program, plan, key_data(key), chances, program.num_replicas, Plain())
 
 
 def chances(

@@ -31,7 +31,7 @@ from ._pools import (
     steps_that_look,
 )
 from ._run import Advance, Run, prepare
-from ._sampling import Draws, Plain, sampling_named
+from ._sampling import Draws, sampling_named
 
 
 # So many programs share random numbers.
@@ -146,7 +146,7 @@ def _runs_together(programs: Iterable[Program], key: "jax.Array") -> Iterator[li
             plan = run.plan
             if not runs:
                 plan = dataclasses.replace(plan, structure=on_all_devices(plan.structure))
-            runs.append(dataclasses.replace(run, plan=plan, sampling=Plain()))
+            runs.append(dataclasses.replace(run, plan=plan))
     except Exception:
         if runs:
             yield runs
@@ -196,7 +196,6 @@ def _law(
 ) -> Law:
     """The law of all pools, or, after Ctrl-C, of the steps so far."""
     sampling, num_samples = run.sampling, sum(pool.steps for pool in draws)
-    assert sampling is not None
     room = room_of(run, draws)
     fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": sampling.name}
     fields |= {"program": "", "compile_s": 0.0, "run_s": 0.0}

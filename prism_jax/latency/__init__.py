@@ -30,7 +30,6 @@ from ._scores import (
 from ._three_moment import (
     ThreeMoment as ThreeMoment,
     cube_normal as cube_normal,
-    cube_normal_below as cube_normal_below,
     cube_normal_score as cube_normal_score,
 )
 from ._transform import (

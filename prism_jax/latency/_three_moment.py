@@ -55,14 +55,6 @@ def _hermite(skewness: Float[Array, "..."]) -> tuple[Array, Array, Array, Array]
     return zeroth, slope**2 + 3.0 * third, second, third
 
 
-def cube_normal_below(z: Float[Array, "..."], skewness: Float[Array, "..."]) -> Float[Array, "..."]:
-    """By how much the mean of `cube_normal` is above that of scores below `z`, times the
-    probability of these over the density at `z`.
-    """
-    _, b1, b2, b3 = _hermite(skewness)
-    return b1 + b2 * z + b3 * (z * z - 1.0)
-
-
 class ThreeMoment(AbstractParametric):
     r"""A latency given by its mean, standard deviation and skewness: the cube of a normal.
 

@@ -1,11 +1,10 @@
-from ._block import ClassMoments as ClassMoments, class_moments as class_moments
+from ._block import class_moments as class_moments
 from ._classes import (
     Classes as Classes,
     Mixed as Mixed,
     classes_of as classes_of,
     mixed_of as mixed_of,
 )
-from ._kernel import kernel_cumulants as kernel_cumulants
 from ._sampled import (
     ClassLaw as ClassLaw,
     Collapsed as Collapsed,

@@ -3,7 +3,6 @@ before any sample is drawn.
 """
 
 import dataclasses
-import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from ._classes import Classes, all_kinds
 from ._kernel import kernel_cumulants, relative_cumulants, unit_of_time
 from ._segment import NODE_SCORES, GroupFactors, gpu_factors
 from ._stalls import Stalls
-from ._workers import slowest_workers
+from ._workers import Slowest, slowest_workers
 
 
 # So many more stalls than the most of any stratum have all of the rest that matters: with the rates
@@ -170,35 +169,32 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
         in_step = None if in_step is None else workers.in_step
         of_data = None if data is None else workers.of_data
     of_classes = _moments(classes, parameters, cumulants, network, groups, unit)
-    moments, shared, loading = of_classes.moments, of_classes.shared, None
-    slopes = None
-    if workers is not None:
-        # What other workers share moves with the slowest's microbatch, as far as it is of these.
-        of_others = workers.shared_by_data * shared[..., len(NODE_SCORES) // 2]
-        slopes = root(_slopes(moments[0], groups.slowest[0]) ** 2 + of_others**2)
-        shared = workers.persistent * shared
+    shared, loading = of_classes.shared, None
     if variability.microbatch is not None:
         of_kernels = parameters.latencies.loading
-        loading = _loadings(moments, of_classes.communication, blocks.direct, of_kernels, slopes)
+        loading = _loadings(of_classes, blocks.direct, of_kernels, groups, workers)
+    if workers is not None:
+        shared = workers.persistent * shared
+    sigmas = map(log_sigma, laws)  # Of log-normal laws.
     # These are only checked.
     checked = jax.lax.stop_gradient(list(all_laws(variability).values())[len(laws) :])
     if checked:
         shapes = jnp.concatenate([shapes, relative_cumulants(checked, dtype)], axis=1)
     single = (blocks.direct >= 0)[:, None]
-    rates = _rates(stalls, classes)
+    rates, of_stalls = _rates(stalls, classes), [_at_scores(stall.size, dtype) for stall in stalls]
     differ = variability.rank is not None or classes.worker is not None
     seconds = jnp.stack([unit, unit, jnp.ones_like(unit)])[:, None, None]
     apart = None if variability.worker_step is None else of_classes.communication
     return Tables(
         laws=jax.lax.stop_gradient(shapes),
-        moments=jnp.where(single[..., None], 0, moments * seconds[..., None]),
+        moments=jnp.where(single[..., None], 0, of_classes.moments * seconds[..., None]),
         shared=shared * unit if differ else None,
         communication=None if apart is None else apart * seconds,
         skewness=of_classes.skewness,
         nodes=groups.slowest[0],
         tail_nodes=groups.slowest[1],
         mean=jnp.where(single, mean[blocks.direct][:, None] * network[blocks.direct], 0),
-        sigmas=_of_kinds([*map(ft.partial(_sigma, dtype=dtype), laws)]),
+        sigmas=_of_kinds([jnp.asarray(0.0 if s is None else s, dtype) for s in sigmas]),
         residuals=_of_kinds([_factors(law, dtype) for law in laws]) if classes.tables else None,
         slowest=at_scores[0] if differ else None,
         tail_slowest=at_scores[1] if differ else None,
@@ -208,9 +204,7 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
         load=None if of_classes.load is None else of_classes.load * seconds[1:],
         step=_factors(variability.step, dtype),
         stall_shares=None if rates is None else _shares(rates).astype(dtype),
-        stall_sizes=None
-        if rates is None
-        else jnp.stack([_at_scores(x.size, dtype) for x in stalls]),
+        stall_sizes=None if rates is None else jnp.stack(of_stalls),
         stall_slack=None if of_classes.slack is None else of_classes.slack * unit,
         stall_meeting=of_classes.meeting,
         stall_counts=_counts(rates, classes, dtype),
@@ -242,52 +236,57 @@ def _moments(
         communication = none[..., 0] if apart else None
         return ClassMoments(jnp.zeros((1,), dtype), none, none[0], communication)
     if classes.stalling is not None:
-        rates, sizes = _stalls_of(variability, unit)
-        stalls = Stalls(rates, classes.members[0, 0], sizes, classes.stalling.astype(dtype))
+        stalls = _stalls_of(variability, classes, unit)
     return class_moments(
         blocks, cumulants, network, groups, classes.loads, load, stalls, apart=apart
     )
 
 
-def _slopes(mean, nodes) -> Float[Array, "classes regimes"]:
-    """The derivative of means with respect to the logarithm of the factor of the slowest worker."""
-    middle = len(NODE_SCORES) // 2
-    low, high = middle - _ABOUT, middle + _ABOUT
-    step = (nodes[high] - nodes[low]) / nodes[middle]
-    return (mean[..., high] - mean[..., low]) / jnp.where(step > 0, step, 1)
-
-
-def _loadings(moments, communication, direct, loading, slopes) -> Float[Array, "classes regimes"]:
+def _loadings(
+    of_classes: ClassMoments,
+    direct: Any,
+    of_kernels: Float[Array, " kernels"] | None,
+    groups: GroupFactors,
+    workers: Slowest | None,
+) -> Float[Array, "classes regimes"]:
     """The loading of each class on the factor of a microbatch. Of a block, it is the share of
     compute in the mean, to first order in the factor: where a collective decides, compute beside it
-    does not count. The slowest GPU hardly changes it, so it is that of the middle node.
+    does not count. The slowest GPU hardly changes it, so it is that of the middle node. Where
+    workers wait for one another, it is the slope on the logarithm of the slowest one's factor.
     """
-    middle = moments.shape[-1] // 2
-    means = moments[0, :, :, middle]
-    there = jnp.where(means > 0, means, 1)
-    share = 1 - communication[0] / there
-    share = share if slopes is None else slopes / there
-    single = 1 if loading is None else loading[direct][:, None]
+    means, middle = of_classes.moments[0], len(NODE_SCORES) // 2
+    there = jnp.where(means[..., middle] > 0, means[..., middle], 1)
+    if workers is None:
+        communication = of_classes.communication
+        assert communication is not None
+        share = 1 - communication[0] / there
+    else:
+        nodes, low, high = groups.slowest[0], middle - _ABOUT, middle + _ABOUT
+        step = (nodes[high] - nodes[low]) / nodes[middle]
+        slopes = (means[..., high] - means[..., low]) / jnp.where(step > 0, step, 1)
+        # What other workers share moves with the slowest's microbatch, as far as it is of these.
+        of_others = workers.shared_by_data * of_classes.shared[..., middle]
+        share = root(slopes**2 + of_others**2) / there
+    single = 1 if of_kernels is None else of_kernels[direct][:, None]
     return jnp.where(direct[:, None] >= 0, single, share)
 
 
-def _stalls_of(variability: Variability, unit) -> tuple[Float[Array, " kinds"], Array]:
-    """The rates of stalls, and equally likely sizes of those of each kind."""
+def _stalls_of(variability: Variability, classes: Classes, unit) -> Stalls:
+    """The stalls of kernels, with equally likely sizes of those of each kind."""
+    stalling: Any = classes.stalling
     scores = jax.scipy.special.ndtri((jnp.arange(_SIZES, dtype=unit.dtype) + 0.5) / _SIZES)
     stalls = [variability.stalls[kind] for kind in sorted(variability.stalls)]
     sizes = [s.size.from_normal(scores.astype(s.size.dtype)) for s in stalls]
     sizes = jnp.stack([jnp.broadcast_to(size, scores.shape) for size in sizes])
-    return jnp.stack([stall.rate for stall in stalls]).astype(unit.dtype), sizes / unit
+    rates = jnp.stack([stall.rate for stall in stalls]).astype(unit.dtype)
+    return Stalls(rates, classes.members[0, 0], sizes / unit, stalling.astype(unit.dtype))
 
 
 def _gpu_spread(law: AbstractLatency | None, dtype) -> Float[Array, ""]:
     """The standard deviation of a GPU's factor over its mean."""
-    if law is None:
-        return jnp.zeros((), dtype)
-    variance = law.variance()
-    varies = variance > 0  # The square root of zero has no derivative.
-    std = jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 0)
-    return (std / law.mean()).astype(dtype)
+    return (
+        jnp.zeros((), dtype) if law is None else (root(law.variance()) / law.mean()).astype(dtype)
+    )
 
 
 def _rates(stalls: Sequence[Stall], classes: Classes) -> Float[Array, " stalls"] | None:
@@ -330,12 +329,6 @@ def _of_kinds(values: list[Array]) -> Float[Array, "kinds ..."]:
     return jnp.stack(
         [*values, *[jnp.ones_like(values[0])] * (bucket(len(values), 16) - len(values))]
     )
-
-
-def _sigma(law: AbstractLatency, dtype) -> Float[Array, ""]:
-    """The parameter of a log-normal law, zero for others."""
-    sigma = log_sigma(law)
-    return jnp.asarray(0.0 if sigma is None else sigma, dtype)
 
 
 def _at_scores(law: AbstractLatency, dtype) -> Table:
