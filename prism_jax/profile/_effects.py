@@ -294,25 +294,31 @@ def step_effects(
 
 
 def _solved(
-    level: np.ndarray, weight: np.ndarray, loadings: np.ndarray, data: np.ndarray
+    level: np.ndarray, weight: np.ndarray, loadings: np.ndarray, variance_of_data: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The common effect of the groups in each step, its precision, and the mean data of the step,
     minus one, without shrinkage.
     """
     shift = np.zeros(level.shape[2])
-    effect = precision = free = shift
+    effect = precision = unshrunk = shift
     for _ in range(1 + _NEWTON):
         relative = np.maximum(1 + loadings * shift, 0.1)
         slope = loadings / relative
-        line = level - np.log(relative) + slope * shift
-        terms = (weight, weight * slope, weight * slope**2, weight * line, weight * slope * line)
-        total, cross, slopes, plain, along = (np.sum(term, axis=(0, 1)) for term in terms)
-        shrink = data / (1 + data * slopes)
-        precision = np.maximum(total - shrink * cross**2, 1e-300)
-        effect = (plain - shrink * cross * along) / precision
-        projected = along - cross * effect
-        shift, free = shrink * projected, projected / np.maximum(slopes, 1e-300)
-    return effect, precision, free
+        response = level - np.log(relative) + slope * shift
+        terms = (
+            weight,
+            weight * slope,
+            weight * slope**2,
+            weight * response,
+            weight * slope * response,
+        )
+        sum_w, sum_ws, sum_wss, sum_wy, sum_wsy = (np.sum(term, axis=(0, 1)) for term in terms)
+        variance_of_shift = variance_of_data / (1 + variance_of_data * sum_wss)
+        precision = np.maximum(sum_w - variance_of_shift * sum_ws**2, 1e-300)
+        effect = (sum_wy - variance_of_shift * sum_ws * sum_wsy) / precision
+        projected = sum_wsy - sum_ws * effect
+        shift, unshrunk = variance_of_shift * projected, projected / np.maximum(sum_wss, 1e-300)
+    return effect, precision, unshrunk
 
 
 def _no_chance(values: np.ndarray, noise: np.ndarray, seen: float) -> float:

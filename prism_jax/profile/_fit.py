@@ -142,14 +142,14 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     """
     program, key = compile_profile(profile), jax.random.key(0)
     law = simulate(program, num_samples=_NUM_SAMPLES, key=key, sampling="plain")
-    levels, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
-    quantiles, predicted = np.quantile(step_times, levels), np.asarray(law.quantile(levels))
-    measured, modelled = _variance(quantiles), _variance(predicted)
+    shares, root = np.array([0.1587, 0.5, 0.8413]), float(np.sqrt(len(step_times)))
+    quantiles, predicted = np.quantile(step_times, shares), np.asarray(law.quantile(shares))
+    measured_variance, law_variance = _variance(quantiles), _variance(predicted)
     mean, level = float(step_times.mean()), 1.0
-    off = law.mean / mean - 1
-    chance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / mean**2
-    if off**2 > chance:
-        level = 1 / (1 + off * (1 - chance / off**2))
+    mean_error = law.mean / mean - 1
+    mean_variance = max(float(np.std(step_times, ddof=1)), law.std) ** 2 / len(step_times) / mean**2
+    if mean_error**2 > mean_variance:
+        level = 1 / (1 + mean_error * (1 - mean_variance / mean_error**2))
     if abs(level - 1) > _MOST_CORRECTED:
         raise ValueError(
             f"The ops of the trace make a step of {law.mean:.4g} s, but its steps take {mean:.4g} "
@@ -159,22 +159,24 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     notes = list(profile.fitted.notes)
     if abs(level - 1) > _NOTED:
         notes.append(
-            f"the mean of the fitted law was {100 * off:+.2g} % off that of the steps, by more "
+            f"the mean of the fitted law was {100 * mean_error:+.2g} % off that of the steps, by more "
             f"than chance explains, so all latencies are scaled by {level:.4g}"
         )
-    of_median = float(level * predicted[1] / quantiles[1]) - 1
-    if abs(of_median) > max(_SEEN * _OF_MEDIAN * np.sqrt(max(measured, modelled)) / root, _NOTED):
+    median_error = float(level * predicted[1] / quantiles[1]) - 1
+    if abs(median_error) > max(
+        _SEEN * _OF_MEDIAN * np.sqrt(max(measured_variance, law_variance)) / root, _NOTED
+    ):
         notes.append(
-            f"the median of the fitted law is {100 * of_median:+.2g} % off that of the steps"
+            f"the median of the fitted law is {100 * median_error:+.2g} % off that of the steps"
         )
     means = tuple(msgspec.structs.replace(m, mean_s=m.mean_s * level) for m in profile.means)
     level_now = level * profile.fitted.level
     fitted = msgspec.structs.replace(profile.fitted, level=level_now, notes=tuple(notes))
     scaled = msgspec.structs.replace(profile, means=means, fitted=fitted)
-    missing = measured - modelled
-    if missing <= _SEEN * modelled * _OF_VARIANCE / root:
+    missing_variance = measured_variance - law_variance
+    if missing_variance <= _SEEN * law_variance * _OF_VARIANCE / root:
         return scaled
-    return _wider(scaled, missing, measured * _OF_VARIANCE / root)
+    return _wider(scaled, missing_variance, measured_variance * _OF_VARIANCE / root)
 
 
 def _wider(profile: Profile, missing: float, error: float) -> Profile:

@@ -16,13 +16,13 @@ def alternate(tokens: Iterable[Sequence[str]], warmup: int, late: int = 0) -> li
     - `warmup`: how many forwards come before all others.
     - `late`: each backward-weight is deferred by so many backwards.
     """
-    forwards, backwards, *split = tokens
-    weights = [token for of_phase in split for token in of_phase]
+    forwards, backwards, *weights_by_phase = tokens
+    backward_weights = [token for phase in weights_by_phase for token in phase]
     order = [*forwards[:warmup]]
     for k, backward in enumerate(backwards):
         order += [*forwards[warmup + k : warmup + k + 1], backward]
-        order += weights[k - late : k - late + 1] if k >= late else ()
-    return [*order, *weights[max(len(weights) - late, 0) :]]
+        order += backward_weights[k - late : k - late + 1] if k >= late else ()
+    return [*order, *backward_weights[max(len(backward_weights) - late, 0) :]]
 
 
 @described
