@@ -159,8 +159,8 @@ def match_steps(profile: Profile, step_times: OfSteps) -> Profile:
     notes = list(profile.fitted.notes)
     if abs(level - 1) > _NOTED:
         notes.append(
-            f"the mean of the fitted law was {100 * mean_error:+.2g} % off that of the steps, by more "
-            f"than chance explains, so all latencies are scaled by {level:.4g}"
+            f"the mean of the fitted law was {100 * mean_error:+.2g} % off that of the steps, by "
+            f"more than chance explains, so all latencies are scaled by {level:.4g}"
         )
     median_error = float(level * predicted[1] / quantiles[1]) - 1
     if abs(median_error) > max(
