@@ -37,7 +37,8 @@ def test_the_instructions_of_the_kernel_give_what_the_loops_give():
         assert of_program["choices"] == 1
 
 
-@pytest.mark.parametrize("target", ["h200", "h100", "v5e"])
+# A TPU is left to the script: XLA takes minutes for each function.
+@pytest.mark.parametrize("target", ["h200", "h100"])
 def test_what_runs_in_tiles_compiles_and_fits(target):
     rows = _printed("tools/compile_for.py", target, "--json", "--jobs", "megatron-22b-a100-8")
     assert {row["function"] for row in rows} >= {"_replica_tile", "_replica_vjp", "step_tile"}
