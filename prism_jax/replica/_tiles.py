@@ -28,7 +28,7 @@ _MOST_WIDE_TILES = 512
 _SHARE_OF_MEMORY = 0.25
 # A CPU takes them one after the other, and batches of up to so many share compiled code.
 _MOST_TILES = 8
-_SMALL_TILE = 256
+_SMALL_TILE = 128
 
 # Python calls them from the last to the first: before that of JAX, and before that of `weakref`,
 # which JAX needs to work, and which the first finalizer registers.
