@@ -1,7 +1,6 @@
 """The classes of a program's ops, as index arrays: all that their laws depend on but parameters."""
 
 import dataclasses
-from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -110,8 +109,9 @@ def _on_gpus(program: Program) -> tuple[Blocks, np.ndarray, np.ndarray | None]:
     dtype, waits, worker, alone = program.latencies.mean.dtype, blocks.waits, None, size
     if program.worker_size < size and (laws.worker_step, laws.microbatch) != (None, None):
         alone, worker = program.worker_size, np.asarray(program.worker_size, dtype)
-    contained: Any = np.zeros((1, 0)) if blocks.segments is None else blocks.class_segments
-    members = np.asarray([] if blocks.segments is None else blocks.members, int)
+    contained, members = np.zeros((len(blocks.direct), 0)), np.zeros(0, int)
+    if blocks.segments is not None:
+        contained, members = np.asarray(blocks.class_segments), np.asarray(blocks.members)
     in_tail = (contained[program.tail] > 0) & (program.tail >= 0)
     wait = ~in_tail & (members > alone)
     # Of groups that wait for one another in a rank, or of single GPUs, the size, and how many GPUs
