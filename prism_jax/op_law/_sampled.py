@@ -2,6 +2,8 @@
 in the tables of its class.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
@@ -133,7 +135,7 @@ class OpLaw(AbstractOpLaw):
     load: Shaped[Array, "..."] | None = None
     sway: Shaped[Array, "..."] | None = None
 
-    def latency(self, op, z, common: Common):
+    def latency(self, op: Any, z: Any, common: Common) -> Any:
         if self.score is not None:
             z = jnp.where(jnp.isnan(self.score), z, self.score)
         seconds = self.class_law.latency(z, common.residuals)
