@@ -92,6 +92,7 @@ def given_again(jitted: Any) -> Any:
             _given[place] = jax.block_until_ready(jitted(*args))
         return _given[place]
 
+    run.lower = jitted.lower
     return run
 
 
