@@ -182,7 +182,7 @@ def damaged(path: Path, noun: str, writer: str) -> ValueError:
     """The error for a file that is damaged or of another kind."""
     return ValueError(
         f"`{shown(path)}` is not a {noun} that this version saved; give a file that `{writer}` "
-        "wrote."
+        "of this version wrote."
     )
 
 

@@ -224,7 +224,8 @@ def _check_numbers(name: str, choices: Any) -> None:
 def _with_values(program: Program, values: Mapping[str, Any]) -> Program:
     where = {name: _parameter(program, name) for name in values}
     old = [get(program) for get in where.values()]
-    new = [np.full(x.shape, values[name], x.dtype) for name, x in zip(where, old, strict=True)]
+    with np.errstate(over="ignore"):  # What is not finite is refused where it is used.
+        new = [np.full(x.shape, values[name], x.dtype) for name, x in zip(where, old, strict=True)]
     return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, jax.device_put(new))
 
 

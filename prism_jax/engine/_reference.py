@@ -1,7 +1,7 @@
 """Every replica of every step, one after the other: no tiles, no weights, nothing compiled.
 
-Whatever is faster must be equal to this in law. To understand the engine, begin here. The laws of
-blocks are the engine's own: `tests/independent.py`, which draws every kernel, checks these.
+Whatever is faster must be equal to this in law. To understand the engine, begin here. The
+tables of laws are the engine's own: `tests/independent.py`, which draws every kernel, checks these.
 """
 
 from typing import Any

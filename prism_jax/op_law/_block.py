@@ -114,16 +114,16 @@ def class_moments(
     - `stalls`: of the kernels, if they stall.
     - `apart`: whether to return the figures of communication alone.
     """
-    collapse: Any = blocks
+    laid_out: Any = blocks  # With several kernels, so that no field is `None`.
     acts: Any = None if loads is None else loads.kernels
     layers: Any = None if loads is None else loads.layers
-    members, means = cumulants @ collapse.segments.T, cumulants[0]
-    skewness = jnp.where(collapse.members > 1, shape_of(members[1], members[2])[1], 0)
-    decide = Deciding(jnp.ones_like(collapse.members), None)
+    members, means = cumulants @ laid_out.segments.T, cumulants[0]
+    skewness = jnp.where(laid_out.members > 1, shape_of(members[1], members[2])[1], 0)
+    decide = Deciding(jnp.ones_like(laid_out.members), None)
     if load is not None:
-        members = members + added_load(acts, cumulants, collapse.segments, load)
-        decide = deciding(acts, collapse.segments, load)
-    of_members = jax.tree.map(lambda x: x[collapse.group], groups)
+        members = members + added_load(acts, cumulants, laid_out.segments, load)
+        decide = deciding(acts, laid_out.segments, load)
+    of_members = jax.tree.map(lambda x: x[laid_out.group], groups)
 
     def slowest_of(segment):
         moments, group, *members = segment
@@ -131,34 +131,34 @@ def class_moments(
         alone = members[0] <= 1
         return jax.lax.cond(alone, segment_alone, segment_maxima, *moments, group, *members)
 
-    arguments = members.T, of_members, collapse.members, decide.share
+    arguments = members.T, of_members, laid_out.members, decide.share
     # Computed again for the derivative, which is faster than keeping it for all rows.
     slowest = jnp.moveaxis(jax.lax.map(jax.checkpoint(slowest_of), arguments), 0, 1)
     powers = jnp.stack([network, network**2, network**3])
     of_kernels = in_segments = in_kernels = hides = none = None
     if load is not None:
-        slowest = fuller(slowest, acts, cumulants, collapse.segments, load)
+        slowest = fuller(slowest, acts, cumulants, laid_out.segments, load)
         of_kernels = sways_of_kernels(acts, cumulants[0], load)
-        (mean,) = _loaded(acts, cumulants[:1], collapse.segments)
+        (mean,) = _loaded(acts, cumulants[:1], laid_out.segments)
         by_load = jnp.sum(mean**2 * load.member[1][:, None], axis=0)
-        follows = share_of_load(members[1], by_load, decide.share * collapse.members)
-        in_segments = of_pieces(of_kernels @ collapse.segments.T * follows[None])[:, :, None]
+        follows = share_of_load(members[1], by_load, decide.share * laid_out.members)
+        in_segments = of_pieces(of_kernels @ laid_out.segments.T * follows[None])[:, :, None]
         in_kernels = of_pieces(of_kernels[:, :, None] * network[None])
-        in_kernels = jnp.einsum("ck,ikr->icr", collapse.class_collectives, in_kernels)
+        in_kernels = jnp.einsum("ck,ikr->icr", laid_out.class_collectives, in_kernels)
         cumulants = at_fullest(acts, cumulants, load)
     if stalls is not None:
-        segment_means = collapse.segments @ means * mean_factor(of_members, collapse.members)
+        segment_means = laid_out.segments @ means * mean_factor(of_members, laid_out.members)
         waits = slowest[0, :, len(NODE_SCORES) // 2] - segment_means
-        calls, peers = stalls.kernels @ collapse.segments.T, jnp.maximum(collapse.members - 1, 0)
+        calls, peers = stalls.kernels @ laid_out.segments.T, jnp.maximum(laid_out.members - 1, 0)
         hides = hidden(stalls, calls, waits[None, :, None], peers)
-        calls = stalls.kernels @ collapse.class_collectives.T
+        calls = stalls.kernels @ laid_out.class_collectives.T
         none = hidden(stalls, calls, jnp.zeros((1, 1, network.shape[1]), waits.dtype))
     no_part = jnp.zeros_like(slowest[:3, :, :1])
     segments = _Figures(slowest[:, :, None], no_part, in_segments, hides)
-    part = jnp.einsum("ck,jk,jkr->jcr", collapse.class_collectives, cumulants, powers)
+    part = jnp.einsum("ck,jk,jkr->jcr", laid_out.class_collectives, cumulants, powers)
     stacked = jnp.concatenate([part, jnp.zeros_like(part[:1])])[..., None]
-    serial = _Figures(stacked, part, in_kernels, none).plus(segments, collapse.class_segments)
-    shared = _shared(collapse.class_segments, slowest[3], decide)
+    serial = _Figures(stacked, part, in_kernels, none).plus(segments, laid_out.class_segments)
+    shared = _shared(laid_out.class_segments, slowest[3], decide)
     serial = serial._replace(whole=serial.whole.at[3].set(shared[:, None]))
     kernels = _Kernels(cumulants, network, of_kernels, stalls)
     stacked, part, sways, hides = _joined(blocks, kernels, groups, segments, serial, apart=apart)

@@ -79,7 +79,8 @@ def step_parts(
     if plan.structure.reduced:
         is_reduced = (sinks.reduction >= 0)[:, None]
         reductions = jnp.where(is_reduced, _reductions(plan, z[:room], regimes), 0)
-        ready = ends + until_reduced(sinks, reductions)
+        # The same bits wherever they are read: who decides is found by equality with the latest.
+        ready = lax.optimization_barrier(ends + until_reduced(sinks, reductions))
     factor, tail = jnp.ones_like(z[0]), jnp.zeros_like(z[0])
     if plan.tables.step is not None:
         factor = look_up_one(plan.tables.step, z[room])
