@@ -155,7 +155,8 @@ in_jax.wait()
 
 @pytest.mark.slow
 def test_a_daemon_thread_that_simulates_when_python_ends_aborts_nothing():
-    done = subprocess.run([sys.executable, "-c", _DAEMON], capture_output=True, text=True)
+    command = [sys.executable, "-c", _DAEMON]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -134,10 +134,11 @@ def tiles(
             args = turns, slices[0], slices[1:]
             # JAX sets it within derivatives, and would compile the same anew without it.
             with jax.sharding.use_abstract_mesh(_NO_MESH):
-                lower = ft.partial(call.func.lower, *call.args, *args)
-                if wide and (fitting := fitting_tiles(lower, room)) < room:
-                    most = fitting
-                    continue
+                if wide:
+                    lower = ft.partial(call.func.lower, *call.args, *args)
+                    if (fitting := fitting_tiles(lower, room)) < room:
+                        most = fitting
+                        continue
                 arrays = call(*args)
             in_hand.append(Batch(start, count, arrays, size))
             start += count
