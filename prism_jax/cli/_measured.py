@@ -78,7 +78,7 @@ def calibrate(args: Args) -> Output:
     _load.tell_notes([job])
     law_of, laws = ("kernel", "component", "family"), calibrated.variability
     level = calibrated.level.items()
-    rest = zip(names[1:], args.to[1:], others, strict=True)
+    paths_of_others = zip(names[1:], args.to[1:], others, strict=True)
     result = {
         "job": args.out,
         "num_steps": sum(len(run) for runs in all_runs for run in runs),
@@ -91,7 +91,7 @@ def calibrate(args: Args) -> Output:
         "agreement_of_others": [
             {"job": name, "to": path}
             | agreement(calibration.with_calibrated(at_scale, calibrated), runs)
-            for name, path, (at_scale, runs) in rest
+            for name, path, (at_scale, runs) in paths_of_others
         ],
     }
     steps, runs = plural(result["num_steps"], "step"), plural(result["num_runs"], "run")

@@ -29,20 +29,20 @@ def reference_steps(
     for _ in range(program.num_replicas):
         ends = np.maximum(ends, _sinks(program, plan, laws, regime, rng, same_gpus))
     # The reductions of a rank run one after the other, while its last backwards run.
-    after, left = np.zeros_like(ends), np.zeros(num_steps)
+    after, remaining = np.zeros_like(ends), np.zeros(num_steps)
     for sink in reversed(range(sinks.number)):
-        left, reduction = left * ~sinks.is_last[sink], sinks.reduction[sink]
+        remaining, reduction = remaining * ~sinks.is_last[sink], sinks.reduction[sink]
         if reduction >= 0:
-            left = left + _seconds(
+            remaining = remaining + _seconds(
                 program, laws, reduction, regime, rng.normal(size=(1, num_steps))
             )
-        after[sink] = left
+        after[sink] = remaining
     first = np.searchsorted(sinks.rank, sinks.rank)
     steps = (ends + after + sinks.contention * (after[first] - after)).max(axis=0)
     if program.tail >= 0:
-        slowest, others, z = rng.normal(size=(3, num_steps))
+        slowest, other_gpus, z = rng.normal(size=(3, num_steps))
         slowest = _factors(program.variability.rank, slowest, program.world_size)
-        shared, z = (slowest, 1.0, others), z[None]
+        shared, z = (slowest, 1.0, other_gpus), z[None]
         steps += _seconds(program, laws, program.tail, regime, z, *shared, in_tail=True)[0]
     return steps * _factors(program.variability.step, rng.normal(size=num_steps))
 
@@ -52,7 +52,7 @@ def _sinks(program: Program, plan: Plan, laws: Tables, regime, rng, same_gpus) -
     laws_of, ops, groups = program.variability, program.ops, program.adjustment
     shape = program.num_ranks, len(regime)
     gpus = rng.normal(size=(2, shape[0], 1 if same_gpus else shape[1])) * np.ones(shape)
-    slowest, others = _factors(laws_of.rank, gpus[0], program.group_size), gpus[1]
+    slowest, other_gpus = _factors(laws_of.rank, gpus[0], program.group_size), gpus[1]
     if groups is not None:
         slowest = 1 + np.asarray(groups.gpu)[:, None] * (slowest - 1)
     worker = _factors(laws_of.worker_step, rng.normal(size=shape))
@@ -77,7 +77,7 @@ def _sinks(program: Program, plan: Plan, laws: Tables, regime, rng, same_gpus) -
             spread = np.asarray(groups.spread)[np.asarray(groups.group)[in_row], None]
         z, shared = (
             rng.normal(size=(in_row.sum(), shape[1])),
-            (slowest[rank], worker[rank], others[rank]),
+            (slowest[rank], worker[rank], other_gpus[rank]),
         )
         seconds[in_row] = _seconds(program, laws, c, regime, z, *shared, spread)
         if laws.load is not None and (pair[in_row] >= 0).all():
@@ -116,7 +116,7 @@ def _seconds(
     z,
     slowest: Any = 1.0,
     worker: Any = 1.0,
-    others: Any = 0.0,
+    other_gpus: Any = 0.0,
     spread: Any = 1.0,
     *,
     in_tail: bool = False,
@@ -138,12 +138,12 @@ def _seconds(
     if in_tail:  # No other op runs on its GPUs.
         std = np.hypot(std, shared)
     else:
-        mean = mean + others * shared
+        mean = mean + other_gpus * shared
     if laws.communication is not None:  # The cumulants of compute and communication add up.
-        apart, own, skewed = laws.communication[:, c, regime]
-        mean, third = apart + worker * (mean - apart), skewed * own**3
+        mean_alone, std_alone, skewness_alone = laws.communication[:, c, regime]
+        mean, third = mean_alone + worker * (mean - mean_alone), skewness_alone * std_alone**3
         third = third + worker**3 * (skewness * std**3 - third)
-        std = np.sqrt(np.maximum(own**2 + worker**2 * (std**2 - own**2), 0))
+        std = np.sqrt(np.maximum(std_alone**2 + worker**2 * (std**2 - std_alone**2), 0))
         skewness = third / np.maximum(std, 1e-99) ** 3
     return np.maximum(mean + spread * std * np.asarray(on_host(cube_normal, z, skewness[None])), 0)
 

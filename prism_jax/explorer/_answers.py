@@ -73,10 +73,12 @@ def explored(
 
 def _moves(of: Explored, control: Control) -> bool:
     """Whether a degree of the layout can have another value, if nothing else is moved."""
-    others = (value for value in control.values if value != control.own)
+    other_values = (value for value in control.values if value != control.own)
     if control.group != "layout" and control.name != "world_size":
         return True
-    return any("refused" not in _answered(_step, of, {control.name: value}) for value in others)
+    return any(
+        "refused" not in _answered(_step, of, {control.name: value}) for value in other_values
+    )
 
 
 def answer(of: Explored, question: Any) -> dict[str, Any]:
@@ -169,8 +171,8 @@ def _law(of: Explored, settings: Settings) -> dict[str, Any]:
     for control in of.controls:
         # Another layout may lack a collective, and has other numbers.
         if control.group == FACTORS and control.name in settings and control.name in parameters:
-            own, *_ = parameters[control.name]
-            values[control.name] = own * float(settings[control.name])
+            value_of_job, *_ = parameters[control.name]
+            values[control.name] = value_of_job * float(settings[control.name])
     key = jax.random.key(of.seed)
     law = simulate(moved(program, values), num_samples=of.num_samples, key=key)
     figures = {name: law.quantile(level) for name, level in _QUANTILES.items()}

@@ -54,18 +54,23 @@ def one_kernel(
     def of_samples(x) -> bool:
         return x.shape[-1] == num_samples
 
+    def whole(x) -> pallas.BlockSpec:
+        return pallas.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+
     def part_of(x) -> pallas.BlockSpec:
         """What a program sees of an array: its own samples, or all."""
-        if of_samples(x):
-            return pallas.BlockSpec((*x.shape[:-1], block), lambda i: (*[0] * (x.ndim - 1), i))
-        return pallas.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+        if not of_samples(x):
+            return whole(x)
+        return pallas.BlockSpec((*x.shape[:-1], block), lambda i: (*[0] * (x.ndim - 1), i))
 
     # Arrays that a kernel takes have one axis at least; one that it reads in place has one.
     numbers = jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.counters)])
     graph = numbers, levels.ops, levels.reads.reshape(num_levels, -1), levels.writes, levels.sinks
     common = jax.tree.map(lambda x: x if of_samples(x) else x.reshape(-1), common)
-    given = graph, latencies.rows, tables, common, latencies.noise_arguments
-    leaves, tree = jax.tree.flatten(given)
+    of_graph, of_latencies = (graph, latencies.rows), (tables, common, latencies.noise_arguments)
+    leaves, tree = jax.tree.flatten((*of_graph, *of_latencies))
+    # A graph may have a row as long as there are samples.
+    parts_of_graph, parts = jax.tree.map(whole, of_graph), jax.tree.map(part_of, of_latencies)
     words, word = words_of(levels)
     sinks = (len(levels.sinks),)
     shapes: list[Any] = [((levels.num_slots + width,), dtype), (sinks, dtype)]
@@ -79,7 +84,7 @@ def one_kernel(
     _, ends, *kept = pallas.pallas_call(
         kernel,
         grid=(num_samples // block,),
-        in_specs=[part_of(x) for x in leaves],
+        in_specs=jax.tree.leaves((parts_of_graph, parts)),
         out_specs=[part_of(x) for x in results],
         out_shape=results,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
