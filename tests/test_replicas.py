@@ -1,6 +1,5 @@
 """Replicas of a step: pools of their samples, and the laws of all of them."""
 
-import dataclasses
 import functools
 import itertools as it
 import math
@@ -99,15 +98,12 @@ def test_a_run_of_several_pools_has_the_law_of_one(num_replicas, monkeypatch):
         assert abs(share - q) < 2 * whole.errors.of_level(q)[0]
 
 
-def test_a_program_that_takes_no_time_has_a_law():
+@pytest.mark.parametrize(("num_replicas", "steps"), [(4, 100), (1, 1)])
+def test_a_program_that_takes_no_time_has_a_law(num_replicas, steps):
     ops = [prism.Op(0.0, rank=0), prism.Op(0.0, rank=1)]
-    program = prism.compile_graph(ops, num_replicas=4)
-    law = simulate(program, num_samples=100, key=jax.random.key(0))
+    program = prism.compile_graph(ops, num_replicas=num_replicas)
+    law = simulate(program, num_samples=steps, key=jax.random.key(0))
     assert (law.mean, law.std) == (0.0, 0.0)
-    more = simulate(
-        dataclasses.replace(program, num_replicas=1), num_samples=1, key=jax.random.key(0)
-    )
-    assert more.mean == 0.0
 
 
 _ALONE = Chances(np.zeros(1, int), np.ones(1), np.ones(1), np.ones(1))
@@ -127,10 +123,8 @@ def _picked(pool, step_ids, key, dtype):
 
 def _pool(score, ranks: Ranks, chances=_ALONE, stratum: Any = None, likelihood: Any = None) -> Pool:
     """The pool of replicas with one sink, which ends at the score of each."""
-    score, number = (
-        score if isinstance(score, jax.Array) else np.asarray(score, np.float32),
-        len(score),
-    )
+    score = score if isinstance(score, jax.Array) else np.asarray(score, np.float32)
+    number = len(score)
     stratum = np.zeros(number, np.int32) if stratum is None else np.asarray(stratum, np.int32)
     likelihoods = np.ones(number, np.float32) if likelihood is None else likelihood
     samples = score[:, None], score, stratum, likelihoods
@@ -233,18 +227,11 @@ def test_pools_of_a_run_have_every_step_and_enough_samples():
     for num_replicas, number in it.product((1, 64, 1024, 65_536), (1, 5_000, 3_000_001)):
         run = prepare(_pipeline(num_replicas), jax.random.key(0))
         draws = pool_draws(run, number)
-        assert sum(pool.steps for pool in draws) == number
-        assert [pool.first for pool in draws[1:]] == [
-            pool.first + pool.steps for pool in draws[:-1]
-        ]
-        assert all(pool.replicas >= min(64 * num_replicas, 2**18) for pool in draws)
+        first, steps, samples = np.array(draws).T
+        assert [*first, number] == [0, *steps.cumsum()]
         room = room_of(run, draws)
-        assert max(pool.replicas for pool in draws) <= room.samples <= 2**19
-        assert max(pool.steps for pool in draws) <= room.steps <= 2**19
-
-
-def _run(program, seed: int):
-    return prepare(program, jax.random.key(seed))
+        assert min(64 * num_replicas, 2**18) <= samples.min() <= samples.max() <= room.samples
+        assert steps.max() <= room.steps <= room.samples <= 2**19
 
 
 def _decided(run, steps: int, looks: int):
@@ -254,18 +241,18 @@ def _decided(run, steps: int, looks: int):
     return pool, pooled_steps(run, (pool,), steps)
 
 
-def _pipeline(num_replicas: int, **laws):
+_FACTOR = lognormal(0.01)
+
+
+def _pipeline(num_replicas: int, step: Any = _FACTOR):
     """Ranks whose reductions do not vary, and a step factor."""
-    variability = Variability(
-        residual={"gemm": lognormal(0.05)}, **{"step": lognormal(0.01), **laws}
-    )
-    options: Any = {"variability": variability, "num_replicas": num_replicas}
-    options["reduction"] = one_kernel("reduce_scatter", 0.5, "network")
-    return pipeline_program(OneFOneB(3, 4), **options)
+    laws = Variability(residual={"gemm": lognormal(0.05)}, step=step)
+    options = {"reduction": one_kernel("reduce_scatter", 0.5, "network"), "variability": laws}
+    return pipeline_program(OneFOneB(3, 4), num_replicas=num_replicas, **options)
 
 
 def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant():
-    run = _run(_pipeline(16), 1)
+    run = prepare(_pipeline(16), jax.random.key(1))
     (pool, one), (_, eight) = (_decided(run, 1024, looks) for looks in (1, 8))
     np.testing.assert_array_equal(one.of("times"), eight.of("times"))
     np.testing.assert_array_equal(one.of("decider"), eight.of("decider"))
@@ -275,7 +262,7 @@ def test_one_replica_and_eight_give_the_same_bits_where_reductions_are_constant(
 
 def test_without_the_sample_that_decides_a_step_ends_with_the_next_of_its_replicas():
     """At every sink, by NumPy, where all replicas are looked at and steps have no own draws."""
-    run = _run(_pipeline(16, step=None), 2)
+    run = prepare(_pipeline(16, step=None), jax.random.key(2))
     pool, steps = _decided(run, 1024, 16)
     samples, _ = _picked(pool, jnp.arange(1024, dtype=jnp.uint32), run.key, run.plan.dtype)
     ends = np.asarray(pool.ends)[samples][..., : run.program.sinks.number]
@@ -294,7 +281,7 @@ def test_without_the_sample_that_decides_a_step_ends_with_the_next_of_its_replic
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_step_that_looks_at_two_replicas_knows_its_time_without_one(looks):
     """Also where a pool has as many samples as a step has replicas."""
-    run = _run(intervals.sinks_that_tie(16), 2)
+    run = prepare(intervals.sinks_that_tie(16), jax.random.key(2))
     for steps in 16, 4096:
         without = np.asarray(_decided(run, steps, looks)[1].of("without"))
         assert np.isnan(without).all() if looks == 1 else not np.isnan(without).any()
@@ -302,7 +289,7 @@ def test_a_step_that_looks_at_two_replicas_knows_its_time_without_one(looks):
 
 def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
     """And the same as by loops over blocks of steps next to each other in rank."""
-    run = _run(intervals.sinks_that_tie(16), 2)
+    run = prepare(intervals.sinks_that_tie(16), jax.random.key(2))
     pool, steps = _decided(run, 1025, 2)
     times, without, decider = (np.asarray(steps.of(x)) for x in ("times", "without", "decider"))
     group = sample_group(np.asarray(pool.ids)[decider])
@@ -326,29 +313,3 @@ def test_sums_of_groups_are_the_same_by_numpy_and_by_jax():
         sets = (np.arange(len(step)) + first // GROUPS) % GROUPS
         np.add.at(expected, sets, np.sqrt(share @ share) * step)
     np.testing.assert_allclose(moved[:, 1], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("looks", [1, 2])
-def test_one_replica_has_the_error_of_independent_steps(looks):
-    """Over 32 groups, an error of a mean is known to within an eighth, one standard error."""
-    run = _run(_pipeline(1), 3)
-    _, steps = _decided(run, 4096, looks)
-    times = np.asarray(steps.of("times"), float)
-    errors = steps.errors(steps.counted())
-    assert abs(errors.mean / (times.std() / 64) - 1) < 4 / 8
-    expected = np.sqrt(LEVELS * (1 - LEVELS) / 4096)
-    ratio = errors.levels / expected
-    assert abs(np.mean(ratio[3:-3]) - 1) < 4 / 8
-
-
-@pytest.mark.parametrize(("times", "known"), [(2, False), (64, True)])
-def test_errors_are_known_if_steps_rest_on_enough_samples(times, known):
-    """Of twice as many samples as replicas, a half of all steps takes the slowest of all, and a
-    quarter the next: `1 / (1 / 4 + 1 / 16 + ...)` is three samples.
-    """
-    run = _run(_pipeline(256), 4)
-    _, steps = _decided(run, times * 256, 2)
-    errors = steps.errors(steps.counted())
-    assert errors.known == known
-    if not known:
-        assert errors.support < 2 * 3.5

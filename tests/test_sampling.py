@@ -23,21 +23,19 @@ def _program(num_replicas=1, sigma=0.05, rank=None):
 
 @pytest.mark.slow
 def test_importance_sampling_sharpens_the_tail():
-    program = _program()
-    laws = {
-        way: [
-            simulate(program, num_samples=16_384, key=jax.random.key(k), sampling=way)
-            for k in range(12)
-        ]
-        for way in ("plain", "importance")
-    }
+    program, steps = _program(), 16_384
 
-    def scatter(way):
-        return np.std([float(law.quantile(0.9995)) for law in laws[way]], ddof=1)
+    def laws(sampling):
+        keys = map(jax.random.key, range(12))
+        return [simulate(program, num_samples=steps, key=k, sampling=sampling) for k in keys]
 
+    def scatter(laws):
+        return np.std([float(law.quantile(0.9995)) for law in laws], ddof=1)
+
+    important = laws("importance")
     # With a quarter of the replica samples.
-    assert scatter("importance") < 0.6 * scatter("plain")
-    assert laws["importance"][0].effective_samples < 16_384 / 4
+    assert scatter(important) < 0.6 * scatter(laws("plain"))
+    assert important[0].effective_samples < steps / 4
 
 
 def test_the_leading_axes_do_not_depend_on_how_many_samples_are_computed_at_once(monkeypatch):
