@@ -45,28 +45,14 @@ def pad(module: _Module, sizes: Mapping[str, int], dtype: DTypeLike) -> _Module:
     - `sizes`: the length of axes, by their names; others keep theirs.
     - `dtype`: of what is annotated as `Float` or `Real`. Whole numbers have 32 bits.
     """
-    # All at once; and `jnp.asarray` would compile a copy for each shape.
-    return _replaced(module, jax.device_put(_grown_fields(module, sizes, dtype)))
-
-
-def _grown_fields(module: eqx.Module, sizes: Mapping[str, int], dtype: DTypeLike) -> dict[str, Any]:
-    """The arrays by the names of their fields, and dictionaries of these for modules."""
     arrays: dict[str, Any] = {}
     for name, axes, of_annotation, fill in array_fields(type(module)):
         value = getattr(module, name)
         if isinstance(value, eqx.Module):
-            arrays[name] = _grown_fields(value, sizes, dtype)
+            arrays[name] = pad(value, sizes, dtype)
         elif axes is not None and value is not None:
             arrays[name] = _grown(value, axes, sizes, of_annotation or dtype, fill)
-    return arrays
-
-
-def _replaced(module: Any, arrays: Mapping[str, Any]) -> Any:
-    changed = {
-        name: _replaced(getattr(module, name), x) if isinstance(x, dict) else x
-        for name, x in arrays.items()
-    }
-    return dataclasses.replace(module, **changed)
+    return dataclasses.replace(module, **arrays)
 
 
 def _grown(value: Any, axes: tuple[str, ...], sizes: Mapping[str, int], dtype, fill) -> Any:
@@ -80,7 +66,7 @@ def _grown(value: Any, axes: tuple[str, ...], sizes: Mapping[str, int], dtype, f
     value = np.asarray(value)
     grown = np.full(shape, fill, dtype)
     grown[tuple(map(slice, value.shape))] = value
-    return grown
+    return jax.device_put(grown)  # `jnp.asarray` would compile a copy for each shape.
 
 
 def without_axes(module: eqx.Module, *axes: str) -> Any:
@@ -97,13 +83,7 @@ def without_axes(module: eqx.Module, *axes: str) -> Any:
             dropped[name] = None
         else:
             kept += value is not None
-    changed = eqx.tree_at(
-        lambda module: [getattr(module, name) for name in dropped],
-        module,
-        [*dropped.values()],
-        is_leaf=lambda x: x is None,
-    )
-    return changed if kept else None
+    return dataclasses.replace(module, **dropped) if kept else None
 
 
 @ft.cache

@@ -1,4 +1,3 @@
-from ._counted import Counted as Counted, counted as counted, law_of as law_of
 from ._distance import (
     crps as crps,
     crps_of_each as crps_of_each,
@@ -10,11 +9,11 @@ from ._errors import (
     FEWEST as FEWEST,
     LEVELS as LEVELS,
     Errors as Errors,
-    errors_of_figures as errors_of_figures,
+    errors_by_group as errors_by_group,
+    group_sums as group_sums,
     more_steps as more_steps,
 )
 from ._file import load_law as load_law, save_law as save_law
-from ._groups import errors_by_group as errors_by_group, group_sums as group_sums
 from ._histogram import Histogram as Histogram
 from ._law import (
     QUANTILES as QUANTILES,
@@ -24,7 +23,10 @@ from ._law import (
     figures as figures,
     law_table as law_table,
 )
-from ._merge import (
+from ._make import (
+    Counted as Counted,
+    counted as counted,
+    law_of as law_of,
     merge_allocations as merge_allocations,
     merge_chunks as merge_chunks,
     merge_laws as merge_laws,

@@ -1,4 +1,3 @@
-from ._chances import Chances as Chances, chances_of as chances_of
 from ._decided import (
     Composed as Composed,
     Decided as Decided,
@@ -6,9 +5,11 @@ from ._decided import (
 )
 from ._pool import (
     GROUPS as GROUPS,
+    Chances as Chances,
     Pool as Pool,
     Ranks as Ranks,
     Room as Room,
+    chances_of as chances_of,
     make_pool as make_pool,
     pool_weights as pool_weights,
     sample_group as sample_group,

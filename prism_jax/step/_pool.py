@@ -13,6 +13,7 @@ A step looks at the K slowest of its replicas, and each sink ends when the lates
 where the reductions of sinks vary, another replica than the slowest may end last at some sink.
 """
 
+import dataclasses
 import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,12 +25,46 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from ..program import Program
 from ..random import KeyData, Stream, counters, fold, uniforms
-from ._chances import Chances
+from ..replica import Plan, strata_columns
 
 
 # Samples are in so many groups. The error of a figure is how it moves if one is left out.
 GROUPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Chances:
+    """The probabilities of a program's strata and of the regimes of its network, on the host.
+
+    **Attributes:**
+
+    - `regime`, `share`: for each stratum, its regime and its share of the samples.
+    - `weight`: for each stratum, the weight of each of its samples within the regime; one if
+        samples follow the law.
+    - `network`: the probability of each regime.
+    """
+
+    regime: np.ndarray
+    share: np.ndarray
+    weight: np.ndarray
+    network: np.ndarray
+
+    @property
+    def alike(self) -> bool:
+        """Whether all samples of a regime weigh the same if they are drawn by their law."""
+        return len(self.regime) == len(self.network)
+
+
+def chances_of(program: Program, plan: Plan) -> Chances:
+    """See [`Chances`][]."""
+    counts = np.asarray(plan.tables.stall_counts)
+    network = np.asarray(plan.tables.network, np.float64)
+    regime, stalls, share = strata_columns(program)
+    of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)
+    weight = counts[stalls] / of_regime
+    return Chances(regime, share, weight.astype(np.float64), network / network.sum())
 
 
 class Pool(eqx.Module):
