@@ -1,8 +1,12 @@
+"""What all families of latencies have: parameters, whose values are checked, and what follows from
+the two directions of their map.
+"""
+
 import abc
 import dataclasses
 import functools as ft
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -40,22 +44,55 @@ class ParameterRule(NamedTuple):
     allowed: str
 
 
-def check_own(latency: "AbstractLatency") -> None:
-    """Raises a `ValueError` for a value that a parameter of this latency cannot have; of latencies
-    within it, nothing is checked. Traced values are not known.
-    """
-    for name, value, holds, allowed in latency.rules():
-        if isinstance(value, Tracer):
-            continue
-        value = np.asarray(value)
-        bad = ~np.broadcast_to(holds(value), value.shape)
-        if bad.any():
-            index = tuple(int(i) for i in np.argwhere(bad)[0])
-            where = f"[{', '.join(map(str, index))}]" if index else ""
-            raise ValueError(
-                f"`{type(latency).__name__}` got `{name}{where}={value[index]!s}`; it must be "
-                f"{allowed}."
-            )
+def as_parameters(*values: ArrayLike | Sequence[float]) -> list[Array]:
+    """Arrays of one floating-point dtype: that of the given arrays, or the default one."""
+    strong = [
+        jnp.result_type(value)
+        for value in values
+        if isinstance(value, (jax.Array, np.ndarray))
+        and not getattr(value, "weak_type", False)
+        and jnp.issubdtype(value.dtype, jnp.floating)
+    ]
+    dtype = ft.reduce(jnp.promote_types, strong) if strong else jnp.result_type(float)
+    arrays = []
+    for value in values:
+        # Numbers of the host by NumPy, for JAX would compile it.
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                arrays.append(jax.device_put(array.astype(dtype)))
+                continue
+        arrays.append(jnp.asarray(value, dtype))
+    return arrays
+
+
+def check_held(name: str, value: ArrayLike, held: Array) -> None:
+    """Raises if a value in seconds, not traced, is so small that its dtype makes it zero."""
+    if isinstance(value, jax.Array):
+        return
+    least, magnitude = float(jnp.finfo(held.dtype).tiny), np.abs(np.asarray(value, np.float64))
+    lost = (magnitude > 0) & (magnitude < least)
+    if lost.any():
+        raise ValueError(
+            f"`{name}` is {magnitude[lost].flat[0]:g}, less than the least number that "
+            f"{held.dtype} holds, {least:.2g}; give 0 or more, or set `jax_enable_x64`."
+        )
+
+
+def broadcast_batch(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common batch shape of parameters, which have equal rank or are scalars."""
+    if len({len(shape) for shape in shapes if shape}) > 1:
+        raise ValueError(
+            f"The batch shapes {', '.join(map(str, shapes))} differ in rank; give every parameter "
+            "the same number of axes, or make it a scalar."
+        )
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"The batch shapes {', '.join(map(str, shapes))} do not broadcast; give every axis "
+            "the same length, or one."
+        ) from None
 
 
 def _text(value: object) -> str:
@@ -207,3 +244,77 @@ class AbstractLatency(eqx.Module):
         """
         z = ndtri(jnp.asarray(q, self.dtype))
         return jax.vmap(self.from_normal)(z.reshape(-1)).reshape(z.shape + self.batch_shape)
+
+
+# What the values of a parameter may be, and how this is tested.
+_RULES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "finite": np.isfinite,
+    "finite and at least 0": lambda x: np.isfinite(x) & (x >= 0),
+    "positive": lambda x: x > 0,  # Infinity included.
+}
+
+
+def parameter(allowed: str) -> Any:
+    """A field of an `AbstractParametric`, with what `check` allows: a key of `_RULES`."""
+    return eqx.field(metadata={"allowed": allowed})
+
+
+class AbstractParametric(AbstractLatency):
+    """A law whose fields are parameters, or laws, that broadcast; each `parameter` has its rule."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        shapes = []
+        for field in dataclasses.fields(self):
+            held = getattr(self, field.name)
+            shapes.append(held.batch_shape if isinstance(held, AbstractLatency) else held.shape)
+        return broadcast_batch(*shapes)
+
+    def rules(self) -> tuple[ParameterRule, ...]:
+        rules = []
+        for field in dataclasses.fields(self):
+            if (allowed := field.metadata.get("allowed")) is not None:
+                value = getattr(self, field.name)
+                rules.append(ParameterRule(field.name, value, _RULES[allowed], allowed))
+        return tuple(rules)
+
+
+def check(latency: AbstractLatency) -> None:
+    """Checks the values of every parameter of a latency, on the host.
+
+    Constructors check them, too, but values can be changed later, as by `eqx.tree_at`.
+
+    **Arguments:**
+
+    - `latency`: a latency. Latencies that it contains are checked too.
+
+    **Raises:**
+
+    `ValueError` that names the family and the parameter, and says what was given and what is
+    allowed.
+    """
+    check_own(latency)
+    parts = jax.tree.leaves(
+        latency, is_leaf=lambda leaf: isinstance(leaf, AbstractLatency) and leaf is not latency
+    )
+    for part in parts:
+        if isinstance(part, AbstractLatency):
+            check(part)
+
+
+def check_own(latency: "AbstractLatency") -> None:
+    """Raises a `ValueError` for a value that a parameter of this latency cannot have; of latencies
+    within it, nothing is checked. Traced values are not known.
+    """
+    for name, value, holds, allowed in latency.rules():
+        if isinstance(value, Tracer):
+            continue
+        value = np.asarray(value)
+        bad = ~np.broadcast_to(holds(value), value.shape)
+        if bad.any():
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
+            where = f"[{', '.join(map(str, index))}]" if index else ""
+            raise ValueError(
+                f"`{type(latency).__name__}` got `{name}{where}={value[index]!s}`; it must be "
+                f"{allowed}."
+            )

@@ -6,8 +6,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, broadcast_batch, check_held, parameter
+from ._base import (
+    AbstractParametric,
+    InFiles,
+    as_parameters,
+    broadcast_batch,
+    check_held,
+    parameter,
+)
 from ._scores import step_score
 from ._transform import log_sigma, scale_spread
 

@@ -8,8 +8,7 @@ from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, ParameterRule
-from ._parameters import as_parameters
+from ._base import AbstractLatency, ParameterRule, as_parameters
 from ._scores import log_density
 
 

@@ -9,9 +9,8 @@ from jax.scipy.special import digamma, gammainc, gammaincc, gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import InFiles
+from ._base import AbstractParametric, InFiles, as_parameters, check_held, parameter
 from ._gamma_series import temme_series
-from ._parameters import AbstractParametric, as_parameters, check_held, parameter
 from ._scores import log_density, log_ndtr, score_of_tails, step_score
 from ._transform import scale_spread
 

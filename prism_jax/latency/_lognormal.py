@@ -7,8 +7,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from .._misc import bisect
-from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, check_held, parameter
+from ._base import AbstractParametric, InFiles, as_parameters, check_held, parameter
 from ._scores import step_score
 from ._transform import log_sigma, scale_spread
 

@@ -8,9 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency, InFiles, ParameterRule
+from ._base import AbstractLatency, InFiles, ParameterRule, as_parameters, broadcast_batch
 from ._lognormal import LogNormal
-from ._parameters import as_parameters, broadcast_batch
 from ._scores import log_density, log_ndtr, ndtri_exp, score_of_tails
 
 

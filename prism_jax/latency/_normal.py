@@ -7,8 +7,7 @@ from jax.scipy.special import ndtr, ndtri
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, check_held, parameter
+from ._base import AbstractParametric, InFiles, as_parameters, check_held, parameter
 from ._scores import log_density, step_score
 from ._transform import scale_spread
 

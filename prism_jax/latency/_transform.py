@@ -8,8 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import AbstractLatency
-from ._parameters import AbstractParametric, as_parameters, check_held, parameter
+from ._base import AbstractLatency, AbstractParametric, as_parameters, check_held, parameter
 from ._scores import step_score
 
 

@@ -7,8 +7,7 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._base import InFiles
-from ._parameters import AbstractParametric, as_parameters, check_held, parameter
+from ._base import AbstractParametric, InFiles, as_parameters, check_held, parameter
 from ._scores import expectation, log_ndtr, score_of_tails, step_score
 
 

@@ -157,8 +157,8 @@ def errors_of_figures(
 
 
 def figures_of_moments(
-    moments: Float[np.ndarray, "laws levels+2"],
-) -> Float[np.ndarray, "laws levels+2"]:
+    moments: Float[np.ndarray, "laws figures"],
+) -> Float[np.ndarray, "laws figures"]:
     """The mean, the standard deviation and the levels of laws, from the means of deviations from a
     centre and of their squares, and the levels.
     """
