@@ -46,6 +46,6 @@ class Latencies(eqx.Module):
     noise: Callable[..., Any] = eqx.field(static=True)
     noise_arguments: Any
 
-    def rows_of(self, level: Int[Array, ""]) -> AbstractOpLaw:
-        """The row of each table that the lanes of a level read."""
+    def rows_of(self, level: Int[Array, "*levels"]) -> AbstractOpLaw:
+        """The row of each table that the lanes of a level read, or of some levels."""
         return jax.tree.map(lambda row: row[level], self.rows)
