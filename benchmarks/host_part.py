@@ -74,6 +74,7 @@ def as_for_an_accelerator() -> None:
     _tiles._jitted = ft.cache(lambda f, backend, _: given_again(of_tiles(f, backend, False)))
     _tiles._flat = given_again(_tiles._flat)
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
+    _pools._apart_on_device = given_again(_pools._apart_on_device)
     _pools._joined_on_device = given_again(_pools._joined_on_device)
     _pools._counted = given_again(_pools._counted)
     _pool._slowest_on_device = given_again(_pool._slowest_on_device)

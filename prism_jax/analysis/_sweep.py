@@ -226,7 +226,11 @@ def _with_values(program: Program, values: Mapping[str, Any]) -> Program:
     old = [get(program) for get in where.values()]
     with np.errstate(over="ignore"):  # What is not finite is refused where it is used.
         new = [np.full(x.shape, values[name], x.dtype) for name, x in zip(where, old, strict=True)]
-    return eqx.tree_at(lambda p: [get(p) for get in where.values()], program, jax.device_put(new))
+    leaves, tree = jax.tree.flatten(program)
+    number = jax.tree.unflatten(tree, range(len(leaves)))
+    for get, x in zip(where.values(), jax.device_put(new), strict=True):
+        leaves[get(number)] = x
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _parameter(program: Program, name: str) -> Callable[[Program], Any]:

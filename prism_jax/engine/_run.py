@@ -4,6 +4,7 @@ import dataclasses
 import functools as ft
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -12,7 +13,7 @@ from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Plan, Structure, make_plan, on_all_devices, tiles, without_ops
+from ..replica import Plan, make_plan, on_all_devices, structure_of, tiles, without_ops
 from ..step import (
     STEP_TILES,
     Chances,
@@ -55,13 +56,14 @@ class Run:
         return on_all_devices(without_ops(self.plan))
 
 
-def prepare(program: Program, key: "jax.Array", structure: Structure | None = None) -> Run:
+def prepare(program: Program, key: "jax.Array", like: Run | None = None) -> Run:
     """Checks a program and a key, and computes what is needed before any sample is drawn: of a run
     with plain sampling.
 
     **Arguments:**
 
-    - `structure`: as of `make_plan`.
+    - `like`: the run of another program. If the programs differ in their parameters only, the runs
+        share one structure, which is on all devices.
 
     **Raises:**
 
@@ -70,10 +72,25 @@ def prepare(program: Program, key: "jax.Array", structure: Structure | None = No
     check_interrupt()
     check_program(program, key)
     with working():
+        if like is not None and _differ_in_numbers(program, like.program):
+            structure = like.plan.structure
+        else:
+            structure = on_all_devices(structure_of(program))
         plan = make_plan(program, structure)
         check_plan(program, plan)
         chances = chances_of(program, plan)
         return Run(program, plan, key_data(key), chances, program.num_replicas, Plain())
+
+
+def _differ_in_numbers(program: Program, other: Program) -> bool:
+    """Whether two programs differ in their parameters only."""
+    (leaves, tree), (of_other, other_tree) = map(jax.tree.flatten, (program, other))
+    return tree == other_tree and all(
+        (x.shape, x.dtype) == (y.shape, y.dtype)
+        if eqx.is_inexact_array(x)
+        else x is y or np.array_equal(x, y)
+        for x, y in zip(leaves, of_other, strict=True)
+    )
 
 
 def chances(

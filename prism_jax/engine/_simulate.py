@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -15,7 +14,6 @@ from .._misc import whole_number
 from .._progress import progress_bar
 from ..law import Errors, Law, law_of
 from ..program import Program, digest
-from ..replica import on_all_devices
 from ._check import check_num_samples, check_program
 from ._explicit import explicit
 from ._pools import (
@@ -136,34 +134,18 @@ def _runs_together(programs: Iterable[Program], key: "jax.Array") -> Iterator[li
     runs: list[Run] = []
     try:
         for program in programs:
-            if runs and not (
-                len(runs) < _TOGETHER and _differ_in_numbers(program, runs[0].program)
-            ):
+            run = prepare(program, key, runs[-1] if runs else None)
+            is_alike = not runs or run.plan.structure is runs[-1].plan.structure
+            if len(runs) == _TOGETHER or not is_alike:
                 yield runs
                 runs = []
-            # One structure, on all devices, for all of them.
-            run = prepare(program, key, runs[0].plan.structure if runs else None)
-            plan = run.plan
-            if not runs:
-                plan = dataclasses.replace(plan, structure=on_all_devices(plan.structure))
-            runs.append(dataclasses.replace(run, plan=plan))
+            runs.append(run)
     except Exception:
         if runs:
             yield runs
         raise
     if runs:
         yield runs
-
-
-def _differ_in_numbers(program: Program, other: Program) -> bool:
-    """Whether two programs differ in their parameters only."""
-    (leaves, tree), (of_other, other_tree) = map(jax.tree.flatten, (program, other))
-    return tree == other_tree and all(
-        (x.shape, x.dtype) == (y.shape, y.dtype)
-        if eqx.is_inexact_array(x)
-        else np.array_equal(x, y)
-        for x, y in zip(leaves, of_other, strict=True)
-    )
 
 
 def _laws_together(runs: Sequence[Run], num_samples: int) -> Iterator[Law]:

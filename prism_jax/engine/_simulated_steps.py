@@ -105,8 +105,9 @@ def simulated_steps(
     """
     num_samples = check_num_samples(num_samples)
     with working():
-        run = sampled(prepare(program, key), num_samples, like and like.run)
-        unlike_run = unlike and (prepare(unlike[0], key), unlike[1])
+        before = like and like.run
+        run = sampled(prepare(program, key, before), num_samples, before)
+        unlike_run = unlike and (prepare(unlike[0], key, run), unlike[1])
     # Each sample is drawn, then decides steps; unlike ones, too, are drawn.
     total = (2 if unlike_run is None else 3) * num_samples
     with progress_bar(total, progress, "steps", "sample") as advance, interruptible():

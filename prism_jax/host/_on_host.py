@@ -39,8 +39,9 @@ _MOST_LAST_CALLS = 8
 _LARGE = 2**13
 _traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
 _calls: dict[tuple[Any, bytes], list[Any]] = {}
-# By the number of a function: itself, digests of the arguments, and all values but large ones.
-_last_calls: dict[int, tuple["Flat", list[bytes], list[Any]]] = {}
+# By the number of a function: itself, digests of the arguments, all values but large ones, and by
+# what has changed which operations are done again.
+_last_calls: dict[int, tuple["Flat", list[bytes], list[Any], dict[frozenset[int], Any]]] = {}
 
 
 @np.errstate(all="ignore")
@@ -226,29 +227,53 @@ def evaluated_anew(whole: Flat, args: Sequence[np.ndarray]) -> list[Any]:
     """What a traced function returns. Only what depends on arguments that differ from those of its
     last call is computed: programs that differ in one law have all other tables in common.
     """
-    no_call = whole, [b""] * len(args), whole.start
-    _, digests_before, values = _last_calls.pop(id(whole), no_call)
+    no_call = whole, [b""] * len(args), whole.start, {}
+    _, digests_before, values, dependents = _last_calls.pop(id(whole), no_call)
     digests = [hashlib.blake2b(x.tobytes(), digest_size=16).digest() for x in args]
     values, changed = values.copy(), set[int]()
     for number, x, digest, before in zip(whole.inputs, args, digests, digests_before, strict=True):
         values[number] = x
         if digest != before:
             changed.add(number)
-    for operation in whole.operations:
-        is_changed = not changed.isdisjoint(operation.reads)
-        if is_changed or any(values[number] is None for number in operation.writes):
-            _evaluate_into(values, operation)
-        if is_changed:
-            changed.update(operation.writes)
-        for number in operation.last:
-            is_constant = whole.start[number] is not None
-            if np.size(values[number]) > _LARGE and not is_constant:
-                values[number] = None
+    inputs = frozenset(changed)
+    if inputs not in dependents:
+        dependents[inputs] = _dependents(whole, values, inputs)
+    for operation in dependents[inputs]:
+        _evaluate_into(values, operation)
+        _forget(values, whole, operation.last)
     results = [values[number] for number in whole.outputs]
+    for operation in dependents[inputs]:
+        _forget(values, whole, operation.writes)
     if len(_last_calls) >= _MOST_LAST_CALLS:
         _last_calls.clear()
-    _last_calls[id(whole)] = whole, digests, values
+    _last_calls[id(whole)] = whole, digests, values, dependents
     return results
+
+
+def _dependents(whole: Flat, values: list[Any], inputs: frozenset[int]) -> list[Operation]:
+    """The operations that depend on some inputs, and those whose values they need but are not
+    known.
+    """
+    changed, depends = {*inputs}, []
+    for operation in whole.operations:
+        depends.append(not changed.isdisjoint(operation.reads))
+        if depends[-1]:
+            changed.update(operation.writes)
+    needed = {number for number in whole.outputs if values[number] is None}
+    operations = []
+    for operation, is_changed in zip(whole.operations[::-1], depends[::-1], strict=True):
+        if is_changed or not needed.isdisjoint(operation.writes):
+            operations.append(operation)
+            needed.update(number for number in operation.reads if values[number] is None)
+    return operations[::-1]
+
+
+def _forget(values: list[Any], whole: Flat, numbers: Sequence[int]) -> None:
+    """Large values are computed again rather than kept, but for constants and results."""
+    for number in numbers:
+        is_kept = whole.start[number] is not None or number in whole.outputs
+        if np.size(values[number]) > _LARGE and not is_kept:
+            values[number] = None
 
 
 def _evaluate_into(values: list[Any], operation: Operation) -> None:

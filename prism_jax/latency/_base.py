@@ -306,7 +306,8 @@ def check_own(latency: "AbstractLatency") -> None:
     """Raises a `ValueError` for a value that a parameter of this latency cannot have; of latencies
     within it, nothing is checked. Traced values are not known.
     """
-    for name, value, holds, allowed in latency.rules():
+    # Equinox makes a module of each bound method, which takes longer than to check.
+    for name, value, holds, allowed in type(latency).rules(latency):
         if isinstance(value, Tracer):
             continue
         value = np.asarray(value)

@@ -26,10 +26,10 @@ from ._plan import (
 )
 from ._stalls import poisson_stalls as poisson_stalls, stall_entries as stall_entries
 from ._structure import (
-    Structure as Structure,
     load_numbers as load_numbers,
     strata_columns as strata_columns,
     stratum_of as stratum_of,
+    structure_of as structure_of,
 )
 from ._tiles import (
     Batch as Batch,
