@@ -115,6 +115,8 @@ def test_on_a_hopper_what_propagates_is_one_kernel(monkeypatch):
             traced = traced_tiles(function, shared, of_sample, tiles=2, size=128)
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
             assert text.count("__gpu$xla.gpu.triton") == 1
+            # Beside it, a CPU has the loops.
+            assert "triton" not in traced.lower(lowering_platforms=("cpu",)).as_text()
 
 
 def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():

@@ -51,26 +51,25 @@ def one_kernel(
     block = min(num_samples & -num_samples, _SAMPLES)
     num_levels, width, _ = levels.reads.shape
 
-    def of_samples(x) -> bool:
-        return x.shape[-1] == num_samples
-
     def whole(x) -> pallas.BlockSpec:
         return pallas.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
 
-    def part_of(x) -> pallas.BlockSpec:
-        """What a program sees of an array: its own samples, or all."""
-        if not of_samples(x):
-            return whole(x)
+    def of_samples(x) -> pallas.BlockSpec:
+        """What a program sees of an array whose last axis is the samples."""
         return pallas.BlockSpec((*x.shape[:-1], block), lambda i: (*[0] * (x.ndim - 1), i))
 
     # Arrays that a kernel takes have one axis at least; one that it reads in place has one.
     numbers = jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.counters)])
     graph = numbers, levels.ops, levels.reads.reshape(num_levels, -1), levels.writes, levels.sinks
-    common = jax.tree.map(lambda x: x if of_samples(x) else x.reshape(-1), common)
-    of_graph, of_latencies = (graph, latencies.rows), (tables, common, latencies.noise_arguments)
-    leaves, tree = jax.tree.flatten((*of_graph, *of_latencies))
-    # A graph may have a row as long as there are samples.
-    parts_of_graph, parts = jax.tree.map(whole, of_graph), jax.tree.map(part_of, of_latencies)
+    common = jax.tree.map(lambda x: x if len(x) == 1 else x.reshape(-1), common)
+    arrays = graph, latencies.rows, tables, common, latencies.noise_arguments
+    leaves, tree = jax.tree.flatten(arrays)
+    parts = (
+        *jax.tree.map(whole, arrays[:2]),
+        jax.tree.map(lambda x: of_samples(x) if x.shape[1] > 1 else whole(x), tables),
+        jax.tree.map(lambda x: of_samples(x) if x.ndim > 1 else whole(x), common),
+        jax.tree.map(lambda x: of_samples(x) if len(x) == num_samples else whole(x), arrays[4]),
+    )
     words, word = words_of(levels)
     sinks = (len(levels.sinks),)
     shapes: list[Any] = [((levels.num_slots + width,), dtype), (sinks, dtype)]
@@ -78,14 +77,14 @@ def one_kernel(
     results = [jax.ShapeDtypeStruct((*shape, num_samples), kind) for shape, kind in shapes]
 
     def kernel(*refs):
-        arrays, written = tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :]
-        _Block(block, levels, latencies, keep, *arrays, *written).propagate()
+        inputs, written = tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :]
+        _Block(block, levels, latencies, keep, *inputs, *written).propagate()
 
     _, ends, *kept = pallas.pallas_call(
         kernel,
         grid=(num_samples // block,),
-        in_specs=jax.tree.leaves((parts_of_graph, parts)),
-        out_specs=[part_of(x) for x in results],
+        in_specs=jax.tree.leaves(parts),
+        out_specs=[of_samples(x) for x in results],
         out_shape=results,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
         interpret=interpret,

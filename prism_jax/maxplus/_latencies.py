@@ -34,10 +34,11 @@ class Latencies(eqx.Module):
 
     - `tables`: a law of arrays `(rows, samples)`, or `(rows, 1)` where samples do not differ.
     - `rows`: for each table, which row an op reads: `(levels, width)`; any row for padding.
-    - `common`: a PyTree of arrays, such as `(1, samples)`.
+    - `common`: a PyTree of arrays `(1, samples)`, and of tables of several rows.
     - `noise`: `(noise_arguments, counter) -> z`: the noise of ops, by counters of their levels and
         lanes, `(lanes, 1)` or `(1, samples)`.
-    - `noise_arguments`: a PyTree of arrays. Not differentiated.
+    - `noise_arguments`: a PyTree of arrays `(samples,)`, or of numbers for all samples. Not
+        differentiated.
     """
 
     tables: AbstractOpLaw | None

@@ -1,7 +1,7 @@
 """Max-plus propagation: an op starts when all it waits for has ended, and ends a latency later."""
 
 import dataclasses
-from typing import Any
+import functools as ft
 
 import equinox as eqx
 import jax
@@ -105,24 +105,31 @@ def level_latencies(latencies: Latencies, tables, common, levels: Levels, level)
 
 
 def on_hopper() -> bool:
-    """Whether what is traced runs on a GPU of compute capability 9, where one kernel for all levels
-    is faster than loops of XLA: 2.4 to 1.7 times on an H200.
+    """Whether there is a GPU of compute capability 9, where one kernel for all levels is faster
+    than loops of XLA: 2.4 to 1.7 times on an H200.
     """
-    config: Any = jax.config
-    device = config.jax_default_device or jax.devices()[0]
-    if getattr(device, "platform", device) != "gpu" or jax.default_backend() != "gpu":
+    if jax.default_backend() != "gpu":
         return False
     return jax.devices()[0].compute_capability.startswith("9.")
 
 
 def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, dtype, *, keep):
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
-    tables, common = eqx.combine(values, fixed)
-    if dtype == jnp.float32 and num_samples % _SAMPLES_OF_KERNEL == 0 and on_hopper():
-        from ._kernel import one_kernel  # To import it takes longer than other imports together.
+    args = *eqx.combine(values, fixed), latencies, levels, num_samples, dtype
+    loops = ft.partial(_by_loops, *args, keep=keep)
+    if dtype != jnp.float32 or num_samples % _SAMPLES_OF_KERNEL or not on_hopper():
+        return loops()
+    from ._kernel import one_kernel  # To import it takes longer than other imports together.
 
-        args = tables, common, latencies, levels, num_samples, dtype
-        return one_kernel(*args, keep=keep, interpret=False)
+    # What is on a CPU, beside the GPU, is computed there.
+    kernel = ft.partial(one_kernel, *args, keep=keep, interpret=False)
+    return lax.platform_dependent(cuda=kernel, default=loops)
+
+
+def _by_loops(
+    tables, common, latencies: Latencies, levels: Levels, num_samples: int, dtype, *, keep
+):
+    """Level by level."""
 
     def step(level, carry):
         state, choices = carry
