@@ -20,14 +20,6 @@ _FOLDER = "jax_compilation_cache_dir"
 _UNUSABLE = r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'"
 
 
-_folders: list[pathlib.Path] = []
-
-
-def kept_folder() -> pathlib.Path | None:
-    """The folder of the last `keep_compiled`, if there was any."""
-    return _folders[-1] if _folders else None
-
-
 def cache_folder() -> pathlib.Path | None:
     """The folder for code that JAX compiles; `None` if none is kept.
 
@@ -64,7 +56,6 @@ def keep_compiled() -> None:
     except OSError:  # Without a folder that can be written to, there is no cache.
         return
     _remove_unusable(folder)
-    _folders.append(folder)
     # What compiles in no time is kept too: it adds up.
     options = {
         _FOLDER: str(folder),

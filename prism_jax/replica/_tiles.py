@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._interrupt import interruptible, stop_threads
 from .._padding import bucket
 from ._ends import TILE
-from ._kept import with_kept_traces
 from ._plan import Plan
 
 
@@ -255,25 +254,16 @@ def _mesh() -> Mesh:
 def _compiled(function, shared) -> Callable[..., Any]:
     arrays, static = eqx.partition(shared, eqx.is_array)
     leaves, tree = jax.tree.flatten(static)
-    static = tuple(leaves), tree
-    backend, wide = jax.default_backend(), on_accelerator()
-    call = None if wide else with_kept_traces(_run_of(function, wide), static, _options(backend))
-    call = ft.partial(_jitted(function, backend, wide), static) if call is None else call
-    return ft.partial(call, arrays)
+    run = _jitted(function, jax.default_backend(), on_accelerator())
+    return ft.partial(run, (tuple(leaves), tree), arrays)
 
 
 @ft.cache
 def _jitted(function, backend: str, wide: bool):
+    options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
     # `eqx.filter_jit` would wait for the result, and leave the devices idle while the host works.
-    return jax.jit(_run_of(function, wide), static_argnums=0, **_options(backend))
-
-
-def _options(backend: str) -> dict[str, Any]:
-    return {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
-
-
-def _run_of(function, wide: bool):
-    return ft.wraps(function)(ft.partial(_run, wide, function))  # JAX's log has the name.
+    run = ft.wraps(function)(ft.partial(_run, wide, function))  # JAX's log has the name.
+    return jax.jit(run, static_argnums=0, **options)
 
 
 def _run(wide: bool, function, static, arrays, turns, ids, inputs):
