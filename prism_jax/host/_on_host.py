@@ -2,7 +2,8 @@
 
 import functools as ft
 import hashlib
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -114,7 +115,7 @@ def traced(function: Callable[..., Any], args: Any) -> Traced:
         except TypeError:  # It also computes with numbers whose dtype it fixes itself.
             trace = eqx.filter_make_jaxpr(function)(*args)
         _traces[key] = trace
-    return Traced(trace[0], [wide(np.asarray(x)) for x in leaves], *trace[1:])
+    return Traced(trace[0], [*map(wide, leaves)], *trace[1:])
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -168,31 +169,31 @@ def flat(function: Function) -> Flat:
     start: list[Any] = []
     operations: list[Operation] = []
 
-    def new(value=None) -> int:
-        start.append(value)
-        return len(start) - 1
+    def new(values: Iterable[Any]) -> range:
+        first = len(start)
+        start.extend(values)
+        return range(first, len(start))
 
     def walk(function, inputs) -> list[int]:
-        number = dict(zip(function.invars, inputs, strict=True))
         constants = function.consts if isinstance(function, ClosedJaxpr) else []
-        for var, constant in zip(function.constvars, constants, strict=True):
-            number[var] = new(wide(np.asarray(constant)))
+        number = dict(zip(function.invars, inputs, strict=True))
+        number.update(zip(function.constvars, new(map(wide, constants)), strict=True))
 
-        def of(var):
-            return new(wide(np.asarray(var.val))) if isinstance(var, Literal) else number[var]
+        def of(var) -> int:
+            return new([wide(var.val)])[0] if isinstance(var, Literal) else number[var]
 
         for equation in function.eqns:
-            reads, call = [of(var) for var in equation.invars], call_of(equation)
+            reads, call = tuple(map(of, equation.invars)), call_of(equation)
             if isinstance(call, Inlined):
                 writes = walk(call.function, reads)
             else:
-                writes = [new() for _ in equation.outvars]
-                evaluation = equation, call, _evaluate(equation, call)
-                operations.append(Operation(*evaluation, tuple(reads), tuple(writes)))
+                writes = new([None] * len(equation.outvars))
+                evaluate = _evaluate(equation, call)
+                operations.append(Operation(equation, call, evaluate, reads, tuple(writes)))
             number.update(zip(equation.outvars, writes, strict=True))
-        return [of(var) for var in function.outvars]
+        return [*map(of, function.outvars)]
 
-    inputs = [new() for _ in function.invars]
+    inputs = new([None] * len(function.invars))
     outputs = walk(function, inputs)
     used, kept = {*outputs}, []
     for operation in reversed(operations):
@@ -207,7 +208,7 @@ def evaluated(function: Function, args: Sequence[Any]) -> list[Any]:
     """What a traced function returns."""
     flattened = flat(function)
     values = values_of(flattened, args, all_of_them=False)
-    return [values[number] for number in flattened.outputs]
+    return [*map(values.__getitem__, flattened.outputs)]
 
 
 def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> list[Any]:
@@ -241,7 +242,7 @@ def evaluated_anew(whole: Flat, args: Sequence[np.ndarray]) -> list[Any]:
     for operation in dependents[inputs]:
         _evaluate_into(values, operation)
         _forget(values, whole, operation.last)
-    results = [values[number] for number in whole.outputs]
+    results = [*map(values.__getitem__, whole.outputs)]
     for operation in dependents[inputs]:
         _forget(values, whole, operation.writes)
     if len(_last_calls) >= _MOST_LAST_CALLS:
@@ -277,7 +278,7 @@ def _forget(values: list[Any], whole: Flat, numbers: Sequence[int]) -> None:
 
 
 def _evaluate_into(values: list[Any], operation: Operation) -> None:
-    args, evaluate = [values[number] for number in operation.reads], operation.evaluate
+    args, evaluate = [*map(values.__getitem__, operation.reads)], operation.evaluate
     results = _operation_by_jax(operation.equation, args) if evaluate is None else evaluate(args)
     for number, x in zip(operation.writes, results, strict=True):
         values[number] = x
@@ -296,10 +297,12 @@ def _evaluate(equation: JaxprEqn, call: Call | None) -> Callable[[list[Any]], li
     name = equation.primitive.name
     if name not in OPERATIONS or not is_known(equation):
         return None
-    operation = OPERATIONS[name]
-    if equation.primitive.multiple_results:
-        return lambda args: [*operation(equation, *args)]
-    return lambda args: [operation(equation, *args)]
+    return ft.partial(_by_numpy, OPERATIONS[name], equation)
+
+
+def _by_numpy(operation: Callable[..., Any], equation: JaxprEqn, args: list[Any]) -> list[Any]:
+    results = operation(equation, *args)
+    return [*results] if equation.primitive.multiple_results else [results]
 
 
 def _operation_by_jax(equation: JaxprEqn, args: list[Any]) -> list[Any]:
@@ -309,7 +312,7 @@ def _operation_by_jax(equation: JaxprEqn, args: list[Any]) -> list[Any]:
         pairs = zip(args, avals, strict=True)
         arrays = [x if _is_key(aval) else jnp.asarray(x, aval.dtype) for x, aval in pairs]
         results = function_of(equation)(*arrays)
-    return [x if _is_key(x) else wide(np.asarray(x)) for x in results]
+    return [x if _is_key(x) else wide(x) for x in results]
 
 
 def _is_key(x: Any) -> bool:
@@ -342,7 +345,7 @@ def _scan(loop: Scan, args: list[Any]) -> list[Any]:
     rows = [wide(np.zeros((loop.length, *x.aval.shape), x.aval.dtype)) for x in stacked]
     call = ft.partial(evaluated, loop.function)
     for i in reversed(range(loop.length)) if loop.reverse else range(loop.length):
-        inputs = [*consts, *carry, *(x[i] for x in slices)]
+        inputs = [*consts, *carry, *map(operator.itemgetter(i), slices)]
         results = call(inputs) if num_carry else _remembered(loop.function, call, inputs)
         carry = results[:num_carry]
         for row, x in zip(rows, results[num_carry:], strict=True):

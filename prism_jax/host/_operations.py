@@ -2,6 +2,7 @@
 arguments. Real numbers are in double precision, whatever the equation says.
 """
 
+import functools as ft
 import operator
 import string
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from jax import lax
 from scipy import special
 
 
-def wide(x: np.ndarray) -> np.ndarray:
+def wide(x: Any) -> np.ndarray:
     """Real numbers in double precision, and anything else as it is."""
+    x = np.asarray(x)
     return x.astype(np.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
@@ -25,7 +27,7 @@ def in_double_precision(args: Any) -> Any:
     """
     if jax.config.read("jax_enable_x64"):
         return args
-    return jax.tree.map(lambda x: wide(np.asarray(x)) if eqx.is_array(x) else x, args)
+    return jax.tree.map(lambda x: wide(x) if eqx.is_array(x) else x, args)
 
 
 def _exact(equation, number: int, x) -> np.ndarray:
@@ -51,12 +53,21 @@ def _bitcast(equation, x):
     return wide(_exact(equation, 0, x).view(equation.params["new_dtype"]))
 
 
+def _along(x, axes, ndim: int) -> np.ndarray:
+    """An array with its axes at these of so many, along all others of which it has one entry."""
+    shape = [1] * ndim
+    for axis, size in zip(axes, np.shape(x), strict=True):
+        shape[axis] = size
+    return np.reshape(x, shape)
+
+
 def _broadcast(equation, x, *_):
-    shape, places = _shape(equation), equation.params["broadcast_dimensions"]
-    kept = [1] * len(shape)
-    for place, size in zip(places, np.shape(x), strict=True):
-        kept[place] = size
-    return np.broadcast_to(np.reshape(x, kept), shape)
+    shape = _shape(equation)
+    return np.broadcast_to(_along(x, equation.params["broadcast_dimensions"], len(shape)), shape)
+
+
+def _reshape(equation, x):
+    return np.reshape(x, _shape(equation))
 
 
 def _iota(equation, *_):
@@ -111,10 +122,6 @@ def _dot(equation, x, y):
     return np.einsum("{},{}->{}".format(*dot_names(equation, x.ndim, y.ndim)), x, y)
 
 
-def _reduced(by: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda equation, x: by(x, axis=tuple(equation.params["axes"]))
-
-
 def _cumsum(equation, x):
     axis = equation.params["axis"]
     if equation.params["reverse"]:
@@ -160,25 +167,20 @@ def _places(shape, windows, indices, dimensions) -> tuple[tuple[np.ndarray, ...]
     ndim = len(batch) + len(in_windows)
     in_batch = [i for i in range(ndim) if i not in in_windows]
 
-    def spread(x, axes):
-        kept = [1] * ndim
-        for axis, size in zip(axes, np.shape(x), strict=True):
-            kept[axis] = size
-        return np.reshape(x, kept)
-
     axes = iter(in_windows)
     places, valid = [], np.ones((1,) * ndim, bool)
     for axis, size in enumerate(shape):
         start = np.zeros((1,) * ndim, np.int64)
         if axis in counted:
-            start = spread(indices[..., counted.index(axis)].astype(np.int64), in_batch)
+            start = indices[..., counted.index(axis)].astype(np.int64)
+            start = _along(start, in_batch, ndim)
             valid = valid & (start >= 0) & (start <= size - windows[axis])
             start = np.clip(start, 0, size - windows[axis])
         elif axis in batched:
             of_indices = batched_indices[batched.index(axis)]
-            start = spread(np.arange(size), [in_batch[of_indices]])
+            start = _along(np.arange(size), [in_batch[of_indices]], ndim)
         if axis not in lacking:
-            start = start + spread(np.arange(windows[axis]), [next(axes)])
+            start = start + _along(np.arange(windows[axis]), [next(axes)], ndim)
         places.append(start)
     return tuple(places), valid
 
@@ -289,11 +291,21 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda equation, *args: function(*args)
 
 
+def _with(parameter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes its arguments and one parameter."""
+    return lambda equation, *args: function(*args, equation.params[parameter])
+
+
+def _joined(parameter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that takes all of its arguments together, and an axis."""
+    return lambda equation, *args: function(args, equation.params[parameter])
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: _plain(function) for name, function in _PLAIN.items()},
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
-    "concatenate": lambda equation, *x: np.concatenate(x, axis=equation.params["dimension"]),
+    "concatenate": _joined("dimension", np.concatenate),
     "convert_element_type": _convert,
     "cumsum": _cumsum,
     "div": _divide,
@@ -301,16 +313,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "dynamic_slice": _dynamic_slice,
     "empty2": lambda equation: wide(np.zeros(_shape(equation), equation.outvars[0].aval.dtype)),
     "gather": _gather,
-    "integer_pow": lambda equation, x: _power(x, equation.params["y"]),
+    "integer_pow": _with("y", _power),
     "iota": _iota,
     "optimization_barrier": lambda equation, *x: x,
     "pad": _pad,
-    "reduce_max": _reduced(np.max),
-    "reduce_min": _reduced(np.min),
-    "reduce_or": _reduced(np.any),
+    "reduce_max": _with("axes", np.max),
+    "reduce_min": _with("axes", np.min),
+    "reduce_or": _with("axes", np.any),
     "reduce_precision": _reduce_precision,
-    "reduce_sum": _reduced(np.sum),
-    "reshape": lambda equation, x: np.reshape(x, _shape(equation)),
+    "reduce_sum": _with("axes", np.sum),
+    "reshape": _reshape,
     "round": _round,
     "scatter": _scatter(operator.setitem),
     "scatter-add": _scatter(_add_at),
@@ -318,8 +330,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "select_n": _select,
     "slice": _slice,
     "split": _split,
-    "squeeze": lambda equation, x: np.reshape(x, _shape(equation)),
-    "stack": lambda equation, *x: np.stack(x, axis=equation.params["axis"]),
-    "transpose": lambda equation, x: np.transpose(x, equation.params["permutation"]),
-    "unstack": lambda equation, x: list(np.moveaxis(x, equation.params["axis"], 0)),
+    "squeeze": _reshape,
+    "stack": _joined("axis", np.stack),
+    "transpose": _with("permutation", np.transpose),
+    "unstack": _with("axis", ft.partial(np.moveaxis, destination=0)),
 }

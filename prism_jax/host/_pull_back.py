@@ -48,7 +48,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     trace = traced(function, args)
     try:
         values = values_of(flat(trace.function), trace.leaves)
-        results = [values[number] for number in flat(trace.function).outputs]
+        results = [*map(values.__getitem__, flat(trace.function).outputs)]
     except Exception:  # JAX repeats an error that is the function's own.
         values, results = None, values_by_jax(function, args)
     arrays, structure = jax.tree.flatten(eqx.filter(args[-1], eqx.is_array))
@@ -142,7 +142,7 @@ def _back(
         reads, writes = operation.reads, operation.writes
         of_outs = [sums.pop(number, None) for number in writes]
         if any(derivative is not None for derivative in of_outs):
-            outs, args = [values[i] for i in writes], [values[i] for i in reads]
+            outs, args = ([*map(values.__getitem__, numbers)] for numbers in (writes, reads))
             wanted = [number in depends for number in reads]
             add(reads, _through(operation, of_outs, outs, args, wanted))
     return [sums.get(number) for number in whole.inputs]
