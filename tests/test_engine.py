@@ -20,7 +20,7 @@ from prism_jax.program._assemble import assemble
 from prism_jax.random import counters, key_data, normals
 from prism_jax.random._threefry import threefry
 from prism_jax.replica import sample_replica_ends
-from prism_jax.replica._structure import structure_of
+from prism_jax.replica._plan import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, evaluate
 from prism_jax.workload import Kernel, Segment
 

@@ -16,7 +16,7 @@ from prism_jax.maxplus import to_levels
 from prism_jax.op_law import parameters_of
 from prism_jax.program import Overlaps, Variability
 from prism_jax.program._assemble import assemble
-from prism_jax.replica._structure import structure_of
+from prism_jax.replica._plan import structure_of
 from prism_jax.schedule import GPipe, InterleavedOneFOneB, LoopedBFS, OneFOneB, op_graph
 
 from .helpers import graph_of, one_kernel, random_dag, rich_program

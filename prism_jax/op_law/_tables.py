@@ -10,10 +10,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from .._padding import bucket, pad
-from ..latency import AbstractLatency, Constant, log_sigma, root
+from ..latency import AbstractLatency, Constant, least_std, log_sigma, root
 from ..loads import Unevenness, fullest
 from ..program import (
     Adjustment,
@@ -27,7 +28,6 @@ from ..program import (
 )
 from ._block import ClassMoments, class_moments
 from ._classes import Classes, all_kinds
-from ._kernel import kernel_cumulants, relative_cumulants, unit_of_time
 from ._segment import NODE_SCORES, GroupFactors, gpu_factors
 from ._stalls import Stalls
 from ._workers import Slowest, slowest_workers
@@ -211,6 +211,38 @@ def tabulate(classes: Classes, parameters: Varied) -> Tables:
         network=probabilities,
         adjustment=parameters.adjustment,
     )
+
+
+def unit_of_time(mean: Float[Array, " kernels"]) -> Float[Array, ""]:
+    """A unit of time in which no mean latency is above 1.5: a power of two, in seconds, so that a
+    change of unit rounds nothing.
+    """
+    longest = jax.lax.stop_gradient(jnp.max(mean))
+    nearest = jax.lax.reduce_precision(longest, jnp.finfo(mean.dtype).nexp, 0)
+    return jnp.where(longest > 0, nearest, 1)
+
+
+def relative_cumulants(laws: Sequence[AbstractLatency], dtype: DTypeLike) -> Float[Array, "3 laws"]:
+    """The mean of each law, and its variance and third central moment over powers of the mean."""
+    moments = [(law.mean(), law.variance(), law.third_moment()) for law in laws]
+    mean, variance, third = map(jnp.stack, zip(*moments, strict=True))
+    return jnp.stack([mean, variance / mean**2, third / mean**3]).astype(dtype)
+
+
+def kernel_cumulants(
+    mean: Float[Array, " kernels"], shapes: Float[Array, "3 kernels"]
+) -> Float[Array, "3 kernels"]:
+    """Mean, variance and third central moment of each kernel, in the unit of the means to their
+    power. Kernels whose deviation is so small in this unit that its cube underflows are constant.
+
+    **Arguments:**
+
+    - `mean`: the mean latency of each kernel, in `unit_of_time` all.
+    - `shapes`: the law of each, as of `relative_cumulants`, of which only the shape counts.
+    """
+    variance, third = shapes[1] * mean**2, shapes[2] * mean**3
+    varies = variance > least_std(mean.dtype) ** 2
+    return jnp.stack([mean, jnp.where(varies, variance, 0), jnp.where(varies, third, 0)])
 
 
 def _moments(

@@ -12,19 +12,17 @@ from ._compile import (
 from ._compile_graph import Op as Op, compile_graph as compile_graph
 from ._program import (
     Adjustment as Adjustment,
+    LatencyTable as LatencyTable,
     Ops as Ops,
     Program as Program,
     Rows as Rows,
     Sinks as Sinks,
+    check_means as check_means,
+    check_scale as check_scale,
     sizes_of as sizes_of,
     stall_rate as stall_rate,
 )
 from ._save import digest as digest, load_program as load_program, save_program as save_program
-from ._table import (
-    LatencyTable as LatencyTable,
-    check_means as check_means,
-    check_scale as check_scale,
-)
 from ._variability import (
     Network as Network,
     Sets as Sets,

@@ -18,8 +18,7 @@ from ..maxplus import to_levels
 from ..schedule import OpGraph
 from ..workload import Block, Kernel, rows_of
 from ._blocks import count_calls, count_layers, expert_loads, lay_out_blocks
-from ._program import Ops, Program, Rows, Sinks, Stratum
-from ._table import LatencyTable, check_means
+from ._program import LatencyTable, Ops, Program, Rows, Sinks, Stratum, check_means
 from ._variability import Sets, Variability, check_variability
 
 

@@ -16,8 +16,7 @@ from ..latency import AbstractLatency
 from ..schedule import SEND_RECV, OpGraph
 from ..workload import Block, Kernel, Segment
 from ._assemble import assemble
-from ._program import Program
-from ._table import check_means, check_scale
+from ._program import Program, check_means, check_scale
 from ._variability import Variability
 
 

@@ -2,10 +2,12 @@ from ._ends import (
     TILE as TILE,
     Sampled as Sampled,
     by_strata as by_strata,
+    poisson_stalls as poisson_stalls,
     replica_end as replica_end,
     replica_ends as replica_ends,
     replica_latencies as replica_latencies,
     sample_replica_ends as sample_replica_ends,
+    stall_entries as stall_entries,
 )
 from ._lead import (
     Lead as Lead,
@@ -16,20 +18,17 @@ from ._lead import (
 from ._plan import (
     Plan as Plan,
     gradients_of as gradients_of,
+    load_numbers as load_numbers,
     make_plan as make_plan,
     mean_reductions as mean_reductions,
     reduction_laws as reduction_laws,
+    strata_columns as strata_columns,
+    stratum_of as stratum_of,
+    structure_of as structure_of,
     until_reduced as until_reduced,
     without_graph as without_graph,
     without_ops as without_ops,
     without_steps as without_steps,
-)
-from ._stalls import poisson_stalls as poisson_stalls, stall_entries as stall_entries
-from ._structure import (
-    load_numbers as load_numbers,
-    strata_columns as strata_columns,
-    stratum_of as stratum_of,
-    structure_of as structure_of,
 )
 from ._tiles import (
     Batch as Batch,

@@ -1,4 +1,4 @@
-"""Samples of one replica of the pipeline."""
+"""Samples of one replica of the pipeline: what is drawn for each, and when its ops end."""
 
 import functools as ft
 from dataclasses import replace
@@ -13,12 +13,10 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
-from ..op_law import ClassLaw, Common, OpLaw, class_laws, look_up_one
+from ..op_law import ClassLaw, Common, OpLaw, Pause, class_laws, look_up, look_up_one
 from ..program import Ops, Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
-from ._plan import Plan, make_plan
-from ._stalls import pauses_of
-from ._structure import stratum_of
+from ._plan import Plan, make_plan, stratum_of
 
 
 # Samples of a tile: all work is cut into pieces of this size.
@@ -308,3 +306,62 @@ def _sets(plan: Plan, sampled: Sampled, key: KeyData) -> Float[Array, "rows samp
     first = drawn // places * factors.shape[1] + drawn % places
     chosen = first[microbatch // length] + jnp.asarray(microbatch % length, jnp.int32)[:, None]
     return factors.reshape(-1)[chosen]
+
+
+def pauses_of(
+    plan: Plan,
+    sample_ids: UInt32[Array, " samples"],
+    regimes: Int[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> tuple[Pause, ...]:
+    """The stalls of samples with given regimes of the network and numbers of stalls."""
+    ops, kinds = plan.structure.replica.stall_op, plan.structure.classes.stall_kind
+    if ops is None or kinds is None:
+        return ()
+    entries = stall_entries(plan, sample_ids, number, key)
+    counter = np.uint32(2) * counters(len(entries)) + np.uint32(1)
+    z = normals(fold(key, Stream.STALLS), sample_ids, counter, plan.dtype)
+    op = jnp.where(entries >= 0, ops[entries], -2)
+    seconds = look_up(plan.tables.stall_sizes, kinds[entries], z)
+    if (slack := plan.tables.stall_slack) is not None:
+        meeting, class_ = plan.tables.stall_meeting, plan.structure.classes.stall_class
+        assert meeting is not None
+        assert class_ is not None
+        hidden = slack[kinds[entries], class_[entries], regimes[None, :]]
+        seconds = jnp.maximum(seconds - hidden, 0)
+        # Of those before the same wait, the longest counts.
+        earlier = np.tri(len(op), k=-1, dtype=bool)[:, :, None] & (op[:, None] == op[None])
+        longest = jnp.max(jnp.where(earlier, seconds[None], 0), axis=1)
+        seconds -= meeting[class_[entries]] * jnp.minimum(seconds, longest)
+    return tuple(Pause(op[j : j + 1], seconds[j : j + 1]) for j in range(len(op)))
+
+
+def stall_entries(
+    plan: Plan,
+    sample_ids: UInt32[Array, " samples"],
+    number: Int[Array, " samples"],
+    key: KeyData,
+) -> Int[Array, "stalls samples"]:
+    """The entry of `stall_op` that each of so many stalls of a sample is, or -1 for none."""
+    assert plan.tables.stall_shares is not None
+    # An entry that cannot stall has no share, and is never drawn.
+    shares = lax.stop_gradient(jnp.cumsum(plan.tables.stall_shares))
+    stall = counters(plan.structure.classes.stall_counts)
+    u = uniforms(fold(key, Stream.STALLS), sample_ids, np.uint32(2) * stall, plan.dtype)
+    entry = jnp.clip(jnp.searchsorted(shares, u * shares[-1]), 0, len(shares) - 1)
+    return jnp.where(number[None, :] > stall.astype(jnp.int32), entry, -1)
+
+
+def poisson_stalls(
+    plan: Plan, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> Int[Array, " samples"]:
+    """The number of stalls of each sample by its law, for replicas that are all simulated."""
+    most: Any = plan.structure.classes.most_stalls
+    words, counter = fold(key, Stream.STALLS), 2 * most.astype(jnp.uint32)
+    u = uniforms(words, sample_ids, counter, plan.dtype)
+    bounds = jnp.cumsum(plan.tables.stall_counts)
+    # The most that there is stands for more, and what follows is padding.
+    number = jnp.arange(len(bounds), dtype=jnp.int32)
+    bounds = jnp.where(number < most, bounds, 2)
+    return jnp.searchsorted(bounds, u, side="right").astype(jnp.int32)

@@ -23,8 +23,7 @@ from ..maxplus import cells, critical_ops, op_ends
 from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normals
 from ._ends import Axes, Sampled, by_strata, replica_latencies
-from ._plan import Plan, mean_reductions, without_graph, without_steps
-from ._structure import load_numbers
+from ._plan import Plan, load_numbers, mean_reductions, without_graph, without_steps
 
 
 _MOST_AXES = 256

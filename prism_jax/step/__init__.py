@@ -1,8 +1,3 @@
-from ._decided import (
-    Composed as Composed,
-    Decided as Decided,
-    decided_steps as decided_steps,
-)
 from ._pool import (
     GROUPS as GROUPS,
     Chances as Chances,
@@ -16,8 +11,11 @@ from ._pool import (
 )
 from ._step import (
     STEP_TILES as STEP_TILES,
+    Composed as Composed,
     ConditionalExceedance as ConditionalExceedance,
+    Decided as Decided,
     StepParts as StepParts,
+    decided_steps as decided_steps,
     last_spreads as last_spreads,
     step_parts as step_parts,
     times_or_chances as times_or_chances,
