@@ -156,9 +156,11 @@ def with_part(
 def _everywhere(function, *figures) -> Float[Array, "figures *shape"]:
     """A function of columns of figures, applied at each place of arrays of them."""
     shape = jnp.broadcast_shapes(*(x.shape[1:] for x in figures))
-    figures = [x.reshape(len(x), *[1] * (len(shape) + 1 - x.ndim), *x.shape[1:]) for x in figures]
-    stacked = jnp.concatenate([jnp.broadcast_to(x, (len(x), *shape)) for x in figures])
-    return function(stacked.reshape(len(stacked), -1)).reshape(-1, *shape)
+    rows = []
+    for x in figures:
+        x = x.reshape(len(x), *[1] * (len(shape) + 1 - x.ndim), *x.shape[1:])
+        rows.append(jnp.broadcast_to(x, (len(x), *shape)).reshape(len(x), -1))
+    return function(jnp.concatenate(rows)).reshape(-1, *shape)
 
 
 @by_columns

@@ -226,7 +226,9 @@ def _moments(
         shared = _between(shared, index, share)
         if other_gpus is None:
             # These GPUs run no other op, so their shared part is drawn with the rest.
-            collapsed = collapsed.at[1].set(_root_of_squares(collapsed[1], shared))
+            there = shared > 0  # The derivative of `hypot` is not a number at zero.
+            root = jnp.hypot(collapsed[1], jnp.where(there, shared, 1))
+            collapsed = collapsed.at[1].set(jnp.where(there, root, collapsed[1]))
         else:
             collapsed = collapsed.at[0].add(other_gpus * shared)
     if worker_step is not None:
@@ -234,12 +236,6 @@ def _moments(
         communication = tables.communication[:, numbers][:, :, regimes]
         collapsed = _with_factor(collapsed, communication, worker_step)
     return jnp.where(alone[None, :, None], 0, collapsed)
-
-
-def _root_of_squares(x, y):
-    """`hypot`, whose derivative is zero at zero."""
-    there = y > 0
-    return jnp.where(there, jnp.hypot(x, jnp.where(there, y, 1)), x)
 
 
 def _between(tables: Float[Array, "... nodes"], low: Int[Array, "... samples"], share):

@@ -190,8 +190,8 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
     # Laws are the same for all samples where neither compute nor the network makes a difference.
     if plan.tables.moments.shape[2] == 1:
         regimes = jnp.zeros((1,), jnp.int32)
-    drawn = (slowest, worker_step, other_gpus)
-    number = max(len(regimes), *(x.shape[1] for x in drawn if x is not None))
+    drawn = slowest, worker_step, other_gpus
+    number = max(len(regimes), *(factor.shape[1] for factor in jax.tree.leaves(drawn)))
     regimes = jnp.broadcast_to(regimes, (number,))
 
     def of_rows(factor):
@@ -200,9 +200,9 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
         factor = jnp.concatenate([factor, jnp.ones((1, number), plan.dtype)])
         return factor[replica.rows.rank]
 
-    shared = [None if x is None else of_rows(x) for x in (worker_step, other_gpus)]
+    slowest, *of_others = jax.tree.map(of_rows, drawn)
     of_plan = plan.structure.classes, plan.tables, replica.rows.class_, replica.mixed
-    return class_laws(*of_plan, of_rows(slowest), nodes, regimes, *shared)
+    return class_laws(*of_plan, slowest, nodes, regimes, *of_others)
 
 
 def _noise(dtype, arguments, counter):

@@ -140,11 +140,8 @@ def _without_contents(plan: Plan) -> Plan:
     """The plan without what only tables depend on."""
     classes = plan.structure.classes
     blocks = without_axes(classes.blocks, "segments", "kernels", "branches", "waits")
-    return eqx.tree_at(
-        lambda plan: plan.structure.classes,
-        plan,
-        dataclasses.replace(classes, blocks=blocks, loads=None, stalling=None),
-    )
+    classes = dataclasses.replace(classes, blocks=blocks, loads=None, stalling=None)
+    return eqx.tree_at(lambda plan: plan.structure.classes, plan, classes)
 
 
 def _without(plan: Plan, *parts: str) -> Plan:
@@ -224,6 +221,9 @@ def until_reduced(
 def structure_of(program: Program) -> Structure:
     """The structure of a program, padded."""
     direct, tail = program.blocks.direct, np.array([program.tail])
+    regime, stalls, share = strata_columns(program)
+    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
+    bounds[-1] = 2**32 - 1
     structure = Structure(
         replica=_replica(program),
         classes=classes_of(program),
@@ -231,7 +231,7 @@ def structure_of(program: Program) -> Structure:
         tail=program.tail,
         ranks=sizes_of(program)["ranks"],
         num_replicas=program.num_replicas,
-        strata=_strata(program),
+        strata=Strata(bounds, regime, stalls, len(share)),
         reduced=bool((program.sinks.reduction >= 0).any()),
         last=mixed_of(direct[tail[tail >= 0]]),
     )
@@ -285,14 +285,6 @@ def strata_columns(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray
     rows = map(operator.attrgetter("regime", "stalls", "share"), program.strata)
     regime, stalls, share = map(np.array, zip(*rows, strict=True))
     return regime, stalls, share
-
-
-def _strata(program: Program) -> Strata:
-    """The strata of a program."""
-    regime, stalls, share = strata_columns(program)
-    bounds = np.minimum(np.cumsum(share) * 2.0**32, 2.0**32 - 1).astype(np.uint32)
-    bounds[-1] = 2**32 - 1
-    return Strata(bounds, regime, stalls, len(share))
 
 
 def stratum_of(strata: Strata, sample_ids: UInt32[Array, " samples"]) -> Int[Array, " samples"]:
