@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._by_jax import values_by_jax
 from ._equations import (
     COLUMNS,
     BranchCall,
@@ -72,6 +71,14 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     except Exception:  # For how JAX has written the function; JAX itself repeats any other error.
         values = values_by_jax(function, args)
     return trace.on_device(values)
+
+
+def values_by_jax(function: Callable[..., Any], args: Any) -> list[np.ndarray]:
+    """The arrays that a function returns, in their order, as JAX computes them."""
+    args = in_double_precision(args)
+    with jax.enable_x64(True):
+        results = eqx.filter_jit(function)(*args)
+    return [np.asarray(x) for x in jax.tree.leaves(eqx.filter(results, eqx.is_array))]
 
 
 class Traced(NamedTuple):

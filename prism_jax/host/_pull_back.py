@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._by_jax import derivatives_by_jax, values_by_jax
 from ._equations import (
     BranchCall,
     ClosedJaxpr,
@@ -25,7 +24,8 @@ from ._equations import (
     function_of,
     is_known,
 )
-from ._on_host import Flat, Operation, branch_of, evaluated, flat, traced, values_of
+from ._on_host import Flat, Operation, branch_of, evaluated, flat, traced, values_by_jax, values_of
+from ._operations import in_double_precision
 from ._slopes import SLOPES
 
 
@@ -67,7 +67,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
             with contextlib.suppress(Exception):  # JAX repeats an error that is the function's own.
                 derivatives = _back(flat(trace.function), values, of_results, active)[passive:]
         if derivatives is None:
-            derivatives = derivatives_by_jax(function, args, of_results)
+            derivatives = _derivatives_by_jax(function, args, of_results)
         derivatives = [
             np.multiply.outer(zeros, array) if derivative is None else derivative
             for array, derivative in zip(arrays, derivatives, strict=True)
@@ -80,6 +80,36 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
         return jax.tree.unflatten(structure, of_arrays)
 
     return trace.on_device(results), backward
+
+
+def _derivatives_by_jax(
+    function: Callable[..., Any], args: Any, of_results: Sequence[np.ndarray | None]
+) -> list[np.ndarray | None]:
+    """By JAX, the derivatives of figures with respect to the arrays in the last argument, in their
+    order, from those with respect to the arrays that the function returns; `None` stands for those
+    that are not real numbers.
+    """
+    *earlier, last = in_double_precision(args)
+    with jax.enable_x64(True):
+        real, fixed = eqx.partition(last, eqx.is_inexact_array)
+        cotangents = [None if x is None else jnp.asarray(x) for x in of_results]
+
+        @eqx.filter_jit
+        def back(real, fixed, earlier, cotangents):
+            def real_results(real):
+                arrays = eqx.filter(function(*earlier, eqx.combine(real, fixed)), eqx.is_array)
+                pairs = zip(jax.tree.leaves(arrays), cotangents, strict=True)
+                return [x for x, of_x in pairs if of_x is not None]
+
+            values, pull_back = jax.vjp(real_results, real)
+            of_values = [x for x in cotangents if x is not None]
+            pairs = zip(of_values, values, strict=True)
+            return jax.vmap(pull_back)([of_x.astype(x.dtype) for of_x, x in pairs])[0]
+
+        derivatives = jax.tree.leaves(back(real, fixed, earlier, cotangents))
+    of_reals = iter(derivatives)
+    arrays = jax.tree.leaves(eqx.filter(last, eqx.is_array))
+    return [np.asarray(next(of_reals)) if eqx.is_inexact_array(x) else None for x in arrays]
 
 
 def _is_real(array: Any) -> bool:
