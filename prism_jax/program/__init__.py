@@ -19,10 +19,11 @@ from ._program import (
     Sinks as Sinks,
     check_means as check_means,
     check_scale as check_scale,
+    digest as digest,
     sizes_of as sizes_of,
     stall_rate as stall_rate,
 )
-from ._save import digest as digest, load_program as load_program, save_program as save_program
+from ._save import load_program as load_program, save_program as save_program
 from ._variability import (
     Network as Network,
     Sets as Sets,

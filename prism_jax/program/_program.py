@@ -7,7 +7,10 @@ Compiled functions take the same as a `replica.Plan`, whose arrays are padded an
 that a second graph of a bucket compiles nothing.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -249,6 +252,36 @@ def stall_rate(program: Program) -> float:
     stalls = program.variability.stalls
     rates = np.array([float(stalls[kind].rate) for kind in sorted(stalls)])
     return float(rates[program.stall_kinds] @ program.stall_counts)
+
+
+def digest(program: Program) -> str:
+    """Sixty-four hexadecimal digits that depend on the program and the values of its parameters."""
+    state = hashlib.sha256()
+    _feed(state, program)
+    return state.hexdigest()
+
+
+def _feed(state, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        state.update(f"{array.dtype.str}{array.shape}".encode())
+        # Text has a width that depends on the longest word; objects have no bytes of their own.
+        state.update(array.tobytes() if array.dtype.kind != "O" else repr(array.tolist()).encode())
+    elif dataclasses.is_dataclass(value):
+        state.update(type(value).__qualname__.encode())
+        for field in dataclasses.fields(value):
+            state.update(field.name.encode())
+            _feed(state, getattr(value, field.name))
+    elif isinstance(value, dict):
+        for name in sorted(value):
+            state.update(repr(name).encode())
+            _feed(state, value[name])
+    elif isinstance(value, tuple | list) and not all(isinstance(item, str) for item in value):
+        state.update(f"{len(value)}".encode())
+        for item in value:
+            _feed(state, item)
+    else:
+        state.update(repr(value).encode())
 
 
 def sizes_of(program: Program) -> dict[str, int]:

@@ -20,37 +20,7 @@ import numpy as np
 
 from .._files import damaged, read_archive, shown, write_archive
 from .._misc import check_type, quoted
-from ._program import Program
-
-
-def digest(program: Program) -> str:
-    """Sixty-four hexadecimal digits that depend on the program and the values of its parameters."""
-    state = hashlib.sha256()
-    _feed(state, program)
-    return state.hexdigest()
-
-
-def _feed(state, value: Any) -> None:
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        state.update(f"{array.dtype.str}{array.shape}".encode())
-        # Text has a width that depends on the longest word; objects have no bytes of their own.
-        state.update(array.tobytes() if array.dtype.kind != "O" else repr(array.tolist()).encode())
-    elif dataclasses.is_dataclass(value):
-        state.update(type(value).__qualname__.encode())
-        for field in dataclasses.fields(value):
-            state.update(field.name.encode())
-            _feed(state, getattr(value, field.name))
-    elif isinstance(value, dict):
-        for name in sorted(value):
-            state.update(repr(name).encode())
-            _feed(state, value[name])
-    elif isinstance(value, tuple | list) and not all(isinstance(item, str) for item in value):
-        state.update(f"{len(value)}".encode())
-        for item in value:
-            _feed(state, item)
-    else:
-        state.update(repr(value).encode())
+from ._program import Program, digest
 
 
 _FORMAT = 5

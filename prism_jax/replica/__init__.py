@@ -1,7 +1,9 @@
 from ._ends import (
     TILE as TILE,
+    Lead as Lead,
     Sampled as Sampled,
     by_strata as by_strata,
+    led as led,
     poisson_stalls as poisson_stalls,
     replica_end as replica_end,
     replica_ends as replica_ends,
@@ -9,12 +11,7 @@ from ._ends import (
     sample_replica_ends as sample_replica_ends,
     stall_entries as stall_entries,
 )
-from ._lead import (
-    Lead as Lead,
-    leading_axes as leading_axes,
-    led as led,
-    redirected as redirected,
-)
+from ._lead import leading_axes as leading_axes, redirected as redirected
 from ._plan import (
     Plan as Plan,
     gradients_of as gradients_of,

@@ -21,6 +21,8 @@ from ._plan import Plan, make_plan, stratum_of
 
 # Samples of a tile: all work is cut into pieces of this size.
 TILE = 4096
+# Half of the samples are drawn by the law itself, so that no weight exceeds two.
+_SHIFTED = 0.5
 
 
 class Axes(eqx.Module):
@@ -44,6 +46,24 @@ class Axes(eqx.Module):
     microbatches: Int[Array, " microbatches"]
     worker_steps: Int[Array, " ranks"] | None
     loads: Int[Array, " pairs"] | None
+
+
+class Lead(eqx.Module):
+    """The leading axes of a program, along which importance sampling shifts samples.
+
+    **Attributes:**
+
+    - `axes`: which draws are leading axes.
+    - `order`: the same draws by number, the one along which the end rises fastest first; -1 for
+        none.
+    - `direction`: the mean gradient of a replica's end along them, of unit length.
+    - `shift`: how far half of the samples are shifted along it.
+    """
+
+    axes: Axes
+    order: Int[np.ndarray, " axes"]
+    direction: Float[Array, " axes"]
+    shift: Float[Array, ""]
 
 
 class Sampled(eqx.Module):
@@ -71,6 +91,33 @@ def by_strata(plan: Plan, sample_ids: UInt32[Array, " samples"], leading: Any = 
     strata = plan.structure.strata
     stratum = stratum_of(strata, sample_ids)
     return Sampled(sample_ids, strata.regime[stratum], strata.stalls[stratum], leading)
+
+
+def led(
+    plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> tuple[Sampled, Float[Array, " samples"]]:
+    """Samples with the scores of their leading axes, if there are any, and their likelihoods."""
+    leading, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
+    if lead is not None:
+        scores, likelihood = _shifted_scores(lead, sample_ids, key)
+        leading = lead.axes, scores
+    return by_strata(plan, sample_ids, leading), likelihood.astype(jnp.float32)
+
+
+def _shifted_scores(
+    lead: Lead, sample_ids: UInt32[Array, " samples"], key: KeyData
+) -> tuple[Float[Array, "axes samples"], Float[Array, " samples"]]:
+    """Scores of the leading axes, where every other sample is shifted, and the likelihood ratio of
+    the law to this mixture (Hesterberg, "Weighted average importance sampling and defensive mixture
+    distributions", 1995).
+    """
+    number = lead.direction.shape[0]
+    z = normals(fold(key, Stream.LEAD), sample_ids, counters(number), lead.direction.dtype)
+    moved = jnp.where(sample_ids % 2 == 1, lead.shift, 0)
+    z = z + lead.direction[:, None] * moved[None, :]
+    along = jnp.sum(lead.direction[:, None] * z, axis=0)
+    ratio = jnp.exp(lead.shift * along - lead.shift**2 / 2)
+    return z, 1 / ((1 - _SHIFTED) + _SHIFTED * ratio)
 
 
 def sample_replica_ends(

@@ -1,10 +1,9 @@
-"""The leading axes, whose scores do not come from the stream of each op but from importance
+"""Finds the leading axes, whose scores do not come from the stream of each op but from importance
 sampling.
 
 A replica sample is a function of independent standard normals: one for each op, each pipeline
 rank's slowest GPU, each microbatch, each rank in its step, and the loads of each stage and
-microbatch. Those along which its end rises
-fastest, on average, lead.
+microbatch. Those along which its end rises fastest, on average, lead.
 """
 
 import statistics
@@ -15,20 +14,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float, Int
 
 from .._padding import bucket
 from ..host import on_host, vjp_on_host
 from ..maxplus import cells, critical_ops, op_ends
 from ..program import Program
-from ..random import KeyData, Stream, counters, fold, key_data, normals
-from ._ends import Axes, Sampled, by_strata, replica_latencies
+from ..random import KeyData, key_data
+from ._ends import Axes, Lead, by_strata, replica_latencies
 from ._plan import Plan, load_numbers, mean_reductions, without_graph, without_steps
 
 
 _MOST_AXES = 256
-# Half of the samples are drawn by the law itself, so that no weight exceeds two.
-_SHIFTED = 0.5
 # The gradient is the mean over this many samples, or fewer if there are many axes. A sixteenth of
 # them is enough for the direction along given axes; all are computed by pieces of a sixteenth, or
 # of `_AT_ONCE` numbers if that is more.
@@ -38,24 +35,6 @@ _FOR_DIRECTION = 16
 _AT_ONCE = 2**15
 # Importance sampling aims at this quantile of the step, from the top.
 _AIM = 0.01
-
-
-class Lead(eqx.Module):
-    """The leading axes of a program.
-
-    **Attributes:**
-
-    - `axes`: which draws are leading axes.
-    - `order`: the same draws by number, the one along which the end rises fastest first; -1 for
-        none.
-    - `direction`: the mean gradient of a replica's end along them, of unit length.
-    - `shift`: how far half of the samples are shifted along it.
-    """
-
-    axes: Axes
-    order: Int[np.ndarray, " axes"]
-    direction: Float[Array, " axes"]
-    shift: Float[Array, ""]
 
 
 def leading_axes(program: Program, plan: Plan, key: "jax.Array") -> Lead:
@@ -185,30 +164,3 @@ def _axes(
         worker_steps=padded(parts[3], ranks) if len(parts[3]) else None,
         loads=None if replica.load_class is None else padded(parts[4], len(replica.load_class)),
     )
-
-
-def shifted_scores(
-    lead: Lead, sample_ids: UInt32[Array, " samples"], key: KeyData
-) -> tuple[Float[Array, "axes samples"], Float[Array, " samples"]]:
-    """Scores of the leading axes, where every other sample is shifted, and the likelihood ratio of
-    the law to this mixture (Hesterberg, "Weighted average importance sampling and defensive mixture
-    distributions", 1995).
-    """
-    number = lead.direction.shape[0]
-    z = normals(fold(key, Stream.LEAD), sample_ids, counters(number), lead.direction.dtype)
-    moved = jnp.where(sample_ids % 2 == 1, lead.shift, 0)
-    z = z + lead.direction[:, None] * moved[None, :]
-    along = jnp.sum(lead.direction[:, None] * z, axis=0)
-    ratio = jnp.exp(lead.shift * along - lead.shift**2 / 2)
-    return z, 1 / ((1 - _SHIFTED) + _SHIFTED * ratio)
-
-
-def led(
-    plan: Plan, lead: Lead | None, sample_ids: UInt32[Array, " samples"], key: KeyData
-) -> tuple[Sampled, Float[Array, " samples"]]:
-    """Samples with the scores of their leading axes, if there are any, and their likelihoods."""
-    leading, likelihood = None, jnp.ones(sample_ids.shape, jnp.float32)
-    if lead is not None:
-        scores, likelihood = shifted_scores(lead, sample_ids, key)
-        leading = lead.axes, scores
-    return by_strata(plan, sample_ids, leading), likelihood.astype(jnp.float32)
