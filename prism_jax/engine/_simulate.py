@@ -1,6 +1,7 @@
 """`simulate`: the host loop over the pools of a run."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -8,7 +9,6 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from .._compiling import compile_seconds
 from .._interrupt import interruptible
 from .._misc import whole_number
 from .._progress import progress_bar
@@ -34,6 +34,16 @@ from ._sampling import Draws, sampling_named
 
 # So many programs share random numbers.
 _TOGETHER = 8
+# For how many seconds JAX has compiled in a thread.
+_compiling = threading.local()
+
+
+def _hear(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    if event.startswith("/jax/core/compile/"):  # To trace, to lower, and to compile.
+        _compiling.seconds = getattr(_compiling, "seconds", 0.0) + duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_hear)
 
 
 def simulate(
@@ -91,7 +101,7 @@ def simulate(
     else:
         name = "plain" if sampling == "auto" else sampling
         run = dataclasses.replace(run, sampling=sampling_named(name, program, run.plan))
-    prepared, before = time.perf_counter(), compile_seconds()
+    prepared, _compiling.seconds = time.perf_counter(), 0.0
     # Each sample is drawn, then decides steps.
     with (
         progress_bar(2 * num_samples, progress, "steps", "sample") as advance,
@@ -100,7 +110,7 @@ def simulate(
         draws = pool_draws(run, num_samples)
         law = _law(run, draws, drawn_pools(run, draws, advance), advance)
         interrupt.take()  # The law says how many steps it has.
-    compile_s = compile_seconds() - before
+    compile_s = _compiling.seconds
     run_s = time.perf_counter() - prepared - compile_s
     times = {"compile_s": prepared - started + compile_s, "run_s": run_s}
     return dataclasses.replace(law, program=digest(program), **times)
