@@ -218,12 +218,12 @@ def evaluated(function: Function, args: Sequence[Any]) -> list[Any]:
     return [*map(values.__getitem__, flattened.outputs)]
 
 
-def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> list[Any]:
+def values_of(flattened: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> list[Any]:
     """All values of a traced function, or only its results, in memory that is used again."""
-    values = whole.start.copy()
-    for number, x in zip(whole.inputs, args, strict=True):
+    values = flattened.start.copy()
+    for number, x in zip(flattened.inputs, args, strict=True):
         values[number] = x
-    for operation in whole.operations:
+    for operation in flattened.operations:
         _evaluate_into(values, operation)
         if not all_of_them:
             for number in operation.last:
@@ -231,55 +231,55 @@ def values_of(whole: Flat, args: Sequence[Any], *, all_of_them: bool = True) -> 
     return values
 
 
-def evaluated_anew(whole: Flat, args: Sequence[np.ndarray]) -> list[Any]:
+def evaluated_anew(flattened: Flat, args: Sequence[np.ndarray]) -> list[Any]:
     """What a traced function returns. Only what depends on arguments that differ from those of its
     last call is computed: programs that differ in one law have all other tables in common.
     """
-    no_call = whole, [b""] * len(args), whole.start, {}
-    _, digests_before, values, dependents = _last_calls.pop(id(whole), no_call)
+    no_call = flattened, [b""] * len(args), flattened.start, {}
+    _, old_digests, values, dependents = _last_calls.pop(id(flattened), no_call)
     digests = [hashlib.blake2b(x.tobytes(), digest_size=16).digest() for x in args]
     values, changed = values.copy(), set[int]()
-    for number, x, digest, before in zip(whole.inputs, args, digests, digests_before, strict=True):
+    for number, x, digest, before in zip(flattened.inputs, args, digests, old_digests, strict=True):
         values[number] = x
         if digest != before:
             changed.add(number)
     inputs = frozenset(changed)
     if inputs not in dependents:
-        dependents[inputs] = _dependents(whole, values, inputs)
+        dependents[inputs] = _dependents(flattened, values, inputs)
     for operation in dependents[inputs]:
         _evaluate_into(values, operation)
-        _forget(values, whole, operation.last)
-    results = [*map(values.__getitem__, whole.outputs)]
+        _forget(values, flattened, operation.last)
+    results = [*map(values.__getitem__, flattened.outputs)]
     for operation in dependents[inputs]:
-        _forget(values, whole, operation.writes)
+        _forget(values, flattened, operation.writes)
     if len(_last_calls) >= _MOST_LAST_CALLS:
         _last_calls.clear()
-    _last_calls[id(whole)] = whole, digests, values, dependents
+    _last_calls[id(flattened)] = flattened, digests, values, dependents
     return results
 
 
-def _dependents(whole: Flat, values: list[Any], inputs: frozenset[int]) -> list[Operation]:
+def _dependents(flattened: Flat, values: list[Any], inputs: frozenset[int]) -> list[Operation]:
     """The operations that depend on some inputs, and those whose values they need but are not
     known.
     """
     changed, depends = {*inputs}, []
-    for operation in whole.operations:
+    for operation in flattened.operations:
         depends.append(not changed.isdisjoint(operation.reads))
         if depends[-1]:
             changed.update(operation.writes)
-    needed = {number for number in whole.outputs if values[number] is None}
+    needed = {number for number in flattened.outputs if values[number] is None}
     operations = []
-    for operation, is_changed in zip(whole.operations[::-1], depends[::-1], strict=True):
+    for operation, is_changed in zip(flattened.operations[::-1], depends[::-1], strict=True):
         if is_changed or not needed.isdisjoint(operation.writes):
             operations.append(operation)
             needed.update(number for number in operation.reads if values[number] is None)
     return operations[::-1]
 
 
-def _forget(values: list[Any], whole: Flat, numbers: Sequence[int]) -> None:
+def _forget(values: list[Any], flattened: Flat, numbers: Sequence[int]) -> None:
     """Large values are computed again rather than kept, but for constants and results."""
     for number in numbers:
-        is_kept = whole.start[number] is not None or number in whole.outputs
+        is_kept = flattened.start[number] is not None or number in flattened.outputs
         if np.size(values[number]) > _LARGE and not is_kept:
             values[number] = None
 

@@ -77,10 +77,10 @@ def _iota(equation, *_):
     return wide(np.moveaxis(numbers, -1, axis))
 
 
-def _select(equation, which, *cases):
+def _select(equation, number, *cases):
     if len(cases) == 2:
-        return np.where(which, cases[1], cases[0])
-    return np.choose(which, cases)
+        return np.where(number, cases[1], cases[0])
+    return np.choose(number, cases)
 
 
 def _slice(equation, x):

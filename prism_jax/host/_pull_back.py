@@ -149,14 +149,14 @@ def _has_slopes(equation: JaxprEqn) -> bool:
 
 
 def _back(
-    whole: Flat,
+    flattened: Flat,
     values: Sequence[Any],
     of_results: Sequence[np.ndarray | None],
     active: Sequence[bool],
 ) -> list[np.ndarray | None]:
     """The same, where all values are known."""
-    depends = {number for number, use in zip(whole.inputs, active, strict=True) if use}
-    for operation in whole.operations:
+    depends = {number for number, use in zip(flattened.inputs, active, strict=True) if use}
+    for operation in flattened.operations:
         if not depends.isdisjoint(operation.reads):
             pairs = zip(operation.writes, operation.equation.outvars, strict=True)
             depends.update(number for number, var in pairs if _has_derivatives(var.aval))
@@ -167,15 +167,15 @@ def _back(
             if derivative is not None and number in depends:
                 sums[number] = sums[number] + derivative if number in sums else derivative
 
-    add(whole.outputs, of_results)
-    for operation in reversed(whole.operations):
+    add(flattened.outputs, of_results)
+    for operation in reversed(flattened.operations):
         reads, writes = operation.reads, operation.writes
         of_outs = [sums.pop(number, None) for number in writes]
         if any(derivative is not None for derivative in of_outs):
             outs, args = ([*map(values.__getitem__, numbers)] for numbers in (writes, reads))
             wanted = [number in depends for number in reads]
             add(reads, _through(operation, of_outs, outs, args, wanted))
-    return [sums.get(number) for number in whole.inputs]
+    return [sums.get(number) for number in flattened.inputs]
 
 
 def _through(

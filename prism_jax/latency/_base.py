@@ -294,12 +294,12 @@ def check(latency: AbstractLatency) -> None:
     allowed.
     """
     check_own(latency)
-    parts = jax.tree.leaves(
+    laws = jax.tree.leaves(
         latency, is_leaf=lambda leaf: isinstance(leaf, AbstractLatency) and leaf is not latency
     )
-    for part in parts:
-        if isinstance(part, AbstractLatency):
-            check(part)
+    for law in laws:
+        if isinstance(law, AbstractLatency):
+            check(law)
 
 
 def check_own(latency: "AbstractLatency") -> None:
@@ -314,8 +314,8 @@ def check_own(latency: "AbstractLatency") -> None:
         bad = ~np.broadcast_to(holds(value), value.shape)
         if bad.any():
             index = tuple(int(i) for i in np.argwhere(bad)[0])
-            where = f"[{', '.join(map(str, index))}]" if index else ""
+            place = f"[{', '.join(map(str, index))}]" if index else ""
             raise ValueError(
-                f"`{type(latency).__name__}` got `{name}{where}={value[index]!s}`; it must be "
+                f"`{type(latency).__name__}` got `{name}{place}={value[index]!s}`; it must be "
                 f"{allowed}."
             )

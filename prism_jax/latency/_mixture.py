@@ -124,9 +124,9 @@ def _(primals, tangents):
     taken, eps = shares * jnp.exp(log_tails), float(jnp.finfo(x.dtype).eps)
     for i, (c, c_dot) in enumerate(zip(mixture.components, mixture_dot.components, strict=True)):
         # A component without spread at this score: the mixture moves along with it.
-        own, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
-        near = jnp.abs(x - own) <= 32.0 * eps * jnp.abs(own)
-        hit = (own_slope == 0) & near & (shares[i] > 0)
+        of_component, own_slope = jax.jvp(c.from_normal, (z,), (jnp.ones_like(z),))
+        is_near = jnp.abs(x - of_component) <= 32.0 * eps * jnp.abs(of_component)
+        hit = (own_slope == 0) & is_near & (shares[i] > 0)
         atoms = atoms + hit.astype(x.dtype)
         if not jax.tree.leaves(c_dot):
             continue

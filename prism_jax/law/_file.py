@@ -50,9 +50,9 @@ def load_law(path: str | os.PathLike[str]) -> Law:
         errors = {**header["errors"], **{name: arrays[name] for name in _LEVELS}}
         steps = {name: arrays[name] for name in _STEPS}
         law = msgspec.convert({**header, "histogram": steps, "errors": errors}, Law)
-        known = header["format"] == _FORMAT and _names(header, arrays) == _names(*_written(law))
+        is_known = header["format"] == _FORMAT and _names(header, arrays) == _names(*_written(law))
         with np.errstate(all="ignore"):  # What a damaged file holds may be as large as it likes.
-            if known and _is_sound(law):
+            if is_known and _is_sound(law):
                 return law
     except Exception as error:  # A damaged file may raise any error.
         raise damaged(path, *_WHAT) from error

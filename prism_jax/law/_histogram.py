@@ -45,11 +45,11 @@ class Histogram(AbstractCompared):
     def quantile(self, levels: np.ndarray) -> np.ndarray:
         """The quantiles at `levels` in [0, 1], in seconds, with the shape of `levels`."""
         position = levels * (self.num_samples - 1)
-        whole = np.floor(position)
-        at = (self._up_to.searchsorted(whole + k, "right") for k in (0, 1))
+        rank = np.floor(position)
+        at = (self._up_to.searchsorted(rank + k, "right") for k in (0, 1))
         # There is none after the last step.
         low, high = (self.times[np.minimum(x, len(self.times) - 1)].astype(float) for x in at)
-        return np.asarray(low + (position - whole) * (high - low))
+        return np.asarray(low + (position - rank) * (high - low))
 
     def cdf(self, times: np.ndarray) -> np.ndarray:
         """The share of the steps that take at most `times` seconds, with the shape of `times`."""

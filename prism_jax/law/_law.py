@@ -305,9 +305,9 @@ class Law(Shown, AbstractCompared):
         number, singular = f"{beyond:.3g}", f"{beyond:.3g}" == "1"
         verb = ("is" if singular else "are") if q is None else ("lies" if singular else "lie")
         of = ("allocation", "allocations"), ("independent replica sample", "steps")
-        sample, more = of[not self.allocations]
+        sample, units = of[not self.allocations]
         where = f"{sample}{'' if singular else 's'} {verb} {'behind' if q is None else 'beyond'} it"
-        return f"only {number} {where}, and {FEWEST} are needed: {more_steps(beyond, more)}"
+        return f"only {number} {where}, and {FEWEST} are needed: {more_steps(beyond, units)}"
 
     def support(self, q: float) -> float:
         """How many independent replica samples, or allocations, lie beyond the quantile at `q`."""

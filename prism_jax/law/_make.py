@@ -66,7 +66,7 @@ def counted(times: Float[AnyArray, " steps"], number: int, xp: Any) -> Counted:
     return Counted(times, centre, sums, quantiles)
 
 
-def law_of(part: Counted, number: int, errors: Errors, **fields: Any) -> Law:
+def law_of(counts: Counted, number: int, errors: Errors, **fields: Any) -> Law:
     """The law of `number` steps.
 
     **Arguments:**
@@ -74,11 +74,11 @@ def law_of(part: Counted, number: int, errors: Errors, **fields: Any) -> Law:
     - `errors`: of its figures.
     - `fields`: further ones of the law.
     """
-    shift, square = np.sum(np.asarray(part.sums, np.float64), axis=1) / number
+    shift, square = np.sum(np.asarray(counts.sums, np.float64), axis=1) / number
     return Law(
-        mean=float(np.float64(part.centre) + shift),
+        mean=float(np.float64(counts.centre) + shift),
         std=float(np.sqrt(max(square - shift**2, 0.0))),
-        histogram=histogram_of(np.asarray(part.times)[:number]),
+        histogram=histogram_of(np.asarray(counts.times)[:number]),
         errors=errors,
         **fields,
     )

@@ -191,13 +191,13 @@ class _Figures(NamedTuple):
     sways: Float[Array, "4 classes #regimes"] | None
     hidden: Hidden | None
 
-    def plus(self, more: "_Figures", classes: Float[Array, "classes contents"]) -> "_Figures":
+    def plus(self, contents: "_Figures", classes: Float[Array, "classes contents"]) -> "_Figures":
         """With what is in classes that contain others so often: all figures are sums."""
 
-        def add(figure, inner):
-            return figure + jnp.einsum("co,io...->ic...", classes, inner)
+        def add(figure, of_contents):
+            return figure + jnp.einsum("co,io...->ic...", classes, of_contents)
 
-        return jax.tree.map(add, self, more)
+        return jax.tree.map(add, self, contents)
 
 
 class _Kernels(NamedTuple):
@@ -259,20 +259,20 @@ def _until_met(
         inner = jax.tree.map(lambda x: x[:, wait.within], figures)
         group = jax.tree.map(lambda x: x[wait.group], groups)
         gpus = groups.slowest[0], group, wait.count
-        slowest, fixed, left = group_maxima(inner.whole, inner.part, *gpus)
+        slowest, fixed, remains = group_maxima(inner.whole, inner.part, *gpus)
         sways, hides = inner.sways, figures.hidden
         if sways is not None:
-            sways = (sways * jnp.stack([root(left)] * 2 + [left, left**1.5]))[:, None]
+            sways = (sways * jnp.stack([root(remains)] * 2 + [remains, remains**1.5]))[:, None]
         if stalls is not None and hides is not None:
             middle = slowest.shape[-1] // 2
             share = mean_factor(group, wait.count) / groups.slowest[0, middle]
             apart = inner.part[0]
-            own = apart + share * (inner.whole[0, :, middle] - apart)
-            contained = jax.nn.one_hot(wait.within, len(wait.classes), dtype=own.dtype)[None]
-            waited = (slowest[0, :, middle] - own)[None]
+            own_mean = apart + share * (inner.whole[0, :, middle] - apart)
+            contained = jax.nn.one_hot(wait.within, len(wait.classes), dtype=own_mean.dtype)[None]
+            waited = (slowest[0, :, middle] - own_mean)[None]
             hides = hides.within(stalls, contained, waited, ((wait.count - 1) * wait.size)[None])
-        more = _Figures(slowest[:, None], fixed[:, None], sways, hides)
-        return figures.plus(more, wait.classes[:, None]), None
+        of_wait = _Figures(slowest[:, None], fixed[:, None], sways, hides)
+        return figures.plus(of_wait, wait.classes[:, None]), None
 
     return jax.lax.scan(jax.checkpoint(add), figures, waits)[0]
 
@@ -345,8 +345,8 @@ def fuller(
     """
     (mean,) = _loaded(loads, cumulants[:1], segments)
     powers = jnp.stack([mean, mean**2, mean**3])
-    more = jnp.sum(powers * load.correction[:, :, None], axis=1)[:, :, None]
-    first, variance, third = slowest[:3] + more
+    difference = jnp.sum(powers * load.correction[:, :, None], axis=1)[:, :, None]
+    first, variance, third = slowest[:3] + difference
     # The part that other GPUs share is at most the rest.
     return jnp.stack([first, jnp.maximum(variance, 0), third, slowest[3]])
 

@@ -170,8 +170,8 @@ def _with_part(numbers: Float[Array, "12"]) -> Float[Array, "7"]:
     none = jnp.zeros_like(numbers[:1])
     grows = jnp.concatenate([orders * inside, none, orders * communication, none, none])
     figures = jnp.concatenate([compute, communication, slowdowns])
-    whole, grows = jax.jvp(_ended, (figures,), (grows,))
-    return jnp.concatenate([whole, grows[:3] / orders])
+    ends, grows = jax.jvp(_ended, (figures,), (grows,))
+    return jnp.concatenate([ends, grows[:3] / orders])
 
 
 def _ended(numbers: Float[Array, "9"]) -> Float[Array, "4"]:

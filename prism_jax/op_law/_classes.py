@@ -120,9 +120,9 @@ def _on_gpus(program: Program) -> tuple[Blocks, np.ndarray, np.ndarray | None]:
     gpus = np.append(members[wait], [size] if worker is not None else [])
     if waits is not None:
         sizes, gpus = np.append(sizes, waits.size), np.append(gpus, waits.count * waits.size)
-    parts = np.stack([sizes, np.maximum(gpus, size)], axis=1).astype(int)
-    parts, place = np.unique(parts, axis=0, return_inverse=True)
-    of_rank = np.stack([np.full(len(parts), size), parts[:, 0], parts[:, 1] / size])
+    pairs = np.stack([sizes, np.maximum(gpus, size)], axis=1).astype(int)
+    pairs, place = np.unique(pairs, axis=0, return_inverse=True)
+    of_rank = np.stack([np.full(len(pairs), size), pairs[:, 0], pairs[:, 1] / size])
     groups = np.array([[size, program.world_size], [1, 1], [1, 1]])
     groups = np.concatenate([groups, of_rank], axis=1).astype(dtype)
     if blocks.segments is None:

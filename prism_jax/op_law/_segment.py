@@ -177,8 +177,8 @@ def group_maxima(
 
     maxima = jax.lax.cond(count > 1, all_wait, lambda figures: figures, figures)
     before, after = figures[1, :, middle], maxima[1, :, middle]
-    left = jnp.where(before > 0, after / jnp.where(before > 0, before, 1), 1)
-    return maxima, fixed * jnp.stack([jnp.ones_like(left), left, left]), left
+    remains = jnp.where(before > 0, after / jnp.where(before > 0, before, 1), 1)
+    return maxima, fixed * jnp.stack([jnp.ones_like(remains), remains, remains]), remains
 
 
 def _at_node(numbers: Float[Array, " numbers"]) -> Float[Array, "4"]:

@@ -334,9 +334,9 @@ def check_means(mean: np.ndarray, name: Callable[[int], str], dtype: DTypeLike) 
             "give all latencies in another unit, or set `jax_enable_x64`",
         ),
     )
-    for where, problem in problems:
-        if where.any():
-            first = int(np.argmax(where))
+    for is_bad, problem in problems:
+        if is_bad.any():
+            first = int(np.argmax(is_bad))
             raise ValueError(f"{name(first)} has a mean latency of {mean[first]:.6g} s, {problem}.")
 
 

@@ -146,8 +146,8 @@ def _without_contents(plan: Plan) -> Plan:
 
 def _without(plan: Plan, *parts: str) -> Plan:
     """The plan with `None` for parts that it may have."""
-    where = operator.attrgetter(*parts)
-    return eqx.tree_at(where, plan, (None,) * len(parts), is_leaf=lambda x: x is None)
+    values_at = operator.attrgetter(*parts)
+    return eqx.tree_at(values_at, plan, (None,) * len(parts), is_leaf=lambda x: x is None)
 
 
 def make_plan(program: Program, structure: Structure | None = None) -> Plan:

@@ -165,11 +165,11 @@ def make_pool(
         weights = pool_weights(chances, np.asarray(stratum), np.asarray(likelihood))
         picks = _by_weight(weights[np.asarray(order)], *how)
     starts = np.cumsum(sizes)[:-1].astype(np.int32)
-    small = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
-    small += (np.bool_(looks == ranks.num_replicas),)
+    scalars = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
+    scalars += (np.bool_(looks == ranks.num_replicas),)
     slowest = _slowest_on_device if on_device else _slowest
     samples_of_steps = slowest(picks, np.float32(ranks.offset), room.steps)
-    return Pool(*jax.device_put((rows, ids, samples_of_steps, *picks[2:], *small)))
+    return Pool(*jax.device_put((rows, ids, samples_of_steps, *picks[2:], *scalars)))
 
 
 def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):

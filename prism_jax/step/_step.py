@@ -117,14 +117,14 @@ def _reductions(
 ) -> Float[Array, "sinks steps"]:
     """How long the reduction of each sink takes."""
 
-    def one(row):
+    def reduction_of(row):
         law, score = row
-        mine = jax.tree.map(lambda x: _of_regimes(x, regimes), law)
-        return mine.latency(score, plan.tables.residuals)
+        law_of_steps = jax.tree.map(lambda x: _of_regimes(x, regimes), law)
+        return law_of_steps.latency(score, plan.tables.residuals)
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
     # number of devices.
-    return lax.map(one, (reduction_laws(plan), z))
+    return lax.map(reduction_of, (reduction_laws(plan), z))
 
 
 def _of_regimes(x: Array, regimes: Int[Array, " steps"]) -> Array:
