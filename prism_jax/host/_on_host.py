@@ -277,7 +277,7 @@ def _dependents(flattened: Flat, values: list[Any], inputs: frozenset[int]) -> l
 
 
 def _forget(values: list[Any], flattened: Flat, numbers: Sequence[int]) -> None:
-    """Large values are computed again rather than kept, but for constants and results."""
+    """Large values are computed again rather than kept, except for constants and results."""
     for number in numbers:
         is_kept = flattened.start[number] is not None or number in flattened.outputs
         if np.size(values[number]) > _LARGE and not is_kept:
