@@ -89,6 +89,8 @@ def traced_tiles(function, shared, of_sample, *, tiles: int, size: int, wide: bo
     """A function of `tiled_functions` with its tiles, traced for an accelerator."""
     arrays, static = eqx.partition(shared, eqx.is_array)
     leaves, tree = jax.tree.flatten(static)
+    # Where they are is no matter.
+    arrays = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
     ids, *inputs = [
         jax.ShapeDtypeStruct((tiles, size, *shape), dtype)
         for dtype, *shape in [(np.uint32,), *of_sample]

@@ -1,11 +1,11 @@
 """Compiles what runs in tiles for a device that is not there: python tools/compile_for.py h200
 
-The devices are h200, h100 and v5e. For each function of some jobs: how many tiles run side by side,
-by what the engine asks the compiler; their memory, and what the engine allows them; how many
-kernels are launched, and how many in each turn of a loop that has no other in it; how often such a
-turn copies as much as the ends of the tiles; and the most bytes that a thread spills. It fails
-where a turn copies the ends, tiles need more than they may, the kernel that propagates spills, or
-another spills more than 64 bytes.
+The devices are h200, h100 and v5e. For each function of some jobs: of how many samples a tile is,
+and how many tiles run side by side, by what the engine asks the compiler; their memory, and what
+the engine allows them; how many kernels are launched, and how many in each turn of a loop that has
+no other in it; how often such a turn copies as much as the ends of the tiles; and the most bytes
+that a thread spills. It fails where a turn copies the ends, tiles need more than they may, the
+kernel that propagates spills, or another spills more than 64 bytes.
 """
 
 import argparse
@@ -25,7 +25,17 @@ from typing import Any
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLUGINS = _ROOT / ".venv-accelerators"  # See the Makefile.
-_COLUMNS = ("job", "function", "tiles", "MiB", "allowed", "launches", "in a turn", "copies")
+_COLUMNS = (
+    "job",
+    "function",
+    "samples",
+    "tiles",
+    "MiB",
+    "allowed",
+    "launches",
+    "in a turn",
+    "copies",
+)
 _COLUMNS += ("spills", "seconds", "problem")
 
 _JOBS = ("gpt3-175b-h100-4096", "deepseek-v3-h800-2048", "megatron-22b-a100-8")
@@ -143,16 +153,19 @@ def compiled_rows(target: str, job: str) -> Iterator[dict[str, Any]]:
     _tiles._memory = lambda: memory
     try:
         for function, (shared, *of_sample) in functions.items():
-
-            def lowered(tiles, function=function, shared=shared, of_sample=of_sample):
-                traced = traced_tiles(function, shared, of_sample, tiles=tiles, size=TILE)
-                return traced.lower(lowering_platforms=(platform,))
-
             levels = getattr(shared[0].structure.replica, "levels", None)
             slots = 0 if levels is None else levels.num_slots
-            yield {"target": target, "job": job, "function": function.__name__} | compiled_row(
-                lowered, memory, 4 * TILE * slots
-            )
+            # Short sums of derivatives take small tiles.
+            small = [_tiles._SMALL_TILE] if function.__name__.endswith("_vjp") else []
+            for size in (TILE, *small):
+
+                def lowered(tiles, run=function, shared=shared, of_sample=of_sample, size=size):
+                    traced = traced_tiles(run, shared, of_sample, tiles=tiles, size=size)
+                    return traced.lower(lowering_platforms=(platform,))
+
+                row = {"target": target, "job": job, "function": function.__name__}
+                row |= {"samples": size}
+                yield row | compiled_row(lowered, memory, 4 * size * slots)
     finally:
         jax.default_backend, _propagate.on_hopper, _tiles._mesh = here
 

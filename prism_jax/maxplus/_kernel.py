@@ -23,9 +23,9 @@ from ._propagate import LEVELS_OF_SUM
 
 
 _SAMPLES, _WARPS = 512, 4  # Of a program of the grid: an H200 is fastest with these.
-# Lanes whose code stands side by side. The others of a level follow in a loop: the code of more
-# takes long to compile, and more registers than there are.
-_LANES = 2
+# So many ends are read by the lanes whose code stands side by side. The others of a level follow in
+# a loop: the code of more takes long to compile, and more registers than there are.
+_READS = 4
 
 
 def one_kernel(
@@ -165,7 +165,7 @@ class _Block:
         """All lanes of a level read before any writes to a slot."""
         _, together = bits_of(self.levels)
         words, word = words_of(self.levels)
-        lanes = min(_LANES, together)
+        lanes = min(max(_READS // self.levels.reads.shape[2], 1), together)
 
         def of_word(number, _):
             def side_by_side(i, packed):
