@@ -267,12 +267,12 @@ def _dependents(flattened: Flat, values: list[Any], inputs: frozenset[int]) -> l
         depends.append(not changed.isdisjoint(operation.reads))
         if depends[-1]:
             changed.update(operation.writes)
-    needed = {number for number in flattened.outputs if values[number] is None}
-    operations = []
+    known = {number for number, x in enumerate(values) if x is not None}
+    needed, operations = {*flattened.outputs} - known, []
     for operation, is_changed in zip(flattened.operations[::-1], depends[::-1], strict=True):
         if is_changed or not needed.isdisjoint(operation.writes):
             operations.append(operation)
-            needed.update(number for number in operation.reads if values[number] is None)
+            needed |= {*operation.reads} - known
     return operations[::-1]
 
 
