@@ -13,7 +13,8 @@ from scipy.stats import gamma
 
 from benchmarks import _with_engine
 from benchmarks._baselines import reference_graph
-from prism_jax.engine import _pools, simulate
+from prism_jax.engine import _pools, prepare, simulate
+from prism_jax.engine._simulate import _runs_together
 from prism_jax.latency import Gamma, LogNormal, Scaled
 from prism_jax.program import Op, Stall, Variability, compile_graph
 from prism_jax.program._assemble import assemble
@@ -236,6 +237,21 @@ def test_parameters_and_index_arrays_compile_nothing():
         assert not compiled
     assert law.dtype == jnp.result_type(float)
     assert structure.ranks >= 300
+
+
+def test_programs_that_differ_in_numbers_are_drawn_together():
+    program, key = rich_program(8), jax.random.key(0)
+    other = rich_program(4)
+    programs = [
+        eqx.tree_at(lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(sigma))
+        for sigma in np.linspace(0.0, 0.1, 10)
+    ]
+    groups = [*_runs_together([*programs, other, program], key)]
+    assert [len(runs) for runs in groups] == [8, 2, 1, 1]
+    for runs, number in ((groups[0], 5), (groups[1], 1)):
+        run, alone = runs[number], prepare(runs[number].program, key)
+        for plan in ("plan", "plan_of_steps"):
+            assert eqx.tree_equal(getattr(run, plan), getattr(alone, plan))
 
 
 @pytest.mark.slow

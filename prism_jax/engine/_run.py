@@ -1,7 +1,6 @@
 """Runs: what is prepared of a program, and what steps consist of."""
 
 import dataclasses
-import functools as ft
 from collections.abc import Callable
 
 import equinox as eqx
@@ -13,7 +12,7 @@ from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Plan, make_plan, on_all_devices, structure_of, tiles, without_ops
+from ..replica import Plan, make_plan, on_all_devices, tiles, with_tables, without_ops
 from ..step import (
     STEP_TILES,
     Chances,
@@ -39,21 +38,18 @@ class Run:
 
     **Attributes:**
 
+    - `plan_of_steps`: what all batches of steps share, on all devices.
     - `num_replicas`: of how many samples a step takes the slowest.
     - `sampling`: how replica samples are drawn.
     """
 
     program: Program
     plan: Plan
+    plan_of_steps: Plan
     key: KeyData
     chances: Chances
     num_replicas: int
     sampling: AbstractSampling
-
-    @ft.cached_property
-    def plan_of_steps(self) -> Plan:
-        """What all batches of steps share, on all devices."""
-        return on_all_devices(without_ops(self.plan))
 
 
 def prepare(program: Program, key: "jax.Array", like: Run | None = None) -> Run:
@@ -72,14 +68,19 @@ def prepare(program: Program, key: "jax.Array", like: Run | None = None) -> Run:
     check_interrupt()
     check_program(program, key)
     with working():
-        if like is not None and _differ_in_numbers(program, like.program):
-            structure = like.plan.structure
-        else:
-            structure = on_all_devices(structure_of(program))
-        plan = make_plan(program, structure)
+        if like is not None and not _differ_in_numbers(program, like.program):
+            like = None
+        plan = make_plan(program, None if like is None else like.plan.structure)
         check_plan(program, plan)
-        chances = chances_of(program, plan)
-        return Run(program, plan, key_data(key), chances, program.num_replicas, Plain())
+        if like is not None:
+            of_steps = with_tables(like.plan_of_steps, plan.tables)
+        else:
+            of_steps = without_ops(plan)
+            # The host has read it for this program; for others it is on all devices.
+            plan = Plan(on_all_devices(plan.structure), plan.tables)
+        chances, of_steps = chances_of(program, plan), on_all_devices(of_steps)
+        replicas = program.num_replicas
+        return Run(program, plan, of_steps, key_data(key), chances, replicas, Plain())
 
 
 def _differ_in_numbers(program: Program, other: Program) -> bool:

@@ -136,6 +136,16 @@ def without_ops(plan: Plan) -> Plan:
     return _without(plan, *parts, "structure.classes", "tables.residuals")
 
 
+def with_tables(plan: Plan, tables: Tables) -> Plan:
+    """A plan, perhaps without some parts, of a program with other tables."""
+
+    def changed(before, after):
+        return None if before is None else after
+
+    of_plan = jax.tree.map(changed, plan.tables, tables, is_leaf=lambda x: x is None)
+    return Plan(plan.structure, of_plan)
+
+
 def _without_contents(plan: Plan) -> Plan:
     """The plan without what only tables depend on."""
     classes = plan.structure.classes
