@@ -300,7 +300,15 @@ def test_a_call_keeps_large_constants_and_sees_numbers_that_were_changed_in_plac
     def chosen(counts):
         return jnp.sum(jnp.where(table > 0, counts[0], 0)) + counts[1]
 
+    def stacked(counts, more):
+        return counts.reshape(3, 1) + more
+
     counts = np.arange(3)
+    on_host(stacked, counts.copy(), np.array([[0]]))
+    before = counts.copy()
+    on_host(stacked, before, np.array([[1]]))
+    before[:] = 99
+    assert on_host(stacked, counts, np.array([[2]])).ravel().tolist() == [2, 3, 4]
     for first in (1, 5, 5, 7):
         counts[:2] = first, first + 1
         assert on_host(chosen, counts) == first * table.sum() + first + 1

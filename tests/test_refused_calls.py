@@ -7,6 +7,7 @@ import inspect
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +170,12 @@ _CALLS = [
     ),
     (lambda: rich_program(1, worker_step=negative_spread()), "law of the worker_step factor"),
     # Simulations and their laws.
+    (
+        lambda: prism.simulate(
+            eqx.tree_at(lambda p: p.sinks.contention, rich(), jnp.ones(())), **_RUN
+        ),
+        "`program.sinks.contention` is an array",
+    ),
     (
         lambda: prism.simulate(rich(4096), num_samples=2**21, key=_RUN["key"], allocations=2),
         "below 2^32",

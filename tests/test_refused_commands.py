@@ -85,6 +85,7 @@ _COMMANDS = {
         ("--objective p", "must be mean, std"),
         ("--objective p101", "at least 1 and below 100"),
         ("--shapley gem", "did you mean"),
+        ("--shapley ,", "No part ``"),
     ],
     "report megatron-22b-a100-8": [
         ("", "--out"),

@@ -174,39 +174,39 @@ def sweep_points(
     tasks = [
         ([points.sources[number] for number in row_numbers], *options) for row_numbers in missing
     ]
-    # In this process a row is written as soon as it is done.
+    # In this process a row is written as soon as it is there.
     rows_of = _rows if executor is None else _all_rows
     with progress_bar(len(numbers), progress, "sweep", "row") as advance:
         advance(sum(number in done for number in numbers))
         for which, rows in run_tasks(rows_of, tasks, executor):
             for number, row in zip(missing[which], rows, strict=False):
+                values = points.values[number]
                 if isinstance(row, ValueError):
-                    raise row
-                done[number] = {"row": number, **points.values[number], **row}
+                    words = ", ".join(f"{name}={value}" for name, value in values.items())
+                    raise ValueError(f"Row {number} ({words}): {row}") from row
+                done[number] = {"row": number, **values, **row}
                 if folder is not None:
                     write_part(folder, done[number], digest)
                 advance(1)
     return [done[number] for number in numbers]
 
 
-def _rows(sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array") -> Iterator[Row]:
-    """The figures of some programs, one after the other."""
-    for law in simulate_each(map(program_of, sources), num_samples=num_samples, key=key):
-        row: Row = {}
-        for name, (value, (low, high)) in figures(law).items():
-            row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
-        yield row | {x: getattr(law, x) for x in ("num_samples", "sampling")}
+def _rows(
+    sources: Sequence[Any], program_of, num_samples: int, key: "jax.Array"
+) -> Iterator[Row | ValueError]:
+    """The figures of some programs, one after the other, up to the error of one that is refused."""
+    try:
+        for law in simulate_each(map(program_of, sources), num_samples=num_samples, key=key):
+            row: Row = {}
+            for name, (value, (low, high)) in figures(law).items():
+                row |= {f"{name}_s": value, f"{name}_low_s": low, f"{name}_high_s": high}
+            yield row | {x: getattr(law, x) for x in ("num_samples", "sampling")}
+    except ValueError as error:
+        yield error
 
 
 def _all_rows(*arguments: Any) -> list[Row | ValueError]:
-    """The rows, and the error of the first program that is refused."""
-    rows: list[Row | ValueError] = []
-    try:
-        for row in _rows(*arguments):
-            rows.append(row)
-    except ValueError as error:
-        rows.append(error)
-    return rows
+    return list(_rows(*arguments))
 
 
 def _check_numbers(name: str, choices: Any) -> None:

@@ -28,7 +28,7 @@ def sensitivity(args: Args) -> Output:
     """
     job, wanted = _load.load(args), objective(args.objective)
     program, options = _load.compiled(args, job)
-    shapley = [name.strip() for name in (args.shapley or "").split(",") if name.strip()]
+    shapley = [name.strip() for name in args.shapley.split(",")] if args.shapley else []
     result = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
     table = result.summary(args.top)
     return Output(*_load.of(job, program), plain(result), table, [result.headline()])

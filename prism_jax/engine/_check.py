@@ -47,6 +47,12 @@ def check_program(program: Any, key: Any) -> None:
             "The program has numbers of float64, which JAX would cut; set `jax_enable_x64`, or "
             "compile the program without it."
         )
+    # A plan holds it in its structure, which programs that differ in parameters only share.
+    if isinstance(program.sinks.contention, np.ndarray | jax.Array):
+        raise ValueError(
+            "`program.sinks.contention` is an array; give a number, which neither `sweep` changes "
+            "nor `estimate` has a derivative of."
+        )
 
 
 def check_num_samples(num_samples: Any) -> int:

@@ -35,7 +35,9 @@ from ._operations import OPERATIONS, in_double_precision, wide
 _MOST_TRACES, _MOST_CALLS = 256, 1024
 # The last call of so many functions is remembered.
 _MOST_LAST_CALLS = 8
-# Loops over larger arrays, such as all steps, are not remembered.
+_MOST_CHANGES = 64
+# Loops over larger arrays, such as all steps, are not remembered; of the last call, larger values
+# are computed again.
 _LARGE = 2**13
 _traces: dict[Any, tuple[ClosedJaxpr, Any, Any]] = {}
 _calls: dict[tuple[Any, bytes], list[Any]] = {}
@@ -111,7 +113,8 @@ def traced(function: Callable[..., Any], args: Any) -> Traced:
     leaves, tree = jax.tree.flatten(arrays)
     signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     of_static, static_tree = jax.tree.flatten(static)
-    key = function, tree, signature, tuple(of_static), static_tree
+    # Of static arguments the types, too, for 1 equals True.
+    key = function, tree, signature, tuple(of_static), tuple(map(type, of_static)), static_tree
     trace = _traces.get(key)
     if trace is None:
         if len(_traces) >= _MOST_TRACES:
@@ -240,11 +243,13 @@ def evaluated_anew(flattened: Flat, args: Sequence[np.ndarray]) -> list[Any]:
     digests = [hashlib.blake2b(x.tobytes(), digest_size=16).digest() for x in args]
     values, changed = values.copy(), set[int]()
     for number, x, digest, before in zip(flattened.inputs, args, digests, old_digests, strict=True):
-        values[number] = x
+        values[number] = x.copy()  # What is kept may be a view of it.
         if digest != before:
             changed.add(number)
     inputs = frozenset(changed)
     if inputs not in dependents:
+        if len(dependents) >= _MOST_CHANGES:
+            dependents.clear()
         dependents[inputs] = _dependents(flattened, values, inputs)
     for operation in dependents[inputs]:
         _evaluate_into(values, operation)
@@ -253,7 +258,7 @@ def evaluated_anew(flattened: Flat, args: Sequence[np.ndarray]) -> list[Any]:
     for operation in dependents[inputs]:
         _forget(values, flattened, operation.writes)
     if len(_last_calls) >= _MOST_LAST_CALLS:
-        _last_calls.clear()
+        del _last_calls[next(iter(_last_calls))]  # The least recent.
     _last_calls[id(flattened)] = flattened, digests, values, dependents
     return results
 
@@ -337,11 +342,12 @@ def _remembered(key: Any, evaluate: Callable[[list[Any]], list[Any]], args: list
     for x in args:
         content.update(np.ascontiguousarray(x).data)
     call = key, content.digest()
-    if call not in _calls:
+    results = _calls.get(call)
+    if results is None:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        _calls[call] = evaluate(args)
-    return _calls[call]
+        results = _calls[call] = evaluate(args)
+    return results
 
 
 def _scan(loop: Scan, args: list[Any]) -> list[Any]:

@@ -193,7 +193,7 @@ def _through(
         case Scan(num_carry=0) as loop:
             return _through_map(loop, of_outs, args, wanted)
     if not _has_slopes(equation):
-        return _by_jax(equation, of_outs, args, wanted)
+        return _equation_by_jax(equation, of_outs, args, wanted)
     slopes = SLOPES[equation.primitive.name](equation, of_outs[0], outs[0], *args)
     return [slope() if use else None for slope, use in zip(slopes, wanted, strict=True)]
 
@@ -240,7 +240,7 @@ def _sum(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | No
     return second if first is None else first if second is None else first + second
 
 
-def _by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None]:
+def _equation_by_jax(equation: JaxprEqn, of_outs, args, wanted) -> list[np.ndarray | None]:
     """The same for an operation that has derivatives of its own in JAX."""
     figures = tuple(None if derivative is None else len(derivative) for derivative in of_outs)
     function = _derivative(equation, tuple(wanted), figures)

@@ -160,7 +160,9 @@ def _by_loops(
 
 
 def _latest(state, reads: Int[Array, "lanes fan_in"], keep: bool):
-    """The latest of the ends that each lane waits for, and which one it is: the first of equals."""
+    """The latest of the ends that each lane waits for, and which one it is: the first of equals, or
+    any of them where a device reduces in another order.
+    """
     if not keep:
         latest = state.at[reads[:, 0]].get(mode=_IN)
         for k in range(1, reads.shape[1]):
