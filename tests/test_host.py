@@ -304,7 +304,6 @@ def test_a_call_keeps_large_constants_and_sees_numbers_that_were_changed_in_plac
         return counts.reshape(3, 1) + more
 
     counts = np.arange(3)
-    on_host(stacked, counts.copy(), np.array([[0]]))
     before = counts.copy()
     on_host(stacked, before, np.array([[1]]))
     before[:] = 99
