@@ -302,7 +302,7 @@ def check(latency: AbstractLatency) -> None:
             check(law)
 
 
-def check_own(latency: "AbstractLatency") -> None:
+def check_own(latency: AbstractLatency) -> None:
     """Raises a `ValueError` for a value that a parameter of this latency cannot have; of latencies
     within it, nothing is checked. Traced values are not known.
     """
