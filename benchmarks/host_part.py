@@ -71,7 +71,7 @@ def as_for_an_accelerator() -> None:
     _tiles.on_accelerator = _pools.on_accelerator = lambda: True
     _tiles.fitting_tiles = lambda lower, room: room
     of_tiles = _tiles._jitted
-    _tiles._jitted = ft.cache(lambda f, backend, _: given_again(of_tiles(f, backend, False)))
+    _tiles._jitted = ft.cache(lambda *args: given_again(of_tiles(*args[:-1], False)))
     _tiles._flat = given_again(_tiles._flat)
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
     _pools._apart_on_device = given_again(_pools._apart_on_device)

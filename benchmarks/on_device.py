@@ -124,7 +124,7 @@ def _timed(function, shared, tiles: int, options: Row, repeats: int) -> Row:
     ids = jnp.arange(devices * tiles * TILE, dtype=jnp.uint32).reshape(-1, TILE)
     turns = jnp.ones(devices, jnp.int32)
     # A function of its own each time: JAX would return what it compiled with other options.
-    run = jax.jit(ft.partial(_tiles._run, True, function, (tuple(leaves), tree)))
+    run = jax.jit(ft.partial(_tiles._run, _tiles._mesh(), True, function, (tuple(leaves), tree)))
     start = time.perf_counter()
     call = run.lower(arrays, turns, ids, ()).compile(options)
     compile_s, seconds, result = time.perf_counter() - start, [], None

@@ -239,13 +239,15 @@ def _ptx(function, arrays, device) -> str:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    here, jax.default_backend = jax.default_backend, lambda: "gpu"
+    from prism_jax import _devices
+
+    here, _devices.platform = _devices.platform, lambda: "gpu"
     there = SingleDeviceSharding(device)
     with tempfile.TemporaryDirectory() as folder:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         call = jax.jit(function, in_shardings=there, out_shardings=there)
         call.lower(*shapes).compile(compiler_options={"xla_dump_to": folder})
-        jax.default_backend = here
+        _devices.platform = here
         texts = [file.read_text() for file in pathlib.Path(folder).glob("*.ptx")]
     return next(text for text in texts if ".entry propagate(" in text)
 

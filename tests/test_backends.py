@@ -12,6 +12,7 @@ import pytest
 
 import prism_jax as prism
 from benchmarks import on_device
+from prism_jax import _devices
 from prism_jax.engine._critical_paths import _latencies
 from prism_jax.engine._explicit import _explicit_tile
 from prism_jax.engine._gradient import _entries_tile, _replica_vjp, _step_vjp
@@ -33,8 +34,7 @@ from prism_jax.engine._sampling import (
 )
 from prism_jax.maxplus import _propagate
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
-from prism_jax.replica import leading_axes, without_graph, without_ops, without_steps
-from prism_jax.replica._tiles import _jitted, _mesh
+from prism_jax.replica import _tiles, leading_axes, without_graph, without_ops, without_steps
 from prism_jax.schedule import GPipe
 from prism_jax.step import Room
 from prism_jax.step._pool import _arrange_on_device, _Picks, _slowest_on_device
@@ -95,8 +95,9 @@ def traced_tiles(function, shared, of_sample, *, tiles: int, size: int, wide: bo
         jax.ShapeDtypeStruct((tiles, size, *shape), dtype)
         for dtype, *shape in [(np.uint32,), *of_sample]
     ]
-    turns = np.ones(_mesh().size, np.int32)
-    run = _jitted(function, "cuda", wide)
+    mesh = _tiles._mesh()
+    turns = np.ones(mesh.size, np.int32)
+    run = _tiles._jitted(function, mesh, "cuda", wide)
     return run.trace((tuple(leaves), tree), arrays, turns, ids, inputs)
 
 
@@ -110,7 +111,7 @@ def test_what_runs_in_tiles_lowers_for_cuda_and_tpu(table, wide):
 def test_on_a_hopper_what_propagates_is_one_kernel(monkeypatch):
     with jax.enable_x64(False):
         table = tiled_functions(rich_program(4, schedule=GPipe(2, 1)))
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        monkeypatch.setattr(_devices, "platform", lambda: "gpu")
         monkeypatch.setattr(_propagate, "on_hopper", lambda: True)
         for function in (_replica_tile, _tile_of_plans, _explicit_tile, _replica_vjp):
             shared, *of_sample = table[function]

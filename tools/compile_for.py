@@ -134,20 +134,19 @@ def device_for(target: str) -> tuple[str, Any, int]:
 
 def compiled_rows(target: str, job: str) -> Iterator[dict[str, Any]]:
     """A row for each function that runs in tiles."""
-    import jax
     import numpy as np
     from jax.sharding import Mesh
 
-    from prism_jax import compile_job, load_job
+    from prism_jax import _devices, compile_job, load_job
     from prism_jax.maxplus import _propagate
     from prism_jax.replica import TILE, _tiles
     from tests.test_backends import tiled_functions, traced_tiles
 
     platform, device, memory = device_for(target)
     functions = tiled_functions(compile_job(load_job(job)))
-    here = jax.default_backend, _propagate.on_hopper, _tiles._mesh
+    here = _devices.platform, _propagate.on_hopper, _tiles._mesh
     # From here on as if the device were there.
-    jax.default_backend = lambda: {"cuda": "gpu"}.get(platform, platform)
+    _devices.platform = lambda: {"cuda": "gpu"}.get(platform, platform)
     _propagate.on_hopper = lambda: platform == "cuda"
     _tiles._mesh = lambda: Mesh(np.array([device]), ("tiles",))
     _tiles._memory = lambda: memory
@@ -167,7 +166,7 @@ def compiled_rows(target: str, job: str) -> Iterator[dict[str, Any]]:
                 row |= {"samples": size}
                 yield row | compiled_row(lowered, memory, 4 * size * slots)
     finally:
-        jax.default_backend, _propagate.on_hopper, _tiles._mesh = here
+        _devices.platform, _propagate.on_hopper, _tiles._mesh = here
 
 
 def compiled_row(lowered, memory: int, ends: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import jax
 import msgspec
 import numpy as np
 
+from .. import _devices
 from .._interrupt import interruptible
 from .._misc import check_type, whole_number
 from .._progress import said_how_far, say_how_far
@@ -262,7 +263,9 @@ def _own_thread(executor: Executor | None) -> Iterator[Executor]:
     if executor is not None:
         yield executor
         return
-    thread = ThreadPoolExecutor(1)
+    # The default device may be set for the caller's thread alone.
+    setting = jax.default_device(_devices.default())
+    thread = ThreadPoolExecutor(1, initializer=setting.__enter__)
     try:
         yield thread
     finally:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt32
 
+from .. import _devices
 from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
 from ..op_law import ClassLaw, Common, OpLaw, Pause, class_laws, look_up, look_up_one
@@ -255,7 +256,7 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
 def _noise(dtype, arguments, counter):
     key, sample_ids = arguments
     draw = ft.partial(normals, key, sample_ids, dtype=dtype)
-    if jax.default_backend() != "cpu":
+    if _devices.platform() != "cpu":
         return draw(counter)
     # A branch that is always taken, which XLA does not know: without it, a loop on a CPU over the
     # tables of several programs would draw the same numbers again for each of them.

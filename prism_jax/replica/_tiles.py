@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from .. import _devices
 from .._interrupt import interruptible, stop_threads
 from .._padding import bucket
 from ._ends import TILE
@@ -67,7 +68,7 @@ class Batch:
 
     def kept(self, pick: Callable[[Any], Any] = _all) -> Any:
         """As `samples`, but an array of a single accelerator stays there."""
-        if not on_accelerator() or len(jax.devices()) > 1:
+        if not on_accelerator() or len(_devices.chosen()) > 1:
             return self.samples(pick)
         return jax.tree.map(lambda x: _flat(x, self.count), pick(self.arrays))
 
@@ -119,7 +120,7 @@ def tiles(
 
     `KeyboardInterrupt` between batches, after Ctrl-C: see `interruptible`.
     """
-    devices, wide = len(jax.devices()), on_accelerator()
+    devices, wide = len(_devices.chosen()), on_accelerator()
     assert wide or per_batch <= _MOST_TILES
     start, end, most = first, first + num_samples, per_batch
     in_hand: list[Batch] = []
@@ -190,12 +191,13 @@ def held_bytes(compiled: Any) -> int:
 
 def _memory() -> int:
     """The bytes of memory of a device."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**33)
+    device = jax.local_devices(backend=_devices.platform())[0]
+    return (device.memory_stats() or {}).get("bytes_limit", 2**33)
 
 
 def on_accelerator() -> bool:
     """Whether tiles run side by side, and not one after the other."""
-    return jax.default_backend() != "cpu"
+    return _devices.platform() != "cpu"
 
 
 @ft.partial(jax.jit, static_argnums=1)
@@ -227,7 +229,7 @@ def _collect(x, count: int, size: int) -> np.ndarray:
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import process_allgather
 
-        parts = np.split(np.asarray(process_allgather(x, tiled=True)), len(jax.devices()))
+        parts = np.split(np.asarray(process_allgather(x, tiled=True)), len(_devices.chosen()))
     else:
         parts = [shard.data for shard in x.addressable_shards]
     turns = int(_turns(count, size, len(parts))[0])
@@ -248,25 +250,25 @@ def on_all_devices(shared: Any) -> Any:
 
 
 def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()), ("tiles",))
+    return Mesh(np.array(_devices.chosen()), ("tiles",))
 
 
 def _compiled(function, shared) -> Callable[..., Any]:
     arrays, static = eqx.partition(shared, eqx.is_array)
     leaves, tree = jax.tree.flatten(static)
-    run = _jitted(function, jax.default_backend(), on_accelerator())
+    run = _jitted(function, _mesh(), _devices.platform(), on_accelerator())
     return ft.partial(run, (tuple(leaves), tree), arrays)
 
 
 @ft.cache
-def _jitted(function, backend: str, wide: bool):
-    options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if backend == "cpu" else {}
+def _jitted(function, mesh: Mesh, platform: str, wide: bool):
+    options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if platform == "cpu" else {}
     # `eqx.filter_jit` would wait for the result, and leave the devices idle while the host works.
-    run = ft.wraps(function)(ft.partial(_run, wide, function))  # JAX's log has the name.
+    run = ft.wraps(function)(ft.partial(_run, mesh, wide, function))  # JAX's log has the name.
     return jax.jit(run, static_argnums=0, **options)
 
 
-def _run(wide: bool, function, static, arrays, turns, ids, inputs):
+def _run(mesh: Mesh, wide: bool, function, static, arrays, turns, ids, inputs):
     leaves, tree = static
     static = jax.tree.unflatten(tree, leaves)
     replicated, tiled = PartitionSpec(), PartitionSpec("tiles")
@@ -296,7 +298,7 @@ def _run(wide: bool, function, static, arrays, turns, ids, inputs):
 
     return jax.shard_map(
         on_device,
-        mesh=_mesh(),
+        mesh=mesh,
         in_specs=(replicated, tiled, tiled, tiled),
         out_specs=tiled,
         check_vma=False,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
+from .. import _devices
 from .._files import resource, written_whole
 from .._misc import plural
 from .._summary import GIB, Column, Table
@@ -168,7 +169,7 @@ def _origin(report: Report) -> Iterable[Block]:
         rows = [row for row in rows if row[0] not in _OF_JOBS]
     by = {name: report.commands.get(name, f"prism.{name}") for _, name, _ in rows}
     cells = [(figures, tag("code", by[name]), steps) for figures, name, steps in rows]
-    kinds = Counter(device.device_kind for device in jax.devices())
+    kinds = Counter(device.device_kind for device in _devices.chosen())
     devices = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     versions = f"prism-jax {importlib.metadata.version('prism-jax')}, JAX {jax.__version__}"
