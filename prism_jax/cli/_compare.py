@@ -46,7 +46,7 @@ def compare(args: Args) -> Output:
         jobs += variants
         left_out += [{"job": name, **point} for point in without]
     check_cost(args, jobs)
-    _load.use_all_cores()
+    _load.use_devices(args, lambda: prism.program.compile_job(jobs[0]), len(jobs))
     ranking = prism.layouts.rank_layouts(jobs, of, top=len(jobs), **_load.options_of(args))
     _load.tell_notes(jobs)
     return Output(*ranked(ranking, len(jobs), args), {"left_out": left_out})
@@ -238,7 +238,7 @@ def _tell_duration(args: Args, grid: Sequence[dict[str, str]]) -> None:
     except ValueError:  # It is left out, or all are.
         return
     to_read = time.monotonic() - began
-    _load.use_all_cores()
+    _load.use_devices(args, lambda: prism.program.compile_job(job), len(grid))
     _load.say(args, "simulating the first row, to say how long all will take")
     options: Any = _load.options_of(args) | {"progress": False}
     to_simulate = 0.0
@@ -275,6 +275,8 @@ def _simulated(args: Args, grid: Sequence[Any], jobs: Sequence[Any]) -> Any:
         [msgspec.json.encode((job.schedule, job.layout.pp, job.model)) for job in jobs],
     )
     with _load.ray_executor(args) as executor:
+        if executor is None:
+            _load.use_devices(args, lambda: prism.program.compile_job(jobs[0]), len(jobs))
         _load.say(args, f"simulating {plural(len(jobs), 'row')} of {plural(args.samples, 'step')}")
         where = {"out": args.out, "executor": executor, "shard": args.shard}
         return prism.analysis.sweep_points(many, **where, **_load.options_of(args))

@@ -17,7 +17,7 @@ _port = reader(int, lambda port: 0 <= port < 2**16, "the number of a port from 0
 
 
 @command(
-    "--seed --set --gpus --allow-implausible",
+    "--seed --set --gpus --allow-implausible --device",
     how={"--port": _port},
 )
 def explore(args: Args) -> Output:
@@ -30,7 +30,7 @@ def explore(args: Args) -> Output:
 
     example: prism-jax explore examples/job.toml --open
     """
-    _load.use_all_cores()
+    _load.use_devices(args, lambda: prism.program.compile_job(_load.load(args)))
     explorer = prism.explorer
     of = explorer.explored(
         args.job, tuple(args.overrides), num_samples=args.samples, seed=args.seed

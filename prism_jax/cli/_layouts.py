@@ -95,6 +95,9 @@ def _searched(
     try:
         listed = enumerate_layouts(*of_job, any_memory=True, **parts)
         options["budget"] -= time.monotonic() - began
+        if args.by == "simulation" and options["executor"] is None:
+            compile_job = prism.program.compile_job
+            _load.use_devices(args, lambda: compile_job(listed[0]), args.top)
         ranking = prism.layouts.rank_layouts(listed, of, **options)
     except prism.layouts.NothingFitsError:
         enumerate_layouts(*of_job, memory_margin=margin, **parts)  # Says what would.

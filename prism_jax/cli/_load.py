@@ -1,6 +1,7 @@
 """Loads the job or the profile of a command, and what every analysis of it needs."""
 
 import contextlib
+import functools as ft
 import itertools as it
 import os
 import sys
@@ -13,12 +14,18 @@ import numpy as np
 
 import prism_jax as prism
 
+from .. import _devices
 from .._files import shown
 from .._interrupt import told_interrupt
 from .._misc import plural, printable, quoted
 from .._progress import say_doing
 from ..data import Job, is_profile, job_warnings, load_job
+from ._device import rather_on_cpu, reckoned_s
 from ._options import IMPLAUSIBLE, Args
+
+
+# Simulated by a command without `--samples`, about.
+_STEPS = 8192
 
 
 def load(args: Args, *changes: str) -> Any:
@@ -96,11 +103,14 @@ def check_memory(args: Args, *jobs: Job) -> None:
             prism.layouts.check_memory(job)
 
 
-def compiled(args: Args, loaded: Any) -> tuple[Any, dict[str, Any]]:
-    """The program of a job, and the options of all functions that simulate it."""
-    use_all_cores()
+def compiled(args: Args, loaded: Any, programs: int = 1) -> tuple[Any, dict[str, Any]]:
+    """The program of a job, and the options of all functions that simulate it. `programs`: how many
+    like it a command simulates.
+    """
+    compiled_once = ft.cache(lambda: program_of(args, loaded))
     say(args, f"compiling {loaded.name}")
-    program = program_of(args, loaded)
+    use_devices(args, compiled_once, programs)
+    program = compiled_once()
     tell_notes([job_of(loaded)])
     steps = "steps" if args.samples is None else plural(args.samples, "step")
     say(args, f"simulating {steps} of {plural(program.num_ops, 'op')}")
@@ -209,6 +219,48 @@ def use_all_cores() -> None:
         devices_of_jax()
 
 
+def use_devices(args: Args, compiled: Callable[[], Any], programs: int = 1) -> None:
+    """Lets JAX use the devices of `--device`, until the command ends. By itself it takes the CPU
+    beside an accelerator for what is done there no later, and says so.
+
+    **Arguments:**
+
+    - `compiled`: gives the first program that is simulated; called on the CPU, and only where there
+        is an accelerator to choose.
+    - `programs`: how many like it are simulated.
+    """
+    import jax
+
+    use_all_cores()
+    first, *_ = devices_of_jax()
+    if first.platform == "cpu":
+        if args.device == "gpu":
+            raise ValueError(
+                "`--device gpu` was given, and JAX sees no GPU here, nor another accelerator; "
+                "leave it out, or install what JAX needs for yours; see `prism-jax doctor`."
+            )
+        return
+
+    def use(device: Any) -> None:
+        args.at_end.callback(jax.config.update, "jax_default_device", _devices.default())
+        jax.config.update("jax_default_device", device)
+
+    use(first if args.device == "gpu" else "cpu")
+    if args.device == "auto":
+        steps = getattr(args, "samples", None) or _STEPS
+        cores = os.cpu_count() or 1
+        of_command = args.command, steps * programs * compiled().num_ops, cores
+        args.device = "cpu" if rather_on_cpu(*of_command) else "gpu"  # It is told once.
+        if args.device == "gpu":
+            use(first)
+            return
+        accelerator, cpu = reckoned_s(*of_command)
+        tell_note(
+            f"on the CPU: {of_command[1]:.2g} op evaluations are reckoned to take {cpu:.2g} s from cold with "
+            f"its {cores} cores, and {accelerator:.2g} s on a GPU; `--device gpu` uses it."
+        )
+
+
 def devices_of_jax() -> list[Any]:
     """The devices that JAX takes. Raises a `ValueError` of one sentence if none works."""
     import jax
@@ -248,6 +300,11 @@ def ray_executor(args: Args) -> Iterator[Executor | None]:
         use_all_cores()
         yield None
         return
+    if args.device != "auto":
+        raise ValueError(
+            "`--device` is of this process, and `--ray` gives work to others, whose GPUs are those "
+            "of `--worker-gpus`; leave it out."
+        )
     where = None if args.ray is True else args.ray
     gpus, keep = args.worker_gpus or 0, not args.no_cache
     # A thread of Ray prints what becomes of its workers, and stdout is the result.

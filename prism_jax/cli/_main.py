@@ -3,6 +3,7 @@ the commands that need it, so that help is quick.
 """
 
 import argparse
+import contextlib
 import gc
 import importlib
 import keyword
@@ -91,7 +92,8 @@ def _status(arguments: Sequence[str], keep: bool = False) -> int:
 
         wants_progress = getattr(args, "progress", False)
         shown = wants_progress or (not args.json and (keep or on_terminal()))
-        with warnings.catch_warnings(), said_to_work(f"`{arguments[0]}`", shown):
+        working = said_to_work(f"`{arguments[0]}`", shown)
+        with warnings.catch_warnings(), working, contextlib.ExitStack() as args.at_end:
             # The command itself refuses a job that does not fit, or was told to go on.
             warnings.simplefilter("ignore", OutOfMemoryWarning)
             output = args.run(args)
@@ -188,7 +190,7 @@ def make_parser(
         sub.add_argument("--no-cache", action="store_true", help=no_cache)
         for word, options in command.arguments:
             sub.add_argument(word, **options)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, command=name)
     return parser, commands.choices
 
 

@@ -26,6 +26,8 @@ coverage_90: the share of measured steps between the predicted p5 and p95
 noise: the scatter of the figure by chance, given the number of measured steps"""
 
 
+# About so many causes and changes are simulated.
+_CHANGES = 32
 _STEP_TIME = number(1e-6, "a number of seconds from 1e-6 to 1e9")
 
 
@@ -67,7 +69,7 @@ def calibrate(args: Args) -> Output:
         raise ValueError(f"{shown(name)}: this is a profile, which is fitted already; give a job.")
     jobs, all_runs = _jobs_and_runs(args, names)
     calibration, agreement = prism.calibration, prism.calibration.agreement
-    _load.use_all_cores()
+    _load.use_devices(args, lambda: prism.program.compile_job(jobs[0]), 2 * len(jobs))
     others = list(zip(jobs[1:], all_runs[1:], strict=True))
     source = f"calibrated to {', '.join(map(os.path.basename, args.to))}"
     options = {"key": _load.key_of(args), "progress": _load.wants_progress(args)}
@@ -239,7 +241,7 @@ def diagnose(args: Args) -> Output:
         where = f"{shown(log or args.trace or '--step-time')}: "
         check_unit(typical, prism.prediction.predict(job).mean, where)
         _load.tell_notes([job])
-        _load.use_all_cores()
+        _load.use_devices(args, lambda: prism.program.compile_job(job), _CHANGES)
         _load.say(args, f"simulating causes and changes of {job.name}")
         options = {"num_samples": args.samples, "key": _load.key_of(args)}
         causes = prism.diagnosis.hypotheses(job, **options)
@@ -276,7 +278,7 @@ def _slow_ranks(args: Args, job: Any) -> Output:
         raise ValueError("With `--spares`, a node that was drained is in repair; give `--repair`.")
     wait = prism.diagnosis.wait_for_spare(failures, ranks, repair, args.spares)
     _load.tell_notes([job])
-    _load.use_all_cores()
+    _load.use_devices(args, lambda: prism.program.compile_job(job), _CHANGES)
     _load.say(args, f"simulating slow ranks of {job.name}")
     costs = {"restart_s": args.restart, "wait_s": wait, "num_steps": args.steps}
     options = {"num_samples": args.samples, "key": _load.key_of(args)}

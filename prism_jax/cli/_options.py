@@ -193,6 +193,8 @@ _SHARED = dict(
         --allow-implausible  take hardware ten thousand times slower or faster than all that is
             shipped
         --allow-oom  continue if the job does not fit in memory
+        --device {auto,cpu,gpu} (auto)  gpu is any accelerator that JAX has; auto is the CPU beside
+            one for what is reckoned to be done there no later
         --progress  report progress on stderr (the default on a terminal without --json)
         --sampling {auto,plain,importance} (auto)  how samples of a replica are drawn: importance
             for tails
@@ -238,7 +240,7 @@ _SHARED = dict(
 # Groups of them.
 _GROUPS = {
     "SET": "--gpus --set --allow-implausible",
-    "RANDOM": "--seed SET --progress",
+    "RANDOM": "--seed SET --device --progress",
     "SIMULATED": "job --samples RANDOM --allow-oom",
     "LAW": "SIMULATED --sampling --allocations --quantiles",
 }

@@ -13,6 +13,10 @@ from ._trace import read_names
 from ._values import named_factor, objective, quantile_of, whole
 
 
+# Programs without the variability of a part, or with less, that are simulated, about.
+_GAINS = 20
+
+
 @command(
     "job RANDOM --allow-oom --objective --top",
     how={"--samples": whole(32)},
@@ -27,7 +31,7 @@ def sensitivity(args: Args) -> Output:
     example: prism-jax sensitivity gpt3-175b-h100-4096 --objective p95
     """
     job, wanted = _load.load(args), objective(args.objective)
-    program, options = _load.compiled(args, job)
+    program, options = _load.compiled(args, job, _GAINS)
     shapley = [name.strip() for name in args.shapley.split(",")] if args.shapley else []
     result = prism.analysis.sensitivity(program, wanted, shapley=shapley, **options)
     table = result.summary(args.top)
@@ -44,7 +48,7 @@ def target(args: Args) -> Output:
     example: prism-jax target gpt3-175b-h100-4096 --part rank --at 1.605
     """
     job, wanted = _load.load(args), objective(args.objective)
-    program, options = _load.compiled(args, job)
+    program, options = _load.compiled(args, job, _GAINS)
     allowed = prism.analysis.target(program, wanted, args.part, args.at, **options)
     return Output(*_load.of(job, program), allowed)
 
@@ -65,7 +69,7 @@ def improve(args: Args) -> Output:
     if len(costs) < len(args.cost):
         raise ValueError("--cost names a part twice; give one cost for each.")
     wanted = objective(args.objective)
-    program, options = _load.compiled(args, job)
+    program, options = _load.compiled(args, job, 2 + args.iterations // 2)
     options["num_iterations"] = args.iterations
     result = prism.analysis.improve(program, wanted, costs, args.budget, **options)
     return Output(*_load.of(job, program), result)
@@ -124,7 +128,7 @@ def timeline(args: Args) -> Output:
     names, measured = read_names(args), None
     if args.trace:
         measured = prism.trace.median_steps(prism.trace.read_rank_traces(args.trace), names)
-    program, options = _load.compiled(args, job)
+    program, options = _load.compiled(args, job, len(args.quantile) or 1)
     step, *others = (
         prism.analysis.sample_step(program, quantile=level, **options)
         for level in dict.fromkeys(args.quantile) or (0.5,)
@@ -168,7 +172,7 @@ def whatif(args: Args) -> Output:
             "Nothing to compare with was given; use --slow-rank, --hot-node, --link, --kernel or "
             "--change."
         )
-    program, options = _load.compiled(args, job)
+    program, options = _load.compiled(args, job, 1 + len(changed) + len(places) + len(kernels))
     scenarios = {}
     of_node = max(_load.devices_per_node(job) // program.group_size, 1) if hot else 1
     for name, (of, number, factor) in places.items():
