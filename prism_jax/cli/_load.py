@@ -249,15 +249,16 @@ def use_devices(args: Args, compiled: Callable[[], Any], programs: int = 1) -> N
     if args.device == "auto":
         steps = getattr(args, "samples", None) or _STEPS
         cores = os.cpu_count() or 1
-        of_command = args.command, steps * programs * compiled().num_ops, cores
+        evaluations = steps * programs * compiled().num_ops
+        of_command = args.command, evaluations, cores
         args.device = "cpu" if rather_on_cpu(*of_command) else "gpu"  # It is told once.
         if args.device == "gpu":
             use(first)
             return
         accelerator, cpu = reckoned_s(*of_command)
         tell_note(
-            f"on the CPU: {of_command[1]:.2g} op evaluations are reckoned to take {cpu:.2g} s from cold with "
-            f"its {cores} cores, and {accelerator:.2g} s on a GPU; `--device gpu` uses it."
+            f"on the CPU: {evaluations:.2g} op evaluations are reckoned to take {cpu:.2g} s from cold "
+            f"with its {cores} cores, and {accelerator:.2g} s on a GPU; `--device gpu` uses it."
         )
 
 
