@@ -57,5 +57,7 @@ def test_beside_a_gpu_little_is_done_on_the_cpu(monkeypatch, capsys):
     asked, again = figures("--device", "cpu"), figures()
     assert (asked[0], again[0]) == (without, without)
     assert silence == asked[1]
-    assert f"with its {os.cpu_count()} cores, and 6.1 s on a GPU; `--device gpu`" in again[1]
+    assert (
+        f"with its {os.cpu_count()} cores, and 6.1 s on a GPU; `--device gpu` uses it" in again[1]
+    )
     assert jax.config.jax_default_device is None  # pyright: ignore

@@ -257,8 +257,9 @@ def use_devices(args: Args, compiled: Callable[[], Any], programs: int = 1) -> N
             return
         accelerator, cpu = reckoned_s(*of_command)
         tell_note(
-            f"on the CPU: {evaluations:.2g} op evaluations are reckoned to take {cpu:.2g} s from cold "
-            f"with its {cores} cores, and {accelerator:.2g} s on a GPU; `--device gpu` uses it."
+            f"on the CPU: {evaluations:.2g} op evaluations are reckoned to take {cpu:.2g} s from "
+            f"cold with its {cores} cores, and {accelerator:.2g} s on a GPU; `--device gpu` uses "
+            "it."
         )
 
 
