@@ -1,7 +1,8 @@
 """What an accelerator does, in three minutes: python benchmarks/on_device.py > device.json
 
 By tiles side by side, op evaluations a second of the reference step: with the loops of XLA, with
-these in CUDA graphs, with one kernel for all levels, and the derivatives; then steps a second of
+these in CUDA graphs, with one kernel for all levels; and the derivatives, with loops, with a kernel
+forward and with another for the way back; then steps a second of
 `simulate`, a gradient and a sweep, end to end; and how far laws and derivatives are from those
 of a CPU in another process. Rows are printed as JSON as they are known. With `--dry` a little of
 each runs on a CPU, without what only GPUs have.
@@ -27,7 +28,8 @@ import prism_jax as prism
 from benchmarks import _baselines, _with_engine
 from benchmarks.sweeps import _sweep
 from prism_jax import replica
-from prism_jax.maxplus import _propagate
+from prism_jax.maxplus import _kernel_back, _propagate
+from prism_jax.maxplus._derivative import along_path
 from prism_jax.random import key_data
 from prism_jax.replica import TILE, _tiles
 from validation.tables import Row, options
@@ -97,23 +99,29 @@ def by_tiles(dry: bool) -> Iterator[Row]:
     program = _with_engine.program(_baselines.reference_graph(), 1)
     shared = replica.make_plan(program), key_data(jax.random.key(0))
     value, gradient = _with_engine._value_of_tile, _with_engine._value_and_gradient_of_tile
-    hopper = _propagate.on_hopper()
+    hopper, kernel_back = _propagate.on_hopper(), _kernel_back.one_kernel_back
+
+    def loops_back(*args, interpret):
+        return along_path(*args)
+
     for tiles in (1,) if dry else _TILES:
-        for name, function, kernel, compiled_with in (
-            ("loops", value, False, {}),
-            ("loops in graphs", value, False, _GRAPHS),
-            ("one kernel", value, True, {}),
-            ("gradient, loops", gradient, False, {}),
-            ("gradient, one kernel", gradient, True, {}),
-            ("gradient, one kernel, loops in graphs", gradient, True, _GRAPHS),
+        for name, function, kernels, compiled_with in (
+            ("loops", value, 0, {}),
+            ("loops in graphs", value, 0, _GRAPHS),
+            ("one kernel", value, 1, {}),
+            ("gradient, loops", gradient, 0, {}),
+            ("gradient, one kernel, loops back", gradient, 1, {}),
+            ("gradient, one kernel, loops back in graphs", gradient, 1, _GRAPHS),
+            ("gradient, one kernel each way", gradient, 2, {}),
         ):
-            if (kernel or "graphs" in name) and not hopper:
+            if (kernels or "graphs" in name) and not hopper:
                 continue
-            _propagate.on_hopper = lambda kernel=kernel: kernel
+            _propagate.on_hopper = lambda kernels=kernels: kernels > 0
+            _kernel_back.one_kernel_back = kernel_back if kernels > 1 else loops_back
             row = _timed(function, shared, tiles, compiled_with, 1 if dry else _REPEATS)
             row["per_s"] = program.num_ops * row["samples"] / row["seconds"]
             yield {"how": name, "tiles": tiles} | row
-    _propagate.on_hopper = lambda: hopper
+    _propagate.on_hopper, _kernel_back.one_kernel_back = lambda: hopper, kernel_back
 
 
 def _timed(function, shared, tiles: int, options: Row, repeats: int) -> Row:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -71,6 +70,7 @@ _STATEMENTS = {
     "div.full.f32": "{0} = U(F({1}) / F({2}))",
     "sqrt.approx.f32": "{0} = U(sqrtf(F({1})))",
     "sqrt.rn.f32": "{0} = U(sqrtf(F({1})))",
+    "neg.s32": "{0} = -{1}",
     "neg.f32": "{0} = U(-F({1}))",
     "max.f32": "{0} = U(fmaxf(F({1}), F({2})))",
     "min.f32": "{0} = U(fminf(F({1}), F({2})))",
@@ -191,50 +191,64 @@ def _operand(text: str) -> str:
 
 
 def main() -> None:
-    """A JSON object: by program, the largest relative difference and the share of equal choices."""
+    """A JSON object: by program, the largest relative difference and the share of equal choices;
+    and the largest difference of derivatives, relative to the largest of their table.
+    """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tools"))
     import compile_for
 
     compile_for.prepare_jax()
     import jax
 
-    from prism_jax.maxplus import _kernel
+    from prism_jax.maxplus import _grid
+    from prism_jax.maxplus._kernel import one_kernel
+    from prism_jax.maxplus._kernel_back import one_kernel_back
 
-    from .test_kernel import PROGRAMS, latencies_of, loops
+    from .test_kernel import BACK, PROGRAMS, latencies_of, loops, loops_back, paths_of
 
     device = compile_for.device_for("h200")[1]
+    pallas_call = _grid.pallas.pallas_call
+
+    def translated(kernel, *, interpret, name, grid, out_shape, **options):
+        """A kernel that runs by its instructions."""
+        options |= {"name": name, "grid": grid, "out_shape": out_shape}
+
+        def run(*leaves):
+            arrays = [np.array(x) for x in leaves]
+            # A kernel must not count on zeros.
+            results = [np.ones(x.shape, x.dtype) for x in out_shape]
+            text = _ptx(pallas_call(kernel, **options), name, arrays, device)
+            run_kernel(text, name, [*arrays, *results], *grid)
+            return results
+
+        return run
+
+    _grid.pallas.pallas_call = translated
+
+    def apart(a, b):
+        a, b = np.asarray(a), np.asarray(b)
+        return float(np.max(np.abs(a - b)) / max(np.abs(b).max(), 1e-30))
+
     differences = {}
     for name, make in PROGRAMS.items():
         args = latencies_of(make())
-        ends, (choices, choice) = jax.tree.map(np.asarray, loops(*args))
-        made: list[Any] = []
-
-        def instead(kernel, made=made, **options):
-            def run(*leaves):
-                made[:] = kernel, options, [np.array(x) for x in leaves]
-                return [np.zeros(x.shape, x.dtype) for x in options["out_shape"]]
-
-            return run
-
-        call, _kernel.pallas.pallas_call = _kernel.pallas.pallas_call, instead
-        tables, common, latencies, levels, samples, dtype = args
-        rest = latencies, levels, samples, dtype
-        _kernel.one_kernel(tables, common, *rest, keep=True, interpret=False)
-        _kernel.pallas.pallas_call = call
-        kernel, options, arrays = made
-        results = [np.zeros(x.shape, x.dtype) for x in options["out_shape"]]
-        text = _ptx(call(kernel, **options), arrays, device)
-        run_kernel(text, "propagate", [*arrays, *results], options["grid"][0])
-        number = int(levels.num_levels)
-        pairs = (results[2][:number], choices[:number]), (results[3], choice)
-        differences[name] = {
-            "ends": float(np.max(np.abs(results[1] - ends) / np.abs(ends).max())),
-            "choices": min(float(np.mean(a == b)) for a, b in pairs),
-        }
+        ends, (choices, choice) = loops(*args)
+        by_kernel, (choices_by_kernel, choice_by_kernel) = one_kernel(
+            *args, keep=True, interpret=False
+        )
+        number = int(args[3].num_levels)
+        pairs = (choices_by_kernel[:number], choices[:number]), (choice_by_kernel, choice)
+        row = {"ends": apart(by_kernel, ends)}
+        row["choices"] = min(float(np.mean(a == b)) for a, b in pairs)
+        if name in BACK:
+            args = paths_of(make())
+            derivatives = one_kernel_back(*args, interpret=False), loops_back(*args)
+            row["derivatives"] = max(map(apart, *map(jax.tree.leaves, derivatives)))
+        differences[name] = row
     print(json.dumps(differences))
 
 
-def _ptx(function, arrays, device) -> str:
+def _ptx(function, name: str, arrays, device) -> str:
     """What a function of one kernel is compiled to."""
     import jax
     from jax.sharding import SingleDeviceSharding
@@ -249,7 +263,7 @@ def _ptx(function, arrays, device) -> str:
         call.lower(*shapes).compile(compiler_options={"xla_dump_to": folder})
         _devices.platform = here
         texts = [file.read_text() for file in pathlib.Path(folder).glob("*.ptx")]
-    return next(text for text in texts if ".entry propagate(" in text)
+    return next(text for text in texts if f".entry {name}(" in text)
 
 
 if __name__ == "__main__":

@@ -28,13 +28,16 @@ def _printed(*command: str):
     return json.loads(run.stdout)
 
 
-def test_the_instructions_of_the_kernel_give_what_the_loops_give():
+def test_the_instructions_of_the_kernels_give_what_the_loops_give():
     """To 1e-6, for a GPU rounds other last bits; the choices of joins are the same."""
     differences = _printed("-m", "tests.ptx")
     assert len(differences) == 3
     for of_program in differences.values():
         assert of_program["ends"] < 1e-6
         assert of_program["choices"] == 1
+    derivatives = [row["derivatives"] for row in differences.values() if "derivatives" in row]
+    assert len(derivatives) == 2
+    assert max(derivatives) < 1e-6
 
 
 # A TPU is left to the script: XLA takes minutes for each function.

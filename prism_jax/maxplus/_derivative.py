@@ -18,24 +18,23 @@ _LEVELS_AT_ONCE = 8
 _SUMS = 512
 
 
-def along_path(values, fixed, latencies, levels: Levels, kept, sink, weight):
-    """What the latencies on the path to a sink of each sample contribute to the derivatives, from
-    the sink on back to the start.
+def along_path(values, fixed, latencies, levels: Levels, choices, last, weight):
+    """What the latencies on the path of each sample contribute to the derivatives, from its last
+    cell on back to the start.
 
     **Arguments:**
 
     - `values`, `fixed`: tables and what is common, as far as they are differentiated or fixed;
         `latencies` is without them.
-    - `kept`: which end was the latest at each join, by level, and at each sink.
-    - `sink`, `weight`: `(samples,)`, the sink, and the derivative with respect to its end.
+    - `choices`: which end was the latest at each join, by level.
+    - `last`, `weight`: `(samples,)`, the cell whose end is that of the path, and the derivative
+        with respect to it.
 
     **Returns:**
 
     The derivatives with respect to `values`.
     """
-    choices, at_sinks = kept
-    last = levels.sink_cells[sink, at_sinks[sink, jnp.arange(len(sink))].astype(jnp.int32)]
-    width, samples = np.int32(levels.width), len(sink)
+    width, samples = np.int32(levels.width), len(last)
     together = min(len(levels.ops), _LEVELS_AT_ONCE)
     tables, common = values
 
@@ -130,13 +129,25 @@ def _contributions(values, fixed, latencies: Latencies, levels: Levels, level, l
     op = at_lanes(levels.ops[level][:, :, None])
     # XLA would look them up again for each use.
     of_lanes, op = lax.optimization_barrier((of_lanes, op))
-    inexact, static = eqx.partition((of_lanes, common), eqx.is_inexact_array)
+    there = (lanes >= 0) & (lanes < levels.width)
+    there = there & (op >= 0) if levels.joins else there
+    weight = jnp.where(there, weight[None], 0)
+    return contributions(differentiated(values), of_lanes, common, op, z, weight)
+
+
+def differentiated(values):
+    """Which arrays are differentiated: those that there are."""
+    return jax.tree.map(lambda x: x is not None, values, is_leaf=lambda x: x is None)
+
+
+def contributions(wanted, of_lanes: AbstractOpLaw, common, op, z, weight):
+    """What latencies contribute to the derivatives of weighted ends with respect to what is wanted
+    of their laws and of what is common.
+    """
+    inexact, static = eqx.partition((of_lanes, common), wanted)
 
     def latency(inexact):
         of_lanes, common = eqx.combine(inexact, static)
         return of_lanes.latency(op, z, common)
 
-    _, vjp = jax.vjp(latency, inexact)
-    there = (lanes >= 0) & (lanes < levels.width)
-    there = there & (op >= 0) if levels.joins else there
-    return vjp(jnp.where(there, weight[None], 0))[0]
+    return jax.vjp(latency, inexact)[1](weight)[0]

@@ -13,16 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas
-from jax.experimental.pallas import triton
 
+from ._grid import common_of, noise_of, numbers_of, on_grid, turns
 from ._lanes import bits_of, words_of
 from ._latencies import Latencies
 from ._levels import Levels
 from ._propagate import LEVELS_OF_SUM
 
 
-_SAMPLES, _WARPS = 512, 4  # Of a program of the grid: an H200 is fastest with these.
+_SAMPLES = 512  # Of a program of the grid: an H200 is fastest with so many.
 # So many ends are read by the lanes whose code stands side by side. The others of a level follow in
 # a loop: the code of more takes long to compile, and more registers than there are.
 _READS = 4
@@ -50,46 +49,25 @@ def one_kernel(
     """
     block = min(num_samples & -num_samples, _SAMPLES)
     num_levels, width, _ = levels.reads.shape
-
-    def whole(x) -> pallas.BlockSpec:
-        return pallas.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
-
-    def of_samples(x) -> pallas.BlockSpec:
-        """What a program sees of an array whose last axis is the samples."""
-        return pallas.BlockSpec((*x.shape[:-1], block), lambda i: (*[0] * (x.ndim - 1), i))
-
-    # Arrays that a kernel takes have one axis at least; one that it reads in place has one.
-    numbers = jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.counters)])
-    graph = numbers, levels.ops, levels.reads.reshape(num_levels, -1), levels.writes, levels.sinks
-    common = jax.tree.map(lambda x: x if len(x) == 1 else x.reshape(-1), common)
-    arrays = graph, latencies.rows, tables, common, latencies.noise_arguments
-    leaves, tree = jax.tree.flatten(arrays)
-    parts = (
-        *jax.tree.map(whole, arrays[:2]),
-        jax.tree.map(lambda x: of_samples(x) if x.shape[1] > 1 else whole(x), tables),
-        jax.tree.map(lambda x: of_samples(x) if x.ndim > 1 else whole(x), common),
-        jax.tree.map(lambda x: of_samples(x) if len(x) == num_samples else whole(x), arrays[4]),
-    )
     words, word = words_of(levels)
-    sinks = (len(levels.sinks),)
-    shapes: list[Any] = [((levels.num_slots + width,), dtype), (sinks, dtype)]
-    shapes += [((num_levels, words), word), (sinks, np.uint32)] if keep else []
-    results = [jax.ShapeDtypeStruct((*shape, num_samples), kind) for shape, kind in shapes]
+    reads, sinks = levels.reads.reshape(num_levels, -1), (len(levels.sinks),)
+    results: list[Any] = [((levels.num_slots + width,), dtype), (sinks, dtype)]
+    results += [((num_levels, words), word), (sinks, np.uint32)] if keep else []
 
-    def kernel(*refs):
-        inputs, written = tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :]
-        _Block(block, levels, latencies, keep, *inputs, *written).propagate()
+    def kernel(graph, law, _, written):
+        _Block(block, levels, keep, graph, law, *written).propagate()
 
-    _, ends, *kept = pallas.pallas_call(
+    _, ends, *kept = on_grid(
         kernel,
-        grid=(num_samples // block,),
-        in_specs=jax.tree.leaves(parts),
-        out_specs=[of_samples(x) for x in results],
-        out_shape=results,
-        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
-        interpret=interpret,
+        (numbers_of(levels), levels.ops, reads, levels.writes, levels.sinks),
+        dataclasses.replace(latencies, tables=tables, common=common),
+        (),
+        results,
+        samples=num_samples,
+        block=block,
         name="propagate",
-    )(*leaves)
+        interpret=interpret,
+    )
     return ends, tuple(kept) if keep else (None, None)
 
 
@@ -100,23 +78,19 @@ class _Block:
     **Attributes:**
 
     - `size`: how many samples.
-    - `levels`, `latencies`: of these only shapes are read, and the function of noise.
+    - `levels`: of which only shapes are read.
     - `keep`: whether choices are kept.
     - `graph`: the number of levels and that of counters of a level; ops, reads, writes and sinks.
-    - `rows`, `tables`, `common`, `noise_arguments`: as in [`Latencies`][].
+    - `law`: the latencies.
     - `state`: the slots, and behind them a place for the end of each lane of a level.
     - `ends`, `choices`, `choices_of_sinks`: the results.
     """
 
     size: int
     levels: Levels
-    latencies: Latencies
     keep: bool
     graph: tuple[Any, ...]
-    rows: Any
-    tables: Any
-    common: Any
-    noise_arguments: Any
+    law: Latencies
     state: Any
     ends: Any
     choices: Any = None
@@ -141,9 +115,9 @@ class _Block:
                 self.choices_of_sinks[sink, :] = choice
             return passed
 
-        _turns(num_slots, clear)
+        turns(num_slots, clear)
         blocks = (num_levels + np.int32(LEVELS_OF_SUM - 1)) // np.int32(LEVELS_OF_SUM)
-        _turns(len(self.levels.sinks), end_of, _turns(blocks, block, zeros))
+        turns(len(self.levels.sinks), end_of, turns(blocks, block, zeros))
 
     def _levels_of_sum(self, turn, num_levels):
         """So many levels, and what is then subtracted from all slots: nothing after the last."""
@@ -152,13 +126,13 @@ class _Block:
         lax.fori_loop(first, last, lambda level, _: self._level(level), None)
         slots = jnp.minimum(num_levels - last, np.int32(1)) * np.int32(self.levels.num_slots)
         least = jnp.full((self.size,), -jnp.inf, state.dtype)
-        latest = _turns(slots, lambda slot, latest: jnp.maximum(latest, state[slot, :]), least)
+        latest = turns(slots, lambda slot, latest: jnp.maximum(latest, state[slot, :]), least)
         latest = jnp.where(last < num_levels, latest, 0)
 
         def subtract(slot, _):
             state[slot, :] = state[slot, :] - latest
 
-        _turns(slots, subtract)
+        turns(slots, subtract)
         return latest
 
     def _level(self, level) -> None:
@@ -174,7 +148,7 @@ class _Block:
                     packed = packed | self._lane(level, first + np.int32(lane))
                 return packed
 
-            packed = _turns(together // lanes, side_by_side, jnp.zeros((self.size,), jnp.uint32))
+            packed = turns(together // lanes, side_by_side, jnp.zeros((self.size,), jnp.uint32))
             if self.keep:
                 self.choices[level, number, :] = packed.astype(word)
 
@@ -182,8 +156,8 @@ class _Block:
             slot = self.graph[3][level, lane]
             self.state[slot, :] = self.state[np.int32(self.levels.num_slots) + lane, :]
 
-        _turns(words, of_word)
-        _turns(self.levels.width, write)
+        turns(words, of_word)
+        turns(self.levels.width, write)
 
     def _lane(self, level, lane):
         """Puts the end of a lane behind the slots, and gives its choice where its word has it."""
@@ -209,32 +183,9 @@ class _Block:
             at = jnp.where(at < 0, at + np.int32(table.shape[0]), at)
             return table[at, :] if table.shape[1] > 1 else table[at, 0]
 
-        def numbers_of(x):
-            return x[...] if x.shape == (self.size,) else tuple(x[i] for i in range(len(x)))
-
         numbers, ops, *_ = self.graph
-        counter = level.astype(jnp.uint32) * numbers[np.int32(1)].astype(jnp.uint32)
-        arguments = jax.tree.map(numbers_of, self.noise_arguments)
-        z = self.latencies.noise(arguments, counter + lane.astype(jnp.uint32))
-        # Read where it is used: what is held through all levels would take many registers.
-        common = jax.tree.map(lambda x: x[0, :] if x.ndim == 2 else _InPlace(x), self.common)
+        z = noise_of(self.law, numbers, level, lane, self.size)
         op = ops[level, lane]
-        seconds = jax.tree.map(of_lane, self.tables, self.rows).latency(op, z, common)
+        of_lanes = jax.tree.map(of_lane, self.law.tables, self.law.rows)
+        seconds = of_lanes.latency(op, z, common_of(self.law))
         return jnp.where(op >= 0, seconds, 0) if self.levels.joins else seconds
-
-
-class _InPlace:
-    """A table that is read where it lies: what `look_up` asks of an array."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def reshape(self, *_):
-        return self
-
-    def __getitem__(self, index):
-        return triton.load(self.table.at[index])
-
-
-def _turns(number, body, start=None):
-    return lax.fori_loop(np.int32(0), jnp.asarray(number, jnp.int32), body, start)

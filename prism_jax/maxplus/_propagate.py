@@ -79,8 +79,8 @@ def _end_forward(perturbed, values, fixed, latencies, levels, sink, dtype):
 
 @_end.def_bwd
 def _end_backward(kept, cotangent, perturbed, values, fixed, latencies, levels, sink, dtype):
-    del perturbed, dtype
-    return along_path(values, fixed, latencies, levels, kept, sink, cotangent)
+    values, fixed = _perturbed(perturbed, values, fixed)
+    return _back(values, fixed, latencies, levels, kept, sink, cotangent, dtype)
 
 
 @eqx.filter_custom_vjp
@@ -117,13 +117,17 @@ def _forward(values, fixed, latencies: Latencies, levels: Levels, num_samples, d
     """The ends of the sinks, and, to `keep`, which end was the latest at each join and sink."""
     args = *eqx.combine(values, fixed), latencies, levels, num_samples, dtype
     loops = ft.partial(_by_loops, *args, keep=keep)
-    if dtype != jnp.float32 or num_samples % _SAMPLES_OF_KERNEL or not on_hopper():
+    if not _in_one_kernel(num_samples, dtype):
         return loops()
     from ._kernel import one_kernel  # To import it takes longer than other imports together.
 
     # What is on a CPU, beside the GPU, is computed there.
     kernel = ft.partial(one_kernel, *args, keep=keep, interpret=False)
     return lax.platform_dependent(cuda=kernel, default=loops)
+
+
+def _in_one_kernel(num_samples: int, dtype) -> bool:
+    return dtype == jnp.float32 and num_samples % _SAMPLES_OF_KERNEL == 0 and on_hopper()
 
 
 def _by_loops(
@@ -179,19 +183,48 @@ def _later(a, b):
     return jnp.maximum(a[0], b[0]), jnp.where(b[0] > a[0], b[1], a[1])
 
 
+def _perturbed(perturbed, values, fixed):
+    """What is differentiated here, and what is fixed."""
+    values, constant = eqx.partition(values, perturbed)
+    return values, eqx.combine(fixed, constant)
+
+
+def _back(values, fixed, latencies, levels: Levels, kept, sink, weight, dtype):
+    """What the latencies on the path to a sink of each sample contribute to the derivatives."""
+    choices, at_sinks = kept
+    samples = len(sink)
+    last = levels.sink_cells[sink, at_sinks[sink, jnp.arange(samples)].astype(jnp.int32)]
+    args = values, fixed, latencies, levels, choices, last, weight
+    loops = ft.partial(along_path, *args)
+    # Of a table that is looked up, a column of each sample would take too much memory.
+    tables = any(len(x) > 1 for x in jax.tree.leaves((values[1], fixed[1])))
+    if tables or not _in_one_kernel(samples, dtype):
+        return loops()
+    from ._kernel_back import one_kernel_back
+
+    kernel = ft.partial(one_kernel_back, *args, interpret=False)
+    return lax.platform_dependent(cuda=kernel, default=loops)
+
+
 @_ends.def_bwd
 def _ends_backward(
     kept, cotangent, perturbed, values, fixed, latencies, levels, num_samples, dtype
 ):
-    del perturbed, dtype
+    values, fixed = _perturbed(perturbed, values, fixed)
+    number, columns = np.arange(len(cotangent), dtype=np.int32)[:, None], jnp.arange(num_samples)
+
+    def after(sink):
+        """Which sinks of each sample after this one are still to follow."""
+        return (cotangent != 0) & (number > sink[None])
 
     def follow(carry):
-        """The path of one sink of each sample, and one sink less to follow."""
-        cotangent, gradient = carry
-        sink, columns = jnp.argmax(cotangent != 0, axis=0), jnp.arange(num_samples)
-        weight = cotangent[sink, columns]
-        more = along_path(values, fixed, latencies, levels, kept, sink, weight)
-        return cotangent.at[sink, columns].set(0), jax.tree.map(jnp.add, gradient, more)
+        """The next path of each sample: of weight zero, if there is none."""
+        sink, gradient = carry
+        there = after(sink)
+        onward = lax.argmax(there, 0, np.int32)
+        weight = jnp.where(there[onward, columns], cotangent[onward, columns], 0)
+        more = _back(values, fixed, latencies, levels, kept, onward, weight, dtype)
+        return jnp.maximum(sink, onward), jax.tree.map(jnp.add, gradient, more)
 
-    start = cotangent, jax.tree.map(jnp.zeros_like, values)
-    return lax.while_loop(lambda carry: jnp.any(carry[0] != 0), follow, start)[1]
+    start = jnp.full(num_samples, -1, np.int32), jax.tree.map(jnp.zeros_like, values)
+    return lax.while_loop(lambda carry: jnp.any(after(carry[0])), follow, start)[1]
