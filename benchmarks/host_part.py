@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, __file__.rpartition("/benchmarks/")[0])
 from benchmarks import _baselines, _with_engine
 from prism_jax import Program, compile_job, load_job, simulate
-from prism_jax.engine import _pools
+from prism_jax.engine import _pools, _together
 from prism_jax.replica import _tiles
 from prism_jax.step import _pool
 from validation.tables import Row, options, table_of
@@ -74,11 +74,10 @@ def as_for_an_accelerator() -> None:
     _tiles._jitted = ft.cache(lambda *args: given_again(of_tiles(*args[:-1], False)))
     _tiles._flat = given_again(_tiles._flat)
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
-    _pools._apart_on_device = given_again(_pools._apart_on_device)
-    _pools._joined_on_device = given_again(_pools._joined_on_device)
-    _pools._counted = given_again(_pools._counted)
     _pool._slowest_on_device = given_again(_pool._slowest_on_device)
-    _pools._group_sums = given_again(_pools._group_sums)
+    for module in (_pools, _together):
+        for name in [name for name in vars(module) if name.endswith("_on_device")]:
+            setattr(module, name, given_again(getattr(module, name)))
 
 
 def given_again(jitted: Any) -> Any:

@@ -42,8 +42,10 @@ class Estimate:
 
         `ValueError` if `level` is not between 0 and 1.
         """
-        below, above = reaches(level, self.degrees, self.skewness)
-        return self.value - below * self.standard_error, self.value + above * self.standard_error
+        reach = deviations(level, self.degrees)
+        too_high = skewed(np.array([reach, -reach]), np.full(2, self.skewness))
+        low, high = (self.value - too_high * self.standard_error).tolist()
+        return low, high
 
     def __str__(self) -> str:
         text = rounded(self.value, self.standard_error)
@@ -68,8 +70,29 @@ def rounded(value: float, error: float) -> str:
     return f"{value:.{digits}g}"
 
 
-def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float]:
-    """How many standard errors a confidence interval reaches below and above an estimate.
+def deviations(level: float, degrees: float) -> float:
+    """How many standard errors a confidence interval reaches from a symmetric estimate, by
+    Student's t.
+
+    **Arguments:**
+
+    - `level`: the probability that the interval should have.
+    - `degrees`: the degrees of freedom of the standard error.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
+    if math.isinf(degrees):
+        return statistics.NormalDist().inv_cdf((1 + level) / 2)
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + level) / 2))
+
+
+def skewed(
+    symmetric: Float[np.ndarray, "..."], skewness: Float[np.ndarray, "..."]
+) -> Float[np.ndarray, "..."]:
+    """By how many standard errors an estimate is too high where a symmetric one would be so by
+    `symmetric`: ends of a confidence interval, from `deviations`.
 
     If an estimator has a long upper tail, its standard error is small where the estimate is low, so
     a symmetric interval nearly always errs on the same side. The studentised estimate is therefore
@@ -77,23 +100,12 @@ def reaches(level: float, degrees: float, skewness: float) -> tuple[float, float
 
     **Arguments:**
 
-    - `level`: the probability that the interval should have.
-    - `degrees`: the degrees of freedom of the standard error, for Student's t.
     - `skewness`: the skewness of the estimator.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"The confidence level {level} must lie between 0 and 1.")
-    if math.isinf(degrees):
-        deviations = statistics.NormalDist().inv_cdf((1 + level) / 2)
-    else:
-        from scipy.special import stdtrit
-
-        deviations = float(stdtrit(degrees, (1 + level) / 2))
-    if abs(skewness) < 1e-6:
-        return deviations, deviations
-    ends = (1 + skewness * (x - skewness / 6) for x in (deviations, -deviations))
-    below, above = ((math.cbrt(end) - 1) * 3 / skewness for end in ends)
-    return below, -above
+    is_skewed = np.abs(skewness) >= 1e-6
+    there = np.where(is_skewed, skewness, 1.0)
+    bent = (np.cbrt(1 + there * (symmetric - there / 6)) - 1) * 3 / there
+    return np.where(is_skewed, bent, symmetric)
 
 
 def typical(

@@ -42,7 +42,8 @@ def pad(module: _Module, sizes: Mapping[str, int], dtype: DTypeLike) -> _Module:
 
     **Arguments:**
 
-    - `sizes`: the length of axes, by their names; others keep theirs.
+    - `sizes`: the length of axes, by their names; others keep theirs, and so do axes before those
+        that an annotation names.
     - `dtype`: of what is annotated as `Float` or `Real`. Whole numbers have 32 bits.
     """
     arrays: dict[str, Any] = {}
@@ -56,11 +57,11 @@ def pad(module: _Module, sizes: Mapping[str, int], dtype: DTypeLike) -> _Module:
 
 
 def _grown(value: Any, axes: tuple[str, ...], sizes: Mapping[str, int], dtype, fill) -> Any:
+    before = np.ndim(value) - len(axes)
+    shape = *np.shape(value)[:before], *map(sizes.get, axes, np.shape(value)[before:])
     if isinstance(value, Tracer):
-        shape = tuple(map(sizes.get, axes, value.shape))
         widths = [(0, size - length) for size, length in zip(shape, value.shape, strict=True)]
         return jnp.pad(value.astype(dtype), widths, constant_values=fill)
-    shape = tuple(map(sizes.get, axes, np.shape(value)))
     if isinstance(value, jax.Array) and (value.shape, value.dtype) == (shape, dtype):
         return value
     value = np.asarray(value)
@@ -99,8 +100,9 @@ def array_fields(cls: type) -> list[tuple[str, tuple[str, ...] | None, Any, Any]
         hints: tuple[Any, ...] = field.type, *typing.get_args(field.type)
         for hint in hints:
             if hasattr(hint, "dim_str"):
-                if not re.fullmatch(r"[\w ]*", hint.dim_str):
+                named = hint.dim_str.removeprefix("...")
+                if not re.fullmatch(r"[\w ]*", named):
                     raise TypeError(f"`{cls.__name__}.{field.name}` has axes without names.")
-                axes, dtype = tuple(hint.dim_str.split()), _DTYPES.get(tuple(hint.dtypes))
+                axes, dtype = tuple(named.split()), _DTYPES.get(tuple(hint.dtypes))
         fields.append((field.name, axes, dtype, field.metadata.get("fill", 0)))
     return fields

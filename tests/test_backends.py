@@ -17,21 +17,21 @@ from prism_jax.engine._critical_paths import _latencies
 from prism_jax.engine._explicit import _explicit_tile
 from prism_jax.engine._gradient import _entries_tile, _replica_vjp, _step_vjp
 from prism_jax.engine._pools import (
-    _counted,
-    _group_sums,
+    _counted_on_device,
     _step_tile,
+    _sums_on_device,
     drawn_pools,
     pool_of,
     room_of,
 )
-from prism_jax.engine._run import prepare, step_tile
+from prism_jax.engine._run import prepare, prepare_together, step_tile
 from prism_jax.engine._sampling import (
     Draws,
     _replica_tile,
     _tile_of_plans,
-    joint_plan,
     pilot_key,
 )
+from prism_jax.engine._together import _figures_on_device, _steps_of_plans
 from prism_jax.latency import Gamma
 from prism_jax.maxplus import _propagate
 from prism_jax.placement._placed import _last_tile, _ready_tile, _slope_tile
@@ -64,9 +64,12 @@ def tiled_functions(program: prism.Program):
     pool = pool_of(run, drawn, 2, room_of(run, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     stalls = plan.tables.stall_shares is not None
+    joint = prepare_together([jax.tree.leaves(program)] * 2, program, jr.key(0))
+    assert joint is not None
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),
-        _tile_of_plans: ((joint_plan([run.plan, run.plan]), key), ids),
+        _tile_of_plans: ((without_steps(joint.plan), key), ids),
+        _steps_of_plans: ((joint.plan_of_steps, pool, key),),
         step_tile: ((without_ops(plan), key), ids, ends, whole),
         _step_vjp: ((after[0], None, key), ids, (real,), whole, whole, (real,)),
         _replica_vjp: ((plan, lead, key), ids, whole, (real,)),
@@ -136,13 +139,15 @@ def test_what_arranges_and_counts_pools_lowers_for_cuda_and_tpu():
     number = 256
     times, whole = jnp.ones(number, jnp.float32), jnp.ones(number, jnp.int32)
     ends, room = jnp.ones((number, 3), jnp.float32), Room(2 * number, 4, number)
+    ids, of_programs = whole.astype(np.uint32), [x[:, None].repeat(3, 1) for x in (times, whole)]
     for traced in (
         _arrange_on_device.trace(ends, times, whole, np.uint32(0), room, True),
         _slowest_on_device.trace(
             _Picks(whole, times, times, times[None]), np.float32(0.5), 2 * number
         ),
-        _counted.trace(times, number),
-        _group_sums.trace(times, times, whole, times[0], times[:21], (1, 32)),
+        _counted_on_device.trace(times, number),
+        _sums_on_device.trace(times, times, whole, ids, whole[:1], times[0], times[:21]),
+        _figures_on_device.trace(of_programs[0], *of_programs, ids[None].repeat(3, 0), whole[:1]),
     ):
         traced.lower(lowering_platforms=("cuda", "tpu"))
 

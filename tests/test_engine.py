@@ -14,7 +14,7 @@ from scipy.stats import gamma
 from benchmarks import _with_engine
 from benchmarks._baselines import reference_graph
 from prism_jax.engine import _pools, prepare, simulate
-from prism_jax.engine._simulate import _runs_together
+from prism_jax.engine._run import prepare_together
 from prism_jax.latency import Gamma, LogNormal, Scaled
 from prism_jax.program import Op, Stall, Variability, compile_graph
 from prism_jax.program._assemble import assemble
@@ -239,19 +239,38 @@ def test_parameters_and_index_arrays_compile_nothing():
     assert structure.ranks >= 300
 
 
-def test_programs_that_differ_in_numbers_are_drawn_together():
+def test_programs_that_differ_in_numbers_have_their_own_tables_in_one_run():
+    """For each parameter: those of a program by itself, in bits. By those of the network and rates
+    of stalls, strata weigh differently, and a row that is refused says so by itself.
+    """
     program, key = rich_program(8), jax.random.key(0)
-    other = rich_program(4)
-    programs = [
-        eqx.tree_at(lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(sigma))
-        for sigma in np.linspace(0.0, 0.1, 10)
-    ]
-    groups = [*_runs_together([*programs, other, program], key)]
-    assert [len(runs) for runs in groups] == [8, 2, 1, 1]
-    for runs, number in ((groups[0], 5), (groups[1], 1)):
-        run, alone = runs[number], prepare(runs[number].program, key)
-        for plan in ("plan", "plan_of_steps"):
-            assert eqx.tree_equal(getattr(run, plan), getattr(alone, plan))
+    leaves, tree = jax.tree.flatten(program)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(program)]
+    like, rows = None, [leaves] * 3
+
+    def changed(place, x):
+        return [*leaves[:place], x, *leaves[place + 1 :]]
+
+    for place in range(len(leaves)):
+        if not eqx.is_inexact_array(leaves[place]):
+            continue
+        x = np.asarray(leaves[place])
+        rows = [changed(place, jnp.asarray(x * factor)) for factor in (1.0, 0.9, 0.8)]
+        run = prepare_together(rows, tree.unflatten(rows[0]), key, like)
+        if "network" in paths[place] or ".rate" in paths[place]:
+            assert run is None
+            continue
+        assert run is not None
+        like = run
+        for number in (0, 2):
+            alone = prepare(tree.unflatten(rows[number]), key)
+            for plan in ("plan", "plan_of_steps"):
+                of_row = jax.tree.map(lambda x, i=number: x[i], getattr(run, plan).tables)
+                assert eqx.tree_equal(of_row, getattr(alone, plan).tables), paths[place]
+        assert (
+            prepare_together([*rows, changed(place, jnp.asarray(x * np.nan))], program, key, like)
+            is None
+        )
 
 
 @pytest.mark.slow

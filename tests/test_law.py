@@ -33,7 +33,8 @@ def _law(steps):
     part = counted(steps, n, np)
     arrays = steps[order], None, order // 2 % GROUPS
     sums = group_sums(*arrays, part.centre, part.quantiles, (1, GROUPS), xp=np)
-    return law_of(part, n, errors_by_group(sums), requested=n, effective_samples=float(n), **_ABOUT)
+    (errors,) = errors_by_group(jax.tree.map(lambda x: x[None], sums))
+    return law_of(part, n, errors, requested=n, effective_samples=float(n), **_ABOUT)
 
 
 def test_moments_and_quantiles_equal_numpy():
@@ -304,16 +305,16 @@ def test_the_skewness_of_laws_put_together_is_that_of_their_mean():
 def test_the_interval_of_a_quantile_ends_where_the_distribution_function_s_does():
     """Its width there counts: beyond the knee of a law nearly nothing is unknown."""
     errors = made_law().errors
-    low, high = errors.interval_levels(0.95, 0.95)
+    low, high = errors.interval_levels(np.array([0.95]), 0.95)[:, 0]
     for p, sign in ((low, 1), (high, -1)):
         error, _ = errors.of_level(p)
-        reach = Estimate(0.0, error, 40.0).interval()[1]
+        reach = Estimate(0.0, float(error), 40.0).interval()[1]
         assert np.isclose(p + sign * reach, 0.95)
     # An interval of nearly no confidence lies beside a skewed estimate.
     for skewness, sign in ((0.2, -1), (-0.2, 1)):
         skewed = dataclasses.replace(errors, level_skewness=errors.level_skewness + skewness)
-        ends = skewed.interval_levels(0.95, 0.001)
+        ends = skewed.interval_levels(np.array([0.95]), 0.001)[:, 0]
         assert ends[0] < ends[1]
         assert min(sign * (end - 0.95) for end in ends) > 0
     knee = dataclasses.replace(errors, levels=np.where(LEVELS > 0.96, 0.0, errors.levels))
-    assert knee.interval_levels(0.95, 0.95)[1] < high
+    assert knee.interval_levels(np.array([0.95]), 0.95)[1, 0] < high

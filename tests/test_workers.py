@@ -381,7 +381,8 @@ def test_ctrl_c_ends_a_sweep_wherever_it_comes(tmp_path, monkeypatch, ctrl_c):
         ctrl_c()
         return _pools.pool_of(run, drawn, *rest)
 
-    monkeypatch.setattr("prism_jax.engine._simulate.pool_of", interrupt)
+    for module in ("_simulate", "_together"):
+        monkeypatch.setattr(f"prism_jax.engine.{module}.pool_of", interrupt)
     for sigmas in ([0.02, 0.1], np.linspace(0.02, 0.1, 6).tolist()):
         with pytest.raises(KeyboardInterrupt):
             sweep(_program(), {_NAME: sigmas}, num_samples=1_000, key=jax.random.key(1))

@@ -10,7 +10,7 @@ from ._gradient import (
     through_weights as through_weights,
 )
 from ._run import Run as Run, prepare as prepare
-from ._simulate import simulate as simulate, simulate_each as simulate_each
+from ._simulate import simulate as simulate
 from ._simulated_steps import (
     SimulatedSteps as SimulatedSteps,
     conditional_exceedances as conditional_exceedances,
@@ -19,3 +19,4 @@ from ._simulated_steps import (
     steps_of_run as steps_of_run,
     support as support,
 )
+from ._together import simulate_each as simulate_each

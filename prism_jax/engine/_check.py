@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,9 @@ def check_num_samples(num_samples: Any) -> int:
 
 
 def check_plan(program: Program, plan: Plan) -> None:
-    """Raises if some latency of the program is impossible, or is beyond what the plan can hold."""
+    """Raises if some latency of the program is impossible, or is beyond what the plan can hold.
+    Parameters and tables of several programs may have these as their first axis.
+    """
     check_variability(program.variability)
     table, tables = program.latencies, plan.tables
     kinds = np.array(table.kinds, object)[np.array(table.kind)]
@@ -70,15 +73,16 @@ def check_plan(program: Program, plan: Plan) -> None:
     _check_laws(program, plan)
     _check_collapse(program, plan, kinds)
     parts = plan.structure, [x for name, x in vars(tables).items() if name != "laws"]
-    finite = all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(parts))
-    if not finite or (np.asarray(tables.moments)[:2] < 0).any():
+    floats = filter(eqx.is_inexact_array, jax.tree.leaves(parts))
+    finite = all(np.isfinite(np.asarray(x)).all() for x in floats)
+    if not finite or (np.asarray(tables.moments)[..., :2, :, :, :] < 0).any():
         raise ValueError(
             "Some latency of the program is negative or not finite; check the factors of the "
             "network, the sizes of stalls and the program's adjustment."
         )
     if len(program.stall_ops):
         rate, most = stall_rate(program), int(plan.structure.classes.most_stalls)
-        unseen = float(plan.tables.stall_counts[most]) * rate / (most + 1)
+        unseen = float(np.max(np.asarray(tables.stall_counts)[..., most])) * rate / (most + 1)
         if unseen > MAX_UNSEEN_STALLS:
             raise ValueError(
                 f"A replica's step has {rate:.2g} stalls on average, more than the program was "
@@ -89,38 +93,42 @@ def check_plan(program: Program, plan: Plan) -> None:
 def _check_laws(program: Program, plan: Plan) -> None:
     """Raises if samples cannot tell the mean of some law, or the dtype does not hold its cubes."""
     laws, moments = all_laws(every_kind(program)), np.asarray(plan.tables.laws)
-    for (name, law), variance in zip(laws.items(), moments[1], strict=True):
+    means, variances = np.moveaxis(moments, (-2, -1), (0, 1))[:2]
+    for (name, law), variance in zip(laws.items(), variances, strict=True):
         # What is no number here is computed again, for the law's own scale may be the reason.
-        if not variance <= MAX_SPREAD**2 and not (spread := _spread(law)) <= MAX_SPREAD:
+        if not np.all(variance <= MAX_SPREAD**2) and not (spread := _spread(law)) <= MAX_SPREAD:
             times = f"{spread:.3g}" if spread < math.inf else "over 1e15"
             raise ValueError(
                 f"The law of the {name} has a standard deviation of {times} times its mean, and "
                 f"samples do not tell the mean beyond {MAX_SPREAD} times; lower its spread."
             )
-    for name, mean in zip(laws, moments[0].tolist(), strict=True):
+    for name, mean in zip(laws, means, strict=True):
         if name.startswith("residual"):  # Of others, only quantiles matter.
-            check_scale(f"the {name}", mean, moments.dtype)
+            for extreme in {float(mean.min()), float(mean.max())}:
+                check_scale(f"the {name}", extreme, moments.dtype)
 
 
 def _spread(law: AbstractLatency) -> float:
-    """The standard deviation over the mean, in double precision; infinite beyond that."""
+    """The standard deviation over the mean, in double precision; infinite beyond that. The largest
+    of a batch.
+    """
     with jax.enable_x64(True), np.errstate(all="ignore"):
         wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), law)
-        mean, variance = float(wide.mean()), float(wide.variance())
-    if mean == 0:
-        return 0.0
-    spread = math.sqrt(variance) / mean
-    return spread if math.isfinite(spread) else math.inf
+        mean, variance = np.asarray(wide.mean()), np.asarray(wide.variance())
+        spread = np.where(mean == 0, 0, np.sqrt(variance) / mean)
+    return float(np.max(np.where(np.isfinite(spread), spread, math.inf)))
 
 
 def _check_collapse(program: Program, plan: Plan, kinds: np.ndarray) -> None:
     """Raises if three moments do not tell the latency of some block."""
     blocks, tables = program.blocks, plan.tables
     several = blocks.direct < 0  # Others keep their own law.
-    moments = np.asarray(tables.moments)[:, : len(several)][:, several]
-    skewness = np.append(moments[2], np.asarray(tables.skewness))
-    skewness = np.append(skewness, [] if tables.load is None else np.asarray(tables.load)[1])
-    limits, narrow = np.full(len(skewness), MAX_SKEWNESS), moments[1] <= _NARROW * moments[0]
+    moments = np.asarray(tables.moments)[..., : len(several), :, :][..., several, :, :]
+    means, stds, thirds = np.moveaxis(moments, -4, 0)
+    skewness = np.append(thirds, np.asarray(tables.skewness))
+    of_loads = [] if tables.load is None else np.asarray(tables.load)[..., 1, :, :]
+    skewness = np.append(skewness, of_loads)
+    limits, narrow = np.full(len(skewness), MAX_SKEWNESS), stds <= _NARROW * means
     limits[: narrow.size][narrow.ravel()] = _MAX_OF_NARROW
     finite = np.isfinite(moments).all() and np.isfinite(skewness).all()
     beyond = np.abs(skewness[np.abs(skewness) > limits])

@@ -29,7 +29,7 @@ from ..step import (
 )
 from ._explicit import Explicit
 from ._run import Advance, Run
-from ._sampling import Draws, Plain, by_chunk, plain_samples
+from ._sampling import Draws, Plain, by_chunk
 
 
 # A step looks at two of its replicas, to know its time without the slowest; if the last of those
@@ -49,7 +49,8 @@ _ROOM = 2**14
 @dataclasses.dataclass(frozen=True)
 class Drawn:
     """The samples of a pool: ends `(n, sinks)`, scores, strata and likelihoods, in the order of
-    ids; and how many steps they decide, fewer than requested after Ctrl-C.
+    ids, perhaps with several programs as second axis; and how many steps they decide, fewer than
+    requested after Ctrl-C.
     """
 
     draws: Draws
@@ -79,27 +80,12 @@ def drawn_pools(
                 interrupted = True
             if number:
                 steps = max(pool.steps * number // pool.replicas, 1)
-                yield Drawn(pool, _joined(parts), steps)
+                yield Drawn(pool, joined(parts), steps)
             if interrupted:
                 raise KeyboardInterrupt
 
 
-def drawn_together(runs: Sequence[Run], draws: Draws) -> Iterator[list[Drawn]]:
-    """The pool of plain samples of each of some runs, which differ in their tables only. Devices
-    draw them from now on.
-    """
-    batches = [*plain_samples([run.plan for run in runs], runs[0].key, draws)]
-
-    def pools() -> Iterator[list[Drawn]]:
-        samples = _joined([batch.kept() for batch in batches])
-        apart = _apart_on_device if isinstance(samples[0], jax.Array) else _apart
-        for of_plan in apart(samples):
-            yield [Drawn(draws, of_plan, draws.steps)]
-
-    return pools()
-
-
-def _joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
     """Arrays, or trees of these, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -112,14 +98,6 @@ def _joined_by(*parts: Any, xp: Any = np) -> Any:
 
 
 _joined_on_device = jax.jit(ft.partial(_joined_by, xp=jnp))
-
-
-def _apart(samples: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Those of each plan, which are their second axis."""
-    return [tuple(x[:, number] for x in samples) for number in range(samples[0].shape[1])]
-
-
-_apart_on_device = jax.jit(_apart)
 
 
 def pool_draws(run: Run, num_steps: int) -> list[Draws]:
@@ -157,17 +135,30 @@ def room_of(run: Run, draws: Sequence[Draws]) -> Room:
     return Room(samples, bucket(run.program.sinks.number, 1), bucket(steps, samples))
 
 
+def looks_of(run: Run) -> list[int]:
+    """At how many of its replicas a step looks: at each number if the one before is too few."""
+    sinks, replicas = run.program.sinks, run.program.num_replicas
+    numbers = [min(_LOOKS, replicas)]
+    # Unless no other replica than the slowest ends last at any sink that decides a step.
+    while sinks.number > 1 and (sinks.reduction >= 0).any() and numbers[-1] < replicas:
+        numbers.append(min(_MORE * numbers[-1], replicas))
+    return numbers
+
+
+def are_too_few(last: Any) -> np.ndarray:
+    """Whether steps have to look at more of their replicas, by [`Decided`][]'s `last` of each."""
+    return np.mean(last, axis=0) > _LAST
+
+
 def steps_that_look(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> "PooledSteps":
     """Steps that look at as many of their replicas as they need. `steps_of` gives them for any
     number.
     """
-    sinks, replicas = run.program.sinks, run.program.num_replicas
-    # Whether no other replica than the slowest ends last at any sink that decides a step.
-    slowest_decides = sinks.number == 1 or bool((sinks.reduction < 0).all())
-    looks = min(_LOOKS, replicas)
-    steps = steps_of(looks)
-    while not slowest_decides and looks < replicas and np.mean(steps.of("last")) > _LAST:
-        looks = min(_MORE * looks, replicas)
+    numbers = looks_of(run)
+    steps = steps_of(numbers[0])
+    for looks in numbers[1:]:
+        if not are_too_few(steps.of("last")):
+            break
         steps = steps_of(looks)
     return steps
 
@@ -212,32 +203,27 @@ class PooledSteps:
 
     def of(self, name: str) -> Any:
         """An array of [`Decided`][], of all steps in order."""
-        return _joined([batch.kept(lambda x: getattr(x[0], name)) for batch in self.batches])
+        return joined([batch.kept(lambda x: getattr(x[0], name)) for batch in self.batches])
 
     def on_host(self) -> tuple[Decided, Composed]:
         """All of them."""
-        return _joined([batch.samples() for batch in self.batches])
+        return joined([batch.samples() for batch in self.batches])
 
     def counted(self) -> Counted:
         """What a law keeps of them."""
         times = self.of("times")
         if isinstance(times, jax.Array):
-            return _counted(times, self.number)
+            return _counted_on_device(times, self.number)
         return counted(times, self.number, np)
 
     def errors(self, part: Counted) -> Errors:
         """The errors of their law."""
         times, decider = map(self.of, ("times", "decider"))
         without = self.of("without") if len(self.pools[0].later) else None
-        ids, starts = self.pools[0].ids, self.pools[0].starts
-        on_device = isinstance(times, jax.Array)
-        if not on_device:
-            ids, starts = np.asarray(ids), np.asarray(starts)
-        regime = sum((decider >= start).astype(np.int32) for start in starts)
-        group = sample_group(ids[decider]) + np.int32(GROUPS) * regime
-        sums = _group_sums if on_device else _group_sums_on_host
-        arrays = times, without, group, part.centre, part.quantiles
-        return errors_by_group(sums(*arrays, (len(starts) + 1, GROUPS)))
+        sums = _sums_on_device if isinstance(times, jax.Array) else sums_of_steps
+        pool = self.pools[0].ids, self.pools[0].starts
+        of_law = sums(times, without, decider, *pool, part.centre, part.quantiles)
+        return errors_by_group(jax.tree.map(lambda x: np.asarray(x)[None], of_law))[0]
 
 
 def pooled_steps(
@@ -267,9 +253,17 @@ def pooled_steps(
     return PooledSteps(pools, number, tuple(batches))
 
 
-_counted = jax.jit(ft.partial(counted, xp=jnp), static_argnums=1)
-_group_sums_on_host: Any = ft.partial(group_sums, xp=np)
-_group_sums = jax.jit(ft.partial(group_sums, xp=jnp), static_argnums=5)
+def sums_of_steps(times, without, decider, ids, starts, centre, quantiles, xp: Any = np):
+    """See `group_sums`: of the samples that decide steps."""
+    ids, starts = xp.asarray(ids), xp.asarray(starts)
+    regime = xp.sum(decider[None] >= starts[:, None], axis=0, dtype=np.int32)
+    group = sample_group(ids[decider]) + np.int32(GROUPS) * regime
+    shape = len(starts) + 1, GROUPS
+    return group_sums(times, without, group, centre, quantiles, shape, xp=xp)
+
+
+_counted_on_device = jax.jit(ft.partial(counted, xp=jnp), static_argnums=1)
+_sums_on_device = jax.jit(ft.partial(sums_of_steps, xp=jnp))
 
 
 def _step_tile(shared, ids, *ranks) -> tuple[Decided, Composed]:
@@ -286,7 +280,8 @@ def effective_samples(run: Run, drawn: Drawn) -> float:
     _, score, stratum, likelihood = drawn.samples
     if chances.alike and len(chances.network) == 1 and run.sampling.lead is None:
         return float(len(score))
-    stratum = np.asarray(stratum)
-    weights = pool_weights(chances, stratum, np.asarray(likelihood))
+    # Those of several programs are the same.
+    stratum, likelihood = (np.asarray(x).reshape(len(x), -1)[:, 0] for x in (stratum, likelihood))
+    weights = pool_weights(chances, stratum, likelihood)
     weights *= chances.network[chances.regime[stratum]]
     return float(weights.sum() ** 2 / dot(weights, weights))

@@ -1,7 +1,8 @@
 """Runs: what is prepared of a program, and what steps consist of."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +13,16 @@ from .._interrupt import check_interrupt, working
 from ..host import on_host
 from ..program import Program
 from ..random import KeyData, key_data
-from ..replica import Plan, make_plan, on_all_devices, tiles, with_tables, without_ops
+from ..replica import (
+    Plan,
+    make_plan,
+    on_all_devices,
+    structure_of,
+    tables_of_each,
+    tiles,
+    with_tables,
+    without_ops,
+)
 from ..step import (
     STEP_TILES,
     Chances,
@@ -71,25 +81,73 @@ def prepare(program: Program, key: "jax.Array", like: Run | None = None) -> Run:
         if like is not None and not _differ_in_numbers(program, like.program):
             like = None
         plan = make_plan(program, None if like is None else like.plan.structure)
-        check_plan(program, plan)
-        if like is not None:
-            of_steps = with_tables(like.plan_of_steps, plan.tables)
-        else:
-            of_steps = without_ops(plan)
-            # The host has read it for this program; for others it is on all devices.
-            plan = Plan(on_all_devices(plan.structure), plan.tables)
-        chances, of_steps = chances_of(program, plan), on_all_devices(of_steps)
-        replicas = program.num_replicas
-        return Run(program, plan, of_steps, key_data(key), chances, replicas, Plain())
+        return _checked(program, key, plan, like)
+
+
+def prepare_together(
+    rows: Sequence[Sequence[Any]], first: Program, key: "jax.Array", like: Run | None = None
+) -> Run | None:
+    """`prepare`, for several programs at once that differ in their parameters only. The program of
+    the run, its tables and those of its steps have the programs as their first axis, the first of
+    these as far as parameters differ. `None` if one of them is refused, or if strata weigh
+    differently in them: then each has to be prepared by itself.
+
+    **Arguments:**
+
+    - `rows`: the leaves of each program.
+    - `first`: the program of the first row.
+    - `like`: a run of programs that differ from these in their parameters only.
+    """
+    check_interrupt()
+    with working():
+        columns = zip(*rows, strict=True)
+        leaves = [xs[0] if all(x is xs[0] for x in xs) else _stacked(xs) for xs in columns]
+        program = jax.tree.unflatten(jax.tree.structure(first), leaves)
+        check_program(program, key)
+        variability = program.variability
+        of_strata = variability.network, [stall.rate for stall in variability.stalls.values()]
+        if any(x.ndim for x in jax.tree.leaves(of_strata)):
+            return None
+        structure = structure_of(first) if like is None else like.plan.structure
+        try:
+            tables = tables_of_each(program, first, len(rows), structure)
+            return _checked(program, key, Plan(structure, tables), like)
+        except Exception:  # What the error says is of one program.
+            return None
+
+
+def _stacked(arrays: Sequence[Any]) -> Any:
+    """In one array on the device."""
+    return jax.device_put(np.stack(arrays))
+
+
+def _checked(program: Program, key: "jax.Array", plan: Plan, like: Run | None) -> Run:
+    check_plan(program, plan)
+    if like is not None:
+        of_steps = with_tables(like.plan_of_steps, plan.tables)
+    else:
+        of_steps = without_ops(plan)
+        # The host has read it for this program; for others it is on all devices.
+        plan = Plan(on_all_devices(plan.structure), plan.tables)
+    chances, of_steps = chances_of(program, plan), on_all_devices(of_steps)
+    return Run(program, plan, of_steps, key_data(key), chances, program.num_replicas, Plain())
 
 
 def _differ_in_numbers(program: Program, other: Program) -> bool:
     """Whether two programs differ in their parameters only."""
     (leaves, tree), (of_other, other_tree) = map(jax.tree.flatten, (program, other))
-    return tree == other_tree and all(
-        (x.shape, x.dtype) == (y.shape, y.dtype)
-        if eqx.is_inexact_array(x)
-        else x is y or np.array_equal(x, y)
+    return tree == other_tree and parameters_differ(leaves, of_other)
+
+
+def parameters_differ(leaves: Sequence[Any], of_other: Sequence[Any]) -> bool:
+    """Whether no leaves of two programs of one structure differ but parameters."""
+    return all(
+        x is y
+        or (
+            (x.shape, x.dtype) == (y.shape, y.dtype)
+            if eqx.is_inexact_array(x)
+            else np.array_equal(x, y)
+        )
         for x, y in zip(leaves, of_other, strict=True)
     )
 

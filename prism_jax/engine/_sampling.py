@@ -125,30 +125,18 @@ def _replica_tile(shared, _, ids):
     return ends.T, score, stratum_of(plan.structure.strata, ids), likelihood
 
 
-def joint_plan(plans: Sequence[Plan]) -> Plan:
-    """The plan of the ops of plans that differ in their tables only: these have the plans as their
-    first axis.
+def plain_samples(plan: Plan, number: int, key: KeyData, draws: Draws) -> Iterator[Batch]:
+    """The plain samples of one chunk, for each of a number of tables that are the first axis of
+    those of a plan: as `samples` gives them, with the tables as their second axis. Random numbers
+    are drawn once for all.
     """
-    tables = jax.tree.map(
-        lambda *x: np.stack([np.asarray(of_plan) for of_plan in x]), *[p.tables for p in plans]
-    )
-    return without_steps(dataclasses.replace(plans[0], tables=jax.device_put(tables)))
-
-
-def plain_samples(plans: Sequence[Plan], key: KeyData, draws: Draws) -> Iterator[Batch]:
-    """The plain samples of one chunk for each of some plans, which differ in their tables only: as
-    `samples` gives them, with the plans as their second axis. Random numbers are drawn once for
-    all.
-    """
-    plan = joint_plan(plans)
 
     def inputs(first: int, count: int) -> tuple[np.ndarray, ...]:
         return (np.arange(draws.first + first, draws.first + first + count, dtype=np.uint32),)
 
-    size, per_batch = TILE // len(plans), tiles_of(plan)
-    return tiles(
-        _tile_of_plans, (plan, key), draws.replicas, inputs, per_batch=per_batch, size=size
-    )
+    shared, size = (without_steps(plan), key), TILE // number
+    per_batch = tiles_of(plan)
+    return tiles(_tile_of_plans, shared, draws.replicas, inputs, per_batch=per_batch, size=size)
 
 
 def _tile_of_plans(shared, _, ids):

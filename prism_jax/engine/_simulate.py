@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -20,7 +20,6 @@ from ._pools import (
     Drawn,
     PooledSteps,
     drawn_pools,
-    drawn_together,
     effective_samples,
     pool_draws,
     pool_of,
@@ -32,8 +31,6 @@ from ._run import Advance, Run, prepare
 from ._sampling import Draws, sampling_named
 
 
-# So many programs share random numbers.
-_TOGETHER = 8
 # For how many seconds JAX has compiled in a thread.
 _compiling = threading.local()
 
@@ -108,7 +105,7 @@ def simulate(
         interruptible() as interrupt,
     ):
         draws = pool_draws(run, num_samples)
-        law = _law(run, draws, drawn_pools(run, draws, advance), advance)
+        law = law_of_pools(run, draws, drawn_pools(run, draws, advance), advance)
         interrupt.take()  # The law says how many steps it has.
     compile_s = _compiling.seconds
     run_s = time.perf_counter() - prepared - compile_s
@@ -116,71 +113,7 @@ def simulate(
     return dataclasses.replace(law, program=digest(program), **times)
 
 
-def simulate_each(
-    programs: Iterable[Program], *, num_samples: int, key: "jax.Array"
-) -> Iterator[Law]:
-    """The law of each program, as `simulate` gives it, but without its digest and times. For five
-    to eight next to each other that differ in their parameters only, and whose steps take one pool,
-    random numbers are drawn once.
-
-    **Raises:**
-
-    `KeyboardInterrupt` after Ctrl-C, because a law would be of fewer steps.
-    """
-    num_samples, laws = check_num_samples(num_samples), iter(())
-    try:
-        # While devices draw the samples of some programs, the host prepares the next ones.
-        for runs in _runs_together(programs, key):
-            yield from laws
-            laws = _laws_together(runs, num_samples)
-    except Exception:  # Those before a program that is refused are not lost.
-        yield from laws
-        raise
-    yield from laws
-
-
-def _runs_together(programs: Iterable[Program], key: "jax.Array") -> Iterator[list[Run]]:
-    """Plain runs of programs next to each other that differ in their parameters only."""
-    runs: list[Run] = []
-    try:
-        for program in programs:
-            run = prepare(program, key, runs[-1] if runs else None)
-            is_alike = not runs or run.plan.structure is runs[-1].plan.structure
-            if len(runs) == _TOGETHER or not is_alike:
-                yield runs
-                runs = []
-            runs.append(run)
-    except Exception:
-        if runs:
-            yield runs
-        raise
-    if runs:
-        yield runs
-
-
-def _laws_together(runs: Sequence[Run], num_samples: int) -> Iterator[Law]:
-    """The laws of plain runs that differ in their tables only, whose samples devices draw from now
-    on.
-    """
-    draws = pool_draws(runs[0], num_samples)
-    if len(draws) > 1 or len(runs) <= _TOGETHER // 2:  # To fill up so few costs more than it saves.
-        pools = [drawn_pools(run, draws) for run in runs]
-    else:  # The same number for all, so that code is compiled once.
-        pools = drawn_together([*runs, *[runs[-1]] * (_TOGETHER - len(runs))], *draws)
-    return _whole_laws(runs, draws, pools)
-
-
-def _whole_laws(
-    runs: Sequence[Run], draws: Sequence[Draws], pools: Iterable[Iterable[Drawn]]
-) -> Iterator[Law]:
-    for run, of_run in zip(runs, pools, strict=False):
-        law = _law(run, draws, of_run)
-        if law.interrupted:
-            raise KeyboardInterrupt
-        yield law
-
-
-def _law(
+def law_of_pools(
     run: Run,
     draws: Sequence[Draws],
     pools: Iterable[Drawn],
@@ -189,8 +122,7 @@ def _law(
     """The law of all pools, or, after Ctrl-C, of the steps so far."""
     sampling, num_samples = run.sampling, sum(pool.steps for pool in draws)
     room = room_of(run, draws)
-    fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": sampling.name}
-    fields |= {"program": "", "compile_s": 0.0, "run_s": 0.0}
+    fields = about_law(run)
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible():
@@ -215,6 +147,13 @@ def _law(
             if not laws:
                 raise
         return dataclasses.replace(sampling.merged(laws), requested=num_samples)
+
+
+def about_law(run: Run) -> dict[str, Any]:
+    """What a law says of its run besides numbers of steps; not yet its program and times."""
+    keys = (tuple(np.asarray(run.key).tolist()),)
+    of_run = {"keys": keys, "sampling": run.sampling.name}
+    return of_run | {"program": "", "compile_s": 0.0, "run_s": 0.0}
 
 
 def _check_allocations(program, num_samples, sampling, allocations) -> None:

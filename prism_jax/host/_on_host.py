@@ -69,10 +69,45 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
     trace = traced(function, args)
     try:
-        values = evaluated_anew(flat(trace.function), trace.leaves)
+        digests = [*map(_digest, trace.leaves)]
+        values = evaluated_anew(flat(trace.function), trace.leaves, digests)
     except Exception:  # For how JAX has written the function; JAX itself repeats any other error.
         values = values_by_jax(function, args)
     return trace.on_device(values)
+
+
+def each_on_host(
+    function: Callable[..., Any], number: int, is_several: Sequence[bool], *args: Any
+) -> Any:
+    """`on_host(function, *args)` for a number of arguments at once.
+
+    **Arguments:**
+
+    - `is_several`: for each array of `args`, whether its first axis are these arguments, or it is
+        one for all.
+
+    **Returns:**
+
+    What the function returns; the first axis of each array are the arguments.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    arrays = iter(is_several)
+    firsts = [x[0] if eqx.is_array(x) and next(arrays) else x for x in map(_on_host, leaves)]
+    trace = _traced(function, firsts, tree)
+    inputs = [wide(x) for x in leaves if eqx.is_array(x)]
+    digests, every = [*map(_digest, inputs)], []
+    places = np.flatnonzero(is_several)
+    for row in range(number):
+        of_row, of_digests = [*inputs], [*digests]
+        for place in places:
+            of_row[place] = inputs[place][row]
+            of_digests[place] = _digest(of_row[place])
+        every.append(evaluated_anew(flat(trace.function), of_row, of_digests))
+    return trace.on_device([*map(np.stack, zip(*every, strict=True))])
+
+
+def _on_host(x: Any) -> Any:
+    return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
 def values_by_jax(function: Callable[..., Any], args: Any) -> list[np.ndarray]:
@@ -108,24 +143,28 @@ class Traced(NamedTuple):
 
 def traced(function: Callable[..., Any], args: Any) -> Traced:
     """What JAX traces of a function, once for each structure of its arguments."""
-    precise = in_double_precision(args)
-    arrays, static = eqx.partition(precise, eqx.is_array)
-    leaves, tree = jax.tree.flatten(arrays)
-    signature = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    of_static, static_tree = jax.tree.flatten(static)
+    return _traced(function, *jax.tree.flatten(args))
+
+
+def _traced(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> Traced:
+    arrays = [x for x in leaves if eqx.is_array(x)]
+    signature = tuple((x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves)
     # Of static arguments the types, too, for 1 equals True.
-    key = function, tree, signature, tuple(of_static), tuple(map(type, of_static)), static_tree
+    types = tuple(map(type, signature))
+    key = function, tree, signature, types, jax.config.read("jax_enable_x64")
     trace = _traces.get(key)
     if trace is None:
         if len(_traces) >= _MOST_TRACES:
             _traces.clear()
+        args = jax.tree.unflatten(tree, leaves)
+        precise = in_double_precision(args)
         try:
             with jax.enable_x64(True):
                 trace = eqx.filter_make_jaxpr(function)(*precise)
         except TypeError:  # It also computes with numbers whose dtype it fixes itself.
             trace = eqx.filter_make_jaxpr(function)(*args)
         _traces[key] = trace
-    return Traced(trace[0], [*map(wide, leaves)], *trace[1:])
+    return Traced(trace[0], [*map(wide, arrays)], *trace[1:])
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -234,18 +273,23 @@ def values_of(flattened: Flat, args: Sequence[Any], *, all_of_them: bool = True)
     return values
 
 
-def evaluated_anew(flattened: Flat, args: Sequence[np.ndarray]) -> list[Any]:
+def _digest(x: np.ndarray) -> bytes:
+    return hashlib.blake2b(x.tobytes(), digest_size=16).digest()
+
+
+def evaluated_anew(flattened: Flat, args: Sequence[np.ndarray], digests: list[bytes]) -> list[Any]:
     """What a traced function returns. Only what depends on arguments that differ from those of its
-    last call is computed: programs that differ in one law have all other tables in common.
+    last call, by their digests, is computed: programs that differ in one law have all other tables
+    in common.
     """
     no_call = flattened, [b""] * len(args), flattened.start, {}
     _, old_digests, values, dependents = _last_calls.pop(id(flattened), no_call)
-    digests = [hashlib.blake2b(x.tobytes(), digest_size=16).digest() for x in args]
     values, changed = values.copy(), set[int]()
     for number, x, digest, before in zip(flattened.inputs, args, digests, old_digests, strict=True):
-        values[number] = x.copy()  # What is kept may be a view of it.
         if digest != before:
             changed.add(number)
+        if digest != before or values[number] is None:
+            values[number] = x.copy()  # What is kept may be a view of it.
     inputs = frozenset(changed)
     if inputs not in dependents:
         if len(dependents) >= _MOST_CHANGES:

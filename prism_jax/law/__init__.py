@@ -9,6 +9,7 @@ from ._errors import (
     FEWEST as FEWEST,
     LEVELS as LEVELS,
     Errors as Errors,
+    GroupSums as GroupSums,
     errors_by_group as errors_by_group,
     group_sums as group_sums,
     more_steps as more_steps,

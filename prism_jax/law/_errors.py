@@ -21,8 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float, Int
 
-from .._estimate import reaches
-from .._misc import bisect
+from .._estimate import deviations, skewed
 from .._padding import AnyArray
 from ._compared import AbstractCompared
 
@@ -36,8 +35,8 @@ SHARES = np.minimum(LEVELS, 1 - LEVELS)
 _BINOMIAL = np.sqrt(LEVELS * (1 - LEVELS))
 # With fewer independent replica samples than this beyond a quantile, its interval is not known.
 FEWEST = 20
-# Of a range of levels; what is left is as good as straight.
-_HALVINGS = 20
+# A range of levels is divided into parts so often; what is left is as good as straight.
+_DIVISIONS, _PARTS = 3, np.linspace(0, 1, 33)
 # Of 32 contributions, skewness is known poorly; beyond this Hall's transformation has no bound.
 _MOST_SKEWNESS = 0.3
 
@@ -85,42 +84,57 @@ class Errors(AbstractCompared):
         """Whether there are enough independent replica samples to know the standard errors."""
         return self.support >= FEWEST
 
-    def of_level(self, q: float) -> tuple[float, float]:
-        """The standard error of the distribution function at the quantile at `q`, and the skewness
-        of its estimator.
+    def of_level(
+        self, q: Float[ArrayLike, "*shape"]
+    ) -> tuple[Float[np.ndarray, "*shape"], Float[np.ndarray, "*shape"]]:
+        """The standard errors of the distribution function at the quantiles at `q`, and the
+        skewness of its estimators.
         """
-        there = math.sqrt(q * (1 - q))
-        if there == 0:
-            return 0.0, 0.0
-        error = float(np.interp(q, LEVELS, self.levels / _BINOMIAL)) * there
-        return error, float(np.interp(q, LEVELS, self.level_skewness * _BINOMIAL)) / there
+        q = np.asarray(q)
+        there = np.sqrt(q * (1 - q))
+        error = np.asarray(np.interp(q, LEVELS, self.levels / _BINOMIAL) * there)
+        skewness = np.interp(q, LEVELS, self.level_skewness * _BINOMIAL)
+        return error, np.where(there > 0, skewness / np.where(there > 0, there, 1), 0)
 
-    def interval_levels(self, q: float, level: float) -> tuple[float, float]:
+    def interval_levels(
+        self, q: Float[np.ndarray, " quantiles"], level: float
+    ) -> Float[np.ndarray, "2 quantiles"]:
         """The two levels whose quantiles are the ends of a confidence interval for the quantile at
-        `q`: those at which the interval of the distribution function ends at `q`.
+        each `q`: those at which the interval of the distribution function ends at `q`.
         """
-        inverse = float(np.interp(q, LEVELS, SHARES / self.level_degrees)) / min(q, 1 - q)
-        degrees = 1 / inverse if inverse > 0 else float("inf")
+        inverse = np.interp(q, LEVELS, SHARES / self.level_degrees) / np.minimum(q, 1 - q)
+        reach = np.array([deviations(level, 1 / x if x > 0 else math.inf) for x in inverse])
+        symmetric = np.stack([-reach, reach])[..., None]
 
-        def reached(p: float, side: int) -> float:
+        def reached(p: Float[np.ndarray, "2 quantiles points"]) -> Any:
             error, skewness = self.of_level(p)
-            return p + (-1, 1)[side] * reaches(level, degrees, skewness)[side] * error - q
+            return p - skewed(symmetric, skewness) * error - q[:, None]
 
-        def end(side: int) -> float:
-            # An interval of a small confidence level may lie on one side of a skewed estimate.
-            low, high = (0.0, q) if reached(q, side) >= 0 else (q, 1.0)
-            # To import SciPy's solvers takes longer than all figures.
-            low, high = bisect(lambda p: not reached(p, side) >= 0, low, high, _HALVINGS)
-            below, above = reached(low, side), reached(high, side)
-            return high - (high - low) * above / (above - below) if above > below else high
+        # An interval of a small confidence level may lie on one side of a skewed estimate.
+        both = np.stack([q, q])[..., None]
+        is_below = reached(both) >= 0
+        low, high = np.where(is_below, 0.0, both), np.where(is_below, both, 1.0)
+        ends = np.concatenate([low, high], axis=-1)
+        # To import SciPy's solvers takes longer than all figures.
+        for _ in range(_DIVISIONS):
+            points = ends[..., :1] + (ends[..., 1:] - ends[..., :1]) * _PARTS
+            beyond = reached(points)
+            is_first = beyond[..., 1:] >= 0
+            is_first[..., -1] = True
+            part = np.argmax(is_first, axis=-1, keepdims=True) + np.arange(2)
+            ends, beyond = (np.take_along_axis(x, part, axis=-1) for x in (points, beyond))
+        (low, high), (below, above) = np.moveaxis(ends, -1, 0), np.moveaxis(beyond, -1, 0)
+        is_between = above > below
+        slope = np.where(is_between, above - below, 1)
+        return high - np.where(is_between, (high - low) * above / slope, 0)
 
-        return end(1), end(0)
-
-    def support_beyond(self, q: float) -> float:
-        """How many independent replica samples lie beyond the quantile at `q`."""
+    def support_beyond(self, q: Float[ArrayLike, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """How many independent replica samples lie beyond the quantile at each `q`."""
         # Support falls towards the tails about as the share beyond does.
-        support = float(np.interp(q, LEVELS, self.level_support / SHARES)) * min(q, 1 - q)
-        return round(support, 9)  # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
+        q = np.asarray(q)
+        support = np.interp(q, LEVELS, self.level_support / SHARES) * np.minimum(q, 1 - q)
+        # Beyond p90 of 200 samples are 20, although 1 - 0.9 is below 0.1.
+        return np.asarray(np.round(support, 9))
 
 
 def scatters(
@@ -157,13 +171,14 @@ def errors_of_figures(
 
 
 def figures_of_moments(
-    moments: Float[np.ndarray, "laws figures"],
-) -> Float[np.ndarray, "laws figures"]:
+    moments: Float[np.ndarray, "*laws figures"],
+) -> Float[np.ndarray, "*laws figures"]:
     """The mean, the standard deviation and the levels of laws, from the means of deviations from a
     centre and of their squares, and the levels.
     """
-    mean, square, levels = moments[:, :1], moments[:, 1:2], moments[:, 2:]
-    return np.hstack([mean, np.sqrt(np.maximum(square - mean**2, 0.0)), levels])
+    mean, square, levels = moments[..., :1], moments[..., 1:2], moments[..., 2:]
+    spread = np.sqrt(np.maximum(square - mean**2, 0.0))
+    return np.concatenate([mean, spread, levels], axis=-1)
 
 
 class GroupSums(NamedTuple):
@@ -177,8 +192,8 @@ class GroupSums(NamedTuple):
         weight that is left is that of the mean of the regime.
     """
 
-    decided: Float[AnyArray, "regimes groups thresholds+3"]
-    moved: Float[AnyArray, "regimes groups thresholds+3"]
+    decided: Float[AnyArray, "*laws regimes groups thresholds+3"]
+    moved: Float[AnyArray, "*laws regimes groups thresholds+3"]
 
 
 def group_sums(
@@ -237,25 +252,30 @@ def group_sums(
     return GroupSums(decided.reshape(by_group), moved.reshape(by_group))
 
 
-def errors_by_group(sums: GroupSums) -> Errors:
-    """The errors of a law: of its mean, its standard deviation, and the share of steps up to each
-    threshold, which are those at `LEVELS`. How many steps are in a regime of the network is set, so
-    it does not scatter.
+def errors_by_group(sums: GroupSums) -> list[Errors]:
+    """The errors of laws, which are the first axis of the sums: of the mean, of the standard
+    deviation, and of the share of steps up to each threshold, which are those at `LEVELS`. How many
+    steps are in a regime of the network is set, so it does not scatter.
     """
     decided, moved = np.asarray(sums, np.float64)
-    total = decided.sum(axis=1, keepdims=True)
+    total = decided.sum(axis=2, keepdims=True)
     moved = moved - moved[..., :1] * total / np.maximum(total[..., :1], 1)
-    moved, decided = moved.sum(axis=0), decided.sum(axis=0)
-    total, number, groups = decided.sum(axis=0), decided[:, 0].sum(), len(decided)
+    moved, decided = moved.sum(axis=1), decided.sum(axis=1)
+    total = decided.sum(axis=1, keepdims=True)
+    laws, groups, _ = decided.shape
+    number = total[..., :1]
 
-    apart = figures_of_moments((total - moved)[:, 1:] / number)
-    apart = (apart.mean(axis=0) - apart) * np.sqrt(groups / (groups - 1))
-    sides = np.array([decided[:, 3:], decided[:, :1] - decided[:, 3:]])
+    apart = figures_of_moments((total - moved)[..., 1:] / number)
+    apart = (apart.mean(axis=1, keepdims=True) - apart) * np.sqrt(groups / (groups - 1))
+    of_figures = np.moveaxis(apart, 1, 0).reshape(groups, -1)
+    scatter = scatters(of_figures, _MOST_SKEWNESS).reshape(laws, -1, 3)
+    sides = np.array([decided[..., 3:], decided[..., :1] - decided[..., 3:]])
     # A group holds a pair of samples at least; but few steps look at only some of its samples. As
     # many groups of equally many steps would scatter as much.
-    of_all = float(min(2 * number**2 / np.sum(decided[:, 0] ** 2), number))
-    of_side = np.minimum(2 * (sides > 0).sum(axis=1), sides.sum(axis=1)).min(axis=0)
-    return errors_of_figures(scatters(apart, _MOST_SKEWNESS), of_all, of_side)
+    number = number[:, 0, 0]
+    of_all = np.minimum(2 * number**2 / np.sum(decided[..., 0] ** 2, axis=1), number)
+    of_side = np.minimum(2 * (sides > 0).sum(axis=2), sides.sum(axis=2)).min(axis=0)
+    return [*map(errors_of_figures, scatter, of_all.tolist(), of_side)]
 
 
 def pooled_errors(errors: Sequence[Errors], shares: np.ndarray) -> Errors:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._misc import plural, quoted, whole_number
@@ -287,12 +288,7 @@ class Law(Shown, AbstractCompared):
         must = "The quantile `q={}` must lie between 0 and 1 to have an interval."
         if (number := _numbers(q, must)).ndim or not 0 < number < 1:
             raise ValueError(must.format(quoted(q)))
-        if not self.errors.known or (self.std > 0 and self.support(q) < FEWEST):
-            return float("nan"), float("nan")
-        if self.std == 0:
-            return self.mean, self.mean
-        low, high = self.histogram.quantile(np.array(self.errors.interval_levels(q, level)))
-        return float(low), float(high)
+        return _quantile_intervals(self, number[None], level)[0]
 
     def why_unknown(self, q: float | None = None) -> str | None:
         """Why the interval of the quantile at `q` is `nan` or, without `q`, why that of the mean or
@@ -311,7 +307,7 @@ class Law(Shown, AbstractCompared):
 
     def support(self, q: float) -> float:
         """How many independent replica samples, or allocations, lie beyond the quantile at `q`."""
-        return self.errors.support_beyond(q)
+        return float(self.errors.support_beyond(q))
 
 
 def _numbers(values: object, must: str) -> np.ndarray:
@@ -326,15 +322,26 @@ def figures(
     law: Law, level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
 ) -> dict[str, tuple[float, tuple[float, float]]]:
     """The mean, the standard deviation and quantiles, each with its confidence interval."""
-    of_quantiles = {
-        name: (float(law.quantile(q)), law.quantile_interval(q, level))
-        for name, q in quantiles.items()
-    }
+    levels = np.array([*quantiles.values()], float)
+    values = np.asarray(law.quantile(levels)).tolist()
     first = {
         "mean": (law.mean, law.mean_interval(level)),
         "std": (law.std, law.std_interval(level)),
     }
-    return first | of_quantiles
+    of_quantiles = zip(values, _quantile_intervals(law, levels, level), strict=True)
+    return first | dict(zip(quantiles, of_quantiles, strict=True))
+
+
+def _quantile_intervals(
+    law: Law, levels: Float[np.ndarray, " quantiles"], level: float
+) -> list[tuple[float, float]]:
+    """See `Law.quantile_interval`: of several."""
+    known = law.errors.known & ((law.std == 0) | (law.errors.support_beyond(levels) >= FEWEST))
+    ends = np.full((2, len(levels)), law.mean)
+    if law.std > 0 and known.any():
+        ends[:, known] = law.histogram.quantile(law.errors.interval_levels(levels[known], level))
+    low, high = np.where(known, ends, np.nan).tolist()
+    return [*zip(low, high, strict=True)]
 
 
 def law_table(

@@ -44,12 +44,12 @@ class LatencyTable(eqx.Module):
         factor acts in full.
     """
 
-    mean: Float[Array, " kernels"]
+    mean: Float[Array, "... kernels"]
     kinds: tuple[str, ...] = eqx.field(static=True, default=())
     kind: tuple[int, ...] = eqx.field(static=True, default=())
     sizes: tuple[str, ...] = eqx.field(static=True, default=())
     on_network: Bool[AnyArray, " kernels"] | None = None
-    loading: Float[Array, " kernels"] | None = eqx.field(metadata={"fill": 1}, default=None)
+    loading: Float[Array, "... kernels"] | None = eqx.field(metadata={"fill": 1}, default=None)
 
 
 class Adjustment(eqx.Module):
@@ -66,9 +66,9 @@ class Adjustment(eqx.Module):
     """
 
     group: Int[AnyArray, " ops"] | None
-    latency: Float[Array, " groups"] = eqx.field(metadata={"fill": 1})
-    spread: Float[Array, " groups"] = eqx.field(metadata={"fill": 1})
-    gpu: Float[Array, " ranks"] = eqx.field(metadata={"fill": 1})
+    latency: Float[Array, "... groups"] = eqx.field(metadata={"fill": 1})
+    spread: Float[Array, "... groups"] = eqx.field(metadata={"fill": 1})
+    gpu: Float[Array, "... ranks"] = eqx.field(metadata={"fill": 1})
 
 
 class Ops(eqx.Module):
@@ -299,7 +299,7 @@ def sizes_of(program: Program) -> dict[str, int]:
         "ranks": bucket(program.num_ranks, 16),
         "stalls": bucket(len(program.stall_ops), 64, 4),
         "strata": bucket(len(program.strata), 8),
-        "groups": bucket(0 if adjustment is None else len(adjustment.latency), 16),
+        "groups": bucket(0 if adjustment is None else adjustment.latency.shape[-1], 16),
         "classes": bucket(len(blocks.direct), 64),
         "kernels": bucket(len(program.latencies.kind), 64),
         "segments": bucket(0 if segments is None else len(segments), 32),
@@ -315,7 +315,7 @@ def check_means(mean: np.ndarray, name: Callable[[int], str], dtype: DTypeLike) 
     - `mean`: the mean latencies, in seconds.
     - `name`: what has each of them.
     """
-    info, longest = np.finfo(dtype), mean.max(initial=0)
+    info, longest = np.finfo(dtype), mean.max(axis=-1, keepdims=True, initial=0)
     # Derivatives hold squares of the longest; what shorter ones lose does not matter beside it.
     most = float(info.max) ** 0.47
     problems = (

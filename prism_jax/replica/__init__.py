@@ -21,6 +21,8 @@ from ._plan import (
     reduction_laws as reduction_laws,
     strata_columns as strata_columns,
     stratum_of as stratum_of,
+    structure_of as structure_of,
+    tables_of_each as tables_of_each,
     until_reduced as until_reduced,
     with_tables as with_tables,
     without_graph as without_graph,

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, UInt32
 
 from .._padding import AnyArray, bucket, pad, without_axes
-from ..host import on_host, vjp_on_host
+from ..host import each_on_host, on_host, vjp_on_host
 from ..maxplus import Levels, in_lanes
 from ..op_law import (
     Classes,
@@ -174,6 +174,20 @@ def make_plan(program: Program, structure: Structure | None = None) -> Plan:
         )
     structure = structure_of(program) if structure is None else structure
     return Plan(structure, on_host(tabulate, structure.classes, parameters_of(program)))
+
+
+def tables_of_each(programs: Program, first: Program, number: int, structure: Structure) -> Tables:
+    """The tables of several programs of one structure, which are their first axis.
+
+    **Arguments:**
+
+    - `programs`: the first of them, but those parameters in which they differ have all programs as
+        their first axis.
+    """
+    args = [(structure.classes, parameters_of(program)) for program in (programs, first)]
+    of_all, of_first = (jax.tree.leaves(eqx.filter(x, eqx.is_array)) for x in args)
+    is_several = [x.ndim > y.ndim for x, y in zip(of_all, of_first, strict=True)]
+    return each_on_host(tabulate, number, is_several, *args[0])
 
 
 def gradients_of(program: Program, of_tables: Tables) -> Program:

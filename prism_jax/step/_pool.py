@@ -58,9 +58,10 @@ class Chances:
 
 
 def chances_of(program: Program, plan: Plan) -> Chances:
-    """See [`Chances`][]."""
-    counts = np.asarray(plan.tables.stall_counts)
-    network = np.asarray(plan.tables.network, np.float64)
+    """See [`Chances`][]. Several programs, whose tables have them as first axis, have the same."""
+    of_tables = plan.tables.stall_counts, plan.tables.network
+    counts, network = (np.atleast_2d(x)[0] for x in map(np.asarray, of_tables))
+    network = network.astype(np.float64)
     regime, stalls, share = strata_columns(program)
     of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)
     weight = counts[stalls] / of_regime
@@ -69,7 +70,8 @@ def chances_of(program: Program, plan: Plan) -> Chances:
 
 class Pool(eqx.Module):
     """Samples by regime of the network, the slowest first, and how steps pick among them. Padded,
-    so that pools of many sizes share compiled code.
+    so that pools of many sizes share compiled code. Those of several programs have these as first
+    axis of the arrays that differ.
 
     **Attributes:**
 
@@ -86,11 +88,11 @@ class Pool(eqx.Module):
     - `all_looked_at`: whether steps look at all of their replicas of this pool.
     """
 
-    ends: Float[Array, "samples sinks"]
-    ids: UInt32[Array, " samples"]
-    slowest: Int[Array, " steps"]
-    decides: Float[Array, " samples"]
-    later: Float[Array, "further samples"]
+    ends: Float[Array, "... samples sinks"]
+    ids: UInt32[Array, "... samples"]
+    slowest: Int[Array, "... steps"]
+    decides: Float[Array, "... samples"]
+    later: Float[Array, "... further samples"]
     starts: Int[Array, " further_regimes"]
     last: Int[Array, ""]
     first_step: UInt32[Array, ""]
@@ -135,15 +137,17 @@ def make_pool(
     **Arguments:**
 
     - `samples`: the ends `(n, sinks)`, of which those beyond the room are left out, scores by which
-        samples are sorted, strata and likelihoods, in the order of ids.
+        samples are sorted, strata and likelihoods, in the order of ids. If they have several
+        programs as second axis, so have as first axis those arrays of the pool that differ.
     - `first_sample`: the id of the first.
     - `by_their_law`: whether no sample is likelier than by its law.
     """
     ends, score, stratum, likelihood = samples
     on_device, regimes = isinstance(score, jax.Array), len(chances.network)
-    regime, sizes = None, (len(score),)
+    regime, sizes, several = None, (len(score),), score.ndim > 1
+    strata = np.asarray(stratum)[:, 0] if several else np.asarray(stratum)
     if regimes > 1:
-        regime = chances.regime[np.asarray(stratum)].astype(np.int32)
+        regime = chances.regime[strata].astype(np.int32)
         sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
     counts, alike = sizes, by_their_law and chances.alike
     # One replica's samples are each a step's, in any order, if its regimes are as likely as these.
@@ -155,24 +159,26 @@ def make_pool(
     # By strata and ids, programs with common draws share deciders, and each stratum has its steps.
     if ranks.num_replicas == 1:
         score = stratum.astype(score.dtype)
-    arrange = _arrange_on_device if on_device else _arranged
+    arrange = _arrange_on_device if on_device else _arranged_by
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
     how = sizes, counts, ranks.num_replicas, looks, room.samples
     if alike:
-        picks = _without_replacement(*how, on_device)
+        every = [_without_replacement(*how, on_device)]
     else:
-        weights = pool_weights(chances, np.asarray(stratum), np.asarray(likelihood))
-        picks = _by_weight(weights[np.asarray(order)], *how)
+        weights = np.asarray(likelihood).reshape(len(score), -1)[:, 0]
+        weights = pool_weights(chances, strata, weights)
+        every = [_by_weight(weights[x], *how) for x in np.asarray(order).reshape(-1, len(score))]
     starts = np.cumsum(sizes)[:-1].astype(np.int32)
     scalars = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
     scalars += (np.bool_(looks == ranks.num_replicas),)
     slowest = _slowest_on_device if on_device else _slowest
-    samples_of_steps = slowest(picks, np.float32(ranks.offset), room.steps)
-    return Pool(*jax.device_put((rows, ids, samples_of_steps, *picks[2:], *scalars)))
+    columns = [(slowest(x, np.float32(ranks.offset), room.steps), *x[2:]) for x in every]
+    of_steps = map(np.stack, zip(*columns, strict=True)) if several and not alike else columns[0]
+    return Pool(*jax.device_put((rows, ids, *of_steps, *scalars)))
 
 
-def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
+def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any):
     """The ends and ids of samples with room for more, as they came or `by_end`: by regime and
     the slowest first, of equals that with the lower id; and the order of these.
     """
@@ -198,7 +204,20 @@ def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: A
     return rows, xp.pad(ids, (0, padding)), order
 
 
-_arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
+def _arranged_by(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
+    """See `_arranged`: of each of several programs, if they are the second axis of samples."""
+    arrange = ft.partial(_arranged, room=room, by_end=by_end, xp=xp)
+    if score.ndim == 1:
+        return arrange(ends, score, regime, first_sample)
+    if xp is not np:
+        axes = 1, 1, None, None
+        return jax.vmap(arrange, in_axes=axes)(ends, score, regime, first_sample)
+    programs = zip(np.moveaxis(ends, 1, 0), score.T, strict=True)
+    every = [arrange(*of_program, regime, first_sample) for of_program in programs]
+    return tuple(map(np.stack, zip(*every, strict=True)))
+
+
+_arrange_on_device: Any = jax.jit(ft.partial(_arranged_by, xp=jnp), static_argnums=(4, 5))
 
 
 def sample_group(ids: Any) -> Any:

@@ -1,0 +1,197 @@
+"""Laws of many programs: several that differ in their parameters only are simulated together. Their
+tables have the programs as an axis, so the host and the devices work once for all of them, and
+random numbers are drawn once.
+"""
+
+import dataclasses
+import functools as ft
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._padding import bucket
+from ..law import Counted, GroupSums, Law, counted, errors_by_group, law_of
+from ..program import Program
+from ..replica import TILE, Batch, tiles
+from ..step import STEP_TILES, Decided, Pool, decided_steps
+from ._check import check_num_samples
+from ._pools import (
+    Drawn,
+    PooledSteps,
+    are_too_few,
+    drawn_pools,
+    effective_samples,
+    joined,
+    looks_of,
+    pool_draws,
+    pool_of,
+    room_of,
+    sums_of_steps,
+)
+from ._run import Run, parameters_differ, prepare, prepare_together
+from ._sampling import Draws, plain_samples
+from ._simulate import about_law, law_of_pools
+
+
+# So many programs are simulated together, or twice as many where there are more; of fewer than the
+# least each by itself, because to fill up costs more than it saves.
+_TOGETHER, _LEAST = 8, 5
+# Of the arrays of a pool of one program.
+_NDIMS = 2, 1, 1, 1, 2, 1, 0, 0, 0
+
+
+def simulate_each(
+    programs: Iterable[Program], *, num_samples: int, key: "jax.Array"
+) -> Iterator[Law]:
+    """The law of each program, as `simulate` gives it, but without its digest and times. Five to
+    sixteen next to each other that differ in their parameters only, and whose steps take one pool,
+    are simulated together.
+
+    **Raises:**
+
+    `KeyboardInterrupt` after Ctrl-C, because a law would be of fewer steps.
+    """
+    num_samples, laws, before, run = check_num_samples(num_samples), iter(()), None, None
+    try:
+        # While devices draw the samples of some programs, the host prepares the next ones.
+        for group in _groups(programs):
+            is_alike = before is not None and before.is_alike(group.rows[0], group.structure)
+            run, drawn = _drawn(group, num_samples, key, run if is_alike else None)
+            yield from laws
+            before, laws = group, drawn
+    except Exception:  # Those before a program that cannot be made are not lost.
+        yield from laws
+        raise
+    yield from laws
+
+
+class _Group(NamedTuple):
+    """Programs that differ in their parameters only, their structure, and the leaves of each."""
+
+    programs: list[Program]
+    structure: Any
+    rows: list[list[Any]]
+
+    def is_alike(self, leaves: list[Any], structure: Any) -> bool:
+        """Whether a program differs from these in its parameters only."""
+        return structure == self.structure and parameters_differ(leaves, self.rows[0])
+
+
+def _groups(programs: Iterable[Program]) -> Iterator[_Group]:
+    """Programs next to each other that differ in their parameters only."""
+    group: _Group | None = None
+    try:
+        for program in programs:
+            leaves, structure = jax.tree.flatten(program)
+            is_full = group is not None and len(group.rows) == 2 * _TOGETHER
+            if group is None or is_full or not group.is_alike(leaves, structure):
+                if group is not None:
+                    yield group
+                group = _Group([], structure, [])
+            group.programs.append(program)
+            group.rows.append(leaves)
+    except Exception:
+        if group is not None:
+            yield group
+        raise
+    if group is not None:
+        yield group
+
+
+def _drawn(
+    group: _Group, num_samples: int, key: "jax.Array", like: Run | None
+) -> tuple[Run | None, Iterator[Law]]:
+    """The laws of some programs, whose samples devices draw from now on if they can be drawn
+    together; and a run whose structure that of the next ones may share.
+    """
+    programs, rows = group.programs, group.rows
+    if len(rows) >= _LEAST:
+        # The last ones are filled up to the number of those before, so that code is compiled once.
+        number = bucket(len(rows), _TOGETHER if like is None else _num_programs(like))
+        run = prepare_together([*rows, *[rows[-1]] * (number - len(rows))], programs[0], key, like)
+        if run is not None and len(draws := pool_draws(run, num_samples)) == 1:
+            batches = [*plain_samples(run.plan, number, run.key, *draws)]
+            return run, _laws_together(run, draws[0], batches, len(programs))
+    return like, _laws_apart(programs, num_samples, key, like)
+
+
+def _num_programs(run: Run) -> int:
+    """The length of the first axis of the tables of a run of several programs."""
+    return len(run.plan.tables.mean)
+
+
+def _laws_apart(
+    programs: Sequence[Program], num_samples: int, key: "jax.Array", run: Run | None
+) -> Iterator[Law]:
+    for program in programs:
+        run = prepare(program, key, run)
+        draws = pool_draws(run, num_samples)
+        law = law_of_pools(run, draws, drawn_pools(run, draws))
+        if law.interrupted:
+            raise KeyboardInterrupt
+        yield law
+
+
+def _laws_together(run: Run, draws: Draws, batches: Sequence[Batch], number: int) -> Iterator[Law]:
+    """The laws of the first programs of a run, whose samples have the programs as second axis."""
+    samples = joined([batch.kept() for batch in batches])
+    drawn, room = Drawn(draws, samples, draws.steps), room_of(run, [draws])
+    figures = _figures_on_device if isinstance(samples[0], jax.Array) else _figures
+    effective = effective_samples(run, drawn)
+    fields = about_law(run) | {"requested": draws.steps, "effective_samples": effective}
+    laws: list[Law | None] = [None] * number
+    for looks in (numbers := looks_of(run)):
+        pool = pool_of(run, drawn, looks, room)
+        steps = _steps(run, pool, draws)
+        times, last, decider = map(steps.of, ("times", "last", "decider"))
+        without = steps.of("without") if pool.later.shape[-2] else None
+        counts, sums = jax.device_get(figures(times, without, decider, pool.ids, pool.starts))
+        errors, too_few = errors_by_group(sums), are_too_few(last) & (looks < numbers[-1])
+        for i in range(number):
+            if laws[i] is None and not too_few[i]:
+                part = Counted(*(x[i] for x in counts))
+                laws[i] = law_of(part, draws.steps, errors[i], **fields)
+        if None not in laws:
+            break
+    yield from filter(None, laws)
+
+
+def _steps(run: Run, pool: Pool, draws: Draws) -> PooledSteps:
+    shared, size = (run.plan_of_steps, pool, run.key), TILE // _num_programs(run)
+    batches = tiles(
+        _steps_of_plans, shared, draws.steps, first=draws.first, per_batch=STEP_TILES, size=size
+    )
+    return PooledSteps((pool,), draws.steps, tuple(batches))
+
+
+def _steps_of_plans(shared, ids) -> tuple[Decided]:
+    """One tile of the steps of each of several tables and pools: the second axis."""
+    plan, pool, key = shared
+    # How steps pick may be the same for all.
+    arrays, of_pool = jax.tree.flatten(pool)
+    axes = [0 if x.ndim > ndim else None for x, ndim in zip(arrays, _NDIMS, strict=True)]
+
+    def of_tables(tables, pool):
+        return decided_steps(dataclasses.replace(plan, tables=tables), (pool,), ids, key)[:1]
+
+    return jax.vmap(of_tables, in_axes=(0, of_pool.unflatten(axes)), out_axes=1)(plan.tables, pool)
+
+
+def _figures_of(times, without, decider, ids, starts, *, xp: Any) -> tuple[Counted, GroupSums]:
+    """What the law of a program keeps of its steps, and the sums for its errors."""
+    counts = counted(times, len(times), xp)
+    of_steps = times, without, decider, ids, starts, counts.centre, counts.quantiles
+    return counts, sums_of_steps(*of_steps, xp=xp)
+
+
+def _figures(times, without, decider, ids, starts) -> tuple[Counted, GroupSums]:
+    of_others = [None] * times.shape[1] if without is None else without.T
+    programs = zip(times.T, of_others, decider.T, np.asarray(ids), strict=True)
+    every = [_figures_of(*of_steps, starts, xp=np) for of_steps in programs]
+    return jax.tree.map(lambda *x: np.stack(x), *every)
+
+
+_figures_on_device = jax.jit(jax.vmap(ft.partial(_figures_of, xp=jnp), in_axes=(1, 1, 1, 0, None)))
