@@ -35,7 +35,7 @@ from ._sampling import Draws, Plain, by_chunk
 # A step looks at two of its replicas, to know its time without the slowest; if the last of those
 # that it looks at decides more steps than this, at four times as many: at 1 %, p5 would be low by a
 # third of its standard error.
-_LOOKS, _MORE, _LAST = 2, 4, 0.001
+_LOOKS, _MORE, MOST_LAST = 2, 4, 0.001
 # A pool has so many samples or fewer if they have many sinks, up to twice as many. A run has at
 # least so many for each replica of a step, which rests on some `2 n / R` of them, up to a bound.
 _SAMPLES, _ENDS = 2**18, 2**22
@@ -145,11 +145,6 @@ def looks_of(run: Run) -> list[int]:
     return numbers
 
 
-def are_too_few(last: Any) -> np.ndarray:
-    """Whether steps have to look at more of their replicas, by [`Decided`][]'s `last` of each."""
-    return np.mean(last, axis=0) > _LAST
-
-
 def steps_that_look(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> "PooledSteps":
     """Steps that look at as many of their replicas as they need. `steps_of` gives them for any
     number.
@@ -157,7 +152,7 @@ def steps_that_look(run: Run, steps_of: Callable[[int], "PooledSteps"]) -> "Pool
     numbers = looks_of(run)
     steps = steps_of(numbers[0])
     for looks in numbers[1:]:
-        if not are_too_few(steps.of("last")):
+        if np.mean(steps.of("last")) <= MOST_LAST:
             break
         steps = steps_of(looks)
     return steps
@@ -281,7 +276,7 @@ def effective_samples(run: Run, drawn: Drawn) -> float:
     if chances.alike and len(chances.network) == 1 and run.sampling.lead is None:
         return float(len(score))
     # Those of several programs are the same.
-    stratum, likelihood = (np.asarray(x).reshape(len(x), -1)[:, 0] for x in (stratum, likelihood))
-    weights = pool_weights(chances, stratum, likelihood)
+    stratum = np.asarray(stratum).reshape(len(score), -1)[:, 0]
+    weights = pool_weights(chances, stratum, np.asarray(likelihood).reshape(len(score), -1)[:, 0])
     weights *= chances.network[chances.regime[stratum]]
     return float(weights.sum() ** 2 / dot(weights, weights))

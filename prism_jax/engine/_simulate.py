@@ -122,7 +122,7 @@ def law_of_pools(
     """The law of all pools, or, after Ctrl-C, of the steps so far."""
     sampling, num_samples = run.sampling, sum(pool.steps for pool in draws)
     room = room_of(run, draws)
-    fields = about_law(run)
+    fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": sampling.name}
     laws: list[Law] = []
     first: Errors | None = None
     with interruptible():
@@ -147,13 +147,6 @@ def law_of_pools(
             if not laws:
                 raise
         return dataclasses.replace(sampling.merged(laws), requested=num_samples)
-
-
-def about_law(run: Run) -> dict[str, Any]:
-    """What a law says of its run besides numbers of steps; not yet its program and times."""
-    keys = (tuple(np.asarray(run.key).tolist()),)
-    of_run = {"keys": keys, "sampling": run.sampling.name}
-    return of_run | {"program": "", "compile_s": 0.0, "run_s": 0.0}
 
 
 def _check_allocations(program, num_samples, sampling, allocations) -> None:

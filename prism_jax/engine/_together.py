@@ -19,9 +19,9 @@ from ..replica import TILE, Batch, tiles
 from ..step import STEP_TILES, Decided, Pool, decided_steps
 from ._check import check_num_samples
 from ._pools import (
+    MOST_LAST,
     Drawn,
     PooledSteps,
-    are_too_few,
     drawn_pools,
     effective_samples,
     joined,
@@ -33,12 +33,14 @@ from ._pools import (
 )
 from ._run import Run, parameters_differ, prepare, prepare_together
 from ._sampling import Draws, plain_samples
-from ._simulate import about_law, law_of_pools
+from ._simulate import law_of_pools
 
 
 # So many programs are simulated together, or twice as many where there are more; of fewer than the
 # least each by itself, because to fill up costs more than it saves.
 _TOGETHER, _LEAST = 8, 5
+# Samples of programs together have at most so many ends, because all are held at once.
+_MOST_ENDS = 2**25
 # Of the arrays of a pool of one program.
 _NDIMS = 2, 1, 1, 1, 2, 1, 0, 0, 0
 
@@ -112,9 +114,12 @@ def _drawn(
         # The last ones are filled up to the number of those before, so that code is compiled once.
         number = bucket(len(rows), _TOGETHER if like is None else _num_programs(like))
         run = prepare_together([*rows, *[rows[-1]] * (number - len(rows))], programs[0], key, like)
-        if run is not None and len(draws := pool_draws(run, num_samples)) == 1:
-            batches = [*plain_samples(run.plan, number, run.key, *draws)]
-            return run, _laws_together(run, draws[0], batches, len(programs))
+        if run is not None:
+            draws, *others = pool_draws(run, num_samples)
+            ends = number * draws.replicas * len(run.plan.structure.sinks.first)
+            if not others and ends <= _MOST_ENDS:
+                batches = [*plain_samples(run.plan, number, run.key, draws)]
+                return run, _laws_together(run, draws, batches, len(programs))
     return like, _laws_apart(programs, num_samples, key, like)
 
 
@@ -140,8 +145,8 @@ def _laws_together(run: Run, draws: Draws, batches: Sequence[Batch], number: int
     samples = joined([batch.kept() for batch in batches])
     drawn, room = Drawn(draws, samples, draws.steps), room_of(run, [draws])
     figures = _figures_on_device if isinstance(samples[0], jax.Array) else _figures
-    effective = effective_samples(run, drawn)
-    fields = about_law(run) | {"requested": draws.steps, "effective_samples": effective}
+    fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": run.sampling.name}
+    fields |= {"requested": draws.steps, "effective_samples": effective_samples(run, drawn)}
     laws: list[Law | None] = [None] * number
     for looks in (numbers := looks_of(run)):
         pool = pool_of(run, drawn, looks, room)
@@ -149,7 +154,8 @@ def _laws_together(run: Run, draws: Draws, batches: Sequence[Batch], number: int
         times, last, decider = map(steps.of, ("times", "last", "decider"))
         without = steps.of("without") if pool.later.shape[-2] else None
         counts, sums = jax.device_get(figures(times, without, decider, pool.ids, pool.starts))
-        errors, too_few = errors_by_group(sums), are_too_few(last) & (looks < numbers[-1])
+        errors = errors_by_group(sums)
+        too_few = (np.mean(last, axis=0) > MOST_LAST) & (looks < numbers[-1])
         for i in range(number):
             if laws[i] is None and not too_few[i]:
                 part = Counted(*(x[i] for x in counts))

@@ -67,7 +67,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     arrays = jax.tree.leaves(eqx.filter(args, eqx.is_array))
     if any(isinstance(x, Tracer) for x in arrays):
         return function(*args)
-    trace = traced(function, args)
+    trace = traced(function, *jax.tree.flatten(args))
     try:
         digests = [*map(_digest, trace.leaves)]
         values = evaluated_anew(flat(trace.function), trace.leaves, digests)
@@ -93,7 +93,7 @@ def each_on_host(
     leaves, tree = jax.tree.flatten(args)
     arrays = iter(is_several)
     firsts = [x[0] if eqx.is_array(x) and next(arrays) else x for x in map(_on_host, leaves)]
-    trace = _traced(function, firsts, tree)
+    trace = traced(function, firsts, tree)
     inputs = [wide(x) for x in leaves if eqx.is_array(x)]
     digests, every = [*map(_digest, inputs)], []
     places = np.flatnonzero(is_several)
@@ -141,13 +141,13 @@ class Traced(NamedTuple):
         return eqx.combine(jax.tree.unflatten(structure, jax.device_put(arrays)), self.static)
 
 
-def traced(function: Callable[..., Any], args: Any) -> Traced:
-    """What JAX traces of a function, once for each structure of its arguments."""
-    return _traced(function, *jax.tree.flatten(args))
+def traced(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> Traced:
+    """What JAX traces of a function, once for each structure of its arguments.
 
+    **Arguments:**
 
-def _traced(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> Traced:
-    arrays = [x for x in leaves if eqx.is_array(x)]
+    - `leaves`, `tree`: the arguments, as `jax.tree.flatten` gives them.
+    """
     signature = tuple((x.shape, x.dtype) if eqx.is_array(x) else x for x in leaves)
     # Of static arguments the types, too, for 1 equals True.
     types = tuple(map(type, signature))
@@ -164,7 +164,7 @@ def _traced(function: Callable[..., Any], leaves: Sequence[Any], tree: Any) -> T
         except TypeError:  # It also computes with numbers whose dtype it fixes itself.
             trace = eqx.filter_make_jaxpr(function)(*args)
         _traces[key] = trace
-    return Traced(trace[0], [*map(wide, arrays)], *trace[1:])
+    return Traced(trace[0], [*map(wide, filter(eqx.is_array, leaves))], *trace[1:])
 
 
 def by_columns(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -45,7 +45,7 @@ def vjp_on_host(function: Callable[..., Any], *args: Any) -> tuple[Any, Callable
     gives those with respect to the real numbers in the last of `args`, of its structure and dtypes
     and with the same axis, as NumPy arrays. `None` stands for what is not a real number.
     """
-    trace = traced(function, args)
+    trace = traced(function, *jax.tree.flatten(args))
     try:
         values = values_of(flat(trace.function), trace.leaves)
         results = [*map(values.__getitem__, flat(trace.function).outputs)]

@@ -72,8 +72,9 @@ def law_of(counts: Counted, number: int, errors: Errors, **fields: Any) -> Law:
     **Arguments:**
 
     - `errors`: of its figures.
-    - `fields`: further ones of the law.
+    - `fields`: further ones of the law, of which the program and the times may come later.
     """
+    fields = {"program": "", "compile_s": 0.0, "run_s": 0.0} | fields
     shift, square = np.sum(np.asarray(counts.sums, np.float64), axis=1) / number
     return Law(
         mean=float(np.float64(counts.centre) + shift),

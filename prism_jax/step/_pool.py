@@ -59,9 +59,8 @@ class Chances:
 
 def chances_of(program: Program, plan: Plan) -> Chances:
     """See [`Chances`][]. Several programs, whose tables have them as first axis, have the same."""
-    of_tables = plan.tables.stall_counts, plan.tables.network
-    counts, network = (np.atleast_2d(x)[0] for x in map(np.asarray, of_tables))
-    network = network.astype(np.float64)
+    counts = np.atleast_2d(plan.tables.stall_counts)[0]
+    network = np.atleast_2d(plan.tables.network)[0].astype(np.float64)
     regime, stalls, share = strata_columns(program)
     of_regime = (share / np.bincount(regime, share)[regime]).astype(counts.dtype)
     weight = counts[stalls] / of_regime
