@@ -1,8 +1,9 @@
 """What an accelerator does, in three minutes: python benchmarks/on_device.py > device.json
 
-By tiles side by side, op evaluations a second of the reference step: with the loops of XLA, with
-these in CUDA graphs, with one kernel for all levels; and the derivatives, with loops, with a kernel
-forward and with another for the way back; then steps a second of
+By tiles side by side, op evaluations a second of the reference step, and seconds to compile: with
+the loops of XLA, with these in CUDA graphs, with one kernel for all levels, and without the search
+for faster fusions; and the derivatives, with loops, with a kernel forward and with another for the
+way back; then steps a second of
 `simulate`, a gradient and a sweep, end to end; and how far laws and derivatives are from those
 of a CPU in another process. Rows are printed as JSON as they are known. With `--dry` a little of
 each runs on a CPU, without what only GPUs have.
@@ -39,10 +40,8 @@ _TILES, _REPEATS = (8, 32, 128, 512), 7
 _JOBS = ("gpt3-175b-h100-4096", "megatron-22b-a100-8")
 _STEPS = {"reference": 4_000_000, "gpt3-175b-h100-4096": 400_000}
 _COMPARED = 16_384  # Steps of the laws that are compared.
-_GRAPHS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
-    "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-}
+_NOT_TUNED = _tiles.COMPILER_OPTIONS["gpu"]
+_GRAPHS = {name: value for name, value in _NOT_TUNED.items() if "command_buffer" in name}
 
 
 def main() -> None:
@@ -109,12 +108,19 @@ def by_tiles(dry: bool) -> Iterator[Row]:
             ("loops", value, 0, {}),
             ("loops in graphs", value, 0, _GRAPHS),
             ("one kernel", value, 1, {}),
+            ("as it is: one kernel, in graphs, not tuned", value, 1, _NOT_TUNED),
             ("gradient, loops", gradient, 0, {}),
             ("gradient, one kernel, loops back", gradient, 1, {}),
             ("gradient, one kernel, loops back in graphs", gradient, 1, _GRAPHS),
             ("gradient, one kernel each way", gradient, 2, {}),
+            (
+                "gradient, as it is: one kernel each way, in graphs, not tuned",
+                gradient,
+                2,
+                _NOT_TUNED,
+            ),
         ):
-            if (kernels or "graphs" in name) and not hopper:
+            if (kernels or compiled_with) and not hopper:
                 continue
             _propagate.on_hopper = lambda kernels=kernels: kernels > 0
             _kernel_back.one_kernel_back = kernel_back if kernels > 1 else loops_back

@@ -46,3 +46,5 @@ def test_what_runs_in_tiles_compiles_and_fits(target):
     rows = _printed("tools/compile_for.py", target, "--json", "--jobs", "megatron-22b-a100-8")
     assert {row["function"] for row in rows} >= {"_replica_tile", "_replica_vjp", "step_tile"}
     assert [row["problem"] for row in rows if row["problem"]] == []
+    # That of `until_reduced`, where a turn writes a row.
+    assert max(row["by the host"] for row in rows) <= 1

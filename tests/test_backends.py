@@ -101,7 +101,7 @@ def traced_tiles(function, shared, of_sample, *, tiles: int, size: int, wide: bo
     ]
     mesh = _tiles._mesh()
     turns = np.ones(mesh.size, np.int32)
-    run = _tiles._jitted(function, mesh, "cuda", wide)
+    run = _tiles._jitted(function, mesh, _devices.platform(), wide)
     return run.trace((tuple(leaves), tree), arrays, turns, ids, inputs)
 
 

@@ -2,15 +2,17 @@
 
 The devices are h200, h100 and v5e. For each function of some jobs: of how many samples a tile is,
 and how many tiles run side by side, by what the engine asks the compiler; their memory, and what
-the engine allows them; how many kernels are launched, and how many in each turn of a loop that has
-no other in it; how often such a turn copies as much as the ends of the tiles; and the most bytes
-that a thread spills. It fails where a turn copies the ends, tiles need more than they may, a
+the engine allows them; how many kernels are launched, how many loops the host launches turn by turn
+because they are in no CUDA graph, and how many kernels a turn launches of a loop that has no other
+in it; how often such a turn copies as much as the ends of the tiles; and the most bytes that a
+thread spills. It fails where a turn copies the ends, tiles need more than they may, a
 kernel of this package spills, or another spills more than 64 bytes.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import re
@@ -33,6 +35,7 @@ _COLUMNS = (
     "MiB",
     "allowed",
     "launches",
+    "by the host",
     "in a turn",
     "copies",
 )
@@ -164,18 +167,18 @@ def compiled_rows(target: str, job: str) -> Iterator[dict[str, Any]]:
 
                 row = {"target": target, "job": job, "function": function.__name__}
                 row |= {"samples": size}
-                yield row | compiled_row(lowered, memory, 4 * size * slots)
+                yield row | compiled_row(lowered, platform, memory, 4 * size * slots)
     finally:
         _devices.platform, _propagate.on_hopper, _tiles._mesh = here
 
 
-def compiled_row(lowered, memory: int, ends: int) -> dict[str, Any]:
+def compiled_row(lowered, platform: str, memory: int, ends: int) -> dict[str, Any]:
     """The figures of a function.
 
     **Arguments:**
 
     - `lowered`: lowers so many tiles side by side.
-    - `memory`: of the device, in bytes.
+    - `platform`, `memory`: of the device; in bytes.
     - `ends`: the bytes of the ends of a tile that are held.
     """
     import jax
@@ -184,17 +187,22 @@ def compiled_row(lowered, memory: int, ends: int) -> dict[str, Any]:
 
     start, tiles, room = time.perf_counter(), _tiles._MOST_WIDE_TILES, 0
     spills: dict[str, int] = {}
+    by_host = 0
 
     def compile_tiles():
-        try:
-            return lowered(tiles).compile()
-        except jax.errors.JaxRuntimeError as error:
-            if "register spilling" not in str(error):
-                raise
+        nonlocal by_host
         with tempfile.TemporaryDirectory() as folder:
-            options = {"xla_dump_to": folder, _NO_SPILLS: False}
-            compiled = lowered(tiles).compile(compiler_options=options)
-            spills.update(spilled_bytes(pathlib.Path(folder)))
+            # That for TPUs would take minutes to write.
+            options: dict[str, Any] = {"xla_dump_to": folder} if platform == "cuda" else {}
+            try:
+                compiled = lowered(tiles).compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                if "register spilling" not in str(error):
+                    raise
+                options[_NO_SPILLS] = False
+                compiled = lowered(tiles).compile(compiler_options=options)
+                spills.update(spilled_bytes(pathlib.Path(folder)))
+            by_host = loops_of_host(pathlib.Path(folder))
         return compiled
 
     while tiles != room:
@@ -203,7 +211,7 @@ def compiled_row(lowered, memory: int, ends: int) -> dict[str, Any]:
     compiled = compile_tiles()
     held, allowed = _tiles.held_bytes(compiled), _tiles._SHARE_OF_MEMORY * memory
     row = {"tiles": tiles, "MiB": held / 2**20, "allowed": allowed / 2**20}
-    row |= counts(compiled.as_text(), tiles * ends)
+    row |= counts(compiled.as_text(), tiles * ends) | {"by the host": by_host}
     row |= {"spills": max(spills.values(), default=0), "seconds": time.perf_counter() - start}
     problems = [f"{row['copies']} copies of the ends in a turn"] if row["copies"] else []
     problems += ["more memory than is allowed"] if held > allowed else []
@@ -222,6 +230,20 @@ def spilled_bytes(folder: pathlib.Path) -> dict[str, int]:
         pairs = re.findall(r"properties for (\S+)\n.*?(\d+) bytes spill stores", said)
         spills |= {name: int(number) for name, number in pairs if int(number)}
     return spills
+
+
+def loops_of_host(folder: pathlib.Path) -> int:
+    """How many loops the host launches turn by turn, because they are in no CUDA graph, by what XLA
+    left in a folder; zero where it leaves nothing.
+    """
+    number = 0
+    for file in folder.glob("*thunk_sequence_after_thunk_passes.txt"):
+        in_graph = math.inf  # The indentation of the graph that a line is in.
+        for indent, what in re.findall(r"^( *)\d+: k(\w+)", file.read_text(), re.M):
+            if len(indent) <= in_graph:
+                in_graph = len(indent) if what == "CommandBuffer" else math.inf
+                number += what == "While"
+    return number
 
 
 def counts(text: str, ends: int) -> dict[str, int]:

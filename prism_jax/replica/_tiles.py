@@ -81,8 +81,18 @@ class Batch:
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())
-# A loop over small arrays gains from the widest vectors that there are.
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
+# A CPU's loops over small arrays gain from the widest vectors that there are. A GPU runs the turns
+# of loops in a CUDA graph, without the host: an H200 takes values of 128 tiles 1.3 times as fast by
+# loops, and derivatives 1.4 times. Where nothing is a product, XLA would only tune how fusions are
+# written, and compile each several times.
+COMPILER_OPTIONS = {
+    "cpu": {"xla_cpu_prefer_vector_width": 512},
+    "gpu": {
+        "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+        "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+        "xla_gpu_autotune_level": 0,
+    },
+}
 
 
 def tiles(
@@ -262,10 +272,9 @@ def _compiled(function, shared) -> Callable[..., Any]:
 
 @ft.cache
 def _jitted(function, mesh: Mesh, platform: str, wide: bool):
-    options: dict[str, Any] = {"compiler_options": CPU_OPTIONS} if platform == "cpu" else {}
     # `eqx.filter_jit` would wait for the result, and leave the devices idle while the host works.
     run = ft.wraps(function)(ft.partial(_run, mesh, wide, function))  # JAX's log has the name.
-    return jax.jit(run, static_argnums=0, **options)
+    return jax.jit(run, static_argnums=0, compiler_options=COMPILER_OPTIONS.get(platform))
 
 
 def _run(mesh: Mesh, wide: bool, function, static, arrays, turns, ids, inputs):
