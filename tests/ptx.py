@@ -56,6 +56,8 @@ _STATEMENTS = {
     "cvt.u32.u16": "{0} = (uint32_t)(uint16_t){1}",
     "mov.b32": "{0} = {1}",
     "mov.u32": "{0} = {1}",
+    "both": "{0} = {1} | (uint32_t){2} << 16",
+    "halves": "{{ {0} = (uint16_t){2}; {1} = {2} >> 16; }}",
     "mov.b64": "{0} = {1}",
     "mov.pred": "{0} = {1}",
     "and.pred": "{0} = {1} && {2}",
@@ -165,6 +167,8 @@ def _statement(line: str) -> str:
         if compared[1] == "nan":
             return f"{guard}{operands[0]} = isnan({a}) || isnan({b});"
         return f"{guard}{operands[0]} = {a} {_SIGNS[compared[1]]} {b};"
+    if op == "mov.b32" and len(operands) == 3:  # Two halves to a register, or out of one.
+        op = "halves" if after.startswith("{") else "both"
     if op not in _STATEMENTS:
         raise NotImplementedError(line)
     return guard + _STATEMENTS[op].format(*operands) + ";"
@@ -182,7 +186,7 @@ def _moved(kind: str, bits: str, after: str) -> str:
 
 
 def _operand(text: str) -> str:
-    text = text.strip()
+    text = text.strip(" {}")
     if text.startswith("0f"):
         return f"0x{text[2:]}u"
     if special := re.fullmatch(r"%(\w+)\.([xyz])", text):

@@ -111,6 +111,7 @@ def test_the_kernel_gives_the_bits_of_the_loops_and_their_choices(name):
         by_kernel, kept_by_kernel, alone = _interpreted(*args)
     number = int(levels.num_levels)
     assert ends.dtype == np.float32
+    assert kept[0].dtype.itemsize > 1  # Or indices of up to 4 GiB would not fit into 31 bits.
     np.testing.assert_array_equal(by_kernel, ends)
     np.testing.assert_array_equal(alone, ends)
     np.testing.assert_array_equal(kept_by_kernel[0][:number], kept[0][:number])

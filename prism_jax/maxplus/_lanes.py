@@ -34,7 +34,9 @@ def bits_of(levels: Levels) -> tuple[int, int]:
 def words_of(levels: Levels) -> tuple[int, Any]:
     """How many words hold the choices of a level, and their type."""
     bits, together = bits_of(levels)
-    word = np.dtype(f"uint{bucket(bits * together, 8)}")
+    # Of two bytes at least: in arrays of up to 4 GiB a kernel of a GPU counts elements by signed
+    # numbers of 32 bits.
+    word = np.dtype(f"uint{bucket(bits * together, 16)}")
     return -(-levels.width // together), word
 
 
