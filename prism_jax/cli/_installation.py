@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _devices
 from .._cache import VARIABLE, cache_folder
 from .._misc import plural
 from .._summary import Table
@@ -33,7 +34,7 @@ def doctor(args: Args) -> Output:
     del args
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     cache, problems = _cache()
-    devices, device_problems = _devices()
+    devices, device_problems = _devices_and_problems()
     problems += device_problems
     problems += [f"`{name}` is not installed." for name in _PACKAGES if versions[name] is None]
     if versions["jax"] != versions["jaxlib"]:
@@ -61,7 +62,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _devices() -> tuple[dict[str, int], list[str]]:
+def _devices_and_problems() -> tuple[dict[str, int], list[str]]:
     """The number of devices of each kind, and what is wrong with steps on each backend."""
     import jax
 
@@ -78,8 +79,8 @@ def _devices() -> tuple[dict[str, int], list[str]]:
 
 
 def wrong_on_this_backend() -> str:
-    """Simulates the slower of two kernels on JAX's first backend: the law against its closed form,
-    and a derivative against a difference. Returns what is wrong, in one sentence, or nothing.
+    """Simulates the slower of two kernels on JAX's default platform: the law against its closed
+    form, and a derivative against a difference. Returns what is wrong, in one sentence, or nothing.
     """
     import equinox as eqx
     import jax
@@ -104,14 +105,14 @@ def wrong_on_this_backend() -> str:
         difference = float(mean_of(program, 1.01) - mean_of(program, 0.99)) / 0.02
     except Exception as error:
         problem = f"a small step cannot be simulated ({type(error).__name__}: {error})"
-        return _advice(jax.default_backend(), " ".join(problem.split()))
+        return _advice(_devices.platform(), " ".join(problem.split()))
     if not abs(mean - exact) < 0.01 * exact:
         return _advice(
-            jax.default_backend(), f"the mean of a small step is {mean:.4g} s, not {exact:.4g} s"
+            _devices.platform(), f"the mean of a small step is {mean:.4g} s, not {exact:.4g} s"
         )
     if not abs(slope - difference) < 0.01 * exact:
         return _advice(
-            jax.default_backend(),
+            _devices.platform(),
             f"the derivative of a small step is {slope:.4g}, "
             f"where a difference gives {difference:.4g}",
         )
