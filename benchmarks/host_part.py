@@ -74,6 +74,7 @@ def as_for_an_accelerator() -> None:
     _tiles._jitted = ft.cache(lambda *args: given_again(of_tiles(*args[:-1], False)))
     _tiles._flat = given_again(_tiles._flat)
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
+    _pool._arrange_each_on_device = given_again(_pool._arrange_each_on_device)
     _pool._slowest_on_device = given_again(_pool._slowest_on_device)
     for module in (_pools, _together):
         for name in [name for name in vars(module) if name.endswith("_on_device")]:

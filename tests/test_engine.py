@@ -248,8 +248,11 @@ def test_programs_that_differ_in_numbers_have_their_own_tables_in_one_run():
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(program)]
     like, rows = None, [leaves] * 3
 
-    def changed(place, x):
-        return [*leaves[:place], x, *leaves[place + 1 :]]
+    def changed(place, x):  # Of another object for each number, as programs of jobs are.
+        copied = [
+            y if isinstance(y, np.ndarray) else jax.tree.map(lambda z: z * 1, y) for y in leaves
+        ]
+        return [*copied[:place], x, *copied[place + 1 :]]
 
     for place in range(len(leaves)):
         if not eqx.is_inexact_array(leaves[place]):
@@ -413,8 +416,12 @@ def test_simulate_refuses_bad_programs_bad_keys_and_tracing():
 
 @pytest.mark.slow
 def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
-    """The way of an accelerator, run on a CPU in single precision: values and derivatives."""
+    """The way of an accelerator, run on a CPU in single precision: values and derivatives, and rows
+    of a sweep, whose steps, errors and figures are those of all programs at once.
+    """
+    from prism_jax import _devices
     from prism_jax.analysis import Quantile, estimate
+    from prism_jax.engine import simulate_each
     from prism_jax.replica import _tiles
 
     def found():
@@ -424,14 +431,25 @@ def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
         return law, [np.asarray(x) for x in jax.tree.leaves(gradient)]
 
     with jax.enable_x64(False):
-        program = rich_program(8)
+        program, others = rich_program(8), {"num_samples": 3_000, "key": jax.random.key(5)}
+        programs = [
+            eqx.tree_at(lambda p: p.variability.residual["gemm"].sigma, program, jnp.asarray(sigma))
+            for sigma in (0.02, 0.03, 0.04, 0.05, 0.06)
+        ]
+        laws = [simulate(row, **others) for row in programs]
         law, gradient = found()
         monkeypatch.setattr(_tiles, "on_accelerator", lambda: True)
         wide, of_wide = found()
+        monkeypatch.setattr(_devices, "chosen", lambda: jax.devices()[:1])
+        wide_laws = [*simulate_each(programs, **others)]
     # XLA may contract a product and a sum into one operation here and not there: one ulp.
     ulp = float(np.finfo(np.float32).eps)
     levels = np.linspace(0, 1, 3_000)
-    np.testing.assert_allclose(wide.quantile(levels), law.quantile(levels), rtol=2 * ulp)
+    for of_row, alone in zip([wide, *wide_laws], [law, *laws], strict=True):
+        np.testing.assert_allclose(of_row.quantile(levels), alone.quantile(levels), rtol=2 * ulp)
+        assert np.isclose(of_row.effective_samples, alone.effective_samples, rtol=1e-12)
+        np.testing.assert_allclose(of_row.errors.levels, alone.errors.levels, rtol=1e-3, atol=1e-5)
+        assert np.isclose(of_row.errors.mean, alone.errors.mean, rtol=1e-3)
     for x, y in zip(of_wide, gradient, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e4 * ulp, atol=1e4 * ulp * np.abs(y).max())
 

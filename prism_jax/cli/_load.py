@@ -241,6 +241,16 @@ def use_devices(args: Args, compiled: Callable[[], Any], programs: int = 1) -> N
             )
         return
 
+    try:
+        jax.devices("cpu")
+    except RuntimeError:
+        if args.device != "cpu":
+            return
+        raise ValueError(
+            "`--device cpu` was given, and `JAX_PLATFORMS` leaves out the CPU; leave it out, or "
+            "add `cpu` to the variable, such as `JAX_PLATFORMS=cuda,cpu`."
+        ) from None
+
     def use(device: Any) -> None:
         args.at_end.callback(jax.config.update, "jax_default_device", _devices.default())
         jax.config.update("jax_default_device", device)

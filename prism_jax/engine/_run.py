@@ -100,8 +100,7 @@ def prepare_together(
     """
     check_interrupt()
     with working():
-        columns = zip(*rows, strict=True)
-        leaves = [xs[0] if all(x is xs[0] for x in xs) else _stacked(xs) for xs in columns]
+        leaves = [*map(_joint, zip(*rows, strict=True))]
         program = jax.tree.unflatten(jax.tree.structure(first), leaves)
         check_program(program, key)
         variability = program.variability
@@ -112,13 +111,18 @@ def prepare_together(
         try:
             tables = tables_of_each(program, first, len(rows), structure)
             return _checked(program, key, Plan(structure, tables), like)
-        except Exception:  # What the error says is of one program.
+        except (ValueError, IndexError):  # What an error says is of one program.
             return None
 
 
-def _stacked(arrays: Sequence[Any]) -> Any:
-    """In one array on the device."""
-    return jax.device_put(np.stack(arrays))
+def _joint(leaves: Sequence[Any]) -> Any:
+    """What a leaf of programs together is: that of one, where they are equal."""
+    first = leaves[0]
+    if not eqx.is_inexact_array(first) or all(
+        x is first or np.array_equal(x, first) for x in leaves
+    ):
+        return first
+    return jax.device_put(np.stack(leaves))
 
 
 def _checked(program: Program, key: "jax.Array", plan: Plan, like: Run | None) -> Run:

@@ -15,7 +15,7 @@ import numpy as np
 from .._padding import bucket
 from ..law import Counted, GroupSums, Law, counted, errors_by_group, law_of
 from ..program import Program
-from ..replica import TILE, Batch, tiles
+from ..replica import TILE, Batch, Plan, on_all_devices, tiles
 from ..step import STEP_TILES, Decided, Pool, decided_steps
 from ._check import check_num_samples
 from ._pools import (
@@ -39,18 +39,18 @@ from ._simulate import law_of_pools
 # So many programs are simulated together, or twice as many where there are more; of fewer than the
 # least each by itself, because to fill up costs more than it saves.
 _TOGETHER, _LEAST = 8, 5
-# Samples of programs together have at most so many ends, because all are held at once.
-_MOST_ENDS = 2**25
-# Of the arrays of a pool of one program.
+# Samples of programs together have at most so many ends, because those of two groups are held.
+_MOST_ENDS = 2**24
+# Of the arrays of a pool of one program, in their order.
 _NDIMS = 2, 1, 1, 1, 2, 1, 0, 0, 0
 
 
 def simulate_each(
     programs: Iterable[Program], *, num_samples: int, key: "jax.Array"
 ) -> Iterator[Law]:
-    """The law of each program, as `simulate` gives it, but without its digest and times. Five to
-    sixteen next to each other that differ in their parameters only, and whose steps take one pool,
-    are simulated together.
+    """The law of each program, as `simulate` gives it (on an accelerator to rounding), but without
+    its digest and times. Five to sixteen next to each other that differ in their parameters only,
+    and whose steps take one pool, are simulated together.
 
     **Raises:**
 
@@ -134,35 +134,51 @@ def _laws_apart(
     for program in programs:
         run = prepare(program, key, run)
         draws = pool_draws(run, num_samples)
-        law = law_of_pools(run, draws, drawn_pools(run, draws))
-        if law.interrupted:
-            raise KeyboardInterrupt
-        yield law
+        yield _whole(law_of_pools(run, draws, drawn_pools(run, draws)))
 
 
 def _laws_together(run: Run, draws: Draws, batches: Sequence[Batch], number: int) -> Iterator[Law]:
     """The laws of the first programs of a run, whose samples have the programs as second axis."""
     samples = joined([batch.kept() for batch in batches])
-    drawn, room = Drawn(draws, samples, draws.steps), room_of(run, [draws])
-    figures = _figures_on_device if isinstance(samples[0], jax.Array) else _figures
+    if isinstance(samples[0], jax.Array):
+        yield from _laws_on_device(run, Drawn(draws, samples, draws.steps), number)
+        return
+    tables = jax.tree.map(np.asarray, run.plan_of_steps.tables)
+    for i in range(number):
+        of_program = jax.tree.map(lambda x, i=i: x[i], tables)
+        plan = on_all_devices(Plan(run.plan_of_steps.structure, of_program))
+        drawn = Drawn(draws, tuple(x[:, i] for x in samples), draws.steps)
+        # What composes steps of several programs rounds in another way.
+        of_run = dataclasses.replace(run, plan_of_steps=plan)
+        yield _whole(law_of_pools(of_run, [draws], [drawn]))
+
+
+def _whole(law: Law) -> Law:
+    if law.interrupted:
+        raise KeyboardInterrupt
+    return law
+
+
+def _laws_on_device(run: Run, drawn: Drawn, number: int) -> list[Law]:
+    """The laws of the first programs of a run, equal to those of `simulate` to rounding."""
+    draws, laws = drawn.draws, dict[int, Law]()
     fields: Any = {"keys": (tuple(np.asarray(run.key).tolist()),), "sampling": run.sampling.name}
     fields |= {"requested": draws.steps, "effective_samples": effective_samples(run, drawn)}
-    laws: list[Law | None] = [None] * number
     for looks in (numbers := looks_of(run)):
-        pool = pool_of(run, drawn, looks, room)
+        pool = pool_of(run, drawn, looks, room_of(run, [draws]))
         steps = _steps(run, pool, draws)
         times, last, decider = map(steps.of, ("times", "last", "decider"))
         without = steps.of("without") if pool.later.shape[-2] else None
-        counts, sums = jax.device_get(figures(times, without, decider, pool.ids, pool.starts))
+        figures = _figures_on_device(times, without, decider, pool.ids, pool.starts)
+        counts, sums = jax.device_get(figures)
         errors = errors_by_group(sums)
-        too_few = (np.mean(last, axis=0) > MOST_LAST) & (looks < numbers[-1])
-        for i in range(number):
-            if laws[i] is None and not too_few[i]:
-                part = Counted(*(x[i] for x in counts))
-                laws[i] = law_of(part, draws.steps, errors[i], **fields)
-        if None not in laws:
+        is_done = (np.mean(last, axis=0) <= MOST_LAST) | (looks == numbers[-1])
+        for i in np.flatnonzero(is_done[:number]).tolist():
+            part = Counted(*(x[i] for x in counts))
+            laws.setdefault(i, law_of(part, draws.steps, errors[i], **fields))
+        if len(laws) == number:
             break
-    yield from filter(None, laws)
+    return [laws[i] for i in range(number)]
 
 
 def _steps(run: Run, pool: Pool, draws: Draws) -> PooledSteps:
@@ -186,18 +202,10 @@ def _steps_of_plans(shared, ids) -> tuple[Decided]:
     return jax.vmap(of_tables, in_axes=(0, of_pool.unflatten(axes)), out_axes=1)(plan.tables, pool)
 
 
-def _figures_of(times, without, decider, ids, starts, *, xp: Any) -> tuple[Counted, GroupSums]:
-    """What the law of a program keeps of its steps, and the sums for its errors."""
-    counts = counted(times, len(times), xp)
+@jax.jit
+@ft.partial(jax.vmap, in_axes=(1, 1, 1, 0, None))
+def _figures_on_device(times, without, decider, ids, starts) -> tuple[Counted, GroupSums]:
+    """What the law of each program keeps of its steps, and the sums for its errors."""
+    counts = counted(times, len(times), jnp)
     of_steps = times, without, decider, ids, starts, counts.centre, counts.quantiles
-    return counts, sums_of_steps(*of_steps, xp=xp)
-
-
-def _figures(times, without, decider, ids, starts) -> tuple[Counted, GroupSums]:
-    of_others = [None] * times.shape[1] if without is None else without.T
-    programs = zip(times.T, of_others, decider.T, np.asarray(ids), strict=True)
-    every = [_figures_of(*of_steps, starts, xp=np) for of_steps in programs]
-    return jax.tree.map(lambda *x: np.stack(x), *every)
-
-
-_figures_on_device = jax.jit(jax.vmap(ft.partial(_figures_of, xp=jnp), in_axes=(1, 1, 1, 0, None)))
+    return counts, sums_of_steps(*of_steps, xp=jnp)

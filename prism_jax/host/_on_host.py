@@ -76,6 +76,7 @@ def on_host(function: Callable[..., Any], *args: Any) -> Any:
     return trace.on_device(values)
 
 
+@np.errstate(all="ignore")
 def each_on_host(
     function: Callable[..., Any], number: int, is_several: Sequence[bool], *args: Any
 ) -> Any:

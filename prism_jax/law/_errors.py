@@ -110,23 +110,24 @@ class Errors(AbstractCompared):
             error, skewness = self.of_level(p)
             return p - skewed(symmetric, skewness) * error - q[:, None]
 
-        # An interval of a small confidence level may lie on one side of a skewed estimate.
-        both = np.stack([q, q])[..., None]
-        is_below = reached(both) >= 0
-        low, high = np.where(is_below, 0.0, both), np.where(is_below, both, 1.0)
-        ends = np.concatenate([low, high], axis=-1)
+        # From `q` on, the first level at which it is otherwise. An interval of a small confidence
+        # level may lie on one side of a skewed estimate.
+        near = np.stack([q, q])[..., None]
+        is_reached = reached(near) >= 0
+        ends = np.concatenate([near, np.where(is_reached, 0.0, 1.0)], axis=-1)
         # To import SciPy's solvers takes longer than all figures.
         for _ in range(_DIVISIONS):
             points = ends[..., :1] + (ends[..., 1:] - ends[..., :1]) * _PARTS
             beyond = reached(points)
-            is_first = beyond[..., 1:] >= 0
-            is_first[..., -1] = True
-            part = np.argmax(is_first, axis=-1, keepdims=True) + np.arange(2)
+            turns = (beyond[..., 1:] >= 0) != is_reached
+            turns[..., -1] = True
+            part = np.argmax(turns, axis=-1, keepdims=True) + np.arange(2)
             ends, beyond = (np.take_along_axis(x, part, axis=-1) for x in (points, beyond))
-        (low, high), (below, above) = np.moveaxis(ends, -1, 0), np.moveaxis(beyond, -1, 0)
-        is_between = above > below
-        slope = np.where(is_between, above - below, 1)
-        return high - np.where(is_between, (high - low) * above / slope, 0)
+        (near, far), (at_near, at_far) = np.moveaxis(ends, -1, 0), np.moveaxis(beyond, -1, 0)
+        apart = at_near - at_far
+        return near + np.where(
+            apart == 0, 0, (far - near) * at_near / np.where(apart == 0, 1, apart)
+        )
 
     def support_beyond(self, q: Float[ArrayLike, "*shape"]) -> Float[np.ndarray, "*shape"]:
         """How many independent replica samples lie beyond the quantile at each `q`."""

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from .._estimate import Estimate
 from .._misc import plural, quoted, whole_number
@@ -285,10 +284,7 @@ class Law(Shown, AbstractCompared):
         because fewer than 20 independent replica samples lie beyond it. Of `K` allocations, `K q`
         or `K (1 - q)` count as beyond it, whichever are fewer.
         """
-        must = "The quantile `q={}` must lie between 0 and 1 to have an interval."
-        if (number := _numbers(q, must)).ndim or not 0 < number < 1:
-            raise ValueError(must.format(quoted(q)))
-        return _quantile_intervals(self, number[None], level)[0]
+        return _quantile_intervals(self, [q], level)[0]
 
     def why_unknown(self, q: float | None = None) -> str | None:
         """Why the interval of the quantile at `q` is `nan` or, without `q`, why that of the mean or
@@ -322,20 +318,24 @@ def figures(
     law: Law, level: float = 0.95, quantiles: Mapping[str, float] = QUANTILES
 ) -> dict[str, tuple[float, tuple[float, float]]]:
     """The mean, the standard deviation and quantiles, each with its confidence interval."""
-    levels = np.array([*quantiles.values()], float)
-    values = np.asarray(law.quantile(levels)).tolist()
+    values = [float(law.quantile(q)) for q in quantiles.values()]
     first = {
         "mean": (law.mean, law.mean_interval(level)),
         "std": (law.std, law.std_interval(level)),
     }
-    of_quantiles = zip(values, _quantile_intervals(law, levels, level), strict=True)
+    of_quantiles = zip(values, _quantile_intervals(law, [*quantiles.values()], level), strict=True)
     return first | dict(zip(quantiles, of_quantiles, strict=True))
 
 
 def _quantile_intervals(
-    law: Law, levels: Float[np.ndarray, " quantiles"], level: float
+    law: Law, quantiles: Sequence[float], level: float
 ) -> list[tuple[float, float]]:
     """See `Law.quantile_interval`: of several."""
+    must = "The quantile `q={}` must lie between 0 and 1 to have an interval."
+    for q in quantiles:
+        if (number := _numbers(q, must)).ndim or not 0 < number < 1:
+            raise ValueError(must.format(quoted(q)))
+    levels = np.array(quantiles, float)
     known = law.errors.known & ((law.std == 0) | (law.errors.support_beyond(levels) >= FEWEST))
     ends = np.full((2, len(levels)), law.mean)
     if law.std > 0 and known.any():

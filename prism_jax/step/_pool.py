@@ -137,7 +137,8 @@ def make_pool(
 
     - `samples`: the ends `(n, sinks)`, of which those beyond the room are left out, scores by which
         samples are sorted, strata and likelihoods, in the order of ids. If they have several
-        programs as second axis, so have as first axis those arrays of the pool that differ.
+        programs as second axis, on a device, so have as first axis those arrays of the pool that
+        differ.
     - `first_sample`: the id of the first.
     - `by_their_law`: whether no sample is likelier than by its law.
     """
@@ -158,7 +159,9 @@ def make_pool(
     # By strata and ids, programs with common draws share deciders, and each stratum has its steps.
     if ranks.num_replicas == 1:
         score = stratum.astype(score.dtype)
-    arrange = _arrange_on_device if on_device else _arranged_by
+    arrange = _arrange_on_device if on_device else _arranged
+    if several:
+        arrange = _arrange_each_on_device
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
     how = sizes, counts, ranks.num_replicas, looks, room.samples
@@ -177,7 +180,7 @@ def make_pool(
     return Pool(*jax.device_put((rows, ids, *of_steps, *scalars)))
 
 
-def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any):
+def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
     """The ends and ids of samples with room for more, as they came or `by_end`: by regime and
     the slowest first, of equals that with the lower id; and the order of these.
     """
@@ -203,20 +206,14 @@ def _arranged(ends, score, regime, first_sample, room: Room, by_end: bool, xp: A
     return rows, xp.pad(ids, (0, padding)), order
 
 
-def _arranged_by(ends, score, regime, first_sample, room: Room, by_end: bool, xp: Any = np):
-    """See `_arranged`: of each of several programs, if they are the second axis of samples."""
-    arrange = ft.partial(_arranged, room=room, by_end=by_end, xp=xp)
-    if score.ndim == 1:
-        return arrange(ends, score, regime, first_sample)
-    if xp is not np:
-        axes = 1, 1, None, None
-        return jax.vmap(arrange, in_axes=axes)(ends, score, regime, first_sample)
-    programs = zip(np.moveaxis(ends, 1, 0), score.T, strict=True)
-    every = [arrange(*of_program, regime, first_sample) for of_program in programs]
-    return tuple(map(np.stack, zip(*every, strict=True)))
+_arrange_on_device: Any = jax.jit(ft.partial(_arranged, xp=jnp), static_argnums=(4, 5))
 
 
-_arrange_on_device: Any = jax.jit(ft.partial(_arranged_by, xp=jnp), static_argnums=(4, 5))
+@ft.partial(jax.jit, static_argnums=(4, 5))
+def _arrange_each_on_device(ends, score, regime, first_sample, room: Room, by_end: bool):
+    """See `_arranged`: of each program, the second axis of the ends and scores."""
+    arrange = ft.partial(_arranged, room=room, by_end=by_end, xp=jnp)
+    return jax.vmap(arrange, in_axes=(1, 1, None, None))(ends, score, regime, first_sample)
 
 
 def sample_group(ids: Any) -> Any:
