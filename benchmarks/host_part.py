@@ -76,8 +76,9 @@ def as_for_an_accelerator() -> None:
     _pool._arrange_on_device = given_again(_pool._arrange_on_device)
     _pool._arrange_each_on_device = given_again(_pool._arrange_each_on_device)
     _pool._slowest_on_device = given_again(_pool._slowest_on_device)
+    of_jax = type(jax.jit(len))
     for module in (_pools, _together):
-        for name in [name for name in vars(module) if name.endswith("_on_device")]:
+        for name in [name for name, x in vars(module).items() if isinstance(x, of_jax)]:
             setattr(module, name, given_again(getattr(module, name)))
 
 

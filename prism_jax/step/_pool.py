@@ -145,11 +145,13 @@ def make_pool(
     ends, score, stratum, likelihood = samples
     on_device, regimes = isinstance(score, jax.Array), len(chances.network)
     regime, sizes, several = None, (len(score),), score.ndim > 1
-    strata = np.asarray(stratum)[:, 0] if several else np.asarray(stratum)
+    alike = by_their_law and chances.alike
+    if regimes > 1 or not alike:  # Only then do they come from the device.
+        strata = np.asarray(stratum).reshape(len(score), -1)[:, 0]
     if regimes > 1:
         regime = chances.regime[strata].astype(np.int32)
         sizes = tuple(np.bincount(regime, minlength=regimes).tolist())
-    counts, alike = sizes, by_their_law and chances.alike
+    counts = sizes
     # One replica's samples are each a step's, in any order, if its regimes are as likely as these.
     each_once = ranks.num_replicas == 1 and len(score) == len(ranks.steps)
     each_once &= alike and np.array_equal(chances.share, chances.network)
