@@ -3,7 +3,8 @@
 Points differ in a spread, so that all share their compiled code. Prints, for each program,
 
 - `seconds`: those of the whole sweep, compilation included, on all cores;
-- `host_s`: of these the seconds of the host where devices take no time, as in `host_part.py`;
+- `host_s`: of these the seconds of the host where devices take no time, as in `host_part.py`, as
+    many for each row as after the first 16, for which all is traced;
 - `equal`: whether the mean and p95 of three points are those of `simulate` with plain sampling.
 """
 
@@ -21,6 +22,7 @@ from validation.tables import Row, options, table_of, use_all_cores
 
 _PROGRAMS = ("gpt3-175b-h100-4096", "megatron-22b-a100-8")
 _SAMPLES, _PARAMETER = 1000, "variability.step.sigma"
+_FEW = 16
 
 
 def main() -> None:
@@ -88,17 +90,17 @@ def _seconds(name: str, points: int) -> tuple[float, bool]:
 
 
 def _host_seconds(name: str, points: int) -> float:
-    """The CPU time of the calling thread for the points beyond the first two."""
+    """The CPU time of the calling thread, by the points beyond the first few."""
     from benchmarks import host_part
 
     host_part.as_for_an_accelerator()
-    _sweep(name, 2)
+    _sweep(name, _FEW)
     start = time.thread_time()
-    _sweep(name, 2)
+    _sweep(name, _FEW)
     few = time.thread_time() - start
     start = time.thread_time()
     _sweep(name, points)
-    return (time.thread_time() - start - few) * points / (points - 2)
+    return (time.thread_time() - start - few) * points / (points - _FEW)
 
 
 if __name__ == "__main__":
