@@ -100,7 +100,7 @@ def array_fields(cls: type) -> list[tuple[str, tuple[str, ...] | None, Any, Any]
         hints: tuple[Any, ...] = field.type, *typing.get_args(field.type)
         for hint in hints:
             if hasattr(hint, "dim_str"):
-                named = hint.dim_str.removeprefix("...")
+                named = hint.dim_str.removeprefix("... ")
                 if not re.fullmatch(r"[\w ]*", named):
                     raise TypeError(f"`{cls.__name__}.{field.name}` has axes without names.")
                 axes, dtype = tuple(named.split()), _DTYPES.get(tuple(hint.dtypes))

@@ -479,7 +479,7 @@ def test_timeline_on_the_command_line(step, tmp_path, answered, refused, monkeyp
     monkeypatch.setattr(
         "prism_jax.analysis.sample_step", lambda program, quantile: sampled.append(quantile) or step
     )
-    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job: (None, {}))
+    monkeypatch.setattr("prism_jax.cli._load.compiled", lambda arguments, job, programs: (None, {}))
     out = tmp_path / "step.json"
     result = answered(["timeline", "megatron-22b-a100-8", "--out", str(out), "--json"])
     assert result["step_s"] == step.step_s
