@@ -265,11 +265,10 @@ def test_programs_that_differ_in_numbers_have_their_own_tables_in_one_run():
             continue
         assert run is not None
         like = run
-        for number in (0, 2):
-            alone = prepare(tree.unflatten(rows[number]), key)
-            for plan in ("plan", "plan_of_steps"):
-                of_row = jax.tree.map(lambda x, i=number: x[i], getattr(run, plan).tables)
-                assert eqx.tree_equal(of_row, getattr(alone, plan).tables), paths[place]
+        alone = prepare(tree.unflatten(rows[2]), key)
+        for plan in ("plan", "plan_of_steps"):
+            of_row = jax.tree.map(lambda x: x[2], getattr(run, plan).tables)
+            assert eqx.tree_equal(of_row, getattr(alone, plan).tables), paths[place]
         assert (
             prepare_together([*rows, changed(place, jnp.asarray(x * np.nan))], program, key, like)
             is None

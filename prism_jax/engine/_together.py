@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._padding import bucket
+from .._padding import array_fields, bucket
 from ..law import Counted, GroupSums, Law, counted, errors_by_group, law_of
 from ..program import Program
 from ..replica import TILE, Batch, Plan, on_all_devices, tiles
@@ -41,8 +41,8 @@ from ._simulate import law_of_pools
 _TOGETHER, _LEAST = 8, 5
 # Samples of programs together have at most so many ends, because those of two groups are held.
 _MOST_ENDS = 2**24
-# Of the arrays of a pool of one program, in their order.
-_NDIMS = 2, 1, 1, 1, 2, 1, 0, 0, 0
+# How many axes each array of a pool has, but for that of programs.
+_NDIMS = [len(axes or ()) for _, axes, *_ in array_fields(Pool)]
 
 
 def simulate_each(
@@ -115,9 +115,9 @@ def _drawn(
         number = bucket(len(rows), _TOGETHER if like is None else _num_programs(like))
         run = prepare_together([*rows, *[rows[-1]] * (number - len(rows))], programs[0], key, like)
         if run is not None:
-            draws, *others = pool_draws(run, num_samples)
+            draws, *further_draws = pool_draws(run, num_samples)
             ends = number * draws.replicas * len(run.plan.structure.sinks.first)
-            if not others and ends <= _MOST_ENDS:
+            if not further_draws and ends <= _MOST_ENDS:
                 batches = [*plain_samples(run.plan, number, run.key, draws)]
                 return run, _laws_together(run, draws, batches, len(programs))
     return like, _laws_apart(programs, num_samples, key, like)

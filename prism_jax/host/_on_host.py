@@ -92,8 +92,9 @@ def each_on_host(
     What the function returns; the first axis of each array are the arguments.
     """
     leaves, tree = jax.tree.flatten(args)
-    arrays = iter(is_several)
-    firsts = [x[0] if eqx.is_array(x) and next(arrays) else x for x in map(_on_host, leaves)]
+    leaves = [np.asarray(x) if isinstance(x, jax.Array) else x for x in leaves]
+    of_arrays = iter(is_several)
+    firsts = [x[0] if eqx.is_array(x) and next(of_arrays) else x for x in leaves]
     trace = traced(function, firsts, tree)
     inputs = [wide(x) for x in leaves if eqx.is_array(x)]
     digests, every = [*map(_digest, inputs)], []
@@ -105,10 +106,6 @@ def each_on_host(
             of_digests[place] = _digest(of_row[place])
         every.append(evaluated_anew(flat(trace.function), of_row, of_digests))
     return trace.on_device([*map(np.stack, zip(*every, strict=True))])
-
-
-def _on_host(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
 def values_by_jax(function: Callable[..., Any], args: Any) -> list[np.ndarray]:

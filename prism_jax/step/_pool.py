@@ -166,18 +166,19 @@ def make_pool(
         arrange = _arrange_each_on_device
     rows, ids, order = arrange(ends, score, regime, np.uint32(first_sample), room, by_end)
     looks = min(ranks.looks, ranks.num_replicas)
-    how = sizes, counts, ranks.num_replicas, looks, room.samples
+    counted = sizes, counts, ranks.num_replicas, looks, room.samples
     if alike:
-        every = [_without_replacement(*how, on_device)]
+        picks = [_without_replacement(*counted, on_device)]
     else:
         weights = np.asarray(likelihood).reshape(len(score), -1)[:, 0]
         weights = pool_weights(chances, strata, weights)
-        every = [_by_weight(weights[x], *how) for x in np.asarray(order).reshape(-1, len(score))]
+        orders = np.asarray(order).reshape(-1, len(score))
+        picks = [_by_weight(weights[of_program], *counted) for of_program in orders]
     starts = np.cumsum(sizes)[:-1].astype(np.int32)
     scalars = starts, np.int32(len(score) - 1), np.uint32(ranks.steps.start)
     scalars += (np.bool_(looks == ranks.num_replicas),)
     slowest = _slowest_on_device if on_device else _slowest
-    columns = [(slowest(x, np.float32(ranks.offset), room.steps), *x[2:]) for x in every]
+    columns = [(slowest(x, np.float32(ranks.offset), room.steps), *x[2:]) for x in picks]
     of_steps = map(np.stack, zip(*columns, strict=True)) if several and not alike else columns[0]
     return Pool(*jax.device_put((rows, ids, *of_steps, *scalars)))
 
