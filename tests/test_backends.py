@@ -64,7 +64,7 @@ def tiled_functions(program: prism.Program):
     pool = pool_of(run, drawn, 2, room_of(run, [drawn.draws]))
     on_gpus = (plan, key, np.uint32(8)), (real, ranks), ids, ids, whole
     stalls = plan.tables.stall_shares is not None
-    joint = prepare_together([jax.tree.leaves(program)] * 2, program, jr.key(0))
+    joint = prepare_together([program, program], jr.key(0))
     assert joint is not None
     return {
         _replica_tile: ((without_steps(plan), lead, key), ids),

@@ -246,33 +246,31 @@ def test_programs_that_differ_in_numbers_have_their_own_tables_in_one_run():
     program, key = rich_program(8), jax.random.key(0)
     leaves, tree = jax.tree.flatten(program)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(program)]
-    like, rows = None, [leaves] * 3
+    like = None
 
     def changed(place, x):  # Of another object for each number, as programs of jobs are.
         copied = [
             y if isinstance(y, np.ndarray) else jax.tree.map(lambda z: z * 1, y) for y in leaves
         ]
-        return [*copied[:place], x, *copied[place + 1 :]]
+        return tree.unflatten([*copied[:place], x, *copied[place + 1 :]])
 
     for place in range(len(leaves)):
         if not eqx.is_inexact_array(leaves[place]):
             continue
         x = np.asarray(leaves[place])
-        rows = [changed(place, jnp.asarray(x * factor)) for factor in (1.0, 0.9, 0.8)]
-        run = prepare_together(rows, tree.unflatten(rows[0]), key, like)
+        programs = [changed(place, jnp.asarray(x * factor)) for factor in (1.0, 0.9, 0.8)]
+        run = prepare_together(programs, key, like)
         if "network" in paths[place] or ".rate" in paths[place]:
             assert run is None
             continue
         assert run is not None
         like = run
-        alone = prepare(tree.unflatten(rows[2]), key)
+        alone = prepare(programs[2], key)
         for plan in ("plan", "plan_of_steps"):
             of_row = jax.tree.map(lambda x: x[2], getattr(run, plan).tables)
             assert eqx.tree_equal(of_row, getattr(alone, plan).tables), paths[place]
-        assert (
-            prepare_together([*rows, changed(place, jnp.asarray(x * np.nan))], program, key, like)
-            is None
-        )
+        programs.append(changed(place, jnp.asarray(x * np.nan)))
+        assert prepare_together(programs, key, like) is None
 
 
 @pytest.mark.slow

@@ -78,51 +78,43 @@ def prepare(program: Program, key: "jax.Array", like: Run | None = None) -> Run:
     check_interrupt()
     check_program(program, key)
     with working():
-        if like is not None and not _differ_in_numbers(program, like.program):
+        if like and but_for_parameters(like.program) != but_for_parameters(program):
             like = None
         plan = make_plan(program, None if like is None else like.plan.structure)
         return _checked(program, key, plan, like)
 
 
 def prepare_together(
-    rows: Sequence[Sequence[Any]], first: Program, key: "jax.Array", like: Run | None = None
+    programs: Sequence[Program], key: "jax.Array", like: Run | None = None
 ) -> Run | None:
     """`prepare`, for several programs at once that differ in their parameters only. The program of
     the run, its tables and those of its steps have the programs as their first axis, the first of
     these as far as parameters differ. `None` if one of them is refused, or if strata weigh
     differently in them: then each has to be prepared by itself.
 
-    **Arguments:**
-
-    - `rows`: the leaves of each program.
-    - `first`: the program of the first row.
-    - `like`: a run of programs that differ from these in their parameters only.
+    `like` is a run of programs that differ from these in their parameters only.
     """
     check_interrupt()
     with working():
-        leaves = [*map(_joint, zip(*rows, strict=True))]
-        program = jax.tree.unflatten(jax.tree.structure(first), leaves)
+        program = jax.tree.map(_joint, *programs)
         check_program(program, key)
         variability = program.variability
         of_strata = variability.network, [stall.rate for stall in variability.stalls.values()]
         if any(x.ndim for x in jax.tree.leaves(of_strata)):
             return None
-        structure = structure_of(first) if like is None else like.plan.structure
+        structure = structure_of(programs[0]) if like is None else like.plan.structure
         try:
-            tables = tables_of_each(program, first, len(rows), structure)
+            tables = tables_of_each(program, programs[0], len(programs), structure)
             return _checked(program, key, Plan(structure, tables), like)
         except (ValueError, IndexError):  # What an error says is of one program.
             return None
 
 
-def _joint(leaves: Sequence[Any]) -> Any:
+def _joint(first: Any, *others: Any) -> Any:
     """What a leaf of programs together is: that of one, where they are equal."""
-    first = leaves[0]
-    if not eqx.is_inexact_array(first) or all(
-        x is first or np.array_equal(x, first) for x in leaves
-    ):
+    if all(x is first or np.array_equal(x, first) for x in others):
         return first
-    return jax.device_put(np.stack(leaves))
+    return jax.device_put(np.stack([first, *others]))
 
 
 def _checked(program: Program, key: "jax.Array", plan: Plan, like: Run | None) -> Run:
@@ -137,23 +129,16 @@ def _checked(program: Program, key: "jax.Array", plan: Plan, like: Run | None) -
     return Run(program, plan, of_steps, key_data(key), chances, program.num_replicas, Plain())
 
 
-def _differ_in_numbers(program: Program, other: Program) -> bool:
-    """Whether two programs differ in their parameters only."""
-    (leaves, tree), (of_other, other_tree) = map(jax.tree.flatten, (program, other))
-    return tree == other_tree and parameters_differ(leaves, of_other)
+def but_for_parameters(program: Program) -> tuple[Any, ...]:
+    """What a program is without the values of its parameters: equal for programs that differ in
+    these only.
+    """
+    leaves, structure = jax.tree.flatten(program)
 
+    def fixed(x) -> tuple[Any, ...]:
+        return np.shape(x), x.dtype if eqx.is_inexact_array(x) else np.asarray(x).tobytes()
 
-def parameters_differ(leaves: Sequence[Any], of_other: Sequence[Any]) -> bool:
-    """Whether no leaves of two programs of one structure differ but parameters."""
-    return all(
-        x is y
-        or (
-            (x.shape, x.dtype) == (y.shape, y.dtype)
-            if eqx.is_inexact_array(x)
-            else np.array_equal(x, y)
-        )
-        for x, y in zip(leaves, of_other, strict=True)
-    )
+    return structure, *map(fixed, leaves)
 
 
 def chances(

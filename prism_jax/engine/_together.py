@@ -5,8 +5,9 @@ random numbers are drawn once.
 
 import dataclasses
 import functools as ft
+import itertools as it
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from ._pools import (
     room_of,
     sums_of_steps,
 )
-from ._run import Run, parameters_differ, prepare, prepare_together
+from ._run import Run, but_for_parameters, prepare, prepare_together
 from ._sampling import Draws, plain_samples
 from ._simulate import law_of_pools
 
@@ -56,65 +57,40 @@ def simulate_each(
 
     `KeyboardInterrupt` after Ctrl-C, because a law would be of fewer steps.
     """
-    num_samples, laws, before, run = check_num_samples(num_samples), iter(()), None, None
-    try:
-        # While devices draw the samples of some programs, the host prepares the next ones.
-        for group in _groups(programs):
-            is_alike = before is not None and before.is_alike(group.rows[0], group.structure)
-            run, drawn = _drawn(group, num_samples, key, run if is_alike else None)
-            yield from laws
-            before, laws = group, drawn
-    except Exception:  # Those before a program that cannot be made are not lost.
-        yield from laws
-        raise
+    num_samples, failures = check_num_samples(num_samples), list[Exception]()
+
+    def until_failure() -> Iterator[Program]:
+        try:
+            yield from programs
+        except Exception as error:  # Those before a program that cannot be made are not lost.
+            failures.append(error)
+
+    laws = iter(())
+    for _, alike in it.groupby(until_failure(), but_for_parameters):
+        run = None
+        while group := [*it.islice(alike, 2 * _TOGETHER)]:
+            # While devices draw the samples of some programs, the host prepares the next ones.
+            try:
+                run, laws_of_group = _drawn(group, num_samples, key, run)
+            finally:
+                yield from laws
+            laws = laws_of_group
     yield from laws
-
-
-class _Group(NamedTuple):
-    """Programs that differ in their parameters only, their structure, and the leaves of each."""
-
-    programs: list[Program]
-    structure: Any
-    rows: list[list[Any]]
-
-    def is_alike(self, leaves: list[Any], structure: Any) -> bool:
-        """Whether a program differs from these in its parameters only."""
-        return structure == self.structure and parameters_differ(leaves, self.rows[0])
-
-
-def _groups(programs: Iterable[Program]) -> Iterator[_Group]:
-    """Programs next to each other that differ in their parameters only."""
-    group: _Group | None = None
-    try:
-        for program in programs:
-            leaves, structure = jax.tree.flatten(program)
-            is_full = group is not None and len(group.rows) == 2 * _TOGETHER
-            if group is None or is_full or not group.is_alike(leaves, structure):
-                if group is not None:
-                    yield group
-                group = _Group([], structure, [])
-            group.programs.append(program)
-            group.rows.append(leaves)
-    except Exception:
-        if group is not None:
-            yield group
-        raise
-    if group is not None:
-        yield group
+    if failures:
+        raise failures[0]
 
 
 def _drawn(
-    group: _Group, num_samples: int, key: "jax.Array", like: Run | None
+    programs: Sequence[Program], num_samples: int, key: "jax.Array", like: Run | None
 ) -> tuple[Run | None, Iterator[Law]]:
-    """The laws of some programs, whose samples devices draw from now on if they can be drawn
-    together; and a run whose structure that of the next ones may share.
+    """The laws of programs that differ in their parameters only, whose samples devices draw from
+    now on if they can be drawn together; and a run whose structure the next ones may share.
     """
-    programs, rows = group.programs, group.rows
-    if len(rows) >= _LEAST:
+    if len(programs) >= _LEAST:
         # The last ones are filled up to the number of those before, so that code is compiled once.
-        number = bucket(len(rows), _TOGETHER if like is None else _num_programs(like))
-        run = prepare_together([*rows, *[rows[-1]] * (number - len(rows))], programs[0], key, like)
-        if run is not None:
+        number = bucket(len(programs), _TOGETHER if like is None else _num_programs(like))
+        filled = [*programs, *[programs[-1]] * (number - len(programs))]
+        if (run := prepare_together(filled, key, like)) is not None:
             draws, *further_draws = pool_draws(run, num_samples)
             ends = number * draws.replicas * len(run.plan.structure.sinks.first)
             if not further_draws and ends <= _MOST_ENDS:
