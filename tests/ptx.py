@@ -133,15 +133,19 @@ def run_kernel(text: str, name: str, arrays: Sequence[np.ndarray], blocks: int) 
 
 def in_c(text: str, name: str) -> str:
     """A kernel in C."""
+    threads = re.search(rf"\.entry {name}\(.*?\.reqntid (\d+)", text, re.S)[1]
+    kernel = _HEAD + "\n".join(map(_statement, lines_of(text, name))) + _TAIL
+    return kernel.replace("THREADS", threads)
+
+
+def lines_of(text: str, name: str) -> list[str]:
+    """The declarations of a kernel, which begin with a dot, its labels and its instructions."""
     body = text[text.index(f".entry {name}(") :]
-    threads = re.search(r"\.reqntid (\d+)", body)[1]
     body = body[body.index("{") + 1 :].split("\n}")[0]
     body = "\n".join(line.split("//")[0] for line in body.splitlines())
     # Inline assembly has several instructions to a line.
     lines = (" ".join(line.split()) for line in body.replace(":\n", ":;\n").split(";"))
-    lines = (line for line in lines if line and not line.startswith((".loc", ".file")))
-    kernel = _HEAD + "\n".join(map(_statement, lines)) + _TAIL
-    return kernel.replace("THREADS", threads)
+    return [line for line in lines if line and not line.startswith((".loc", ".file"))]
 
 
 def _statement(line: str) -> str:

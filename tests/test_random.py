@@ -9,14 +9,23 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from prism_jax.random import Stream, check_key, counters, exp, fold, key_data, normals
-from prism_jax.random._elementary import log, sin_half_turns
+from prism_jax.random import (
+    Stream,
+    check_key,
+    counters,
+    exp,
+    fold,
+    key_data,
+    normal_pairs,
+    normals,
+)
+from prism_jax.random._elementary import cos_half_turns, log, sin_half_turns
 from prism_jax.random._threefry import threefry
 
 
 # As they are used: compiled whole.
-_normals, _threefry = jax.jit(normals, static_argnums=3), jax.jit(threefry)
-_exp, _log, _sin_half_turns = map(jax.jit, (exp, log, sin_half_turns))
+_normals, _normal_pairs = (jax.jit(f, static_argnums=3) for f in (normals, normal_pairs))
+_exp, _log, _threefry = map(jax.jit, (exp, log, threefry))
 
 
 def test_elementary_functions_in_single_precision():
@@ -29,32 +38,34 @@ def test_elementary_functions_in_single_precision():
     np.testing.assert_allclose(_exp(jnp.asarray(x)), np.exp(x.astype(float)), rtol=4e-7)
     assert float(_exp(jnp.zeros((), jnp.float32))) == 1.0
     assert float(jax.grad(_exp)(jnp.float32(0.5))) == pytest.approx(np.exp(0.5), rel=4e-7)
-    half_turns = np.linspace(-0.5, 0.5, 200_001).astype(np.float32)
-    exact = np.sin(np.pi * half_turns.astype(float))
-    np.testing.assert_allclose(_sin_half_turns(jnp.asarray(half_turns)), exact, atol=2e-7)
-    double = np.linspace(-0.5, 0.5, 10_001)
-    np.testing.assert_allclose(
-        _sin_half_turns(jnp.asarray(double)), np.sin(np.pi * double), atol=1e-14
-    )
+    half_turns = np.linspace(-0.5, 0.5, 200_001)
+    for of_half_turns, exact in ((sin_half_turns, np.sin), (cos_half_turns, np.cos)):
+        for dtype, apart in ((np.float32, 2e-7), (float, 1e-14)):
+            s = half_turns.astype(dtype)
+            values = jax.jit(of_half_turns)(jnp.asarray(s))
+            np.testing.assert_allclose(values, exact(np.pi * s.astype(float)), atol=apart)
 
 
 def test_normals_in_single_precision_are_those_of_their_words():
     """Within 1e-6 of what the uniforms give in exact arithmetic, in the tails too."""
     key, ids = key_data(jax.random.key(3)), jnp.arange(2**20, dtype=jnp.uint32)
-    found = np.asarray(_normals(key, ids, jnp.zeros((1,), jnp.uint32), jnp.dtype(jnp.float32)))
+    zeros = jnp.zeros((1,), jnp.uint32)
     first, second = _threefry(key, ids, jnp.zeros_like(ids))
     uniform = (np.asarray(first).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     uniform = uniform.astype(float)
-    half_turns = (np.asarray(second).view(np.int32).astype(float) + 0.5) / 2**32
-    exact = np.sqrt(-2 * np.log(uniform)) * np.sin(np.pi * half_turns)
-    assert np.max(np.abs(found - exact)) < 1e-6
-    assert np.max(np.abs(exact)) > 4.5
+    second, radius = np.asarray(second), np.sqrt(-2 * np.log(uniform))
+    angle = np.pi * second.view(np.int32).astype(float) / 2**32
+    exact = radius * np.sin(angle), radius * np.cos(angle) * np.where(second % 2, -1, 1)
     beyond = float(2 * scipy.stats.norm.sf(4))
-    tail = scipy.stats.binomtest(int(np.sum(np.abs(exact) > 4)), 2**20, beyond)
-    assert tail.pvalue > 1e-4
+    for z, of_words in zip(_normal_pairs(key, ids, zeros, np.dtype("f")), exact, strict=True):
+        assert np.max(np.abs(np.asarray(z) - of_words)) < 1e-6
+        assert np.max(np.abs(of_words)) > 4.5
+        tail = scipy.stats.binomtest(int(np.sum(np.abs(of_words) > 4)), 2**20, beyond)
+        assert tail.pvalue > 1e-4
+        assert scipy.stats.kstest(of_words, "norm").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("what", ["keys", "samples", "ops", "folds"])
+@pytest.mark.parametrize("what", ["keys", "samples", "ops", "pairs", "folds"])
 def test_neighbours_are_independent(what):
     """Correlations of values, and of their signs and sizes, between 33 neighbouring streams."""
     number, size, dtype = 33, 50_000, jnp.dtype(jnp.float32)
@@ -67,6 +78,8 @@ def test_neighbours_are_independent(what):
         z = [_normals(fold(key, Stream.OPS, k), ids, one, dtype) for k in range(number)]
     elif what == "samples":
         z = [_normals(key, jnp.full_like(ids, k), ids, dtype) for k in range(number)]
+    elif what == "pairs":
+        z = jnp.concatenate(_normal_pairs(key, ids, counters(number // 2 + 1), dtype))[:number]
     else:
         z = _normals(key, ids, counters(number), dtype)
     z = np.asarray(jnp.stack([row.reshape(-1) for row in z]) if isinstance(z, list) else z, float)

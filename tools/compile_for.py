@@ -4,9 +4,10 @@ The devices are h200, h100 and v5e. For each function of some jobs: of how many 
 and how many tiles run side by side, by what the engine asks the compiler; their memory, and what
 the engine allows them; how many kernels are launched, how many loops the host launches turn by turn
 because they are in no CUDA graph, and how many kernels a turn launches of a loop that has no other
-in it; how often such a turn copies as much as the ends of the tiles; and the most bytes that a
-thread spills. It fails where a turn copies the ends, tiles need more than they may, a
-kernel of this package spills, or another spills more than 64 bytes.
+in it; how often such a turn copies as much as the ends of the tiles; the most bytes that a thread
+spills; and of the kernels of this package how many registers a thread has, and instructions (PTX)
+the longest loop that has no other in it. It fails where a turn copies the ends, tiles need more
+than they may, a kernel of this package spills, or another spills more than 64 bytes.
 """
 
 import argparse
@@ -39,7 +40,7 @@ _COLUMNS = (
     "in a turn",
     "copies",
 )
-_COLUMNS += ("spills", "seconds", "problem")
+_COLUMNS += ("spills", "kernels", "seconds", "problem")
 
 _JOBS = ("gpt3-175b-h100-4096", "deepseek-v3-h800-2048", "megatron-22b-a100-8")
 # Bytes of memory, and bytes a second, by NVIDIA's data sheets.
@@ -50,6 +51,7 @@ _GPUS = {
 _TPU_MEMORY = 16_911_433_728  # 15.75 GiB of a v5e.
 _NO_SPILLS = "xla_gpu_fail_ptx_compilation_on_register_spilling"
 _SPILL = 64  # Bytes a thread: kernels of XLA spill a few.
+_KERNELS = ("propagate", "along_path")  # Of this package: they spill nothing.
 _PREALLOCATED = 0.75  # Of a GPU's memory, by JAX.
 # What XLA must know of a GPU to compile for it: units and operations a clock of each dtype.
 _RATES = ((4, 64, 1), (8, 64, 1), (10, 128, 2), (11, 128, 1), (12, 64, 1), (16, 128, 2))
@@ -187,10 +189,10 @@ def compiled_row(lowered, platform: str, memory: int, ends: int) -> dict[str, An
 
     start, tiles, room = time.perf_counter(), _tiles._MOST_WIDE_TILES, 0
     spills: dict[str, int] = {}
-    by_host = 0
+    by_host, kernels = 0, ""
 
     def compile_tiles():
-        nonlocal by_host
+        nonlocal by_host, kernels
         with tempfile.TemporaryDirectory() as folder:
             # That for TPUs would take minutes to write.
             options: dict[str, Any] = {"xla_dump_to": folder} if platform == "cuda" else {}
@@ -203,6 +205,7 @@ def compiled_row(lowered, platform: str, memory: int, ends: int) -> dict[str, An
                 compiled = lowered(tiles).compile(compiler_options=options)
                 spills.update(spilled_bytes(pathlib.Path(folder)))
             by_host = loops_of_host(pathlib.Path(folder))
+            kernels = "; ".join(sizes_of_kernels(pathlib.Path(folder)))
         return compiled
 
     while tiles != room:
@@ -212,24 +215,62 @@ def compiled_row(lowered, platform: str, memory: int, ends: int) -> dict[str, An
     held, allowed = _tiles.held_bytes(compiled), _tiles._SHARE_OF_MEMORY * memory
     row = {"tiles": tiles, "MiB": held / 2**20, "allowed": allowed / 2**20}
     row |= counts(compiled.as_text(), tiles * ends) | {"by the host": by_host}
-    row |= {"spills": max(spills.values(), default=0), "seconds": time.perf_counter() - start}
+    row |= {"spills": max(spills.values(), default=0), "kernels": kernels}
+    row |= {"seconds": time.perf_counter() - start}
     problems = [f"{row['copies']} copies of the ends in a turn"] if row["copies"] else []
     problems += ["more memory than is allowed"] if held > allowed else []
-    limit = {"propagate": 0, "along_path": 0}
-    problems += [f"{k} spills {n} bytes" for k, n in spills.items() if n > limit.get(k, _SPILL)]
+    limits = {name: 0 if name in _KERNELS else _SPILL for name in spills}
+    problems += [f"{k} spills {n} bytes" for k, n in spills.items() if n > limits[k]]
     return row | {"problem": "; ".join(problems)}
 
 
 def spilled_bytes(folder: pathlib.Path) -> dict[str, int]:
-    """By kernel, the bytes that a thread spills, as `ptxas` says of what XLA left in a folder."""
+    """By kernel, the bytes that a thread spills, of what XLA left in a folder."""
     spills = {}
     # That of a program's constants is empty where it has none.
     for file in (file for file in folder.glob("*.ptx") if file.stat().st_size):
-        command = ["ptxas", "-arch=sm_90a", "-v", "-o", os.devnull, str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        pairs = re.findall(r"properties for (\S+)\n.*?(\d+) bytes spill stores", said)
+        pairs = re.findall(r"properties for (\S+)\n.*?(\d+) bytes spill stores", _assembled(file))
         spills |= {name: int(number) for name, number in pairs if int(number)}
     return spills
+
+
+def sizes_of_kernels(folder: pathlib.Path) -> list[str]:
+    """Of each kernel of this package among what XLA left in a folder, how many registers a thread
+    has, and instructions the longest loop that has no other in it.
+    """
+    sizes = set()  # XLA leaves what it compiles twice two times.
+    for file in folder.glob("*.ptx"):
+        text = file.read_text()
+        for name in (name for name in _KERNELS if f".entry {name}(" in text):
+            registers = re.search(rf"properties for {name}\n.*?Used (\d+)", _assembled(file), re.S)
+            assert registers is not None
+            sizes.add(f"{name} {registers[1]} registers, {longest_turn(text, name)} a turn")
+    return sorted(sizes)
+
+
+def _assembled(file: pathlib.Path) -> str:
+    """What `ptxas` says of some PTX."""
+    command = ["ptxas", "-arch=sm_90a", "-v", "-o", os.devnull, str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def longest_turn(text: str, name: str) -> int:
+    """How many instructions the longest loop of a kernel has that has no other in it."""
+    from tests.ptx import lines_of
+
+    starts: dict[str, int] = {}
+    number, longest, latest = 0, 0, -1  # The latest start of a loop that has ended.
+    for line in lines_of(text, name):
+        if label := re.match(r"\$(\w+):", line):
+            starts[label[1]] = number
+        elif not line.startswith("."):
+            number += 1
+            jump = re.search(r"\bbra\S* \$(\w+)", line)
+            start = starts.get(jump[1], number) if jump else number  # Of a loop, if it goes back.
+            if latest < start < number:
+                longest = max(longest, number - start)
+            latest = max(latest, start) if start < number else latest
+    return longest
 
 
 def loops_of_host(folder: pathlib.Path) -> int:

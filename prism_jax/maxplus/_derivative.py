@@ -1,5 +1,7 @@
 """Derivatives of the ends of a graph: back along the critical path of each sample."""
 
+import functools as ft
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -66,8 +68,9 @@ def along_path(values, fixed, latencies, levels: Levels, choices, last, weight):
         cell, cells = lax.fori_loop(0, together, walk, start)
         level = first + jnp.arange(together, dtype=jnp.int32)
         lanes = cells - level[:, None] * width
-        counter = level.astype(jnp.uint32)[:, None] * levels.counters + lanes.astype(jnp.uint32)
-        z = latencies.noise(latencies.noise_arguments, counter)
+        pair = level.astype(jnp.uint32)[:, None] * levels.pairs + lanes.astype(jnp.uint32) // 2
+        of_pair = ft.partial(jnp.where, lanes % 2 == 0)
+        z = latencies.noise(latencies.noise_arguments, pair, of_pair)
         parts, more = _contributions(values, fixed, latencies, levels, level, lanes, z, weight)
         of_tables = lax.fori_loop(0, together, add, of_tables)
         return cell, of_tables, jax.tree.map(jnp.add, of_common, more)

@@ -80,21 +80,23 @@ def on_grid(
 
 
 def numbers_of(levels: Levels):
-    """How many levels there are, and random numbers of a level: an array, for a kernel takes no
-    numbers.
+    """How many levels there are, and pairs of random numbers of a level: an array, for a kernel
+    takes no numbers.
     """
-    return jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.counters)])
+    return jnp.stack([jnp.asarray(x, jnp.int32) for x in (levels.num_levels, levels.pairs)])
 
 
-def noise_of(law: Latencies, numbers, level, lane, block: int):
-    """The noise of the op in a lane for all samples, or in one for each."""
+def noise_of(law: Latencies, numbers, level, lane, block: int, arranged):
+    """The noise of the ops in a pair of lanes, of which `lane` is one, for all samples, or for each
+    sample in a pair of its own, as `arranged` wants it.
+    """
 
     def read(x):
         return x[...] if x.shape == (block,) else tuple(x[i] for i in range(len(x)))
 
-    counter = level.astype(jnp.uint32) * numbers[np.int32(1)].astype(jnp.uint32)
+    pair = level.astype(jnp.uint32) * numbers[np.int32(1)].astype(jnp.uint32)
     arguments = jax.tree.map(read, law.noise_arguments)
-    return law.noise(arguments, counter + lane.astype(jnp.uint32))
+    return law.noise(arguments, pair + (lane.astype(jnp.uint32) >> np.uint32(1)), arranged)
 
 
 def common_of(law: Latencies):

@@ -22,9 +22,6 @@ from ._propagate import LEVELS_OF_SUM
 
 
 _SAMPLES = 512  # Of a program of the grid: an H200 is fastest with so many.
-# So many ends are read by the lanes whose code stands side by side. The others of a level follow in
-# a loop: the code of more takes long to compile, and more registers than there are.
-_READS = 4
 
 
 def one_kernel(
@@ -139,16 +136,18 @@ class _Block:
         """All lanes of a level read before any writes to a slot."""
         _, together = bits_of(self.levels)
         words, word = words_of(self.levels)
-        lanes = min(max(_READS // self.levels.reads.shape[2], 1), together)
 
+        # The code of two lanes, which share a pair of words, stands side by side: that of more
+        # takes long to compile, and more registers than there are.
         def of_word(number, _):
-            def side_by_side(i, packed):
-                first = number * np.int32(together) + i * np.int32(lanes)
-                for lane in range(lanes):
-                    packed = packed | self._lane(level, first + np.int32(lane))
+            def of_pair(i, packed):
+                lane = number * np.int32(together) + i * np.int32(2)
+                both = noise_of(self.law, self.graph[0], level, lane, self.size, _both)
+                for k, z in enumerate(both):
+                    packed = packed | self._lane(level, lane + np.int32(k), z)
                 return packed
 
-            packed = turns(together // lanes, side_by_side, jnp.zeros((self.size,), jnp.uint32))
+            packed = turns(together // 2, of_pair, jnp.zeros((self.size,), jnp.uint32))
             if self.keep:
                 self.choices[level, number, :] = packed.astype(word)
 
@@ -159,12 +158,12 @@ class _Block:
         turns(words, of_word)
         turns(self.levels.width, write)
 
-    def _lane(self, level, lane):
+    def _lane(self, level, lane, z):
         """Puts the end of a lane behind the slots, and gives its choice where its word has it."""
         reads, fan_in = self.graph[2], self.levels.reads.shape[2]
         slots = [reads[level, lane * np.int32(fan_in) + np.int32(k)] for k in range(fan_in)]
         end, choice = self._latest(slots)
-        self.state[np.int32(self.levels.num_slots) + lane, :] = end + self._latency(level, lane)
+        self.state[np.int32(self.levels.num_slots) + lane, :] = end + self._latency(level, lane, z)
         bits, together = bits_of(self.levels)
         return choice << (lane % np.int32(together) * np.int32(bits)).astype(jnp.uint32)
 
@@ -177,15 +176,17 @@ class _Block:
             end = jnp.maximum(end, other)
         return end, choice
 
-    def _latency(self, level, lane):
+    def _latency(self, level, lane, z):
         def of_lane(table, row):
             at = row[level, lane]  # A negative one counts from the end.
             at = jnp.where(at < 0, at + np.int32(table.shape[0]), at)
             return table[at, :] if table.shape[1] > 1 else table[at, 0]
 
-        numbers, ops, *_ = self.graph
-        z = noise_of(self.law, numbers, level, lane, self.size)
-        op = ops[level, lane]
+        op = self.graph[1][level, lane]
         of_lanes = jax.tree.map(of_lane, self.law.tables, self.law.rows)
         seconds = of_lanes.latency(op, z, common_of(self.law))
         return jnp.where(op >= 0, seconds, 0) if self.levels.joins else seconds
+
+
+def _both(first, second):
+    return first, second

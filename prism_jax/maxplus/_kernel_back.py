@@ -5,6 +5,7 @@ a column of its own: it waits for no other, and sums are the same each time.
 """
 
 import dataclasses
+import functools as ft
 
 import equinox as eqx
 import jax
@@ -63,7 +64,8 @@ def one_kernel_back(
             rows = jax.tree.map(row_of, law.tables, law.rows)
             of_lanes, common = jax.tree.map(of_lane, law.tables, rows), common_of(law)
             op = read(ops, level, lane)
-            z = noise_of(law, numbers, level, lane, _SAMPLES)
+            of_pair = ft.partial(jnp.where, (lane & np.int32(1)) == 0)
+            z = noise_of(law, numbers, level, lane, _SAMPLES, of_pair)
             parts = contributions(wanted, of_lanes, common, op, z, weight[...])
             rows = eqx.filter((rows, jax.tree.map(lambda _: none, common)), wanted)
             adds = here & (op >= 0) if levels.joins else here

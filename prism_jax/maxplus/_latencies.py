@@ -35,8 +35,8 @@ class Latencies(eqx.Module):
     - `tables`: a law of arrays `(rows, samples)`, or `(rows, 1)` where samples do not differ.
     - `rows`: for each table, which row an op reads: `(levels, width)`; any row for padding.
     - `common`: a PyTree of arrays `(1, samples)`, and of tables of several rows.
-    - `noise`: `(noise_arguments, counter) -> z`: the noise of ops, by counters of their levels and
-        lanes, `(lanes, 1)` or `(1, samples)`.
+    - `noise`: `(noise_arguments, pair, arranged) -> z`: the noise of the two ops of each pair of
+        lanes, `(pairs, 1)` or `(1, samples)`, as the function `arranged` of both wants it.
     - `noise_arguments`: a PyTree of arrays `(samples,)`, or of numbers for all samples. Not
         differentiated.
     """

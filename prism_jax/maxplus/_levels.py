@@ -188,7 +188,7 @@ class Levels(eqx.Module):
     - `sinks`: slots whose maximum at the end is a sink's end.
     - `sink_cells`: the cells of the ops behind them, or -1.
     - `num_levels`, `num_ops`, `num_joins`: how many there are.
-    - `counters`: how many random numbers a level has: the most ops of a level.
+    - `pairs`: how many pairs of random numbers a level has: for the most ops of a level.
     - `num_slots`: static.
     - `joins`: whether there are joins. Static, so that graphs without any do not compute that these
         take no time.
@@ -203,7 +203,7 @@ class Levels(eqx.Module):
     num_levels: int | Int[AnyArray, ""]
     num_ops: int | Int[AnyArray, ""]
     num_joins: int | Int[AnyArray, ""]
-    counters: int | UInt32[AnyArray, ""]
+    pairs: int | UInt32[AnyArray, ""]
     num_slots: int = eqx.field(static=True)
     joins: bool = eqx.field(static=True)
 
@@ -263,8 +263,8 @@ def to_levels(
 
     # Padding is -1, so it takes the last entry, which is made for it.
     nodes, sink_nodes = as_matrix(rows, -1), as_matrix(graph.sinks, -1)
-    counters = nodes.shape[1]
-    nodes = np.pad(nodes, ((0, 0), (0, bucket(counters, 2) - counters)), constant_values=-1)
+    most = nodes.shape[1]
+    nodes = np.pad(nodes, ((0, 0), (0, bucket(most, 2) - most)), constant_values=-1)
     before_nodes = np.pad(as_matrix(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
     number = np.where(graph.number < num_ops, graph.number, num_ops - 2 - graph.number)
     there, cell = nodes >= 0, np.full(len(number) + 1, -1, np.int32)
@@ -280,7 +280,7 @@ def to_levels(
         num_levels=len(nodes),
         num_ops=num_ops,
         num_joins=len(number) - num_ops,
-        counters=counters,
+        pairs=-(-most // 2),
         num_slots=num_slots,
         joins=len(number) > num_ops,
     )

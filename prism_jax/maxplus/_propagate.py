@@ -97,12 +97,16 @@ def _ends_forward(perturbed, values, fixed, latencies, levels, num_samples, dtyp
 def level_latencies(latencies: Latencies, tables, common, levels: Levels, level):
     """The latencies of the lanes of a level: `(width, samples)`, or what broadcasts to it."""
     of_level = jax.tree.map(lambda table, row: table[row[level]], tables, latencies.rows)
-    column = jnp.arange(levels.width, dtype=jnp.uint32)[:, None]
-    counter = level.astype(jnp.uint32) * levels.counters + column
-    z = latencies.noise(latencies.noise_arguments, counter)
+    pair = jnp.arange(levels.width // 2, dtype=jnp.uint32)[:, None]
+    pair += level.astype(jnp.uint32) * levels.pairs
+    z = latencies.noise(latencies.noise_arguments, pair, _one_after_the_other)
     op = levels.ops[level][:, None]
     seconds = of_level.latency(op, z, common)
     return jnp.where(op >= 0, seconds, 0) if levels.joins else seconds
+
+
+def _one_after_the_other(first, second):
+    return jnp.stack([first, second], axis=1).reshape(-1, first.shape[1])
 
 
 def on_hopper() -> bool:

@@ -23,7 +23,7 @@ from .._misc import check_type, quoted
 from ._program import Program, digest
 
 
-_FORMAT = 5
+_FORMAT = 6
 _WHAT = ("program", "save_program")
 
 

@@ -6,6 +6,7 @@ from ._threefry import (
     counters as counters,
     fold as fold,
     key_data as key_data,
+    normal_pairs as normal_pairs,
     normals as normals,
     uniforms as uniforms,
 )

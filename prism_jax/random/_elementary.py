@@ -52,6 +52,28 @@ _SIN = {
         -2.44140625e-05,
     ),
 }
+# cos(pi s) in s^2 up to 1/4.
+_COS = {
+    32: (
+        0.9999999530275124,
+        -4.934792802489462,
+        4.058410790762693,
+        -1.3318729727882108,
+        0.21968242357693846,
+    ),
+    64: (
+        1.0,
+        -4.934802200544679,
+        4.058712126416768,
+        -1.3352627688545549,
+        0.235330630357995,
+        -0.025806891376592964,
+        0.0019295741872812349,
+        -0.00010463741681752138,
+        4.300724172734847e-06,
+        -1.34352129509532e-07,
+    ),
+}
 _WHOLE = np.float32(1.5 * 2**23)
 _SQRT_HALF = np.uint32(0x3F3504F3)  # The bits of sqrt(1/2) in float32.
 
@@ -95,3 +117,8 @@ exp.defjvps(lambda tangent, value, x: tangent * value)
 def sin_half_turns(s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """`sin(pi s)` for `s` between -1/2 and 1/2."""
     return s * _polynomial(_SIN[64 if s.dtype == jnp.float64 else 32], s * s)
+
+
+def cos_half_turns(s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`cos(pi s)` for `s` between -1/2 and 1/2."""
+    return _polynomial(_COS[64 if s.dtype == jnp.float64 else 32], s * s)

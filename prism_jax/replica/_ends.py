@@ -16,7 +16,7 @@ from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
 from ..op_law import ClassLaw, Common, OpLaw, Pause, class_laws, look_up, look_up_one
 from ..program import Ops, Program
-from ..random import KeyData, Stream, counters, fold, key_data, normals, uniforms
+from ..random import KeyData, Stream, counters, fold, key_data, normal_pairs, normals, uniforms
 from ._plan import Plan, make_plan, stratum_of
 
 
@@ -253,16 +253,23 @@ def _class_law(plan: Plan, regimes, slowest, worker_step, other_gpus) -> ClassLa
     return class_laws(*of_plan, slowest, nodes, regimes, *of_others)
 
 
-def _noise(dtype, arguments, counter):
+def _noise(dtype, arguments, pair, arranged):
     key, sample_ids = arguments
-    draw = ft.partial(normals, key, sample_ids, dtype=dtype)
+
+    def draw(pair):
+        return arranged(*normal_pairs(key, sample_ids, pair, dtype))
+
     if _devices.platform() != "cpu":
-        return draw(counter)
+        return draw(pair)
     # A branch that is always taken, which XLA does not know: without it, a loop on a CPU over the
     # tables of several programs would draw the same numbers again for each of them.
-    taken = counter.ravel()[0] != np.uint32(2**32 - 1)
-    shape = jax.eval_shape(draw, counter).shape
-    return lax.cond(taken, draw, lambda _: jnp.full(shape, jnp.nan, dtype), counter)
+    taken = pair.ravel()[0] != np.uint32(2**32 - 1)
+    shapes = jax.eval_shape(draw, pair)
+
+    def nans(_):
+        return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+
+    return lax.cond(taken, draw, nans, pair)
 
 
 def _scores(
