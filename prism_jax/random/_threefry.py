@@ -129,16 +129,9 @@ def normal_pairs(
     # The sine over half a circle has the law of that over the whole. The cosine there is positive:
     # the last bit, too small for most angles in float32, is its sign.
     half_turns = lax.bitcast_convert_type(second, jnp.int32).astype(dtype) * dtype.type(2.0**-32)
-    signed = _xor_sign(radius, second)
-    return radius * sin_half_turns(half_turns), signed * cos_half_turns(half_turns)
-
-
-def _xor_sign(x, word):
-    """`x`, negative where the last bit of a word is set."""
-    if x.dtype == jnp.float64:
-        return jnp.where(word & np.uint32(1), -x, x)
-    bits = lax.bitcast_convert_type(x, jnp.uint32) ^ (word << np.uint32(31))
-    return lax.bitcast_convert_type(bits, x.dtype)
+    cosine = radius * cos_half_turns(half_turns)
+    is_odd = (second & np.uint32(1)) != np.uint32(0)
+    return radius * sin_half_turns(half_turns), jnp.where(is_odd, -cosine, cosine)
 
 
 def counters(number: int) -> UInt32[Array, "number 1"]:

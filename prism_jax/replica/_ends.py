@@ -15,7 +15,7 @@ from .. import _devices
 from ..latency import cube_normal
 from ..maxplus import Latencies, propagate, propagate_to
 from ..op_law import ClassLaw, Common, OpLaw, Pause, class_laws, look_up, look_up_one
-from ..program import Ops, Program
+from ..program import Program
 from ..random import KeyData, Stream, counters, fold, key_data, normal_pairs, normals, uniforms
 from ._plan import Plan, make_plan, stratum_of
 
@@ -184,7 +184,10 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
     if structure.classes.worker is not None and worker_step is not None:
         # The moments are those given the product of both.
         slowest, worker_step = slowest * worker_step, None
-    law, ops = _class_law(plan, sampled.regimes, slowest, worker_step, other_gpus), _by_lane(plan)
+    law = _class_law(plan, sampled.regimes, slowest, worker_step, other_gpus)
+    ops, levels = structure.replica.ops, structure.replica.levels
+    if levels is not None:  # In their lanes, and not in one line.
+        ops = jax.tree.map(ft.partial(jnp.reshape, shape=levels.ops.shape), ops)
     rows = jax.tree.map(lambda _: ops.row, law)
     law, rows = OpLaw(law), OpLaw(rows)
     if plan.tables.microbatch is not None:
@@ -217,14 +220,6 @@ def replica_latencies(plan: Plan, sampled: Sampled, key: KeyData) -> Latencies:
         noise=ft.partial(_noise, plan.dtype),
         noise_arguments=(fold(key, Stream.OPS), sampled.ids),
     )
-
-
-def _by_lane(plan: Plan) -> Ops:
-    """The ops in their lanes, or in one line where there are no levels."""
-    replica = plan.structure.replica
-    if replica.levels is None:
-        return replica.ops
-    return jax.tree.map(lambda x: x.reshape(replica.levels.ops.shape), replica.ops)
 
 
 def _by_regime(table: Float[Array, "rows regimes"], regimes: Int[Array, " samples"]):
@@ -264,12 +259,8 @@ def _noise(dtype, arguments, pair, arranged):
     # A branch that is always taken, which XLA does not know: without it, a loop on a CPU over the
     # tables of several programs would draw the same numbers again for each of them.
     taken = pair.ravel()[0] != np.uint32(2**32 - 1)
-    shapes = jax.eval_shape(draw, pair)
-
-    def nans(_):
-        return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
-
-    return lax.cond(taken, draw, nans, pair)
+    of_shape, shapes = ft.partial(jnp.full_like, fill_value=jnp.nan), jax.eval_shape(draw, pair)
+    return lax.cond(taken, draw, lambda _: jax.tree.map(of_shape, shapes), pair)
 
 
 def _scores(

@@ -6,6 +6,7 @@ than by its law, the mean of any function of the slowest of R replicas moves by 
 that this sample decides, of the function at the slowest minus that at the slowest of the others.
 """
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def _reductions(
 
     def reduction_of(row):
         law, score = row
-        law_of_steps = jax.tree.map(lambda x: _of_regimes(x, regimes), law)
+        law_of_steps = jax.tree.map(ft.partial(_of_regimes, regimes), law)
         return law_of_steps.latency(score, plan.tables.residuals)
 
     # A loop is compiled alike whatever surrounds it: the bits of a step must not depend on the
@@ -127,7 +128,7 @@ def _reductions(
     return lax.map(reduction_of, (reduction_laws(plan), z))
 
 
-def _of_regimes(x: Array, regimes: Int[Array, " steps"]) -> Array:
+def _of_regimes(regimes: Int[Array, " steps"], x: Array) -> Array:
     """`x[regimes]`, without a loop over steps."""
     chosen = x[:1]
     for g in range(1, len(x)):
