@@ -9,7 +9,7 @@ import numpy as np
 
 import prism_jax as prism
 from prism_jax import op_law, replica
-from prism_jax.random import key_data, normals
+from prism_jax.random import key_data, normal_pairs
 
 from ._baselines import SIGMA
 
@@ -49,11 +49,12 @@ def _sum_of_draws(shared, ids):
     one, calm = jnp.ones((len(of_ops.rows.class_), 1), plan.dtype), jnp.zeros((1,), jnp.int32)
     rest = of_ops.rows.class_, of_ops.mixed, one, plan.tables.nodes, calm
     law: Any = op_law.class_laws(plan.structure.classes, plan.tables, *rest).single
-    lanes = jnp.arange(_WIDTH, dtype=jnp.uint32)[:, None]
+    pairs = jnp.arange(_WIDTH // 2, dtype=jnp.uint32)[:, None]
 
     def level(total, x):
         number, row = x
-        z = normals(key, ids, number * np.uint32(_WIDTH) + lanes, plan.dtype)
+        pair = number * np.uint32(_WIDTH // 2) + pairs
+        z = jnp.concatenate(normal_pairs(key, ids, pair, plan.dtype))
         mine = op_law.ClassLaw(None, op_law.Single(law.mean[row], law.sigma[row], None))
         return total + mine.latency(z, None), None
 

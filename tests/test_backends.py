@@ -39,6 +39,7 @@ from prism_jax.replica import _tiles, leading_axes, without_graph, without_ops, 
 from prism_jax.schedule import GPipe
 from prism_jax.step import Room
 from prism_jax.step._pool import _arrange_on_device, _Picks, _slowest_on_device
+from tools.compile_for import longest_turn
 
 from .helpers import rich_program
 
@@ -156,3 +157,11 @@ def test_the_benchmark_on_a_device_has_the_means_of_the_loops():
     value, gradient = on_device.by_tiles(True)
     assert (value["how"], gradient["how"]) == ("loops", "gradient, loops")
     assert value["mean"] == gradient["mean"] > 0
+
+
+def test_the_longest_turn_of_a_kernel_is_of_a_loop_with_no_other_in_it():
+    lines = ["$outer:", *["add.s32 %r1, %r1, 1;"] * 9, "$short:", "add.s32 %r2, %r2, 1;"]
+    lines += ["@%p1 bra $short;", "$long:", *["add.s32 %r3, %r3, 1;"] * 4, "@%p2 bra $long;"]
+    lines += ["@%p3 bra $end;", "bra.uni $outer;", "$end:", "ret;"]
+    text = "\n".join([".entry kernel(", ")", "{", ".reg .b32 %r<4>;", *lines, "}"])
+    assert longest_turn(text, "kernel") == 5

@@ -1,3 +1,5 @@
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,21 @@ def _random_dags(number):
         predecessors += [tuple(first + p for p in before) for before in dag]
         members.append(tuple(range(first, len(predecessors))))
     return predecessors, members
+
+
+@pytest.mark.parametrize("width", [None, 1, 3])
+def test_each_op_has_noise_of_its_own(width):
+    predecessors, members = _random_dags(8)
+    levels = maxplus.to_levels(predecessors, members, width)
+    levels, latencies = _given(levels, jnp.zeros((len(predecessors), 1)))
+
+    def numbered(_, pair, arranged):
+        return arranged(2.0 * pair.astype(float), 2.0 * pair.astype(float) + 1)
+
+    latencies = dataclasses.replace(latencies, noise=numbered)
+    numbers = np.asarray(maxplus.cell_latencies(levels, latencies, 1, np.dtype(float)))
+    numbers = numbers[np.ravel(levels.ops) >= 0]
+    assert len(np.unique(numbers)) == len(predecessors)
 
 
 @pytest.mark.parametrize("width", [None, 1, 3])

@@ -72,8 +72,10 @@ def simulate_each(
             # While devices draw the samples of some programs, the host prepares the next ones.
             try:
                 run, laws_of_group = _drawn(group, num_samples, key, run)
-            finally:
+            except Exception:
                 yield from laws
+                raise
+            yield from laws
             laws = laws_of_group
     yield from laws
     if failures:

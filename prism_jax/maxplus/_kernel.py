@@ -77,7 +77,7 @@ class _Block:
     - `size`: how many samples.
     - `levels`: of which only shapes are read.
     - `keep`: whether choices are kept.
-    - `graph`: the number of levels and that of counters of a level; ops, reads, writes and sinks.
+    - `graph`: the number of levels and that of pairs of a level; ops, reads, writes and sinks.
     - `law`: the latencies.
     - `state`: the slots, and behind them a place for the end of each lane of a level.
     - `ends`, `choices`, `choices_of_sinks`: the results.

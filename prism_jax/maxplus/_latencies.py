@@ -35,8 +35,9 @@ class Latencies(eqx.Module):
     - `tables`: a law of arrays `(rows, samples)`, or `(rows, 1)` where samples do not differ.
     - `rows`: for each table, which row an op reads: `(levels, width)`; any row for padding.
     - `common`: a PyTree of arrays `(1, samples)`, and of tables of several rows.
-    - `noise`: `(noise_arguments, pair, arranged) -> z`: the noise of the two ops of each pair of
-        lanes, `(pairs, 1)` or `(1, samples)`, as the function `arranged` of both wants it.
+    - `noise`: `(noise_arguments, pair, arranged) -> arranged(first, second)`: the noise of the
+        first and of the second lane of each pair, whose numbers are `(pairs, 1)` or `(1, samples)`;
+        `arranged` puts both in the lanes' order, or takes one of them for each sample.
     - `noise_arguments`: a PyTree of arrays `(samples,)`, or of numbers for all samples. Not
         differentiated.
     """

@@ -11,7 +11,7 @@ import json
 import os
 import typing
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from .._misc import check_type, quoted
 from ._program import Program, digest
 
 
-_FORMAT = 6
+_Format = Literal[6]
 _WHAT = ("program", "save_program")
 
 
@@ -40,7 +40,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     writer = _Writer(_known_classes(), {})
     described = writer.encode(program)
     sealed = _sealed(program, json.dumps(described))
-    header = {"format": _FORMAT, "digest": sealed, "program": described}
+    header = {"format": get_args(_Format)[0], "digest": sealed, "program": described}
     write_archive(path, header, writer.arrays)
 
 
@@ -73,7 +73,7 @@ def _sealed(program: Program, described: str) -> str:
 class _About(msgspec.Struct, forbid_unknown_fields=True):
     """The description of a program: the digest of both, and the output of `_Writer`."""
 
-    format: Literal[5]
+    format: _Format
     digest: str
     program: dict[str, Any]
 
