@@ -13,7 +13,7 @@ from scipy.stats import gamma
 
 from benchmarks import _with_engine
 from benchmarks._baselines import reference_graph
-from prism_jax.engine import _pools, prepare, simulate
+from prism_jax.engine import _pools, _together, prepare, simulate
 from prism_jax.engine._run import prepare_together
 from prism_jax.latency import Gamma, LogNormal, Scaled
 from prism_jax.program import Op, Stall, Variability, compile_graph
@@ -411,6 +411,20 @@ def test_simulate_refuses_bad_programs_bad_keys_and_tracing():
             unchecked(key_data)(key)
 
 
+def test_ctrl_c_between_groups_of_programs_waits_for_no_law(monkeypatch):
+    groups = iter([(None, map(pytest.fail, ["A law is computed after Ctrl-C."]))])
+
+    def drawn(*_):
+        for group in groups:
+            return group
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_together, "_drawn", drawn)
+    programs = [rich_program(8)] * (2 * _together._TOGETHER + 1)
+    with pytest.raises(KeyboardInterrupt):
+        next(_together.simulate_each(programs, num_samples=8, key=jax.random.key(0)))
+
+
 @pytest.mark.slow
 def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
     """The way of an accelerator, run on a CPU in single precision: values and derivatives, and rows
@@ -418,7 +432,6 @@ def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
     """
     from prism_jax import _devices
     from prism_jax.analysis import Quantile, estimate
-    from prism_jax.engine import simulate_each
     from prism_jax.replica import _tiles
 
     def found():
@@ -438,7 +451,7 @@ def test_tiles_side_by_side_give_the_bits_of_tiles_one_by_one(monkeypatch):
         monkeypatch.setattr(_tiles, "on_accelerator", lambda: True)
         wide, of_wide = found()
         monkeypatch.setattr(_devices, "chosen", lambda: jax.devices()[:1])
-        wide_laws = [*simulate_each(programs, **others)]
+        wide_laws = [*_together.simulate_each(programs, **others)]
     # XLA may contract a product and a sum into one operation here and not there: one ulp.
     ulp = float(np.finfo(np.float32).eps)
     levels = np.linspace(0, 1, 3_000)
