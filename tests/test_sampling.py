@@ -68,10 +68,10 @@ def test_intervals_are_withheld_where_few_samples_decide():
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="they are too narrow: of 240 runs .84 to .86 are covered")
 def test_intervals_cover_where_few_samples_decide_many_steps():
     """Importance sampling of few samples, without a step factor: one sample is an atom. An interval
-    is said to be unknown more often than elsewhere; where one of 95 % is given it is narrow, and
-    covers in some 85 % of runs.
+    is said to be unknown more often than elsewhere, and where one is given it covers.
     """
     one = simulate(_program(), num_samples=8_000_000, key=jax.random.key(100), sampling="plain")
     runs = 120
@@ -86,4 +86,4 @@ def test_intervals_cover_where_few_samples_decide_many_steps():
         low, high = intervals[~np.isnan(intervals[:, 0])].T
         assert len(low) >= runs / 2
         covered = np.sum((low <= truth) & (truth <= high))
-        assert covered >= scipy.stats.binom.ppf(0.001, len(low), 0.85)
+        assert covered >= scipy.stats.binom.ppf(0.001, len(low), 0.95)

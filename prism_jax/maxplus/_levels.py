@@ -263,8 +263,8 @@ def to_levels(
 
     # Padding is -1, so it takes the last entry, which is made for it.
     nodes, sink_nodes = as_matrix(rows, -1), as_matrix(graph.sinks, -1)
-    most = nodes.shape[1]
-    nodes = np.pad(nodes, ((0, 0), (0, bucket(most, 2) - most)), constant_values=-1)
+    most_ops = nodes.shape[1]
+    nodes = np.pad(nodes, ((0, 0), (0, bucket(most_ops, 2) - most_ops)), constant_values=-1)
     before_nodes = np.pad(as_matrix(graph.before, -1), ((0, 1), (0, 0)), constant_values=-1)[nodes]
     number = np.where(graph.number < num_ops, graph.number, num_ops - 2 - graph.number)
     there, cell = nodes >= 0, np.full(len(number) + 1, -1, np.int32)
@@ -280,7 +280,7 @@ def to_levels(
         num_levels=len(nodes),
         num_ops=num_ops,
         num_joins=len(number) - num_ops,
-        pairs=-(-most // 2),
+        pairs=-(-most_ops // 2),
         num_slots=num_slots,
         joins=len(number) > num_ops,
     )

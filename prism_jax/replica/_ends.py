@@ -259,8 +259,8 @@ def _noise(dtype, arguments, pair, arranged):
     # A branch that is always taken, which XLA does not know: without it, a loop on a CPU over the
     # tables of several programs would draw the same numbers again for each of them.
     taken = pair.ravel()[0] != np.uint32(2**32 - 1)
-    of_shape, shapes = ft.partial(jnp.full_like, fill_value=jnp.nan), jax.eval_shape(draw, pair)
-    return lax.cond(taken, draw, lambda _: jax.tree.map(of_shape, shapes), pair)
+    nans, shapes = ft.partial(jnp.full_like, fill_value=jnp.nan), jax.eval_shape(draw, pair)
+    return lax.cond(taken, draw, lambda _: jax.tree.map(nans, shapes), pair)
 
 
 def _scores(
